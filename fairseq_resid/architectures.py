@@ -1,0 +1,62 @@
+"""Named architectures: every size for every family, each number with its source."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from fairseq.models import register_model_architecture
+from fairseq.models.transformer.transformer_legacy import base_architecture
+
+from .compat import UserError
+from .models import resolve_residual
+
+# Vaswani 2017, table 3, rows "base" and "big". SAS paper section 4.1 and rSkip paper section 4.1.2 keep them, for
+# IWSLT'15 EN-VI too: not fairseq's smaller preset for IWSLT.
+BASE = {"embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8, "layers": 6, "dropout": 0.1}
+BIG = {"embed_dim": 1024, "ffn_embed_dim": 4096, "attention_heads": 16, "layers": 6, "dropout": 0.3}
+
+SIZES: dict[str, dict[str, Any]] = {
+    "": BASE,
+    "_big": BIG,
+    "_iwslt_en_vi": BASE,
+    "_iwslt_en_vi_big": BIG,
+    "_wmt_en_de": BASE,
+    "_wmt_en_de_big": BIG,
+    "_wmt_en_fr": BASE,
+    "_wmt_en_fr_big": {**BIG, "dropout": 0.1},  # Vaswani 2017, section 6.1: 0.1 instead of 0.3 for EN-FR
+    # For tests and trying out: trains in seconds on a CPU.
+    "_tiny": {"embed_dim": 64, "ffn_embed_dim": 128, "attention_heads": 4, "layers": 2, "dropout": 0.1},
+}
+
+# The residual structure of each family; None: the user's --residual.
+FAMILIES = {"transformer_resid": None, "transformer_sas": "sas", "transformer_rskip_ln": "rskip_ln"}
+
+
+def preset(arch: str, residual: str | None, size: dict[str, Any]) -> Callable[[argparse.Namespace], None]:
+    """Return the function that fills a namespace with an architecture's values wherever no flag gave one."""
+
+    def fill(args: argparse.Namespace) -> None:
+        given = getattr(args, "residual", None)
+        # fairseq calls this for a parsed command line, and again (with _name set) for the config it has made of it,
+        # or has found in a checkpoint, where residual is what the first call wrote.
+        if residual is not None and given is not None and (given != residual or not hasattr(args, "_name")):
+            raise UserError(f"--residual {given}: --arch {arch} is {residual}; use --arch transformer_resid to choose")
+        if residual is not None:
+            args.residual = residual
+        for name, value in size.items():
+            # As in stock, the widths of the decoder follow those of the encoder (base_architecture).
+            stacks = {"dropout": [""], "embed_dim": ["encoder_"], "ffn_embed_dim": ["encoder_"]}
+            for stack in stacks.get(name, ["encoder_", "decoder_"]):
+                if not hasattr(args, stack + name):
+                    setattr(args, stack + name, value)
+        base_architecture(args)
+        resolve_residual(args)
+
+    return fill
+
+
+for family, structure in FAMILIES.items():
+    for suffix, numbers in SIZES.items():
+        register_model_architecture("transformer_resid", family + suffix)(preset(family + suffix, structure, numbers))

@@ -1,0 +1,274 @@
+"""What must be bridged in fairseq, each piece with the fact it answers. Imports nothing else of this package.
+
+`apply()` is what `--user-dir fairseq_resid` runs: it changes fairseq in this process, for stock models too. Importing
+this module changes nothing and does not need fairseq.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class UserError(ValueError, SystemExit):
+    """A mistake of the user: one line on stderr and exit code 1 where nothing catches it; else a ValueError."""
+
+    def __init__(self, message: str) -> None:
+        ValueError.__init__(self, message)
+        self.code = f"fairseq_resid: error: {message}"
+
+
+# --- loading checkpoints -------------------------------------------------------------------------------------------
+
+
+def _named(function: Callable[..., Any], module: str) -> Callable[..., Any]:
+    """Return `function` under its own name in another module."""
+
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    # A function of its own per spelling: torch 2.5 looks an object up by __module__ and __name__ alone.
+    call.__module__ = module
+    call.__name__ = call.__qualname__ = function.__name__
+    return call
+
+
+@functools.cache
+def _allowed_globals() -> tuple[Any, ...]:
+    # What pickle itself calls to rebuild a numpy scalar and an array, without importing numpy's private modules.
+    rebuild: list[Any] = [np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]]
+    functions = [_named(call, f"{core}.multiarray") for core in ("numpy.core", "numpy._core") for call in rebuild]
+    # Since numpy 1.25 these are numpy.dtypes.Float64DType and friends. No object and no void types: plain numbers.
+    codes = "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
+    dtypes = dict.fromkeys(type(np.dtype(code)) for code in codes)
+    return (argparse.Namespace, np.ndarray, np.dtype, *dtypes, *functions)
+
+
+def allow_checkpoint_globals() -> None:
+    """Let torch.load(weights_only=True) read what fairseq checkpoints hold beside tensors; none of it can run code.
+
+    Their cfg holds an argparse.Namespace, their meters numpy scalars and, with --eval-bleu, numpy arrays. numpy 1
+    writes its functions as numpy.core.multiarray.NAME, numpy 2 as numpy._core.multiarray.NAME: both are registered,
+    so that a file written under one loads under the other. Calling this again changes nothing.
+    """
+    present = set(map(id, torch.serialization.get_safe_globals()))
+    torch.serialization.add_safe_globals([item for item in _allowed_globals() if id(item) not in present])
+
+
+# Names of config values that fairseq passes to Python's eval where they are strings (tests/test_compat.py compares
+# the list with the sources of the installed fairseq).
+EVALUATED = set(
+    """
+    adafactor_eps adam_betas adamax_betas adaptive_input_cutoff adaptive_softmax_cutoff character_filters
+    conv_aggregator_layers conv_feature_layers decoder_attention decoder_layers decoder_xformers_att_config downsample
+    encoder_attention encoder_layers encoder_xformers_att_config feature_encoder_spec gated_attention lamb_betas
+    left_pad_source left_pad_target pipeline_balance pipeline_decoder_balance pipeline_decoder_devices
+    pipeline_devices pipeline_encoder_balance pipeline_encoder_devices pretrained project_input self_attention
+    wer_args xformers_att_config
+    """.split()  # noqa: SIM905
+)
+
+
+def is_literal(text: str) -> bool:
+    """Return whether a Python expression is made of literals, containers and `+`, `*`, signs between them only.
+
+    >>> is_literal("(0.9, 0.98)"), is_literal("[(512, 3)] * 20"), is_literal("print(1)")
+    (True, True, False)
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    allowed = (ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Load, ast.BinOp, ast.Add, ast.Mult)
+    signs = (ast.UnaryOp, ast.UAdd, ast.USub)
+    return all(isinstance(node, allowed + signs) for node in ast.walk(tree))
+
+
+def _settings(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every (name, value) in a tree of dicts, lists and namespaces."""
+    if isinstance(config, argparse.Namespace):
+        config = vars(config)
+    if isinstance(config, dict):
+        for name, value in config.items():
+            yield str(name), value
+            yield from _settings(value)
+    elif isinstance(config, (list, tuple)):
+        for value in config:
+            yield from _settings(value)
+
+
+def refuse_code(state: Any, path: str) -> None:
+    """Refuse a checkpoint whose config holds a string that fairseq would evaluate and that is no literal.
+
+    Weights-only loading is no sandbox by itself: fairseq calls eval on strings such as optimizer.adam_betas.
+
+    Raises: UserError naming the file, the setting and its value.
+    """
+    if not isinstance(state, dict):
+        raise UserError(f"{path}: not a fairseq checkpoint")
+    for key in ("cfg", "args"):
+        for name, value in _settings(state.get(key)):
+            if name in EVALUATED and isinstance(value, str) and value.strip() and not is_literal(value):
+                raise UserError(
+                    f"{path}: its config has {name}={value!r}, which fairseq would run as code; "
+                    "only literals (numbers, strings, lists, tuples, dicts, + and * between them) are accepted"
+                )
+
+
+class _WeightsOnlyTorch(ModuleType):
+    """torch, whose load unpickles weights only and refuses configs with code in them."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def load(file: Any, *args: Any, **kwargs: Any) -> Any:
+        path = str(getattr(file, "name", file))
+        kwargs["weights_only"] = True
+        try:
+            state = torch.load(file, *args, **kwargs)
+        except Exception as error:  # pickle, zip and torch errors of every kind; the reason is in the first line
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise UserError(f"{path}: cannot be loaded as weights: {reason[0]}") from error
+        refuse_code(state, path)
+        return state
+
+
+def load_weights_only() -> None:
+    """Make fairseq's own checkpoint loading weights-only, on every torch.
+
+    torch < 2.6 (fairseq 0.12.2's) unpickles whatever a file says. fairseq/checkpoint_utils.py is where all of train,
+    generate, validate, interactive and hub load; in it, and nowhere else, torch.load is replaced.
+    """
+    from fairseq import checkpoint_utils
+
+    allow_checkpoint_globals()
+    checkpoint_utils.torch = _WeightsOnlyTorch("torch")
+
+
+def name_misfits() -> None:
+    """Let the trainer say which parameters of a checkpoint do not fit.
+
+    Trainer.load_checkpoint replaces every error of load_state_dict by "please ensure that the architectures match".
+    """
+    from fairseq.trainer import Trainer
+
+    original = Trainer.load_checkpoint
+
+    @functools.wraps(original)
+    def load_checkpoint(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        try:
+            return original(self, *args, **kwargs)
+        except Exception as error:
+            if isinstance(error.__context__, UserError):
+                raise error.__context__ from None
+            raise
+
+    Trainer.load_checkpoint = load_checkpoint
+
+
+# --- data ----------------------------------------------------------------------------------------------------------
+
+
+def keep_last_batch() -> None:
+    """Give back the last batch, which fairseq-fixed's data_utils.batch_by_size drops without a word.
+
+    It drops it when its size is no multiple of --required-batch-size-multiple (default 8), in training, validation
+    and generation: 200 hypotheses for 203 sentences. Batches are slices of the ordered indices, so what is missing
+    is the tail. Where nothing is dropped (fairseq 0.12.2) nothing changes.
+    """
+    from fairseq.data import data_utils
+
+    original = data_utils.batch_by_size
+
+    @functools.wraps(original)
+    def batch_by_size(indices, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if not isinstance(indices, np.ndarray):
+            indices = np.fromiter(indices, dtype=np.int64, count=-1)
+        batches = original(indices, *args, **kwargs)
+        kept = sum(map(len, batches))
+        if kept < len(indices) and kwargs.get("fixed_shapes") is None:
+            batches = [*batches, indices[kept:]]
+        return batches
+
+    data_utils.batch_by_size = batch_by_size
+
+
+# --- models --------------------------------------------------------------------------------------------------------
+
+
+def close_better_transformer_path() -> None:
+    """Keep 0.12.2's stock encoder layers off their "BetterTransformer" path.
+
+    It is taken in eval mode after a load, and crashes on left-padded batches with the torch versions that 0.12.2
+    runs on: the stock baseline could be trained, but not decoded. fairseq-fixed has no such path.
+    """
+    from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+
+    original = TransformerEncoderLayerBase.__init__
+
+    @functools.wraps(original)
+    def __init__(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        original(self, *args, **kwargs)
+        if hasattr(self, "can_use_fastpath"):
+            self.can_use_fastpath = False
+
+    TransformerEncoderLayerBase.__init__ = __init__
+
+
+# --- command line --------------------------------------------------------------------------------------------------
+
+
+def allow_bf16() -> None:
+    """Let --bf16 run on CPU and GPU: options.parse_args_and_arch takes it for a TPU flag and sets args.tpu."""
+    from fairseq import options
+
+    original = options.parse_args_and_arch
+
+    @functools.wraps(original)
+    def parse_args_and_arch(*args, **kwargs):  # type: ignore[no-untyped-def]
+        parsed = original(*args, **kwargs)
+        namespace = parsed[0] if isinstance(parsed, tuple) else parsed
+        if getattr(namespace, "bf16", False) and find_spec("torch_xla") is None:
+            namespace.tpu = False
+        return parsed
+
+    options.parse_args_and_arch = parse_args_and_arch
+
+
+def quiet_root_logger() -> None:
+    """Undo the root logger's DEBUG level, which fairseq-fixed sets on import (models/wav2vec)."""
+    root = logging.getLogger()
+    if root.level == logging.DEBUG:
+        root.setLevel(os.environ.get("LOGLEVEL", "INFO").upper())
+
+
+def refuse_hydra_train() -> None:
+    """Refuse to run under fairseq-hydra-train, which imports the user-dir after it has composed its config.
+
+    Raises: UserError.
+    """
+    if os.path.basename(sys.argv[0]).startswith("fairseq-hydra-train"):
+        raise UserError("fairseq-hydra-train is not supported: use fairseq-train --user-dir fairseq_resid --arch ...")
+
+
+def apply() -> None:
+    """Apply every bridge, once: fairseq imports a user-dir once, and Python a module."""
+    refuse_hydra_train()
+    load_weights_only()
+    name_misfits()
+    keep_last_batch()
+    close_better_transformer_path()
+    allow_bf16()
+    quiet_root_logger()

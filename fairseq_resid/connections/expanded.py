@@ -1,0 +1,71 @@
+"""Shortcuts expanded by a constant λ: xSkip and xSkip+LN."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from torch import Tensor, nn
+
+from ..ops import recursive_layer_norm
+from .base import ResidualConnection, invalid, layer_norm
+from .registry import register
+
+
+def _check(skip_lambda: float, branch_scale: float) -> None:
+    if not (math.isfinite(skip_lambda) and skip_lambda > 0):
+        raise invalid("skip_lambda", skip_lambda, "xskip and xskip_ln take a positive number")
+    if not (math.isfinite(branch_scale) and branch_scale > 0):
+        raise invalid("branch_scale", branch_scale, "must be a positive number")
+
+
+@register("xskip")
+class ExpandedSkip(ResidualConnection):
+    """Adds the branch to an expanded shortcut, without a norm.
+
+    Formula:  y = λ x + μ F            Source: rSkip paper, eq. 2 (μ = 1 there); λ = 1 is the plain ResNet,
+              λ = μ = 0.5 He 2016b's constant scaling
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dropout: nn.Module | float = 0.0,
+        *,
+        skip_lambda: Annotated[float, "λ > 0, weight of the shortcut"] = 1.0,
+        branch_scale: Annotated[float, "μ > 0, weight of the branch"] = 1.0,
+    ) -> None:
+        super().__init__(dim, dropout)
+        _check(skip_lambda, branch_scale)
+        self.skip_lambda = float(skip_lambda)
+        self.branch_scale = float(branch_scale)
+
+    def combine(self, x: Tensor, f: Tensor) -> Tensor:
+        return self.skip_lambda * x + self.branch_scale * f
+
+
+@register("xskip_ln")
+class ExpandedSkipLayerNorm(ResidualConnection):
+    """Normalises the sum of an expanded shortcut and the branch.
+
+    Formula:  y = LN(λ x + μ F)            Source: rSkip paper, eq. 3 (μ = 1) and table 3 (μ = 2, 3)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dropout: nn.Module | float = 0.0,
+        *,
+        skip_lambda: Annotated[float, "λ > 0, weight of the shortcut"] = 2.0,
+        branch_scale: Annotated[float, "μ > 0, weight of the branch"] = 1.0,
+    ) -> None:
+        super().__init__(dim, dropout)
+        _check(skip_lambda, branch_scale)
+        self.skip_lambda = float(skip_lambda)
+        self.branch_scale = float(branch_scale)
+        self.norm = layer_norm(dim)
+
+    def combine(self, x: Tensor, f: Tensor) -> Tensor:
+        return recursive_layer_norm(
+            self.skip_lambda * x, self.branch_scale * f, [self.norm.weight], [self.norm.bias], self.norm.eps
+        )

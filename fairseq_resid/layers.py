@@ -1,0 +1,201 @@
+"""fairseq's encoder and decoder layer with one residual connection per sublayer site.
+
+Sublayers (attention, feed-forward, quant-noise, their names in state dicts) are stock's; only what joins a sublayer
+to its shortcut is ours:
+
+    x ──┬────────────────────────────────► site ──► y        y = site(x, f(site.branch_input(x)))
+        └─► site.branch_input ─► f ─────────┘
+
+Shapes: T target or source time, B batch, C channels, S source time.
+"""
+
+from __future__ import annotations
+
+import torch
+from fairseq.modules.fairseq_dropout import FairseqDropout
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
+from torch import Tensor, nn
+
+from . import connections
+
+# fairseq 0.12.2 keeps these copies of every encoder weight for its BetterTransformer path, as parameters that
+# never get a gradient (modules/transformer_layer.py, TransformerEncoderLayerBase.__init__).
+BETTER_TRANSFORMER_COPIES = (
+    "in_proj_weight",
+    "in_proj_bias",
+    "out_proj_weight",
+    "out_proj_bias",
+    "fc1_weight",
+    "fc1_bias",
+    "fc2_weight",
+    "fc2_bias",
+)
+
+
+class ResidualEncoderLayer(TransformerEncoderLayerBase):
+    """Stock's encoder layer around the sites `self_attn_residual` and `ffn_residual`.
+
+    Immune to 0.12.2's BetterTransformer path, which in eval mode skips a layer's own forward.
+    """
+
+    # 0.12.2 overrides this to fill its copies from the state dict; there are none here.
+    _load_from_state_dict = nn.Module._load_from_state_dict
+
+    def __init__(self, cfg, return_fc: bool = False) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(cfg, return_fc=return_fc)
+        for name in (*BETTER_TRANSFORMER_COPIES, "self_attn_layer_norm", "final_layer_norm", "dropout_module"):
+            if hasattr(self, name):
+                delattr(self, name)
+        self.can_use_fastpath = False
+        self.self_attn_residual = build_site(cfg, self.embed_dim, type(self).__name__)
+        self.ffn_residual = build_site(cfg, self.embed_dim, type(self).__name__)
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_padding_mask: Tensor | None,
+        attn_mask: Tensor | None = None,
+    ):
+        """Return the layer's output (T, B, C).
+
+        Args:
+            x: (T, B, C)
+            encoder_padding_mask: (B, T), true at padding
+            attn_mask: (T, T), true where a query must not look
+        """
+        if attn_mask is not None:
+            attn_mask = attn_mask.masked_fill(attn_mask.to(torch.bool), -1e8 if x.dtype == torch.float32 else -1e4)
+
+        seen = self.self_attn_residual.branch_input(x)
+        attended, _ = self.self_attn(
+            query=seen,
+            key=seen,
+            value=seen,
+            key_padding_mask=encoder_padding_mask,
+            need_weights=False,
+            attn_mask=attn_mask,
+        )
+        x = self.self_attn_residual(x, attended)
+
+        seen = self.ffn_residual.branch_input(x)
+        hidden = self.activation_dropout_module(self.activation_fn(self.fc1(seen)))
+        fc_result = self.fc2(hidden)
+        x = self.ffn_residual(x, fc_result)
+
+        if self.return_fc and not torch.jit.is_scripting():
+            return x, fc_result
+        return x
+
+
+class ResidualDecoderLayer(TransformerDecoderLayerBase):
+    """Stock's decoder layer around the sites `self_attn_residual`, `encoder_attn_residual` and `ffn_residual`."""
+
+    def __init__(  # type: ignore[no-untyped-def]
+        self, cfg, no_encoder_attn: bool = False, add_bias_kv: bool = False, add_zero_attn: bool = False
+    ) -> None:
+        super().__init__(cfg, no_encoder_attn, add_bias_kv, add_zero_attn)
+        for name in ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm", "dropout_module"):
+            delattr(self, name)
+        self.self_attn_residual = build_site(cfg, self.embed_dim, type(self).__name__)
+        self.encoder_attn_residual = (
+            None if no_encoder_attn else build_site(cfg, self.embed_dim, type(self).__name__)
+        )
+        self.ffn_residual = build_site(cfg, self.embed_dim, type(self).__name__)
+
+    def forward(
+        self,
+        x,
+        encoder_out: Tensor | None = None,
+        encoder_padding_mask: Tensor | None = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
+        prev_self_attn_state: list[Tensor] | None = None,
+        prev_attn_state: list[Tensor] | None = None,
+        self_attn_mask: Tensor | None = None,
+        self_attn_padding_mask: Tensor | None = None,
+        need_attn: bool = False,
+        need_head_weights: bool = False,
+    ):
+        """Return the layer's output (T, B, C), its encoder attention and, under ONNX tracing, its new state.
+
+        Args:
+            x: (T, B, C); T is 1 in incremental decoding
+            encoder_out: (S, B, C)
+            encoder_padding_mask: (B, S), true at padding
+            incremental_state: keys and values of earlier steps, by attention module
+            prev_self_attn_state, prev_attn_state: keys and values handed over explicitly (ONNX)
+            self_attn_mask: (T, T); self_attn_padding_mask: (B, T)
+            need_attn: return attention weights averaged over heads; need_head_weights: of each head
+        """
+        if need_head_weights:
+            need_attn = True
+
+        seen = self.self_attn_residual.branch_input(x)
+        if prev_self_attn_state is not None:
+            assert incremental_state is not None
+            self.self_attn._set_input_buffer(incremental_state, self.saved_state(prev_self_attn_state))
+        buffer = self.self_attn._get_input_buffer(incremental_state)
+        keys = seen
+        if self.cross_self_attention and not (
+            incremental_state is not None and buffer is not None and "prev_key" in buffer
+        ):
+            assert encoder_out is not None
+            if self_attn_mask is not None:
+                self_attn_mask = torch.cat((x.new_zeros(x.size(0), encoder_out.size(0)), self_attn_mask), dim=1)
+            if self_attn_padding_mask is not None:
+                if encoder_padding_mask is None:
+                    encoder_padding_mask = self_attn_padding_mask.new_zeros(encoder_out.size(1), encoder_out.size(0))
+                self_attn_padding_mask = torch.cat((encoder_padding_mask, self_attn_padding_mask), dim=1)
+            keys = torch.cat((encoder_out, seen), dim=0)
+        attended, attn = self.self_attn(
+            query=seen,
+            key=keys,
+            value=keys,
+            key_padding_mask=self_attn_padding_mask,
+            incremental_state=incremental_state,
+            need_weights=False,
+            attn_mask=self_attn_mask,
+        )
+        x = self.self_attn_residual(x, attended)
+
+        if self.encoder_attn is not None and self.encoder_attn_residual is not None and encoder_out is not None:
+            seen = self.encoder_attn_residual.branch_input(x)
+            if prev_attn_state is not None:
+                assert incremental_state is not None
+                self.encoder_attn._set_input_buffer(incremental_state, self.saved_state(prev_attn_state))
+            attended, attn = self.encoder_attn(
+                query=seen,
+                key=encoder_out,
+                value=encoder_out,
+                key_padding_mask=encoder_padding_mask,
+                incremental_state=incremental_state,
+                static_kv=True,
+                need_weights=need_attn or (not self.training and self.need_attn),
+                need_head_weights=need_head_weights,
+            )
+            x = self.encoder_attn_residual(x, attended)
+
+        seen = self.ffn_residual.branch_input(x)
+        hidden = self.activation_dropout_module(self.activation_fn(self.fc1(seen)))
+        x = self.ffn_residual(x, self.fc2(hidden))
+
+        if self.onnx_trace and incremental_state is not None:
+            state = self.self_attn._get_input_buffer(incremental_state)
+            assert state is not None
+            self_attn_state = [state["prev_key"], state["prev_value"]]
+            if self_attn_padding_mask is not None:
+                self_attn_state.append(state["prev_key_padding_mask"])
+            return x, attn, self_attn_state
+        return x, attn, None
+
+    def saved_state(self, state: list[Tensor]) -> dict[str, Tensor | None]:
+        """Return an attention's buffer from its keys, values and, where there is one, padding mask."""
+        saved: dict[str, Tensor | None] = {"prev_key": state[0], "prev_value": state[1]}
+        if len(state) >= 3:
+            saved["prev_key_padding_mask"] = state[2]
+        return saved
+
+
+def build_site(cfg, dim: int, layer_name: str) -> connections.ResidualConnection:  # type: ignore[no-untyped-def]
+    """Return the connection of one site; `layer_name` is what --retain-dropout-modules calls its dropout."""
+    dropout = FairseqDropout(cfg.dropout, module_name=layer_name)
+    return connections.build(cfg.residual, dim, dropout, **cfg.residual_options)

@@ -1,0 +1,197 @@
+"""The translation model with residual structures: its options, its stacks, and the names in its checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.distributed import fsdp_wrap
+from fairseq.models import register_model
+from fairseq.models.transformer import (
+    TransformerConfig,
+    TransformerDecoderBase,
+    TransformerEncoderBase,
+    TransformerModelBase,
+)
+from fairseq.models.transformer.transformer_legacy import base_architecture
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+
+from . import connections
+from .compat import UserError
+from .layers import BETTER_TRANSFORMER_COPIES, ResidualDecoderLayer, ResidualEncoderLayer
+
+# Scalings that fairseq's own decoder layer reads off a config (modules/transformer_layer.py). They belong to another
+# residual structure (NormFormer), and would be silently ignored here.
+FOREIGN_SCALINGS = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
+
+# Stock's name of each site's norm, and ours of its first one.
+STOCK_NORMS = {
+    "self_attn_layer_norm": "self_attn_residual.norm",
+    "encoder_attn_layer_norm": "encoder_attn_residual.norm",
+    "final_layer_norm": "ffn_residual.norm",
+}
+
+
+@dataclass
+class ResidualTransformerConfig(TransformerConfig):
+    """fairseq's TransformerConfig and, beside it, the residual structure with every option of it resolved."""
+
+    residual: str = field(default="post_ln", metadata={"help": "residual structure of every sublayer"})
+    residual_options: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_namespace(cls, args):  # type: ignore[no-untyped-def]
+        """Return the config of an argparse namespace, checked.
+
+        Raises: UserError for options that contradict each other or the residual structure.
+        """
+        if isinstance(args, cls):
+            return args
+        options = resolve_residual(args)
+        cfg = super().from_namespace(args)
+        cfg.residual_options = options
+        return cfg
+
+
+def resolve_residual(args: argparse.Namespace) -> dict[str, Any]:
+    """Settle `args.residual`, its options and the normalize_before flags; return the options.
+
+    Everything is written back to `args`, so that a checkpoint says what it is whatever the defaults become.
+    --residual pre_ln sets both normalize_before flags; both flags without --residual mean pre_ln.
+
+    Raises: UserError where flags contradict each other or the structure.
+    """
+    for name in FOREIGN_SCALINGS:
+        if getattr(args, name, None):
+            raise UserError(f"--{name.replace('_', '-')}: fairseq's own residual scaling cannot go with --residual")
+    given = getattr(args, "residual", None)
+    flags = {
+        name: bool(getattr(args, name, False)) for name in ("encoder_normalize_before", "decoder_normalize_before")
+    }
+    try:
+        residual = connections.canonical(given or ("pre_ln" if all(flags.values()) else "post_ln"))
+        options = connections.resolve(
+            residual, {name: getattr(args, name, None) for name in connections.all_options()}
+        )
+        connections.build(residual, 1, **options)  # values out of range: now, not after the data is loaded
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if any(flags.values()) and not (residual == "pre_ln" and all(flags.values())):
+        shown = " ".join(f"--{name.replace('_', '-')}" for name, on in flags.items() if on)
+        raise UserError(f"{shown} with --residual {residual}: only pre_ln normalises before, and in both stacks")
+    args.residual = residual
+    args.encoder_normalize_before = args.decoder_normalize_before = residual == "pre_ln"
+    vars(args).update(options)
+    return options
+
+
+def wrap(layer, cfg):  # type: ignore[no-untyped-def]
+    """Return the layer under activation checkpointing and FSDP where the config asks for them, as stock does."""
+    if cfg.checkpoint_activations:
+        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+    # A checkpointed layer is always wrapped, whatever its size.
+    return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+
+
+def adopt_names(module, state_dict: dict[str, Any], name: str) -> None:  # type: ignore[no-untyped-def]
+    """Rename, in place, what a stock checkpoint calls the parts of an encoder or decoder called `name`.
+
+    Stock's layer norms become the first norm of their site; 0.12.2's BetterTransformer copies go. The positional
+    embedding's one-element buffer, which 0.12.2 stores and fairseq-fixed does not know, follows the module.
+    """
+    layer = re.compile(rf"{re.escape(name)}\.layers\.\d+\.(\w+)(\.\w+)?")
+    for key in list(state_dict):
+        match = layer.fullmatch(key)
+        if match and match[1] in STOCK_NORMS:
+            head = key[: match.start(1)]
+            state_dict[f"{head}{STOCK_NORMS[match[1]]}{match[2]}"] = state_dict.pop(key)
+        elif (match and match[1] in BETTER_TRANSFORMER_COPIES and match[2] is None) or (
+            key == f"{name}.embed_positions._float_tensor"
+        ):
+            del state_dict[key]
+    for key, value in module.state_dict().items():
+        if key == "embed_positions._float_tensor":
+            state_dict[f"{name}.{key}"] = value
+
+
+class ResidualTransformerEncoder(TransformerEncoderBase):
+    """Stock's encoder over ResidualEncoderLayers."""
+
+    def build_encoder_layer(self, cfg):  # type: ignore[no-untyped-def]
+        return wrap(ResidualEncoderLayer(cfg, return_fc=self.return_fc), cfg)
+
+    def upgrade_state_dict_named(self, state_dict, name):  # type: ignore[no-untyped-def]
+        state_dict = super().upgrade_state_dict_named(state_dict, name)
+        adopt_names(self, state_dict, name)
+        return state_dict
+
+
+class ResidualTransformerDecoder(TransformerDecoderBase):
+    """Stock's decoder over ResidualDecoderLayers."""
+
+    def build_decoder_layer(self, cfg, no_encoder_attn: bool = False):  # type: ignore[no-untyped-def]
+        return wrap(ResidualDecoderLayer(cfg, no_encoder_attn), cfg)
+
+    def upgrade_state_dict_named(self, state_dict, name):  # type: ignore[no-untyped-def]
+        state_dict = super().upgrade_state_dict_named(state_dict, name)
+        adopt_names(self, state_dict, name)
+        return state_dict
+
+
+@register_model("transformer_resid")
+class ResidualTransformerModel(TransformerModelBase):
+    """fairseq's Transformer with a choice of residual structure: --arch transformer_resid --residual NAME."""
+
+    @classmethod
+    def hub_models(cls) -> dict[str, Any]:
+        """Return the pretrained models of this architecture: there are none, and stock's are not ours."""
+        return {}
+
+    @classmethod
+    def add_args(cls, parser) -> None:  # type: ignore[no-untyped-def]
+        """Add stock's Transformer flags, --residual, and the flag of every option of any residual structure."""
+        gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
+        parser.add_argument("--residual", choices=connections.names(), help="residual structure (default: post_ln)")
+        for name, meanings in connections.all_options().items():
+            text = "; ".join(f"{variant}: {spec.help} (default: {spec.default})" for variant, spec in meanings.items())
+            option = next(iter(meanings.values()))
+            flag = "--" + name.replace("_", "-")
+            if option.choices:
+                parser.add_argument(flag, choices=option.choices, help=text)
+            else:
+                parser.add_argument(flag, type=float, metavar="X", help=text)
+
+    @classmethod
+    def build_model(cls, args, task):  # type: ignore[no-untyped-def]
+        """Return a new model of a parsed command line or of a checkpoint's config.
+
+        Raises: UserError for contradicting options, and under fairseq-hydra-train.
+        """
+        if not isinstance(args, argparse.Namespace):
+            raise UserError("fairseq-hydra-train is not supported by fairseq_resid: use fairseq-train")
+        base_architecture(args)
+        try:
+            return super().build_model(ResidualTransformerConfig.from_namespace(args), task)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
+    @classmethod
+    def build_encoder(cls, cfg, src_dict, embed_tokens):  # type: ignore[no-untyped-def]
+        return ResidualTransformerEncoder(cfg, src_dict, embed_tokens)
+
+    @classmethod
+    def build_decoder(cls, cfg, tgt_dict, embed_tokens):  # type: ignore[no-untyped-def]
+        return ResidualTransformerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):  # type: ignore[no-untyped-def]
+        """Load a checkpoint of this model, or of stock `transformer` where the structure has the same parameters.
+
+        Raises: UserError naming what is missing, unexpected or of another shape.
+        """
+        try:
+            return super().load_state_dict(state_dict, strict, model_cfg, args)
+        except RuntimeError as error:
+            raise UserError(f"the checkpoint does not fit --residual {self.cfg.residual}: {error}") from None

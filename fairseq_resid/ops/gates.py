@@ -1,0 +1,51 @@
+"""Gates that predict scaling factors from the shortcut x and the branch F, before the sigmoid."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+
+def scaling_gate(
+    x: Tensor, f: Tensor, hidden_weight: Tensor, hidden_bias: Tensor, output_weight: Tensor, output_bias: Tensor
+) -> Tensor:
+    """Return the logits of G scaling gates, one scalar per position and gate.
+
+    Formula:  S_g(x, F) = tanh([x;F] W_f + b_f) W_ff + b_ff, each gate g with its own parameters
+    Source:   Self-Adaptive Scaling, eq. 2. [x;F] W_f is computed as x W_x + F W_F: nothing is concatenated,
+              and the gates of a site share one GEMM
+    Shapes:   x, f: (..., C) -> (..., G); hidden_weight (G·C, 2C): rows by gate, columns x then F; hidden_bias (G·C,);
+              output_weight (G, C); output_bias (G,)
+    Dtype:    that of the input
+    """
+    channels = x.size(-1)
+    gates = output_weight.size(0)
+    hidden = functional.linear(x.reshape(-1, channels), hidden_weight[:, :channels], hidden_bias)
+    hidden = torch.addmm(hidden, f.reshape(-1, channels), hidden_weight[:, channels:].t())
+    hidden = torch.tanh(hidden).view(-1, gates, channels)
+    logits = torch.bmm(hidden.transpose(0, 1), output_weight.unsqueeze(-1)).squeeze(-1).t() + output_bias
+    return logits.reshape(x.shape[:-1] + (gates,))  # noqa: RUF005  (TorchScript unpacks no shape)
+
+
+def single_layer_gate(x: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return the logits of G single-layer gates, one scalar per position and gate.
+
+    Formula:  S_g(x, F) = [x;F] W_f + b_f, computed as x W_x + F W_F + b_f
+    Source:   Self-Adaptive Scaling, section 5, "Scaling Gate (Single Layer)"
+    Shapes:   x, f: (..., C) -> (..., G); weight (G, 2C): columns x then F; bias (G,)
+    Dtype:    that of the input
+    """
+    channels = x.size(-1)
+    return functional.linear(x, weight[:, :channels], bias) + functional.linear(f, weight[:, channels:])
+
+
+def dense_gate(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return the logits of a vector gate over the shortcut alone.
+
+    Formula:  T(x) = x W + b
+    Source:   Srivastava 2015's transform gate; He 2016b's shortcut gate; SAS paper, table 6
+    Shapes:   x: (..., C) -> (..., G·C) for G gates; weight (G·C, C), transposed as in nn.Linear; bias (G·C,)
+    Dtype:    that of the input
+    """
+    return functional.linear(x, weight, bias)
