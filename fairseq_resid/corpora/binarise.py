@@ -11,16 +11,16 @@ The data folder, as every other tool of the project reads it:
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from .. import commands
+from ..files import read_pairs, sha256, write_atomically
 
 SPLITS = ("train", "valid", "test")
 SENTENCEPIECE: dict[str, Any] = {
@@ -29,48 +29,6 @@ SENTENCEPIECE: dict[str, Any] = {
     "num_threads": 1,  # the model must not depend on the machine
     "minloglevel": 1,
 }
-
-
-def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file, split on LF alone and without it.
-
-    Raises: ValueError naming file and line where the bytes are not UTF-8 or hold a NUL.
-    """
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            try:
-                line = raw.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start})") from None
-            if "\0" in line:
-                raise ValueError(f"{path}:{number}: holds a NUL byte")
-            yield line.rstrip("\r\n")
-
-
-def read_pairs(prefix: Path, source: str, target: str) -> list[tuple[str, str]]:
-    """Return the sentence pairs of PREFIX.SRC and PREFIX.TGT.
-
-    Raises: ValueError naming the files where one is missing, empty, or the line counts differ.
-    """
-    sides = [Path(f"{prefix}.{language}") for language in (source, target)]
-    for side in sides:
-        if not side.is_file():
-            raise ValueError(f"{side}: no such file")
-    lines = [list(read_lines(side)) for side in sides]
-    if len(lines[0]) != len(lines[1]):
-        raise ValueError(f"{sides[0]} has {len(lines[0])} lines, {sides[1]} has {len(lines[1])}: they must be equal")
-    if not lines[0]:
-        raise ValueError(f"{sides[0]}: empty")
-    return list(zip(*lines, strict=True))
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def describe(name: str, prefixes: dict[str, Path], source: str, target: str, vocab_size: int) -> dict[str, object]:
@@ -131,13 +89,12 @@ def run_preprocess(text: Path, data: Path, source: str, target: str, workers: in
 
     Raises: ChildProcessError where it fails.
     """
-    beside = Path(sys.executable).with_name("fairseq-preprocess")
-    command = [str(beside) if beside.exists() else "fairseq-preprocess"]
-    command += ["--source-lang", source, "--target-lang", target, "--joined-dictionary"]
+    command = [commands.program("fairseq-preprocess"), "--source-lang", source, "--target-lang", target]
+    command += ["--joined-dictionary"]
     for flag, split in (("--trainpref", "train"), ("--validpref", "valid"), ("--testpref", "test")):
         command += [flag, str(text / split)]
     command += ["--destdir", str(data), "--workers", str(workers)]
-    print("+ " + shlex.join(["fairseq-preprocess", *command[1:]]), flush=True)
+    commands.show(command)
     log = data.with_name(data.name + ".log")
     with log.open("w") as file:
         code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
@@ -157,7 +114,10 @@ def binarise(
 
     Raises: ValueError for bad text, or where OUT holds another corpus; ChildProcessError from fairseq-preprocess.
     """
-    pairs = {split: read_pairs(prefixes[split], source, target) for split in SPLITS}
+    pairs = {
+        split: list(zip(*read_pairs(*(Path(f"{prefixes[split]}.{side}") for side in (source, target))), strict=True))
+        for split in SPLITS
+    }
     corpus = describe(name, prefixes, source, target, vocab_size)
     if out.exists():
         try:
@@ -193,7 +153,7 @@ def binarise(
     import sentencepiece
 
     corpus |= {"lines": lines, "tokens": tokens, "tools": {"sentencepiece": sentencepiece.__version__}}
-    (data / "corpus.json").write_text(json.dumps(corpus, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_atomically(data / "corpus.json", json.dumps(corpus, indent=2, ensure_ascii=False) + "\n")
     os.replace(data, out)
     shutil.rmtree(partial)
     for split in SPLITS:

@@ -1,0 +1,247 @@
+"""From a run folder to BLEU: average, decode, score, RUN/results.json.
+
+The averaged model and the single last checkpoint are decoded with stock fairseq-generate and scored against the raw
+reference text. What is finished and made from the same files with the same settings is not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..files import read_lines, write_atomically
+from ..runs import Numbering, Run
+from . import averaging, decoding, scoring
+
+# Not parameters: fairseq keeps these small marks among the weights.
+BUFFER = re.compile(r"(^|\.)(version|_float_tensor)$")
+# fairseq 0.12.2's copies of every encoder weight for its BetterTransformer path: saved, never trained.
+DEAD_COPY = re.compile(r"\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A data folder: binarised text, raw references in ref/, corpus.json."""
+
+    path: Path
+    name: str
+    source: str
+    target: str
+    post_process: str | None
+    tokenize: str
+
+    @classmethod
+    def read(cls, path: Path) -> Corpus:
+        """Read DATA/corpus.json.
+
+        Raises: OSError where there is none, ValueError naming it and what is wrong.
+        """
+        file = path / "corpus.json"
+        if not path.is_dir():
+            raise ValueError(f"{path}: no such data folder: name it with --data")
+        try:
+            known = json.loads(file.read_text(encoding="utf-8"))
+            post_process = known["restore"]["post_process"]
+            return cls(path, known["name"], known["source"], known["target"], post_process, known["bleu_tokenize"])
+        except KeyError as error:
+            raise ValueError(f"{file}: no {error}") from None
+        except (json.JSONDecodeError, TypeError) as error:
+            raise ValueError(f"{file}: cannot be read: {error}") from None
+
+    def reference(self, subset: str) -> Path:
+        return self.path / "ref" / f"{subset}.{self.target}"
+
+    def inputs(self, subset: str) -> list[Path]:
+        """Return the files that a translation of `subset` depends on."""
+        return sorted(
+            [*self.path.glob(f"{subset}.*.bin"), *self.path.glob(f"{subset}.*.idx"), *self.path.glob("dict.*")]
+        )
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run's evaluation, its inputs found and checked."""
+
+    run: Run
+    corpus: Corpus
+    subset: str
+    references: list[str]
+    checkpoints: list[Path]
+    architecture: str
+    parameters: int
+    cpu: bool
+
+
+def stamp(path: Path) -> dict[str, object]:
+    """Return what changes when a file is written again."""
+    status = path.stat()
+    return {"file": path.name, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def count_parameters(model: dict[str, Any]) -> int:
+    """Return the number of parameters in a state dict: each shared one once, without buffers and dead copies."""
+    return sum(
+        tensor.numel()
+        for tensor in {
+            averaging.memory_of(tensor): tensor
+            for name, tensor in model.items()
+            if isinstance(tensor, torch.Tensor) and not BUFFER.search(name) and not DEAD_COPY.search(name)
+        }.values()
+    )
+
+
+def setting(section: Any, name: str) -> Any:
+    """Return one setting of a checkpoint's cfg, whose sections are dicts or argparse namespaces."""
+    return section.get(name) if isinstance(section, dict) else getattr(section, name, None)
+
+
+def architecture(state: dict[str, Any]) -> str:
+    """Return the architecture a checkpoint names, with the residual where that is chosen by --residual."""
+    model = (state.get("cfg") or {}).get("model", state.get("args"))
+    name = str(setting(model, "arch") or setting(model, "_name"))
+    residual = setting(model, "residual")
+    return f"{name} --residual {residual}" if residual and name.startswith("transformer_resid") else name
+
+
+def find_data(run: Run, state: dict[str, Any]) -> Path:
+    """Return the data folder a checkpoint was trained on.
+
+    A relative name counts from the current folder, else from where the training was started: the folder from which the
+    checkpoint's --save-dir leads to this run.
+    Raises: ValueError where it is not there any more.
+    """
+    cfg = state.get("cfg") or {}
+    recorded = setting(cfg.get("task"), "data") or setting(state.get("args"), "data")
+    if not recorded:
+        raise ValueError(f"{run.path}: its checkpoints do not say their data folder: name it with --data")
+    data = Path(str(recorded).split(":")[0])  # fairseq takes shards of a training set as A:B
+    save_dir = Path(str(setting(cfg.get("checkpoint"), "save_dir")))
+    here = run.path.resolve()
+    candidates = [data]
+    if not save_dir.is_absolute() and here.parts[-len(save_dir.parts) :] == save_dir.parts:
+        candidates.append(Path(*here.parts[: -len(save_dir.parts)]) / data)
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    raise ValueError(f"{run.path}: was trained on {data}, which is not there: name its data folder with --data")
+
+
+def prepare(path: Path, data: Path | None, last: int, by: Numbering | None, subset: str, cpu: bool) -> Job:
+    """Find and check everything that the evaluation of one run needs, before anything is computed.
+
+    Raises: ValueError or OSError naming what is missing.
+    """
+    if not path.is_dir():
+        raise ValueError(f"{path}: no such run folder")
+    run = Run(path)
+    checkpoints = averaging.find(path, last, by)
+    if not run.last.is_file():
+        raise ValueError(f"{run.last}: no such checkpoint")
+    state = averaging.load(run.last)
+    corpus = Corpus.read(data or find_data(run, state))
+    reference = corpus.reference(subset)
+    if not reference.is_file():
+        raise ValueError(f"{reference}: no such reference text")
+    if not any(file.suffix == ".bin" for file in corpus.inputs(subset)):
+        raise ValueError(f"{corpus.path}: holds no binarised {subset} set")
+    references = read_lines(reference)
+    return Job(run, corpus, subset, references, checkpoints, architecture(state), count_parameters(state["model"]), cpu)
+
+
+def translate(job: Job, name: str, checkpoint: Path, made_from: list[Path]) -> list[str]:
+    """Return the hypotheses of one model, from RUN/decode where they are there and of the same inputs and settings.
+
+    Raises: DecodingError where fairseq-generate fails or leaves out a sentence.
+    """
+    log, hypotheses, note = (job.run.decode / f"{job.subset}.{name}.{kind}" for kind in ("log", "hyp", "json"))
+    inputs = {
+        "checkpoints": [stamp(file) for file in made_from],
+        "data": str(job.corpus.path.resolve()),
+        "files": [stamp(file) for file in job.corpus.inputs(job.subset)],
+        "settings": {**decoding.SETTINGS, "post-process": job.corpus.post_process, "cpu": job.cpu},
+    }
+    try:
+        finished = json.loads(note.read_text(encoding="utf-8")) == inputs
+    except (OSError, ValueError):
+        finished = False
+    if finished and hypotheses.is_file():
+        print(f"{hypotheses}: made from the same files with the same settings, kept")
+        return read_lines(hypotheses)
+    if made_from != [checkpoint]:
+        averaging.average(made_from, checkpoint)
+        print(f"{checkpoint}: the average of {', '.join(file.name for file in made_from)}")
+    words = decoding.command(job.corpus.path, checkpoint, job.subset, job.corpus.post_process, job.cpu)
+    decoding.decode(words, log)
+    lines = decoding.read_hypotheses(log)
+    if len(lines) != len(job.references):
+        reference = job.corpus.reference(job.subset)
+        raise decoding.DecodingError(f"{log}: {len(lines)} hypotheses, but {reference} has {len(job.references)} lines")
+    write_atomically(hypotheses, "".join(f"{line}\n" for line in lines))
+    write_atomically(note, json.dumps(inputs, indent=2) + "\n")
+    return lines
+
+
+def evaluate(job: Job) -> dict[str, Any]:
+    """Decode and score one run, and write its results."""
+    run, corpus = job.run, job.corpus
+    models = {"averaged": (run.averaged, job.checkpoints), "last": (run.last, [run.last])}
+    scores = {}
+    for name, (checkpoint, made_from) in models.items():
+        hypotheses = translate(job, name, checkpoint, made_from)
+        scores[name] = scoring.bleu(hypotheses, job.references, corpus.tokenize)
+    results = {
+        "architecture": job.architecture,
+        "parameters": job.parameters,
+        "bleu": {name: round(score.bleu, 4) for name, score in scores.items()},
+        "signature": scores["averaged"].signature,
+        "corpus": corpus.name,
+        "data": str(corpus.path),
+        "subset": job.subset,
+        "sentences": len(job.references),
+        "averaged_checkpoints": [file.name for file in job.checkpoints],
+        "decoding": {**decoding.SETTINGS, "post-process": corpus.post_process},
+        "training": asdict(run.training_summary()),
+    }
+    write_atomically(run.results(job.subset), json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    for name, score in scores.items():
+        print(f"{run.path} {name:8} BLEU {score.bleu:.2f}  {score.signature}", flush=True)
+    return results
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 2 for bad input, 1 where decoding failed."""
+    parser = argparse.ArgumentParser(
+        prog="evaluate.sh",
+        description="Average the last checkpoints of each run, decode the average and the single last checkpoint with "
+        "fairseq-generate, score both with sacrebleu against the raw references, write RUN/results.json.",
+    )
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, as fairseq-train's --save-dir")
+    add("--data", type=Path, help="the data folder (default: the one that the run was trained on)")
+    add("--last", type=int, default=10, metavar="N", help="average the last N numbered checkpoints (default 10)")
+    add("--by", choices=("epoch", "update"), help="average those named checkpointN.pt, or checkpoint_E_U.pt")
+    add("--subset", default="test", help="the part of the data to translate (default test)")
+    add("--cpu", action="store_true", help="decode on the CPU even where there is a GPU")
+    options = parser.parse_intermixed_args(arguments)
+    try:
+        jobs = [
+            prepare(path, options.data, options.last, options.by, options.subset, options.cpu) for path in options.runs
+        ]
+        for job in jobs:
+            evaluate(job)
+    except (ValueError, OSError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1 if isinstance(error, decoding.DecodingError) else 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""Checkpoint averaging: the mean of the weights of several checkpoints of one training.
+
+Formula:  w = (w_1 + ... + w_n) / n, for each floating-point tensor
+Dtype:    summed in fp32 (fp64 stays fp64) and cast back to the tensor's own dtype. Integer and boolean tensors are the
+          newest file's: they count or mark something, and the mean of counters means nothing (fairseq's own script
+          divides the sum of integers by n, rounding down).
+Tying:    tensors that share memory in the files (the output projection and the embedding) are averaged once and share
+          memory in the result.
+
+Everything else of the result (cfg, task state, meters) is the newest file's, so that fairseq-generate takes it like
+any other checkpoint, but without the optimizer's state, and with `averaged_from`: file name, SHA-256 and number of
+updates of each input. The newest file is the one with the most updates, and of equal ones the last named.
+
+Files are memory-mapped and read one at a time: memory holds the sum and one model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import re
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..compat import allow_checkpoint_globals
+from ..files import sha256
+from ..runs import Numbering, Run
+
+# name -> (shape, dtype, first name that shares this tensor's memory)
+Layout = dict[str, tuple[torch.Size, torch.dtype, str]]
+
+
+def find(folder: Path, last: int, by: Numbering | None = None) -> list[Path]:
+    """Return the last `last` numbered checkpoints of a run folder, oldest first.
+
+    Raises: ValueError where the folder is none, holds both kinds of numbers and `by` does not choose, or too few files.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder")
+    if last < 1:
+        raise ValueError(f"--last {last}: must be 1 or more")
+    run = Run(folder)
+    files = {kind: run.numbered(kind) for kind in ((by,) if by else ("epoch", "update"))}
+    kinds = [kind for kind, found in files.items() if found]
+    if len(kinds) > 1:
+        examples = " and ".join(f"{kind}-numbered checkpoints ({files[kind][-1].name})" for kind in kinds)
+        raise ValueError(f"{folder} holds {examples}: choose with --by epoch or --by update")
+    kind = kinds[0] if kinds else by
+    found = files[kind] if kind else []
+    if len(found) < last:
+        names = ", ".join(file.name for file in found) or "none"
+        sort = f"{kind}-numbered" if kind else "numbered"
+        raise ValueError(f"{folder}: --last {last}, but it holds {len(found)} {sort} checkpoints: {names}")
+    return found[-last:]
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Load a fairseq checkpoint, weights-only, on the CPU, memory-mapped where its format allows it.
+
+    Raises: ValueError naming the file where it is damaged, holds what may not be unpickled, or is none of fairseq's.
+    """
+    allow_checkpoint_globals()
+    try:
+        # Files from before torch 1.6 are no zip archives and cannot be mapped.
+        state = torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except (OSError, MemoryError):
+        raise
+    except pickle.UnpicklingError as error:
+        unsafe = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"it holds {unsafe[1]}, which weights-only loading refuses" if unsafe else "damaged, or no checkpoint"
+        raise ValueError(f"{path}: cannot be loaded: {reason}") from None
+    except Exception:  # a damaged pickle can raise anything
+        raise ValueError(f"{path}: cannot be loaded: damaged, or no checkpoint") from None
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise ValueError(f"{path}: not a fairseq checkpoint: it holds no 'model'")
+    return state
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Return what is equal for two tensors exactly when they are the same numbers in the same memory."""
+    if tensor.numel() == 0:  # empty tensors have no memory to share
+        return (id(tensor),)
+    return (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def layout(model: dict[str, Any]) -> Layout:
+    """Return shape, dtype and tying of every tensor of a state dict."""
+    first: dict[tuple[object, ...], str] = {}
+    return {
+        name: (tensor.shape, tensor.dtype, first.setdefault(memory_of(tensor), name))
+        for name, tensor in model.items()
+        if isinstance(tensor, torch.Tensor)
+    }
+
+
+def num_updates(state: dict[str, Any]) -> int | None:
+    """Return the number of updates a checkpoint was trained for, None where it does not say."""
+    history = state.get("optimizer_history")
+    return history[-1].get("num_updates") if history else None
+
+
+def _check_sums(path: Path) -> None:
+    # torch does not compare a mapped file with the checksums that it wrote into it.
+    if zipfile.is_zipfile(path):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()
+        except zipfile.BadZipFile as error:
+            damaged = str(error)
+        if damaged:
+            raise ValueError(f"{path}: cannot be loaded: damaged ({damaged})")
+
+
+def _check_same(layouts: dict[Path, Layout]) -> None:
+    (reference, expected), *others = layouts.items()
+    for path, actual in others:
+        if names := sorted(expected.keys() ^ actual.keys()):
+            owner = reference if names[0] in expected else path
+            raise ValueError(f"{reference} and {path} differ: only {owner} has {names[0]} ({len(names)} such keys)")
+        for name, (shape, dtype, tied) in expected.items():
+            if (shape, dtype, tied) != actual[name]:
+                shape2, dtype2, tied2 = actual[name]
+                what = (
+                    f"shape {tuple(shape)} and {tuple(shape2)}"
+                    if shape != shape2
+                    else f"{dtype} and {dtype2}"
+                    if dtype != dtype2
+                    else f"shared with {tied} in one file, with {tied2} in the other"
+                )
+                raise ValueError(f"{reference} and {path} differ in {name}: {what}")
+
+
+def _add(model: dict[str, torch.Tensor], names: Sequence[str], sums: dict[str, torch.Tensor]) -> None:
+    for name in names:
+        tensor = model[name]
+        if name in sums:
+            sums[name].add_(tensor)
+        else:
+            sums[name] = tensor.to(torch.float64 if tensor.dtype == torch.float64 else torch.float32, copy=True)
+
+
+def average(paths: Sequence[Path], output: Path) -> None:
+    """Average the checkpoints `paths` and write the result to `output`, replacing it only when complete.
+
+    Raises: ValueError naming the file that cannot be read, or two whose keys, shapes, dtypes or tying differ;
+    OSError where `output` cannot be written.
+    """
+    layouts: dict[Path, Layout] = {}
+    inputs = []
+    for path in paths:
+        state = load(path)
+        _check_sums(path)
+        layouts[path] = layout(state["model"])
+        inputs.append({"file": path.name, "sha256": sha256(path), "num_updates": num_updates(state)})
+        del state
+    _check_same(layouts)
+
+    names = [name for name, (_, dtype, tied) in layouts[paths[0]].items() if dtype.is_floating_point and tied == name]
+    sums: dict[str, torch.Tensor] = {}
+    for path in paths:
+        _add(load(path)["model"], names, sums)
+
+    newest = max(range(len(paths)), key=lambda index: (inputs[index]["num_updates"] or 0, index))
+    state = load(paths[newest])
+    model = OrderedDict(state["model"])
+    for name, (_, dtype, tied) in layouts[paths[newest]].items():
+        if dtype.is_floating_point:
+            model[name] = sums.pop(name).div_(len(paths)).to(dtype) if tied == name else model[tied]
+    state.pop("last_optimizer_state", None)
+    state.update(model=model, averaged_from=inputs)
+
+    partial = output.with_name(f"{output.name}.partial")
+    try:
+        torch.save(state, partial)
+        os.replace(partial, output)
+    except RuntimeError as error:  # torch's writer reports a full disk and a missing folder so
+        raise OSError(f"{output}: cannot be written: {str(error).splitlines()[0]}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code, 2 for bad input."""
+    parser = argparse.ArgumentParser(
+        prog="average_checkpoints.py",
+        description="Average the weights of several checkpoints of one training. checkpoint_best.pt and "
+        "checkpoint_last.pt of a folder never count. The result holds no optimizer state.",
+    )
+    add = parser.add_argument
+    add("--inputs", nargs="+", type=Path, required=True, metavar="DIR|FILE", help="a run folder, or files")
+    add("--last", type=int, metavar="N", help="of a folder: its last N numbered checkpoints (default 10)")
+    add("--by", choices=("epoch", "update"), help="of a folder: those named checkpointN.pt, or checkpoint_E_U.pt")
+    add("--output", type=Path, required=True, metavar="FILE", help="the file to write")
+    options = parser.parse_args(arguments)
+    inputs: list[Path] = options.inputs
+    try:
+        if len(inputs) == 1 and inputs[0].is_dir():
+            inputs = find(inputs[0], 10 if options.last is None else options.last, options.by)
+        elif folder := next((path for path in inputs if path.is_dir()), None):
+            raise ValueError(f"--inputs: {folder} is a folder: give one folder, or files")
+        elif options.last is not None or options.by is not None:
+            raise ValueError("--last and --by choose from a folder: --inputs names files, all of which are averaged")
+        if options.output.is_dir():
+            raise ValueError(f"--output {options.output}: is a folder")
+        average(inputs, options.output)
+    except (ValueError, OSError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    print(f"{options.output}: the average of {', '.join(path.name for path in inputs)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

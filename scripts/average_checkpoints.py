@@ -1,0 +1,12 @@
+#!/usr/bin/env python3
+"""Average the weights of several checkpoints; --help says how."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from fairseq_resid.evaluation.averaging import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Average the last checkpoints of each run, decode with beam 4 and lenpen 0.6, score with sacrebleu:
+#     scripts/evaluate.sh RUN [RUN...] [--data DATA] [--last 10] [--by epoch|update] [--subset test] [--cpu]
+# --help says more. Everything is done by `python -m fairseq_resid.evaluation`.
+set -euo pipefail
+
+root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
+python="${FAIRSEQ_RESID_VENV:-$root/.venv}/bin/python"
+[[ -x "$python" ]] || python=python3
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+exec "$python" -m fairseq_resid.evaluation "$@"

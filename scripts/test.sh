@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Sets up with the test tools, then runs every check: ruff, mypy, import-linter, shellcheck, pytest.
+set -euo pipefail
+
+usage() {
+    cat <<'EOF'
+usage: scripts/test.sh [--no-lint] [--] [PYTEST ARGUMENTS]
+
+Makes or repairs the environment (scripts/setup.sh --with-tests), then runs ruff, mypy, import-linter,
+shellcheck and pytest. Every check runs, whatever the others found; the exit code is that of the first
+that failed. Arguments go to pytest:  scripts/test.sh -k gate
+
+  --no-lint   pytest only
+
+Environment variables: those of scripts/setup.sh.
+EOF
+}
+
+lint=yes
+while (($#)); do
+    case $1 in
+        -h | --help)
+            usage
+            exit 0
+            ;;
+        --no-lint) lint="" ;;
+        --)
+            shift
+            break
+            ;;
+        *) break ;;
+    esac
+    shift
+done
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+venv=${FAIRSEQ_RESID_VENV:-$root/.venv}
+[[ $venv == /* ]] || venv=$PWD/$venv
+# One spelling for setup.sh and for everything that the tests start.
+export FAIRSEQ_RESID_VENV=$venv
+
+"$root/scripts/setup.sh" --with-tests
+
+# The commands of the environment (fairseq-train and the like) and its Python come first.
+export PATH="$venv/bin:$PATH" VIRTUAL_ENV="$venv"
+unset PYTHONPATH PYTHONHOME
+first_failure=0
+
+stage() { # stage NAME COMMAND...
+    local name=$1 status=0
+    shift
+    printf '== %s\n' "$name"
+    (cd "$root" && "$@") || status=$?
+    if ((status != 0)); then
+        printf '== %s failed (exit code %d)\n' "$name" "$status"
+        if ((first_failure == 0)); then first_failure=$status; fi
+    fi
+}
+
+# Every shell file that git tracks or would track; in a tree without git, every one outside hidden folders.
+# shellcheck disable=SC2329  # called through stage
+shell_files() {
+    if git -C "$root" rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+        (cd "$root" && git ls-files -co --exclude-standard -- '*.sh' .ci/run)
+    else
+        (cd "$root" && find . \( -name '.?*' -o -name data-bin -o -name checkpoints \) -prune -o -name '*.sh' -print && echo .ci/run)
+    fi
+}
+
+# shellcheck disable=SC2329  # called through stage
+check_shell() {
+    local file files=()
+    while IFS= read -r file; do
+        if [[ -f $file ]]; then files+=("$file"); fi
+    done < <(shell_files)
+    shellcheck ${files[@]+"${files[@]}"}
+}
+
+if [[ -n $lint ]]; then
+    stage ruff ruff check .
+    stage mypy mypy
+    stage import-linter lint-imports
+    stage shellcheck check_shell
+fi
+# Two workers, each with one thread: more threads only get in each other's way on models this small.
+OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} stage pytest python -m pytest -n 2 --dist loadscope "$@"
+exit "$first_failure"

