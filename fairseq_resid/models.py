@@ -96,11 +96,10 @@ def wrap(layer, cfg):  # type: ignore[no-untyped-def]
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
 
-def adopt_names(module, state_dict: dict[str, Any], name: str) -> None:  # type: ignore[no-untyped-def]
+def adopt_names(state_dict: dict[str, Any], name: str) -> None:
     """Rename, in place, what a stock checkpoint calls the parts of an encoder or decoder called `name`.
 
-    Stock's layer norms become the first norm of their site; 0.12.2's BetterTransformer copies go. The positional
-    embedding's one-element buffer, which 0.12.2 stores and fairseq-fixed does not know, follows the module.
+    Stock's layer norms become the first norm of their site; 0.12.2's BetterTransformer copies go.
     """
     layer = re.compile(rf"{re.escape(name)}\.layers\.\d+\.(\w+)(\.\w+)?")
     for key in list(state_dict):
@@ -108,13 +107,8 @@ def adopt_names(module, state_dict: dict[str, Any], name: str) -> None:  # type:
         if match and match[1] in STOCK_NORMS:
             head = key[: match.start(1)]
             state_dict[f"{head}{STOCK_NORMS[match[1]]}{match[2]}"] = state_dict.pop(key)
-        elif (match and match[1] in BETTER_TRANSFORMER_COPIES and match[2] is None) or (
-            key == f"{name}.embed_positions._float_tensor"
-        ):
+        elif match and match[1] in BETTER_TRANSFORMER_COPIES and match[2] is None:
             del state_dict[key]
-    for key, value in module.state_dict().items():
-        if key == "embed_positions._float_tensor":
-            state_dict[f"{name}.{key}"] = value
 
 
 class ResidualTransformerEncoder(TransformerEncoderBase):
@@ -125,7 +119,7 @@ class ResidualTransformerEncoder(TransformerEncoderBase):
 
     def upgrade_state_dict_named(self, state_dict, name):  # type: ignore[no-untyped-def]
         state_dict = super().upgrade_state_dict_named(state_dict, name)
-        adopt_names(self, state_dict, name)
+        adopt_names(state_dict, name)
         return state_dict
 
 
@@ -137,7 +131,7 @@ class ResidualTransformerDecoder(TransformerDecoderBase):
 
     def upgrade_state_dict_named(self, state_dict, name):  # type: ignore[no-untyped-def]
         state_dict = super().upgrade_state_dict_named(state_dict, name)
-        adopt_names(self, state_dict, name)
+        adopt_names(state_dict, name)
         return state_dict
 
 

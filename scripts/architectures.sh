@@ -2,11 +2,12 @@
 # architectures, and their table.
 # shellcheck shell=bash
 
-# train_and_score RECIPE LAST TABLE_FLAGS [fairseq-train flag...]; TABLE_FLAGS is the name of an array
+table_flags=() # of fairseq_resid.evaluation.table; the script that sources this may add some
+
+# train_and_score RECIPE LAST [fairseq-train flag...]
 train_and_score() {
     local recipe=$1 last=$2 arch runs=()
-    local -n table_flags=$3
-    shift 3
+    shift 2
     for arch in transformer transformer_sas transformer_rskip_ln; do
         printf '\n== %s ==\n' "$arch"
         scripts/train.sh "$recipe" --arch "$arch" "$@"
@@ -14,5 +15,5 @@ train_and_score() {
         runs+=("checkpoints/$recipe-$arch")
     done
     printf '\n'
-    python -m fairseq_resid.evaluation.table "${runs[@]}" "${table_flags[@]}"
+    python -m fairseq_resid.evaluation.table "${runs[@]}" ${table_flags[@]+"${table_flags[@]}"}
 }

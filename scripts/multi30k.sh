@@ -19,6 +19,4 @@ export PATH="${FAIRSEQ_RESID_VENV:-$PWD/.venv}/bin:$PATH"
 data-prep/multi30k-en-de.sh "$raw"
 # shellcheck source=scripts/architectures.sh
 . scripts/architectures.sh
-# shellcheck disable=SC2034  # read by name
-table=()
-train_and_score multi30k-en-de 10 table "$@"
+train_and_score multi30k-en-de 10 "$@"

@@ -22,8 +22,7 @@ python -m fairseq_resid.corpora.binarise --name phrasebook-en-vi --source en --t
 
 # shellcheck source=scripts/architectures.sh
 . scripts/architectures.sh
-# shellcheck disable=SC2034  # read by name
-table=(--floors data-bin/phrasebook/floors.json)
+table_flags+=(--floors data-bin/phrasebook/floors.json)
 # A run under other flags is an experiment; the recipe's own has a known result.
-(($#)) || table+=(--at-least 80)
-train_and_score quickstart 5 table "$@"
+(($#)) || table_flags+=(--at-least 80)
+train_and_score quickstart 5 "$@"

@@ -104,14 +104,22 @@ def resolve(name: str, given: dict[str, Any]) -> dict[str, Any]:
             value = spec.default
         elif spec.choices and value not in spec.choices:
             raise invalid(option, value, f"{name} takes one of {', '.join(spec.choices)}")
-        elif spec.type is int:
-            if float(value) != int(value):
-                raise invalid(option, value, f"{name} takes an integer")
-            value = int(value)
-        elif spec.type is float:
-            value = float(value)
+        elif spec.type is not str:
+            value = _number(option, value, spec.type, name)
         values[option] = value
     return values
+
+
+def _number(option: str, value: Any, kind: type, name: str) -> int | float:
+    """Return an option's value as the number it must be; the command line gives every number as a float."""
+    kinds = {int: "an integer", float: "a number"}
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise invalid(option, value, f"{name} takes {kinds[kind]}") from None
+    if kind is int and not number.is_integer():
+        raise invalid(option, value, f"{name} takes {kinds[kind]}")
+    return kind(number)
 
 
 def build(name: str, dim: int, dropout: nn.Module | float = 0.0, **given: Any) -> ResidualConnection:

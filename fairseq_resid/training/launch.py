@@ -45,7 +45,9 @@ def changes(before: list[str], now: list[str]) -> str:
     """Return what differs between two commands, as words for an error."""
     gone = [word for word in before if word not in now]
     new = [word for word in now if word not in before]
-    return f"was {shlex.join(gone) or 'without'}, now {shlex.join(new) or 'without'}"
+    if not gone and not new:
+        return "the same words in another order or number"
+    return f"was {shlex.join(gone) or 'nothing'}, now {shlex.join(new) or 'nothing'}"
 
 
 def train(command: list[str], run: Run) -> bool:

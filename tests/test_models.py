@@ -1,0 +1,922 @@
+"""The models inside fairseq: sizes, names, equality with stock `transformer`, decoding, and fairseq's own features."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import options as fairseq_options
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.models.transformer import TransformerModel
+from fairseq.modules import FairseqDropout
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from fairseq.quantization_utils import quantize_model_scalar
+from fairseq.sequence_generator import SequenceGenerator
+from torch import nn
+
+from fairseq_resid import connections
+from fairseq_resid.compat import UserError
+from fairseq_resid.layers import ResidualDecoderLayer, ResidualEncoderLayer
+
+NAMES = Path(__file__).resolve().parent / "data" / "state_dict_names.json"
+
+
+def dictionary(words=50):
+    made = Dictionary()
+    for index in range(words):
+        made.add_symbol(f"w{index}")
+    return made
+
+
+DICT = dictionary()
+PAD, EOS = DICT.pad(), DICT.eos()
+TASK = argparse.Namespace(source_dictionary=DICT, target_dictionary=DICT)
+TINY = {
+    "encoder_embed_dim": 64,
+    "encoder_ffn_embed_dim": 128,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+}
+PRE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+# 0.12.2's copies of encoder weights, and their place in a layer of 64 channels with 128 hidden units.
+COPIES = {
+    "in_proj_weight": (192, 64),
+    "in_proj_bias": (192,),
+    "out_proj_weight": (64, 64),
+    "out_proj_bias": (64,),
+    "fc1_weight": (128, 64),
+    "fc1_bias": (128,),
+    "fc2_weight": (64, 128),
+    "fc2_bias": (64,),
+}
+COPY = re.compile(rf"encoder\.layers\.\d+\.({'|'.join(COPIES)})")
+
+VARIANTS = {
+    **{name: {"residual": name} for name in connections.names() if name != "exclusive_gate"},
+    "rskip_ln λ=3": {"residual": "rskip_ln", "skip_lambda": 3},
+    "sas free": {"residual": "sas", "sas_gamma": "free"},
+    "sas single": {"residual": "sas", "sas_gate": "single"},
+    "sas transform": {"residual": "sas", "sas_gate": "transform"},
+    **{
+        f"{name} layer": {"residual": name, "residual_norm": "layer"}
+        for name in ("highway", "shortcut_gate", "linear_shortcut", "dropout_shortcut")
+    },
+}
+variants = pytest.mark.parametrize("given", list(VARIANTS.values()), ids=list(VARIANTS))
+both = pytest.mark.parametrize("arch", ["transformer_sas_tiny", "transformer_rskip_ln_tiny"])
+
+
+def settings(arch, **given):
+    args = argparse.Namespace(arch=arch, **given)
+    ARCH_CONFIG_REGISTRY[arch](args)
+    return args
+
+
+def shaken(model, seed=0, noise=0.03):
+    """The model with every parameter moved, so that no two norms or biases are equal."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += noise * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def build(arch="transformer_resid_tiny", task=TASK, **given):
+    torch.manual_seed(0)
+    return shaken(ARCH_MODEL_REGISTRY[arch].build_model(settings(arch, **given), task))
+
+
+def stock(**given):
+    torch.manual_seed(0)
+    return shaken(TransformerModel.build_model(settings("transformer", **{**TINY, **given}), TASK))
+
+
+def copied(model):
+    return {key: value.clone() for key, value in model.state_dict().items()}
+
+
+def adopted(model, given):
+    """Ours with the weights of a stock model."""
+    ours = build(**given)
+    ours.load_state_dict(copied(model))
+    return ours.eval()
+
+
+def sentences(seed=0, lengths=(3, 5, 7), bound=None):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(4, bound or len(DICT), (n,), generator=generator) for n in lengths]
+
+
+def left_padded(rows):
+    width = max(map(len, rows))
+    return torch.stack([torch.cat([row.new_full((width - len(row),), PAD), row]) for row in rows])
+
+
+def batch(lengths=(3, 5, 7)):
+    source = left_padded(sentences(1, lengths))
+    target = torch.stack(sentences(2, [6] * len(lengths)))
+    start = torch.full((len(target), 1), EOS)
+    return source, torch.tensor(lengths), torch.cat([start, target[:, :-1]], dim=1), target
+
+
+def sample():
+    source, lengths, previous, target = batch()
+    net_input = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": previous}
+    return {"net_input": net_input, "target": target, "ntokens": target.numel(), "nsentences": len(target)}
+
+
+def logits(model, **given):
+    return model(*batch()[:3], **given)[0]
+
+
+def translate(model, rows, beam=4):
+    generator = SequenceGenerator([model], DICT, beam_size=beam, max_len_a=0, max_len_b=9, len_penalty=0.6)
+    net_input = {"src_tokens": left_padded(rows), "src_lengths": torch.tensor([len(row) for row in rows])}
+    return generator.generate([model], {"net_input": net_input})
+
+
+def incremental(model, source, lengths, previous):
+    """Logits of teacher forcing one step at a time."""
+    encoded, state = model.encoder(source, lengths), {}
+    steps = [
+        model.decoder(previous[:, : step + 1], encoder_out=encoded, incremental_state=state)[0]
+        for step in range(previous.size(1))
+    ]
+    return torch.cat(steps, dim=1)
+
+
+def sites(model):
+    return {name: m for name, m in model.named_modules() if isinstance(m, connections.ResidualConnection)}
+
+
+def close(found, expected, tolerance=1e-5):
+    """Equal to `tolerance` of the largest value: without a norm, values grow from layer to layer."""
+    assert found.shape == expected.shape
+    worst = ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
+    assert worst < tolerance, worst
+
+
+def parameters(model):
+    return sum(p.numel() for name, p in model.named_parameters() if not COPY.fullmatch(name))
+
+
+# --- architectures -------------------------------------------------------------------------------------------------
+
+SUFFIXES = {
+    # suffix: (C, FFN, heads, layers per stack, dropout)
+    "": (512, 2048, 8, 6, 0.1),
+    "_big": (1024, 4096, 16, 6, 0.3),
+    "_iwslt_en_vi": (512, 2048, 8, 6, 0.1),
+    "_iwslt_en_vi_big": (1024, 4096, 16, 6, 0.3),
+    "_wmt_en_de": (512, 2048, 8, 6, 0.1),
+    "_wmt_en_de_big": (1024, 4096, 16, 6, 0.3),
+    "_wmt_en_fr": (512, 2048, 8, 6, 0.1),
+    "_wmt_en_fr_big": (1024, 4096, 16, 6, 0.1),
+    "_tiny": (64, 128, 4, 2, 0.1),
+}
+# With 54 entries in each dictionary, nothing shared; and what the structures add.
+STOCK = {64: 177_792, 512: 44_221_440, 1024: 176_523_264}
+ADDED = {
+    "transformer_resid": {64: 0, 512: 0, 1024: 0},
+    "transformer_rskip_ln": {64: 1_280, 512: 30_720, 1024: 61_440},
+    "transformer_sas": {64: 166_420, 512: 31_518_780, 1024: 125_952_060},
+}
+
+
+def test_names_of_architectures():
+    expected = {family + suffix for family in ADDED for suffix in SUFFIXES}
+    assert set(ARCH_MODEL_INV_REGISTRY["transformer_resid"]) == expected
+
+
+@pytest.mark.parametrize("width", STOCK)
+def test_parameters_of_stock(width):
+    arch = {64: "transformer", 512: "transformer", 1024: "transformer_vaswani_wmt_en_de_big"}[width]
+    with torch.device("meta"):
+        model = TransformerModel.build_model(settings(arch, **(TINY if width == 64 else {})), TASK)
+    assert parameters(model) == STOCK[width]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("family", ADDED)
+def test_architecture(family, suffix):
+    arch = family + suffix
+    c, ffn, heads, layers, dropout = SUFFIXES[suffix]
+    args = settings(arch)
+    for stack in ("encoder", "decoder"):
+        names = ("embed_dim", "ffn_embed_dim", "attention_heads", "layers")
+        assert [getattr(args, f"{stack}_{name}") for name in names] == [c, ffn, heads, layers]
+    assert (args.dropout, args.attention_dropout, args.activation_dropout) == (dropout, 0, 0)
+    with torch.device("meta"):
+        model = ARCH_MODEL_REGISTRY[arch].build_model(args, TASK)
+    assert parameters(model) == STOCK[c] + ADDED[family][c]
+    assert sum(p.numel() for p in model.parameters()) == parameters(model)
+    assert len(sites(model)) == 5 * layers
+    assert {site.dropout.p for site in sites(model).values()} == {dropout}
+    assert {site.described["residual"] for site in sites(model).values()} == {args.residual}
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        assert layer.self_attn.num_heads == heads
+        assert tuple(layer.fc1.weight.shape) == (ffn, c)
+
+
+def test_flags_override_an_architecture():
+    args = settings("transformer_sas_big", encoder_embed_dim=32, dropout=0.0, decoder_layers=3)
+    assert (args.encoder_embed_dim, args.decoder_embed_dim, args.encoder_ffn_embed_dim) == (32, 32, 4096)
+    assert (args.dropout, args.encoder_layers, args.decoder_layers) == (0.0, 6, 3)
+
+
+@pytest.mark.parametrize("name", list(VARIANTS)[:11])
+def test_parameters_of_every_variant(name):
+    site = {
+        **dict.fromkeys(["post_ln", "pre_ln", "xskip_ln"], 0),
+        **dict.fromkeys(["xskip", "dropout_shortcut"], -128),
+        **dict.fromkeys(["highway", "shortcut_gate", "linear_shortcut"], 64 * 64 + 64 - 128),
+        "wskip_ln": 64,
+        "rskip_ln": 128,
+        "sas": 4 * 64**2 + 4 * 64 + 2,
+    }[name]
+    final_norms = 2 * 128 if name == "pre_ln" else 0
+    model = build(residual=name)
+    assert parameters(model) == STOCK[64] + 10 * site + final_norms
+    assert (model.encoder.layer_norm is None) == (model.decoder.layer_norm is None) == (name != "pre_ln")
+
+
+# --- options -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("residual", ["sas", "rskip_ln", "post_ln"])
+@pytest.mark.parametrize("arch", ["transformer_sas", "transformer_sas_tiny", "transformer_rskip_ln_wmt_en_fr_big"])
+def test_residual_with_a_named_structure(arch, residual):
+    with pytest.raises(UserError, match=f"--residual {residual}") as error:
+        settings(arch, residual=residual)
+    assert arch in str(error.value)
+    assert "transformer_resid" in str(error.value)
+
+
+def test_a_second_call_on_what_the_first_one_wrote():
+    """fairseq applies an architecture again to the config of a checkpoint."""
+    args = settings("transformer_sas_tiny", sas_gamma="free")
+    args._name = "transformer_sas_tiny"
+    before = dict(vars(args))
+    ARCH_CONFIG_REGISTRY["transformer_sas_tiny"](args)
+    assert vars(args) == before
+    args.residual = "post_ln"
+    with pytest.raises(UserError, match="--residual post_ln"):
+        ARCH_CONFIG_REGISTRY["transformer_sas_tiny"](args)
+
+
+@pytest.mark.parametrize("arch", ["transformer_resid_tiny", "transformer_sas_tiny", "transformer_rskip_ln_tiny"])
+@pytest.mark.parametrize("flags", [["encoder"], ["decoder"], ["encoder", "decoder"]], ids=str)
+def test_normalize_before_that_contradicts(arch, flags):
+    given = {f"{stack}_normalize_before": True for stack in flags}
+    if arch == "transformer_resid_tiny":
+        given["residual"] = "rskip_ln" if len(flags) == 2 else "pre_ln"
+    with pytest.raises(UserError) as error:
+        settings(arch, **given)
+    for stack in flags:
+        assert f"--{stack}-normalize-before" in str(error.value)
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_one_normalize_before_alone(stack):
+    with pytest.raises(UserError, match=f"--{stack}-normalize-before with --residual post_ln"):
+        settings("transformer_resid_tiny", **{f"{stack}_normalize_before": True})
+
+
+@pytest.mark.parametrize("given", [PRE, {"residual": "pre_ln"}, {**PRE, "residual": "pre_ln"}], ids=str)
+def test_ways_to_say_pre_ln(given):
+    args = settings("transformer_resid_tiny", **given)
+    assert (args.residual, args.encoder_normalize_before, args.decoder_normalize_before) == ("pre_ln", True, True)
+
+
+@pytest.mark.parametrize("flag", ["scale_attn", "scale_fc", "scale_heads", "scale_resids"])
+@pytest.mark.parametrize("arch", ["transformer_resid_tiny", "transformer_sas_tiny"])
+def test_scalings_of_fairseq_are_refused(arch, flag):
+    with pytest.raises(UserError, match=f"--{flag.replace('_', '-')}"):
+        settings(arch, **{flag: True})
+
+
+SAS_IMAGE = {"residual": "sas", "sas_gate": "full", "sas_gamma": "coupled", "sas_alpha_bias": 3, "sas_beta_bias": 0}
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ({}, {"residual": "post_ln"}),
+        ({"residual": "rskip_ln"}, {"residual": "rskip_ln", "skip_lambda": 2}),
+        ({"residual": "xskip"}, {"residual": "xskip", "skip_lambda": 1, "branch_scale": 1}),
+        ({"residual": "exclusive_gate"}, {"residual": "highway", "gate_bias": -1, "residual_norm": "none"}),
+        ({"residual": "sas", "sas_alpha_bias": 3.0}, SAS_IMAGE),
+    ],
+    ids=str,
+)
+def test_options_are_resolved_and_written(given, written):
+    args = settings("transformer_resid_tiny", **given)
+    assert {key: getattr(args, key) for key in written} == written
+    model = build(**given)
+    assert model.cfg.residual_options == {key: value for key, value in written.items() if key != "residual"}
+    for site in sites(model).values():
+        assert site.described == written
+
+
+@pytest.mark.parametrize(
+    ("arch", "given", "text"),
+    [
+        ("transformer_sas_tiny", {"skip_lambda": 2}, "--skip-lambda 2"),
+        ("transformer_rskip_ln_tiny", {"sas_gate": "full"}, "--sas-gate full"),
+        ("transformer_rskip_ln_tiny", {"skip_lambda": 0.0}, "--skip-lambda 0"),
+        ("transformer_rskip_ln_tiny", {"skip_lambda": 1.5}, "--skip-lambda 1.5"),
+        ("transformer_rskip_ln_tiny", {"skip_lambda": float("inf")}, "--skip-lambda inf"),
+        ("transformer_resid_tiny", {"residual": "nonsense"}, "--residual nonsense"),
+        ("transformer_resid_tiny", {"wskip_init": 2.0}, "--wskip-init 2.0"),
+    ],
+)
+def test_wrong_options_stop_before_the_data_is_loaded(arch, given, text):
+    with pytest.raises(UserError, match=re.escape(text)):
+        settings(arch, **given)
+
+
+def test_command_line():
+    """Flags survive fairseq's parser and its conversion to a config, from which generation builds the model."""
+    parser = fairseq_options.get_training_parser()
+    line = "data --task translation --arch transformer_resid_tiny --residual rskip_ln --skip-lambda 3 --dropout 0.2"
+    args = fairseq_options.parse_args_and_arch(parser, line.split())
+    cfg = convert_namespace_to_omegaconf(args).model
+    assert (cfg.residual, cfg.skip_lambda, cfg.dropout) == ("rskip_ln", 3, 0.2)
+    model = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(cfg, TASK)
+    found = {(site.described["skip_lambda"], len(site.recursive_norms)) for site in sites(model).values()}
+    assert found == {(3, 2)}
+    assert model.cfg.encoder.embed_dim == 64
+
+
+def test_models_do_not_share_their_config():
+    first, second = build(residual="sas", sas_gate="single"), build(residual="rskip_ln", decoder_layers=1)
+    assert (first.cfg.residual, first.cfg.residual_options["sas_gate"]) == ("sas", "single")
+    assert (first.cfg.decoder.layers, second.cfg.decoder.layers) == (2, 1)
+    assert (second.cfg.residual, second.cfg.residual_options) == ("rskip_ln", {"skip_lambda": 2})
+
+
+def test_mistakes_are_user_errors():
+    other = argparse.Namespace(source_dictionary=DICT, target_dictionary=dictionary(9))
+    with pytest.raises(UserError, match="joined dictionary"):
+        build("transformer_sas_tiny", other, share_all_embeddings=True)
+    with pytest.raises(UserError, match="fairseq-hydra-train"):
+        ARCH_MODEL_REGISTRY["transformer_sas"].build_model({"residual": "sas"}, TASK)
+
+
+# --- names in checkpoints ------------------------------------------------------------------------------------------
+
+
+def shapes_by_name(model):
+    """Name and shape of everything in a state dict; the buffer that only 0.12.2 stores left out."""
+    state = model.state_dict()
+    return {key: list(value.shape) for key, value in state.items() if not key.endswith("_float_tensor")}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_names_in_checkpoints_are_frozen(name):
+    frozen = json.loads(NAMES.read_text(encoding="utf-8"))
+    assert frozen.keys() == {"every variant", *VARIANTS}
+    assert shapes_by_name(build(**VARIANTS[name])) == {**frozen["every variant"], **frozen[name]}
+
+
+# --- stock equality ------------------------------------------------------------------------------------------------
+
+STRUCTURES = {
+    "post_ln": ({}, {"residual": "post_ln"}),
+    "rskip_ln λ=1": ({}, {"residual": "rskip_ln", "skip_lambda": 1}),
+    "pre_ln": (PRE, {"residual": "pre_ln"}),
+}
+structures = pytest.mark.parametrize(("theirs", "ours"), list(STRUCTURES.values()), ids=list(STRUCTURES))
+DROPPING = {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.15}
+
+
+def loss_and_gradients(model):
+    torch.manual_seed(5)
+    model.zero_grad()
+    loss = LabelSmoothedCrossEntropyCriterion(TASK, False, 0.1)(model, sample())[0]
+    loss.backward()
+    renamed = {"self_attn_residual.norm": "self_attn_layer_norm", "ffn_residual.norm": "final_layer_norm"}
+    renamed["encoder_attn_residual.norm"] = "encoder_attn_layer_norm"
+    found = {}
+    for name, parameter in model.named_parameters():
+        for new, old in renamed.items():
+            name = name.replace(new, old)
+        if not COPY.fullmatch(name):
+            found[name] = parameter.grad
+    return loss, found
+
+
+@pytest.mark.parametrize("mode", ["eval", "train", "dropout"])
+@structures
+def test_stock_equality_bitwise(theirs, ours, mode):
+    dropout = DROPPING if mode == "dropout" else {"dropout": 0.0}
+    model = stock(**theirs, **dropout)
+    copy = adopted(model, {**ours, **dropout})
+    for each in (model, copy):
+        each.train(mode != "eval")
+    torch.manual_seed(4)
+    expected = logits(model)
+    torch.manual_seed(4)
+    assert torch.equal(logits(copy), expected)
+    (loss, gradients), (our_loss, our_gradients) = loss_and_gradients(model), loss_and_gradients(copy)
+    assert torch.equal(our_loss, loss)
+    assert our_gradients.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        assert torch.equal(our_gradients[name], gradient), name
+
+
+@structures
+def test_stock_equality_of_beam_search(theirs, ours):
+    model = stock(**theirs)
+    rows = sentences(3, (2, 4, 6, 6))
+    for expected, found in zip(translate(model, rows), translate(adopted(model, ours), rows), strict=True):
+        assert len(expected) == len(found) == 4
+        for a, b in zip(expected, found, strict=True):
+            assert torch.equal(a["tokens"], b["tokens"])
+            assert torch.equal(a["score"], b["score"])
+            assert torch.equal(a["positional_scores"], b["positional_scores"])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"share_all_embeddings": True},
+        {"share_decoder_input_output_embed": True},
+        {"layernorm_embedding": True},
+        {"cross_self_attention": True},
+        {"cross_self_attention": True, "no_cross_attention": True},
+        {"encoder_learned_pos": True, "decoder_learned_pos": True},
+        {"adaptive_softmax_cutoff": "20,40"},
+        {"activation_fn": "gelu"},
+        {"encoder_ffn_embed_dim": 96, "decoder_embed_dim": 48, "decoder_output_dim": 48, "decoder_input_dim": 48},
+    ],
+    ids=str,
+)
+def test_stock_equality_under_other_options(given):
+    model = stock(**given)
+    assert torch.equal(logits(adopted(model, given)), logits(model))
+
+
+@pytest.mark.parametrize("final_norm", [True, False])
+def test_no_decoder_final_norm(final_norm):
+    given = {"no_decoder_final_norm": not final_norm}
+    model = stock(**PRE, **given)
+    copy = adopted(model, {"residual": "pre_ln", **given})
+    assert copy.encoder.layer_norm is not None
+    assert (copy.decoder.layer_norm is not None) == final_norm
+    assert torch.equal(logits(copy), logits(model))
+
+
+def as_older_fairseq_writes(model):
+    """What 0.12.2 stores of a stock model beside what every fairseq stores."""
+    state = copied(model)
+    for layer in range(2):
+        state.update({f"encoder.layers.{layer}.{key}": torch.zeros(shape) for key, shape in COPIES.items()})
+    for stack in ("encoder", "decoder"):
+        state[f"{stack}.embed_positions._float_tensor"] = torch.zeros(1)
+    return state
+
+
+def as_newer_fairseq_writes(model):
+    state = copied(model)
+    return {key: value for key, value in state.items() if not COPY.fullmatch(key) and "_float_tensor" not in key}
+
+
+@pytest.mark.parametrize("written", [as_older_fairseq_writes, as_newer_fairseq_writes])
+@structures
+def test_stock_checkpoints_of_either_fairseq_load(theirs, ours, written):
+    model, copy = stock(**theirs), build(**ours)
+    state = written(model)
+    assert sum(bool(COPY.fullmatch(key)) for key in state) == (16 if written is as_older_fairseq_writes else 0)
+    copy.load_state_dict(state)
+    assert torch.equal(logits(copy.eval()), logits(model))
+
+
+@variants
+def test_own_checkpoints_load(given):
+    model, other = build(**given), shaken(build(**given), seed=7)
+    assert not torch.equal(logits(other), logits(model))
+    other.load_state_dict(copied(model))
+    assert torch.equal(logits(other.eval()), logits(model))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "missing"),
+    [
+        ({}, {"residual": "sas"}, ["encoder.layers.0.self_attn_residual.gate.hidden_weight"]),
+        ({}, {"residual": "sas"}, [f"decoder.layers.1.{s}_residual.gate.output_bias" for s in ("encoder_attn", "ffn")]),
+        ({}, {"residual": "rskip_ln"}, ["decoder.layers.1.encoder_attn_residual.recursive_norms.0.weight"]),
+        ({}, {"residual": "wskip_ln"}, ["encoder.layers.1.ffn_residual.skip_weight"]),
+        ({}, {"residual": "pre_ln"}, ["encoder.layer_norm.weight", "decoder.layer_norm.bias"]),
+        (PRE, {"residual": "post_ln"}, ["encoder.layer_norm.weight", "decoder.layer_norm.bias"]),
+        ({}, {"residual": "xskip"}, ["encoder.layers.0.self_attn_residual.norm.weight"]),
+        ({}, {"encoder_ffn_embed_dim": 96}, ["encoder.layers.0.fc1.weight"]),
+    ],
+    ids=str,
+)
+def test_a_stock_checkpoint_that_does_not_fit(theirs, ours, missing):
+    with pytest.raises(UserError) as error:
+        build(**ours).load_state_dict(copied(stock(**theirs)))
+    assert f"--residual {ours.get('residual', 'post_ln')}" in str(error.value)
+    for key in missing:
+        assert key in str(error.value)
+
+
+# --- decoding, padding, modes --------------------------------------------------------------------------------------
+
+
+@variants
+def test_incremental_decoding_equals_the_full_forward(given):
+    model = build(**given)
+    source, lengths, previous, _ = batch()
+    full = model(source, lengths, previous)[0]
+    close(incremental(model, source, lengths, previous), full)
+
+
+@variants
+def test_padding_and_batch_order_change_nothing(given):
+    model = build(**given)
+    source, lengths, previous, _ = batch()
+    previous = previous.clone()
+    previous[1, 4:] = PAD  # a shorter target
+    together = model(source, lengths, previous)[0]
+    order = torch.tensor([2, 0, 1])
+    reordered = model(source[order], lengths[order], previous[order])[0]
+    for row, length in enumerate(lengths.tolist()):
+        kept = 4 if row == 1 else 6
+        single = model(source[row : row + 1, -length:], lengths[row : row + 1], previous[row : row + 1, :kept])[0][0]
+        close(together[row, :kept], single)
+        close(reordered[order.tolist().index(row), :kept], single)
+
+
+@both
+def test_beam_search_does_not_see_the_batch(arch):
+    model, rows = build(arch), sentences(3, (2, 4, 7))
+    for row, found in zip(rows, translate(model, rows), strict=True):
+        alone = translate(model, [row])[0]
+        for a, b in zip(alone, found, strict=True):
+            assert torch.equal(a["tokens"], b["tokens"])
+            close(a["score"], b["score"])
+
+
+@variants
+def test_train_equals_eval_without_dropout(given):
+    model = build(**given, dropout=0.0)
+    evaluated = logits(model)
+    trained = logits(model.train())
+    if given["residual"] == "dropout_shortcut":
+        assert not torch.allclose(trained, evaluated, atol=1e-3)
+    else:
+        close(trained, evaluated)
+
+
+@variants
+def test_every_parameter_learns(given):
+    model = build(**given).train()
+    LabelSmoothedCrossEntropyCriterion(TASK, False, 0.1)(model, sample())[0].backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        if not name.endswith("k_proj.bias"):  # softmax does not see what all keys share
+            assert parameter.grad.abs().sum() > 0, name
+
+
+@variants
+def test_own_layers_run_in_eval_mode_after_loading(given, monkeypatch):
+    """0.12.2 would skip a layer's own forward here."""
+    model = build(**given)
+    model.load_state_dict(copied(model))
+    model.eval()
+    calls = []
+    for kind in (ResidualEncoderLayer, ResidualDecoderLayer):
+        forward = kind.forward
+
+        def counted(self, *args, _forward=forward, **kwargs):
+            calls.append(type(self))
+            return _forward(self, *args, **kwargs)
+
+        monkeypatch.setattr(kind, "forward", counted)
+    seen = []
+    for name, site in sites(model).items():
+        site.register_forward_hook(lambda *_, name=name: seen.append(name))
+    with torch.no_grad():
+        logits(model)
+    assert calls == [ResidualEncoderLayer] * 2 + [ResidualDecoderLayer] * 2
+    assert sorted(seen) == sorted(sites(model))
+    assert not [name for name, _ in model.named_parameters() if COPY.fullmatch(name)]
+    assert not [name for name in model.state_dict() if COPY.fullmatch(name)]
+
+
+def test_own_layers_are_immune_by_themselves(monkeypatch):
+    """Also where nothing in fairseq is bridged: neither of 0.12.2's two conditions for its path holds."""
+    plain = TransformerEncoderLayerBase.__init__
+    monkeypatch.setattr(TransformerEncoderLayerBase, "__init__", plain.__wrapped__)
+    model = build()
+    model.load_state_dict(copied(model))
+    for layer in model.encoder.layers:
+        assert not layer.can_use_fastpath
+        assert not getattr(layer, "load_to_BT", False)
+
+
+def test_stock_decodes_left_padded_batches():
+    """0.12.2's own encoder crashes here, once it has loaded weights, unless its BetterTransformer path is closed."""
+    model, rows = stock(), sentences(3, (2, 4, 7))
+    model.load_state_dict(copied(model))
+    model.eval()
+    with torch.no_grad():
+        together = translate(model, rows)
+        for row, found in zip(rows, together, strict=True):
+            assert torch.equal(translate(model, [row])[0][0]["tokens"], found[0]["tokens"])
+
+
+@pytest.mark.parametrize("name", list(VARIANTS)[:11])
+def test_torchscript(name):
+    model = build(residual=name, encoder_layers=1, decoder_layers=1)
+    scripted = torch.jit.script(model)
+    close(logits(scripted), logits(model))
+
+
+# --- one layer beside stock's --------------------------------------------------------------------------------------
+
+GENERATOR = torch.Generator().manual_seed(9)
+X, ENCODED = torch.randn(4, 3, 64, generator=GENERATOR), torch.randn(5, 3, 64, generator=GENERATOR)
+SOURCE_PADDING = torch.zeros(3, 5, dtype=torch.bool)
+SOURCE_PADDING[0, :2] = True
+
+
+def same(found, expected):
+    if isinstance(expected, (tuple, list)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            same(one, other)
+    else:
+        assert found is expected is None or torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("given", [{}, {"need_attn": True}, {"need_head_weights": True}], ids=str)
+@structures
+def test_attention_of_a_decoder_layer_is_that_of_stock(theirs, ours, given, fast, training):
+    model = stock(**theirs, dropout=0.0)
+    results = []
+    for each in (model, adopted(model, {**ours, "dropout": 0.0})):
+        layer = each.decoder.layers[1].train(training)
+        if fast:
+            layer.make_generation_fast_(need_attn=False)
+        results.append(layer(X, ENCODED, SOURCE_PADDING, **given))
+    same(results[1], results[0])
+    assert (results[0][1] is None) == (not given and (fast or training))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@structures
+def test_states_handed_to_a_decoder_layer(theirs, ours, masked):
+    """The path of ONNX export: keys and values of earlier steps come and go as tensors."""
+    model = stock(**theirs)
+    own = [torch.randn(3, 4, 2, 16, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    encoder = [torch.randn(3, 4, 5, 16, generator=torch.Generator().manual_seed(i)) for i in range(2, 4)]
+    padding = {}
+    if masked:
+        own.append(torch.zeros(3, 2, dtype=torch.bool))
+        own[2][1, 0] = True
+        encoder.append(SOURCE_PADDING)
+        padding = {"self_attn_padding_mask": torch.zeros(3, 1, dtype=torch.bool)}
+    results = []
+    for each in (model, adopted(model, ours)):
+        layer = each.decoder.layers[0]
+        layer.prepare_for_onnx_export_()
+        states = {"incremental_state": {}, "prev_self_attn_state": list(own), "prev_attn_state": list(encoder)}
+        results.append(layer(X[:1], ENCODED, SOURCE_PADDING, **states, **padding))
+    same(results[1], results[0])
+    assert [len(state) for state in results[1][2]] == [3] * (3 if masked else 2)
+
+
+@pytest.mark.parametrize("return_fc", [False, True])
+@pytest.mark.parametrize("mask", [None, torch.ones(4, 4).triu(1)], ids=["all", "causal"])
+@structures
+def test_an_encoder_layer_beside_stock(theirs, ours, mask, return_fc):
+    model = stock(**theirs)
+    padding = SOURCE_PADDING[:, 1:]
+    results = []
+    for each in (model, adopted(model, ours)):
+        layer = each.encoder.layers[1]
+        layer.return_fc = return_fc
+        results.append(layer(X, padding, mask))
+    same(results[1], results[0])
+    assert isinstance(results[1], tuple) == return_fc
+
+
+# --- fairseq's features --------------------------------------------------------------------------------------------
+
+
+@both
+def test_layerdrop(arch):
+    plain, dropping = build(arch, dropout=0.0), build(arch, dropout=0.0, encoder_layerdrop=0.5, decoder_layerdrop=0.5)
+    assert torch.equal(logits(dropping), logits(plain))
+    calls = []
+    for site in sites(dropping).values():
+        site.register_forward_hook(lambda *_: calls.append(1))
+    dropping.train()
+    counts = set()
+    for _ in range(30):
+        calls.clear()
+        logits(dropping)
+        counts.add(len(calls))
+    assert min(counts) < 5 < max(counts) <= 10
+    assert len(counts) > 3
+
+
+KEEP = {"encoder_layers_to_keep": "1,3", "decoder_layers_to_keep": "0,2"}
+DEEP = {"encoder_layers": 4, "decoder_layers": 3}
+
+
+def pruned(state, build_one, arch, **given):
+    model = build_one(**given, **DEEP, **KEEP)
+    model.load_state_dict(state, model_cfg=argparse.Namespace(arch=arch, **KEEP))
+    return model.eval()
+
+
+@both
+def test_layers_to_keep(arch):
+    full = build(arch, **DEEP)
+    model = pruned(copied(full), lambda **given: build(arch, **given), arch)
+    for stack, kept in (("encoder", (1, 3)), ("decoder", (0, 2))):
+        layers, originals = getattr(model, stack).layers, getattr(full, stack).layers
+        assert len(layers) == 2
+        for layer, index in zip(layers, kept, strict=True):
+            expected = originals[index].state_dict()
+            assert layer.state_dict().keys() == expected.keys()
+            assert all(torch.equal(value, expected[key]) for key, value in layer.state_dict().items())
+    assert logits(model).isfinite().all()
+
+
+@structures
+def test_layers_to_keep_of_a_stock_checkpoint(theirs, ours):
+    full = stock(**theirs, **DEEP)
+    expected = pruned(copied(full), stock, "transformer", **theirs)
+    model = pruned(copied(full), build, "transformer_resid_tiny", **ours)
+    assert torch.equal(logits(model), logits(expected))
+
+
+@both
+def test_checkpoint_activations(arch):
+    plain, checkpointing = (build(arch, checkpoint_activations=on, **DROPPING).train() for on in (False, True))
+    assert checkpointing.state_dict().keys() == plain.state_dict().keys()
+    for layer in (*checkpointing.encoder.layers, *checkpointing.decoder.layers):
+        assert hasattr(layer, "precheckpoint_forward")
+    (loss, gradients), (same_loss, same) = loss_and_gradients(plain), loss_and_gradients(checkpointing)
+    assert torch.equal(loss, same_loss)
+    for name, gradient in gradients.items():
+        close(same[name], gradient)
+
+
+@both
+def test_adaptive_softmax(arch):
+    model = build(arch, adaptive_softmax_cutoff="20,40")
+    assert model.decoder.adaptive_softmax is not None
+    probabilities = model.get_normalized_probs(model(*batch()[:3]), False)
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(3, 6))
+    AdaptiveLoss(TASK, False)(model.train(), sample())[0].backward()
+    assert all(p.grad is not None for site in sites(model).values() for p in site.parameters())
+
+
+@both
+def test_shared_embeddings(arch):
+    apart = build(arch)
+    decoder = build(arch, share_decoder_input_output_embed=True)
+    everything = build(arch, share_all_embeddings=True)
+    assert apart.decoder.output_projection.weight is not apart.decoder.embed_tokens.weight
+    assert decoder.decoder.output_projection.weight is decoder.decoder.embed_tokens.weight
+    assert everything.encoder.embed_tokens is everything.decoder.embed_tokens
+    table = 64 * len(DICT)
+    assert parameters(apart) - table == parameters(decoder) == parameters(everything) + table
+
+
+def hooked(model):
+    return {name for name, module in model.named_modules() if module._forward_pre_hooks}
+
+
+@both
+def test_quant_noise_pq(arch):
+    torch.manual_seed(0)
+    model = build(arch, quant_noise_pq=0.5, quant_noise_pq_block_size=8)
+    ends = ("fc1", "fc2", "k_proj", "v_proj", "q_proj", "out_proj")
+    linears = {n for n, m in model.named_modules() if isinstance(m, nn.Linear) and ".layers." in n}
+    assert linears == {name for name, _ in model.named_modules() if name.endswith(ends)}
+    assert linears <= hooked(model)
+    assert not [name for name in hooked(model) if "_residual" in name]
+    before = copied(model)
+    logits(model.train())
+    changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
+    # fairseq's attention takes the weights without calling its projections, whose noise so stays out.
+    assert {f"{name}.weight" for name in linears if name.endswith(("fc1", "fc2"))} <= changed
+    assert changed <= {f"{name}.weight" for name in hooked(model)}
+
+
+@pytest.mark.parametrize("given", [VARIANTS[name] for name in ("sas", "sas single", "rskip_ln", "highway")], ids=str)
+def test_quant_noise_scalar(given, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)  # fairseq's scalar noise knows only GPUs
+    model = build(**given)
+    before = {name: type(module) for name, module in model.named_modules()}
+    quantize_model_scalar(model, argparse.Namespace(quant_noise_scalar=0.5))
+    replaced = {name for name, module in model.named_modules() if before.get(name) is not type(module)}
+    replaced = {name for name in replaced if name in before}
+    linears = {name for name, kind in before.items() if kind is nn.Linear}
+    assert linears <= replaced
+    assert len(linears) == 2 * 6 + 2 * 10 + 1
+    for name, site in sites(model).items():
+        assert not [key for key in replaced if key.startswith(name)]
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in site.modules())
+    assert logits(model.train()).isfinite().all()
+
+
+@pytest.mark.parametrize("no_cross_attention", [False, True])
+@both
+def test_cross_self_attention(arch, no_cross_attention):
+    model = build(arch, cross_self_attention=True, no_cross_attention=no_cross_attention)
+    for layer in model.decoder.layers:
+        assert (layer.encoder_attn is None) == (layer.encoder_attn_residual is None) == no_cross_attention
+    source, lengths, previous, _ = batch()
+    full = model(source, lengths, previous)[0]
+    close(incremental(model, source, lengths, previous), full)
+    flipped = model(source.flip(0), lengths.flip(0), previous)[0]
+    assert not torch.allclose(flipped[0], full[0], atol=1e-3)  # the source is seen
+
+
+@pytest.mark.parametrize("heads", [None, 2])
+@pytest.mark.parametrize("layer", [None, 0])
+def test_alignment_is_that_of_stock(layer, heads):
+    model = stock()
+    given = {"alignment_layer": layer, "alignment_heads": heads}
+    expected = model(*batch()[:3], **given)[1]["attn"][0]
+    found = adopted(model, {})(*batch()[:3], **given)[1]["attn"][0]
+    assert torch.equal(found, expected)
+    assert found.shape == (3, 6, 7)
+
+
+@both
+def test_print_alignment(arch):
+    model, rows = build(arch), sentences(3, (3, 6))
+    model.make_generation_fast_(need_attn=True)
+    for row, found in zip(rows, translate(model, rows), strict=True):
+        attention = found[0]["attention"]
+        assert attention.shape == (6, len(found[0]["tokens"]))
+        torch.testing.assert_close(attention.sum(0), torch.ones(attention.size(1)))
+        assert not attention[: 6 - len(row)].any()
+
+
+@both
+def test_layernorm_embedding(arch):
+    model = build(arch, layernorm_embedding=True)
+    assert isinstance(model.encoder.layernorm_embedding, nn.LayerNorm)
+    assert parameters(model) == parameters(build(arch)) + 2 * 128
+    assert logits(model).isfinite().all()
+
+
+def test_no_pretrained_models_of_stock():
+    assert TransformerModel.hub_models()
+    assert ARCH_MODEL_REGISTRY["transformer_sas"].hub_models() == {}
+
+
+@both
+def test_make_generation_fast(arch):
+    model = build(arch, dropout=0.3)
+    expected = logits(model)
+    model.make_generation_fast_(need_attn=False)
+    torch.testing.assert_close(logits(model), expected)
+    with pytest.raises(RuntimeError, match="cannot train"):
+        model.train()
+
+
+@both
+def test_retain_dropout_modules(arch):
+    """--retain-dropout-modules names layer classes; the dropout of a layer's sites goes by its name."""
+    model = build(arch, dropout=0.3)
+    kept = {"retain_dropout": True, "retain_dropout_modules": ["ResidualEncoderLayer"]}
+    model.make_generation_fast_(**kept)
+    for name, module in model.named_modules():
+        if isinstance(module, FairseqDropout):
+            inside = name.startswith("encoder.layers.") and "self_attn.dropout" not in name
+            assert module.apply_during_inference == inside, name
+    first, second = logits(model), logits(model)
+    assert not torch.allclose(first, second)
+
+
+@variants
+def test_half(given):
+    model = build(**given)
+    expected = logits(model)
+    with torch.no_grad():
+        found = logits(model.half())
+    assert found.dtype == torch.float16
+    close(found.float(), expected, 0.01)

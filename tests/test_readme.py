@@ -1,0 +1,102 @@
+"""Every command of the README runs, in a copy of the tree: the long ones with flags that make them short."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+COMMANDS = [line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()]
+
+SHORT = "--max-update 12 --save-interval-updates 1 --disable-validation"
+SMALL = f"--encoder-layers 1 --decoder-layers 1 {SHORT}"
+# What is put behind a command so that it ends soon. Whatever is not here runs as it stands.
+SHORTENED = {
+    "scripts/quickstart.sh": SHORT,
+    "scripts/multi30k.sh": SMALL,
+    "scripts/train.sh multi30k-en-de": SMALL,
+    "fairseq-train": "--max-update 2 --disable-validation",
+}
+RUNNING_NOW = "scripts/test.sh"  # this very test is run by it
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project whose environment is this one, and a folder multi30k/ with made-up text in it."""
+    copy = tmp_path_factory.mktemp("readme") / "project"
+    hidden = shutil.ignore_patterns(".*", "data-bin", "*.egg-info", "__pycache__", "quickstart-*", "multi30k-*")
+    shutil.copytree(ROOT, copy, ignore=hidden)
+    setup = copy / "scripts" / "setup.sh"
+    setup.write_text("#!/bin/sh\n# The environment is set up: these tests run in it.\n")
+    choose = random.Random(1)
+    words = ["".join(choose.choices(string.ascii_lowercase, k=choose.randint(4, 9))) for _ in range(6000)]
+    (copy / "multi30k").mkdir()
+    for name, lines in (("train", 1500), ("val", 8), ("test_2016_flickr", 11)):
+        for side in ("en", "de"):
+            text = "".join(" ".join(choose.choices(words, k=8)) + "\n" for _ in range(lines))
+            (copy / "multi30k" / f"{name}.{side}").write_text(text)
+    return copy
+
+
+def shell(command: str, folder: Path) -> str:
+    environment = {
+        **os.environ,
+        "FAIRSEQ_RESID_VENV": sys.prefix,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": "",
+    }
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, text=True, **both)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command != RUNNING_NOW])
+def test_command(tree: Path, command: str) -> None:
+    flags = next((flags for start, flags in SHORTENED.items() if command.startswith(start)), "")
+    output = shell(f"{command} {flags}", tree)
+    if command.startswith(("scripts/quickstart.sh", "scripts/multi30k.sh")):
+        for architecture in ("transformer", "transformer_sas", "transformer_rskip_ln"):
+            row = rf"^\S+-{architecture} +{architecture} +[\d,]+ +\d+\.\d\d +\d+\.\d\d "
+            assert re.search(row, output, re.MULTILINE)
+        assert "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in output
+    if command == "scripts/quickstart.sh":
+        assert re.search(r"source copied \d+\.\d\d, nearest neighbour \d+\.\d\d", output)
+        again = shell(f"{command} {flags}", tree)
+        assert again.count("trained already") == 3 and "+ fairseq" not in again
+
+
+def test_python_block() -> None:
+    (code,) = [block for kind, block in BLOCKS if kind == "python"]
+    known = {"x": torch.randn(5, 2, 512), "sublayer": torch.nn.Linear(512, 512)}
+    exec(code, known)
+    assert known["y"].shape == (5, 2, 512)
+
+
+def test_there_are_commands_and_every_script_is_among_them() -> None:
+    shown = " ".join(COMMANDS)
+    scripts = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.py"), *ROOT.glob("data-prep/*.sh")]
+    parts = {"architectures.sh", "setup.sh"}  # sourced by others; run by others
+    assert {path.name for path in scripts if path.name not in shown} == parts
+
+
+def test_the_table_of_structures_is_the_registry() -> None:
+    from fairseq_resid import connections
+
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| .*\| (.*)\|$", README, flags=re.MULTILINE)
+    table = {name: options for names, options in rows for name in re.findall(r"\w+", names)}
+    assert set(table) >= set(connections.names())
+    for name in connections.names():
+        flags = {flag[2:].replace("-", "_") for flag in re.findall(r"--[\w-]+", table[name])}
+        assert flags == set(connections.options(name)), name
