@@ -108,10 +108,24 @@ def _settings(config: Any) -> Iterator[tuple[str, Any]]:
             yield from _settings(value)
 
 
-def refuse_code(state: Any, path: str) -> None:
-    """Refuse a checkpoint whose config holds a string that fairseq would evaluate and that is no literal.
+def is_plain(value: Any) -> bool:
+    """Return whether a setting can be given to eval: a number, a literal in a string, or containers of these.
 
-    Weights-only loading is no sandbox by itself: fairseq calls eval on strings such as optimizer.adam_betas.
+    eval takes bytes and arrays of bytes for code too, and weights-only loading lets both through.
+    """
+    if isinstance(value, str):
+        return not value.strip() or is_literal(value)
+    if isinstance(value, dict):
+        return all(is_plain(item) for pair in value.items() for item in pair)
+    if isinstance(value, (list, tuple)):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, (bool, int, float))
+
+
+def refuse_code(state: Any, path: str) -> None:
+    """Refuse a checkpoint whose config holds something that fairseq would evaluate and that is no literal.
+
+    Weights-only loading is no sandbox by itself: fairseq calls eval on settings such as optimizer.adam_betas.
 
     Raises: UserError naming the file, the setting and its value.
     """
@@ -119,7 +133,7 @@ def refuse_code(state: Any, path: str) -> None:
         raise UserError(f"{path}: not a fairseq checkpoint")
     for key in ("cfg", "args"):
         for name, value in _settings(state.get(key)):
-            if name in EVALUATED and isinstance(value, str) and value.strip() and not is_literal(value):
+            if name in EVALUATED and not is_plain(value):
                 raise UserError(
                     f"{path}: its config has {name}={value!r}, which fairseq would run as code; "
                     "only literals (numbers, strings, lists, tuples, dicts, + and * between them) are accepted"
@@ -205,6 +219,31 @@ def keep_last_batch() -> None:
     data_utils.batch_by_size = batch_by_size
 
 
+def keep_batches_on_resume() -> None:
+    """Give a resumed training the batches of the one that was stopped.
+
+    fairseq-fixed deals the pairs into batches by a seed plus the epoch in which the process started: resumed in epoch 2
+    or later, the rest of the epoch holds pairs that were seen, and misses others. Where one iterator serves all
+    epochs, the batches are those of a start in epoch 1; a task that makes new ones for every epoch is left alone.
+    """
+    from fairseq.tasks import FairseqTask
+
+    original = FairseqTask.get_batch_iterator
+
+    @functools.wraps(original)
+    def get_batch_iterator(self, dataset, *args, **kwargs):  # type: ignore[no-untyped-def]
+        epoch = kwargs.get("epoch", 1)
+        per_epoch = kwargs.get("disable_iterator_cache") or kwargs.get("update_epoch_batch_itr")
+        if epoch <= 1 or per_epoch or not self.can_reuse_epoch_itr(dataset) or dataset in self.dataset_to_epoch_iter:
+            return original(self, dataset, *args, **kwargs)
+        iterator = original(self, dataset, *args, **{**kwargs, "epoch": 1})
+        iterator.epoch = epoch
+        dataset.set_epoch(epoch)
+        return iterator
+
+    FairseqTask.get_batch_iterator = get_batch_iterator
+
+
 # --- models --------------------------------------------------------------------------------------------------------
 
 
@@ -269,6 +308,7 @@ def apply() -> None:
     load_weights_only()
     name_misfits()
     keep_last_batch()
+    keep_batches_on_resume()
     close_better_transformer_path()
     allow_bf16()
     quiet_root_logger()

@@ -3,7 +3,7 @@
 The data folder, as every other tool of the project reads it:
 
     DATA/dict.SRC.txt, dict.TGT.txt   the joined dictionary, and fairseq's binary files beside it
-    DATA/spm.model, spm.vocab         the sentencepiece model that made the pieces
+    DATA/spm.model                    the sentencepiece model that made the pieces
     DATA/ref/{valid,test}.{SRC,TGT}   the raw text, byte for byte: what BLEU is scored against
     DATA/corpus.json                  where the text came from, counts, versions, how text is restored
 """
@@ -11,6 +11,7 @@ The data folder, as every other tool of the project reads it:
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import shutil
@@ -51,7 +52,7 @@ def describe(name: str, prefixes: dict[str, Path], source: str, target: str, voc
 
 
 def train_sentencepiece(pairs: list[tuple[str, str]], folder: Path, vocab_size: int) -> None:
-    """Learn one sentencepiece model over both sides; writes FOLDER/spm.model and FOLDER/spm.vocab.
+    """Learn one sentencepiece model over both sides; writes FOLDER/spm.model.
 
     Raises: ValueError where the text does not hold as many pieces as asked for.
     """
@@ -59,15 +60,17 @@ def train_sentencepiece(pairs: list[tuple[str, str]], folder: Path, vocab_size: 
 
     settings = " ".join(f"{key}={value}" for key, value in SENTENCEPIECE.items())
     print(f"sentencepiece: {settings} vocab_size={vocab_size} on {2 * len(pairs):,} sentences", flush=True)
+    model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(side for pair in pairs for side in pair),
-            model_prefix=str(folder / "spm"),
+            model_writer=model,  # a file name would be stored in the model
             vocab_size=vocab_size,
             **SENTENCEPIECE,
         )
     except RuntimeError as error:
         raise ValueError(f"--vocab-size {vocab_size}: sentencepiece could not learn it: {error}") from None
+    (folder / "spm.model").write_bytes(model.getvalue())
 
 
 def encode(pairs: list[tuple[str, str]], prefix: Path, source: str, target: str, model: Path) -> dict[str, int]:
@@ -148,8 +151,7 @@ def binarise(
     for split in ("valid", "test"):
         for language in (source, target):
             shutil.copyfile(f"{prefixes[split]}.{language}", data / "ref" / f"{split}.{language}")
-    for file in ("spm.model", "spm.vocab"):
-        os.replace(partial / file, data / file)
+    os.replace(partial / "spm.model", data / "spm.model")
     import sentencepiece
 
     corpus |= {"lines": lines, "tokens": tokens, "tools": {"sentencepiece": sentencepiece.__version__}}

@@ -1,0 +1,233 @@
+"""What the tests share: a tiny corpus, and fairseq's commands run inside this process.
+
+Starting fairseq costs seconds per process, so `cli` calls a command's own main function. Nothing here imports fairseq
+before a test asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import io
+import logging
+import os
+import random
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch: the tests share their machine, and sums must not depend on it
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+# No count is a multiple of 8, which is where fairseq-fixed loses sentences.
+SENTENCES = {"train": 301, "valid": 43, "test": 203}
+DETERMINERS = {"the": "la", "a": "ke", "every": "omna", "this": "tiu"}
+ADJECTIVES = {"red": "ruga", "old": "olda", "quick": "rapi", "small": "etta", "wise": "saga", "wet": "umi"}
+NOUNS = {"fox": "vulpo", "king": "rego", "river": "flumo", "ship": "navo", "wolf": "lupo", "bird": "birdo"}
+VERBS = {"sees": "vidas", "follows": "sekvas", "finds": "trovas", "loves": "amas", "fears": "timas"}
+
+
+# fairseq's own model in the size of our _tiny architectures.
+STOCK = shlex.split("""
+    --arch transformer --encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 64 --encoder-ffn-embed-dim 128
+    --encoder-attention-heads 4 --decoder-attention-heads 4 --dropout 0.1
+""")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave out what fairseq's own use of hydra and torch warns about, in every command."""
+    for text in ("version_base", "'config' is validated", "strict flag", "deprecated keyword", "hydra.experimental"):
+        config.addinivalue_line("filterwarnings", rf"ignore:[\s\S]*{text}:UserWarning")
+    config.addinivalue_line("filterwarnings", "ignore:.*(find_module|find_loader|load_module)")
+    config.addinivalue_line("filterwarnings", "ignore:.*torch.jit.script. is deprecated")
+    config.addinivalue_line("filterwarnings", "ignore:.*torch.cuda.amp.autocast:FutureWarning")
+    config.addinivalue_line("filterwarnings", "ignore:.*(pin_memory|mismatched key_padding_mask):UserWarning")
+
+
+def sentence_pair(choose: random.Random) -> tuple[str, str]:
+    """Return an English clause and its translation: adjectives after their noun, the verb last."""
+
+    def phrase() -> tuple[str, str]:
+        determiner, noun = choose.choice(list(DETERMINERS)), choose.choice(list(NOUNS))
+        adjectives = choose.sample(list(ADJECTIVES), k=choose.randint(0, 2))
+        source = " ".join([determiner, *adjectives, noun])
+        return source, " ".join([DETERMINERS[determiner], NOUNS[noun], *(ADJECTIVES[word] for word in adjectives)])
+
+    subject, object_, verb = phrase(), phrase(), choose.choice(list(VERBS))
+    return f"{subject[0]} {verb} {object_[0]} .", f"{subject[1]} {object_[1]} {VERBS[verb]} ."
+
+
+def write_corpus(folder: Path) -> dict[str, Path]:
+    """Write the raw text as FOLDER/{train,valid,test}.{en,xx}; return the prefix of each split."""
+    folder.mkdir(parents=True, exist_ok=True)
+    choose = random.Random(7)
+    for split, count in SENTENCES.items():
+        pairs = [sentence_pair(choose) for _ in range(count)]
+        for side, language in enumerate(("en", "xx")):
+            (folder / f"{split}.{language}").write_text("".join(pair[side] + "\n" for pair in pairs))
+    return {split: folder / split for split in SENTENCES}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Hold torch to one thread: the machine is shared, and sums must not depend on it."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def raw_text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The prefix of each split of the tiny corpus's raw text; languages en and xx. Not to be written to."""
+    return write_corpus(tmp_path_factory.mktemp("raw"))
+
+
+@pytest.fixture(scope="session")
+def corpus(raw_text: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny corpus as a binarised data folder (vocabulary of 90 pieces, joined). Not to be written to."""
+    from fairseq_resid.corpora.binarise import binarise
+
+    data = tmp_path_factory.mktemp("corpus") / "data"
+    with contextlib.redirect_stdout(io.StringIO()):
+        binarise("tiny", raw_text, "en", "xx", 90, data, workers=1)
+    return data
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command did: its exit code and all it wrote (stdout, stderr and log, in order)."""
+
+    code: int
+    output: str
+
+    def lines(self, kind: str) -> dict[int, str]:
+        """Return the lines generate or interactive marks with a letter, by sentence: {id: rest of the line}."""
+        marked = [line for line in self.output.splitlines() if line.startswith(kind + "-")]
+        found = (line[len(kind) + 1 :].split("\t", 1) for line in marked)
+        return {int(number): rest for number, rest in found if number.isdigit()}
+
+    @property
+    def hypotheses(self) -> dict[int, tuple[float, str]]:
+        """{id: (score, pieces or text)} of every H- line."""
+        parted = {number: rest.split("\t", 1) for number, rest in self.lines("H").items()}
+        return {number: (float(score), text) for number, (score, text) in parted.items()}
+
+    @property
+    def error(self) -> str:
+        """The last line written: of a refused command, its error."""
+        return self.output.strip().splitlines()[-1]
+
+
+@contextlib.contextmanager
+def fairseq_state_kept(text: io.StringIO) -> Iterator[None]:
+    """Send fairseq's log to `text`; afterwards, put back everything that fairseq keeps for the whole process."""
+    from fairseq import checkpoint_utils
+    from fairseq.logging import metrics
+    from fairseq_cli.train import should_stop_early
+
+    loggers = [logging.getLogger(), *(item for item in logging.Logger.manager.loggerDict.values())]
+    before = {item: (list(item.handlers), item.level) for item in loggers if isinstance(item, logging.Logger)}
+    handler = logging.StreamHandler(text)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    argv, stdin = sys.argv, sys.stdin
+    try:
+        yield
+    finally:
+        sys.argv, sys.stdin = argv, stdin
+        for item in [root, *logging.Logger.manager.loggerDict.values()]:
+            if isinstance(item, logging.Logger):
+                handlers, level = before.get(item, ([], item.level))
+                for extra in set(item.handlers) - set(handlers):
+                    extra.close()
+                item.handlers[:] = handlers
+                item.setLevel(level)
+        metrics.reset()
+        vars(checkpoint_utils.save_checkpoint).clear()  # .best: the best loss so far
+        vars(should_stop_early).clear()  # .best and .num_runs, for --patience
+
+
+@pytest.fixture(scope="session")
+def cli() -> Callable[..., Result]:
+    """Run a fairseq command in this process: `cli("fairseq-generate", data, "--path", file) -> Result`.
+
+    Adds --user-dir and --cpu, and no worker processes. A command that exits with a code other than 0 fails the test
+    unless `check=False`; any other exception comes through. `stdin` is the text it reads.
+    """
+
+    def run(command: str, *flags: object, stdin: str = "", check: bool = True) -> Result:
+        import fairseq_resid  # noqa: F401
+
+        main = importlib.import_module(command.replace("fairseq-", "fairseq_cli.")).cli_main
+        workers = [] if command == "fairseq-interactive" else ["--num-workers", "0"]
+        text, code = io.StringIO(), 0
+        with fairseq_state_kept(text), contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+            sys.argv = [command, *map(str, flags), "--user-dir", str(ROOT / "fairseq_resid"), "--cpu", *workers]
+            sys.stdin = io.StringIO(stdin)
+            try:
+                main()
+            except SystemExit as exit_:
+                code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+                if isinstance(exit_.code, str):
+                    print(exit_.code)
+        result = Result(code, text.getvalue())
+        assert code == 0 or not check, result.output
+        return result
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def train(corpus: Path, cli: Callable[..., Result]) -> Callable[..., Result]:
+    """Train on the tiny corpus: `train(save_dir, *flags)`; flags override the defaults given here.
+
+    4 updates of --arch transformer_resid_tiny on batches of 16; leaves checkpoint_last.pt alone in save_dir.
+    """
+    defaults = shlex.split("""
+        --arch transformer_resid_tiny --optimizer adam --adam-betas (0.9,0.98) --lr 0.005 --lr-scheduler inverse_sqrt
+        --warmup-updates 4 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --share-all-embeddings
+        --batch-size 16 --max-update 4 --disable-validation --no-epoch-checkpoints --log-format json --log-interval 1
+    """)
+
+    def run(save_dir: Path, *flags: object, without: tuple[str, ...] = (), **settings: Any) -> Result:
+        kept = [word for word in defaults if word not in without]
+        return cli("fairseq-train", corpus, *kept, "--save-dir", save_dir, *flags, **settings)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def sas_checkpoint(train: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A transformer_sas_tiny, trained for a second; with Adam's state. Not to be written to."""
+    folder = tmp_path_factory.mktemp("sas")
+    train(folder, "--arch", "transformer_sas_tiny", "--batch-size", 64, "--max-update", 50)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def stock_checkpoint(train: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """fairseq's own `transformer`, small, trained for a second; with Adam's state. Not to be written to."""
+    folder = tmp_path_factory.mktemp("stock")
+    train(folder, *STOCK, "--batch-size", 64, "--max-update", 50)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def generate(corpus: Path, cli: Callable[..., Result]) -> Callable[..., Result]:
+    """Decode the tiny corpus's test set: `generate(checkpoint, *flags)`, with beam 4 unless a flag says otherwise."""
+    return functools.partial(_generate, cli, corpus)
+
+
+def _generate(cli: Callable[..., Result], data: Path, checkpoint: object, *flags: object, **settings: Any) -> Result:
+    shape = ["--beam", 4, "--lenpen", 0.6, "--max-len-a", 1, "--max-len-b", 8, "--batch-size", 64]
+    return cli("fairseq-generate", data, "--path", checkpoint, *shape, *flags, **settings)

@@ -1,0 +1,307 @@
+"""fairseq's commands with this plugin: every variant and option, every mistake, the features of stock's model."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_resid import connections
+
+Command = Callable[..., Any]
+Shape = dict[str, torch.Size]
+
+# A value beside the default for every option that takes a number.
+NUMBERS = {"skip_lambda": 3, "branch_scale": 0.5, "wskip_init": 2, "gate_bias": -2}
+NUMBERS |= {"sas_alpha_bias": 3, "sas_beta_bias": -3}
+
+
+def option_cases() -> list[tuple[str, dict[str, Any]]]:
+    """Every variant without options, and settings of each that together hold every value of every option."""
+    cases: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in connections.names()]
+    for name in sorted({connections.canonical(name) for name in connections.names()}):
+        values = {key: list(option.choices) or [NUMBERS[key]] for key, option in connections.options(name).items()}
+        for turn in range(max(map(len, values.values()), default=0)):
+            cases.append((name, {key: allowed[turn % len(allowed)] for key, allowed in values.items()}))
+    return cases
+
+
+def flags_of(residual: str, options: dict[str, Any]) -> list[str]:
+    given = [[f"--{name.replace('_', '-')}", str(value)] for name, value in options.items()]
+    return ["--residual", residual, *itertools.chain(*given)]
+
+
+def last_update(output: str) -> dict[str, float]:
+    """Return the numbers of the last update that a JSON log reports."""
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{") and '"num_updates"' in line]
+    return {name: float(value) for name, value in lines[-1].items()}
+
+
+def check(train: Command, generate: Command, folder: Path, *flags: object, without: tuple[str, ...] = ()) -> Path:
+    """Train two updates with these flags and decode the validation set; return the checkpoint."""
+    done = train(folder, "--max-update", 2, *flags, without=without)
+    assert last_update(done.output)["num_updates"] == 2 and math.isfinite(last_update(done.output)["loss"])
+    hypotheses = generate(folder / "checkpoint_last.pt", "--gen-subset", "valid", "--max-len-a", 0.4).hypotheses
+    assert sorted(hypotheses) == list(range(43))
+    assert all(math.isfinite(score) for score, _ in hypotheses.values())
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.mark.parametrize(("residual", "options"), option_cases(), ids=lambda case: str(case).replace(" ", ""))
+def test_every_variant_and_option_trains_and_generates(
+    residual: str, options: dict[str, Any], train: Command, generate: Command, tmp_path: Path
+) -> None:
+    file = check(train, generate, tmp_path, *flags_of(residual, options))
+    model = torch.load(file, weights_only=False)["cfg"]["model"]
+    assert model.residual == connections.canonical(residual)
+    expected = {key: option.default for key, option in connections.options(residual).items()} | options
+    assert {key: getattr(model, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("arch", "residual"), [("transformer_sas_tiny", "sas"), ("transformer_rskip_ln_tiny", "rskip_ln")]
+)
+def test_the_families_train_and_generate(
+    arch: str, residual: str, train: Command, generate: Command, tmp_path: Path
+) -> None:
+    file = check(train, generate, tmp_path, "--arch", arch)
+    assert torch.load(file, weights_only=False)["cfg"]["model"].residual == residual
+
+
+# --- mistakes -------------------------------------------------------------------------------------------------------
+
+SAS, RSKIP = ["--arch", "transformer_sas_tiny"], ["--arch", "transformer_rskip_ln_tiny"]
+MISTAKES: list[tuple[list[str], list[str]]] = [
+    # not an option of the variant
+    (["--residual", "sas", "--skip-lambda", "3"], ["--skip-lambda", "sas", "--sas-gate"]),
+    (["--residual", "post_ln", "--residual-norm", "none"], ["--residual-norm", "post_ln"]),
+    (["--residual", "wskip_ln", "--gate-bias", "0"], ["--gate-bias", "wskip_ln", "--wskip-init"]),
+    (["--skip-lambda", "2"], ["--skip-lambda", "post_ln"]),
+    ([*SAS, "--skip-lambda", "2"], ["--skip-lambda", "sas"]),
+    ([*RSKIP, "--sas-gate", "single"], ["--sas-gate", "rskip_ln"]),
+    # values
+    (["--residual", "rskip_ln", "--skip-lambda", "1.5"], ["--skip-lambda", "1.5", "integer"]),
+    (["--residual", "rskip_ln", "--skip-lambda", "0"], ["--skip-lambda", "0"]),
+    ([*RSKIP, "--skip-lambda", "-1"], ["--skip-lambda", "-1"]),
+    (["--residual", "rskip_ln", "--skip-lambda", "nan"], ["--skip-lambda", "nan"]),
+    (["--residual", "rskip_ln", "--skip-lambda", "inf"], ["--skip-lambda", "inf"]),
+    (["--residual", "xskip", "--skip-lambda", "0"], ["--skip-lambda", "0"]),
+    (["--residual", "xskip_ln", "--skip-lambda", "-2"], ["--skip-lambda", "-2"]),
+    (["--residual", "xskip", "--skip-lambda", "nan"], ["--skip-lambda", "nan"]),
+    (["--residual", "xskip_ln", "--skip-lambda", "inf"], ["--skip-lambda", "inf"]),
+    (["--residual", "xskip_ln", "--skip-lambda", "two"], ["--skip-lambda", "two"]),
+    (["--residual", "highway", "--residual-norm", "batch"], ["--residual-norm", "batch", "layer"]),
+    (["--residual", "sas", "--sas-gate", "double"], ["--sas-gate", "double", "single"]),
+    ([*SAS, "--sas-gamma", "none"], ["--sas-gamma", "none", "coupled"]),
+    # --residual
+    (["--residual", "sus"], ["--residual", "sus", "sas", "rskip_ln"]),
+    ([*SAS, "--residual", "post_ln"], ["--residual post_ln", "transformer_sas_tiny", "transformer_resid"]),
+    ([*SAS, "--residual", "sas"], ["--residual sas", "transformer_sas_tiny", "transformer_resid"]),
+    ([*RSKIP, "--residual", "rskip_ln"], ["--residual rskip_ln", "transformer_rskip_ln_tiny"]),
+    # norms
+    (["--encoder-normalize-before"], ["--encoder-normalize-before", "pre_ln"]),
+    (["--decoder-normalize-before"], ["--decoder-normalize-before", "pre_ln"]),
+    (["--residual", "pre_ln", "--decoder-normalize-before"], ["--decoder-normalize-before", "pre_ln"]),
+    (["--residual", "sas", "--encoder-normalize-before", "--decoder-normalize-before"], ["normalize-before", "sas"]),
+    ([*SAS, "--encoder-normalize-before", "--decoder-normalize-before"], ["normalize-before", "sas"]),
+]
+
+
+@pytest.mark.parametrize(("flags", "named"), MISTAKES, ids=lambda case: " ".join(case))
+def test_mistakes_are_refused_before_anything_is_written(
+    flags: list[str], named: list[str], train: Command, tmp_path: Path
+) -> None:
+    save = tmp_path / "run"
+    done = train(save, *flags, check=False)
+    assert done.code != 0
+    assert "error: " in done.error
+    assert [text for text in named if text not in done.error] == []
+    assert "Traceback" not in done.output
+    assert not save.exists()
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+def sentencepiece_flags(corpus: Path) -> list[object]:
+    return ["--bpe", "sentencepiece", "--sentencepiece-model", corpus / "spm.model"]
+
+
+def test_interactive_and_hub_translate_as_generate_does(
+    sas_checkpoint: Path, corpus: Path, cli: Command, generate: Command
+) -> None:
+    from fairseq_resid.models import ResidualTransformerModel
+
+    generated = generate(sas_checkpoint, *sentencepiece_flags(corpus))
+    raw = (corpus / "ref" / "test.en").read_text().splitlines()[:20]
+
+    flags = ["--beam", 4, "--lenpen", 0.6, "--max-len-a", 1, "--max-len-b", 8, "--buffer-size", 16, "--batch-size", 16]
+    languages = ["--source-lang", "en", "--target-lang", "xx", *sentencepiece_flags(corpus)]
+    typed = "".join(line + "\n" for line in raw)
+    done = cli("fairseq-interactive", corpus, "--path", sas_checkpoint, *flags, *languages, stdin=typed)
+    typed_back = done.lines("D")
+    assert sorted(typed_back) == list(range(20))
+
+    hub = ResidualTransformerModel.from_pretrained(
+        str(sas_checkpoint.parent),
+        checkpoint_file=sas_checkpoint.name,
+        data_name_or_path=str(corpus),
+        bpe="sentencepiece",
+        sentencepiece_model=str(corpus / "spm.model"),
+    )
+    texts = generated.lines("D")
+    for number, line in enumerate(raw):
+        score, text = texts[number].split("\t")
+        assert typed_back[number].split("\t")[1] == text
+        assert float(typed_back[number].split("\t")[0]) == pytest.approx(float(score), abs=1e-3)
+        assert hub.translate(line, beam=4, lenpen=0.6, max_len_a=1, max_len_b=8) == text
+    assert len({text for text in texts.values()}) > 5  # not one answer to everything
+
+
+def test_validate_gives_the_loss_of_training(
+    sas_checkpoint: Path, corpus: Path, cli: Command, train: Command, tmp_path: Path
+) -> None:
+    flags = ["--task", "translation", "--batch-size", 16, "--log-format", "json"]
+    done = cli("fairseq-validate", corpus, "--path", sas_checkpoint, *flags)
+    line = next(line[line.index("{") :] for line in done.output.splitlines() if '"valid_loss"' in line)
+    again = shlex.split("--arch transformer_sas_tiny --max-epoch 2 --max-update 0 --no-save --lr 1e-9 --dropout 0")
+    resumed = cli(
+        "fairseq-train", corpus, *again, "--save-dir", tmp_path, "--finetune-from-model", sas_checkpoint,
+        *shlex.split("--optimizer sgd --batch-size 16 --log-format json --share-all-embeddings --max-epoch 1"),
+        *shlex.split("--criterion label_smoothed_cross_entropy --label-smoothing 0.1"),
+    )  # fmt: skip
+    logged = [json.loads(line[line.index("{") :]) for line in resumed.output.splitlines() if '"valid_loss"' in line]
+    assert float(json.loads(line)["valid_loss"]) == pytest.approx(float(logged[0]["valid_loss"]), abs=0.02)
+
+
+def test_ensembles(sas_checkpoint: Path, stock_checkpoint: Path, generate: Command) -> None:
+    """Of a model with itself: as alone. Of ours with stock's: something else than either."""
+    alone = generate(sas_checkpoint, "--gen-subset", "valid").hypotheses
+    twice = generate(f"{sas_checkpoint}:{sas_checkpoint}", "--gen-subset", "valid").hypotheses
+    for number, (score, text) in alone.items():
+        assert twice[number] == (pytest.approx(score, abs=1e-5), text)
+    mixed = generate(f"{sas_checkpoint}:{stock_checkpoint}", "--gen-subset", "valid").hypotheses
+    assert sorted(mixed) == sorted(alone) and mixed != alone
+
+
+def test_print_alignment(sas_checkpoint: Path, generate: Command) -> None:
+    done = generate(sas_checkpoint, "--gen-subset", "valid", "--print-alignment")
+    sources, hypotheses, alignments = done.lines("S"), done.hypotheses, done.lines("A")
+    assert sorted(alignments) == list(range(43))
+    for number, line in alignments.items():
+        pairs = [tuple(map(int, pair.split("-"))) for pair in line.split()]
+        assert [target for _, target in pairs] == list(range(len(hypotheses[number][1].split()) + 1))[: len(pairs)]
+        assert all(0 <= source <= len(sources[number].split()) for source, _ in pairs)
+
+
+UNSHARED = ("--share-all-embeddings",)
+FEATURES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "activation checkpointing": ("--checkpoint-activations", ()),
+    "quant-noise": ("--quant-noise-pq 0.1 --quant-noise-pq-block-size 8", ()),
+    "unshared": ("", UNSHARED),
+    "shared in the decoder": ("--share-decoder-input-output-embed", UNSHARED),
+    "cross-self-attention": ("--no-cross-attention --cross-self-attention", ()),
+    "learned positions": ("--encoder-learned-pos --decoder-learned-pos", ()),
+    "no positions": ("--no-token-positional-embeddings", ()),
+    "layernorm of embeddings": ("--layernorm-embedding --no-scale-embedding", ()),
+    "gelu": ("--activation-fn gelu --activation-dropout 0.1 --attention-dropout 0.1", ()),
+    "adaptive softmax": (
+        "--criterion adaptive_loss --adaptive-softmax-cutoff 40,60 --ddp-backend legacy_ddp",
+        ("--share-all-embeddings", "--label-smoothing", "0.1"),
+    ),
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_features_of_stocks_transformer(feature: str, train: Command, generate: Command, tmp_path: Path) -> None:
+    flags, without = FEATURES[feature]
+    check(train, generate, tmp_path, "--arch", "transformer_sas_tiny", *flags.split(), without=without)
+
+
+def test_activation_checkpointing_draws_the_same_dropout(train: Command, tmp_path: Path) -> None:
+    weights = []
+    for flags in ([], ["--checkpoint-activations"]):
+        folder = tmp_path / str(len(flags))
+        train(folder, *flags, "--arch", "transformer_sas_tiny")
+        weights.append(torch.load(folder / "checkpoint_last.pt", weights_only=False)["model"])
+    assert weights[0].keys() == weights[1].keys()
+    for name, tensor in weights[0].items():
+        if not name.endswith("._float_tensor"):  # 0.12.2 stores this empty marker without ever filling it
+            # Sums in another order, which Adam enlarges; another dropout moves weights by a hundred times as much.
+            torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=3e-4)
+
+
+def test_pre_ln_without_final_norm_of_the_decoder(train: Command, generate: Command, tmp_path: Path) -> None:
+    both = ["--encoder-normalize-before", "--decoder-normalize-before"]
+    for flags, norms in ((["--residual", "pre_ln"], 2), ([*both, "--no-decoder-final-norm"], 1)):
+        folder = tmp_path / str(norms)
+        file = check(train, generate, folder, *flags)
+        names = torch.load(file, weights_only=False)["model"]
+        assert sum(name in names for name in ("encoder.layer_norm.weight", "decoder.layer_norm.weight")) == norms
+
+
+def test_layer_drop_and_pruned_decoding(train: Command, generate: Command, tmp_path: Path) -> None:
+    file = check(train, generate, tmp_path, *SAS, "--encoder-layerdrop", 0.3, "--decoder-layerdrop", 0.3)
+    whole = generate(file, "--gen-subset", "valid").hypotheses
+    overrides = "{'encoder_layers_to_keep': '0', 'decoder_layers_to_keep': '1'}"
+    pruned = generate(file, "--gen-subset", "valid", "--model-overrides", overrides).hypotheses
+    assert sorted(pruned) == sorted(whole) and pruned != whole
+
+
+# --- stock's checkpoints --------------------------------------------------------------------------------------------
+
+REROUTED = "{'_name': 'transformer_resid', 'arch': 'transformer_resid', 'residual': 'post_ln'}"
+
+
+ONE_BY_ONE = ["--batch-size", 1, "--gen-subset", "valid", "--num-shards", 4]
+
+
+@pytest.mark.parametrize("shape", [[], ONE_BY_ONE], ids=["padded", "one by one"])
+def test_a_stock_checkpoint_decodes_as_in_stock(
+    shape: list[object], stock_checkpoint: Path, generate: Command
+) -> None:
+    stock = generate(stock_checkpoint, *shape)
+    ours = generate(stock_checkpoint, *shape, "--model-overrides", REROUTED)
+    assert "ResidualEncoderLayer" not in stock.output
+    assert ours.lines("H") == stock.lines("H") and len(stock.lines("H")) > 8
+    assert ours.lines("P") == stock.lines("P")
+    assert len({text for _, text in stock.hypotheses.values()}) > 5
+
+
+def test_the_override_takes_effect(stock_checkpoint: Path, generate: Command) -> None:
+    """Otherwise the test above compares stock with stock."""
+    other = REROUTED.replace("post_ln", "xskip_ln").replace("}", ", 'skip_lambda': 1.5}")
+    flags = ["--gen-subset", "valid", "--beam", 1]
+    ours = generate(stock_checkpoint, *flags, "--model-overrides", other)
+    assert ours.lines("H") != generate(stock_checkpoint, *flags).lines("H")
+
+
+def test_training_starts_from_a_stock_checkpoint(stock_checkpoint: Path, train: Command, tmp_path: Path) -> None:
+    start = last_update(train(tmp_path / "scratch", "--max-update", 1).output)["loss"]
+    done = train(tmp_path / "tuned", "--finetune-from-model", stock_checkpoint, "--max-update", 1)
+    assert last_update(done.output)["loss"] < start - 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "missing"),
+    [(["--arch", "transformer_sas_tiny"], "gate"), (["--residual", "rskip_ln", "--skip-lambda", "2"], "norm")],
+    ids=["sas", "rskip_ln"],
+)
+def test_what_a_stock_checkpoint_lacks_is_named(
+    flags: list[str], missing: str, stock_checkpoint: Path, train: Command, tmp_path: Path
+) -> None:
+
+    save = tmp_path / "run"
+    done = train(save, *flags, "--finetune-from-model", stock_checkpoint, check=False)
+    assert done.code == 1
+    error = done.output[done.output.index("fairseq_resid: error:") :]
+    assert missing in error
+    assert "encoder.layers.0.self_attn_residual." in error and "decoder.layers.1.ffn_residual." in error
+    assert "Traceback" not in done.output and list(save.iterdir()) == []

@@ -1,0 +1,153 @@
+"""Training over two processes equals training in one; stopping and going on equals never stopping."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+Command = Callable[..., Any]
+
+# As the fixture `train` has them, for real processes.
+SETTINGS = shlex.split("""
+    --arch transformer_sas_tiny --optimizer adam --adam-betas (0.9,0.98) --lr 0.005
+    --lr-scheduler inverse_sqrt --warmup-updates 4 --criterion label_smoothed_cross_entropy
+    --label-smoothing 0.1 --share-all-embeddings --disable-validation
+    --no-epoch-checkpoints --log-format json --log-interval 1 --num-workers 0 --cpu
+""")
+SAS, DROPOUT_SHORTCUT = ["--arch", "transformer_sas_tiny"], ["--residual", "dropout_shortcut"]
+
+
+def start(corpus: Path, *flags: object) -> subprocess.Popen[str]:
+    command = [str(BIN / "fairseq-train"), str(corpus), "--user-dir", str(ROOT / "fairseq_resid"), *SETTINGS]
+    return subprocess.Popen(
+        [*command, *map(str, flags)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+def updates(output: str) -> list[dict[str, Any]]:
+    """Return what a JSON log says of every update, whatever the process puts before the lines of its log."""
+    return [json.loads(line[line.index("{") :]) for line in output.splitlines() if '"num_updates"' in line]
+
+
+def exact_losses(folder: Path) -> list[float]:
+    """Return the training loss up to every saved update, unrounded (the log rounds to three digits)."""
+    losses = []
+    for file in sorted(folder.glob("checkpoint_*_*.pt"), key=lambda file: int(file.stem.split("_")[-1])):
+        meters = torch.load(file, weights_only=False)["extra_state"]["metrics"]["train"]
+        meter = next(meter for _, key, _, meter in meters if key == "loss")
+        losses.append(float(meter["sum"]) / float(meter["count"]))
+    return losses
+
+
+def test_two_processes_train_as_one_with_two_batches_per_update(corpus: Path, train: Command, tmp_path: Path) -> None:
+    """301 pairs in batches of 14 are 22 batches, in the order of the epoch's shuffle for any number of processes.
+
+    Rank r of 2 takes batches r, r + 2, r + 4, ...; one process with --update-freq 2 takes (0, 1), (2, 3), ...: update k
+    sees the same 28 pairs. With dropout off, only the order of summation differs.
+    """
+    same = shlex.split("--dropout 0 --batch-size 14 --required-batch-size-multiple 1 --max-epoch 1 --max-update 0")
+    same += shlex.split("--save-interval-updates 1 --seed 3")
+    port = free_port()
+    distributed = f"""
+        --distributed-init-method tcp://127.0.0.1:{port} --distributed-world-size 2 --distributed-no-spawn
+        --distributed-backend gloo --ddp-backend legacy_ddp
+    """.split()
+    together = [*same, *distributed, "--save-dir", tmp_path / "two"]
+    ranks = [start(corpus, *together, "--distributed-rank", rank) for rank in (0, 1)]
+    one = train(tmp_path / "one", *SAS, *same, "--update-freq", 2).output
+    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs[0][-3000:] + outputs[1][-3000:]
+
+    assert len(updates(one)) == len(updates(outputs[0])) == 11
+    for first, second in zip(updates(one), updates(outputs[0]), strict=True):
+        for key in ("num_updates", "bsz", "wpb"):
+            assert first[key] == second[key]
+        assert float(first["loss"]) == pytest.approx(float(second["loss"]), abs=2e-3)
+    losses = exact_losses(tmp_path / "one")
+    assert len(set(losses)) == 10  # the last update is the end of the epoch, and saves under another name
+    assert exact_losses(tmp_path / "two") == pytest.approx(losses, rel=1e-5)
+
+
+def assert_same_state(file: Path, other: Path) -> None:
+    """Bitwise the same weights and optimizer state after the same number of updates."""
+    first, second = (torch.load(path, weights_only=False) for path in (file, other))
+    updates_done = [state["optimizer_history"][-1]["num_updates"] for state in (first, second)]
+    assert updates_done[0] == updates_done[1]
+    assert first["model"].keys() == second["model"].keys()
+    for name, tensor in first["model"].items():
+        if not name.endswith("._float_tensor"):  # 0.12.2 stores this empty marker without ever filling it
+            assert torch.equal(tensor, second["model"][name]), name
+    moments = [state["last_optimizer_state"]["state"] for state in (first, second)]
+    assert moments[0].keys() == moments[1].keys() and moments[0]
+    for key, values in moments[0].items():
+        for name, value in values.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(moments[1][key][name])), (key, name)
+
+
+@pytest.mark.parametrize(
+    ("flags", "stop", "epoch"),
+    [(SAS, 5, 1), (SAS, 25, 2), (["--residual", "rskip_ln", "--update-freq", "2"], 5, 1), (DROPOUT_SHORTCUT, 5, 1)],
+    ids=["sas", "sas in epoch 2", "rskip_ln", "dropout_shortcut"],
+)
+def test_resuming_in_the_middle_of_an_epoch_is_bitwise(
+    flags: list[str], stop: int, epoch: int, train: Command, tmp_path: Path
+) -> None:
+    """20 batches in an epoch, of 301 pairs of which many have the same length.
+
+    fairseq-fixed deals the pairs into batches by the epoch in which a process starts: resumed in epoch 2, batches hold
+    other pairs than they would have, and some pairs come twice in that epoch and some not at all.
+    """
+    same = [*flags, "--dropout", 0.2]
+    train(tmp_path / "whole", *same, "--max-update", stop + 17)
+    train(tmp_path / "parts", *same, "--max-update", stop)
+    stopped = torch.load(tmp_path / "parts" / "checkpoint_last.pt", weights_only=False)["extra_state"]["train_iterator"]
+    assert stopped["epoch"] == epoch and 0 < stopped["iterations_in_epoch"] < 19
+    resumed = train(tmp_path / "parts", *same, "--max-update", stop + 17)
+    assert "Loaded checkpoint" in resumed.output and int(updates(resumed.output)[0]["num_updates"]) == stop + 1
+    assert_same_state(tmp_path / "whole" / "checkpoint_last.pt", tmp_path / "parts" / "checkpoint_last.pt")
+
+
+def test_a_killed_training_goes_on_bitwise(corpus: Path, train: Command, tmp_path: Path) -> None:
+    """38 batches of 8 in an epoch, a checkpoint every 20 updates: killed shortly after the first."""
+    same = shlex.split("--dropout 0.2 --batch-size 8 --save-interval-updates 20 --save-interval 1000")
+    folder = tmp_path / "killed"
+    process = start(corpus, *same, "--max-update", 100_000, "--save-dir", folder)
+    assert process.stdout is not None
+    output, deadline = "", time.monotonic() + 120
+    try:
+        for line in process.stdout:
+            output += line
+            if any(int(update["num_updates"]) > 20 for update in updates(line)):
+                break
+            assert time.monotonic() < deadline, output
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL, output[-3000:]
+    assert {file.name for file in folder.glob("*.pt")} == {"checkpoint_1_20.pt", "checkpoint_last.pt"}
+
+    resumed = train(folder, *SAS, *same, "--max-update", 45)
+    assert int(updates(resumed.output)[0]["num_updates"]) == 21
+    train(tmp_path / "whole", *SAS, *same, "--max-update", 45)
+    assert_same_state(tmp_path / "whole" / "checkpoint_last.pt", folder / "checkpoint_last.pt")
