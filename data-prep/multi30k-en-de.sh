@@ -9,9 +9,7 @@ if [[ $# -lt 1 || $# -gt 2 || "$1" == -h || "$1" == --help ]]; then
     [[ "${1:-}" == -h || "${1:-}" == --help ]] && exit 0
     exit 2
 fi
-root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
-python="${FAIRSEQ_RESID_VENV:-$root/.venv}/bin/python"
-[[ -x "$python" ]] || python=python3
-export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+# shellcheck source=scripts/environment.sh
+. "$(dirname -- "${BASH_SOURCE[0]}")/../scripts/environment.sh"
 exec "$python" -m fairseq_resid.corpora.binarise --name multi30k-en-de --source en --target de --vocab-size 8000 \
     --train "$1/train" --valid "$1/val" --test "$1/test_2016_flickr" --out "${2:-data-bin/multi30k-en-de}"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -34,3 +37,36 @@ def user_dir() -> str:
 def show(words: list[str], tail: str = "") -> None:
     """Print a command as a line that can be pasted into a shell; `tail` is a redirection."""
     print(f"+ {shlex.join(words)}{tail}", flush=True)
+
+
+def run(
+    words: list[str], output: IO[bytes] | None = None, lock: int | None = None, errors: IO[bytes] | None = None
+) -> int:
+    """Run a command to its end and return its exit code; `output` takes its stdout, `errors` its stderr.
+
+    SIGTERM and SIGHUP are passed on to it, and Ctrl-C reaches it from the terminal: it is waited for, never left behind
+    and never killed while it writes a checkpoint. It inherits the file descriptor `lock`, so that a lock on a folder
+    holds as long as anybody works there.
+
+    Raises: SystemExit with 128 + signal where one came, after the command has ended.
+    """
+    received: list[int] = []
+    # Whatever the locale is: fairseq prints sentences in it, and they are read as UTF-8.
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}
+    kept = () if lock is None else (lock,)
+    with subprocess.Popen(words, stdout=output, stderr=errors, env=environment, pass_fds=kept) as process:
+
+        def handle(number: int, _: object) -> None:
+            received.append(number)
+            if number != signal.SIGINT:
+                process.send_signal(number)
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            code = process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    if received:
+        raise SystemExit(128 + received[0])
+    return code

@@ -210,6 +210,8 @@ def keep_last_batch() -> None:
     def batch_by_size(indices, *args, **kwargs):  # type: ignore[no-untyped-def]
         if not isinstance(indices, np.ndarray):
             indices = np.fromiter(indices, dtype=np.int64, count=-1)
+        if len(indices) == 0:  # fairseq-fixed looks at the last of no batches
+            return []
         batches = original(indices, *args, **kwargs)
         kept = sum(map(len, batches))
         if kept < len(indices) and kwargs.get("fixed_shapes") is None:
@@ -245,6 +247,20 @@ def keep_batches_on_resume() -> None:
 
 
 # --- models --------------------------------------------------------------------------------------------------------
+
+
+# fairseq 0.12.2 keeps these copies of every encoder layer's weights for its BetterTransformer path, as parameters that
+# never get a gradient (modules/transformer_layer.py, TransformerEncoderLayerBase.__init__).
+BETTER_TRANSFORMER_COPIES = (
+    "in_proj_weight",
+    "in_proj_bias",
+    "out_proj_weight",
+    "out_proj_bias",
+    "fc1_weight",
+    "fc1_bias",
+    "fc2_weight",
+    "fc2_bias",
+)
 
 
 def close_better_transformer_path() -> None:
@@ -296,10 +312,13 @@ def quiet_root_logger() -> None:
 def refuse_hydra_train() -> None:
     """Refuse to run under fairseq-hydra-train, which imports the user-dir after it has composed its config.
 
-    Raises: UserError.
+    Raises: SystemExit; hydra reports every Exception in a way of its own, and stock's hydra fails at that.
     """
     if os.path.basename(sys.argv[0]).startswith("fairseq-hydra-train"):
-        raise UserError("fairseq-hydra-train is not supported: use fairseq-train --user-dir fairseq_resid --arch ...")
+        raise SystemExit(
+            "fairseq_resid: error: fairseq-hydra-train is not supported: "
+            "use fairseq-train --user-dir fairseq_resid --arch ..."
+        )
 
 
 def apply() -> None:

@@ -17,19 +17,7 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 from torch import Tensor, nn
 
 from . import connections
-
-# fairseq 0.12.2 keeps these copies of every encoder weight for its BetterTransformer path, as parameters that
-# never get a gradient (modules/transformer_layer.py, TransformerEncoderLayerBase.__init__).
-BETTER_TRANSFORMER_COPIES = (
-    "in_proj_weight",
-    "in_proj_bias",
-    "out_proj_weight",
-    "out_proj_bias",
-    "fc1_weight",
-    "fc1_bias",
-    "fc2_weight",
-    "fc2_bias",
-)
+from .compat import BETTER_TRANSFORMER_COPIES
 
 
 class ResidualEncoderLayer(TransformerEncoderLayerBase):

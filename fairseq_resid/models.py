@@ -20,8 +20,8 @@ from fairseq.models.transformer.transformer_legacy import base_architecture
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 
 from . import connections
-from .compat import UserError
-from .layers import BETTER_TRANSFORMER_COPIES, ResidualDecoderLayer, ResidualEncoderLayer
+from .compat import BETTER_TRANSFORMER_COPIES, UserError
+from .layers import ResidualDecoderLayer, ResidualEncoderLayer
 
 # Scalings that fairseq's own decoder layer reads off a config (modules/transformer_layer.py). They belong to another
 # residual structure (NormFormer), and would be silently ignored here.
@@ -82,6 +82,8 @@ def resolve_residual(args: argparse.Namespace) -> dict[str, Any]:
     if any(flags.values()) and not (residual == "pre_ln" and all(flags.values())):
         shown = " ".join(f"--{name.replace('_', '-')}" for name, on in flags.items() if on)
         raise UserError(f"{shown} with --residual {residual}: only pre_ln normalises before, and in both stacks")
+    if getattr(args, "no_decoder_final_norm", False) and residual != "pre_ln":
+        raise UserError(f"--no-decoder-final-norm with --residual {residual}: only pre_ln ends a stack in a norm")
     args.residual = residual
     args.encoder_normalize_before = args.decoder_normalize_before = residual == "pre_ln"
     vars(args).update(options)
@@ -169,7 +171,7 @@ class ResidualTransformerModel(TransformerModelBase):
         base_architecture(args)
         try:
             return super().build_model(ResidualTransformerConfig.from_namespace(args), task)
-        except ValueError as error:
+        except (ValueError, AssertionError) as error:
             raise UserError(str(error)) from None
 
     @classmethod

@@ -2,6 +2,7 @@
 
 RUN/checkpointN.pt, checkpoint_E_U.pt      fairseq's, at the end of epoch N, and in epoch E at update U
 RUN/checkpoint_best.pt, checkpoint_last.pt fairseq's copies
+RUN/run.json                               the training's command, versions, whether it finished
 RUN/train.log                              fairseq-train --log-format json --log-file RUN/train.log
 RUN/averaged.pt                            the average of the last numbered checkpoints
 RUN/decode/SUBSET.{averaged,last}.{log,hyp,json}
@@ -11,10 +12,12 @@ RUN/results.json                           what evaluation found on the test set
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -58,16 +61,30 @@ class Run:
         return self.path / "checkpoint_last.pt"
 
     @property
-    def best(self) -> Path:
-        return self.path / "checkpoint_best.pt"
-
-    @property
     def averaged(self) -> Path:
         return self.path / "averaged.pt"
 
     @property
     def decode(self) -> Path:
         return self.path / "decode"
+
+    @property
+    def record(self) -> Path:
+        return self.path / "run.json"
+
+    @contextmanager
+    def lock(self) -> Iterator[int]:
+        """Hold the folder for one training or evaluation; yields the lock's file descriptor, for its commands.
+
+        Raises: ValueError where another process holds it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"{self.path}: another training or evaluation is at work in it") from None
+            yield file.fileno()
 
     def results(self, subset: str = "test") -> Path:
         return self.path / ("results.json" if subset == "test" else f"results.{subset}.json")

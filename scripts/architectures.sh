@@ -4,14 +4,22 @@
 
 table_flags=() # of fairseq_resid.evaluation.table; the script that sources this may add some
 
-# train_and_score RECIPE LAST [fairseq-train flag...]
+# train_and_score RECIPE [fairseq-train flag...]
 train_and_score() {
-    local recipe=$1 last=$2 arch runs=()
-    shift 2
+    local recipe=$1 arch word runs=()
+    shift
+    for word in "$@"; do
+        case $word in
+            --run | --run=* | --arch | --arch=*)
+                printf '%s: not here, where three architectures are trained; use scripts/train.sh\n' "$word" >&2
+                return 2
+                ;;
+        esac
+    done
     for arch in transformer transformer_sas transformer_rskip_ln; do
         printf '\n== %s ==\n' "$arch"
         scripts/train.sh "$recipe" --arch "$arch" "$@"
-        scripts/evaluate.sh "checkpoints/$recipe-$arch" --last "$last"
+        scripts/evaluate.sh "checkpoints/$recipe-$arch"
         runs+=("checkpoints/$recipe-$arch")
     done
     printf '\n'

@@ -6,7 +6,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from fairseq_resid.evaluation.averaging import main
+try:
+    from fairseq_resid.evaluation.averaging import main
+except ModuleNotFoundError as error:
+    sys.exit(f"average_checkpoints.py: {error}; in the project's environment: source .venv/bin/activate")
 
 if __name__ == "__main__":
     sys.exit(main())

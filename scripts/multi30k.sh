@@ -19,4 +19,4 @@ export PATH="${FAIRSEQ_RESID_VENV:-$PWD/.venv}/bin:$PATH"
 data-prep/multi30k-en-de.sh "$raw"
 # shellcheck source=scripts/architectures.sh
 . scripts/architectures.sh
-train_and_score multi30k-en-de 10 "$@"
+train_and_score multi30k-en-de "$@"

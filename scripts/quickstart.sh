@@ -25,4 +25,4 @@ python -m fairseq_resid.corpora.binarise --name phrasebook-en-vi --source en --t
 table_flags+=(--floors data-bin/phrasebook/floors.json)
 # A run under other flags is an experiment; the recipe's own has a known result.
 (($#)) || table_flags+=(--at-least 80)
-train_and_score quickstart 5 "$@"
+train_and_score quickstart "$@"

@@ -3,8 +3,6 @@
 # --help says more. Everything is done by `python -m fairseq_resid.training.launch`.
 set -euo pipefail
 
-root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
-python="${FAIRSEQ_RESID_VENV:-$root/.venv}/bin/python"
-[[ -x "$python" ]] || python=python3
-export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+# shellcheck source=scripts/environment.sh
+. "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 exec "$python" -m fairseq_resid.training.launch "$@"

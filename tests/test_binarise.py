@@ -212,11 +212,12 @@ def test_the_sentencepiece_model_holds_no_path(corpus: Path) -> None:
 def test_a_failing_preprocess_is_told_and_leaves_no_data_folder(
     raw_text: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    def fail(command: list[str], stdout: Any, **settings: Any) -> subprocess.CompletedProcess[str]:
-        stdout.write("no space left\n")
-        return subprocess.CompletedProcess(command, 3)
+    def fail(words: list[str], output: Any, **settings: Any) -> int:
+        output.write(b"no space left\n")
+        output.flush()
+        return 3
 
-    monkeypatch.setattr(binarise.subprocess, "run", fail)
+    monkeypatch.setattr(binarise.commands, "run", fail)
     assert binarise.main(flags(raw_text, tmp_path / "data")) == 2
     error = capsys.readouterr().err
     assert "exit code 3" in error and "no space left" in error

@@ -111,6 +111,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["--residual", "pre_ln", "--decoder-normalize-before"], ["--decoder-normalize-before", "pre_ln"]),
     (["--residual", "sas", "--encoder-normalize-before", "--decoder-normalize-before"], ["normalize-before", "sas"]),
     ([*SAS, "--encoder-normalize-before", "--decoder-normalize-before"], ["normalize-before", "sas"]),
+    (["--residual", "post_ln", "--no-decoder-final-norm"], ["--no-decoder-final-norm", "post_ln", "pre_ln"]),
 ]
 
 

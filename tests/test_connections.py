@@ -671,3 +671,14 @@ print("trained", len(connections.names()))
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == ["trained", "12"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", connections.names())
+def test_autocast_takes_a_branch_of_another_dtype(name: str, dtype: torch.dtype) -> None:
+    """Under autocast the shortcut is fp32 and the branch, out of a matrix product, 16-bit."""
+    site = connections.build(name, 16).eval()
+    x, f = torch.randn(5, 2, 16), torch.randn(5, 2, 16)
+    with torch.autocast("cpu", dtype=dtype):
+        y = site(x, f.to(dtype))
+    torch.testing.assert_close(y.float(), site(x, f), rtol=0.05, atol=0.05)

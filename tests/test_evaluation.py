@@ -18,7 +18,14 @@ from rich.console import Console
 
 from fairseq_resid import commands
 from fairseq_resid.evaluation import averaging, decoding, scoring, table
-from fairseq_resid.evaluation.__main__ import Corpus, architecture, count_parameters, find_data, main
+from fairseq_resid.evaluation.__main__ import (
+    Corpus,
+    architecture,
+    bring_average,
+    count_parameters,
+    find_data,
+    main,
+)
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs import Run
 
@@ -135,7 +142,7 @@ class Decoder:
         self.commands: list[list[str]] = []
         self.lines = lines
 
-    def __call__(self, words: list[str], log: Path) -> None:
+    def __call__(self, words: list[str], log: Path, lock: int | None = None) -> None:
         self.commands.append(words)
         log.parent.mkdir(exist_ok=True)
         log.write_text("".join(f"D-{number}\t-0.5\trouge vert bleu neuf\n" for number in range(self.lines)))
@@ -188,14 +195,13 @@ def test_what_is_finished_is_kept_and_what_changed_is_redone(copy: Run, decoder:
 def test_an_interrupted_evaluation_keeps_the_finished_half(
     copy: Run, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def only_averaged(words: list[str], log: Path) -> None:
+    def only_averaged(words: list[str], log: Path, lock: int | None = None) -> None:
         if str(copy.last) in words:
             raise KeyboardInterrupt
         decoder(words, log)
 
     monkeypatch.setattr(decoding, "decode", only_averaged)
-    with pytest.raises(KeyboardInterrupt):
-        main(arguments(copy))
+    assert main(arguments(copy)) == 130
     assert not copy.results().exists()
     monkeypatch.setattr(decoding, "decode", decoder)
     assert main(arguments(copy)) == 0
@@ -497,3 +503,27 @@ def test_the_table_refuses_what_it_cannot_read(tmp_path: Path, capsys: Capture) 
     floors.write_text('{"copy": 1}')
     assert table.main([str(good), "--floors", str(floors)]) == 2
     assert "floors.json: not JSON with" in capsys.readouterr().err
+
+
+def test_the_average_is_of_the_checkpoints_that_are_asked_for(here: Run, capsys: Capture) -> None:
+    files = here.numbered("update")
+
+    def inputs() -> list[str]:
+        return [item["file"] for item in averaging.load(here.averaged)["averaged_from"]]
+
+    bring_average(here, files[-3:])
+    assert inputs() == [file.name for file in files[-3:]]
+    bring_average(here, files[-2:])  # of others: made again
+    assert inputs() == [file.name for file in files[-2:]]
+    capsys.readouterr()
+    bring_average(here, files[-2:])
+    assert not capsys.readouterr().out  # of these: kept
+    here.averaged.unlink()
+    bring_average(here, files[-2:])
+    assert capsys.readouterr().out.startswith("+ scripts/average_checkpoints.py --inputs ") and inputs()
+
+
+def test_nobody_evaluates_while_somebody_trains(here: Run, capsys: Capture) -> None:
+    with here.lock():
+        assert main([str(here.path), "--last", "2", "--cpu"]) == 2
+    assert "another training or evaluation is at work" in capsys.readouterr().err

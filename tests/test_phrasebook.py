@@ -620,4 +620,4 @@ def test_floors_of_empty_and_of_other_encodings(tmp_path: Path, capsys: pytest.C
     parallel(tmp_path)
     (tmp_path / "train.vi").write_bytes("C\nté\n".encode("latin-1"))
     assert floors_module.main(arguments) == 2
-    assert "train.vi: not UTF-8" in capsys.readouterr().err
+    assert "train.vi:2: not UTF-8" in capsys.readouterr().err

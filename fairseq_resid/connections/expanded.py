@@ -12,13 +12,6 @@ from .base import ResidualConnection, invalid, layer_norm
 from .registry import register
 
 
-def _check(skip_lambda: float, branch_scale: float) -> None:
-    if not (math.isfinite(skip_lambda) and skip_lambda > 0):
-        raise invalid("skip_lambda", skip_lambda, "xskip and xskip_ln take a positive number")
-    if not (math.isfinite(branch_scale) and branch_scale > 0):
-        raise invalid("branch_scale", branch_scale, "must be a positive number")
-
-
 @register("xskip")
 class ExpandedSkip(ResidualConnection):
     """Adds the branch to an expanded shortcut, without a norm.
@@ -36,7 +29,9 @@ class ExpandedSkip(ResidualConnection):
         branch_scale: Annotated[float, "μ > 0, weight of the branch"] = 1.0,
     ) -> None:
         super().__init__(dim, dropout)
-        _check(skip_lambda, branch_scale)
+        for option, value in (("skip_lambda", skip_lambda), ("branch_scale", branch_scale)):
+            if not (math.isfinite(value) and value > 0):
+                raise invalid(option, value, "must be a positive number")
         self.skip_lambda = float(skip_lambda)
         self.branch_scale = float(branch_scale)
 
@@ -45,7 +40,7 @@ class ExpandedSkip(ResidualConnection):
 
 
 @register("xskip_ln")
-class ExpandedSkipLayerNorm(ResidualConnection):
+class ExpandedSkipLayerNorm(ExpandedSkip):
     """Normalises the sum of an expanded shortcut and the branch.
 
     Formula:  y = LN(λ x + μ F)            Source: rSkip paper, eq. 3 (μ = 1) and table 3 (μ = 2, 3)
@@ -59,10 +54,7 @@ class ExpandedSkipLayerNorm(ResidualConnection):
         skip_lambda: Annotated[float, "λ > 0, weight of the shortcut"] = 2.0,
         branch_scale: Annotated[float, "μ > 0, weight of the branch"] = 1.0,
     ) -> None:
-        super().__init__(dim, dropout)
-        _check(skip_lambda, branch_scale)
-        self.skip_lambda = float(skip_lambda)
-        self.branch_scale = float(branch_scale)
+        super().__init__(dim, dropout, skip_lambda=skip_lambda, branch_scale=branch_scale)
         self.norm = layer_norm(dim)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:

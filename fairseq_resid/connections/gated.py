@@ -47,7 +47,8 @@ class Highway(GatedShortcut):
         super().__init__(dim, dropout, gate_bias, residual_norm)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
-        return torch.lerp(x, f, torch.sigmoid(dense_gate(x, self.gate_weight, self.gate_bias)))
+        # Not torch.lerp: under autocast x can be fp32 and F 16-bit, and lerp does not promote.
+        return x + torch.sigmoid(dense_gate(x, self.gate_weight, self.gate_bias)) * (f - x)
 
 
 @register("shortcut_gate")

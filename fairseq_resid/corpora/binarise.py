@@ -15,7 +15,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -99,8 +98,8 @@ def run_preprocess(text: Path, data: Path, source: str, target: str, workers: in
     command += ["--destdir", str(data), "--workers", str(workers)]
     commands.show(command)
     log = data.with_name(data.name + ".log")
-    with log.open("w") as file:
-        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+    with log.open("wb") as file:
+        code = commands.run(command, file, errors=file)
     if code:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
         raise ChildProcessError(f"fairseq-preprocess failed with exit code {code}:\n{tail}")
@@ -178,6 +177,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", required=True, type=Path, metavar="DATA")
     args = parser.parse_args(argv)
     prefixes = {split: getattr(args, split) for split in SPLITS}
+    if args.workers < 1:
+        parser.error(f"--workers {args.workers}: must be 1 or more")
+    if args.source == args.target:
+        parser.error(f"--source and --target are both {args.source}: they name the files of two languages")
     try:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         binarise(args.name, prefixes, args.source, args.target, args.vocab_size, args.out, args.workers)

@@ -17,14 +17,16 @@ from typing import Any
 
 import torch
 
+from .. import commands
+from ..compat import BETTER_TRANSFORMER_COPIES
 from ..files import read_lines, write_atomically
 from ..runs import Numbering, Run
 from . import averaging, decoding, scoring
 
 # Not parameters: fairseq keeps these small marks among the weights.
 BUFFER = re.compile(r"(^|\.)(version|_float_tensor)$")
-# fairseq 0.12.2's copies of every encoder weight for its BetterTransformer path: saved, never trained.
-DEAD_COPY = re.compile(r"\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$")
+# Saved, never trained.
+DEAD_COPY = re.compile(rf"\.layers\.\d+\.({'|'.join(BETTER_TRANSFORMER_COPIES)})$")
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,22 @@ def prepare(path: Path, data: Path | None, last: int, by: Numbering | None, subs
     return Job(run, corpus, subset, references, checkpoints, architecture(state), count_parameters(state["model"]), cpu)
 
 
-def translate(job: Job, name: str, checkpoint: Path, made_from: list[Path]) -> list[str]:
+def bring_average(run: Run, made_from: list[Path]) -> None:
+    """Make RUN/averaged.pt of these checkpoints, unless it is there and of these; RUN/averaged.json says of which."""
+    note = run.averaged.with_suffix(".json")
+    inputs = [stamp(file) for file in made_from]
+    try:
+        finished = json.loads(note.read_text(encoding="utf-8")) == {"inputs": inputs, "output": stamp(run.averaged)}
+    except (OSError, ValueError):
+        finished = False
+    if not finished:
+        files = [str(file) for file in made_from]
+        commands.show(["scripts/average_checkpoints.py", "--inputs", *files, "--output", str(run.averaged)])
+        averaging.average(made_from, run.averaged)
+        write_atomically(note, json.dumps({"inputs": inputs, "output": stamp(run.averaged)}, indent=2) + "\n")
+
+
+def translate(job: Job, name: str, checkpoint: Path, made_from: list[Path], lock: int | None = None) -> list[str]:
     """Return the hypotheses of one model, from RUN/decode where they are there and of the same inputs and settings.
 
     Raises: DecodingError where fairseq-generate fails or leaves out a sentence.
@@ -175,11 +192,8 @@ def translate(job: Job, name: str, checkpoint: Path, made_from: list[Path]) -> l
     if finished and hypotheses.is_file():
         print(f"{hypotheses}: made from the same files with the same settings, kept")
         return read_lines(hypotheses)
-    if made_from != [checkpoint]:
-        averaging.average(made_from, checkpoint)
-        print(f"{checkpoint}: the average of {', '.join(file.name for file in made_from)}")
     words = decoding.command(job.corpus.path, checkpoint, job.subset, job.corpus.post_process, job.cpu)
-    decoding.decode(words, log)
+    decoding.decode(words, log, lock)
     lines = decoding.read_hypotheses(log)
     if len(lines) != len(job.references):
         reference = job.corpus.reference(job.subset)
@@ -190,12 +204,28 @@ def translate(job: Job, name: str, checkpoint: Path, made_from: list[Path]) -> l
 
 
 def evaluate(job: Job) -> dict[str, Any]:
-    """Decode and score one run, and write its results."""
+    """Average, decode and score one run, and write its results."""
+    run = job.run
+    try:
+        finished = json.loads(run.record.read_text(encoding="utf-8"))["finished"]
+    except (OSError, ValueError, KeyError, TypeError):
+        finished = True  # not trained by scripts/train.sh: nothing is known
+    if not finished:
+        print(f"{run.path}: warning: its training has not finished", file=sys.stderr)
+    with run.lock() as lock:
+        return score(job, lock)
+
+
+def score(job: Job, lock: int) -> dict[str, Any]:
+    """Do what `evaluate` says, in a run folder that nobody else works in."""
     run, corpus = job.run, job.corpus
+    bring_average(run, job.checkpoints)
     models = {"averaged": (run.averaged, job.checkpoints), "last": (run.last, [run.last])}
     scores = {}
     for name, (checkpoint, made_from) in models.items():
-        hypotheses = translate(job, name, checkpoint, made_from)
+        hypotheses = translate(job, name, checkpoint, made_from, lock)
+        text = job.run.decode / f"{job.subset}.{name}.hyp"
+        commands.show(["sacrebleu", str(corpus.reference(job.subset)), "-i", str(text), "-tok", corpus.tokenize])
         scores[name] = scoring.bleu(hypotheses, job.references, corpus.tokenize)
     results = {
         "architecture": job.architecture,
@@ -240,6 +270,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1 if isinstance(error, decoding.DecodingError) else 2
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted; the same command goes on", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 from .. import commands
@@ -30,7 +28,7 @@ def command(data: Path, checkpoint: Path, subset: str, post_process: str | None,
     return words
 
 
-def decode(words: list[str], log: Path) -> None:
+def decode(words: list[str], log: Path, lock: int | None = None) -> None:
     """Run a fairseq-generate command with its output in `log`, its progress and messages on stderr as they come.
 
     Raises: DecodingError naming exit code and log where it fails.
@@ -38,8 +36,7 @@ def decode(words: list[str], log: Path) -> None:
     commands.show(words, f" > {shlex.quote(str(log))}")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
-        # Whatever the locale is: fairseq prints hypotheses in it and we read UTF-8.
-        code = subprocess.run(words, stdout=output, env={**os.environ, "PYTHONIOENCODING": "utf-8"}).returncode
+        code = commands.run(words, output, lock)
     if code:
         raise DecodingError(f"fairseq-generate failed with exit code {code}; messages above, output in {log}")
 

@@ -11,10 +11,12 @@ import json
 import os
 import platform
 import shlex
-import subprocess
+import shutil
 import sys
+import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from .. import commands
 from ..files import write_atomically
@@ -36,7 +38,13 @@ def versions() -> dict[str, str]:
 
 
 def build_command(words: list[str], arch: str, run: Run, user_dir: str, extra: list[str]) -> list[str]:
-    """Return the fairseq-train command of a recipe's words: flags given by hand come last, and win."""
+    """Return the fairseq-train command of a recipe's words: flags given by hand come last, and win.
+
+    Raises: ValueError for a flag that would move what belongs into the run folder.
+    """
+    for word in extra:
+        if word.split("=")[0] in ("--save-dir", "--log-file", "--log-format", "--user-dir"):
+            raise ValueError(f"{word}: set by train.sh; the folder is chosen by --run")
     paths = ["--save-dir", str(run.path), "--log-format", "json", "--log-file", str(run.train_log)]
     return ["fairseq-train", *words, "--user-dir", user_dir, "--arch", arch, *paths, *extra]
 
@@ -50,34 +58,69 @@ def changes(before: list[str], now: list[str]) -> str:
     return f"was {shlex.join(gone) or 'nothing'}, now {shlex.join(new) or 'nothing'}"
 
 
+def settings(command: list[str]) -> list[str]:
+    """Return what of a command makes one training another: all of it but the plugin's folder."""
+    at = command.index("--user-dir")
+    return command[:at] + command[at + 2 :]
+
+
+def read_record(run: Run) -> dict[str, Any] | None:
+    """Return what run.json says, None where there is none.
+
+    Raises: ValueError naming the file where it is damaged.
+    """
+    if not run.record.is_file():
+        return None
+    try:
+        found = json.loads(run.record.read_text(encoding="utf-8"))
+        settings(found["command"])
+        return {"command": found["command"], "finished": bool(found["finished"])}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{run.record}: damaged, or not written by scripts/train.sh") from None
+
+
+def mend_last(run: Run) -> None:
+    """Put the newest numbered checkpoint in the place of a checkpoint_last.pt that is not whole.
+
+    fairseq writes numbered checkpoints whole or not at all, but checkpoint_last.pt as a plain copy: a full disk or a
+    kill leaves a truncated one, and fairseq resumes from nothing else.
+    """
+    numbered = run.numbered("update") or run.numbered("epoch")
+    if numbered and run.last.is_file() and not zipfile.is_zipfile(run.last):
+        print(f"{run.last}: not whole; going on from {numbered[-1].name}", flush=True)
+        partial = run.last.with_name(f"{run.last.name}.partial")
+        shutil.copyfile(numbered[-1], partial)
+        os.replace(partial, run.last)
+
+
 def train(command: list[str], run: Run) -> bool:
     """Train, or resume, or return False where the run has finished already.
 
     Raises: ValueError where the run was begun by another command; ChildProcessError where fairseq-train fails.
     """
-    record_file = run.path / "run.json"
-    record = {"command": command, "finished": False, "versions": versions()}
-    if record_file.is_file():
-        found = json.loads(record_file.read_text(encoding="utf-8"))
-        if found["command"] != command:
+    with run.lock() as lock:
+        found = read_record(run)
+        begun = any(run.path.glob("checkpoint*.pt"))
+        if begun and found is None:
+            raise ValueError(f"{run.path}: holds checkpoints but no run.json; choose another --run folder")
+        if begun and found and settings(found["command"]) != settings(command):
             raise ValueError(
                 f"{run.path}: was begun with other settings ({changes(found['command'], command)}); "
-                "give those again, or choose another --run folder"
+                "give those again, choose another --run folder, or remove this one"
             )
-        if found["finished"]:
+        if begun and found and found["finished"]:
             print(f"{run.path}: trained already", flush=True)
             return False
-    elif run.path.is_dir() and any(run.path.glob("checkpoint*.pt")):
-        raise ValueError(f"{run.path}: holds checkpoints but no run.json; choose another --run folder")
-    run.path.mkdir(parents=True, exist_ok=True)  # fairseq opens --log-file before it makes --save-dir
-    write_atomically(record_file, json.dumps(record, indent=2) + "\n")
-    words = [commands.program(command[0]), *command[1:]]
-    commands.show(words)
-    code = subprocess.run(words, check=False).returncode
-    if code:
-        raise ChildProcessError(f"fairseq-train failed with exit code {code}; its log is {run.train_log}")
-    write_atomically(record_file, json.dumps(record | {"finished": True}, indent=2) + "\n")
-    return True
+        mend_last(run)
+        record = {"command": command, "finished": False, "versions": versions()}
+        write_atomically(run.record, json.dumps(record, indent=2) + "\n")
+        words = [commands.program(command[0]), *command[1:]]
+        commands.show(words)
+        code = commands.run(words, lock=lock)
+        if code:
+            raise ChildProcessError(f"fairseq-train failed with exit code {code}; its log is {run.train_log}")
+        write_atomically(run.record, json.dumps(record | {"finished": True}, indent=2) + "\n")
+        return True
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -99,12 +142,11 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"train.sh: error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except SystemExit:
         print("train.sh: interrupted; the same command resumes", file=sys.stderr)
-        return 130
+        raise
     return 0
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")  # progress shows when it happens, in a log too
     sys.exit(main())

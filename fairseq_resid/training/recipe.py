@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from ..files import read_lines
+
 FOLDER = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 
 
@@ -16,9 +18,12 @@ def available() -> dict[str, Path]:
 def read(name: str) -> list[str]:
     """Return the words of a recipe, given its name or the path of a file.
 
-    Raises: ValueError naming the recipes there are.
+    Raises: ValueError naming the recipes there are, or the file and what is wrong with it.
     """
     path = available().get(name, Path(name))
     if not path.is_file():
         raise ValueError(f"{name}: no such recipe; choose one of {', '.join(available())}, or a file of flags")
-    return shlex.split(path.read_text(encoding="utf-8"), comments=True)
+    try:
+        return shlex.split("\n".join(read_lines(path)), comments=True)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
