@@ -20,7 +20,7 @@ class DropoutShortcut(OptionallyNormed):
     def __init__(
         self, dim: int, dropout: nn.Module | float = 0.0, *, residual_norm: NormOption = "none"
     ) -> None:
-        super().__init__(dim, dropout, residual_norm)
+        super().__init__(dim, dropout, residual_norm=residual_norm)
         self.shortcut_dropout = nn.Dropout(SHORTCUT_DROPOUT)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:

@@ -13,14 +13,19 @@ from .base import invalid, xavier_uniform
 from .optional_norm import NormOption, OptionallyNormed
 from .registry import register
 
-GateBias = Annotated[float, "start value of the gate's bias; negative favours the shortcut"]
-
 
 class GatedShortcut(OptionallyNormed):
     """Holds the gate σ(xW + b), W in R^{C×C}, Xavier-uniform."""
 
-    def __init__(self, dim: int, dropout: nn.Module | float, gate_bias: float, residual_norm: str) -> None:
-        super().__init__(dim, dropout, residual_norm)
+    def __init__(
+        self,
+        dim: int,
+        dropout: nn.Module | float = 0.0,
+        *,
+        gate_bias: Annotated[float, "start value of the gate's bias; negative favours the shortcut"] = -1.0,
+        residual_norm: NormOption = "none",
+    ) -> None:
+        super().__init__(dim, dropout, residual_norm=residual_norm)
         if not math.isfinite(gate_bias):
             raise invalid("gate_bias", gate_bias, "must be a finite number")
         # Bare parameters, not nn.Linear: fairseq's quantisation replaces every nn.Linear, and gates are not for it.
@@ -36,16 +41,6 @@ class Highway(GatedShortcut):
     Source:   Srivastava 2015; He 2016b's exclusive gating is the same formula
     """
 
-    def __init__(
-        self,
-        dim: int,
-        dropout: nn.Module | float = 0.0,
-        *,
-        gate_bias: GateBias = -1.0,
-        residual_norm: NormOption = "none",
-    ) -> None:
-        super().__init__(dim, dropout, gate_bias, residual_norm)
-
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         # Not torch.lerp: under autocast x can be fp32 and F 16-bit, and lerp does not promote.
         return x + torch.sigmoid(dense_gate(x, self.gate_weight, self.gate_bias)) * (f - x)
@@ -57,16 +52,6 @@ class ShortcutGate(GatedShortcut):
 
     Formula:  y = (1 - g) x + F, g = σ(xW + b)            Source: He 2016b, shortcut-only gating
     """
-
-    def __init__(
-        self,
-        dim: int,
-        dropout: nn.Module | float = 0.0,
-        *,
-        gate_bias: GateBias = -1.0,
-        residual_norm: NormOption = "none",
-    ) -> None:
-        super().__init__(dim, dropout, gate_bias, residual_norm)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         return torch.addcmul(f, 1 - torch.sigmoid(dense_gate(x, self.gate_weight, self.gate_bias)), x)
