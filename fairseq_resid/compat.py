@@ -132,6 +132,9 @@ def refuse_code(state: Any, path: str) -> None:
     if not isinstance(state, dict):
         raise UserError(f"{path}: not a fairseq checkpoint")
     for key in ("cfg", "args"):
+        if not isinstance(state.get(key), (dict, argparse.Namespace, type(None))):
+            # OmegaConf.create, which fairseq gives it to, would read a string as YAML, past the check below.
+            raise UserError(f"{path}: its {key} is a {type(state[key]).__name__}, not settings by name")
         for name, value in _settings(state.get(key)):
             if name in EVALUATED and not is_plain(value):
                 raise UserError(

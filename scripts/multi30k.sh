@@ -2,7 +2,7 @@
 # The real-corpus example, whole: scripts/multi30k.sh RAW [any fairseq-train flag]
 # Prepares Multi30k EN-DE from RAW (see data-prep/multi30k-en-de.sh), trains the baseline and the two architectures by
 # scripts/recipes/multi30k-en-de.txt, scores each on test_2016_flickr, and prints one table. Run again, it goes on
-# where it was stopped. On two CPU cores: about four hours.
+# where it was stopped. On two CPU cores: hours (three to four, estimated).
 set -euo pipefail
 
 if [[ $# -eq 0 || "$1" == -h || "$1" == --help ]]; then

@@ -498,3 +498,14 @@ def test_a_mistake_on_the_command_line_is_one_line(corpus: Path, tmp_path: Path)
     assert [line for line in done.stderr.splitlines() if "error" in line.lower()] == done.stderr.splitlines()[-1:]
     assert "--skip-lambda 3" in done.stderr and "Traceback" not in done.stdout + done.stderr
     assert not save.exists()
+
+
+@pytest.mark.parametrize("key", ["cfg", "args"])
+def test_a_config_that_is_text_is_refused(tmp_path: Path, key: str) -> None:
+    """OmegaConf reads a string as YAML: names and values in it would come in unseen."""
+    from fairseq_resid import compat
+
+    path = tmp_path / "text.pt"
+    torch.save({"model": {}, key: "optimizer: {adam_betas: 'print(1)'}"}, path)
+    with pytest.raises(compat.UserError, match=rf"text\.pt: its {key} is a str"):
+        compat.refuse_code(torch.load(path, weights_only=True), str(path))
