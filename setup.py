@@ -43,6 +43,8 @@ setup(
         "numpy>=1.23",
         "sacrebleu>=2.3",
         "sentencepiece>=0.1.99",
+        "sacremoses>=0.1",
+        "pyyaml>=5.1",
         "rich>=13",
         "rapidfuzz>=3",
     ],

@@ -85,9 +85,7 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
         for name in ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm", "dropout_module"):
             delattr(self, name)
         self.self_attn_residual = build_site(cfg, self.embed_dim, type(self).__name__)
-        self.encoder_attn_residual = (
-            None if no_encoder_attn else build_site(cfg, self.embed_dim, type(self).__name__)
-        )
+        self.encoder_attn_residual = None if no_encoder_attn else build_site(cfg, self.embed_dim, type(self).__name__)
         self.ffn_residual = build_site(cfg, self.embed_dim, type(self).__name__)
 
     def forward(

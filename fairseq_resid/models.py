@@ -73,9 +73,7 @@ def resolve_residual(args: argparse.Namespace) -> dict[str, Any]:
     }
     try:
         residual = connections.canonical(given or ("pre_ln" if all(flags.values()) else "post_ln"))
-        options = connections.resolve(
-            residual, {name: getattr(args, name, None) for name in connections.all_options()}
-        )
+        options = connections.resolve(residual, {name: getattr(args, name, None) for name in connections.all_options()})
         connections.build(residual, 1, **options)  # values out of range: now, not after the data is loaded
     except ValueError as error:
         raise UserError(str(error)) from None

@@ -15,7 +15,7 @@ export PATH="${FAIRSEQ_RESID_VENV:-$PWD/.venv}/bin:$PATH"
 
 raw=data-bin/phrasebook.raw
 python -m fairseq_resid.corpora.phrasebook --out "$raw"
-python -m fairseq_resid.corpora.binarise --name phrasebook-en-vi --source en --target vi --vocab-size 1000 \
+python -m fairseq_resid.corpora.own --name phrasebook-en-vi --source en --target vi --vocab-size 1000 \
     --train "$raw/train" --valid "$raw/valid" --test "$raw/test" --out data-bin/phrasebook
 [[ -f data-bin/phrasebook/floors.json ]] ||
     python -m fairseq_resid.evaluation.floors --raw "$raw" --source en --target vi --json data-bin/phrasebook/floors.json

@@ -265,9 +265,7 @@ ONE_BY_ONE = ["--batch-size", 1, "--gen-subset", "valid", "--num-shards", 4]
 
 
 @pytest.mark.parametrize("shape", [[], ONE_BY_ONE], ids=["padded", "one by one"])
-def test_a_stock_checkpoint_decodes_as_in_stock(
-    shape: list[object], stock_checkpoint: Path, generate: Command
-) -> None:
+def test_a_stock_checkpoint_decodes_as_in_stock(shape: list[object], stock_checkpoint: Path, generate: Command) -> None:
     stock = generate(stock_checkpoint, *shape)
     ours = generate(stock_checkpoint, *shape, "--model-overrides", REROUTED)
     assert "ResidualEncoderLayer" not in stock.output

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mirror
 import pytest
 import torch
 
@@ -21,8 +22,18 @@ COMMANDS = [line for kind, block in BLOCKS if kind == "bash" for line in block.s
 
 SHORT = "--max-update 12 --save-interval-updates 1 --disable-validation"
 SMALL = f"--encoder-layers 1 --decoder-layers 1 {SHORT}"
+
+
+def mirrored(target: str) -> str:
+    return f"--mirror file://$PWD/mirrors/{target} --downloads downloads/{target} --allow-other-data --vocab-size 250"
+
+
 # What is put behind a command so that it ends soon. Whatever is not here runs as it stands.
 SHORTENED = {
+    "data-prep/iwslt15-en-vi.sh": mirrored("vi"),
+    "data-prep/wmt14-en-de.sh": mirrored("de"),
+    "data-prep/wmt14-en-fr.sh": mirrored("fr"),
+    "data-prep/multi30k-en-de.sh": "--allow-other-data",
     "scripts/quickstart.sh": SHORT,
     "scripts/multi30k.sh": SMALL,
     "scripts/train.sh multi30k-en-de": SMALL,
@@ -33,7 +44,7 @@ RUNNING_NOW = "scripts/test.sh"  # this very test is run by it
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project whose environment is this one, and a folder multi30k/ with made-up text in it."""
+    """A copy of the project whose environment is this one; multi30k/ and mirrors/ have made-up text in them."""
     copy = tmp_path_factory.mktemp("readme") / "project"
     hidden = shutil.ignore_patterns(".*", "data-bin", "checkpoints", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, copy, ignore=hidden)
@@ -46,6 +57,13 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for side in ("en", "de"):
             text = "".join(" ".join(choose.choices(words, k=8)) + "\n" for _ in range(lines))
             (copy / "multi30k" / f"{name}.{side}").write_text(text)
+    for target in ("de", "fr"):
+        mirror.wmt14(copy / "mirrors" / target, target)
+    stanford = mirror.iwslt15(tmp_path_factory.mktemp("iwslt15"), "stanford")
+    (copy / "mirrors" / "vi").mkdir()
+    for archive, name in (("train", "train"), ("dev-2012", "tst2012"), ("test-2013", "tst2013")):
+        members = {f"{name}.{side}": (stanford / f"{name}.{side}").read_bytes() for side in ("en", "vi")}
+        mirror.archive(copy / "mirrors" / "vi" / f"{archive}-en-vi.tgz", dict(members))
     return copy
 
 

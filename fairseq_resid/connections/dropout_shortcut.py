@@ -17,9 +17,7 @@ class DropoutShortcut(OptionallyNormed):
     Formula:  y = dropout(x, 0.5) + F            Source: He 2016b, dropout shortcut
     """
 
-    def __init__(
-        self, dim: int, dropout: nn.Module | float = 0.0, *, residual_norm: NormOption = "none"
-    ) -> None:
+    def __init__(self, dim: int, dropout: nn.Module | float = 0.0, *, residual_norm: NormOption = "none") -> None:
         super().__init__(dim, dropout, residual_norm=residual_norm)
         self.shortcut_dropout = nn.Dropout(SHORTCUT_DROPOUT)
 

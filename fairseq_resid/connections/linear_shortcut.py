@@ -19,9 +19,7 @@ class LinearShortcut(OptionallyNormed):
     Dtype:    under autocast y is 16-bit, as every matrix product is, where the other variants keep a fp32 shortcut
     """
 
-    def __init__(
-        self, dim: int, dropout: nn.Module | float = 0.0, *, residual_norm: NormOption = "none"
-    ) -> None:
+    def __init__(self, dim: int, dropout: nn.Module | float = 0.0, *, residual_norm: NormOption = "none") -> None:
         super().__init__(dim, dropout, residual_norm=residual_norm)
         self.shortcut_weight = nn.Parameter(xavier_uniform(dim, dim))
         self.shortcut_bias = nn.Parameter(torch.zeros(dim))

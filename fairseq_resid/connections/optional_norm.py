@@ -14,9 +14,7 @@ NormOption = Annotated[Literal["none", "layer"], "norm applied to y"]
 class OptionallyNormed(ResidualConnection):
     """A connection whose result is y, or LN(y) with --residual-norm layer."""
 
-    def __init__(
-        self, dim: int, dropout: nn.Module | float = 0.0, *, residual_norm: NormOption = "none"
-    ) -> None:
+    def __init__(self, dim: int, dropout: nn.Module | float = 0.0, *, residual_norm: NormOption = "none") -> None:
         super().__init__(dim, dropout)
         if residual_norm not in ("none", "layer"):
             raise invalid("residual_norm", residual_norm, "choose one of none, layer")

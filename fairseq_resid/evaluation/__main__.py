@@ -21,6 +21,7 @@ from .. import commands
 from ..compat import BETTER_TRANSFORMER_COPIES
 from ..files import read_lines, write_atomically
 from ..runs import Numbering, Run
+from ..text import TextForm
 from . import averaging, decoding, scoring
 
 # Not parameters: fairseq keeps these small marks among the weights.
@@ -39,6 +40,7 @@ class Corpus:
     target: str
     post_process: str | None
     tokenize: str
+    form: TextForm
 
     @classmethod
     def read(cls, path: Path) -> Corpus:
@@ -52,10 +54,13 @@ class Corpus:
         try:
             known = json.loads(file.read_text(encoding="utf-8"))
             post_process = known["restore"]["post_process"]
-            return cls(path, known["name"], known["source"], known["target"], post_process, known["bleu_tokenize"])
+            form = TextForm.of_corpus(known, known["target"])
+            return cls(
+                path, known["name"], known["source"], known["target"], post_process, known["bleu_tokenize"], form
+            )
         except KeyError as error:
             raise ValueError(f"{file}: no {error}") from None
-        except (json.JSONDecodeError, TypeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{file}: cannot be read: {error}") from None
 
     def reference(self, subset: str) -> Path:
@@ -184,6 +189,7 @@ def translate(job: Job, name: str, checkpoint: Path, made_from: list[Path], lock
         "data": str(job.corpus.path.resolve()),
         "files": [stamp(file) for file in job.corpus.inputs(job.subset)],
         "settings": {**decoding.SETTINGS, "post-process": job.corpus.post_process, "cpu": job.cpu},
+        "text": {"form": job.corpus.form.form},
     }
     try:
         finished = json.loads(note.read_text(encoding="utf-8")) == inputs
@@ -194,7 +200,7 @@ def translate(job: Job, name: str, checkpoint: Path, made_from: list[Path], lock
         return read_lines(hypotheses)
     words = decoding.command(job.corpus.path, checkpoint, job.subset, job.corpus.post_process, job.cpu)
     decoding.decode(words, log, lock)
-    lines = decoding.read_hypotheses(log)
+    lines = [job.corpus.form.restore(line) for line in decoding.read_hypotheses(log)]
     if len(lines) != len(job.references):
         reference = job.corpus.reference(job.subset)
         raise decoding.DecodingError(f"{log}: {len(lines)} hypotheses, but {reference} has {len(job.references)} lines")

@@ -42,7 +42,7 @@ def decode(words: list[str], log: Path, lock: int | None = None) -> None:
 
 
 def read_hypotheses(log: Path) -> list[str]:
-    """Return the detokenised hypotheses (the D- lines) of a fairseq-generate log in the order of the data.
+    """Return the hypotheses with their pieces joined (the D- lines) of a fairseq-generate log in the order of the data.
 
     Raises: DecodingError naming the log where a sentence has no hypothesis or more than one.
     """

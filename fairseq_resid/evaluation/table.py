@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder with results.json, by scripts/evaluate.sh")
-    add("--floors", type=Path, metavar="FILE", help='what `python -m fairseq_resid.evaluation.floors --json` wrote')
+    add("--floors", type=Path, metavar="FILE", help="what `python -m fairseq_resid.evaluation.floors --json` wrote")
     add("--at-least", type=float, metavar="BLEU", help="exit with code 1 where an averaged model scores less")
     add("--markdown", action="store_true", help="print Markdown")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""corpora/binarise.py: what a data folder holds, what is refused, and that nothing half made is left."""
+"""corpora/own.py: what a data folder holds, what is refused, and that nothing half made is left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fairseq_resid.corpora import binarise
+from fairseq_resid.corpora import binarise, own
 from fairseq_resid.files import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,11 +29,11 @@ def flags(prefixes: dict[str, Path], out: Path, **changed: object) -> list[str]:
 
 
 def content(folder: Path) -> dict[str, str]:
-    """Return every file of a folder and the hash of its bytes; not fairseq's log, which holds temporary paths."""
+    """Return every file of a folder and the hash of its bytes."""
     return {
         str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name != "preprocess.log"
+        if file.is_file()
     }
 
 
@@ -62,13 +62,18 @@ def test_corpus_json(corpus: Path, raw_text: dict[str, Path]) -> None:
     assert (told["name"], told["source"], told["target"], told["vocab_size"]) == ("tiny", "en", "xx", 90)
     assert {split: lines["in"] for split, lines in told["lines"].items()} == COUNTS
     assert {split: lines["out"] for split, lines in told["lines"].items()} == COUNTS
-    assert told["lines"]["train"]["dropped_empty"] == 0
+    assert told["lines"]["train"]["dropped"] == {} and told["differences"] == []
     assert told["restore"] == {"post_process": "sentencepiece", "model": "spm.model"}
-    for name, item in told["inputs"].items():
-        split, side = name.split(".")
-        raw = Path(f"{raw_text[split]}.{side}").read_bytes()
-        assert item == {"file": name, "sha256": hashlib.sha256(raw).hexdigest()}
-    assert len(told["inputs"]) == 6
+    assert told["text"] == {"form": "plain", "normalize": False} and told["bleu_tokenize"] == "13a"
+    assert len(told["texts"]) == 6
+    for label, item in told["texts"].items():
+        split, file = label.split(" ")
+        raw = Path(f"{raw_text[split]}.{file.split('.')[1]}").read_bytes()
+        digest = hashlib.sha256(raw).hexdigest()
+        assert item == {"file": file, "member": None, "lines": COUNTS[split], "sha256": digest}
+        assert told["files"][file] == {"bytes": len(raw), "sha256": digest, "as_released": None}
+    assert told["round_trip"]["test"]["exact"] == told["round_trip"]["test"]["of"] == 203
+    assert told["checksums"] == {name: digest for name, digest in content(corpus).items() if name != "corpus.json"}
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(corpus / "spm.model"))
     for split, counts in told["tokens"].items():
         for side, count in counts.items():
@@ -94,11 +99,11 @@ def test_the_same_corpus_is_reused(
     data = tmp_path / "data"
     shutil.copytree(corpus, data)
     before = {file: file.stat().st_mtime_ns for file in data.rglob("*")}
-    assert binarise.main(flags(raw_text, data)) == 0
+    assert own.main(flags(raw_text, data)) == 0
     assert "holds this corpus already" in capsys.readouterr().out
     assert {file: file.stat().st_mtime_ns for file in data.rglob("*")} == before
     # Moved raw text is the same text.
-    assert binarise.main(flags(copy(raw_text, tmp_path / "moved"), data)) == 0
+    assert own.main(flags(copy(raw_text, tmp_path / "moved"), data)) == 0
 
 
 @pytest.mark.parametrize("change", ["vocabulary", "name", "text", "no corpus.json", "broken corpus.json"])
@@ -118,7 +123,7 @@ def test_another_corpus_is_refused(
     else:
         (data / "corpus.json").write_text("{")
     before = content(data)
-    assert binarise.main(flags(prefixes, data, **changed)) == 2
+    assert own.main(flags(prefixes, data, **changed)) == 2
     error = capsys.readouterr().err
     assert str(data) in error and "Traceback" not in error
     assert ("corpus.json" if "corpus.json" in change else "another corpus") in error
@@ -147,29 +152,29 @@ def spoil(kind: str, prefixes: dict[str, Path]) -> tuple[Path, str]:
         for side in ("en", "xx"):
             Path(f"{prefixes['valid']}.{side}").write_bytes(b"")
         return Path(f"{prefixes['valid']}.en"), "empty"
-    for side in ("en", "xx"):  # "blank"
-        Path(f"{prefixes['train']}.{side}").write_bytes(b"\n \n")
-    return prefixes["train"], "every pair has an empty side"
+    file = Path(f"{prefixes['test']}.en")  # "mark"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    return file, "byte-order mark"
 
 
-@pytest.mark.parametrize("kind", ["unequal", "not UTF-8", "NUL", "missing", "empty", "blank"])
+@pytest.mark.parametrize("kind", ["unequal", "not UTF-8", "NUL", "missing", "empty", "mark"])
 def test_bad_text_is_named_and_nothing_is_made(
     kind: str, raw_text: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prefixes = copy(raw_text, tmp_path / "raw")
     file, said = spoil(kind, prefixes)
-    assert binarise.main(flags(prefixes, tmp_path / "out" / "data")) == 2
+    assert own.main(flags(prefixes, tmp_path / "out" / "data")) == 2
     error = capsys.readouterr().err
-    assert error.startswith("binarise: error: ") and len(error.splitlines()) == 1
+    assert error.startswith("own: error: ") and len(error.splitlines()) == 1
     assert str(file) in error and said in error
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out" / "data").exists()
 
 
 def test_an_impossible_vocabulary_is_named(
     raw_text: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert binarise.main(flags(raw_text, tmp_path / "data", vocab_size=30_000)) == 2
-    assert "binarise: error: --vocab-size 30000: " in capfd.readouterr().err
+    assert own.main(flags(raw_text, tmp_path / "data", vocab_size=30_000)) == 2
+    assert "own: error: --vocab-size 30000: " in capfd.readouterr().err
     assert not (tmp_path / "data").exists()
 
 
@@ -184,23 +189,20 @@ def test_killed_half_way_then_run_again(corpus: Path, raw_text: dict[str, Path],
     """Killed while it works, OUT is not there; run again, over what is left and with 2 workers: the same bytes."""
     data = tmp_path / "data"
     partial = tmp_path / "data.partial"
-    command = [sys.executable, "-m", "fairseq_resid.corpora.binarise", *flags(raw_text, data)]
+    command = [sys.executable, "-m", "fairseq_resid.corpora.own", *flags(raw_text, data)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 120
-    while not (partial / "text" / "train.en").exists():
+    while not list(partial.glob("encode-*")):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert partial.exists() and not data.exists()
-    (partial / "data").mkdir(exist_ok=True)
-    (partial / "data" / "dict.en.txt").write_text("left over\n")
+    (partial / "binarise-0").mkdir()
+    (partial / "binarise-0" / "dict.en.txt").write_text("left over\n")
 
-    assert binarise.main(flags(raw_text, data, workers=2)) == 0
-    again, whole = content(data), content(corpus)
-    # test_the_sentencepiece_model_holds_no_path says what is wrong with this one.
-    assert again.pop("spm.model") and whole.pop("spm.model")
-    assert again == whole
+    assert own.main(flags(raw_text, data, workers=2)) == 0
+    assert content(data) == content(corpus)
     assert not partial.exists()
 
 
@@ -212,13 +214,13 @@ def test_the_sentencepiece_model_holds_no_path(corpus: Path) -> None:
 def test_a_failing_preprocess_is_told_and_leaves_no_data_folder(
     raw_text: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    def fail(words: list[str], output: Any, **settings: Any) -> int:
+    def fail(words: list[str], output: Any, lock: Any = None, **settings: Any) -> int:
         output.write(b"no space left\n")
         output.flush()
         return 3
 
     monkeypatch.setattr(binarise.commands, "run", fail)
-    assert binarise.main(flags(raw_text, tmp_path / "data")) == 2
+    assert own.main(flags(raw_text, tmp_path / "data")) == 2
     error = capsys.readouterr().err
     assert "exit code 3" in error and "no space left" in error
     assert not (tmp_path / "data").exists()

@@ -1,0 +1,64 @@
+"""Which training pairs are dropped, and why: each pair is counted under the first reason that fits.
+
+    of the raw text      not_utf8               a side is not UTF-8
+                         too_long               a side is longer than 10,000 characters
+                         control_characters     a side holds one (category Cc) besides tab and the line's own end
+    of the model's text  empty                  a side is empty
+                         source_equals_target
+    of the pieces        length                 a side has fewer than 1 or more than 250 pieces
+                         ratio                  one side has more than 1.5 times as many pieces as the other
+
+Length and ratio are counted in pieces, as fairseq's preparation scripts do with Moses' clean-corpus-n.perl. Counted
+in words the ratio would drop 28% of IWSLT'15 EN-VI, whose Vietnamese is written in syllables. Duplicates stay.
+Validation and test text is never dropped, nor is anything where cleaning is off.
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_CHARACTERS = 10_000
+# A line of so many bytes is too long whatever it says; nothing reads further.
+MAX_BYTES = 4 * MAX_CHARACTERS
+MAX_PIECES = 250
+MAX_RATIO = 1.5
+CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+
+RAW_REASONS = ("not_utf8", "too_long", "control_characters", "empty", "source_equals_target")
+PIECE_REASONS = ("length", "ratio")
+
+
+def decode(raw: bytes) -> tuple[str, str | None]:
+    """Return a raw line as text without its line end, and the reason why it cannot be used, if there is one.
+
+    A carriage return before the line end belongs to it.
+    """
+    raw = raw.rstrip(b"\n").removesuffix(b"\r")
+    if len(raw) > MAX_BYTES:
+        return "", "too_long"
+    try:
+        line = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "", "not_utf8"
+    if len(line) > MAX_CHARACTERS:
+        return "", "too_long"
+    return (line, None) if "\0" not in line else ("", "control_characters")
+
+
+def raw_reason(source: str, target: str) -> str | None:
+    """Return why a pair of raw lines is dropped, if it is."""
+    return "control_characters" if CONTROL.search(source) or CONTROL.search(target) else None
+
+
+def text_reason(source: str, target: str) -> str | None:
+    """Return why a pair of lines, as sentencepiece will see them, is dropped, if it is."""
+    if not source.strip() or not target.strip():
+        return "empty"
+    return "source_equals_target" if source == target else None
+
+
+def piece_reason(source: int, target: int) -> str | None:
+    """Return why a pair with so many pieces on each side is dropped, if it is."""
+    if not (1 <= source <= MAX_PIECES and 1 <= target <= MAX_PIECES):
+        return "length"
+    return "ratio" if max(source, target) > MAX_RATIO * min(source, target) else None

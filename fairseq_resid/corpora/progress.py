@@ -1,0 +1,63 @@
+"""How far a long step is: a bar on a terminal, a plain line now and then in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+EVERY = 30.0  # seconds between two lines in a log
+
+
+def amount(number: float, unit: str) -> str:
+    """Return a count of lines with its thousands parted, or bytes in the unit that fits."""
+    if unit != "B":
+        return f"{number:,.0f}"
+    for name in ("B", "KB", "MB"):
+        if number < 1000:
+            return f"{number:,.0f} {name}"
+        number /= 1000
+    return f"{number:,.1f} GB"
+
+
+class Progress:
+    """`with Progress(what, total, unit) as p: p.advance(n)`. Unit: "B" for bytes, or a word such as "lines"."""
+
+    def __init__(self, what: str, total: int | None, unit: str, done: int = 0) -> None:
+        self.what, self.total, self.unit = what, total, unit
+        self.done = self.start = done
+        self.began = self.told = time.monotonic()
+        self.bar: Bar | None = None
+        self.task: TaskID | None = None
+
+    def __enter__(self) -> Progress:
+        if sys.stdout.isatty():
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
+            self.bar = Bar(*columns, TimeRemainingColumn(), transient=True)
+            self.task = self.bar.add_task(self.what, total=self.total, completed=self.done, text="")
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def _text(self) -> str:
+        of = f" of {amount(self.total, self.unit)}" if self.total is not None else ""
+        unit = "" if self.unit == "B" else f" {self.unit}"
+        rate = (self.done - self.start) / max(time.monotonic() - self.began, 1e-9)
+        return f"{amount(self.done, self.unit)}{of}{unit}, {amount(rate, self.unit)}{unit}/s"
+
+    def advance(self, count: int) -> None:
+        """Count so much more as done."""
+        self.done += count
+        if self.bar is not None and self.task is not None:
+            self.bar.update(self.task, completed=self.done, text=self._text())
+        elif time.monotonic() - self.told >= EVERY:
+            self.told = time.monotonic()
+            print(f"  {self.what}: {self._text()}", flush=True)

@@ -1,0 +1,227 @@
+"""The raw texts of a corpus as files on disk: from folders of the user's, from sacrebleu, or downloaded.
+
+IWSLT'15 EN-VI is spread in three forms, told apart by what is in the files:
+
+    stanford   tokenised, with Moses' escapes
+    plain      as it was written
+    xml        the official release: <seg> elements, train.tags.*
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ..files import read_lines
+from . import extract
+from .fetch import FetchError, adopt, fetch, problem
+from .manifest import SPLITS, Manifest, Part
+
+SNIFFED = 2000  # lines read to tell tokenised text from plain text
+
+
+@dataclass(frozen=True)
+class Text:
+    """One side of one part: the file on disk that holds it, and the archive member where it is one."""
+
+    split: str
+    part: Part
+    language: str
+    file: Path
+    member: str | None
+    known: dict[str, Any]  # size and checksum of `file`; where it came from
+
+    @property
+    def name(self) -> str:
+        """The name that tells the format."""
+        return self.member or self.file.name
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `file` itself is the text, one sentence a line."""
+        basename = PurePosixPath(self.name).name
+        return self.member is None and not basename.endswith((".gz", ".sgm", ".xml")) and "train.tags." not in basename
+
+    @property
+    def label(self) -> str:
+        return f"{self.split} {self.part.name}.{self.language}"
+
+    def as_released(self, manifest: Manifest) -> bool | None:
+        """Whether the file is what the manifest's checksum says; None where it has none."""
+        expected = manifest.files.get(self.file.name)
+        if expected is None or not (expected.sha256 or expected.md5):
+            return None
+        return problem(expected, self.known) is None
+
+    def output(self, folder: Path) -> Path:
+        """Where extraction puts the text."""
+        return folder / f"{self.split}.{self.part.name}.{self.language}"
+
+
+@dataclass(frozen=True)
+class Way:
+    """Where texts may come from: --raw, else --mirror, else the manifest's addresses and sacrebleu."""
+
+    raw: tuple[Path, ...]
+    mirror: str | None
+    downloads: Path
+    allow_other: bool
+
+    def missing_bytes(self, manifest: Manifest) -> int:
+        """Return how much of the first alternatives is yet to be downloaded, as far as the manifest knows."""
+        if self.raw:
+            return 0
+        first = {
+            place[0].split("/")[0]
+            for split in SPLITS
+            for part in manifest.parts[split]
+            for place in part.places.values()
+        }
+        files = [manifest.file(name) for name in first]
+        return sum(file.bytes or 0 for file in files if not (self.downloads / file.name).is_file())
+
+
+def find(manifest: Manifest, way: Way) -> list[Text]:
+    """Return both sides of every part, downloading what is not there.
+
+    Raises: ValueError naming what is in none of the --raw folders; FetchError.
+    """
+    texts = []
+    for split in SPLITS:
+        for part in manifest.parts[split]:
+            texts += _part(manifest, way, split, part)
+    return texts
+
+
+def _part(manifest: Manifest, way: Way, split: str, part: Part) -> list[Text]:
+    if way.raw:
+        return _on_disk(manifest, way, split, part)
+    if part.sacrebleu and not way.mirror and (found := _from_sacrebleu(manifest, split, part, part.sacrebleu)):
+        return found
+    count = len(part.places[manifest.source])
+    refusals = []
+    for index in range(count):
+        try:
+            return [_downloaded(manifest, way, split, part, language, index) for language in manifest.languages]
+        except FetchError as error:
+            refusals.append(str(error))
+    raise FetchError("\n".join(refusals))
+
+
+def _downloaded(manifest: Manifest, way: Way, split: str, part: Part, language: str, index: int) -> Text:
+    place = part.places[language][index]
+    file = manifest.file(place)
+    known = fetch(file, way.downloads, way.mirror, way.allow_other)
+    return Text(split, part, language, way.downloads / file.name, _member(place), known)
+
+
+def _member(place: str) -> str | None:
+    _, slash, member = place.partition("/")
+    return member if slash else None
+
+
+def _candidates(place: str) -> list[tuple[str, str | None]]:
+    """Return the (file, member) that a place may be on a user's disk: the archive, or the text out of it."""
+    member = _member(place)
+    if member is None:
+        plain: list[tuple[str, str | None]] = [(place, None)]
+    else:
+        plain = [(place.split("/")[0], member), (member, None), (PurePosixPath(member).name, None)]
+    uncompressed = [(name[: -len(".gz")], None) for name, _ in plain if name.endswith(".gz")]
+    return uncompressed + plain
+
+
+def _on_disk(manifest: Manifest, way: Way, split: str, part: Part) -> list[Text]:
+    looked_for: list[str] = []
+    for index in range(len(part.places[manifest.source])):
+        found = {}
+        for language in manifest.languages:
+            candidates = _candidates(part.places[language][index])
+            looked_for += [name for name, _ in candidates if name not in looked_for]
+            hits = [(folder / name, member) for folder in way.raw for name, member in candidates]
+            if hit := next((hit for hit in hits if hit[0].is_file()), None):
+                found[language] = hit
+        if len(found) == len(manifest.languages):
+            return [Text(split, part, language, *found[language], adopt(found[language][0])) for language in found]
+    folders = ", ".join(map(str, way.raw))
+    raise ValueError(f"--raw {folders}: the {split} text {part.name} is not there: none of {', '.join(looked_for)}")
+
+
+def _from_sacrebleu(manifest: Manifest, split: str, part: Part, test_set: str) -> list[Text] | None:
+    """Return a test set's texts in sacrebleu's cache, which it downloads and verifies; None where it cannot."""
+    from sacrebleu.utils import get_reference_files, get_source_file
+
+    pair = f"{manifest.source}-{manifest.target}"
+    print(f"{part.name}: sacrebleu -t {test_set} -l {pair}", flush=True)
+    try:
+        # Its own messages go to a log; where it cannot go on, it ends the process.
+        with contextlib.redirect_stdout(None):
+            files = [get_source_file(test_set, pair), *get_reference_files(test_set, pair)]
+    except (Exception, SystemExit) as error:
+        print(f"{part.name}: sacrebleu could not bring it ({error}); from its archive then", flush=True)
+        return None
+    origin = {"url": f"sacrebleu -t {test_set} -l {pair}", "verified": ["md5"]}
+    return [
+        Text(split, part, language, Path(file), None, {**adopt(Path(file)), **origin})
+        for language, file in zip(manifest.languages, files, strict=True)
+    ]
+
+
+def bring(texts: Sequence[Text], folder: Path, limit: int | None) -> dict[str, Path]:
+    """Make every text a plain file; return its path by label. Those that are one already stay where they are.
+
+    Raises: ValueError naming the file that is damaged, or the member that is missing.
+    """
+    paths = {}
+    archives: dict[Path, dict[str, Path]] = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    for text in texts:
+        output = text.output(folder)
+        paths[text.label] = output
+        from_sacrebleu = str(text.known.get("url", "")).startswith("sacrebleu")
+        if text.is_ready and limit is None and not from_sacrebleu:
+            paths[text.label] = text.file
+        elif output.is_file():
+            continue  # of an earlier call that was stopped; it appears only when it is whole
+        elif from_sacrebleu:
+            lines = [extract.undo_entities(line) + "\n" for line in read_lines(text.file)[:limit]]
+            partial = output.with_name(output.name + ".partial")
+            partial.write_text("".join(lines), encoding="utf-8", newline="\n")
+            partial.replace(output)
+        elif text.member is not None and extract.is_archive(text.file.name):
+            archives.setdefault(text.file, {})[text.member] = output
+        else:
+            extract.convert(text.file, text.name, output, limit)
+    for archive, wanted in archives.items():
+        extract.extract(archive, wanted, limit)
+    return paths
+
+
+def form_of(path: Path, name: str) -> str:
+    """Tell the form of an EN-VI text: "stanford", "plain" or "xml"; `name` is the file's name where it came from."""
+    basename = PurePosixPath(name).name
+    if basename.endswith(".xml") or basename.startswith("train.tags."):
+        return "xml"
+    attached = detached = 0
+    with path.open("rb") as file:
+        for line in islice(file, SNIFFED):
+            attached += len(re.findall(rb"[^\W\d_][.,?!](?=\s|$)", line))
+            detached += len(re.findall(rb"\s[.,?!](?=\s|$)", line))
+    return "stanford" if detached > attached else "plain"
+
+
+def one_form(forms: dict[str, str]) -> str:
+    """Return the form that all texts have; `forms` tells it by label.
+
+    Raises: ValueError naming a text of each form where they differ.
+    """
+    examples = {form: label for label, form in forms.items()}
+    if len(examples) > 1:
+        told = ", ".join(f"{label} is {form}" for form, label in sorted(examples.items()))
+        raise ValueError(f"--raw mixes forms of the corpus: {told}; all texts of one run must be of one form")
+    return next(iter(examples))

@@ -1,0 +1,110 @@
+"""Between a corpus' own text and the text that sentencepiece sees: one `TextForm` per language, both ways.
+
+    form      to the model                                   back to the corpus' text
+    plain     as it is                                       as it is
+    moses     Moses punctuation normalisation (optional),    Moses detokenisation
+              Moses tokenisation without escapes
+    escaped   for text that was tokenised and escaped by     the escapes put back
+              Moses: &quot; &apos; &amp; ... become characters
+
+DATA/corpus.json names the form, so that whoever decodes restores text the way preparation took it apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+FORMS = ("plain", "moses", "escaped")
+
+# What Moses' escape-special-chars.perl writes, in its order: & first, or the others would be escaped twice.
+ESCAPES = {
+    "&": "&amp;",
+    "|": "&#124;",
+    "<": "&lt;",
+    ">": "&gt;",
+    "'": "&apos;",
+    '"': "&quot;",
+    "[": "&#91;",
+    "]": "&#93;",
+}
+
+
+@lru_cache
+def _tokenizer(language: str) -> Any:
+    from sacremoses import MosesTokenizer
+
+    return MosesTokenizer(language)
+
+
+@lru_cache
+def _detokenizer(language: str) -> Any:
+    from sacremoses import MosesDetokenizer
+
+    return MosesDetokenizer(language)
+
+
+@lru_cache
+def _normalizer(language: str) -> Any:
+    from sacremoses import MosesPunctNormalizer
+
+    # Also removes what Moses' remove-non-printing-char.perl removes (soft hyphens, zero-width marks).
+    return MosesPunctNormalizer(language, post_remove_control_chars=True)
+
+
+def escape(line: str) -> str:
+    """Return a tokenised line with Moses' eight escapes, as its tokenizer.perl writes it."""
+    for character, entity in ESCAPES.items():
+        line = line.replace(character, entity)
+    return line
+
+
+def unescape(line: str) -> str:
+    """Return a line without Moses' escapes, undone once: `&amp;quot;` becomes `&quot;`."""
+    for character, entity in reversed(ESCAPES.items()):
+        line = line.replace(entity, character)
+    return line
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """How one language's text is taken to the model and back.
+
+    Raises: ValueError for a form that is none of FORMS, or normalisation of text that is not tokenised here.
+    """
+
+    language: str
+    form: str = "plain"
+    normalize: bool = False
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise ValueError(f"form {self.form!r}: must be one of {', '.join(FORMS)}")
+        if self.normalize and self.form != "moses":
+            raise ValueError(f"form {self.form!r} cannot be normalised: only 'moses' can")
+
+    @classmethod
+    def of_corpus(cls, corpus: Mapping[str, Any], language: str) -> TextForm:
+        """Return the form that corpus.json tells of; a corpus.json without one is of plain text."""
+        told = corpus.get("text", {})
+        return cls(language, told.get("form", "plain"), told.get("normalize", False))
+
+    def to_model(self, line: str) -> str:
+        """Return a line of the corpus as sentencepiece shall see it."""
+        if self.form == "escaped":
+            return unescape(line)
+        if self.form == "moses":
+            if self.normalize:
+                line = _normalizer(self.language).normalize(line)
+            return _tokenizer(self.language).tokenize(line, return_str=True, escape=False)
+        return line
+
+    def restore(self, line: str) -> str:
+        """Return a decoded line (its pieces joined) in the form of the corpus' own text."""
+        if self.form == "escaped":
+            return escape(line)
+        if self.form == "moses":
+            return _detokenizer(self.language).detokenize(line.split(), unescape=False)
+        return line

@@ -1,0 +1,70 @@
+"""The preparation, made to stop in the middle of one step and wait there: for the tests that kill it.
+
+PREPARE_TEST_STOP names the step; the word STOPPED on stdout says that it is there, its work half done on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fairseq_resid.corpora import fetch, prepare, stream
+from fairseq_resid.corpora.steps import Step
+
+
+def stop() -> None:
+    print("STOPPED", flush=True)
+    time.sleep(600)
+
+
+def run_then_stop(run: Any) -> Any:
+    def stopping(folder: Path) -> Any:
+        run(folder)
+        for file in sorted(folder.rglob("*")):  # as if the last file were being written
+            if file.is_file():
+                file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+                break
+        stop()
+
+    return stopping
+
+
+def slow(chunk: stream.Chunk) -> stream.Result:
+    print("WORKER", os.getpid(), flush=True)
+    time.sleep(600)
+    raise AssertionError
+
+
+def main() -> None:
+    where = os.environ["PREPARE_TEST_STOP"]
+    if where == "download":
+        replaced = os.replace
+
+        def replace(source: Any, target: Any) -> None:
+            if str(source).endswith("commoncrawl.tgz.partial"):
+                Path(source).write_bytes(Path(source).read_bytes()[:1000])
+                stop()
+            replaced(source, target)
+
+        fetch.os.replace = replace  # type: ignore[attr-defined]
+    elif where == "worker":
+        stream.FEW_PAIRS = 0
+        transform = stream.transform
+
+        def slowly(what: str, pairs: Any, outputs: Any, function: Any, workers: int, *rest: Any) -> Any:
+            return transform(what, pairs, outputs, slow, 2, *rest)
+
+        stream.transform = slowly
+    else:
+        original = Step.__init__
+
+        def init(self: Step, name: str, title: str, settings: Any, needs: Any, run: Any, **kept: Any) -> None:
+            # An extraction goes on with files that it has given their name: those are whole.
+            changed = run_then_stop(run) if name != "extract" else lambda folder: (run(folder), stop())
+            original(self, name, title, settings, needs, changed if name == where else run, **kept)
+
+        Step.__init__ = init  # type: ignore[method-assign, assignment]
+    sys.exit(prepare.main(sys.argv[1:]))

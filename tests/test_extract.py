@@ -1,0 +1,131 @@
+"""corpora/extract.py: texts out of archives and markup, and the archives that are refused."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+
+import mirror
+import pytest
+
+from fairseq_resid.corpora import extract
+
+
+def out_of(archive: Path, members: list[str], folder: Path, limit: int | None = None) -> dict[str, bytes]:
+    folder.mkdir(exist_ok=True)
+    wanted = {name: folder / f"text{index}" for index, name in enumerate(members)}
+    extract.extract(archive, wanted, limit)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in wanted.values()}
+    return {name: path.read_bytes() for name, path in wanted.items()}
+
+
+def tar(path: Path, members: list[tarfile.TarInfo], data: bytes = b"one\n") -> Path:
+    with tarfile.open(path, "w:gz") as file:
+        for member in members:
+            member.size = len(data) if member.isreg() else 0
+            file.addfile(member, io.BytesIO(data) if member.isreg() else None)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.gz"])
+def test_wanted_members_and_nothing_else(tmp_path: Path, name: str) -> None:
+    mirror.archive(tmp_path / name, {"x/one.en": "1\n", "./x/two.en": b"2\r\n\n", "x/three.en": "3\n"})
+    found = out_of(tmp_path / name, ["x/two.en", "x/one.en"], tmp_path / "out")
+    assert found == {"x/one.en": b"1\n", "x/two.en": b"2\r\n\n"}
+
+
+@pytest.mark.parametrize("name", ["giga.tar", "giga.tgz"])
+def test_compressed_members(tmp_path: Path, name: str) -> None:
+    text = "".join(f"line {i}\n" for i in range(50_000))
+    mirror.archive(tmp_path / name, {"a.en.gz": gzip.compress(text.encode()), "a.fr.gz": gzip.compress(b"un\n")})
+    found = out_of(tmp_path / name, ["a.en.gz", "a.fr.gz"], tmp_path / "out")
+    assert found == {"a.en.gz": text.encode(), "a.fr.gz": b"un\n"}
+    some = out_of(tmp_path / name, ["a.en.gz", "a.fr.gz"], tmp_path / "some", limit=3)
+    assert some == {"a.en.gz": b"line 0\nline 1\nline 2\n", "a.fr.gz": b"un\n"}
+
+
+def test_test_sets_in_markup(tmp_path: Path) -> None:
+    text = 'A & B <c>\nTwo  "spaces" \'s\nlast\n'
+    expected = b'A & B <c>\nTwo "spaces" \'s\nlast\n'
+    mirror.archive(tmp_path / "test.tgz", {"t/src.sgm": mirror.sgm(text), "t/ref.xml": mirror.xml(text)})
+    assert set(out_of(tmp_path / "test.tgz", ["t/src.sgm", "t/ref.xml"], tmp_path / "out").values()) == {expected}
+    for broken, said in ((b"<doc>no segments</doc>", "holds no <seg>"), (b"<seg>\xff</seg>", "not UTF-8")):
+        mirror.archive(tmp_path / "bad.tgz", {"t/src.sgm": broken})
+        with pytest.raises(ValueError, match=rf"t/src\.sgm: {said}"):
+            out_of(tmp_path / "bad.tgz", ["t/src.sgm"], tmp_path / "bad")
+        assert list((tmp_path / "bad").glob("text?")) == []
+
+
+def test_a_segment_over_two_lines_is_one_sentence() -> None:
+    assert extract.segments(b'<seg id="1">one\n  two</seg>\n<SEG ID="2">&lt;b&gt; &amp;amp;</SEG>', "x") == [
+        "one two",
+        "<b> &amp;",
+    ]
+
+
+def test_the_segments_are_those_of_sacrebleu(tmp_path: Path) -> None:
+    from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
+
+    text = mirror.sides(mirror.pairs(30, ("en", "de")))[1]
+    (tmp_path / "ref.sgm").write_text(mirror.sgm(text))
+    FakeSGMLDataset("none", data=[])._convert_format(str(tmp_path / "ref.sgm"), str(tmp_path / "ref.txt"))
+    theirs = [extract.undo_entities(line) for line in (tmp_path / "ref.txt").read_text().split("\n")[:-1]]
+    assert extract.segments((tmp_path / "ref.sgm").read_bytes(), "ref.sgm") == theirs
+
+
+def test_iwslt_training_text_has_no_tag_lines(tmp_path: Path) -> None:
+    text = "<url>http://a</url>\n One <i>word</i> .\n<title>T</title>\n\n < 5\n<speaker>S</speaker>\n"
+    (tmp_path / "train.tags.en-vi.en").write_text(text)
+    extract.convert(tmp_path / "train.tags.en-vi.en", "train.tags.en-vi.en", tmp_path / "out")
+    assert (tmp_path / "out").read_text() == " One <i>word</i> .\n\n < 5\n"
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar"])
+def test_a_truncated_archive_is_named(tmp_path: Path, name: str, kept: float) -> None:
+    text = mirror.sides(mirror.pairs(3000, ("en", "de")))[0]
+    mirror.archive(tmp_path / name, {"a.en": text})
+    whole = (tmp_path / name).read_bytes()
+    # A tar file ends in zeros that nobody misses.
+    size = len(whole) if name == "a.tgz" else len(text.encode())
+    (tmp_path / name).write_bytes(whole[: int(size * kept)])
+    with pytest.raises(ValueError, match=rf"{name}: damaged or cut off .*; remove it and run again"):
+        out_of(tmp_path / name, ["a.en"], tmp_path / "out")
+    assert list((tmp_path / "out").glob("text?")) == []
+
+
+def test_a_truncated_compressed_member_is_named(tmp_path: Path) -> None:
+    packed = gzip.compress(mirror.sides(mirror.pairs(3000, ("en", "de")))[0].encode())
+    mirror.archive(tmp_path / "a.tar", {"a.en.gz": packed[: len(packed) // 2]})
+    with pytest.raises(ValueError, match=r"a\.tar: damaged or cut off"):
+        out_of(tmp_path / "a.tar", ["a.en.gz"], tmp_path / "out")
+
+
+def test_a_missing_member_is_named_with_what_is_there(tmp_path: Path) -> None:
+    mirror.archive(tmp_path / "a.tgz", {f"x/{i}": "1\n" for i in range(10)})
+    with pytest.raises(ValueError, match=r"a\.tgz: has no member x/ten; it has x/0, .*, x/7 and 2 more"):
+        out_of(tmp_path / "a.tgz", ["x/0", "x/ten"], tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil"])
+def test_an_archive_that_climbs_out_is_refused(tmp_path: Path, name: str) -> None:
+    archive = tar(tmp_path / "a.tgz", [tarfile.TarInfo("good"), tarfile.TarInfo(name)])
+    with pytest.raises(ValueError, match="leads out of the archive's folder"):
+        out_of(archive, ["good", name], tmp_path / "out")
+    assert not list(tmp_path.rglob("evil")) and not Path("/evil").exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE])
+def test_a_member_that_is_no_file_is_refused(tmp_path: Path, kind: bytes) -> None:
+    member = tarfile.TarInfo("a.en")
+    member.type, member.linkname = kind, "other"
+    with pytest.raises(ValueError, match=r"member a\.en is no plain file"):
+        out_of(tar(tmp_path / "a.tgz", [member]), ["a.en"], tmp_path / "out")
+
+
+def test_a_web_page_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "a.tgz").write_text("\n<!DOCTYPE html><html>Not found</html>")
+    with pytest.raises(ValueError, match=r"a\.tgz: is a web page, not an archive"):
+        out_of(tmp_path / "a.tgz", ["a.en"], tmp_path / "out")

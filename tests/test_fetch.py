@@ -1,0 +1,240 @@
+"""corpora/fetch.py against a web server that misbehaves: what is downloaded is whole and verified, or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_resid.corpora import fetch as fetching
+from fairseq_resid.corpora.fetch import FetchError, fetch
+from fairseq_resid.corpora.manifest import RemoteFile
+
+CONTENT = bytes(random.Random(3).randbytes(300_000))
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+MD5 = hashlib.md5(CONTENT).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    """Serves CONTENT under any name; `script` says, request by request, how it misbehaves."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.script: list[str] = []
+        self.asked: list[tuple[str, str | None]] = []
+        self.honours_ranges = True
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range")
+        self.server.asked.append((self.path, asked))
+        act = self.server.script.pop(0) if self.server.script else "serve"
+        if act.isdigit():
+            self.send_error(int(act))
+        elif act == "page":
+            page = b"<!DOCTYPE html>\n<html><body>Please log in</body></html>"
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+        else:
+            start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.server.honours_ranges else 0
+            if start >= len(CONTENT):
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(CONTENT)}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(CONTENT) - start))
+            self.end_headers()
+            end = start + 100_000 if act == "drop" else len(CONTENT)
+            self.wfile.write(CONTENT[start:end])
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def known(server: Server, **changed: Any) -> RemoteFile:
+    told: dict[str, Any] = {"urls": (f"{server.url}/a.tgz",), "bytes": len(CONTENT), "sha256": SHA256, "md5": MD5}
+    return RemoteFile("a.tgz", **{**told, **changed})
+
+
+def get(file: RemoteFile, folder: Path, mirror: str | None = None, allow_other: bool = False) -> dict[str, Any]:
+    pauses: list[float] = []
+    return fetch(file, folder, mirror, allow_other, pauses.append)
+
+
+def only_whole(folder: Path) -> None:
+    """Assert that the file is there and nothing half made beside it."""
+    assert {path.name for path in folder.iterdir()} == {"a.tgz", "a.tgz.json", ".a.tgz.lock"}
+    assert (folder / "a.tgz").read_bytes() == CONTENT
+
+
+def test_a_download_is_verified_and_kept(server: Server, tmp_path: Path) -> None:
+    told = get(known(server), tmp_path)
+    assert (told["sha256"], told["md5"], told["bytes"]) == (SHA256, MD5, len(CONTENT))
+    assert told["verified"] == ["sha256", "md5"] and told["url"] == f"{server.url}/a.tgz"
+    assert json.loads((tmp_path / "a.tgz.json").read_text()) == told
+    only_whole(tmp_path)
+    assert get(known(server), tmp_path) == told
+    assert len(server.asked) == 1
+
+
+def test_a_changed_file_is_downloaded_again(server: Server, tmp_path: Path) -> None:
+    get(known(server), tmp_path)
+    (tmp_path / "a.tgz").write_bytes(b"something else")
+    get(known(server), tmp_path)
+    only_whole(tmp_path)
+
+
+def test_lost_connections_are_resumed(server: Server, tmp_path: Path) -> None:
+    server.script = ["drop", "503", "drop"]
+    get(known(server), tmp_path)
+    assert [asked for _, asked in server.asked] == [None, "bytes=100000-", "bytes=100000-", "bytes=200000-"]
+    only_whole(tmp_path)
+
+
+@pytest.mark.parametrize("size_known", [True, False])
+def test_the_partial_of_a_killed_run_is_resumed(server: Server, tmp_path: Path, size_known: bool) -> None:
+    (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:123_456])
+    get(known(server, bytes=len(CONTENT) if size_known else None), tmp_path)
+    assert server.asked == [("/a.tgz", "bytes=123456-")]
+    only_whole(tmp_path)
+
+
+def test_a_partial_that_is_whole_already(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "a.tgz.partial").write_bytes(CONTENT)
+    get(known(server, bytes=None), tmp_path)
+    only_whole(tmp_path)
+
+
+@pytest.mark.parametrize("length", [1000, len(CONTENT) + 1000])
+def test_a_partial_of_something_else_is_begun_anew(server: Server, tmp_path: Path, length: int) -> None:
+    (tmp_path / "a.tgz.partial").write_bytes(b"x" * length)
+    get(known(server, bytes=None), tmp_path)
+    only_whole(tmp_path)
+
+
+def test_a_server_without_ranges_sends_it_whole(server: Server, tmp_path: Path) -> None:
+    server.honours_ranges = False
+    (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:1000])
+    get(known(server), tmp_path)
+    only_whole(tmp_path)
+
+
+def test_alternates_are_tried_in_order(server: Server, tmp_path: Path) -> None:
+    server.script = ["404", "page"]
+    urls = (f"{server.url}/gone", f"{server.url}/login", f"{server.url}/good", f"{server.url}/never")
+    assert get(known(server, urls=urls), tmp_path)["url"] == urls[2]
+    assert [path for path, _ in server.asked] == ["/gone", "/login", "/good"]
+    only_whole(tmp_path)
+
+
+def test_a_web_page_is_no_archive(server: Server, tmp_path: Path) -> None:
+    server.script = ["page"]
+    with pytest.raises(FetchError, match=r"a\.tgz: answers with a web page in place of the file"):
+        get(known(server, bytes=None, sha256=None, md5=None), tmp_path)
+    assert not (tmp_path / "a.tgz").exists()
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        ({"bytes": 300_001}, "wrong size: 300000, but 300001 is expected"),
+        ({"sha256": "0" * 64}, f"wrong sha256 checksum: {SHA256}, but {'0' * 64} is expected"),
+        ({"md5": "1" * 32}, f"wrong md5 checksum: {MD5}, but {'1' * 32} is expected"),
+    ],
+)
+def test_another_file_is_refused_unless_it_is_asked_for(
+    server: Server, tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(FetchError, match=said) as error:
+        get(known(server, **changed), tmp_path)
+    assert "--allow-other-data" in str(error.value)
+    assert {path.name for path in tmp_path.iterdir()} == {".a.tgz.lock"}
+    assert get(known(server, **changed), tmp_path, allow_other=True)["verified"] == []
+    only_whole(tmp_path)
+    # What was accepted once is not accepted without being asked again.
+    with pytest.raises(FetchError, match=said):
+        get(known(server, **changed), tmp_path)
+
+
+def test_no_network(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/a.tgz"
+    with pytest.raises(FetchError) as error:
+        get(RemoteFile("a.tgz", (url,)), tmp_path)
+    assert url in str(error.value) and "refused" in str(error.value) and "--raw" in str(error.value)
+
+
+def test_a_server_that_never_answers_well_is_given_up(server: Server, tmp_path: Path) -> None:
+    server.script = ["503"] * 9
+    pauses: list[float] = []
+    with pytest.raises(FetchError, match="Service Unavailable"):
+        fetch(known(server), tmp_path, None, False, pauses.append)
+    assert pauses == [2, 4, 8] and len(server.asked) == fetching.ATTEMPTS
+
+
+def test_a_mirror_takes_the_place_of_all_addresses(server: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "a mirror"
+    folder.mkdir()
+    (folder / "a.tgz").write_bytes(CONTENT)
+    out = tmp_path / "out"
+    assert get(known(server), out, folder.as_uri() + "/")["url"] == folder.as_uri() + "/a.tgz"
+    only_whole(out)
+    assert server.asked == []
+    (out / "a.tgz").unlink()
+    (out / "a.tgz.partial").write_bytes(CONTENT[:777])
+    get(known(server), out, folder.as_uri())
+    only_whole(out)
+    (folder / "a.tgz").unlink()
+    (out / "a.tgz").unlink()
+    with pytest.raises(FetchError, match="No such file"):
+        get(known(server), out, folder.as_uri())
+
+
+def test_no_address_is_known(tmp_path: Path) -> None:
+    with pytest.raises(FetchError, match=r"en-vi\.tgz: no address is known; give the folder that has it with --raw"):
+        get(RemoteFile("en-vi.tgz"), tmp_path)
+
+
+def test_a_full_disk_is_no_reason_to_try_again(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Any, count: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fetching.Progress, "advance", full)
+    with pytest.raises(OSError, match="No space left"):
+        get(known(server), tmp_path)
+    monkeypatch.undo()
+    assert len(server.asked) == 1 and not (tmp_path / "a.tgz").exists()
+    get(known(server), tmp_path)
+    only_whole(tmp_path)
