@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 FORMS = ("plain", "moses", "escaped")
+NORMALIZE = ("none", "source", "both")  # which sides' punctuation is normalised
 
 # What Moses' escape-special-chars.perl writes, in its order: & first, or the others would be escaped twice.
 ESCAPES = {
@@ -86,10 +87,21 @@ class TextForm:
             raise ValueError(f"form {self.form!r} cannot be normalised: only 'moses' can")
 
     @classmethod
+    def of_sides(cls, source: str, target: str, form: str, normalize: str) -> dict[str, TextForm]:
+        """Return the forms of both languages.
+
+        Raises: ValueError for what is none of FORMS or NORMALIZE, or where they exclude each other.
+        """
+        if normalize not in NORMALIZE:
+            raise ValueError(f"normalize {normalize!r}: must be one of {', '.join(NORMALIZE)}")
+        return {source: cls(source, form, normalize != "none"), target: cls(target, form, normalize == "both")}
+
+    @classmethod
     def of_corpus(cls, corpus: Mapping[str, Any], language: str) -> TextForm:
-        """Return the form that corpus.json tells of; a corpus.json without one is of plain text."""
+        """Return the form of a language that corpus.json tells of; a corpus.json without one is of plain text."""
         told = corpus.get("text", {})
-        return cls(language, told.get("form", "plain"), told.get("normalize", False))
+        sides = corpus["source"], corpus["target"]
+        return cls.of_sides(*sides, told.get("form", "plain"), told.get("normalize", "none"))[language]
 
     def to_model(self, line: str) -> str:
         """Return a line of the corpus as sentencepiece shall see it."""

@@ -64,7 +64,7 @@ def test_corpus_json(corpus: Path, raw_text: dict[str, Path]) -> None:
     assert {split: lines["out"] for split, lines in told["lines"].items()} == COUNTS
     assert told["lines"]["train"]["dropped"] == {} and told["differences"] == []
     assert told["restore"] == {"post_process": "sentencepiece", "model": "spm.model"}
-    assert told["text"] == {"form": "plain", "normalize": False} and told["bleu_tokenize"] == "13a"
+    assert told["text"] == {"form": "plain", "normalize": "none"} and told["bleu_tokenize"] == "13a"
     assert len(told["texts"]) == 6
     for label, item in told["texts"].items():
         split, file = label.split(" ")

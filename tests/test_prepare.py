@@ -90,11 +90,11 @@ def test_wmt14(target: str, hosts: dict[str, Path], en_de: Path, tmp_path: Path)
         assert len(decoded(data, split, target)) == lines["out"]
     assert corpus["lines"]["train"]["dropped"]["ratio"] > 0
     assert corpus["lines"]["test"]["dropped"] == corpus["lines"]["valid"]["dropped"] == {}
-    assert corpus["text"] == {"form": "moses", "normalize": True}
+    assert corpus["text"] == {"form": "moses", "normalize": "source"}
     # The reference is the text of the test set, the source of the same line its translation.
     left, right = mirror.sides(mirror.pairs(20, ("en", target), 8))
     assert (data / "ref" / "test.en").read_text() == left and (data / f"ref/test.{target}").read_text() == right
-    model_text = [TextForm(target, "moses", True).to_model(line) for line in right.split("\n")[:-1]]
+    model_text = [TextForm(target, "moses").to_model(line) for line in right.split("\n")[:-1]]
     assert decoded(data, "test", target) == model_text
     if target == "fr":
         valid = "".join(mirror.sides(mirror.pairs(20, ("en", "fr"), seed))[1] for seed in (6, 7))
@@ -106,7 +106,7 @@ def test_wmt14(target: str, hosts: dict[str, Path], en_de: Path, tmp_path: Path)
 def test_the_training_text_is_all_parts_in_order(en_de: Path) -> None:
     corpus = told(en_de)
     pairs = [pair for seed, count in ((1, 120), (2, 120), (3, 60)) for pair in mirror.pairs(count, ("en", "de"), seed)]
-    forms = TextForm("en", "moses", True), TextForm("de", "moses", True)
+    forms = TextForm("en", "moses", True), TextForm("de", "moses")
     texts = [(forms[0].to_model(left), forms[1].to_model(right)) for left, right in pairs]
     found = list(zip(decoded(en_de, "train", "en"), decoded(en_de, "train", "de"), strict=True))
     kept = iter(texts)
@@ -134,11 +134,11 @@ def test_the_same_bytes_from_disk_from_elsewhere_and_with_more_workers(
 
 
 def test_what_is_asked_for_is_made(hosts: dict[str, Path], tmp_path: Path) -> None:
-    flags = ["--raw", hosts["de"], "--no-clean", "--no-normalize", "--limit", 7, "--vocab-size", 120]
+    flags = ["--raw", hosts["de"], "--no-clean", "--normalize", "both", "--limit", 7, "--vocab-size", 120]
     assert main("wmt14-en-de", tmp_path / "data", *flags) == 0
     corpus = told(tmp_path / "data")
     assert corpus["lines"]["train"] == {"in": 21, "out": 21, "dropped": {}}
-    assert (corpus["text"]["normalize"], corpus["vocab_size"], corpus["asked"]["limit"]) == (False, 120, 7)
+    assert (corpus["text"]["normalize"], corpus["vocab_size"], corpus["asked"]["limit"]) == ("both", 120, 7)
     assert corpus["lines"]["valid"]["in"] == corpus["lines"]["test"]["in"] == 7
     assert len(read_lines(tmp_path / "data" / "dict.en.txt")) <= 120
 
@@ -438,6 +438,24 @@ def test_another_corpus_in_the_folder_is_refused(
     assert content(data).keys() == before.keys()
 
 
+def test_unfinished_work_on_another_text_is_not_thrown_away(
+    hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairseq_resid.corpora.binarise.preprocess", fail)
+    out = tmp_path / "data"
+    assert main("wmt14-en-de", out, "--raw", hosts["de"]) == 2
+    before = content(tmp_path / "data.partial")
+    capsys.readouterr()
+    assert main("wmt14-en-de", out, "--raw", hosts["de"], "--limit", 5) == 2
+    assert main("wmt14-en-fr", out, "--raw", hosts["fr"]) == 2
+    error = capsys.readouterr().err
+    assert "limit is None, not 5" in error and "name is wmt14-en-de, not wmt14-en-fr" in error
+    assert content(tmp_path / "data.partial") == before
+    # Another vocabulary of the same text begins where it matters.
+    assert main("wmt14-en-de", out, "--raw", hosts["de"], "--vocab-size", 200) == 2
+    assert capsys.readouterr().out.count("done before") == 2
+
+
 def test_too_little_disk_is_said_before_anything_is_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -474,8 +492,8 @@ def test_wrong_flags(flags: list[str], said: str, capsys: pytest.CaptureFixture[
 
 
 def test_normalisation_of_text_that_is_not_tokenised_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("multi30k-en-de", tmp_path / "data", "--normalize") == 2
-    assert "--normalize: the text of multi30k-en-de is not tokenised here" in capsys.readouterr().err
+    assert main("multi30k-en-de", tmp_path / "data", "--normalize", "both") == 2
+    assert "--normalize both: the text of multi30k-en-de is not tokenised here" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------ manifests, sacrebleu
@@ -513,6 +531,7 @@ def test_the_corpora_have_the_papers_sizes() -> None:
         (lambda text: text.replace("source: en\n", ""), "no 'source'"),
         (lambda text: text.replace("form: moses", "form: odd"), "form 'odd': must be one of plain, moses, escaped"),
         (lambda text: text.replace("form: moses", "form: plain"), "cannot be normalised"),
+        (lambda text: text.replace("normalize: source", "normalize: yes"), "must be one of none, source, both"),
         (lambda text: text.replace("  dev.tgz:\n", "  dev2.tgz:\n"), "`files` has no dev.tgz"),
         (lambda text: text + "\tx", "not YAML"),
         (lambda text: text.replace("vocab_size", "vocabulary"), "vocabulary"),

@@ -51,7 +51,7 @@ class Manifest:
     vocab_size: int
     parts: Mapping[str, tuple[Part, ...]]
     form: str = "plain"
-    normalize: bool = False
+    normalize: str = "none"
     clean: bool = False
     text_bytes: int = 0
     files: Mapping[str, RemoteFile] = field(default_factory=dict)
@@ -93,8 +93,7 @@ def _manifest(told: dict[str, Any]) -> Manifest:
     files = {name: RemoteFile(name, tuple(item.pop("urls")), **item) for name, item in told.pop("files").items()}
     parts = {split: tuple(_part(item, languages) for item in told.pop(split)) for split in SPLITS}
     manifest = Manifest(**told, parts=parts, files=files)
-    for language in languages:
-        TextForm(language, manifest.form, manifest.normalize)
+    TextForm.of_sides(*languages, manifest.form, manifest.normalize)  # raises where it cannot be
     for split in SPLITS:
         for part in parts[split]:
             for place in (place for places in part.places.values() for place in places):

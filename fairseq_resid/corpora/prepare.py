@@ -29,8 +29,8 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from ..files import read_lines, sha256
-from ..text import TextForm
+from ..files import read_lines, sha256, write_atomically
+from ..text import NORMALIZE, TextForm
 from . import binarise, clean, pieces, sources, stream, tokenise
 from . import manifest as manifests
 from .manifest import SPLITS, Manifest
@@ -153,8 +153,11 @@ def check_disk(manifest: Manifest, options: Options, texts: list[sources.Text] |
     if options.limit is not None and (pairs := sum(part.lines or 0 for part in manifest.parts["train"])):
         asked = sum(min(part.lines or options.limit, options.limit) for part in manifest.parts["train"])
         text = text * asked // pairs
+    # What an earlier run left is there already.
+    left = options.out.with_name(options.out.name + ".partial").rglob("*")
+    work = int(WORK_FACTOR * text) + WORK_BYTES - sum(file.stat().st_size for file in left if file.is_file())
     needed: dict[int, int] = {}
-    for folder, size in ((options.way.downloads, download), (options.out, int(WORK_FACTOR * text) + WORK_BYTES)):
+    for folder, size in ((options.way.downloads, download), (options.out, max(work, 0))):
         there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
         disk, free = there.stat().st_dev, shutil.disk_usage(there).free
         needed[disk] = needed.get(disk, 0) + size
@@ -178,19 +181,34 @@ class _Preparation:
         thresholds = [clean.MAX_CHARACTERS, clean.MAX_PIECES, clean.MAX_RATIO]
         cleaning = manifest.clean and thresholds
         and_clean = " and clean" if manifest.clean else ""
-        made_by = [manifest.form, manifest.normalize, cleaning, options.way.allow_other, version("sacremoses")]
+        made_by = [manifest.form, manifest.normalize, cleaning, version("sacremoses")]
         learned = [manifest.vocab_size, pieces.SENTENCEPIECE, pieces.SAMPLED, version("sentencepiece")]
         learn_title = f"learn a joined BPE of {manifest.vocab_size:,} pieces"
         self.steps = [
             Step("extract", "extract and count", [files, options.limit], (), self.extract, continues=True),
-            Step("tokenise", "tokenise" + and_clean, made_by, ("extract",), self.tokenise),
-            Step("learn", learn_title, learned, ("tokenise",), self.learn),
-            Step("encode", "encode" + and_clean, [], ("tokenise", "learn"), self.encode),
-            Step("binarise", "fairseq-preprocess", asked, ("encode", "tokenise", "learn"), self.binarise),
+            Step("tokenise", "tokenise" + and_clean, made_by, ("extract",), self._checked(self.tokenise)),
+            Step("learn", learn_title, learned, ("tokenise",), self._checked(self.learn)),
+            Step("encode", "encode" + and_clean, [], ("tokenise", "learn"), self._checked(self.encode)),
+            Step(
+                "binarise", "fairseq-preprocess", asked, ("encode", "tokenise", "learn"), self._checked(self.binarise)
+            ),
         ]
 
     def run(self, work: Path) -> None:
-        """Do what is not done, and give the data folder its name."""
+        """Do what is not done, and give the data folder its name.
+
+        Raises: ValueError where WORK holds unfinished work on another text.
+        """
+        mine = {"name": self.manifest.name, "limit": self.options.limit}
+        told = work / "text.json"
+        if told.is_file() and (found := json.loads(told.read_text(encoding="utf-8"))) != mine:
+            said = ", ".join(
+                f"{key} is {found.get(key)}, not {mine[key]}" for key in mine if found.get(key) != mine[key]
+            )
+            raise ValueError(
+                f"{work}: holds unfinished work on another text ({said}); remove it or choose another folder with --out"
+            )
+        write_atomically(told, json.dumps(mine) + "\n")
         self.progress = Steps(work, self.steps)
         self.progress.run()
         os.replace(self.progress.folders["binarise"] / "data", self.options.out)
@@ -214,10 +232,8 @@ class _Preparation:
         form = self.manifest.form
         if form == "escaped":
             form = FORMS[sources.one_form(self.progress.record("extract")["kinds"])]
-        return {
-            language: TextForm(language, form, self.manifest.normalize and form == "moses")
-            for language in self.manifest.languages
-        }
+        normalize = self.manifest.normalize if form == "moses" else "none"
+        return TextForm.of_sides(*self.manifest.languages, form, normalize)
 
     def extract(self, folder: Path) -> Record:
         """Make every text a plain file, and count its lines. Texts that are one already stay where they are."""
@@ -261,16 +277,20 @@ class _Preparation:
                 told.append(f"{text.label} is not the released text (its sha256 differs)")
         return told
 
+    def _checked(self, run: Callable[[Path], Record]) -> Callable[[Path], Record]:
+        """Return a step that first makes sure that the texts are those that were asked for, whoever extracted them."""
+
+        def checked(folder: Path) -> Record:
+            if (differences := self.differences()) and not self.options.way.allow_other:
+                told = "; ".join(differences)
+                raise ValueError(f"not the corpus {self.manifest.name}: {told} (--allow-other-data accepts this)")
+            return run(folder)
+
+        return checked
+
     def tokenise(self, folder: Path) -> Record:
         """Take all text to the form that sentencepiece sees; keep the untouched valid and test text."""
         forms = self._forms()
-        differences = self.differences()
-        for difference in differences:
-            print(f"  {difference}", flush=True)
-        if differences and not self.options.way.allow_other:
-            raise ValueError(
-                f"not the corpus {self.manifest.name}: {'; '.join(differences)} (--allow-other-data accepts this)"
-            )
         counts = {}
         (folder / "ref").mkdir()
         for split in SPLITS:
@@ -294,7 +314,7 @@ class _Preparation:
                         for pair in pairs:
                             with pair[side].open("rb") as text:
                                 shutil.copyfileobj(text, reference)
-        return {"counts": counts, "differences": differences}
+        return {"counts": counts}
 
     def _check_left(self, split: str, counts: dict[str, int]) -> None:
         if not counts["out"]:
@@ -358,7 +378,7 @@ class _Preparation:
             "asked": self.asked,
             "files": files,
             "texts": texts,
-            "differences": record("tokenise")["differences"],
+            "differences": self.differences(),
             "lines": lines,
             "tokens": {
                 split: {
@@ -443,7 +463,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--downloads", type=Path, default=Path("data-bin/downloads"), metavar="DIR", help="where downloads are kept")
     add("--limit", type=int, metavar="N", help="only the first N pairs of every text, to try it out")
     add("--vocab-size", type=int, metavar="N", help="pieces of the joined vocabulary")
-    add("--normalize", action=argparse.BooleanOptionalAction, help="Moses punctuation normalisation, or not")
+    add("--normalize", choices=NORMALIZE, help="Moses punctuation normalisation of these sides")
     add("--allow-other-data", action="store_true", help="accept checksums and line counts that are not the corpus'")
     add_options(parser)
     args = parser.parse_args(argv)
@@ -462,8 +482,8 @@ def main(argv: list[str] | None = None) -> int:
         asked = {
             name: value for name in ("vocab_size", "normalize", "clean") if (value := getattr(args, name)) is not None
         }
-        if asked.get("normalize") and manifest.form != "moses":
-            raise ValueError(f"--normalize: the text of {args.name} is not tokenised here")
+        if asked.get("normalize", "none") != "none" and manifest.form != "moses":
+            raise ValueError(f"--normalize {asked['normalize']}: the text of {args.name} is not tokenised here")
         way = sources.Way(tuple(args.raw), args.mirror, args.downloads, args.allow_other_data)
         out = args.out or Path("data-bin") / args.name
         build(replace(manifest, **asked), Options(way, out, args.workers, args.limit))

@@ -142,14 +142,16 @@ def _on_disk(manifest: Manifest, way: Way, split: str, part: Part) -> list[Text]
         found = {}
         for language in manifest.languages:
             candidates = _candidates(part.places[language][index])
-            looked_for += [name for name, _ in candidates if name not in looked_for]
+            looked_for += [name for name, _ in candidates]
             hits = [(folder / name, member) for folder in way.raw for name, member in candidates]
             if hit := next((hit for hit in hits if hit[0].is_file()), None):
                 found[language] = hit
         if len(found) == len(manifest.languages):
             return [Text(split, part, language, *found[language], adopt(found[language][0])) for language in found]
     folders = ", ".join(map(str, way.raw))
-    raise ValueError(f"--raw {folders}: the {split} text {part.name} is not there: none of {', '.join(looked_for)}")
+    raise ValueError(
+        f"--raw {folders}: the {split} text {part.name} is not there: none of {', '.join(dict.fromkeys(looked_for))}"
+    )
 
 
 def _from_sacrebleu(manifest: Manifest, split: str, part: Part, test_set: str) -> list[Text] | None:

@@ -25,6 +25,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
     if tokenize not in BLEU.TOKENIZERS:
         raise ValueError(f"bleu_tokenize {tokenize!r}: sacrebleu has {', '.join(sorted(BLEU.TOKENIZERS))}")
-    metric = BLEU(tokenize=tokenize)
+    # Text scored by its own tokens is tokenised on purpose: no warning.
+    metric = BLEU(tokenize=tokenize, force=tokenize == "none")
     score = metric.corpus_score(hypotheses, [references])
     return Score(bleu=score.score, signature=metric.get_signature().format())
