@@ -434,7 +434,7 @@ def test_another_corpus_in_the_folder_is_refused(
         assert "holds another corpus" in error and said in error
     (data / "corpus.json").write_text("[]")
     assert main("wmt14-en-de", data, "--raw", hosts["de"]) == 2
-    assert "no corpus.json that can be read" in capsys.readouterr().err
+    assert "no corpus.json that this version can read" in capsys.readouterr().err
     assert content(data).keys() == before.keys()
 
 

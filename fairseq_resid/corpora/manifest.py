@@ -26,6 +26,7 @@ class RemoteFile:
     name: str
     urls: tuple[str, ...] = ()
     bytes: int | None = None
+    about: int | None = None  # bytes, where the exact size is not known: for the check of free disk
     sha256: str | None = None
     md5: str | None = None
 

@@ -113,7 +113,7 @@ def _check_same(out: Path, asked: Record, texts: list[sources.Text]) -> None:
         sums = {item["sha256"] for kind in ("files", "texts") for item in told[kind].values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
-            f"{out}: exists and holds no corpus.json that can be read; remove it or choose another folder"
+            f"{out}: exists and holds no corpus.json that this version can read; remove it or choose another folder"
         ) from None
     if differing := [key for key in asked if found.get(key) != asked[key]]:
         said = ", ".join(f"{key} is {found.get(key)}, not {asked[key]}" for key in differing)

@@ -83,7 +83,7 @@ class Way:
             for place in part.places.values()
         }
         files = [manifest.file(name) for name in first]
-        return sum(file.bytes or 0 for file in files if not (self.downloads / file.name).is_file())
+        return sum(file.bytes or file.about or 0 for file in files if not (self.downloads / file.name).is_file())
 
 
 def find(manifest: Manifest, way: Way) -> list[Text]:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from multiprocessing import connection, get_context, parent_process
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from threading import Thread
 from typing import IO, Any
@@ -122,13 +126,21 @@ def transform(
     if total is not None and total < FEW_PAIRS:
         workers = 1
     counts: Counter[str] = Counter()
-    with outputs[0].open("wb") as source, outputs[1].open("wb") as target, Progress(what, total, "pairs") as progress:
-        for result, size in _results(chunks(pairs), function, workers, initializer, arguments):
-            source.write(result.sides[0])
-            target.write(result.sides[1])
-            counts.update(result.counts)
-            progress.advance(size)
+    results = _results(chunks(pairs), function, workers, initializer, arguments)
+    with outputs[0].open("wb") as source, outputs[1].open("wb") as target, closing(results):
+        first = next(results, None)  # forks the workers: before the progress bar starts a thread
+        with Progress(what, total, "pairs") as progress:
+            for result, size in chain([first] if first else [], results):
+                source.write(result.sides[0])
+                target.write(result.sides[1])
+                counts.update(result.counts)
+                progress.advance(size)
     return counts
+
+
+def _context() -> BaseContext:
+    """Return how workers are started: forked, where that is safe, as importing fairseq again takes seconds."""
+    return get_context("fork" if sys.platform == "linux" else "spawn")
 
 
 def _results(
@@ -137,16 +149,13 @@ def _results(
     workers: int,
     initializer: Callable[..., None] | None,
     arguments: tuple[Any, ...],
-) -> Iterator[tuple[Result, int]]:
+) -> Generator[tuple[Result, int], None, None]:
     if workers == 1:
         if initializer is not None:
             initializer(*arguments)
         yield from ((function(chunk), len(chunk.sides[0])) for chunk in work)
         return
-    # Forked from a server that has imported everything once; not from this process, which may hold threads.
-    context = get_context("forkserver")
-    context.set_forkserver_preload([f"{__package__}.tokenise", f"{__package__}.pieces"])
-    pool = ProcessPoolExecutor(workers, context, _start, (initializer, arguments))
+    pool = ProcessPoolExecutor(workers, _context(), _start, (initializer, arguments))
     waiting: deque[tuple[Future[Result], int]] = deque()
     try:
         for chunk in work:
