@@ -6,6 +6,7 @@ import gzip
 import io
 import random
 import tarfile
+import zipfile
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -57,8 +58,14 @@ def xml(text: str) -> str:
 
 
 def archive(path: Path, members: dict[str, str | bytes]) -> None:
-    """Write a tar archive, compressed where its name says so, with the same bytes at any time."""
+    """Write an archive, tar or zip, compressed where its name says so, with the same bytes at any time."""
     content = io.BytesIO()
+    if path.name.endswith(".zip"):
+        with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as packed:
+            for name, data in members.items():
+                packed.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+        path.write_bytes(content.getvalue())
+        return
     with tarfile.open(fileobj=content, mode="w") as tar:
         for name, data in members.items():
             raw = data.encode() if isinstance(data, str) else data

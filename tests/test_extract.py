@@ -29,14 +29,14 @@ def tar(path: Path, members: list[tarfile.TarInfo], data: bytes = b"one\n") -> P
     return path
 
 
-@pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.gz"])
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.gz", "a.zip"])
 def test_wanted_members_and_nothing_else(tmp_path: Path, name: str) -> None:
     mirror.archive(tmp_path / name, {"x/one.en": "1\n", "./x/two.en": b"2\r\n\n", "x/three.en": "3\n"})
     found = out_of(tmp_path / name, ["x/two.en", "x/one.en"], tmp_path / "out")
     assert found == {"x/one.en": b"1\n", "x/two.en": b"2\r\n\n"}
 
 
-@pytest.mark.parametrize("name", ["giga.tar", "giga.tgz"])
+@pytest.mark.parametrize("name", ["giga.tar", "giga.tgz", "giga.zip"])
 def test_compressed_members(tmp_path: Path, name: str) -> None:
     text = "".join(f"line {i}\n" for i in range(50_000))
     mirror.archive(tmp_path / name, {"a.en.gz": gzip.compress(text.encode()), "a.fr.gz": gzip.compress(b"un\n")})
@@ -83,13 +83,13 @@ def test_iwslt_training_text_has_no_tag_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
-@pytest.mark.parametrize("name", ["a.tgz", "a.tar"])
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.zip"])
 def test_a_truncated_archive_is_named(tmp_path: Path, name: str, kept: float) -> None:
     text = mirror.sides(mirror.pairs(3000, ("en", "de")))[0]
     mirror.archive(tmp_path / name, {"a.en": text})
     whole = (tmp_path / name).read_bytes()
     # A tar file ends in zeros that nobody misses.
-    size = len(whole) if name == "a.tgz" else len(text.encode())
+    size = len(whole) if name != "a.tar" else len(text.encode())
     (tmp_path / name).write_bytes(whole[: int(size * kept)])
     with pytest.raises(ValueError, match=rf"{name}: damaged or cut off .*; remove it and run again"):
         out_of(tmp_path / name, ["a.en"], tmp_path / "out")
@@ -115,6 +115,17 @@ def test_an_archive_that_climbs_out_is_refused(tmp_path: Path, name: str) -> Non
     with pytest.raises(ValueError, match="leads out of the archive's folder"):
         out_of(archive, ["good", name], tmp_path / "out")
     assert not list(tmp_path.rglob("evil")) and not Path("/evil").exists()
+
+
+def test_a_damaged_zip_is_named(tmp_path: Path) -> None:
+    mirror.archive(tmp_path / "a.zip", {"a.en": mirror.sides(mirror.pairs(3000, ("en", "de")))[0], "../evil": "x"})
+    with pytest.raises(ValueError, match="leads out of the archive's folder"):
+        out_of(tmp_path / "a.zip", ["a.en", "b"], tmp_path / "out")
+    whole = bytearray((tmp_path / "a.zip").read_bytes())
+    whole[5000] ^= 255
+    (tmp_path / "a.zip").write_bytes(whole)
+    with pytest.raises(ValueError, match=r"a\.zip: damaged or cut off"):
+        out_of(tmp_path / "a.zip", ["a.en"], tmp_path / "bad")
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE])

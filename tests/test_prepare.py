@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +132,24 @@ def test_the_same_bytes_from_disk_from_elsewhere_and_with_more_workers(
     assert main("wmt14-en-de", tmp_path / "again", "--raw", unpacked) == 0
     mine, theirs = content(tmp_path / "again"), content(en_de)
     assert mine.pop("corpus.json") != theirs.pop("corpus.json") and mine == theirs
+
+
+def test_a_second_host_serves_where_the_first_does_not(
+    hosts: dict[str, Path], en_de: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same members in zip archives, as the alternates have them."""
+    other = tmp_path / "other"
+    shutil.copytree(hosts["de"], other)
+    for name in ("training-parallel-europarl-v7", "training-parallel-commoncrawl", "training-parallel-nc-v9"):
+        with tarfile.open(other / f"{name}.tgz") as tar:
+            members = {item.name: tar.extractfile(item).read() for item in tar}  # type: ignore[union-attr]
+        mirror.archive(other / f"{name}.zip", dict(members))
+        (other / f"{name}.tgz").unlink()
+    assert main("wmt14-en-de", tmp_path / "data", "--mirror", other.as_uri()) == 0
+    output = capsys.readouterr().out
+    assert output.index("europarl-v7.tgz: ") < output.index("europarl-v7.zip: from")
+    found, expected = content(tmp_path / "data"), content(en_de)
+    assert found.pop("corpus.json") != expected.pop("corpus.json") and found == expected
 
 
 def test_what_is_asked_for_is_made(hosts: dict[str, Path], tmp_path: Path) -> None:

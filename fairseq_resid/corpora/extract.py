@@ -1,7 +1,7 @@
 """Texts out of archives and markup, as plain files of one sentence a line.
 
 Only the wanted members are written, under names of our own; an archive with a member that climbs out of its folder is
-refused. Formats by name: .tgz .tar.gz .tar (archives), .gz (one text, compressed), .sgm .xml (segments of a WMT or
+refused. Formats by name: .tgz .tar.gz .tar .zip (archives), .gz (one text, compressed), .sgm .xml (segments of a WMT or
 IWSLT test set), train.tags.* (IWSLT's training text with <tag> lines), anything else as it is.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import re
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -22,11 +23,11 @@ BLOCK = 1 << 20
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 # Lines of IWSLT's training files that are no sentences: <url>...</url> and so on, with nothing around.
 TAG_LINE = re.compile(rb"\s*<(\w+)( [^>]*)?>.*</\1>\s*")
-DAMAGED = (tarfile.ReadError, EOFError, zlib.error, gzip.BadGzipFile)
+DAMAGED = (tarfile.ReadError, EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile)
 
 
 def is_archive(name: str) -> bool:
-    return name.endswith((".tgz", ".tar.gz", ".tar"))
+    return name.endswith((".tgz", ".tar.gz", ".tar", ".zip"))
 
 
 def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None) -> None:
@@ -43,20 +44,16 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
             if is_web_page(file.read(BLOCK)):
                 raise ValueError(f"{archive}: is a web page, not an archive; remove it and run again")
             file.seek(0)
-            position = Progress(f"extract {archive.name}", archive.stat().st_size, "B")
-            counted = _Counted(file, position)
-            with position, tarfile.open(fileobj=counted, mode="r|*") as members:  # type: ignore[call-overload]
-                for member in members:
-                    _check_name(archive, member)
-                    name = str(PurePosixPath(member.name))
+            with Progress(f"extract {archive.name}", archive.stat().st_size, "B") as progress:
+                for name, stream in _members(archive, file, progress):
                     seen.append(name)
                     if name not in left:
                         continue
-                    stream = members.extractfile(member) if member.isfile() else None
                     if stream is None:
                         raise ValueError(f"{archive}: member {name} is no plain file")
-                    write_text(stream, name, left.pop(name), limit)
-                    # Not everything that follows need be read; but what is damaged shall be known.
+                    with stream:
+                        write_text(stream, name, left.pop(name), limit)
+                    # With a limit, what follows is not read; else all is, so that damage shows.
                     if not left and limit is not None:
                         return
     except DAMAGED as error:
@@ -84,10 +81,25 @@ class _Counted:
         return block
 
 
-def _check_name(archive: Path, member: tarfile.TarInfo) -> None:
-    for name in (member.name, member.linkname):
-        if name.startswith("/") or ".." in PurePosixPath(name).parts:
-            raise ValueError(f"{archive}: member {member.name!r} leads out of the archive's folder; it is not used")
+def _members(archive: Path, file: IO[bytes], progress: Progress) -> Iterator[tuple[str, IO[bytes] | None]]:
+    """Yield the name of every member, and its content where it is a plain file."""
+    if archive.name.endswith(".zip"):
+        with zipfile.ZipFile(file) as opened:
+            for item in opened.infolist():
+                _check_name(archive, item.filename)
+                yield str(PurePosixPath(item.filename)), None if item.is_dir() else opened.open(item)
+                progress.advance(item.compress_size)
+        return
+    with tarfile.open(fileobj=_Counted(file, progress), mode="r|*") as members:  # type: ignore[call-overload]
+        for member in members:
+            _check_name(archive, member.name)
+            _check_name(archive, member.linkname)
+            yield str(PurePosixPath(member.name)), members.extractfile(member) if member.isfile() else None
+
+
+def _check_name(archive: Path, name: str) -> None:
+    if name.startswith("/") or ".." in PurePosixPath(name).parts:
+        raise ValueError(f"{archive}: member {name!r} leads out of the archive's folder; it is not used")
 
 
 def _some(names: list[str]) -> str:
