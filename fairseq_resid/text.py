@@ -51,7 +51,7 @@ def _detokenizer(language: str) -> Any:
 def _normalizer(language: str) -> Any:
     from sacremoses import MosesPunctNormalizer
 
-    # Also removes what Moses' remove-non-printing-char.perl removes (soft hyphens, zero-width marks).
+    # Also removes soft hyphens, zero-width marks and the like.
     return MosesPunctNormalizer(language, post_remove_control_chars=True)
 
 
@@ -109,7 +109,8 @@ class TextForm:
             return unescape(line)
         if self.form == "moses":
             if self.normalize:
-                line = _normalizer(self.language).normalize(line)
+                # The normaliser deletes what does not print, also where it parts two words.
+                line = _normalizer(self.language).normalize(line.replace("\t", " ").replace("\u200b", " "))
             return _tokenizer(self.language).tokenize(line, return_str=True, escape=False)
         return line
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fairseq_resid.corpora import fetch, prepare, stream
+from fairseq_resid.corpora import extract, fetch, prepare, stream
 from fairseq_resid.corpora.steps import Step
 
 
@@ -32,6 +32,20 @@ def run_then_stop(run: Any) -> Any:
     return stopping
 
 
+def stop_between_texts() -> None:
+    """Extraction stops with some texts whole and one half written."""
+    whole, written = extract.write_text, []
+
+    def write_text(stream: Any, name: str, output: Path, limit: int | None = None) -> None:
+        whole(stream, name, output, limit)
+        written.append(output)
+        if len(written) == 4:
+            output.rename(output.with_name(output.name + ".partial"))
+            stop()
+
+    extract.write_text = write_text
+
+
 def slow(chunk: stream.Chunk) -> stream.Result:
     print("WORKER", os.getpid(), flush=True)
     time.sleep(600)
@@ -50,6 +64,8 @@ def main() -> None:
             replaced(source, target)
 
         fetch.os.replace = replace  # type: ignore[attr-defined]
+    elif where == "extract":
+        stop_between_texts()
     elif where == "worker":
         stream.FEW_PAIRS = 0
         transform = stream.transform
@@ -62,8 +78,7 @@ def main() -> None:
         original = Step.__init__
 
         def init(self: Step, name: str, title: str, settings: Any, needs: Any, run: Any, **kept: Any) -> None:
-            # An extraction goes on with files that it has given their name: those are whole.
-            changed = run_then_stop(run) if name != "extract" else lambda folder: (run(folder), stop())
+            changed = run_then_stop(run)
             original(self, name, title, settings, needs, changed if name == where else run, **kept)
 
         Step.__init__ = init  # type: ignore[method-assign, assignment]

@@ -77,6 +77,7 @@ def test_each_reason_drops_the_pair_and_is_counted(tmp_path: Path, reason: str, 
         ("next line \u0085".encode(), True),
         ("ä".encode() * 10_000, False),
         (b"same", True),
+        (b" same \t", True),
     ],
 )
 def test_what_is_and_is_not_dropped(tmp_path: Path, line: bytes, is_dropped: bool) -> None:
@@ -136,6 +137,10 @@ def test_the_text_is_that_of_sacremoses(tmp_path: Path) -> None:
             for line in text[side].split("\n")[:-1]
         ]
         assert [line.decode() for line in found[side]] == expected
+
+
+def test_a_tab_parts_two_words(tmp_path: Path) -> None:
+    assert run(tmp_path, b"one\ttwo\xe2\x80\x8bthree\n", b"eins\n", forms=MOSES)[0] == [b"one two three"]
 
 
 def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -262,7 +267,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = write(tmp_path, b"a\n" * 10, b"b\n" * 10)
-    with pytest.raises(ChildProcessError, match="a worker process was killed"):
+    with pytest.raises(ChildProcessError, match="a worker process ended"):
         stream.transform("test", [files], (tmp_path / "o.en", tmp_path / "o.de"), die, 2, None)
 
 

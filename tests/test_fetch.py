@@ -42,6 +42,7 @@ class Server(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
+    protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -52,6 +53,12 @@ class Handler(BaseHTTPRequestHandler):
         act = self.server.script.pop(0) if self.server.script else "serve"
         if act.isdigit():
             self.send_error(int(act))
+        elif act == "chunks":
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"ffff\r\n" + CONTENT[:0xFFFF] + b"\r\nffff\r\ncut off")
+            self.close_connection = True
         elif act == "page":
             page = b"<!DOCTYPE html>\n<html><body>Please log in</body></html>"
             self.send_response(200)
@@ -101,7 +108,7 @@ def only_whole(folder: Path) -> None:
 def test_a_download_is_verified_and_kept(server: Server, tmp_path: Path) -> None:
     told = get(known(server), tmp_path)
     assert (told["sha256"], told["md5"], told["bytes"]) == (SHA256, MD5, len(CONTENT))
-    assert told["verified"] == ["sha256", "md5"] and told["url"] == f"{server.url}/a.tgz"
+    assert told["url"] == f"{server.url}/a.tgz"
     assert json.loads((tmp_path / "a.tgz.json").read_text()) == told
     only_whole(tmp_path)
     assert get(known(server), tmp_path) == told
@@ -113,6 +120,31 @@ def test_a_changed_file_is_downloaded_again(server: Server, tmp_path: Path) -> N
     (tmp_path / "a.tgz").write_bytes(b"something else")
     get(known(server), tmp_path)
     only_whole(tmp_path)
+
+
+@pytest.mark.parametrize("record", [None, "{}", "[]", "no JSON"])
+def test_a_file_brought_by_hand_is_taken_where_its_checksum_says_so(
+    server: Server, tmp_path: Path, record: str | None
+) -> None:
+    (tmp_path / "a.tgz").write_bytes(CONTENT)
+    if record is not None:
+        (tmp_path / "a.tgz.json").write_text(record)
+    get(known(server), tmp_path)
+    only_whole(tmp_path)
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1/a b", "http://127.0.0.1:x/a"])
+def test_a_broken_address_is_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(FetchError, match=r"a\.tgz could not be downloaded"):
+        get(RemoteFile("a.tgz", (url,)), tmp_path)
+
+
+def test_a_chunked_answer_that_is_cut_off_is_tried_again(server: Server, tmp_path: Path) -> None:
+    server.script = ["chunks", "chunks"]
+    get(known(server), tmp_path)
+    only_whole(tmp_path)
+    assert len(server.asked) == 3
 
 
 def test_lost_connections_are_resumed(server: Server, tmp_path: Path) -> None:
@@ -180,7 +212,7 @@ def test_another_file_is_refused_unless_it_is_asked_for(
         get(known(server, **changed), tmp_path)
     assert "--allow-other-data" in str(error.value)
     assert {path.name for path in tmp_path.iterdir()} == {".a.tgz.lock"}
-    assert get(known(server, **changed), tmp_path, allow_other=True)["verified"] == []
+    get(known(server, **changed), tmp_path, allow_other=True)
     only_whole(tmp_path)
     # What was accepted once is not accepted without being asked again.
     with pytest.raises(FetchError, match=said):

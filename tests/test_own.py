@@ -70,8 +70,8 @@ def test_corpus_json(corpus: Path, raw_text: dict[str, Path]) -> None:
         split, file = label.split(" ")
         raw = Path(f"{raw_text[split]}.{file.split('.')[1]}").read_bytes()
         digest = hashlib.sha256(raw).hexdigest()
-        assert item == {"file": file, "member": None, "lines": COUNTS[split], "sha256": digest}
-        assert told["files"][file] == {"bytes": len(raw), "sha256": digest, "as_released": None}
+        unknown = {"member": None, "origin": None, "as_released": None}
+        assert item == {"file": file, "lines": COUNTS[split], "sha256": digest, "file_sha256": digest, **unknown}
     assert told["round_trip"]["test"]["exact"] == told["round_trip"]["test"]["of"] == 203
     assert told["checksums"] == {name: digest for name, digest in content(corpus).items() if name != "corpus.json"}
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(corpus / "spm.model"))
@@ -168,6 +168,25 @@ def test_bad_text_is_named_and_nothing_is_made(
     assert error.startswith("own: error: ") and len(error.splitlines()) == 1
     assert str(file) in error and said in error
     assert not (tmp_path / "out" / "data").exists()
+
+
+def test_exchanged_texts_are_another_corpus(corpus: Path, raw_text: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(corpus, tmp_path / "data")
+    exchanged = {**raw_text, "valid": raw_text["test"], "test": raw_text["valid"]}
+    assert own.main(flags(exchanged, tmp_path / "data")) == 2
+
+
+def test_texts_of_one_name_in_three_folders(raw_text: dict[str, Path], tmp_path: Path) -> None:
+    prefixes = {}
+    for split, prefix in raw_text.items():
+        prefixes[split] = tmp_path / split / "text"
+        prefixes[split].parent.mkdir()
+        for side in ("en", "xx"):
+            shutil.copy(f"{prefix}.{side}", f"{prefixes[split]}.{side}")
+    for _ in range(2):
+        assert own.main(flags(prefixes, tmp_path / "data")) == 0
+    told = json.loads((tmp_path / "data" / "corpus.json").read_text())
+    assert [item["lines"] for item in told["texts"].values()] == [301, 301, 43, 43, 203, 203]
 
 
 def test_an_impossible_vocabulary_is_named(

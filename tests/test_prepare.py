@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,12 @@ from fairseq_resid.files import read_lines
 from fairseq_resid.text import TextForm, escape, unescape
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def a_large_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The free disk asked for is that of the real corpora; these are small."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**13, 0, 10**13))
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -132,6 +139,48 @@ def test_the_same_bytes_from_disk_from_elsewhere_and_with_more_workers(
     assert main("wmt14-en-de", tmp_path / "again", "--raw", unpacked) == 0
     mine, theirs = content(tmp_path / "again"), content(en_de)
     assert mine.pop("corpus.json") != theirs.pop("corpus.json") and mine == theirs
+
+
+def test_parts_are_not_joined_within_a_line(tmp_path: Path) -> None:
+    """EN-FR's valid set has two parts; the first one's last line may lack its line end."""
+    host = mirror.wmt14(tmp_path / "host", "fr")
+    members: dict[str, str | bytes] = {}
+    for year in (2012, 2013):
+        for language in ("en", "fr"):
+            members[f"dev/newstest{year}.{language}"] = f"{language} {year} one .\n{language} {year} two ."
+    mirror.archive(host / "dev.tgz", members)
+    assert main("wmt14-en-fr", tmp_path / "data", "--raw", host) == 0
+    assert told(tmp_path / "data")["lines"]["valid"]["out"] == 4
+    assert len(read_lines(tmp_path / "data" / "ref" / "valid.fr")) == 4
+
+
+def test_raw_text_may_be_moved_between_two_runs(tmp_path: Path) -> None:
+    raw = mirror.iwslt15(tmp_path / "raw", "plain")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fairseq_resid.corpora.tokenise.tokenise", fail)
+        assert main("iwslt15-en-vi", tmp_path / "data", "--raw", raw) == 2
+    raw.rename(tmp_path / "moved")
+    assert main("iwslt15-en-vi", tmp_path / "data", "--raw", tmp_path / "moved") == 0
+
+
+def test_what_a_run_fell_back_to_is_taken_by_the_next(hosts: dict[str, Path], tmp_path: Path) -> None:
+    """Otherwise the corpus changed in the middle when the first host answers again."""
+    flags = ["--mirror", hosts["de"].as_uri()]
+    read = manifests.read(manifests.MANIFESTS / "wmt14-en-de.yaml")
+    part = read.parts["train"][0]
+    way = sources.Way((), hosts["de"].as_uri(), tmp_path / "downloads", True)
+    assert not sources._is_there(way, part, 1)
+    with tarfile.open(hosts["de"] / "training-parallel-europarl-v7.tgz") as tar:
+        members = {item.name: tar.extractfile(item).read() for item in tar}  # type: ignore[union-attr]
+    way.downloads.mkdir()
+    mirror.archive(way.downloads / "training-parallel-europarl-v7.zip", dict(members))
+    assert sources._is_there(way, part, 1)
+    mirror.archive(hosts["de"].parent / "training-parallel-europarl-v7.zip", dict(members))
+    shutil.copytree(hosts["de"], tmp_path / "host")
+    shutil.copy(hosts["de"].parent / "training-parallel-europarl-v7.zip", tmp_path / "host")
+    assert main("wmt14-en-de", tmp_path / "data", "--mirror", (tmp_path / "host").as_uri(), *flags[2:]) == 0
+    files = {item["file"] for label, item in told(tmp_path / "data")["texts"].items() if "europarl" in label}
+    assert files == {"training-parallel-europarl-v7.zip"}
 
 
 def test_a_second_host_serves_where_the_first_does_not(
@@ -414,7 +463,8 @@ def test_dirty_text_is_dropped_and_counted_and_evaluation_text_refused(
     }
     for position, line in zip(choose.sample(range(60), 4), dirt.values(), strict=True):
         items[position] = (line, items[position][1])
-    items.append((b"Berlin", b"Berlin"))
+    # Normalised and tokenised, these two sides would not be the same any more.
+    items.append(("Berlin’s „wall“".encode(), " Berlin’s „wall“".encode()))
     stem = "training/news-commentary-v9.de-en"
     sides = [b"\xef\xbb\xbf" + b"".join(pair[side] + b"\r\n" for pair in items) for side in (0, 1)]
     members: dict[str, str | bytes] = {f"{stem}.en": sides[0], f"{stem}.de": sides[1]}
@@ -470,9 +520,32 @@ def test_unfinished_work_on_another_text_is_not_thrown_away(
     error = capsys.readouterr().err
     assert "limit is None, not 5" in error and "name is wmt14-en-de, not wmt14-en-fr" in error
     assert content(tmp_path / "data.partial") == before
-    # Another vocabulary of the same text begins where it matters.
-    assert main("wmt14-en-de", out, "--raw", hosts["de"], "--vocab-size", 200) == 2
-    assert capsys.readouterr().out.count("done before") == 2
+    # The same again begins where it was stopped.
+    assert main("wmt14-en-de", out, "--raw", hosts["de"]) == 2
+    assert capsys.readouterr().out.count("done before") == 4
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(
+    hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data.partial" / "thesis").mkdir(parents=True)
+    (tmp_path / "data.partial" / "thesis" / "text").write_text("years of work")
+    assert main("wmt14-en-de", tmp_path / "data", "--raw", hosts["de"]) == 2
+    assert "holds thesis and is none of ours" in capsys.readouterr().err
+    assert (tmp_path / "data.partial" / "thesis" / "text").exists()
+
+
+def test_a_full_disk_is_one_line_and_the_next_run_ends_with_the_same_bytes(
+    hosts: dict[str, Path], en_de: Path, tmp_path: Path
+) -> None:
+    """No file may grow beyond 8 KB: the tokenised training text does."""
+    small = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))  # noqa: E731
+    run = subprocess.run(command(hosts, tmp_path / "data"), cwd=ROOT, preexec_fn=small, capture_output=True, text=True)
+    assert run.returncode == 2 and not (tmp_path / "data").exists()
+    (line,) = run.stderr.splitlines()
+    assert "File too large" in line and "run the same command again" in line
+    assert subprocess.run(command(hosts, tmp_path / "data"), cwd=ROOT, capture_output=True).returncode == 0
+    assert content(tmp_path / "data") == content(en_de)
 
 
 def test_too_little_disk_is_said_before_anything_is_done(
@@ -500,6 +573,7 @@ def test_no_place_for_the_text_is_told(tmp_path: Path, capsys: pytest.CaptureFix
         (["wmt14-en-de", "--workers", "0"], "--workers 0: must be 1 or more"),
         (["wmt14-en-de", "--limit", "-3"], "--limit -3: must be 1 or more"),
         (["wmt14-en-de", "--vocab-size", "x"], "invalid int value"),
+        (["wmt14-en-de", "--out", "."], "--out .: must name a folder to be made"),
         (["wmt14-en-de", "--raw", "/nowhere"], "--raw /nowhere: no such folder"),
         (["wmt14-en-de", "--raw", ".", "--mirror", "file:///x"], "not from both"),
     ],
@@ -531,6 +605,13 @@ def test_every_manifest_is_whole(name: str) -> None:
         assert all(url.startswith(("http://", "https://")) for url in file.urls)
         assert file.md5 is None or len(file.md5) == 32
         assert file.sha256 is None or len(file.sha256) == 64
+
+
+def test_a_file_of_two_corpora_is_the_same_file() -> None:
+    read = [manifests.read(manifests.MANIFESTS / f"{name}.yaml").files for name in manifests.names()]
+    for one in read:
+        for other in read:
+            assert all(one[name] == other[name] for name in one.keys() & other.keys())
 
 
 def test_the_corpora_have_the_papers_sizes() -> None:
@@ -581,13 +662,17 @@ def test_a_test_set_comes_from_sacrebleu_or_else_from_its_archive(
         monkeypatch.setattr(module, "SACREBLEU_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(dataset, "_outdir", str(tmp_path / "cache" / "wmt14_full"), raising=False)
     monkeypatch.setattr(dataset, "_rawdir", str(tmp_path / "cache" / "wmt14_full" / "raw"), raising=False)
-    texts = sources._from_sacrebleu(read, "test", part, "wmt14/full")
+    texts = sources._from_sacrebleu(read, "test", part, "wmt14/full", 20)
     assert texts is not None and "sacrebleu -t wmt14/full -l en-de" in capsys.readouterr().out
     paths = sources.bring(texts, tmp_path / "out", None)
     expected = mirror.sides(mirror.pairs(20, ("en", "de"), 8))
     assert [path.read_text() for path in paths.values()] == list(expected)
+    # Half a file in its cache, as a killed run leaves it.
+    texts[1].file.write_text("\n".join(texts[1].file.read_text().split("\n")[:9]))
+    assert sources._from_sacrebleu(read, "test", part, "wmt14/full", 20) is None
+    assert "has 9 lines, and 20 are expected" in capsys.readouterr().out
 
     shutil.rmtree(tmp_path / "cache")
     monkeypatch.setattr(dataset, "data", ["http://127.0.0.1:9/test-full.tgz"])
-    assert sources._from_sacrebleu(read, "test", part, "wmt14/full") is None
+    assert sources._from_sacrebleu(read, "test", part, "wmt14/full", 20) is None
     assert "sacrebleu could not bring it" in capsys.readouterr().out

@@ -58,11 +58,6 @@ def round_trip(pieces: Path, reference: Path, form: TextForm, tokenize: str) -> 
     }
 
 
-def normalized(source: TextForm, target: TextForm) -> str:
-    """Return which sides' punctuation was normalised."""
-    return "both" if target.normalize else "source" if source.normalize else "none"
-
-
 def tools() -> dict[str, str]:
     """Return the versions of what makes the data folder."""
     found = {}
@@ -101,7 +96,10 @@ def make(
         "target": target,
         "vocab_size": manifest.vocab_size,
         **known,
-        "text": {"form": form[target].form, "normalize": normalized(form[source], form[target])},
+        "text": {
+            "form": form[target].form,
+            "normalize": manifest.normalize if form[target].form == "moses" else "none",
+        },
         "restore": {"post_process": "sentencepiece", "model": "spm.model"},
         "bleu_tokenize": tokenize,
         "round_trip": {

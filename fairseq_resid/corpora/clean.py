@@ -3,8 +3,8 @@
     of the raw text      not_utf8               a side is not UTF-8
                          too_long               a side is longer than 10,000 characters
                          control_characters     a side holds one (category Cc) besides tab and the line's own end
+                         source_equals_target   the sides are the same but for spaces around them
     of the model's text  empty                  a side is empty
-                         source_equals_target
     of the pieces        length                 a side has fewer than 1 or more than 250 pieces
                          ratio                  one side has more than 1.5 times as many pieces as the other
 
@@ -47,14 +47,15 @@ def decode(raw: bytes) -> tuple[str, str | None]:
 
 def raw_reason(source: str, target: str) -> str | None:
     """Return why a pair of raw lines is dropped, if it is."""
-    return "control_characters" if CONTROL.search(source) or CONTROL.search(target) else None
+    if CONTROL.search(source) or CONTROL.search(target):
+        return "control_characters"
+    # Here, as normalisation and tokenisation differ between the languages; empty sides have their own reason.
+    return "source_equals_target" if source.strip() and source.strip() == target.strip() else None
 
 
 def text_reason(source: str, target: str) -> str | None:
     """Return why a pair of lines, as sentencepiece will see them, is dropped, if it is."""
-    if not source.strip() or not target.strip():
-        return "empty"
-    return "source_equals_target" if source == target else None
+    return None if source.strip() and target.strip() else "empty"
 
 
 def piece_reason(source: int, target: int) -> str | None:

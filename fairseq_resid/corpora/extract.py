@@ -12,7 +12,8 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 from xml.sax.saxutils import unescape
@@ -23,11 +24,21 @@ BLOCK = 1 << 20
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 # Lines of IWSLT's training files that are no sentences: <url>...</url> and so on, with nothing around.
 TAG_LINE = re.compile(rb"\s*<(\w+)( [^>]*)?>.*</\1>\s*")
-DAMAGED = (tarfile.ReadError, EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile)
+DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile)
 
 
 def is_archive(name: str) -> bool:
     return name.endswith((".tgz", ".tar.gz", ".tar", ".zip"))
+
+
+def is_tagged(name: str) -> bool:
+    """Say whether a text is IWSLT's training text, whose <tag> lines are no sentences."""
+    return PurePosixPath(name).name.startswith("train.tags.")
+
+
+def is_plain(name: str) -> bool:
+    """Say whether a text is one sentence a line as it is."""
+    return not name.endswith((".gz", ".sgm", ".xml")) and not is_tagged(name)
 
 
 def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None) -> None:
@@ -49,10 +60,14 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
                     seen.append(name)
                     if name not in left:
                         continue
-                    if stream is None:
+                    try:
+                        opened = stream()
+                    except (RuntimeError, NotImplementedError) as error:  # a zip with a password, or packed oddly
+                        raise ValueError(f"{archive}: member {name} cannot be read: {error}") from None
+                    if opened is None:
                         raise ValueError(f"{archive}: member {name} is no plain file")
-                    with stream:
-                        write_text(stream, name, left.pop(name), limit)
+                    with opened:
+                        write_text(opened, name, left.pop(name), limit)
                     # With a limit, what follows is not read; else all is, so that damage shows.
                     if not left and limit is not None:
                         return
@@ -61,7 +76,9 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
             f"{archive}: damaged or cut off ({error}); remove it and run again, or bring it whole with --raw"
         ) from None
     if left:
-        raise ValueError(f"{archive}: has no member {', '.join(left)}; it has {_some(seen)}")
+        # A tar that was cut off between two members cannot be told from a whole one.
+        size = f"{archive.stat().st_size:,} bytes, is it whole?"
+        raise ValueError(f"{archive} ({size}): has no member {', '.join(left)}; it has {_some(seen)}")
 
 
 def is_web_page(beginning: bytes) -> bool:
@@ -81,20 +98,30 @@ class _Counted:
         return block
 
 
-def _members(archive: Path, file: IO[bytes], progress: Progress) -> Iterator[tuple[str, IO[bytes] | None]]:
-    """Yield the name of every member, and its content where it is a plain file."""
+def _members(
+    archive: Path, file: IO[bytes], progress: Progress
+) -> Iterator[tuple[str, Callable[[], IO[bytes] | None]]]:
+    """Yield the name of every member, and what opens it; that returns None where it is no plain file."""
     if archive.name.endswith(".zip"):
         with zipfile.ZipFile(file) as opened:
             for item in opened.infolist():
                 _check_name(archive, item.filename)
-                yield str(PurePosixPath(item.filename)), None if item.is_dir() else opened.open(item)
+                yield str(PurePosixPath(item.filename)), partial(_open_zipped, opened, item)
                 progress.advance(item.compress_size)
         return
     with tarfile.open(fileobj=_Counted(file, progress), mode="r|*") as members:  # type: ignore[call-overload]
         for member in members:
             _check_name(archive, member.name)
-            _check_name(archive, member.linkname)
-            yield str(PurePosixPath(member.name)), members.extractfile(member) if member.isfile() else None
+            # Links are never followed: extractfile would.
+            yield str(PurePosixPath(member.name)), partial(_open_tarred, members, member)
+
+
+def _open_zipped(opened: zipfile.ZipFile, item: zipfile.ZipInfo) -> IO[bytes] | None:
+    return None if item.is_dir() else opened.open(item)
+
+
+def _open_tarred(members: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes] | None:
+    return members.extractfile(member) if member.isfile() else None
 
 
 def _check_name(archive: Path, name: str) -> None:
@@ -112,11 +139,11 @@ def write_text(stream: IO[bytes], name: str, output: Path, limit: int | None = N
 
     Raises: ValueError naming the text where its format is broken; DAMAGED errors of the compression.
     """
-    partial = output.with_name(output.name + ".partial")
-    with partial.open("wb") as file:
+    unfinished = output.with_name(output.name + ".partial")
+    with unfinished.open("wb") as file:
         for block in _blocks(stream, name, limit):
             file.write(block)
-    partial.replace(output)
+    unfinished.replace(output)
 
 
 def _blocks(stream: IO[bytes], name: str, limit: int | None) -> Iterator[bytes]:
@@ -124,15 +151,14 @@ def _blocks(stream: IO[bytes], name: str, limit: int | None) -> Iterator[bytes]:
         with gzip.open(stream) as opened:
             yield from _blocks(opened, name[: -len(".gz")], limit)  # type: ignore[arg-type]
         return
-    basename = PurePosixPath(name).name
     if name.endswith((".sgm", ".xml")):
         yield from ((line + "\n").encode() for line in segments(stream.read(), name)[:limit])
-    elif basename.startswith("train.tags.") or limit is not None:
+    elif is_tagged(name) or limit is not None:
         kept = 0
         for line in stream:
             if limit is not None and kept == limit:
                 break
-            if not (basename.startswith("train.tags.") and TAG_LINE.fullmatch(line)):
+            if not (is_tagged(name) and TAG_LINE.fullmatch(line)):
                 kept += 1
                 yield line
     else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import http.client
 import json
 import os
 import time
@@ -42,7 +43,7 @@ class _Refused(Exception):
 def fetch(
     file: RemoteFile, folder: Path, mirror: str | None, allow_other: bool, sleep: Callable[[float], None] = time.sleep
 ) -> dict[str, Any]:
-    """Bring FOLDER/NAME there unless it is; return what is known of it: size, sha256, url, whether a checksum fitted.
+    """Bring FOLDER/NAME there unless it is; return what is known of it: size, checksums, url.
 
     With a mirror the only address is MIRROR/NAME. A file that is not what the manifest says is refused, or, with
     `allow_other`, accepted and said to be another.
@@ -52,8 +53,15 @@ def fetch(
     target = folder / file.name
     with _lock(folder / f".{file.name}.lock"):
         known = _known(target)
-        if known is not None and not (problem(file, known) and not allow_other):
+        if known is not None and (allow_other or not problem(file, known)):
             return known
+        if (
+            known is None
+            and target.is_file()
+            and (file.sha256 or file.md5)
+            and not problem(file, found := describe(target))
+        ):
+            return _keep(target, {**found, "url": None})  # brought by hand, or its record was lost
         urls = [f"{mirror.rstrip('/')}/{urllib.parse.quote(file.name)}"] if mirror else list(file.urls)
         if not urls:
             raise FetchError(f"{file.name}: no address is known; give the folder that has it with --raw")
@@ -68,11 +76,6 @@ def fetch(
     raise FetchError(
         "\n".join([f"{file.name} could not be downloaded:", *said, "  --raw DIR or --mirror URL can help"])
     )
-
-
-def adopt(path: Path) -> dict[str, Any]:
-    """Return what is known of a file on disk that the user brought: its size and checksum."""
-    return _describe(path)
 
 
 @contextmanager
@@ -91,12 +94,19 @@ def _known(target: Path) -> dict[str, Any] | None:
     try:
         told = json.loads(Path(f"{target}.json").read_text(encoding="utf-8"))
         status = target.stat()
-    except (OSError, ValueError):
+        return told if (told["bytes"], told["mtime_ns"]) == (status.st_size, status.st_mtime_ns) else None
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return told if (told["bytes"], told["mtime_ns"]) == (status.st_size, status.st_mtime_ns) else None
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def _keep(target: Path, known: dict[str, Any]) -> dict[str, Any]:
+    """Write NAME.json."""
+    write_atomically(Path(f"{target}.json"), json.dumps(known, indent=2) + "\n")
+    return known
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return what identifies a file: its size, checksums, and time of change."""
     sha256, md5 = hashlib.sha256(), hashlib.md5()
     status = path.stat()
     with path.open("rb") as file:
@@ -133,18 +143,20 @@ def _from(
         resumed = partial.is_file() and partial.stat().st_size > 0
         try:
             _attempt(url, partial, file)
-        except (OSError, urllib.error.URLError) as error:
+        except http.client.InvalidURL as error:
+            raise _Refused(f"no address: {error}") from None
+        except (OSError, http.client.HTTPException) as error:
             if isinstance(error, urllib.error.HTTPError) and error.code in FINAL:
                 raise _Refused(f"HTTP {error.code} {error.reason}") from None
-            if not isinstance(error, (urllib.error.URLError, ConnectionError, TimeoutError)):
+            if not isinstance(error, (urllib.error.URLError, ConnectionError, TimeoutError, http.client.HTTPException)):
                 raise  # the disk
-            reason = getattr(error, "reason", None) or error
+            reason = getattr(error, "reason", None) or str(error) or type(error).__name__
             if isinstance(reason, FileNotFoundError) or attempt + 1 == ATTEMPTS:
                 raise _Refused(f"{reason}") from None
             print(f"{file.name}: {reason}; attempt {attempt + 2} of {ATTEMPTS}", flush=True)
             sleep(PAUSE * 2**attempt)
             continue
-        found = _describe(partial)
+        found = describe(partial)
         wrong = problem(file, found)
         if wrong and resumed:
             # What had been there may have been the beginning of something else.
@@ -156,11 +168,10 @@ def _from(
             raise _Refused(f"{wrong} (--allow-other-data accepts it)")
         if wrong:
             print(f"{file.name}: {wrong}; accepted", flush=True)
+        if not (file.sha256 or file.md5):
+            print(f"{file.name}: no checksum is known of it; sha256 {found['sha256']}", flush=True)
         os.replace(partial, target)
-        verified = [kind for kind in ("sha256", "md5") if getattr(file, kind)] if not wrong else []
-        known = {**found, "url": url, "verified": verified}
-        write_atomically(Path(f"{target}.json"), json.dumps(known, indent=2) + "\n")
-        return known
+        return _keep(target, {**found, "url": url})
     raise _Refused("what was left of an earlier download could not be made whole")
 
 
@@ -204,7 +215,7 @@ def _attempt(url: str, partial: Path, file: RemoteFile) -> None:
             total += start
         with partial.open("ab" if start else "wb") as output, Progress(file.name, total, "B", start) as progress:
             first = not start
-            while block := answer.read(BLOCK):
+            while block := _read(answer):
                 web = is_archive(file.name) and answer.headers.get("Content-Type", "").startswith("text/html")
                 if first and (web or is_web_page(block)):
                     output.truncate(0)
@@ -215,6 +226,15 @@ def _attempt(url: str, partial: Path, file: RemoteFile) -> None:
         size = partial.stat().st_size
     if total is not None and size < total:
         raise ConnectionError(f"the connection ended after {size:,} of {total:,} bytes")
+
+
+def _read(answer: Any) -> bytes:
+    """Read a block; whatever goes wrong here is the connection's fault, not the disk's."""
+    try:
+        block: bytes = answer.read(BLOCK)
+    except OSError as error:
+        raise ConnectionError(f"the connection was lost: {error}") from None
+    return block
 
 
 def _skip(stream: IO[bytes] | Any, count: int) -> None:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from . import prepare, sources
-from .fetch import adopt
+from .fetch import describe
 from .manifest import SPLITS, Manifest, Part
 
 
@@ -29,8 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", required=True, type=Path, metavar="DATA")
     prepare.add_options(parser)
     args = parser.parse_args(argv)
-    if args.workers < 1:
-        parser.error(f"--workers {args.workers}: must be 1 or more")
+    prepare.check_positive(parser, args, "workers", "vocab_size")
     if args.source == args.target:
         parser.error(f"--source and --target are both {args.source}: they name the files of two languages")
     prefixes = {split: getattr(args, split) for split in SPLITS}
@@ -60,7 +59,7 @@ def build(
             path = Path(f"{prefixes[split]}.{language}")
             if not path.is_file():
                 raise ValueError(f"{path}: no such file")
-            texts.append(sources.Text(split, part, language, path, None, adopt(path)))
+            texts.append(sources.Text(split, part, language, path, None, describe(path)))
     manifest = Manifest(name, source, target, vocab_size, parts, clean=clean)
     way = sources.Way((), None, out.parent, False)
     return prepare.build(manifest, prepare.Options(way, out, workers), texts)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -44,6 +46,9 @@ def learn(files: tuple[Path, Path], pairs: int, vocab_size: int, model: Path) ->
     used = -(-pairs // max(1, -(-pairs // SAMPLED)))
     print(f"  sentencepiece: {settings} vocab_size={vocab_size} on {2 * used:,} sentences", flush=True)
     content = io.BytesIO()
+    # Python would see Ctrl-C only when the library returns, which can take minutes; nothing is lost by ending at once.
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL) if on_main_thread else None
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=sample(files, pairs),
@@ -53,6 +58,9 @@ def learn(files: tuple[Path, Path], pairs: int, vocab_size: int, model: Path) ->
         )
     except RuntimeError as error:
         raise ValueError(f"--vocab-size {vocab_size}: sentencepiece could not learn it: {error}") from None
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
     model.write_bytes(content.getvalue())
     return {"pairs": used, "vocab_size": vocab_size}
 
@@ -67,6 +75,13 @@ def _load(model: str) -> None:
     _processor = sentencepiece.SentencePieceProcessor(model_file=model)
 
 
+def encoded(lines: list[bytes]) -> list[list[str]]:
+    """Return the pieces of every line; on one thread, as there is a process for every core."""
+    texts = [line.decode().rstrip("\n") for line in lines]
+    pieces: list[list[str]] = _processor.encode(texts, out_type=str, num_threads=1)
+    return pieces
+
+
 class Encode:
     """The work on one chunk, as an object that can be sent to a worker process."""
 
@@ -75,7 +90,7 @@ class Encode:
 
     def __call__(self, chunk: stream.Chunk) -> stream.Result:
         counts: Counter[str] = Counter()
-        sides = [_processor.encode([line.decode().rstrip("\n") for line in side], out_type=str) for side in chunk.sides]
+        sides = [encoded(side) for side in chunk.sides]
         outputs: tuple[list[str], list[str]] = ([], [])
         for source, target in zip(*sides, strict=True):
             counts["in"] += 1

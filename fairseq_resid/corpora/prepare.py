@@ -17,6 +17,7 @@ place, or the number of workers.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import fcntl
 import json
@@ -84,8 +85,10 @@ def build(manifest: Manifest, options: Options, texts: list[sources.Text] | None
                 _Preparation(manifest, options, texts, asked, lock).run(work)
                 _tell(out)
                 return True
-        shutil.rmtree(work, ignore_errors=True)
-    _check_same(out, asked, texts or [])
+            (work / ".lock").unlink()
+            work.rmdir()
+    told = _check_same(out, asked, texts or [])
+    _tell_differences(told)
     print(f"{out}: holds this corpus already")
     return False
 
@@ -97,6 +100,7 @@ def _tell(out: Path) -> None:
         lines, tokens = told["lines"][split], told["tokens"][split]
         sides = ", ".join(f"{count:,} {language} pieces" for language, count in tokens.items())
         print(f"{split}: {lines['out']:,} of {lines['in']:,} pairs, {sides}")
+    _tell_differences(told)
     for split, trip in told["round_trip"].items():
         print(
             f"{split}: cut and restored, {trip['exact']:,} of {trip['of']:,} {told['target']} lines are the same; "
@@ -105,12 +109,19 @@ def _tell(out: Path) -> None:
     print(f"{out}: done")
 
 
-def _check_same(out: Path, asked: Record, texts: list[sources.Text]) -> None:
-    """Raise ValueError unless OUT holds the corpus that is asked for, made from these files where they are known."""
+def _tell_differences(told: Record) -> None:
+    for difference in told["differences"]:
+        print(f"not as released: {difference}")
+
+
+def _check_same(out: Path, asked: Record, texts: list[sources.Text]) -> Record:
+    """Return OUT's corpus.json.
+
+    Raises: ValueError unless it is of the corpus that is asked for, made from these files where they are known.
+    """
     try:
-        told = json.loads((out / "corpus.json").read_text(encoding="utf-8"))
-        found = told["asked"]
-        sums = {item["sha256"] for kind in ("files", "texts") for item in told[kind].values()}
+        told: Record = json.loads((out / "corpus.json").read_text(encoding="utf-8"))
+        found, sums = told["asked"], {label: item["file_sha256"] for label, item in told["texts"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
             f"{out}: exists and holds no corpus.json that this version can read; remove it or choose another folder"
@@ -119,8 +130,9 @@ def _check_same(out: Path, asked: Record, texts: list[sources.Text]) -> None:
         said = ", ".join(f"{key} is {found.get(key)}, not {asked[key]}" for key in differing)
         raise ValueError(f"{out}: holds another corpus ({said}); choose another folder")
     for text in texts:
-        if text.known["sha256"] not in sums:
+        if text.known["sha256"] != sums.get(text.label):
             raise ValueError(f"{out}: holds another corpus (not made from {text.file}); choose another folder")
+    return told
 
 
 @contextmanager
@@ -148,14 +160,15 @@ def check_disk(manifest: Manifest, options: Options, texts: list[sources.Text] |
     text, download = manifest.text_bytes, 0
     if texts is not None:
         text = sum({item.file: item.known["bytes"] for item in texts}.values())
+        if any(item.member or item.name.endswith(".gz") for item in texts):
+            text = max(text, manifest.text_bytes)
     else:
         download = options.way.missing_bytes(manifest)
     if options.limit is not None and (pairs := sum(part.lines or 0 for part in manifest.parts["train"])):
         asked = sum(min(part.lines or options.limit, options.limit) for part in manifest.parts["train"])
         text = text * asked // pairs
     # What an earlier run left is there already.
-    left = options.out.with_name(options.out.name + ".partial").rglob("*")
-    work = int(WORK_FACTOR * text) + WORK_BYTES - sum(file.stat().st_size for file in left if file.is_file())
+    work = int(WORK_FACTOR * text) + WORK_BYTES - size_of(options.out.with_name(options.out.name + ".partial"))
     needed: dict[int, int] = {}
     for folder, size in ((options.way.downloads, download), (options.out, max(work, 0))):
         there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
@@ -168,6 +181,16 @@ def check_disk(manifest: Manifest, options: Options, texts: list[sources.Text] |
                 f"{folder}: about {amount(needed[disk], 'B')} are needed on its disk and {amount(free, 'B')} are free; "
                 "make room, or choose another place with --out and --downloads"
             )
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files in a folder, which another process may be changing."""
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(place, name)).st_size
+    return size
 
 
 class _Preparation:
@@ -189,9 +212,7 @@ class _Preparation:
             Step("tokenise", "tokenise" + and_clean, made_by, ("extract",), self._checked(self.tokenise)),
             Step("learn", learn_title, learned, ("tokenise",), self._checked(self.learn)),
             Step("encode", "encode" + and_clean, [], ("tokenise", "learn"), self._checked(self.encode)),
-            Step(
-                "binarise", "fairseq-preprocess", asked, ("encode", "tokenise", "learn"), self._checked(self.binarise)
-            ),
+            Step("binarise", "fairseq-preprocess", asked, ("encode", "learn"), self._checked(self.binarise)),
         ]
 
     def run(self, work: Path) -> None:
@@ -201,6 +222,9 @@ class _Preparation:
         """
         mine = {"name": self.manifest.name, "limit": self.options.limit}
         told = work / "text.json"
+        strangers = [path.name for path in work.iterdir() if path.name != ".lock"]
+        if strangers and not told.is_file():
+            raise ValueError(f"{work}: holds {strangers[0]} and is none of ours; remove it or choose another --out")
         if told.is_file() and (found := json.loads(told.read_text(encoding="utf-8"))) != mine:
             said = ", ".join(
                 f"{key} is {found.get(key)}, not {mine[key]}" for key in mine if found.get(key) != mine[key]
@@ -212,17 +236,22 @@ class _Preparation:
         self.progress = Steps(work, self.steps)
         self.progress.run()
         os.replace(self.progress.folders["binarise"] / "data", self.options.out)
-        shutil.rmtree(work)
+        shutil.rmtree(work, ignore_errors=True)
 
     def _both(self, folder: Path, split: str) -> tuple[Path, Path]:
         return folder / f"{split}.{self.manifest.source}", folder / f"{split}.{self.manifest.target}"
 
     def _pairs(self, split: str) -> list[tuple[Path, Path]]:
         """Return the raw texts of a split, part by part."""
-        paths = self.progress.record("extract")["paths"]
+        extracted = self.progress.record("extract")["paths"]
         folder = self.progress.folders["extract"]
         sides = [
-            [folder / paths[text.label] for text in self.texts if (text.split, text.language) == (split, language)]
+            # Text that needed no extraction is where it is now, wherever it was when it was counted.
+            [
+                folder / extracted[text.label] if text.label in extracted else text.file
+                for text in self.texts
+                if (text.split, text.language) == (split, language)
+            ]
             for language in self.manifest.languages
         ]
         return list(zip(*sides, strict=True))
@@ -254,8 +283,8 @@ class _Preparation:
         for text in self.texts[::2]:
             counts[text.split][text.part.name] = found[text.label]["lines"]
         kinds = {label: item.pop("kind") for label, item in found.items() if "kind" in item}
-        # Inside the folder by their names alone: it is renamed when the step is done.
-        places = {label: path.name if path.parent == folder else str(path.absolute()) for label, path in paths.items()}
+        # By their names alone: the folder is renamed when the step is done.
+        places = {label: path.name for label, path in paths.items() if path.parent == folder}
         if kinds:
             print(f"  form: {', '.join(sorted(set(kinds.values())))}", flush=True)
         return {"counts": counts, "texts": found, "kinds": kinds, "paths": places}
@@ -312,8 +341,8 @@ class _Preparation:
                 for side, path in enumerate(self._both(folder / "ref", split)):
                     with path.open("wb") as reference:
                         for pair in pairs:
-                            with pair[side].open("rb") as text:
-                                shutil.copyfileobj(text, reference)
+                            raw = pair[side].read_bytes()
+                            reference.write(raw if raw.endswith(b"\n") else raw + b"\n")
         return {"counts": counts}
 
     def _check_left(self, split: str, counts: dict[str, int]) -> None:
@@ -342,6 +371,7 @@ class _Preparation:
                 self.progress.record("tokenise")["counts"][split]["out"],
             )
             self._check_left(split, counts[split])
+        shutil.copytree(self.progress.folders["tokenise"] / "ref", folder / "ref")
         return {"counts": counts}
 
     def binarise(self, folder: Path) -> Record:
@@ -362,21 +392,19 @@ class _Preparation:
             }
             for split in SPLITS
         }
-        files = {
-            text.file.name: {
-                "bytes": text.known["bytes"],
-                "sha256": text.known["sha256"],
-                "as_released": text.as_released(self.manifest),
-            }
-            for text in self.texts
-        }
         texts = {
-            text.label: {"file": text.file.name, "member": text.member, **record("extract")["texts"][text.label]}
+            text.label: {
+                "file": text.file.name,
+                "member": text.member,
+                "origin": text.origin(self.manifest),
+                "file_sha256": text.known["sha256"],
+                "as_released": text.as_released(self.manifest),
+                **record("extract")["texts"][text.label],
+            }
             for text in self.texts
         }
         known = {
             "asked": self.asked,
-            "files": files,
             "texts": texts,
             "differences": self.differences(),
             "lines": lines,
@@ -394,7 +422,7 @@ class _Preparation:
             known,
             self._forms(),
             folders["encode"],
-            folders["tokenise"] / "ref",
+            folders["encode"] / "ref",
             folders["learn"] / "spm.model",
             folder / "data",
             self.lock,
@@ -417,14 +445,21 @@ def check_evaluation_text(path: Path) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that every front end of the preparation has."""
-    parser.add_argument(
-        "--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="processes (all cores)"
-    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    parser.add_argument("--workers", type=int, default=cores, metavar="N", help="processes (default: all cores)")
     parser.add_argument(
         "--clean",
         action=argparse.BooleanOptionalAction,
         help="drop training pairs that are empty, too long, ... or not",
     )
+
+
+def check_positive(parser: argparse.ArgumentParser, args: argparse.Namespace, *names: str) -> None:
+    """End with a line that names the option where a number is given that is below 1."""
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} {value}: must be 1 or more")
 
 
 def run(prog: str, work: Callable[[], object]) -> int:
@@ -467,10 +502,9 @@ def main(argv: list[str] | None = None) -> int:
     add("--allow-other-data", action="store_true", help="accept checksums and line counts that are not the corpus'")
     add_options(parser)
     args = parser.parse_args(argv)
-    for flag in ("workers", "limit", "vocab_size"):
-        value = getattr(args, flag)
-        if value is not None and value < 1:
-            parser.error(f"--{flag.replace('_', '-')} {value}: must be 1 or more")
+    check_positive(parser, args, "workers", "limit", "vocab_size")
+    if args.out is not None and not args.out.name:
+        parser.error(f"--out {args.out}: must name a folder to be made")
     if args.raw and args.mirror:
         parser.error("--raw and --mirror: texts come from disk or from a mirror, not from both")
     for folder in args.raw:

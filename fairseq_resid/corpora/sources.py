@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,7 +20,7 @@ from typing import Any
 
 from ..files import read_lines
 from . import extract
-from .fetch import FetchError, adopt, fetch, problem
+from .fetch import SILENCE, FetchError, describe, fetch, problem
 from .manifest import SPLITS, Manifest, Part
 
 SNIFFED = 2000  # lines read to tell tokenised text from plain text
@@ -44,12 +45,22 @@ class Text:
     @property
     def is_ready(self) -> bool:
         """Whether `file` itself is the text, one sentence a line."""
-        basename = PurePosixPath(self.name).name
-        return self.member is None and not basename.endswith((".gz", ".sgm", ".xml")) and "train.tags." not in basename
+        return self.member is None and extract.is_plain(self.name)
 
     @property
     def label(self) -> str:
         return f"{self.split} {self.part.name}.{self.language}"
+
+    @property
+    def is_from_sacrebleu(self) -> bool:
+        return str(self.known.get("url", "")).startswith("sacrebleu ")
+
+    def origin(self, manifest: Manifest) -> str | None:
+        """Return where the file is to be had, by the manifest; None where it does not know the file."""
+        if self.is_from_sacrebleu:
+            return str(self.known["url"])
+        expected = manifest.files.get(self.file.name)
+        return expected.urls[0] if expected is not None and expected.urls else None
 
     def as_released(self, manifest: Manifest) -> bool | None:
         """Whether the file is what the manifest's checksum says; None where it has none."""
@@ -82,8 +93,10 @@ class Way:
             for part in manifest.parts[split]
             for place in part.places.values()
         }
-        files = [manifest.file(name) for name in first]
-        return sum(file.bytes or file.about or 0 for file in files if not (self.downloads / file.name).is_file())
+        missing = [manifest.file(name) for name in first if not (self.downloads / name).is_file()]
+        partials = [self.downloads / f"{file.name}.partial" for file in missing]
+        there = sum(path.stat().st_size for path in partials if path.is_file())
+        return max(0, sum(file.bytes or file.about or 0 for file in missing) - there)
 
 
 def find(manifest: Manifest, way: Way) -> list[Text]:
@@ -101,16 +114,25 @@ def find(manifest: Manifest, way: Way) -> list[Text]:
 def _part(manifest: Manifest, way: Way, split: str, part: Part) -> list[Text]:
     if way.raw:
         return _on_disk(manifest, way, split, part)
-    if part.sacrebleu and not way.mirror and (found := _from_sacrebleu(manifest, split, part, part.sacrebleu)):
-        return found
-    count = len(part.places[manifest.source])
+    # What an earlier run had to fall back to is taken again: the corpus does not change with the weather.
+    indices = range(len(part.places[manifest.source]))
+    there = [index for index in indices if _is_there(way, part, index)]
+    if part.sacrebleu and not (way.mirror or there):
+        found = _from_sacrebleu(manifest, split, part, part.sacrebleu, None if way.allow_other else part.lines)
+        if found:
+            return found
     refusals = []
-    for index in range(count):
+    for index in [*there, *(index for index in indices if index not in there)]:
         try:
             return [_downloaded(manifest, way, split, part, language, index) for language in manifest.languages]
         except FetchError as error:
             refusals.append(str(error))
     raise FetchError("\n".join(refusals))
+
+
+def _is_there(way: Way, part: Part, index: int) -> bool:
+    """Whether the files of one alternative have been downloaded."""
+    return all((way.downloads / places[index].split("/")[0]).is_file() for places in part.places.values())
 
 
 def _downloaded(manifest: Manifest, way: Way, split: str, part: Part, language: str, index: int) -> Text:
@@ -147,29 +169,39 @@ def _on_disk(manifest: Manifest, way: Way, split: str, part: Part) -> list[Text]
             if hit := next((hit for hit in hits if hit[0].is_file()), None):
                 found[language] = hit
         if len(found) == len(manifest.languages):
-            return [Text(split, part, language, *found[language], adopt(found[language][0])) for language in found]
+            return [Text(split, part, language, *found[language], describe(found[language][0])) for language in found]
     folders = ", ".join(map(str, way.raw))
     raise ValueError(
         f"--raw {folders}: the {split} text {part.name} is not there: none of {', '.join(dict.fromkeys(looked_for))}"
     )
 
 
-def _from_sacrebleu(manifest: Manifest, split: str, part: Part, test_set: str) -> list[Text] | None:
-    """Return a test set's texts in sacrebleu's cache, which it downloads and verifies; None where it cannot."""
+def _from_sacrebleu(manifest: Manifest, split: str, part: Part, test_set: str, lines: int | None) -> list[Text] | None:
+    """Return a test set's texts in sacrebleu's cache, which it downloads and verifies; None where it cannot.
+
+    `lines`: so many each must have, as a run that was killed can have left half a file in that cache.
+    """
     from sacrebleu.utils import get_reference_files, get_source_file
 
     pair = f"{manifest.source}-{manifest.target}"
-    print(f"{part.name}: sacrebleu -t {test_set} -l {pair}", flush=True)
+    origin = f"sacrebleu -t {test_set} -l {pair}"
+    print(f"{part.name}: {origin}", flush=True)
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(SILENCE)
     try:
         # Its own messages go to a log; where it cannot go on, it ends the process.
         with contextlib.redirect_stdout(None):
             files = [get_source_file(test_set, pair), *get_reference_files(test_set, pair)]
+        for file in files:
+            if lines is not None and (count := len(read_lines(Path(file)))) != lines:
+                raise ValueError(f"{file} has {count} lines, and {lines} are expected")
     except (Exception, SystemExit) as error:
         print(f"{part.name}: sacrebleu could not bring it ({error}); from its archive then", flush=True)
         return None
-    origin = {"url": f"sacrebleu -t {test_set} -l {pair}", "verified": ["md5"]}
+    finally:
+        socket.setdefaulttimeout(before)
     return [
-        Text(split, part, language, Path(file), None, {**adopt(Path(file)), **origin})
+        Text(split, part, language, Path(file), None, {**describe(Path(file)), "url": origin})
         for language, file in zip(manifest.languages, files, strict=True)
     ]
 
@@ -185,12 +217,11 @@ def bring(texts: Sequence[Text], folder: Path, limit: int | None) -> dict[str, P
     for text in texts:
         output = text.output(folder)
         paths[text.label] = output
-        from_sacrebleu = str(text.known.get("url", "")).startswith("sacrebleu")
-        if text.is_ready and limit is None and not from_sacrebleu:
+        if text.is_ready and limit is None and not text.is_from_sacrebleu:
             paths[text.label] = text.file
         elif output.is_file():
             continue  # of an earlier call that was stopped; it appears only when it is whole
-        elif from_sacrebleu:
+        elif text.is_from_sacrebleu:
             lines = [extract.undo_entities(line) + "\n" for line in read_lines(text.file)[:limit]]
             partial = output.with_name(output.name + ".partial")
             partial.write_text("".join(lines), encoding="utf-8", newline="\n")
@@ -206,8 +237,7 @@ def bring(texts: Sequence[Text], folder: Path, limit: int | None) -> dict[str, P
 
 def form_of(path: Path, name: str) -> str:
     """Tell the form of an EN-VI text: "stanford", "plain" or "xml"; `name` is the file's name where it came from."""
-    basename = PurePosixPath(name).name
-    if basename.endswith(".xml") or basename.startswith("train.tags."):
+    if name.endswith(".xml") or extract.is_tagged(name):
         return "xml"
     attached = detached = 0
     with path.open("rb") as file:

@@ -167,7 +167,7 @@ def _results(
             future, size = waiting.popleft()
             yield future.result(), size
     except BrokenProcessPool:
-        raise ChildProcessError("a worker process was killed (out of memory?); fewer --workers need less") from None
+        raise ChildProcessError("a worker process ended (out of memory?); fewer --workers need less") from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
