@@ -217,9 +217,12 @@ def test_a_finished_folder_is_reused(
     data = tmp_path / "data"
     shutil.copytree(en_de, data)
     before = {file: file.stat().st_mtime_ns for file in data.rglob("*")}
+    (tmp_path / "data.partial").mkdir()  # killed at its very end
+    (tmp_path / "data.partial" / "text.json").write_text("{}")
     for flags in (["--mirror", "file:///nowhere"], ["--raw", hosts["de"]]):
         assert main("wmt14-en-de", data, *flags) == 0
         assert "holds this corpus already" in capsys.readouterr().out
+    assert not (tmp_path / "data.partial").exists()
     assert {file: file.stat().st_mtime_ns for file in data.rglob("*")} == before
 
 

@@ -88,6 +88,8 @@ def build(manifest: Manifest, options: Options, texts: list[sources.Text] | None
             (work / ".lock").unlink()
             work.rmdir()
     told = _check_same(out, asked, texts or [])
+    if (work / "text.json").is_file():  # of a run that was killed when it had given OUT its name
+        shutil.rmtree(work, ignore_errors=True)
     _tell_differences(told)
     print(f"{out}: holds this corpus already")
     return False
