@@ -20,11 +20,13 @@ from fairseq_resid import commands
 from fairseq_resid.evaluation import averaging, decoding, scoring, table
 from fairseq_resid.evaluation.__main__ import (
     Corpus,
+    Job,
     architecture,
     bring_average,
     count_parameters,
     find_data,
     main,
+    translate,
 )
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs import Run
@@ -527,3 +529,42 @@ def test_nobody_evaluates_while_somebody_trains(here: Run, capsys: Capture) -> N
     with here.lock():
         assert main([str(here.path), "--last", "2", "--cpu"]) == 2
     assert "another training or evaluation is at work" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "form, decoded, restored",
+    [
+        ("plain", "It 's a 'b' &quot;", "It 's a 'b' &quot;"),
+        ("moses", 'It \'s a " test " , see ?', 'It\'s a "test", see?'),
+        ("escaped", 'It \'s a " test " & [ x ]', "It &apos;s a &quot; test &quot; &amp; &#91; x &#93;"),
+    ],
+)
+def test_a_translation_is_restored_as_the_corpus_text_is(
+    form: str, decoded: str, restored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fairseq-generate prints has its pieces joined; tokens and escapes are undone by what corpus.json says."""
+    data = tmp_path / "data"
+    data.mkdir()
+    told = {"name": "c", "source": "vi", "target": "en", "restore": {"post_process": "sentencepiece"}}
+    text = {"form": form, "normalize": "none"}
+    (data / "corpus.json").write_text(json.dumps({**told, "bleu_tokenize": "13a", "text": text}))
+    checkpoint = tmp_path / "c.pt"
+    checkpoint.touch()
+
+    def decode(words: list[str], log: Path, lock: int | None = None) -> None:
+        log.parent.mkdir(parents=True)
+        log.write_text(f"D-1\t-0.5\t\nD-0\t-0.25\t{decoded}\n")
+
+    monkeypatch.setattr(decoding, "decode", decode)
+    corpus = Corpus.read(data)
+    job = Job(Run(tmp_path / "run"), corpus, "test", ["a", "b"], [checkpoint], "transformer", 1, True)
+    assert translate(job, "last", checkpoint, [checkpoint]) == [restored, ""]
+    assert (tmp_path / "run" / "decode" / "test.last.hyp").read_text() == f"{restored}\n\n"
+
+
+@pytest.mark.parametrize("text", [{"form": "odd"}, {"normalize": "both"}, [], "plain"])
+def test_a_corpus_json_of_an_unknown_text_form_is_named(text: object, tmp_path: Path) -> None:
+    told = {"name": "c", "source": "vi", "target": "en", "restore": {"post_process": None}, "bleu_tokenize": "13a"}
+    (tmp_path / "corpus.json").write_text(json.dumps({**told, "text": text}))
+    with pytest.raises(ValueError, match=r"corpus\.json: cannot be read"):
+        Corpus.read(tmp_path)
