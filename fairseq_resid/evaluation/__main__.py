@@ -227,17 +227,24 @@ def score(job: Job, lock: int) -> dict[str, Any]:
     run, corpus = job.run, job.corpus
     bring_average(run, job.checkpoints)
     models = {"averaged": (run.averaged, job.checkpoints), "last": (run.last, [run.last])}
-    scores = {}
+    scores, beside = {}, {}
     for name, (checkpoint, made_from) in models.items():
         hypotheses = translate(job, name, checkpoint, made_from, lock)
         text = job.run.decode / f"{job.subset}.{name}.hyp"
         commands.show(["sacrebleu", str(corpus.reference(job.subset)), "-i", str(text), "-tok", corpus.tokenize])
         scores[name] = scoring.bleu(hypotheses, job.references, corpus.tokenize)
+        beside[name] = scoring.side_by_side(hypotheses, job.references, corpus.form)
     results = {
         "architecture": job.architecture,
         "parameters": job.parameters,
-        "bleu": {name: round(score.bleu, 4) for name, score in scores.items()},
+        "bleu": {name: round(score.value, 4) for name, score in scores.items()},
         "signature": scores["averaged"].signature,
+        "scores": {
+            name: {
+                label: {"score": round(score.value, 4), "signature": score.signature} for label, score in found.items()
+            }
+            for name, found in beside.items()
+        },
         "corpus": corpus.name,
         "data": str(corpus.path),
         "subset": job.subset,
@@ -248,7 +255,9 @@ def score(job: Job, lock: int) -> dict[str, Any]:
     }
     write_atomically(run.results(job.subset), json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     for name, score in scores.items():
-        print(f"{run.path} {name:8} BLEU {score.bleu:.2f}  {score.signature}", flush=True)
+        print(f"{run.path} {name:8} BLEU {score.value:.2f}  {score.signature}", flush=True)
+        for label, other in beside[name].items():
+            print(f"    {label:26} {other.value:6.2f}  {other.signature}", flush=True)
     return results
 
 

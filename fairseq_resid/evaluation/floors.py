@@ -44,7 +44,7 @@ def floors(raw: Path, source: str, target: str) -> Floors:
     test_source, test_target = read_pairs(raw / f"test.{source}", raw / f"test.{target}")
     copy = bleu(test_source, test_target)
     neighbours = bleu([train_target[index] for index in nearest(test_source, train_source)], test_target)
-    return Floors(copy=copy.bleu, nearest_neighbour=neighbours.bleu, signature=copy.signature)
+    return Floors(copy=copy.value, nearest_neighbour=neighbours.value, signature=copy.signature)
 
 
 def nearest(queries: Sequence[str], choices: Sequence[str]) -> list[int]:

@@ -1,21 +1,34 @@
-"""BLEU by sacrebleu against untouched reference text, never without its signature."""
+"""Scores by sacrebleu against untouched reference text, never without the signature that says which score it is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from ..text import TextForm, unescape
+
+# "rich-text format" becomes "rich ##AT##-##AT## text format": how papers on EN-DE have been scored since Luong et al.
+# 2015, and tensor2tensor's get_ende_bleu.sh does it.
+COMPOUND = re.compile(r"(\S)-(\S)")
 
 
 @dataclass(frozen=True)
 class Score:
-    """A corpus BLEU score and the sacrebleu signature that says which BLEU it is."""
+    """A corpus score and the sacrebleu signature that says which one it is."""
 
-    bleu: float
+    value: float
     signature: str
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> Score:
-    """Score detokenised hypotheses against one raw reference each; `tokenize` is sacrebleu's name of a tokeniser.
+def bleu(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    tokenize: str = "13a",
+    lowercase: bool = False,
+    smooth: str = "exp",
+) -> Score:
+    """Score hypotheses against one reference each; `tokenize` and `smooth` are sacrebleu's names.
 
     Raises: ValueError where the counts differ, there is nothing to score, or sacrebleu has no such tokeniser.
     """
@@ -26,6 +39,52 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "
     if tokenize not in BLEU.TOKENIZERS:
         raise ValueError(f"bleu_tokenize {tokenize!r}: sacrebleu has {', '.join(sorted(BLEU.TOKENIZERS))}")
     # Text scored by its own tokens is tokenised on purpose: no warning.
-    metric = BLEU(tokenize=tokenize, force=tokenize == "none")
+    metric = BLEU(tokenize=tokenize, lowercase=lowercase, smooth_method=smooth, force=tokenize == "none")
     score = metric.corpus_score(hypotheses, [references])
-    return Score(bleu=score.score, signature=metric.get_signature().format())
+    return Score(score.score, metric.get_signature().format())
+
+
+def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """Score hypotheses by chrF2 (character n-grams up to 6), as sacrebleu's default has it."""
+    from sacrebleu.metrics.chrf import CHRF
+
+    metric = CHRF()
+    score = metric.corpus_score(hypotheses, [references])
+    return Score(score.score, metric.get_signature().format())
+
+
+def split_compounds(line: str) -> str:
+    """Return a tokenised line with every hyphen between two words as a token of its own."""
+    return COMPOUND.sub(r"\1 ##AT##-##AT## \2", line)
+
+
+def side_by_side(hypotheses: Sequence[str], references: Sequence[str], form: TextForm) -> dict[str, Score]:
+    """Return the scores that publications use, by label, of text in the corpus' own form.
+
+    detokenised                  BLEU, sacrebleu's 13a: comparable between tokenisers; what to report
+    detokenised, lower case      the same without case
+    tokenised                    multi-bleu.perl's BLEU (no smoothing): of the corpus' own tokens where it comes
+                                 tokenised (IWSLT'15 EN-VI), else of Moses' tokens of both sides
+    tokenised, compounds split   the same with hyphenated words split, for German only
+    chrF                         of the detokenised text
+    """
+    moses = TextForm(form.language, "moses")
+    if form.form == "escaped":
+        tokens = list(hypotheses), list(references)
+        plain = _each(lambda line: moses.restore(unescape(line)), tokens)
+    else:
+        plain = list(hypotheses), list(references)
+        tokens = _each(moses.to_model, plain)
+    scores = {
+        "detokenised": bleu(plain[0], plain[1]),
+        "detokenised, lower case": bleu(plain[0], plain[1], lowercase=True),
+        "tokenised": bleu(tokens[0], tokens[1], "none", smooth="none"),
+    }
+    if form.language == "de":
+        split = _each(split_compounds, tokens)
+        scores["tokenised, compounds split"] = bleu(split[0], split[1], "none", smooth="none")
+    return {**scores, "chrF": chrf(plain[0], plain[1])}
+
+
+def _each(function: Callable[[str], str], sides: tuple[list[str], list[str]]) -> tuple[list[str], list[str]]:
+    return [function(line) for line in sides[0]], [function(line) for line in sides[1]]
