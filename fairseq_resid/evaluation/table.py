@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..runs import Run
+from . import layout
 
 HEADINGS = ("run", "architecture", "parameters", "BLEU avg", "BLEU last", "tokens/s", "time")
+LEFT = 2  # columns of text
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -66,25 +66,12 @@ def notes(runs: dict[Path, dict[str, Any]], floors: dict[str, Any] | None) -> li
 
 def markdown(runs: dict[Path, dict[str, Any]], floors: dict[str, Any] | None) -> str:
     """Return the table as Markdown."""
-    rows = [HEADINGS, ("---", "---", *["---:"] * 5), *(row(path, result) for path, result in runs.items())]
-    table = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n" for cells in rows)
-    return table + "\n" + "  \n".join(notes(runs, floors)) + "\n"
+    return layout.markdown(HEADINGS, [row(*run) for run in runs.items()], notes(runs, floors), LEFT)
 
 
 def show(runs: dict[Path, dict[str, Any]], floors: dict[str, Any] | None, console: Console) -> None:
-    """Print the table; in a terminal fitted to its width, elsewhere as wide as it needs: nothing is cut off."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for index, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="left" if index < 2 else "right", overflow="fold")
-    for path, result in runs.items():
-        table.add_row(*map(Text, row(path, result)))
-    if not console.is_terminal:
-        console.width = max(
-            console.width, table.__rich_measure__(console, console.options.update(width=10_000)).maximum
-        )
-    console.print(table)
-    for line in notes(runs, floors):
-        console.print(Text(line), soft_wrap=True)
+    """Print the table."""
+    layout.show(HEADINGS, [row(*run) for run in runs.items()], notes(runs, floors), LEFT, console)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

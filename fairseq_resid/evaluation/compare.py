@@ -1,0 +1,211 @@
+"""Whether one run is better than another: paired significance tests by sacrebleu, and the spread over seeds.
+
+    scripts/compare.sh BASELINE RUN [RUN...] [--model averaged|last] [--subset test] [--markdown]
+
+Every run is tested against the first one, on the hypotheses that scripts/evaluate.sh left. p is the chance of so large
+a difference between two systems that are equally good: by paired bootstrap (1,000 resamples) and by approximate
+randomisation (10,000 trials). Runs whose commands differ only by --seed are told together: mean ± standard deviation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..files import read_lines
+from ..runs import Run
+from . import layout, scoring
+from .__main__ import Corpus
+
+HEADINGS = ("run", "architecture", "BLEU", "difference", "95% interval", "p bootstrap", "p randomisation")
+LEFT = 2  # columns of text
+TOLERANCE = 0.001  # results.json holds four decimals
+# Of a training command: what two runs of one setting have each for itself.
+OWN_FLAGS = ("--seed", "--save-dir", "--log-file", "--user-dir")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One evaluated run: its results, the hypotheses of one of its models, and the references."""
+
+    path: Path
+    results: dict[str, Any]
+    hypotheses: list[str]
+    references: list[str]
+    tokenize: str
+    setting: str
+
+    @property
+    def name(self) -> str:
+        return Run(self.path).name
+
+
+def read(path: Path, model: str, subset: str, data: Path | None) -> Candidate:
+    """Read what scripts/evaluate.sh left in a run folder.
+
+    Raises: ValueError naming the file that is missing, damaged, or not of these results.
+    """
+    run = Run(path)
+    file = run.results(subset)
+    try:
+        results = json.loads(file.read_text(encoding="utf-8"))
+        expected = float(results["bleu"][model])
+        comparable(results, model)
+    except FileNotFoundError:
+        raise ValueError(f"{file}: no such file: run scripts/evaluate.sh {path} first") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{file}: damaged, or not written by scripts/evaluate.sh") from None
+    corpus = Corpus.read(data or Path(results["data"]))
+    hypotheses = read_lines(run.decode / f"{subset}.{model}.hyp")
+    references = read_lines(corpus.reference(subset))
+    found = scoring.bleu(hypotheses, references, corpus.tokenize)
+    if abs(found.value - expected) > TOLERANCE or found.signature != results["signature"]:
+        text = run.decode / f"{subset}.{model}.hyp"
+        raise ValueError(
+            f"{file}: says BLEU {expected:.2f} {results['signature']}, but {text} has {found.value:.2f} "
+            f"{found.signature} against {corpus.reference(subset)}: run scripts/evaluate.sh {path} again"
+        )
+    return Candidate(path, results, hypotheses, references, corpus.tokenize, setting(run))
+
+
+def comparable(results: dict[str, Any], model: str) -> dict[str, object]:
+    """Return what two results must have in common to be compared, in a user's words."""
+    told = {
+        "corpus": results["corpus"],
+        "test set": results["subset"],
+        "sentences": results["sentences"],
+        "BLEU": results["signature"],
+        "decoding": results["decoding"],
+    }
+    return {**told, "averaged checkpoints": len(results["averaged_checkpoints"])} if model == "averaged" else told
+
+
+def setting(run: Run) -> str:
+    """Return a training's command without what a run of another seed has otherwise; the folder where none is known."""
+    try:
+        words = [str(word) for word in json.loads(run.record.read_text(encoding="utf-8"))["command"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return str(run.path.resolve())
+    kept, skip = [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in OWN_FLAGS:
+            skip = True
+        elif not word.startswith(tuple(f"{flag}=" for flag in OWN_FLAGS)):
+            kept.append(word)
+    return json.dumps(kept)
+
+
+def check(candidates: Sequence[Candidate], model: str) -> None:
+    """Raise ValueError naming both runs and what differs where two scores cannot be compared."""
+    first = candidates[0]
+    for other in candidates[1:]:
+        mine, theirs = comparable(first.results, model), comparable(other.results, model)
+        for what in mine:
+            if mine[what] != theirs[what]:
+                raise ValueError(
+                    f"{first.path} and {other.path} cannot be compared: {what} is {mine[what]} in the one and "
+                    f"{theirs[what]} in the other"
+                )
+        if first.references != other.references:
+            digests = [hashlib.sha256("\n".join(it.references).encode()).hexdigest()[:12] for it in (first, other)]
+            raise ValueError(
+                f"{first.path} and {other.path} cannot be compared: their reference texts differ "
+                f"(sha256 {digests[0]}..., {digests[1]}...)"
+            )
+
+
+def significance(candidates: Sequence[Candidate]) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Return a row for every run, tested against the first, and the signatures of both tests."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.significance import PairedTest
+
+    systems: list[tuple[str, Sequence[str]]] = [(str(it.path), it.hypotheses) for it in candidates]
+    references = [candidates[0].references]
+    tokenize = candidates[0].tokenize
+    found: dict[str, list[Any]] = {}
+    signatures = []
+    for kind in ("bs", "ar"):
+        metric = BLEU(tokenize=tokenize, force=tokenize == "none")
+        told, scores = PairedTest(systems, {"BLEU": metric}, references, test_type=kind)()
+        found[kind] = list(scores["BLEU"])
+        signatures.append(f"BLEU {told['BLEU'].format()}")
+    rows: list[tuple[str, ...]] = []
+    for candidate, bootstrap, randomisation in zip(candidates, found["bs"], found["ar"], strict=True):
+        tests = ("", "baseline", "baseline")
+        if rows:
+            difference = f"{bootstrap.score - found['bs'][0].score:+.2f}"
+            tests = (difference, f"{bootstrap.p_value:.4f}", f"{randomisation.p_value:.4f}")
+        interval = f"{bootstrap.mean:.2f} ± {bootstrap.ci:.2f}"
+        architecture = str(candidate.results["architecture"])
+        rows.append((candidate.name, architecture, f"{bootstrap.score:.2f}", tests[0], interval, *tests[1:]))
+    return rows, signatures
+
+
+def seeds(candidates: Sequence[Candidate], model: str) -> list[str]:
+    """Return a line for every setting that was run with several seeds."""
+    groups: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault(candidate.setting, []).append(candidate)
+    lines = []
+    for group in groups.values():
+        if len(group) > 1:
+            scores = [float(candidate.results["bleu"][model]) for candidate in group]
+            names = ", ".join(candidate.name for candidate in group)
+            spread = f"{statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
+            lines.append(f"{group[0].results['architecture']}, {len(group)} seeds ({names}): BLEU {spread}")
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 2 for runs that cannot be compared."""
+    parser = argparse.ArgumentParser(
+        prog="compare.sh",
+        description="Test every run against the first by paired bootstrap and approximate randomisation (sacrebleu), "
+        "on what scripts/evaluate.sh left; tell runs that differ only by their seed as mean ± standard deviation.",
+    )
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="evaluated run folders; the first is the baseline")
+    add(
+        "--model",
+        choices=("averaged", "last"),
+        default="averaged",
+        help="whose translations (default averaged)",
+    )
+    add("--subset", default="test", help="the part of the data (default test)")
+    add("--data", type=Path, help="the data folder (default: the one named in the results)")
+    add("--markdown", action="store_true", help="print Markdown")
+    options = parser.parse_args(arguments)
+    if len(options.runs) < 2:
+        parser.error(f"{len(options.runs)} run: two or more are needed to compare")
+    if len({path.resolve() for path in options.runs}) < len(options.runs):
+        parser.error("the same run is named twice")
+    try:
+        candidates = [read(path, options.model, options.subset, options.data) for path in options.runs]
+        check(candidates, options.model)
+        rows, signatures = significance(candidates)
+    except (ValueError, OSError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    results = candidates[0].results
+    notes = [f"{results['corpus']} {results['subset']}, {options.model}", *signatures]
+    notes += seeds(candidates, options.model)
+    if options.markdown:
+        print(layout.markdown(HEADINGS, rows, notes, LEFT), end="")
+    else:
+        layout.show(HEADINGS, rows, notes, LEFT, Console(highlight=False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""A table with notes below it, for a terminal, a log, or to be pasted as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Rows = Sequence[Sequence[str]]
+
+
+def markdown(headings: Sequence[str], rows: Rows, notes: Sequence[str], left: int) -> str:
+    """Return the table as Markdown; the first `left` columns are text, the others numbers."""
+    rule = ["---"] * left + ["---:"] * (len(headings) - left)
+    lines = [" | ".join(cell.replace("|", "\\|") for cell in cells) for cells in (headings, rule, *rows)]
+    return "".join(f"| {line} |\n" for line in lines) + "\n" + "  \n".join(notes) + "\n"
+
+
+def show(headings: Sequence[str], rows: Rows, notes: Sequence[str], left: int, console: Console) -> None:
+    """Print the table; in a terminal fitted to its width, elsewhere as wide as it needs: nothing is cut off."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if index < left else "right", overflow="fold")
+    for cells in rows:
+        table.add_row(*map(Text, cells))
+    if not console.is_terminal:
+        console.width = max(
+            console.width, table.__rich_measure__(console, console.options.update(width=10_000)).maximum
+        )
+    console.print(table)
+    for line in notes:
+        console.print(Text(line), soft_wrap=True)

@@ -1,0 +1,202 @@
+"""scripts/compare.sh: significance as sacrebleu's own command has it, seeds together, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_resid.evaluation import compare, decoding, scoring
+
+BIN = Path(sys.executable).parent
+Capture = pytest.CaptureFixture[str]
+TEXT = "the a house ship river king sees follows finds old small red very and with of on to in day"
+WORDS = TEXT.split()
+
+
+def sentences(seed: int, count: int = 120) -> list[str]:
+    choose = random.Random(seed)
+    return [" ".join(choose.choices(WORDS, k=choose.randint(5, 20))) + " ." for _ in range(count)]
+
+
+REFERENCES = sentences(0)
+
+
+def translate(quality: float, seed: int) -> list[str]:
+    """Return the references with so large a share of their words right."""
+    choose = random.Random(seed)
+    return [
+        " ".join(word if choose.random() < quality else choose.choice(WORDS) for word in line.split())
+        for line in REFERENCES
+    ]
+
+
+def write(path: Path, lines: list[str]) -> None:
+    path.write_text("".join(line + "\n" for line in lines))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "ref").mkdir(parents=True)
+    told = {"name": "tiny", "source": "en", "target": "xx", "restore": {"post_process": None}, "bleu_tokenize": "13a"}
+    (folder / "corpus.json").write_text(json.dumps(told))
+    write(folder / "ref" / "test.xx", REFERENCES)
+    return folder
+
+
+def evaluated(data: Path, name: str, quality: float, seed: int = 1, flags: str = "", **changes: Any) -> Path:
+    """Write a run folder as training and scripts/evaluate.sh leave it."""
+    run = data.parent / name
+    (run / "decode").mkdir(parents=True)
+    scores = {}
+    for model in ("averaged", "last"):
+        hypotheses = translate(quality, seed + (model == "last"))
+        write(run / "decode" / f"test.{model}.hyp", hypotheses)
+        scores[model] = scoring.bleu(hypotheses, REFERENCES)
+    results = {
+        "architecture": f"arch_{name}",
+        "bleu": {model: round(score.value, 4) for model, score in scores.items()},
+        "signature": scores["last"].signature,
+        "corpus": "tiny",
+        "data": str(data),
+        "subset": "test",
+        "sentences": len(REFERENCES),
+        "averaged_checkpoints": ["a", "b"],
+        "decoding": {**decoding.SETTINGS, "post-process": None},
+        **changes,
+    }
+    (run / "results.json").write_text(json.dumps(results))
+    command = ["fairseq-train", "d", *flags.split(), "--seed", str(seed), "--save-dir", str(run)]
+    (run / "run.json").write_text(json.dumps({"command": command, "finished": True}))
+    return run
+
+
+def rows(output: str) -> dict[str, list[str]]:
+    """Return the cells of a Markdown table by run."""
+    table = [line for line in output.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return {row[0]: row for row in cells[2:]}
+
+
+def test_the_figures_are_those_of_sacrebleus_own_command(data: Path, capsys: Capture) -> None:
+    qualities = {"base": 0.8, "better": 0.85, "same": 0.801}
+    runs = [evaluated(data, name, quality, seed) for seed, (name, quality) in enumerate(qualities.items())]
+    assert compare.main([*map(str, runs), "--markdown"]) == 0
+    output = capsys.readouterr().out
+    found = rows(output)
+    assert [found[name][6] == "baseline" for name in qualities] == [True, False, False]
+    for kind, column in (("bs", 5), ("ar", 6)):
+        files = [str(run / "decode" / "test.averaged.hyp") for run in runs]
+        command = [
+            str(BIN / "sacrebleu"),
+            str(data / "ref" / "test.xx"),
+            "-i",
+            *files,
+            "-m",
+            "bleu",
+            f"--paired-{kind}",
+        ]
+        told = subprocess.run([*command, "-f", "json"], check=True, capture_output=True, text=True).stdout
+        for run, system in zip(runs, json.loads(told), strict=True):
+            score = system["BLEU"]
+            assert found[run.name][2] == f"{score['score']:.2f}"
+            if run is not runs[0]:
+                assert float(found[run.name][column]) == pytest.approx(score["p_value"], abs=5.1e-5)
+    assert float(found["better"][3]) > 1 and float(found["better"][6]) < 0.05 < float(found["same"][6])
+    for kind in ("bs:1000", "ar:10000"):
+        assert re.search(rf"^BLEU nrefs:1\|{kind}\|seed:12345\|.*tok:13a", output, re.MULTILINE)
+
+
+def test_the_last_checkpoint_is_another_model(data: Path, capsys: Capture) -> None:
+    runs = [evaluated(data, "one", 0.8), evaluated(data, "two", 0.9, averaged_checkpoints=["a"])]
+    assert compare.main([*map(str, runs), "--model", "last", "--markdown"]) == 0
+    score = json.loads((runs[1] / "results.json").read_text())["bleu"]["last"]
+    assert rows(capsys.readouterr().out)["two"][2] == f"{score:.2f}"
+
+
+def test_runs_of_one_setting_are_told_together(data: Path, capsys: Capture) -> None:
+    runs = [evaluated(data, f"base{seed}", 0.8, seed, "--lr 1") for seed in (1, 3, 5)]
+    runs += [evaluated(data, f"other{seed}", 0.8, seed, "--lr 2") for seed in (1, 3)]
+    runs.append(evaluated(data, "alone", 0.8, 7, "--lr 3"))
+    assert compare.main(list(map(str, runs))) == 0
+    output = capsys.readouterr().out
+    scores = [json.loads((run / "results.json").read_text())["bleu"]["averaged"] for run in runs[:3]]
+    told = f"{statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
+    assert f"arch_base1, 3 seeds (base1, base3, base5): BLEU {told}\n" in output
+    assert "2 seeds (other1, other3)" in output and "seeds (alone" not in output
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"corpus": "huge"}, "corpus is tiny in the one and huge in the other"),
+        ({"sentences": 7}, "sentences is 120 in the one and 7 in the other"),
+        ({"decoding": {"beam": "5"}}, "decoding is {"),
+        ({"averaged_checkpoints": ["a"]}, "averaged checkpoints is 2 in the one and 1 in the other"),
+        ({"subset": "valid"}, "test set is test in the one and valid in the other"),
+    ],
+)
+def test_scores_that_cannot_be_compared_are_refused(
+    data: Path, changes: dict[str, Any], said: str, capsys: Capture
+) -> None:
+    runs = [evaluated(data, "one", 0.8), evaluated(data, "two", 0.9, **changes)]
+    assert compare.main(list(map(str, runs))) == 2
+    error = capsys.readouterr().err
+    assert f"{runs[0]} and {runs[1]} cannot be compared: " in error and said in error and error.count("\n") == 1
+
+
+def test_another_reference_or_another_bleu_is_refused(data: Path, tmp_path: Path, capsys: Capture) -> None:
+    one, two = evaluated(data, "one", 0.8), evaluated(data, "two", 0.9)
+    lines, other = translate(0.9, 1), tmp_path / "other"
+    (other / "ref").mkdir(parents=True)
+    told = json.loads((data / "corpus.json").read_text())
+    results = json.loads((two / "results.json").read_text())
+    for references, tokenize, said in (
+        (sentences(5), "13a", "their reference texts differ"),
+        (REFERENCES, "char", "BLEU is nrefs:1|case:mixed|eff:no|tok:13a"),
+    ):
+        write(other / "ref" / "test.xx", references)
+        (other / "corpus.json").write_text(json.dumps({**told, "bleu_tokenize": tokenize}))
+        score = scoring.bleu(lines, references, tokenize)
+        changed = {"data": str(other), "bleu": {"averaged": score.value, "last": 0}, "signature": score.signature}
+        (two / "results.json").write_text(json.dumps({**results, **changed}))
+        assert compare.main([str(one), str(two)]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_hypotheses_that_are_not_those_of_the_results_are_refused(data: Path, capsys: Capture) -> None:
+    one, two = evaluated(data, "one", 0.8), evaluated(data, "two", 0.9)
+    hypotheses = two / "decode" / "test.averaged.hyp"
+    hypotheses.write_text(hypotheses.read_text().replace("house", "home"))
+    assert compare.main([str(one), str(two)]) == 2
+    error = capsys.readouterr().err
+    assert str(hypotheses) in error and f"run scripts/evaluate.sh {two} again" in error
+    write(hypotheses, ["short"])
+    assert compare.main([str(one), str(two)]) == 2
+    assert "1 hypotheses for 120 references" in capsys.readouterr().err
+    hypotheses.unlink()
+    assert compare.main([str(one), str(two)]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_what_is_no_evaluated_run_is_named(data: Path, capsys: Capture) -> None:
+    one, empty = evaluated(data, "one", 0.8), data.parent / "empty"
+    empty.mkdir()
+    assert compare.main([str(one), str(empty)]) == 2
+    assert "empty/results.json: no such file: run scripts/evaluate.sh" in capsys.readouterr().err
+    for content in ("{", "[]", "{}"):
+        (empty / "results.json").write_text(content)
+        assert compare.main([str(one), str(empty)]) == 2
+        assert "empty/results.json: damaged" in capsys.readouterr().err
+    for runs, said in (([one], "two or more are needed"), ([one, one], "named twice")):
+        with pytest.raises(SystemExit):
+            compare.main(list(map(str, runs)))
+        assert said in capsys.readouterr().err
