@@ -188,7 +188,8 @@ def speed(args: argparse.Namespace, folder: Path) -> dict[str, object]:
         for _ in range(args.rounds):
             for name, command in commands.items():
                 is_ours = name == "ours" and " -c " in command
-                seconds[name].append(run(command, folder)[0] - (startup if is_ours else 0))
+                elapsed = run(command, folder)[0] - (startup if is_ours else 0)
+                seconds[name].append(max(elapsed, 0.001))  # on a tiny text the start-up may have taken longer
         for name, found in seconds.items():
             best = min(found)
             row = {
