@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -40,9 +41,15 @@ def show(words: list[str], tail: str = "") -> None:
 
 
 def run(
-    words: list[str], output: IO[bytes] | None = None, lock: int | None = None, errors: IO[bytes] | None = None
+    words: list[str],
+    output: IO[bytes] | None = None,
+    lock: int | None = None,
+    errors: IO[bytes] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> int:
     """Run a command to its end and return its exit code; `output` takes its stdout, `errors` its stderr.
+
+    environment: variables that it gets beside those that are set
 
     SIGTERM and SIGHUP are passed on to it, and Ctrl-C reaches it from the terminal: it is waited for, never left behind
     and never killed while it writes a checkpoint. It inherits the file descriptor `lock`, so that a lock on a folder
@@ -52,9 +59,9 @@ def run(
     """
     received: list[int] = []
     # Whatever the locale is: fairseq prints sentences in it, and they are read as UTF-8.
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}
+    variables = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1", **(environment or {})}
     kept = () if lock is None else (lock,)
-    with subprocess.Popen(words, stdout=output, stderr=errors, env=environment, pass_fds=kept) as process:
+    with subprocess.Popen(words, stdout=output, stderr=errors, env=variables, pass_fds=kept) as process:
 
         def handle(number: int, _: object) -> None:
             received.append(number)

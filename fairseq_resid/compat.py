@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from types import ModuleType
@@ -19,6 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+logger = logging.getLogger(__name__)
 
 
 class UserError(ValueError, SystemExit):
@@ -195,6 +198,27 @@ def name_misfits() -> None:
     Trainer.load_checkpoint = load_checkpoint
 
 
+def say_what_runs() -> None:
+    """Let the trainer log which LayerNorm and which optimizer run.
+
+    fairseq takes those of NVIDIA's apex wherever it can import them beside a GPU, and says so of Adam alone: two
+    measurements, or two trainings, can differ by what happens to be installed.
+    """
+    from fairseq.trainer import Trainer
+
+    original = Trainer._build_optimizer
+
+    @functools.wraps(original)
+    def _build_optimizer(self):  # type: ignore[no-untyped-def]
+        original(self)
+        norms = Counter(type(module) for module in self.model.modules() if hasattr(module, "normalized_shape"))
+        told = ", ".join(f"{count} {kind.__module__}.{kind.__qualname__}" for kind, count in norms.items())
+        optimizer = type(self._optimizer.optimizer)
+        logger.info(f"layer norms: {told or 'none'}; optimizer: {optimizer.__module__}.{optimizer.__qualname__}")
+
+    Trainer._build_optimizer = _build_optimizer
+
+
 # --- data ----------------------------------------------------------------------------------------------------------
 
 
@@ -329,6 +353,7 @@ def apply() -> None:
     refuse_hydra_train()
     load_weights_only()
     name_misfits()
+    say_what_runs()
     keep_last_batch()
     keep_batches_on_resume()
     close_better_transformer_path()

@@ -2,12 +2,13 @@
 
 RUN/checkpointN.pt, checkpoint_E_U.pt      fairseq's, at the end of epoch N, and in epoch E at update U
 RUN/checkpoint_best.pt, checkpoint_last.pt fairseq's copies
-RUN/run.json                               the training's command, versions, whether it finished
+RUN/run.json                               the training's command, plan, versions, commit, hardware, whether it finished
 RUN/train.log                              fairseq-train --log-format json --log-file RUN/train.log
 RUN/averaged.pt                            the average of the last numbered checkpoints
 RUN/decode/SUBSET.{averaged,last}.{log,hyp,json}
                                            fairseq-generate's output, its hypotheses, what they were made from
 RUN/results.json                           what evaluation found on the test set (results.SUBSET.json on another)
+RUN/card.md                                all of this on a page
 """
 
 from __future__ import annotations
@@ -71,6 +72,10 @@ class Run:
     @property
     def record(self) -> Path:
         return self.path / "run.json"
+
+    @property
+    def card(self) -> Path:
+        return self.path / "card.md"
 
     @contextmanager
     def lock(self) -> Iterator[int]:

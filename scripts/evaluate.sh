@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Average the last checkpoints of each run, decode with beam 4 and lenpen 0.6, score with sacrebleu:
-#     scripts/evaluate.sh RUN [RUN...] [--data DATA] [--last 10] [--by epoch|update] [--subset test] [--cpu]
+# Average the last checkpoints of each run, decode dev and test with beam 4 and lenpen 0.6, score with sacrebleu:
+#     scripts/evaluate.sh RUN [RUN...] [--data DATA] [--last 10] [--by epoch|update] [--subset NAME...] [--cpu]
 # --help says more. Everything is done by `python -m fairseq_resid.evaluation`.
 set -euo pipefail
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import STOCK
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -398,6 +399,14 @@ def test_batches_are_the_indices_in_order(
 
 
 # --- --bf16, log level, hydra, stock models --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [[], ["--bf16"]])
+def test_the_log_says_which_layer_norm_and_optimizer_run(flags: list[str], train: Command, tmp_path: Path) -> None:
+    ours = train(tmp_path / "ours", "--max-update", 1, *flags).output
+    stock = train(tmp_path / "stock", *STOCK, "--max-update", 1, *flags).output
+    said = "layer norms: 10 torch.nn.modules.normalization.LayerNorm; optimizer: fairseq.optim.adam.Adam"
+    assert said in ours and said in stock
 
 
 def test_bf16_trains_on_a_cpu(train: Command, tmp_path: Path) -> None:

@@ -60,33 +60,92 @@ def exact_losses(folder: Path) -> list[float]:
     return losses
 
 
-def test_two_processes_train_as_one_with_two_batches_per_update(corpus: Path, train: Command, tmp_path: Path) -> None:
-    """301 pairs in batches of 14 are 22 batches, in the order of the epoch's shuffle for any number of processes.
+def by_torchrun(command: list[str], port: int) -> list[tuple[list[str], dict[str, str]]]:
+    """One torchrun, which starts both processes."""
+    torchrun = [str(BIN / "torchrun"), "--nproc-per-node", "2", "--master-port", str(port), "--no-python", "--"]
+    return [([*torchrun, *command], {})]
+
+
+def by_srun(command: list[str], port: int) -> list[tuple[list[str], dict[str, str]]]:
+    """Two processes that have the variables of a Slurm step, where scontrol knows the host."""
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "here", "SLURM_JOB_ID": str(port), "SLURM_STEP_ID": "0"}
+    return [(command, {**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}) for rank in (0, 1)]
+
+
+def by_hand(command: list[str], port: int) -> list[tuple[list[str], dict[str, str]]]:
+    """Two commands with fairseq's own flags."""
+    flags = (
+        f"--distributed-init-method tcp://127.0.0.1:{port} --distributed-world-size 2 --distributed-no-spawn".split()
+    )
+    return [([*command, *flags, "--distributed-rank", str(rank)], {}) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two processes of 14 pairs: 301 pairs in batches of 14 are 22 batches. With dropout off."""
+    batches = "--dropout 0 --batch-size 14 --required-batch-size-multiple 1 --distributed-world-size 2"
+    settings = [*SETTINGS[2:], *batches.split(), "--max-epoch", "1", "--save-interval-updates", "1", "--seed", "3"]
+    kept = [word for word in settings if word not in ("--log-format", "json")]
+    file = tmp_path_factory.mktemp("recipe") / "mine.txt"
+    file.write_text(shlex.join([str(corpus), *kept]) + "\n")
+    return file
+
+
+def launched(recipe: Path, run: Path) -> list[str]:
+    words = ["-m", "fairseq_resid.training.launch", str(recipe), "--arch", "transformer_sas_tiny", "--run", str(run)]
+    return [sys.executable, *words]
+
+
+def wait(commands: list[tuple[list[str], dict[str, str]]], path: str) -> list[str]:
+    """Run commands at the same time to their ends; return what each wrote."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PATH": path}
+    both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    started = [subprocess.Popen(command, env={**environment, **more}, **both) for command, more in commands]
+    outputs = [process.communicate(timeout=300)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * len(started), "".join(text[-3000:] for text in outputs)
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def alone(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The run folder and the output of one process, which takes --update-freq 2."""
+    run = tmp_path_factory.mktemp("alone")
+    (output,) = wait([(launched(recipe, run), {})], os.environ["PATH"])
+    assert "processes × batch-size × update-freq = 1 × 14 × 2 = 28 pairs" in output
+    return run, output
+
+
+@pytest.mark.parametrize("start", [by_torchrun, by_srun, by_hand])
+def test_two_processes_train_as_one_with_the_same_effective_batch(
+    start: Any, recipe: Path, alone: tuple[Path, str], tmp_path: Path
+) -> None:
+    """Batches are in the order of the epoch's shuffle for any number of processes.
 
     Rank r of 2 takes batches r, r + 2, r + 4, ...; one process with --update-freq 2 takes (0, 1), (2, 3), ...: update k
-    sees the same 28 pairs. With dropout off, only the order of summation differs.
+    sees the same 28 pairs. Only the order of summation differs.
     """
-    same = shlex.split("--dropout 0 --batch-size 14 --required-batch-size-multiple 1 --max-epoch 1 --max-update 0")
-    same += shlex.split("--save-interval-updates 1 --seed 3")
-    port = free_port()
-    distributed = f"""
-        --distributed-init-method tcp://127.0.0.1:{port} --distributed-world-size 2 --distributed-no-spawn
-        --distributed-backend gloo --ddp-backend legacy_ddp
-    """.split()
-    together = [*same, *distributed, "--save-dir", tmp_path / "two"]
-    ranks = [start(corpus, *together, "--distributed-rank", rank) for rank in (0, 1)]
-    one = train(tmp_path / "one", *SAS, *same, "--update-freq", 2).output
-    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs[0][-3000:] + outputs[1][-3000:]
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 127.0.0.1\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    run, path = tmp_path / "two", f"{tmp_path}:{os.environ['PATH']}"
+    output = "".join(wait(start(launched(recipe, run), free_port()), path))
+    assert output.count("effective batch: processes × batch-size × update-freq = 2 × 14 × 1 = 28 pairs") == 1
+    assert output.count("devices: CPU, 2 processes") == 1
 
-    assert len(updates(one)) == len(updates(outputs[0])) == 11
-    for first, second in zip(updates(one), updates(outputs[0]), strict=True):
+    one = updates(alone[1])
+    two = updates(output)
+    assert len(one) == len(two) == 11
+    for first, second in zip(one, two, strict=True):
         for key in ("num_updates", "bsz", "wpb"):
             assert first[key] == second[key]
         assert float(first["loss"]) == pytest.approx(float(second["loss"]), abs=2e-3)
-    losses = exact_losses(tmp_path / "one")
+    losses = exact_losses(alone[0])
     assert len(set(losses)) == 10  # the last update is the end of the epoch, and saves under another name
-    assert exact_losses(tmp_path / "two") == pytest.approx(losses, rel=1e-5)
+    assert exact_losses(run) == pytest.approx(losses, rel=1e-5)
+    record = json.loads((run / "run.json").read_text())
+    assert record["finished"] and record["plan"]["processes"] == 2 and record["plan"]["effective batch"] == 28
+    assert not [word for word in record["command"] if "rank" in word or "init-method" in word]
+    again = wait(start(launched(recipe, run), free_port()), path)
+    assert "".join(again).count("trained already") == 1
 
 
 def assert_same_state(file: Path, other: Path) -> None:

@@ -8,6 +8,7 @@ import math
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -20,7 +21,7 @@ import torch
 from rich.console import Console
 
 from fairseq_resid import commands
-from fairseq_resid.evaluation import averaging, decoding, scoring, table
+from fairseq_resid.evaluation import averaging, card, decoding, scoring, table
 from fairseq_resid.evaluation.__main__ import (
     Corpus,
     Job,
@@ -117,8 +118,8 @@ def test_end_to_end(evaluated: str, here: Run) -> None:
         for label, found in beside.items():
             assert re.search(rf"^    {label} +{found['score']:.2f}  {re.escape(found['signature'])}$", evaluated, re.M)
         assert score.signature == results["signature"] and score.signature.startswith(SIGNATURE)
-        assert f"checkpoints/run {name:8} BLEU {score.value:.2f}  {score.signature}\n" in evaluated
-        line = next(line for line in evaluated.splitlines() if f"--path {checkpoint} " in line)
+        assert f"checkpoints/run test {name:8} BLEU {score.value:.2f}  {score.signature}\n" in evaluated
+        line = next(line for line in evaluated.splitlines() if f"--path {checkpoint} --gen-subset test" in line)
         assert line.startswith("+ ") and "fairseq-generate data --user-dir" in line
         settings = "--beam 4 --lenpen 0.6 --max-len-a 1 --max-len-b 50 --max-tokens 4096 --post-process subword_nmt"
         assert settings in line
@@ -130,8 +131,47 @@ def test_end_to_end(evaluated: str, here: Run) -> None:
         and name not in ("decoder.embed_tokens.weight", "decoder.output_projection.weight")
         and not name.removeprefix("encoder.layers.0.").startswith(("in_proj_", "out_proj_", "fc1_", "fc2_"))
     )
+    assert json.loads(here.results("valid").read_text())["subset"] == "valid"
+    assert evaluated.index("run valid averaged BLEU") < evaluated.index("run test averaged BLEU")
     assert results["training"]["num_updates"] == 12
     assert results["training"]["tokens_per_second"] > 0
+
+
+def test_the_card_says_what_the_files_say(evaluated: str, here: Run, tmp_path: Path, capsys: Capture) -> None:
+    text = here.card.read_text()
+    assert card.main([str(here.path)]) == 0
+    assert capsys.readouterr().out == text
+    results = json.loads(here.results().read_text())
+    score = results["scores"]["averaged"]["detokenised"]
+    last = results["scores"]["last"]["detokenised"]["score"]
+    row = f"| test, {SENTENCES} | detokenised | {score['score']:.2f} | {last:.2f} | {score['signature']} |"
+    assert row in text.replace("\\|", "|")
+    assert "| valid, " in text and "- command: not recorded" in text and "- training: 12 updates, " in text
+    assert "- decoding: beam 4, lenpen 0.6, " in text and "- log: `checkpoints/run/train.log`" in text
+
+    copied = Run(tmp_path / "run")
+    copied.path.mkdir()
+    copied.results().write_text(here.results().read_text())
+    record = {"command": ["fairseq-train", "data", "--adam-betas", "(0.9, 0.98)"], "finished": False, "seed": "3"}
+    record |= {"hardware": {"cpu": "a CPU", "cores": 2, "gpus": ["A100, 80 GiB"]}, "commit": "c0ffee"}
+    plan = {"effective batch": 32768, "unit": "padded positions", "devices": "1 × A100", "precision": "bf16"}
+    copied.record.write_text(json.dumps({**record, "plan": plan, "versions": {"torch": "2.5"}}))
+    text = card.write(copied)
+    for said in (
+        "command: `fairseq-train data --adam-betas '(0.9, 0.98)'`", "hardware: a CPU, 2 cores; A100, 80 GiB",
+        "effective batch: 32,768 padded positions on 1 × A100", "precision: bf16", "seed: 3", "commit: c0ffee",
+        "versions: torch 2.5", "not finished",
+    ):  # fmt: skip
+        assert f"- {said}" in text or said in text
+    for name, broken, said in (("run.json", "{", "not JSON"), ("results.json", "[]", "not an object")):
+        before = (copied.path / name).read_text()
+        (copied.path / name).write_text(broken)
+        assert card.main([str(copied.path)]) == 2
+        assert f"{name}: damaged: {said}" in capsys.readouterr().err
+        (copied.path / name).write_text(before)
+    copied.results().write_text('{"training": {}}')
+    assert card.main([str(copied.path)]) == 2 and "damaged, or of another version" in capsys.readouterr().err
+    assert card.main([str(tmp_path)]) == 2 and "no results.json: run scripts/evaluate.sh" in capsys.readouterr().err
 
 
 def test_hypotheses_stand_in_the_order_of_the_data(evaluated: str, here: Run) -> None:
@@ -177,7 +217,8 @@ def copy(here: Run, tmp_path: Path) -> Run:
 
 
 def arguments(run: Run, *more: str) -> list[str]:
-    return [str(run.path), "--last", "2", "--data", "data", *more]
+    subset = [] if "--subset" in more else ["--subset", "test"]
+    return [str(run.path), "--last", "2", "--data", "data", *subset, *more]
 
 
 def test_what_is_finished_is_kept_and_what_changed_is_redone(copy: Run, decoder: Decoder, capsys: Capture) -> None:
@@ -193,13 +234,13 @@ def test_what_is_finished_is_kept_and_what_changed_is_redone(copy: Run, decoder:
     copy.last.write_bytes(content)  # written again: a longer training's, say
     assert main(arguments(copy)) == 0
     assert [words[words.index("--path") + 1] for words in decoder.commands[2:]] == [str(copy.last)]
-    assert main([str(copy.path), "--last", "1", "--data", "data"]) == 0  # another average
+    assert main([*arguments(copy), "--last", "1"]) == 0  # another average
     assert [words[words.index("--path") + 1] for words in decoder.commands[3:]] == [str(copy.averaged)]
     assert len(averaging.load(copy.averaged)["averaged_from"]) == 1
     (copy.decode / "test.last.hyp").unlink()
-    assert main([str(copy.path), "--last", "1", "--data", "data"]) == 0
+    assert main([*arguments(copy), "--last", "1"]) == 0
     assert len(decoder.commands) == 5
-    assert main([str(copy.path), "--last", "1", "--data", "data", "--cpu"]) == 0
+    assert main([*arguments(copy), "--last", "1", "--cpu"]) == 0
     assert len(decoder.commands) == 7 and decoder.commands[-1][-1] == "--cpu"
 
 
@@ -274,6 +315,24 @@ def test_bad_input_is_refused_before_anything_is_decoded(
     refuse(capsys, arguments(copy), "checkpoint_last.pt: no such checkpoint")
     copy.last.write_text("damaged")
     refuse(capsys, arguments(copy), "checkpoint_last.pt: cannot be loaded")
+    assert not decoder.commands
+
+
+def test_another_corpus_dictionary_is_refused(copy: Run, decoder: Decoder, capsys: Capture, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree("data", other)
+    flags = ["--last", "2", "--subset", "test", "--data", str(other)]
+    assert main([str(copy.path), *flags]) == 0  # the same words in another place
+    decoder.commands.clear()
+    words = (other / "dict.fr.txt").read_text().splitlines()
+    (other / "dict.fr.txt").write_text("".join(line + "\n" for line in [*words[:-1], "autre 1"]))
+    # The run's own data folder is known only where its folder is: a copy elsewhere is held to its size alone.
+    refuse(capsys, ["checkpoints/run", *flags], "dict.fr.txt: other words than data/dict.fr.txt, which checkpoints/run")
+    (other / "dict.en.txt").write_text("".join(line + "\n" for line in words[:-1]))
+    said = f"dict.en.txt: {len(words) - 1} words, but {copy.last} was trained with {len(words)}"
+    refuse(capsys, [str(copy.path), *flags], said)
+    (other / "dict.en.txt").unlink()
+    refuse(capsys, [str(copy.path), *flags], "dict.en.txt: no such file")
     assert not decoder.commands
 
 

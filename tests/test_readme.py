@@ -37,6 +37,7 @@ SHORTENED = {
     "scripts/quickstart.sh": SHORT,
     "scripts/multi30k.sh": SMALL,
     "scripts/train.sh multi30k-en-de": SMALL,
+    "torchrun": SMALL,
     "fairseq-train": "--max-update 2 --disable-validation",
 }
 RUNNING_NOW = "scripts/test.sh"  # this very test is run by it

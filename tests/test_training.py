@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fairseq_resid.runs import Run
-from fairseq_resid.training import launch, recipe
+from fairseq_resid.training import flags, launch, plan, recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
@@ -41,6 +42,7 @@ def fake_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("sys.executable", str(program.parent / "python"))
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "data-bin" / "phrasebook").mkdir(parents=True)
     return tmp_path
 
 
@@ -54,7 +56,7 @@ def test_train_then_found_finished(fake_train: Path, capsys: Capture) -> None:
     assert launch.main(words) == 0
     (call,) = calls(fake_train)
     assert call.startswith("data-bin/phrasebook --encoder-layers 2") and call.endswith("train.log --lr 0.5")
-    assert "--arch transformer_sas --save-dir checkpoints/quickstart-transformer_sas" in call
+    assert "--arch transformer_sas --distributed-world-size 1 --max-tokens 1600 --save-dir checkpoints/quick" in call
     shown = capsys.readouterr().out
     assert "+ fairseq-train data-bin/phrasebook" in shown and "--adam-betas '(0.9, 0.98)'" in shown
     record = json.loads(Path("checkpoints/quickstart-transformer_sas/run.json").read_text())
@@ -115,7 +117,7 @@ def test_a_truncated_last_checkpoint_is_replaced_by_the_newest_numbered_one(fake
 @pytest.mark.parametrize("flag", ["--save-dir", "--log-file=x", "--user-dir", "--log-format"])
 def test_flags_that_would_move_the_run_are_refused(fake_train: Path, capsys: Capture, flag: str) -> None:
     assert launch.main(["quickstart", "--arch", "transformer", flag, "x"]) == 2
-    assert f"{flag}: set by train.sh" in capsys.readouterr().err and not calls(fake_train)
+    assert f"{flag.split('=')[0]}: set by train.sh" in capsys.readouterr().err and not calls(fake_train)
 
 
 @pytest.mark.parametrize("text", ["{", '{"x": 1}', "[]", '{"command": 3, "finished": true}'])
@@ -165,10 +167,77 @@ def test_unknown_recipe_names_those_there_are(fake_train: Path, capsys: Capture)
     assert "quikstart: no such recipe" in error and "multi30k-en-de, quickstart" in error and not calls(fake_train)
 
 
-def test_changes_name_what_differs_in_order_too() -> None:
-    assert launch.changes(["a", "--lr", "1"], ["a", "--lr", "2"]) == "was 1, now 2"
-    assert launch.changes(["a"], ["a", "--bf16"]) == "was nothing, now --bf16"
-    assert "order" in launch.changes(["a", "b"], ["b", "a"])
+def test_the_order_of_flags_and_their_spelling_do_not_matter(fake_train: Path) -> None:
+    """As the record of an older version has them."""
+    words = ["quickstart", "--arch", "transformer", "--run", "run"]
+    (fake_train / "code").write_text("3")
+    assert launch.main(words) == 2
+    record = json.loads(Path("run/run.json").read_text())
+    program, data, *rest = record["command"]
+    record["command"] = [program, data, *[word for group in reversed(flags.groups(rest)) for word in spelled(*group)]]
+    Path("run/run.json").write_text(json.dumps(record))
+    (fake_train / "code").write_text("0")
+    assert launch.main(words) == 0
+
+
+def spelled(flag: str, values: tuple[str, ...]) -> list[str]:
+    return [f"{flag}={values[0]}"] if len(values) == 1 else [flag, *values]
+
+
+def test_unknown_architectures_name_near_ones(fake_train: Path, capsys: Capture) -> None:
+    assert launch.main(["quickstart", "--arch", "transformer_sass"]) == 2
+    error = capsys.readouterr().err
+    assert "--arch transformer_sass: no such architecture; near ones: transformer_sas" in error
+    assert launch.main(["quickstart", "--arch", "nonsense"]) == 2
+    assert "near ones: transformer, transformer_sas" in capsys.readouterr().err and not calls(fake_train)
+
+
+def test_a_size_in_the_architecture_that_is_not_the_recipes_is_refused(fake_train: Path, capsys: Capture) -> None:
+    (fake_train / "data").mkdir()
+    Path("mine.txt").write_text("data --encoder-embed-dim 512 --max-tokens 100\n")
+    assert launch.main(["mine.txt", "--arch", "transformer_sas_big"]) == 2
+    error = capsys.readouterr().err
+    assert "--arch transformer_sas_big has --encoder-embed-dim 1024, and the recipe 512" in error
+    assert launch.main(["mine.txt", "--arch", "transformer_sas_wmt_en_de"]) == 0
+    assert launch.main(["mine.txt", "--arch", "transformer_sas_big", "--encoder-embed-dim", "1024"]) == 0
+
+
+def test_data_that_is_not_there_names_the_script_that_makes_it(fake_train: Path, capsys: Capture) -> None:
+    assert launch.main(["wmt14-en-de", "--arch", "transformer"]) == 2
+    assert "data-bin/wmt14-en-de: no such data folder; data-prep/wmt14-en-de.sh makes it" in capsys.readouterr().err
+
+
+def test_the_plan_is_told_and_recorded(fake_train: Path, capsys: Capture) -> None:
+    words = ["quickstart", "--arch", "transformer", "--run", "run", "--max-tokens", "800", "--cpu"]
+    assert launch.main([*words, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "effective batch: processes × max-tokens × update-freq = 1 × 800 × 2 = 1,600 padded positions" in shown
+    assert "devices: CPU\n" in shown and "precision: fp32 (CPU)" in shown and "+ fairseq-train" in shown
+    assert not calls(fake_train) and not Path("run").exists()
+    assert launch.main(words) == 0
+    assert "--max-tokens 800 --update-freq 2" in calls(fake_train)[0]
+    record = json.loads(Path("run/run.json").read_text())
+    assert record["plan"]["effective batch"] == 1600 and record["seed"] == "1"
+    assert record["hardware"]["cpu"] and record["started"] and "commit" in record
+    assert launch.main([*words, "--effective-batch", "800"]) == 2
+    assert "--update-freq was 2, now not given" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        launch.parse([*words, "--effective-batch", "0"])
+
+
+def test_the_commit_is_that_of_the_tree_and_says_what_was_changed(tmp_path: Path, monkeypatch: Any) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
+    package = tmp_path / "fairseq_resid"
+    package.mkdir()
+    monkeypatch.setattr(launch.commands, "PACKAGE", package)
+    assert launch.commit() is None
+    (package / "version.py").write_text("1")
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert launch.commit() == head
+    (package / "version.py").write_text("2")
+    assert launch.commit() == f"{head} with changes"
 
 
 @pytest.mark.parametrize("name", recipe.available())
@@ -178,7 +247,9 @@ def test_shipped_recipes_parse_and_keep_the_checkpoints_that_are_averaged(name: 
 
     import fairseq_resid  # noqa: F401  (registers the architectures)
 
-    command = launch.build_command(recipe.read(name), arch, Run(tmp_path), str(ROOT / "fairseq_resid"), [])
+    words = recipe.read(name)
+    planned = plan.make(words, [], [], None)
+    command = launch.build_command(words, arch, Run(tmp_path), [], planned.words)
     args = options.parse_args_and_arch(options.get_training_parser(), command[1:])
     assert args.arch == arch and args.no_epoch_checkpoints and args.distributed_world_size == 1
     # design: the checkpoints that are averaged span at most the final fifth of training

@@ -1,4 +1,4 @@
-"""From a run folder to BLEU: average, decode, score, RUN/results.json.
+"""From a run folder to BLEU: average, decode dev and test, score, RUN/results.json, RUN/card.md.
 
 The averaged model and the single last checkpoint are decoded with stock fairseq-generate and scored against the raw
 reference text. What is finished and made from the same files with the same settings is not done again.
@@ -22,8 +22,11 @@ from ..compat import BETTER_TRANSFORMER_COPIES
 from ..files import read_lines, write_atomically
 from ..runs import Numbering, Run
 from ..text import TextForm
-from . import averaging, decoding, scoring
+from . import averaging, card, decoding, scoring
 
+SUBSETS = ("valid", "test")
+# fairseq's dictionary has four symbols before those in its file: <s>, <pad>, </s>, <unk>.
+SPECIAL = 4
 # Not parameters: fairseq keeps these small marks among the weights.
 BUFFER = re.compile(r"(^|\.)(version|_float_tensor)$")
 # Saved, never trained.
@@ -141,6 +144,29 @@ def find_data(run: Run, state: dict[str, Any]) -> Path:
     raise ValueError(f"{run.path}: was trained on {data}, which is not there: name its data folder with --data")
 
 
+def check_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> None:
+    """Check that a data folder's dictionaries are those that a run was trained with.
+
+    Raises: ValueError naming the dictionary that is missing, or has other words than the model or its own data folder.
+    """
+    try:
+        trained_on = find_data(run, state)
+    except ValueError:  # not there any more: sizes alone can be compared
+        trained_on = corpus.path
+    for language, embedding in (
+        (corpus.source, "encoder.embed_tokens.weight"),
+        (corpus.target, "decoder.embed_tokens.weight"),
+    ):
+        file = corpus.path / f"dict.{language}.txt"
+        own = trained_on / file.name
+        words = read_lines(file)
+        rows = state["model"][embedding].size(0) if embedding in state["model"] else len(words) + SPECIAL
+        if len(words) + SPECIAL != rows:
+            raise ValueError(f"{file}: {len(words):,} words, but {run.last} was trained with {rows - SPECIAL:,}")
+        if own.is_file() and read_lines(own) != words:
+            raise ValueError(f"{file}: other words than {own}, which {run.path} was trained with")
+
+
 def prepare(path: Path, data: Path | None, last: int, by: Numbering | None, subset: str, cpu: bool) -> Job:
     """Find and check everything that the evaluation of one run needs, before anything is computed.
 
@@ -154,9 +180,10 @@ def prepare(path: Path, data: Path | None, last: int, by: Numbering | None, subs
         raise ValueError(f"{run.last}: no such checkpoint")
     state = averaging.load(run.last)
     corpus = Corpus.read(data or find_data(run, state))
+    check_dictionaries(run, state, corpus)
     reference = corpus.reference(subset)
     if not reference.is_file():
-        raise ValueError(f"{reference}: no such reference text")
+        raise ValueError(f"{reference}: no such reference text; --subset names the parts to translate")
     if not any(file.suffix == ".bin" for file in corpus.inputs(subset)):
         raise ValueError(f"{corpus.path}: holds no binarised {subset} set")
     references = read_lines(reference)
@@ -254,8 +281,9 @@ def score(job: Job, lock: int) -> dict[str, Any]:
         "training": asdict(run.training_summary()),
     }
     write_atomically(run.results(job.subset), json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(run.card, card.write(run))
     for name, score in scores.items():
-        print(f"{run.path} {name:8} BLEU {score.value:.2f}  {score.signature}", flush=True)
+        print(f"{run.path} {job.subset} {name:8} BLEU {score.value:.2f}  {score.signature}", flush=True)
         for label, other in beside[name].items():
             print(f"    {label:26} {other.value:6.2f}  {other.signature}", flush=True)
     return results
@@ -265,20 +293,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for bad input, 1 where decoding failed."""
     parser = argparse.ArgumentParser(
         prog="evaluate.sh",
-        description="Average the last checkpoints of each run, decode the average and the single last checkpoint with "
-        "fairseq-generate, score both with sacrebleu against the raw references, write RUN/results.json.",
+        description="Average the last checkpoints of each run, decode dev and test set with the average and the single "
+        "last checkpoint by fairseq-generate, score them with sacrebleu against the raw references, write results.json "
+        "and the card of the run.",
     )
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, as fairseq-train's --save-dir")
     add("--data", type=Path, help="the data folder (default: the one that the run was trained on)")
     add("--last", type=int, default=10, metavar="N", help="average the last N numbered checkpoints (default 10)")
     add("--by", choices=("epoch", "update"), help="average those named checkpointN.pt, or checkpoint_E_U.pt")
-    add("--subset", default="test", help="the part of the data to translate (default test)")
+    add(
+        "--subset",
+        action="append",
+        metavar="NAME",
+        help="a part of the data to translate, may be given again (default: valid and test)",
+    )
     add("--cpu", action="store_true", help="decode on the CPU even where there is a GPU")
     options = parser.parse_intermixed_args(arguments)
     try:
         jobs = [
-            prepare(path, options.data, options.last, options.by, options.subset, options.cpu) for path in options.runs
+            prepare(path, options.data, options.last, options.by, subset, options.cpu)
+            for path in options.runs
+            for subset in options.subset or SUBSETS
         ]
         for job in jobs:
             evaluate(job)

@@ -1,19 +1,26 @@
 """Run stock fairseq-train into a run folder, so that the same call resumes it, or finds it finished.
 
-RUN/run.json holds the full command and versions, and whether the training finished. A call with another command is
-refused: a run resumed under changed settings is neither the one nor the other.
+RUN/run.json holds the full command, the plan, versions, commit, hardware and seed, and whether the training finished. A
+call with another command is refused: a run resumed under changed settings is neither the one nor the other.
+
+Started by torchrun or srun, every process runs this: each finds out which one it is (devices.rank), all check the same
+things, and rank 0 alone writes.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import platform
-import shlex
 import shutil
+import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,9 +28,19 @@ from typing import Any
 from .. import commands
 from ..files import write_atomically
 from ..runs import Run
-from . import recipe
+from . import devices, flags, plan, recipe
 
-PACKAGES = ("torch", "fairseq", "fairseq-fixed", "numpy", "sacrebleu", "sentencepiece")
+PACKAGES = ("torch", "fairseq", "fairseq-fixed", "apex", "triton", "numpy", "sacrebleu", "sentencepiece")
+# Set by train.sh itself.
+OWN = ("--save-dir", "--log-file", "--log-format", "--user-dir")
+# Which process of a training this is, and how they meet: not what it trains.
+WHICH = (
+    "--distributed-init-method",
+    "--distributed-rank",
+    "--distributed-no-spawn",
+    "--distributed-port",
+    "--device-id",
+)
 
 
 def versions() -> dict[str, str]:
@@ -37,31 +54,74 @@ def versions() -> dict[str, str]:
     return found
 
 
-def build_command(words: list[str], arch: str, run: Run, user_dir: str, extra: list[str]) -> list[str]:
+def commit() -> str | None:
+    """Return the commit of the source tree that this runs from, None where it is in no git tree."""
+    git = ["git", "-C", str(commands.PACKAGE)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        # Quietly: another repository may hold the environment that this is installed in.
+        tracked = subprocess.run([*git, "ls-files", "--error-unmatch", "version.py"], capture_output=True)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "."], capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    if tracked.returncode:
+        return None
+    return head if changed.returncode == 0 else f"{head} with changes"
+
+
+def check_architecture(arch: str, words: Sequence[str]) -> None:
+    """Check that fairseq knows an architecture, and that its size is not another than the recipe's.
+
+    Raises: ValueError naming near ones, or the sizes.
+    """
+    from fairseq.models import ARCH_CONFIG_REGISTRY
+
+    if arch not in ARCH_CONFIG_REGISTRY:
+        ours = [name for name in ARCH_CONFIG_REGISTRY if name.startswith("transformer")]
+        near = difflib.get_close_matches(arch, ours, n=4, cutoff=0.5) or ["transformer", "transformer_sas"]
+        raise ValueError(f"--arch {arch}: no such architecture; near ones: {', '.join(near)}")
+    if arch in ("transformer", "transformer_resid", "transformer_sas", "transformer_rskip_ln"):
+        return  # a family: its size is the recipe's
+    preset = argparse.Namespace()
+    ARCH_CONFIG_REGISTRY[arch](preset)
+    for flag, values in flags.options(words).items():
+        name = flag[2:].replace("-", "_")
+        if name in ("encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_layers") and values:
+            own = str(getattr(preset, name, values[0]))
+            if own != values[0]:
+                raise ValueError(
+                    f"--arch {arch} has {flag} {own}, and the recipe {values[0]}: name the family alone (transformer, "
+                    f"transformer_sas, transformer_rskip_ln, transformer_resid), or give {flag} {own}"
+                )
+
+
+def build_command(words: Sequence[str], arch: str, run: Run, extra: Sequence[str], planned: Sequence[str]) -> list[str]:
     """Return the fairseq-train command of a recipe's words: flags given by hand come last, and win.
 
     Raises: ValueError for a flag that would move what belongs into the run folder.
     """
-    for word in extra:
-        if word.split("=")[0] in ("--save-dir", "--log-file", "--log-format", "--user-dir"):
-            raise ValueError(f"{word}: set by train.sh; the folder is chosen by --run")
+    for flag in flags.options(extra):
+        if flag in OWN:
+            raise ValueError(f"{flag}: set by train.sh; the folder is chosen by --run")
     paths = ["--save-dir", str(run.path), "--log-format", "json", "--log-file", str(run.train_log)]
-    return ["fairseq-train", *words, "--user-dir", user_dir, "--arch", arch, *paths, *extra]
+    recipe_words, own_words = (flags.without(part, plan.DECIDED) for part in (words, extra))
+    start = ["fairseq-train", *recipe_words, "--user-dir", commands.user_dir(), "--arch", arch, *planned]
+    return [*start, *paths, *own_words]
 
 
-def changes(before: list[str], now: list[str]) -> str:
-    """Return what differs between two commands, as words for an error."""
-    gone = [word for word in before if word not in now]
-    new = [word for word in now if word not in before]
-    if not gone and not new:
-        return "the same words in another order or number"
-    return f"was {shlex.join(gone) or 'nothing'}, now {shlex.join(new) or 'nothing'}"
+def check_data(words: Sequence[str]) -> None:
+    """Raise ValueError naming the data folder of a command where it is not there, and the script that makes it."""
+    data = flags.options(words).get("", ("",))[-1]
+    for folder in filter(None, data.split(":")):  # fairseq takes shards of a training set as A:B
+        if not Path(folder).is_dir():
+            script = Path("data-prep") / f"{Path(folder).name}.sh"
+            made = f"; {script} makes it" if (commands.PACKAGE.parent / script).is_file() else ""
+            raise ValueError(f"{folder}: no such data folder{made}")
 
 
-def settings(command: list[str]) -> list[str]:
-    """Return what of a command makes one training another: all of it but the plugin's folder."""
-    at = command.index("--user-dir")
-    return command[:at] + command[at + 2 :]
+def settings(command: Sequence[str]) -> list[str]:
+    """Return what of a command makes one training another: all of it but the plugin's folder and who is who."""
+    return flags.without(command[1:], ("--user-dir", *WHICH))
 
 
 def read_record(run: Run) -> dict[str, Any] | None:
@@ -74,7 +134,7 @@ def read_record(run: Run) -> dict[str, Any] | None:
     try:
         found = json.loads(run.record.read_text(encoding="utf-8"))
         settings(found["command"])
-        return {"command": found["command"], "finished": bool(found["finished"])}
+        return {**found, "finished": bool(found["finished"])}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{run.record}: damaged, or not written by scripts/train.sh") from None
 
@@ -93,52 +153,111 @@ def mend_last(run: Run) -> None:
         os.replace(partial, run.last)
 
 
-def train(command: list[str], run: Run) -> bool:
+def is_finished(command: Sequence[str], run: Run) -> bool:
+    """Return whether a run was trained to its end by this very command.
+
+    Raises: ValueError where the folder holds checkpoints of another one.
+    """
+    found = read_record(run)
+    if not any(run.path.glob("checkpoint*.pt")):
+        return False
+    if found is None:
+        raise ValueError(f"{run.path}: holds checkpoints but no run.json; choose another --run folder")
+    if differences := flags.changes(settings(found["command"]), settings(command)):
+        raise ValueError(
+            f"{run.path}: was begun with other settings ({'; '.join(differences)}); give those again, on as many "
+            "devices, choose another --run folder, or remove this one"
+        )
+    return bool(found["finished"])
+
+
+def train(command: Sequence[str], run: Run, record: dict[str, Any], rank: devices.Rank | None = None) -> bool:
     """Train, or resume, or return False where the run has finished already.
 
     Raises: ValueError where the run was begun by another command; ChildProcessError where fairseq-train fails.
     """
-    with run.lock() as lock:
-        found = read_record(run)
-        begun = any(run.path.glob("checkpoint*.pt"))
-        if begun and found is None:
-            raise ValueError(f"{run.path}: holds checkpoints but no run.json; choose another --run folder")
-        if begun and found and settings(found["command"]) != settings(command):
-            raise ValueError(
-                f"{run.path}: was begun with other settings ({changes(found['command'], command)}); "
-                "give those again, choose another --run folder, or remove this one"
-            )
-        if begun and found and found["finished"]:
-            print(f"{run.path}: trained already", flush=True)
+    first = rank is None or rank.rank == 0
+    with run.lock() if first else nullcontext() as lock:
+        if is_finished(command, run):
+            if first:
+                print(f"{run.path}: trained already", flush=True)
             return False
-        mend_last(run)
-        record = {"command": command, "finished": False, "versions": versions()}
-        write_atomically(run.record, json.dumps(record, indent=2) + "\n")
+        record = {"command": flags.without(command, WHICH), "finished": False, **record}
+        if first:
+            mend_last(run)
+            write_atomically(run.record, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
         words = [commands.program(command[0]), *command[1:]]
-        commands.show(words)
-        code = commands.run(words, lock=lock)
+        if first:
+            commands.show(words)
+        code = commands.run(words, lock=lock, environment=rank.environment if rank else {})
         if code:
             raise ChildProcessError(f"fairseq-train failed with exit code {code}; its log is {run.train_log}")
-        write_atomically(run.record, json.dumps(record | {"finished": True}, indent=2) + "\n")
+        if first:
+            write_atomically(run.record, json.dumps(record | {"finished": True}, indent=2, ensure_ascii=False) + "\n")
         return True
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line of scripts/train.sh."""
+def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """Return the launcher's own options, and the words for fairseq-train."""
     parser = argparse.ArgumentParser(
         prog="train.sh",
-        description="Train by a recipe with stock fairseq-train. Run again, it resumes, or reuses what is finished.",
-        epilog=f"recipes: {', '.join(recipe.available())}. Any other flag goes to fairseq-train.",
+        description="Train by a recipe with stock fairseq-train, on every GPU there is, or on the CPU. Run again, it "
+        "resumes, or reuses what is finished.",
+        epilog=f"recipes: {', '.join(recipe.available())}. Any other flag goes to fairseq-train. On several machines "
+        "start it by torchrun (torchrun ... --no-python -- scripts/train.sh RECIPE ...) or srun (srun scripts/train.sh "
+        "RECIPE ...), a process for each device.",
         allow_abbrev=False,
     )
-    parser.add_argument("recipe", help="name of a recipe, or a file of fairseq-train flags")
-    parser.add_argument("--arch", required=True, help="transformer, transformer_sas, transformer_rskip_ln, ...")
-    parser.add_argument("--run", type=Path, help="run folder (default: checkpoints/RECIPE-ARCH)")
-    args, extra = parser.parse_known_args(arguments)
+    add = parser.add_argument
+    add("recipe", help="name of a recipe, or a file of fairseq-train flags")
+    add("--arch", required=True, help="transformer, transformer_sas, transformer_rskip_ln, transformer_resid, ...")
+    add("--run", type=Path, help="run folder (default: checkpoints/RECIPE-ARCH)")
+    add(
+        "--effective-batch",
+        type=int,
+        metavar="N",
+        help="another effective batch than the recipe's, in its unit; --max-tokens is what one device takes at most",
+    )
+    add(
+        "--precision",
+        choices=("auto", *plan.PRECISIONS),
+        default="auto",
+        help="default auto: bf16 or fp16 where the GPU is made for it, else fp32",
+    )
+    add("--dry-run", action="store_true", help="print the plan and the command, and do nothing")
+    options, extra = parser.parse_known_args(arguments)
+    if options.effective_batch is not None and options.effective_batch < 1:
+        parser.error(f"--effective-batch {options.effective_batch}: 1 or more is needed")
+    return options, extra
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line of scripts/train.sh."""
+    args, extra = parse(arguments)
     try:
         words = recipe.read(args.recipe)
+        check_architecture(args.arch, [*words, *extra])
         run = Run(args.run or Path("checkpoints") / f"{Path(args.recipe).stem}-{args.arch}")
-        train(build_command(words, args.arch, run, commands.user_dir(), extra), run)
+        given = flags.options([*words, *extra])
+        found = [] if "--cpu" in given else devices.gpus()
+        rank = devices.rank(os.environ, given, len(found))
+        planned = plan.make(words, extra, found, rank, args.effective_batch, args.precision)
+        command = build_command(words, args.arch, run, extra, [*planned.words, *(rank.flags if rank else ())])
+        if rank is None or rank.rank == 0:
+            print("\n".join(planned.lines()), flush=True)
+        if args.dry_run:
+            commands.show(command)
+            return 0
+        check_data(command[1:])
+        record = {
+            "plan": planned.record(),
+            "seed": given.get("--seed", ("1",))[-1],
+            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "commit": commit(),
+            "hardware": devices.hardware(found),
+            "versions": versions(),
+        }
+        train(command, run, record, rank)
     except (ValueError, OSError) as error:
         print(f"train.sh: error: {error}", file=sys.stderr)
         return 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import shlex
 from pathlib import Path
 
@@ -22,7 +23,9 @@ def read(name: str) -> list[str]:
     """
     path = available().get(name, Path(name))
     if not path.is_file():
-        raise ValueError(f"{name}: no such recipe; choose one of {', '.join(available())}, or a file of flags")
+        near = difflib.get_close_matches(name, available(), n=1)
+        meant = f"did you mean {near[0]}? There are" if near else "choose one of"
+        raise ValueError(f"{name}: no such recipe; {meant} {', '.join(available())}, or a file of flags")
     try:
         return shlex.split("\n".join(read_lines(path)), comments=True)
     except ValueError as error:

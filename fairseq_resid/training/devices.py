@@ -1,0 +1,119 @@
+"""What there is to train on: this machine's GPUs, and the processes that a launcher has started."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import flags
+
+PROBE = """
+import json, torch
+found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+print(json.dumps([[gpu.name, gpu.total_memory, gpu.major, gpu.minor] for gpu in found]))
+"""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A CUDA device: its name, memory in bytes, compute capability."""
+
+    name: str
+    memory: int
+    capability: tuple[int, int]
+
+
+def gpus() -> list[Gpu]:
+    """Return the GPUs that fairseq will see.
+
+    Asked in a process of its own: a context on a GPU would take memory from the training as long as this one lives.
+    Raises: ValueError with the last words of torch where it fails.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"torch cannot use the GPUs: {done.stderr.strip().splitlines()[-1]}")
+    return [Gpu(name, memory, (major, minor)) for name, memory, major, minor in json.loads(done.stdout)]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This process among those that train together, each on a device of its own.
+
+    flags: what tells fairseq so; environment: what the rendezvous needs beside what is there already
+    """
+
+    rank: int
+    world_size: int
+    flags: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def rank(environ: Mapping[str, str], given: flags.Options, local_gpus: int) -> Rank | None:
+    """Return which process of several this is, None where it is the only one that was started.
+
+    Read from fairseq's own flags where they are given by hand, from torchrun's variables, or those of a Slurm step
+    (`srun`; a batch script itself is no step). Torchrun's and Slurm's are told to fairseq as flags: it guesses from the
+    environment too, but on CPU starts unconnected trainings in one folder.
+
+    Raises: ValueError where what a launcher tells is not whole.
+    """
+    if "--distributed-init-method" in given:
+        number = int(given.get("--distributed-rank", ("0",))[0])
+        return Rank(number, flags.integer(given, "--distributed-world-size", 1) or 1, (), {})
+    if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
+        names, more = ("RANK", "WORLD_SIZE", "LOCAL_RANK"), {}
+    elif {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"} <= environ.keys():
+        names, more = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"), {"slurm": "yes"}
+    else:
+        return None
+    try:
+        number, size, local = (int(environ.get(name, "0")) for name in names)
+    except ValueError:
+        told = ", ".join(f"{name}={environ.get(name)}" for name in names)
+        raise ValueError(f"the launcher's variables are no numbers: {told}") from None
+    if size == 1:
+        return None
+    if more:
+        more = {"MASTER_ADDR": first_host(environ), "MASTER_PORT": str(port(environ))}
+    # A launcher may show each process its own GPU alone, as number 0.
+    device = local % local_gpus if local_gpus else 0
+    words = ["--distributed-init-method", "env://", "--distributed-rank", str(number), "--distributed-no-spawn"]
+    return Rank(number, size, (*words, "--device-id", str(device)), more)
+
+
+def first_host(environ: Mapping[str, str]) -> str:
+    """Return the first host of a Slurm step, where rank 0 runs.
+
+    Raises: ValueError where scontrol, which knows how host lists are written, is missing or fails.
+    """
+    hosts = environ.get("SLURM_STEP_NODELIST", "")
+    try:
+        done = subprocess.run(["scontrol", "show", "hostnames", hosts], capture_output=True, text=True, check=True)
+        return done.stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        raise ValueError(f"SLURM_STEP_NODELIST={hosts}: scontrol does not say which hosts these are") from None
+
+
+def port(environ: Mapping[str, str]) -> int:
+    """Return a port that all processes of a Slurm step agree on, and another step of the machine hardly has."""
+    return 20_000 + (int(environ.get("SLURM_JOB_ID", "0")) * 64 + int(environ.get("SLURM_STEP_ID", "0"))) % 40_000
+
+
+def hardware(found: list[Gpu]) -> dict[str, object]:
+    """Return what a run's record says of the machine: its processor, its GPUs."""
+    model = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").is_file():
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": model, "cores": usable, "gpus": [f"{gpu.name}, {gpu.memory / 2**30:.0f} GiB" for gpu in found]}

@@ -1,0 +1,168 @@
+"""How a recipe runs on the machine at hand: on how many devices, in which batches, at which precision.
+
+A recipe's --distributed-world-size, --max-tokens and --update-freq say what its effective batch is:
+
+    effective batch = processes × max-tokens × update-freq, in padded positions
+
+(fairseq's --max-tokens: sentences of a batch × the longest side of any; --batch-size in its place counts pairs). On
+another number of devices update-freq, and where that does not divide max-tokens, are chosen so that it stays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import flags
+from .devices import Gpu, Rank
+
+PRECISIONS = {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": []}
+# What a user may say of precision in fairseq's own words.
+PRECISION_FLAGS = (
+    "--bf16",
+    "--fp16",
+    "--amp",
+    "--memory-efficient-bf16",
+    "--memory-efficient-fp16",
+    "--tpu",
+)
+TOLERANCE = 0.01  # of the effective batch
+UNITS = {"--max-tokens": "padded positions", "--batch-size": "pairs"}
+# What the plan decides and writes itself.
+DECIDED = ("--distributed-world-size", "--update-freq", *UNITS)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was decided, and the flags of fairseq-train that say so."""
+
+    devices: str
+    world_size: int
+    limit: str
+    size: int
+    update_freq: int
+    effective_batch: int
+    precision: str
+    why: str
+    words: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """Return what is told to the user before anything is done."""
+        product = f"processes × {self.limit[2:]} × update-freq = {self.world_size} × {self.size:,} × {self.update_freq}"
+        got = self.world_size * self.size * self.update_freq
+        off = "" if got == self.effective_batch else f", for {self.effective_batch:,}"
+        return [
+            f"devices: {self.devices}",
+            f"effective batch: {product} = {got:,} {UNITS[self.limit]}{off}",
+            f"precision: {self.precision} ({self.why})",
+        ]
+
+    def record(self) -> dict[str, Any]:
+        """Return what run.json says of it."""
+        return {
+            "devices": self.devices,
+            "processes": self.world_size,
+            self.limit[2:]: self.size,
+            "update-freq": self.update_freq,
+            "effective batch": self.world_size * self.size * self.update_freq,
+            "unit": UNITS[self.limit],
+            "precision": self.precision,
+        }
+
+
+def batch(effective: int, world_size: int, most: int, update_freq: int | None, limit: str) -> tuple[int, int]:
+    """Return what one process takes at a time, at most `most`, and the update-freq, so that the effective batch stays.
+
+    The fewest steps that hold it are taken, unless update-freq is given.
+    Raises: ValueError where it cannot be had within 1%.
+    """
+    steps = update_freq or max(1, math.ceil(effective * (1 - TOLERANCE) / (world_size * most)))
+    size = min(most, max(1, round(effective / (world_size * steps))))
+    got = world_size * size * steps
+    if abs(got - effective) > TOLERANCE * effective:
+        given = "" if update_freq is None else f", --update-freq {update_freq}"
+        raise ValueError(
+            f"effective batch: {world_size} processes × {limit} {size:,} × update-freq {steps} = {got:,} "
+            f"{UNITS[limit]}, {abs(got - effective) / effective:.1%} off the {effective:,} asked for ({limit} at most "
+            f"{most:,}{given}); allowed is 1%. --effective-batch {got} trains with this one"
+        )
+    return size, steps
+
+
+def choose_precision(asked: str, given: flags.Options, found: Sequence[Gpu]) -> tuple[str, str, list[str]]:
+    """Return the precision, why, and the flags that ask fairseq for it.
+
+    bf16 from compute capability 8.0 (Ampere), which has it in its tensor cores and needs no loss scale; fp16 from 7.0
+    (Volta); fp32 on older GPUs and on the CPU.
+    """
+    own = [flag[2:] for flag in PRECISION_FLAGS if flag in given]
+    if own and asked != "auto":
+        raise ValueError(f"--precision {asked} and --{own[0]}: give one of them")
+    if own:
+        return " ".join(own), "as given", []
+    if asked != "auto":
+        return asked, "as given", PRECISIONS[asked]
+    if not found:
+        return "fp32", "CPU", []
+    capability = min(gpu.capability for gpu in found)
+    number = ".".join(map(str, capability))
+    name = "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
+    return name, f"compute capability {number}", PRECISIONS[name]
+
+
+def make(
+    recipe: Sequence[str],
+    extra: Sequence[str],
+    found: Sequence[Gpu],
+    rank: Rank | None,
+    effective: int | None = None,
+    precision: str = "auto",
+) -> Plan:
+    """Return the plan of a recipe's words and the user's, on these GPUs of this machine.
+
+    Raises: ValueError naming the flags that contradict each other, the devices, or the effective batch.
+    """
+    own, given = flags.options(recipe), flags.options([*recipe, *extra])
+    limit = next((flag for flag in UNITS if flag in given), None)
+    if limit is None:
+        raise ValueError("neither the recipe nor a flag says how large a batch is: give --max-tokens or --batch-size")
+    if effective is None:
+        source = own if limit in own else given
+        numbers = [flags.integer(source, flag, 1) or 1 for flag in ("--distributed-world-size", limit, "--update-freq")]
+        effective = math.prod(numbers)
+    byhand = flags.integer(flags.options(extra), "--distributed-world-size")
+    if rank:
+        world_size = rank.world_size
+        if byhand not in (None, world_size):
+            raise ValueError(f"--distributed-world-size {byhand}: the launcher started {world_size} processes")
+    else:
+        world_size = byhand or max(1, len(found))
+        if world_size > max(1, len(found)):
+            raise ValueError(
+                f"--distributed-world-size {byhand}: here are {len(found)} GPUs; processes on several machines, or on "
+                "the CPU, are started by torchrun or srun"
+            )
+    size, steps = batch(
+        effective,
+        world_size,
+        flags.integer(given, limit) or 1,
+        flags.integer(flags.options(extra), "--update-freq"),
+        limit,
+    )
+    name, why, words = choose_precision(precision, given, found)
+    words = ["--distributed-world-size", str(world_size), limit, str(size), *words]
+    if limit == "--max-tokens" and "--batch-size" in given:
+        words += ["--batch-size", *given["--batch-size"]]
+    if steps > 1:
+        words += ["--update-freq", str(steps)]
+    if rank and not found:
+        for flag, value in (("--distributed-backend", "gloo"), ("--ddp-backend", "legacy_ddp")):
+            words += [] if flag in given else [flag, value]
+    if found:
+        names = sorted({gpu.name for gpu in found})
+        devices = f"{world_size} × {', '.join(names)}"
+    else:
+        devices = f"CPU, {world_size} processes" if world_size > 1 else "CPU"
+    return Plan(devices, world_size, limit, size, steps, effective, name, why, tuple(words))
