@@ -75,11 +75,20 @@ class Plan:
 def batch(effective: int, world_size: int, most: int, update_freq: int | None, limit: str) -> tuple[int, int]:
     """Return what one process takes at a time, at most `most`, and the update-freq, so that the effective batch stays.
 
-    The fewest steps that hold it are taken, unless update-freq is given.
+    Of the numbers of steps that hold it within 1%, the one nearest to it is taken, unless update-freq is given.
     Raises: ValueError where it cannot be had within 1%.
     """
-    steps = update_freq or max(1, math.ceil(effective * (1 - TOLERANCE) / (world_size * most)))
-    size = min(most, max(1, round(effective / (world_size * steps))))
+
+    def filled(steps: int) -> int:
+        return min(most, max(1, round(effective / (world_size * steps))))
+
+    def off(steps: int) -> int:
+        return abs(world_size * filled(steps) * steps - effective)
+
+    enough = math.ceil(effective / (world_size * most))
+    least = max(1, math.ceil(effective * (1 - TOLERANCE) / (world_size * most)))
+    steps = update_freq or min(range(least, enough + 1), key=off)
+    size = filled(steps)
     got = world_size * size * steps
     if abs(got - effective) > TOLERANCE * effective:
         given = "" if update_freq is None else f", --update-freq {update_freq}"
