@@ -8,11 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
 PACKAGE = Path(__file__).resolve().parent
+# Seconds after which an interrupted command is asked again.
+INTERRUPT_AFTER = 3.0
 
 
 def program(name: str) -> str:
@@ -51,9 +54,9 @@ def run(
 
     environment: variables that it gets beside those that are set
 
-    SIGTERM and SIGHUP are passed on to it, and Ctrl-C reaches it from the terminal: it is waited for, never left behind
-    and never killed while it writes a checkpoint. It inherits the file descriptor `lock`, so that a lock on a folder
-    holds as long as anybody works there.
+    SIGTERM and SIGHUP are passed on to it, and so is SIGINT where it has not come from the terminal to both: it is
+    waited for and never left behind. It inherits the file descriptor `lock`, so that a lock on a folder holds as long
+    as anybody works there.
 
     Raises: SystemExit with 128 + signal where one came, after the command has ended.
     """
@@ -67,6 +70,10 @@ def run(
             received.append(number)
             if number != signal.SIGINT:
                 process.send_signal(number)
+            else:  # a command that had Ctrl-C from the terminal too has ended by then, or is about to
+                timer = threading.Timer(INTERRUPT_AFTER, process.send_signal, (number,))
+                timer.daemon = True
+                timer.start()
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:

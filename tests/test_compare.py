@@ -134,6 +134,28 @@ def test_runs_of_one_setting_are_told_together(data: Path, capsys: Capture) -> N
     assert "2 seeds (other1, other3)" in output and "seeds (alone" not in output
 
 
+def test_the_same_translations_are_no_different_and_no_other_seed(data: Path, capsys: Capture) -> None:
+    runs = [evaluated(data, name, 0.8) for name in ("one", "copy")]
+    assert compare.main([*map(str, runs), "--markdown"]) == 0
+    output = capsys.readouterr().out
+    assert rows(output)["copy"][3:] == ["+0.00", rows(output)["one"][4], "1.0000", "1.0000"]
+    assert "one, copy: the same settings, and some the same seed: no spread over seeds is told" in output
+
+
+def test_the_data_is_found_from_another_folder(data: Path, capsys: Capture, monkeypatch: Any) -> None:
+    runs = [evaluated(data, name, 0.8, seed) for name, seed in (("one", 1), ("two", 2))]
+    for run in runs:
+        results = json.loads((run / "results.json").read_text())
+        (run / "results.json").write_text(json.dumps({**results, "data": "data-bin/tiny"}))
+    monkeypatch.setattr(compare.averaging, "load", lambda path: path)
+    monkeypatch.setattr(compare, "find_data", lambda run, state: data)
+    assert compare.main(list(map(str, runs))) == 2
+    assert "data-bin/tiny: no such data folder" in capsys.readouterr().err
+    for run in runs:
+        (run / "checkpoint_last.pt").touch()
+    assert compare.main(list(map(str, runs))) == 0
+
+
 @pytest.mark.parametrize(
     "changes, said",
     [

@@ -153,14 +153,16 @@ def test_the_card_says_what_the_files_say(evaluated: str, here: Run, tmp_path: P
     copied.path.mkdir()
     copied.results().write_text(here.results().read_text())
     record = {"command": ["fairseq-train", "data", "--adam-betas", "(0.9, 0.98)"], "finished": False, "seed": "3"}
-    record |= {"hardware": {"cpu": "a CPU", "cores": 2, "gpus": ["A100, 80 GiB"]}, "commit": "c0ffee"}
+    hardware = {"cpu": "a CPU", "cores": 2, "gpus": ["A100, 80 GiB"]}
+    session = {"started": "today", "hardware": hardware, "commit": "c0ffee", "versions": {"torch": "2.5"}}
+    record |= {"sessions": [session, {**session, "commit": "decade"}]}
     plan = {"effective batch": 32768, "unit": "padded positions", "devices": "1 × A100", "precision": "bf16"}
-    copied.record.write_text(json.dumps({**record, "plan": plan, "versions": {"torch": "2.5"}}))
+    copied.record.write_text(json.dumps({**record, "plan": plan}))
     text = card.write(copied)
     for said in (
         "command: `fairseq-train data --adam-betas '(0.9, 0.98)'`", "hardware: a CPU, 2 cores; A100, 80 GiB",
-        "effective batch: 32,768 padded positions on 1 × A100", "precision: bf16", "seed: 3", "commit: c0ffee",
-        "versions: torch 2.5", "not finished",
+        "effective batch: 32,768 padded positions on 1 × A100", "precision: bf16", "seed: 3", "not finished",
+        "commit: c0ffee; then decade", "versions: torch 2.5",
     ):  # fmt: skip
         assert f"- {said}" in text or said in text
     for name, broken, said in (("run.json", "{", "not JSON"), ("results.json", "[]", "not an object")):
@@ -170,7 +172,8 @@ def test_the_card_says_what_the_files_say(evaluated: str, here: Run, tmp_path: P
         assert f"{name}: damaged: {said}" in capsys.readouterr().err
         (copied.path / name).write_text(before)
     copied.results().write_text('{"training": {}}')
-    assert card.main([str(copied.path)]) == 2 and "damaged, or of another version" in capsys.readouterr().err
+    assert card.main([str(copied.path)]) == 2
+    assert "one of run.json, results.json is damaged, or of another version" in capsys.readouterr().err
     assert card.main([str(tmp_path)]) == 2 and "no results.json: run scripts/evaluate.sh" in capsys.readouterr().err
 
 
@@ -316,6 +319,15 @@ def test_bad_input_is_refused_before_anything_is_decoded(
     copy.last.write_text("damaged")
     refuse(capsys, arguments(copy), "checkpoint_last.pt: cannot be loaded")
     assert not decoder.commands
+
+
+def test_scores_are_kept_where_there_can_be_no_card(copy: Run, decoder: Decoder, capsys: Capture) -> None:
+    copy.results("valid").write_text("{")
+    assert main(arguments(copy)) == 0
+    assert "warning: no " in capsys.readouterr().err and copy.results().is_file() and not copy.card.exists()
+    decoder.lines = 8
+    assert main(arguments(copy, "--subset", "valid")) == 0
+    assert copy.card.is_file()
 
 
 def test_another_corpus_dictionary_is_refused(copy: Run, decoder: Decoder, capsys: Capture, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_resid.training import devices, flags, plan, recipe
+from fairseq_resid import flags
+from fairseq_resid.training import devices, plan, recipe
 from fairseq_resid.training.devices import Gpu
 
 A100 = Gpu("A100", 80 << 30, (8, 0))
@@ -78,7 +79,7 @@ def test_a_batch_is_right_or_refused(effective: int, world: int, most: int, give
     ("extra", "gpus", "said"),
     [
         ("--update-freq 1", 1, "= 4,096 padded positions, 87.5% off the 32,768 asked for"),
-        ("--update-freq 1,2", 1, "--update-freq 1,2: one number is needed"),
+        ("--update-freq 1,2", 1, "--update-freq 1,2: one whole number, 1 or more"),
         ("--update-freq 0", 1, "--update-freq 0: one whole number, 1 or more"),
         ("--max-tokens many", 1, "--max-tokens many: one whole number, 1 or more"),
         ("--max-tokens", 1, "--max-tokens : one whole number, 1 or more"),
@@ -101,8 +102,11 @@ def test_another_effective_batch_has_to_be_meant() -> None:
 
 
 def test_a_batch_of_pairs_stays_too() -> None:
-    both = plan.make(BASE, ["--batch-size", "3"], [P100], None)
-    assert words(both).endswith("--max-tokens 4096 --batch-size 3 --update-freq 8")
+    for flag in ("--batch-size", "--max-sentences"):
+        both = plan.make(BASE, [flag, "3"], [P100], None)
+        assert words(both).endswith("--max-tokens 4096 --batch-size 3 --update-freq 8")
+        assert both.lines()[1].endswith("32,768 padded positions, of at most 3 pairs a process (--batch-size)")
+        assert both.record()["pairs a process at most"] == 3
     planned = plan.make(["data", "--batch-size", "64"], [], [P100] * 2, None)
     assert words(planned) == "--distributed-world-size 2 --batch-size 32"
     assert planned.lines()[1].endswith("2 × 32 × 1 = 64 pairs")
@@ -149,8 +153,15 @@ def test_torchruns_processes() -> None:
     seen_alone = devices.rank(TORCHRUN, {}, 1)
     assert seen_alone and seen_alone.flags[-1] == "0"
     assert devices.rank({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, {}, 2) is None
-    with pytest.raises(ValueError, match="RANK=x"):
-        devices.rank({**TORCHRUN, "RANK": "x"}, {}, 2)
+    for name, value, said in (
+        ("RANK", "x", "no numbers: RANK=x"),
+        ("RANK", "4", "contradict each other: RANK=4, WORLD_SIZE=4"),
+        ("WORLD_SIZE", "0", "contradict each other: RANK=3, WORLD_SIZE=0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            devices.rank({**TORCHRUN, name: value}, {}, 2)
+    with pytest.raises(ValueError, match="WORLD_SIZE=4 is set, and MASTER_ADDR, MASTER_PORT not"):
+        devices.rank({"RANK": "3", "WORLD_SIZE": "4"}, {}, 2)
 
 
 def test_a_launchers_processes_share_the_effective_batch() -> None:
@@ -190,6 +201,9 @@ def test_processes_started_by_hand() -> None:
     given_ = flags.options(words_)
     rank = devices.rank({}, given_, 0)
     assert rank and (rank.rank, rank.world_size, rank.flags) == (1, 2, ())
+    for number, said in (("2", "must be below --distributed-world-size 2"), ("x", "one whole number, 0 or more")):
+        with pytest.raises(ValueError, match=said):
+            devices.rank({}, {**given_, "--distributed-rank": (number,)}, 0)
 
 
 def test_gpus_are_asked_in_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,5 +265,7 @@ def test_a_papers_recipe_is_its_named_architecture_and_its_arithmetic(name: str)
     assert math.prod(numbers) == expected
     peak = preset.encoder_embed_dim**-0.5 * 4000**-0.5
     assert float(given_["--lr"][0]) == pytest.approx(peak, rel=1e-3) and given_["--warmup-updates"] == ("4000",)
+    # the last update is saved, and averaged
+    assert int(given_["--max-update"][0]) % int(given_["--save-interval-updates"][0]) == 0
     updates = {"wmt14-en-de-big": 300_000, "wmt14-en-fr-big": 300_000}.get(name, 100_000)
     assert given_["--max-update"] == (str(550_000 if name.endswith("16k") else updates),)

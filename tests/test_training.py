@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from fairseq_resid import flags
 from fairseq_resid.runs import Run
-from fairseq_resid.training import flags, launch, plan, recipe
+from fairseq_resid.training import launch, plan, recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
@@ -25,8 +26,8 @@ Capture = pytest.CaptureFixture[str]
 FAKE = """#!/bin/sh
 echo "$@" >> FOLDER/calls
 while [ "$1" != --save-dir ]; do shift; done
-[ -e FOLDER/crash ] || : > "$2/checkpoint_1_9.pt"
-[ ! -e FOLDER/slow ] || { trap 'kill $!; echo asked to stop >> FOLDER/calls; exit 0' TERM; sleep 30 & wait; }
+[ -e FOLDER/crash ] || cp FOLDER/whole.pt "$2/checkpoint_1_9.pt"
+[ ! -e FOLDER/slow ] || { trap 'kill $!; echo asked to stop >> FOLDER/calls; exit 0' TERM INT; sleep 30 & wait; }
 exit $(cat FOLDER/code)
 """
 
@@ -39,11 +40,26 @@ def fake_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(FAKE.replace("FOLDER", str(tmp_path)))
     program.chmod(0o755)
     (tmp_path / "code").write_text("0")
+    torch.save({"update": 9}, tmp_path / "whole.pt")
     monkeypatch.setattr("sys.executable", str(program.parent / "python"))
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "data-bin" / "phrasebook").mkdir(parents=True)
+    make_data(tmp_path / "data-bin" / "phrasebook")
     return tmp_path
+
+
+def make_data(folder: Path) -> None:
+    """Make what looks like a data folder."""
+    folder.mkdir(parents=True)
+    for name in (
+        "dict.en.txt",
+        "dict.vi.txt",
+        *(f"train.en-vi.{side}.{kind}" for side in ("en", "vi") for kind in ("bin", "idx")),
+    ):
+        (folder / name).touch()
+
+
+RUN = ["--run", "run"]
 
 
 def calls(folder: Path) -> list[str]:
@@ -60,7 +76,7 @@ def test_train_then_found_finished(fake_train: Path, capsys: Capture) -> None:
     shown = capsys.readouterr().out
     assert "+ fairseq-train data-bin/phrasebook" in shown and "--adam-betas '(0.9, 0.98)'" in shown
     record = json.loads(Path("checkpoints/quickstart-transformer_sas/run.json").read_text())
-    assert record["finished"] and record["command"][0] == "fairseq-train" and record["versions"]["torch"]
+    assert record["finished"] and record["command"][0] == "fairseq-train" and record["sessions"][0]["versions"]["torch"]
     assert launch.main(words) == 0
     assert len(calls(fake_train)) == 1 and "trained already" in capsys.readouterr().out
 
@@ -68,7 +84,7 @@ def test_train_then_found_finished(fake_train: Path, capsys: Capture) -> None:
 def test_a_failed_training_is_resumed_and_refused_under_other_settings(fake_train: Path, capsys: Capture) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "code").write_text("3")
-    assert launch.main(words) == 2
+    assert launch.main(words) == 1
     assert "exit code 3" in capsys.readouterr().err
     assert launch.main([*words, "--lr", "0.25"]) == 2
     error = capsys.readouterr().err
@@ -82,7 +98,7 @@ def test_a_start_that_made_no_checkpoint_binds_nobody(fake_train: Path) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "crash").touch()
     (fake_train / "code").write_text("2")
-    assert launch.main([*words, "--lrr", "3"]) == 2
+    assert launch.main([*words, "--lrr", "3"]) == 1
     (fake_train / "crash").unlink()
     (fake_train / "code").write_text("0")
     assert launch.main(words) == 0
@@ -91,7 +107,7 @@ def test_a_start_that_made_no_checkpoint_binds_nobody(fake_train: Path) -> None:
 def test_the_plugin_may_be_spelled_otherwise_on_resume(fake_train: Path) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", str(fake_train / "run")]
     (fake_train / "code").write_text("3")
-    assert launch.main(words) == 2
+    assert launch.main(words) == 1
     record = json.loads((fake_train / "run" / "run.json").read_text())
     command = record["command"]
     command[command.index("--user-dir") + 1] = "fairseq_resid"
@@ -103,15 +119,24 @@ def test_the_plugin_may_be_spelled_otherwise_on_resume(fake_train: Path) -> None
 def test_a_truncated_last_checkpoint_is_replaced_by_the_newest_numbered_one(fake_train: Path, capsys: Capture) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "code").write_text("3")
-    assert launch.main(words) == 2
+    assert launch.main(words) == 1
     torch.save({"update": 9}, "run/checkpoint_1_9.pt")
     torch.save({"update": 18}, "run/checkpoint_2_18.pt")
     whole = Path("run/checkpoint_2_18.pt").read_bytes()
     Path("run/checkpoint_last.pt").write_bytes(whole[: len(whole) // 2])
     capsys.readouterr()
-    assert launch.main(words) == 2
-    assert "checkpoint_last.pt: not whole; going on from checkpoint_2_18.pt" in capsys.readouterr().out
+    assert launch.main(words) == 1
+    assert "checkpoint_last.pt: missing or not whole; going on from checkpoint_2_18.pt" in capsys.readouterr().out
     assert Path("run/checkpoint_last.pt").read_bytes() == whole
+    Path("run/checkpoint_last.pt").unlink()
+    Path("run/checkpoint_2_18.pt").write_bytes(whole[:100])
+    assert launch.main(words) == 1
+    assert "missing or not whole; going on from checkpoint_1_9.pt" in capsys.readouterr().out
+    for file in Path("run").glob("*.pt"):
+        file.write_bytes(whole[:100])
+    before = calls(fake_train)
+    assert launch.main(words) == 2
+    assert "run: none of its checkpoints is whole" in capsys.readouterr().err and calls(fake_train) == before
 
 
 @pytest.mark.parametrize("flag", ["--save-dir", "--log-file=x", "--user-dir", "--log-format"])
@@ -171,7 +196,7 @@ def test_the_order_of_flags_and_their_spelling_do_not_matter(fake_train: Path) -
     """As the record of an older version has them."""
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "code").write_text("3")
-    assert launch.main(words) == 2
+    assert launch.main(words) == 1
     record = json.loads(Path("run/run.json").read_text())
     program, data, *rest = record["command"]
     record["command"] = [program, data, *[word for group in reversed(flags.groups(rest)) for word in spelled(*group)]]
@@ -193,7 +218,7 @@ def test_unknown_architectures_name_near_ones(fake_train: Path, capsys: Capture)
 
 
 def test_a_size_in_the_architecture_that_is_not_the_recipes_is_refused(fake_train: Path, capsys: Capture) -> None:
-    (fake_train / "data").mkdir()
+    make_data(fake_train / "data")
     Path("mine.txt").write_text("data --encoder-embed-dim 512 --max-tokens 100\n")
     assert launch.main(["mine.txt", "--arch", "transformer_sas_big"]) == 2
     error = capsys.readouterr().err
@@ -217,12 +242,94 @@ def test_the_plan_is_told_and_recorded(fake_train: Path, capsys: Capture) -> Non
     assert launch.main(words) == 0
     assert "--max-tokens 800 --update-freq 2" in calls(fake_train)[0]
     record = json.loads(Path("run/run.json").read_text())
-    assert record["plan"]["effective batch"] == 1600 and record["seed"] == "1"
-    assert record["hardware"]["cpu"] and record["started"] and "commit" in record
+    assert record["plan"]["effective batch"] == 1600 and record["seed"] == 1
+    (session,) = record["sessions"]
+    assert session["hardware"]["cpu"] and session["started"] and "commit" in session
     assert launch.main([*words, "--effective-batch", "800"]) == 2
     assert "--update-freq was 2, now not given" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         launch.parse([*words, "--effective-batch", "0"])
+
+
+def test_what_goes_on_with_other_versions_says_so_and_keeps_both(
+    fake_train: Path, capsys: Capture, monkeypatch: Any
+) -> None:
+    words = ["quickstart", "--arch", "transformer", "--run", "run"]
+    (fake_train / "code").write_text("3")
+    assert launch.main(words) == 1
+    (fake_train / "code").write_text("0")
+    monkeypatch.setattr(launch, "versions", lambda: {"torch": "9"})
+    monkeypatch.setattr(launch, "commit", lambda: "c0ffee")
+    assert launch.main(words) == 0
+    shown = capsys.readouterr().out
+    assert "run: goes on with other commit" in shown and "run: goes on with other versions" in shown
+    sessions = json.loads(Path("run/run.json").read_text())["sessions"]
+    assert [session["commit"] == "c0ffee" for session in sessions] == [False, True]
+    assert sessions[1]["versions"] == {"torch": "9"} != sessions[0]["versions"]
+
+
+def test_a_stop_by_the_clock_is_not_the_end(fake_train: Path, capsys: Capture) -> None:
+    words = ["quickstart", "--arch", "transformer", "--run", "run", "--max-update", "20"]
+    assert launch.main([*words, "--stop-time-hours", "0.1"]) == 0
+    assert not json.loads(Path("run/run.json").read_text())["finished"]
+    Path("run/train.log").write_text('{"epoch": 1, "train_loss": "1", "train_num_updates": "20"}\n')
+    assert launch.main([*words, "--stop-time-hours", "2"]) == 0  # another limit is no other training
+    assert len(calls(fake_train)) == 2 and json.loads(Path("run/run.json").read_text())["finished"]
+    assert launch.main(words) == 0
+    assert "trained already" in capsys.readouterr().out and len(calls(fake_train)) == 2
+
+
+def test_the_same_run_spelled_otherwise(fake_train: Path, capsys: Capture) -> None:
+    Path("mine.txt").write_text("data-bin/phrasebook/ --max-tokens 100\n")
+    assert launch.main(["mine.txt", "--arch", "transformer", "--run", "run"]) == 0
+    Path("mine.txt").write_text("\ufeffdata-bin/./phrasebook \\\n  --max-tokens=100 \\\n --update-freq 1 # no more\n")
+    assert launch.main(["mine.txt", "--arch", "transformer", "--run", str(fake_train / "run")]) == 0
+    assert "trained already" in capsys.readouterr().out
+    # as 0.2.0 wrote it
+    record = json.loads(Path("run/run.json").read_text())
+    old = {"command": flags.without(record["command"], ["--distributed-world-size"]), "finished": True, "versions": {}}
+    Path("run/run.json").write_text(json.dumps(old))
+    assert launch.main(["mine.txt", "--arch", "transformer", "--run", "run"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("recipe_text", "extra", "said"),
+    [
+        (
+            "data-bin/phrasebook --max-tokens 9",
+            "other",
+            "one data folder is needed, and these are given: data-bin/phrasebook, other",
+        ),
+        ("--max-tokens 9", "", "one data folder is needed, and these are given: none"),
+        ("data-bin/phrasebook --max-tokens 9 --arch transformer", "", "--arch: set by train.sh"),
+        ("data-bin/phrasebook --max-tokens 9", "--fp16 --bf16", "--bf16 and --fp16: give one of them"),
+        ("data-bin/phrasebook --max-tokens 9", "--seed", "--seed : one whole number, 0 or more"),
+        ("data-bin/phrasebook --max-tokens 9", "--batch-size", "--batch-size : one whole number, 1 or more"),
+        ("data-bin/phrasebook --max-tokens 9", "--run mine.txt", "--run mine.txt: is a file"),
+        ("half --max-tokens 9", "", "half: not a whole data folder: it has no train*.idx of both languages"),
+    ],
+)
+def test_contradictions_are_refused(recipe_text: str, extra: str, said: str, fake_train: Path, capsys: Capture) -> None:
+    make_data(fake_train / "half")
+    (fake_train / "half" / "train.en-vi.en.idx").unlink()
+    Path("mine.txt").write_text(recipe_text)
+    assert launch.main(["mine.txt", *extra.split(), "--arch", "transformer", *([] if "--run" in extra else RUN)]) == 2
+    assert said in capsys.readouterr().err and not calls(fake_train)
+
+
+def test_an_interrupt_that_only_the_launcher_gets_is_passed_on(fake_train: Path) -> None:
+    (fake_train / "slow").touch()
+    code = f"import sys; sys.executable = {str(fake_train / 'bin' / 'python')!r}\n"
+    code += "from fairseq_resid import commands; commands.INTERRUPT_AFTER = 0.2\n"
+    code += "from fairseq_resid.training.launch import main\n"
+    code += "sys.exit(main(['quickstart', '--arch', 'transformer', '--run', 'run']))"
+    process = subprocess.Popen([PYTHON, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    deadline = time.monotonic() + 60
+    while not Path("run/checkpoint_1_9.pt").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=25) == 128 + signal.SIGINT
+    assert calls(fake_train)[-1] == "asked to stop"
 
 
 def test_the_commit_is_that_of_the_tree_and_says_what_was_changed(tmp_path: Path, monkeypatch: Any) -> None:

@@ -281,7 +281,6 @@ def score(job: Job, lock: int) -> dict[str, Any]:
         "training": asdict(run.training_summary()),
     }
     write_atomically(run.results(job.subset), json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-    write_atomically(run.card, card.write(run))
     for name, score in scores.items():
         print(f"{run.path} {job.subset} {name:8} BLEU {score.value:.2f}  {score.signature}", flush=True)
         for label, other in beside[name].items():
@@ -318,6 +317,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         for job in jobs:
             evaluate(job)
+        for run in dict.fromkeys(job.run for job in jobs):
+            try:
+                write_atomically(run.card, card.write(run))
+            except ValueError as error:  # the scores stand all the same
+                print(f"{parser.prog}: warning: no {run.card}: {error}", file=sys.stderr)
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1 if isinstance(error, decoding.DecodingError) else 2

@@ -46,34 +46,46 @@ def write(run: Run) -> str:
     try:
         return "\n".join([*facts(run, record, subsets[0]), "", *scores(subsets)]) + "\n"
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{run.path}: results or run.json damaged, or of another version: {error!r}") from None
+        files = ", ".join([run.record.name, *found])
+        raise ValueError(f"{run.path}: one of {files} is damaged, or of another version: {error!r}") from None
 
 
 def facts(run: Run, record: dict[str, Any], results: dict[str, Any]) -> list[str]:
     """Return what was trained, on what, how and where, as a list."""
-    plan, hardware, training = record.get("plan", {}), record.get("hardware", {}), results["training"]
-    versions = record.get("versions", {})
-    gpus = f"; {', '.join(hardware['gpus'])}" if hardware.get("gpus") else ""
-    machine = f"{hardware['cpu']}, {hardware['cores']} cores{gpus}" if hardware else "not recorded"
+    plan, training = record.get("plan", {}), results["training"]
+    sessions = record.get("sessions", [])
     seconds, speed = training["train_seconds"], training["tokens_per_second"]
+
+    def each(texts: Sequence[str]) -> str:
+        return "; then ".join(dict.fromkeys(text for text in texts if text))
+
     lines = {
         "architecture": f"`{results['architecture']}`, {results['parameters']:,} parameters",
         "data": f"{results['corpus']}, `{results['data']}`",
         "command": f"`{shlex.join(record['command'])}`" if record else "not recorded",
         "effective batch": f"{plan['effective batch']:,} {plan['unit']} on {plan['devices']}" if plan else "",
         "precision": plan.get("precision", ""),
-        "seed": record.get("seed", ""),
-        "hardware": machine,
+        "seed": str(record.get("seed", "")),
+        "hardware": each([machine(session["hardware"]) for session in sessions]) or "not recorded",
         "training": f"{training['num_updates'] or 0:,} updates"
         + (f", {timedelta(seconds=round(seconds))}, {speed:,.0f} target tokens/s" if seconds and speed else "")
         + ("" if record.get("finished", True) else ", not finished"),
-        "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
-        "commit": record.get("commit") or "",
+        "sessions": each([session["started"] for session in sessions]),
+        "versions": each(
+            [", ".join(f"{name} {it}" for name, it in session["versions"].items()) for session in sessions]
+        ),
+        "commit": each([session["commit"] or "" for session in sessions]),
         "averaged": ", ".join(results["averaged_checkpoints"]),
         "decoding": ", ".join(f"{name} {value}" for name, value in results["decoding"].items()),
         "log": f"`{run.train_log}`" if run.train_log.is_file() else "",
     }
     return [f"## {run.name}", "", *(f"- {name}: {value}" for name, value in lines.items() if value)]
+
+
+def machine(hardware: dict[str, Any]) -> str:
+    """Return a machine on a line."""
+    gpus = f"; {', '.join(hardware['gpus'])}" if hardware["gpus"] else ""
+    return f"{hardware['cpu']}, {hardware['cores']} cores{gpus}"
 
 
 def scores(subsets: Sequence[dict[str, Any]]) -> list[str]:

@@ -21,10 +21,11 @@ from typing import Any
 
 from rich.console import Console
 
+from .. import flags
 from ..files import read_lines
 from ..runs import Run
-from . import layout, scoring
-from .__main__ import Corpus
+from . import averaging, layout, scoring
+from .__main__ import Corpus, find_data
 
 HEADINGS = ("run", "architecture", "BLEU", "difference", "95% interval", "p bootstrap", "p randomisation")
 LEFT = 2  # columns of text
@@ -43,6 +44,7 @@ class Candidate:
     references: list[str]
     tokenize: str
     setting: str
+    seed: str
 
     @property
     def name(self) -> str:
@@ -64,7 +66,7 @@ def read(path: Path, model: str, subset: str, data: Path | None) -> Candidate:
         raise ValueError(f"{file}: no such file: run scripts/evaluate.sh {path} first") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{file}: damaged, or not written by scripts/evaluate.sh") from None
-    corpus = Corpus.read(data or Path(results["data"]))
+    corpus = Corpus.read(data or data_of(run, results))
     hypotheses = read_lines(run.decode / f"{subset}.{model}.hyp")
     references = read_lines(corpus.reference(subset))
     found = scoring.bleu(hypotheses, references, corpus.tokenize)
@@ -74,7 +76,13 @@ def read(path: Path, model: str, subset: str, data: Path | None) -> Candidate:
             f"{file}: says BLEU {expected:.2f} {results['signature']}, but {text} has {found.value:.2f} "
             f"{found.signature} against {corpus.reference(subset)}: run scripts/evaluate.sh {path} again"
         )
-    return Candidate(path, results, hypotheses, references, corpus.tokenize, setting(run))
+    return Candidate(path, results, hypotheses, references, corpus.tokenize, *training(run))
+
+
+def data_of(run: Run, results: dict[str, Any]) -> Path:
+    """Return the data folder of a run's results; where they name it from another folder, as evaluation finds it."""
+    named = Path(results["data"])
+    return named if named.is_dir() or not run.last.is_file() else find_data(run, averaging.load(run.last))
 
 
 def comparable(results: dict[str, Any], model: str) -> dict[str, object]:
@@ -89,21 +97,16 @@ def comparable(results: dict[str, Any], model: str) -> dict[str, object]:
     return {**told, "averaged checkpoints": len(results["averaged_checkpoints"])} if model == "averaged" else told
 
 
-def setting(run: Run) -> str:
-    """Return a training's command without what a run of another seed has otherwise; the folder where none is known."""
+def training(run: Run) -> tuple[str, str]:
+    """Return a training's command without what a run of another seed has otherwise, and its seed.
+
+    Where no command is known the folder stands for it.
+    """
     try:
         words = [str(word) for word in json.loads(run.record.read_text(encoding="utf-8"))["command"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return str(run.path.resolve())
-    kept, skip = [], False
-    for word in words:
-        if skip:
-            skip = False
-        elif word in OWN_FLAGS:
-            skip = True
-        elif not word.startswith(tuple(f"{flag}=" for flag in OWN_FLAGS)):
-            kept.append(word)
-    return json.dumps(kept)
+        return str(run.path.resolve()), ""
+    return json.dumps(flags.without(words, OWN_FLAGS)), " ".join(flags.options(words).get("--seed", ("1",)))
 
 
 def check(candidates: Sequence[Candidate], model: str) -> None:
@@ -146,6 +149,9 @@ def significance(candidates: Sequence[Candidate]) -> tuple[list[tuple[str, ...]]
         if rows:
             difference = f"{bootstrap.score - found['bs'][0].score:+.2f}"
             tests = (difference, f"{bootstrap.p_value:.4f}", f"{randomisation.p_value:.4f}")
+            if candidate.hypotheses == candidates[0].hypotheses:
+                # No resample differs, and sacrebleu counts how many differ more than the whole: 1 of 1,001.
+                tests = (difference, "1.0000", "1.0000")
         interval = f"{bootstrap.mean:.2f} ± {bootstrap.ci:.2f}"
         architecture = str(candidate.results["architecture"])
         rows.append((candidate.name, architecture, f"{bootstrap.score:.2f}", tests[0], interval, *tests[1:]))
@@ -159,9 +165,11 @@ def seeds(candidates: Sequence[Candidate], model: str) -> list[str]:
         groups.setdefault(candidate.setting, []).append(candidate)
     lines = []
     for group in groups.values():
-        if len(group) > 1:
+        names = ", ".join(candidate.name for candidate in group)
+        if len({candidate.seed for candidate in group}) < len(group):
+            lines.append(f"{names}: the same settings, and some the same seed: no spread over seeds is told")
+        elif len(group) > 1:
             scores = [float(candidate.results["bleu"][model]) for candidate in group]
-            names = ", ".join(candidate.name for candidate in group)
             spread = f"{statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
             lines.append(f"{group[0].results['architecture']}, {len(group)} seeds ({names}): BLEU {spread}")
     return lines

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import flags
+from .. import flags
 
 PROBE = """
 import json, torch
@@ -68,23 +68,31 @@ def rank(environ: Mapping[str, str], given: flags.Options, local_gpus: int) -> R
     Raises: ValueError where what a launcher tells is not whole.
     """
     if "--distributed-init-method" in given:
-        number = int(given.get("--distributed-rank", ("0",))[0])
-        return Rank(number, flags.integer(given, "--distributed-world-size", 1) or 1, (), {})
-    if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
-        names, more = ("RANK", "WORLD_SIZE", "LOCAL_RANK"), {}
+        number = flags.integer(given, "--distributed-rank", 0, least=0) or 0
+        size = flags.integer(given, "--distributed-world-size", 1) or 1
+        if number >= size:
+            raise ValueError(f"--distributed-rank {number}: must be below --distributed-world-size {size}")
+        return Rank(number, size, (), {})
+    if environ.get("WORLD_SIZE", "1") != "1":
+        names, needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK"), {"RANK", "MASTER_ADDR", "MASTER_PORT"}
+        if missing := sorted(needed - environ.keys()):
+            raise ValueError(
+                f"WORLD_SIZE={environ['WORLD_SIZE']} is set, and {', '.join(missing)} not: half a launcher"
+            )
     elif {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"} <= environ.keys():
-        names, more = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"), {"slurm": "yes"}
+        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
     else:
         return None
+    told = ", ".join(f"{name}={environ.get(name)}" for name in names)
     try:
         number, size, local = (int(environ.get(name, "0")) for name in names)
     except ValueError:
-        told = ", ".join(f"{name}={environ.get(name)}" for name in names)
         raise ValueError(f"the launcher's variables are no numbers: {told}") from None
+    if not 0 <= number < size:
+        raise ValueError(f"the launcher's variables contradict each other: {told}")
     if size == 1:
         return None
-    if more:
-        more = {"MASTER_ADDR": first_host(environ), "MASTER_PORT": str(port(environ))}
+    more = {"MASTER_ADDR": first_host(environ), "MASTER_PORT": str(port(environ))} if names[0] != "RANK" else {}
     # A launcher may show each process its own GPU alone, as number 0.
     device = local % local_gpus if local_gpus else 0
     words = ["--distributed-init-method", "env://", "--distributed-rank", str(number), "--distributed-no-spawn"]

@@ -1,7 +1,8 @@
 """Run stock fairseq-train into a run folder, so that the same call resumes it, or finds it finished.
 
-RUN/run.json holds the full command, the plan, versions, commit, hardware and seed, and whether the training finished. A
-call with another command is refused: a run resumed under changed settings is neither the one nor the other.
+RUN/run.json holds the full command, the plan and the seed, of every session in which it was trained the commit,
+versions and hardware, and whether the training finished. A call with another command is refused: a run resumed under
+changed settings is neither the one nor the other.
 
 Started by torchrun or srun, every process runs this: each finds out which one it is (devices.rank), all check the same
 things, and rank 0 alone writes.
@@ -25,10 +26,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .. import commands
+from .. import commands, flags
 from ..files import write_atomically
 from ..runs import Run
-from . import devices, flags, plan, recipe
+from . import devices, plan, recipe
 
 PACKAGES = ("torch", "fairseq", "fairseq-fixed", "apex", "triton", "numpy", "sacrebleu", "sentencepiece")
 # Set by train.sh itself.
@@ -41,6 +42,8 @@ WHICH = (
     "--distributed-port",
     "--device-id",
 )
+# Where a training is, and how long a session of it may take: not what it trains.
+WHERE = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
 
 
 def versions() -> dict[str, str]:
@@ -95,14 +98,22 @@ def check_architecture(arch: str, words: Sequence[str]) -> None:
                 )
 
 
-def build_command(words: Sequence[str], arch: str, run: Run, extra: Sequence[str], planned: Sequence[str]) -> list[str]:
-    """Return the fairseq-train command of a recipe's words: flags given by hand come last, and win.
+def check_words(words: Sequence[str], extra: Sequence[str]) -> None:
+    """Check the words of a recipe and of the user by themselves.
 
-    Raises: ValueError for a flag that would move what belongs into the run folder.
+    Raises: ValueError for a flag that would move what belongs into the run folder, and for a second data folder.
     """
-    for flag in flags.options(extra):
-        if flag in OWN:
-            raise ValueError(f"{flag}: set by train.sh; the folder is chosen by --run")
+    for part in (words, extra):
+        for flag in flags.options(part):
+            if flag in (*OWN, "--arch"):
+                raise ValueError(f"{flag}: set by train.sh; the folder is chosen by --run, the architecture by --arch")
+    data = [word for part in (words, extra) for flag, values in flags.groups(part) if not flag for word in values]
+    if len(data) != 1:
+        raise ValueError(f"one data folder is needed, and these are given: {', '.join(data) or 'none'}")
+
+
+def build_command(words: Sequence[str], arch: str, run: Run, extra: Sequence[str], planned: Sequence[str]) -> list[str]:
+    """Return the fairseq-train command of a recipe's words: flags given by hand come last, and win."""
     paths = ["--save-dir", str(run.path), "--log-format", "json", "--log-file", str(run.train_log)]
     recipe_words, own_words = (flags.without(part, plan.DECIDED) for part in (words, extra))
     start = ["fairseq-train", *recipe_words, "--user-dir", commands.user_dir(), "--arch", arch, *planned]
@@ -110,18 +121,31 @@ def build_command(words: Sequence[str], arch: str, run: Run, extra: Sequence[str
 
 
 def check_data(words: Sequence[str]) -> None:
-    """Raise ValueError naming the data folder of a command where it is not there, and the script that makes it."""
+    """Check that the data folder of a command is there and whole.
+
+    Raises: ValueError naming it, what is missing, and the script that makes it.
+    """
     data = flags.options(words).get("", ("",))[-1]
-    for folder in filter(None, data.split(":")):  # fairseq takes shards of a training set as A:B
-        if not Path(folder).is_dir():
-            script = Path("data-prep") / f"{Path(folder).name}.sh"
-            made = f"; {script} makes it" if (commands.PACKAGE.parent / script).is_file() else ""
+    for folder in map(Path, filter(None, data.split(":"))):  # fairseq takes shards of a training set as A:B
+        script = Path("data-prep") / f"{folder.name}.sh"
+        made = f"; {script} makes it" if (commands.PACKAGE.parent / script).is_file() else ""
+        if not folder.is_dir():
             raise ValueError(f"{folder}: no such data folder{made}")
+        for pattern in ("dict.*.txt", "train*.bin", "train*.idx"):
+            if len(list(folder.glob(pattern))) < 2:
+                raise ValueError(f"{folder}: not a whole data folder: it has no {pattern} of both languages{made}")
 
 
 def settings(command: Sequence[str]) -> list[str]:
-    """Return what of a command makes one training another: all of it but the plugin's folder and who is who."""
-    return flags.without(command[1:], ("--user-dir", *WHICH))
+    """Return what of a command makes one training another, however it is spelled."""
+    words = flags.without(command[1:], (*WHERE, *WHICH))
+    default = {"--distributed-world-size": ("1",), "--update-freq": ("1",)}
+    found = flags.groups(words)
+    data = [os.path.normpath(word) for flag, values in found if not flag for word in values]
+    return [
+        *data,
+        *(word for flag, values in found if flag and values != default.get(flag) for word in (flag, *values)),
+    ]
 
 
 def read_record(run: Run) -> dict[str, Any] | None:
@@ -140,17 +164,27 @@ def read_record(run: Run) -> dict[str, Any] | None:
 
 
 def mend_last(run: Run) -> None:
-    """Put the newest numbered checkpoint in the place of a checkpoint_last.pt that is not whole.
+    """Put the newest whole numbered checkpoint in the place of a checkpoint_last.pt that is missing or not whole.
 
     fairseq writes numbered checkpoints whole or not at all, but checkpoint_last.pt as a plain copy: a full disk or a
-    kill leaves a truncated one, and fairseq resumes from nothing else.
+    kill leaves a truncated one, and fairseq resumes from nothing else. Without it, it begins anew, and then deletes
+    its own checkpoints in place of the older ones, whose numbers are higher.
+
+    Raises: ValueError where there are checkpoints and none is whole.
     """
+    if zipfile.is_zipfile(run.last):
+        return
     numbered = run.numbered("update") or run.numbered("epoch")
-    if numbered and run.last.is_file() and not zipfile.is_zipfile(run.last):
-        print(f"{run.last}: not whole; going on from {numbered[-1].name}", flush=True)
+    whole = [file for file in numbered if zipfile.is_zipfile(file)]
+    if whole:
+        print(f"{run.last}: missing or not whole; going on from {whole[-1].name}", flush=True)
         partial = run.last.with_name(f"{run.last.name}.partial")
-        shutil.copyfile(numbered[-1], partial)
+        shutil.copyfile(whole[-1], partial)
         os.replace(partial, run.last)
+    elif numbered or run.last.exists():
+        raise ValueError(
+            f"{run.path}: none of its checkpoints is whole; choose another --run folder, or remove this one"
+        )
 
 
 def is_finished(command: Sequence[str], run: Run) -> bool:
@@ -171,9 +205,24 @@ def is_finished(command: Sequence[str], run: Run) -> bool:
     return bool(found["finished"])
 
 
-def train(command: Sequence[str], run: Run, record: dict[str, Any], rank: devices.Rank | None = None) -> bool:
+def reached_end(command: Sequence[str], run: Run) -> bool:
+    """Return whether a training that ended well came to its end, and was not stopped by --stop-time-hours."""
+    given = flags.options(command)
+    if "--stop-time-hours" not in given:
+        return True
+    done = run.training_summary()
+    most = [flags.integer(given, flag) for flag in ("--max-update", "--max-epoch")]
+    return any(
+        limit and (number or 0) >= limit for limit, number in zip(most, (done.num_updates, done.epochs), strict=True)
+    )
+
+
+def train(
+    command: Sequence[str], run: Run, record: dict[str, Any], session: dict[str, Any], rank: devices.Rank | None = None
+) -> bool:
     """Train, or resume, or return False where the run has finished already.
 
+    record: what run.json says of the run beside its command; session: what it says of this time
     Raises: ValueError where the run was begun by another command; ChildProcessError where fairseq-train fails.
     """
     first = rank is None or rank.rank == 0
@@ -182,7 +231,12 @@ def train(command: Sequence[str], run: Run, record: dict[str, Any], rank: device
             if first:
                 print(f"{run.path}: trained already", flush=True)
             return False
-        record = {"command": flags.without(command, WHICH), "finished": False, **record}
+        begun = any(run.path.glob("checkpoint*.pt"))
+        before = (read_record(run) or {}).get("sessions", []) if begun else []
+        record = {"command": flags.without(command, WHICH), "finished": False, **record, "sessions": [*before, session]}
+        for key in ("commit", "versions"):
+            if first and before and before[-1].get(key) != session[key]:
+                print(f"{run.path}: goes on with other {key}; run.json keeps both", flush=True)
         if first:
             mend_last(run)
             write_atomically(run.record, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
@@ -191,9 +245,10 @@ def train(command: Sequence[str], run: Run, record: dict[str, Any], rank: device
             commands.show(words)
         code = commands.run(words, lock=lock, environment=rank.environment if rank else {})
         if code:
-            raise ChildProcessError(f"fairseq-train failed with exit code {code}; its log is {run.train_log}")
+            raise ChildProcessError(f"fairseq-train failed with exit code {code}; what it said is above")
         if first:
-            write_atomically(run.record, json.dumps(record | {"finished": True}, indent=2, ensure_ascii=False) + "\n")
+            record["finished"] = reached_end(command, run)
+            write_atomically(run.record, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
         return True
 
 
@@ -232,35 +287,39 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line of scripts/train.sh."""
+    """Command line of scripts/train.sh; returns the exit code: 2 for bad input, 1 where fairseq-train failed."""
     args, extra = parse(arguments)
     try:
         words = recipe.read(args.recipe)
+        check_words(words, extra)
         check_architecture(args.arch, [*words, *extra])
         run = Run(args.run or Path("checkpoints") / f"{Path(args.recipe).stem}-{args.arch}")
+        if run.path.exists() and not run.path.is_dir():
+            raise ValueError(f"--run {run.path}: is a file")
         given = flags.options([*words, *extra])
         found = [] if "--cpu" in given else devices.gpus()
         rank = devices.rank(os.environ, given, len(found))
         planned = plan.make(words, extra, found, rank, args.effective_batch, args.precision)
         command = build_command(words, args.arch, run, extra, [*planned.words, *(rank.flags if rank else ())])
-        if rank is None or rank.rank == 0:
+        first = rank is None or rank.rank == 0
+        if first:
             print("\n".join(planned.lines()), flush=True)
         if args.dry_run:
-            commands.show(command)
+            if first:
+                commands.show(command)
             return 0
         check_data(command[1:])
-        record = {
-            "plan": planned.record(),
-            "seed": given.get("--seed", ("1",))[-1],
+        record = {"plan": planned.record(), "seed": flags.integer(given, "--seed", 1, least=0)}
+        session = {
             "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "commit": commit(),
             "hardware": devices.hardware(found),
             "versions": versions(),
         }
-        train(command, run, record, rank)
+        train(command, run, record, session, rank)
     except (ValueError, OSError) as error:
         print(f"train.sh: error: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, ChildProcessError) else 2
     except SystemExit:
         print("train.sh: interrupted; the same command resumes", file=sys.stderr)
         raise

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import flags
+from .. import flags
 from .devices import Gpu, Rank
 
 PRECISIONS = {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": []}
@@ -47,15 +47,17 @@ class Plan:
     precision: str
     why: str
     words: tuple[str, ...]
+    pairs: int | None = None  # in one batch of one process at most, where that is limited besides
 
     def lines(self) -> list[str]:
         """Return what is told to the user before anything is done."""
         product = f"processes × {self.limit[2:]} × update-freq = {self.world_size} × {self.size:,} × {self.update_freq}"
         got = self.world_size * self.size * self.update_freq
         off = "" if got == self.effective_batch else f", for {self.effective_batch:,}"
+        pairs = f", of at most {self.pairs:,} pairs a process (--batch-size)" if self.pairs else ""
         return [
             f"devices: {self.devices}",
-            f"effective batch: {product} = {got:,} {UNITS[self.limit]}{off}",
+            f"effective batch: {product} = {got:,} {UNITS[self.limit]}{off}{pairs}",
             f"precision: {self.precision} ({self.why})",
         ]
 
@@ -69,6 +71,7 @@ class Plan:
             "effective batch": self.world_size * self.size * self.update_freq,
             "unit": UNITS[self.limit],
             "precision": self.precision,
+            **({"pairs a process at most": self.pairs} if self.pairs else {}),
         }
 
 
@@ -107,6 +110,8 @@ def choose_precision(asked: str, given: flags.Options, found: Sequence[Gpu]) -> 
     (Volta); fp32 on older GPUs and on the CPU.
     """
     own = [flag[2:] for flag in PRECISION_FLAGS if flag in given]
+    if len({flag.removeprefix("memory-efficient-") for flag in own}) > 1:
+        raise ValueError(f"--{' and --'.join(own)}: give one of them")
     if own and asked != "auto":
         raise ValueError(f"--precision {asked} and --{own[0]}: give one of them")
     if own:
@@ -162,8 +167,9 @@ def make(
     )
     name, why, words = choose_precision(precision, given, found)
     words = ["--distributed-world-size", str(world_size), limit, str(size), *words]
-    if limit == "--max-tokens" and "--batch-size" in given:
-        words += ["--batch-size", *given["--batch-size"]]
+    pairs = flags.integer(given, "--batch-size") if limit == "--max-tokens" else None
+    if pairs:
+        words += ["--batch-size", str(pairs)]
     if steps > 1:
         words += ["--update-freq", str(steps)]
     if rank and not found:
@@ -174,4 +180,4 @@ def make(
         devices = f"{world_size} × {', '.join(names)}"
     else:
         devices = f"CPU, {world_size} processes" if world_size > 1 else "CPU"
-    return Plan(devices, world_size, limit, size, steps, effective, name, why, tuple(words))
+    return Plan(devices, world_size, limit, size, steps, effective, name, why, tuple(words), pairs)

@@ -27,6 +27,8 @@ def read(name: str) -> list[str]:
         meant = f"did you mean {near[0]}? There are" if near else "choose one of"
         raise ValueError(f"{name}: no such recipe; {meant} {', '.join(available())}, or a file of flags")
     try:
-        return shlex.split("\n".join(read_lines(path)), comments=True)
+        # As a command pasted from a shell or an editor has it: lines that go on, a byte order mark.
+        text = "\n".join(read_lines(path)).removeprefix("\ufeff").replace("\\\n", " ")
+        return shlex.split(text, comments=True)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 FLAG = re.compile(r"--?[A-Za-z]")
+# fairseq's other name of a flag.
+SYNONYMS = {"--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
 
 Options = dict[str, tuple[str, ...]]
 
@@ -20,7 +22,7 @@ def groups(words: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     for word in words:
         if FLAG.match(word):
             flag, equals, value = word.partition("=")
-            found.append((flag, (value,) if equals else ()))
+            found.append((SYNONYMS.get(flag, flag), (value,) if equals else ()))
         else:
             flag, values = found.pop() if found else ("", ())
             found.append((flag, (*values, word)))
@@ -40,18 +42,16 @@ def without(words: Sequence[str], flags: Iterable[str]) -> list[str]:
     ]
 
 
-def integer(given: Options, flag: str, default: int | None = None) -> int | None:
-    """Return the value of a flag that takes one whole number, 1 or more; `default` where it is not given.
+def integer(given: Options, flag: str, default: int | None = None, least: int = 1) -> int | None:
+    """Return the value of a flag that takes one whole number; `default` where it is not given.
 
-    Raises: ValueError naming the flag and what was given.
+    Raises: ValueError naming the flag, what was given and what is allowed.
     """
     if flag not in given:
         return default
     values = given[flag]
-    if len(values) != 1 or not re.fullmatch(r"[1-9]\d*", values[0].replace(",", "").replace("_", "")):
-        raise ValueError(f"{flag} {' '.join(values)}: one whole number, 1 or more, is needed")
-    if "," in values[0]:
-        raise ValueError(f"{flag} {values[0]}: one number is needed, so that the effective batch is one")
+    if len(values) != 1 or not re.fullmatch(r"\d+", values[0]) or int(values[0]) < least:
+        raise ValueError(f"{flag} {' '.join(values)}: one whole number, {least} or more, is needed")
     return int(values[0])
 
 
