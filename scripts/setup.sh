@@ -349,8 +349,8 @@ install_all() {
     constraints=$venv/constraints.txt
     if [[ -n ${FAIRSEQ_RESID_TORCH:-} ]]; then
         torch_spec=$FAIRSEQ_RESID_TORCH
-        # torchaudio follows torch: without its pin pip takes the one that fits.
-        grep -vE '^(torch|torchaudio)==' "$pins" >"$constraints"
+        # torchaudio and triton follow torch: without their pins pip takes those that fit.
+        grep -vE '^(torch|torchaudio|triton)==' "$pins" >"$constraints"
     else
         cp "$pins" "$constraints"
         note=" $(sed -n 's/^torch==//p' "$pins")"

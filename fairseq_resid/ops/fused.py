@@ -1,0 +1,305 @@
+"""The residual structures as one kernel each way: what dispatch.py chooses where Triton serves.
+
+What is kept for the backward pass is x, F (and H of the gates), the statistics of a row in fp32, and the seed of the
+dropout; everything else is computed again. Sums over rows have a fixed order: results are deterministic.
+
+The sublayer's bias is not folded in: its GEMM adds it for nothing on the way out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# The longest chain of norms in one kernel; a longer one is cut into such pieces.
+MAX_NORMS = 4
+# Dropout compares random numbers of 16 bits: its probability is a multiple of 2^-16.
+RANDOM_RANGE = 1 << 16
+# Channels per thread: forward 16, backward 8, where each channel has two sums per norm in registers besides.
+FORWARD_LANES = 512
+BACKWARD_LANES = 256
+MAX_WARPS = 16
+# Warps of the backward kernel that a multiprocessor is given: enough to keep its memory busy, few enough that the sums
+# per program, P x 2λ x C in fp32, stay small beside the rows.
+WARPS_PER_PROCESSOR = 12
+ROWS_PER_PROGRAM = 16
+
+NO_SECOND_DERIVATIVE = (
+    "the fused residual kernels have no second derivative (create_graph=True): use --residual-backend eager"
+)
+
+
+@functools.cache
+def _kernels() -> Any:
+    """Return the module of kernels; importing it needs triton."""
+    from . import kernels
+
+    return kernels
+
+
+@functools.cache
+def _shape(channels: int, lanes: int) -> dict[str, int]:
+    """Return the launch options of a kernel that holds rows of `channels`, with so many channels to a warp."""
+    block = 1 << (channels - 1).bit_length()
+    return {"C": channels, "BLOCK": block, "num_warps": min(max(block // lanes, 1), MAX_WARPS)}
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    """Return the number of multiprocessors; for Triton's interpreter as few as make every program walk some rows."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def _programs(rows: int, device: torch.device, warps: int) -> int:
+    at_once = _processors(device) * max(WARPS_PER_PROCESSOR // warps, 1)
+    return min(at_once, -(-rows // ROWS_PER_PROGRAM)) if device.type == "cuda" else min(2, rows)
+
+
+def _result_dtype(x: Tensor, f: Tensor) -> torch.dtype:
+    """Return what eager PyTorch gives: under autocast a norm's result is fp32, else the wider of both."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.float32
+    return x.dtype if x.dtype == f.dtype else torch.promote_types(x.dtype, f.dtype)
+
+
+def _seed() -> int:
+    """Draw a seed from torch's generator, so that torch.manual_seed and activation checkpointing repeat the mask."""
+    return int(torch.randint(0x7FFFFFFF, ()))
+
+
+def _refuse_second_derivative() -> None:
+    if torch.is_grad_enabled():
+        raise RuntimeError(NO_SECOND_DERIVATIVE)
+
+
+def _records(tensors: tuple[Tensor, ...]) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def dropout_mask(shape: tuple[int, ...], p: float, seed: int, device: torch.device) -> Tensor:
+    """Return the mask, 0 and 1 in fp32, that the kernels draw from a seed for a tensor of that shape.
+
+    Source:   Philox, counter (channel, row), key the seed; p is rounded to a multiple of 2^-16
+    """
+    ones = torch.ones(shape, device=device)
+    _drop(ones, ones, p, seed, 1.0)
+    return ones
+
+
+def _drop(f: Tensor, out: Tensor, p: float, seed: int, scale: float) -> None:
+    channels = f.size(-1)
+    _kernels().dropout[(f.numel() // channels,)](
+        f, out, scale, seed, round(p * RANDOM_RANGE), **_shape(channels, FORWARD_LANES)
+    )
+
+
+# --- recursive LayerNorm -------------------------------------------------------------------------------------------
+
+
+def _chain_forward(
+    x: Tensor,
+    f: Tensor,
+    norms: tuple[Tensor, ...],
+    eps: float,
+    scales: tuple[float, float],
+    p: float,
+    seed: int,
+    save: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Return y, and the saved statistics where asked for; x and f are contiguous, norms w_1, b_1, w_2, ..."""
+    channels = x.size(-1)
+    rows = x.numel() // channels
+    y = torch.empty_like(x, dtype=_result_dtype(x, f))
+    stats = torch.empty(rows * len(norms), dtype=torch.float32, device=x.device) if save else None
+    _kernels().chain_forward[(rows,)](
+        x, f, y, stats,
+        *norms, *(None,) * (2 * MAX_NORMS - len(norms)),
+        scales[0], scales[1] / (1.0 - p), eps, seed, round(p * RANDOM_RANGE),
+        NORMS=len(norms) // 2, DROPOUT=p > 0, SAVE=save, **_shape(channels, FORWARD_LANES),
+    )  # fmt: skip
+    return y, stats
+
+
+class _Chain(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, f: Tensor, eps: float, scales: tuple[float, float], p: float, seed: int, *norms: Tensor
+    ) -> Tensor:
+        y, stats = _chain_forward(x, f, norms, eps, scales, p, seed, True)
+        ctx.save_for_backward(x, f, stats, *norms)
+        ctx.scales, ctx.p, ctx.seed = scales, p, seed
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        _refuse_second_derivative()
+        x, f, stats, *norms = ctx.saved_tensors
+        channels = x.size(-1)
+        rows = x.numel() // channels
+        options = _shape(channels, BACKWARD_LANES)
+        programs = _programs(rows, x.device, options["num_warps"])
+        dx, df = torch.empty_like(x), torch.empty_like(f)
+        sums = torch.empty(programs, len(norms), channels, dtype=torch.float32, device=x.device)
+        _kernels().chain_backward[(programs,)](
+            g.contiguous(), x, f, stats, dx, df, sums,
+            *norms[:-1], *(None,) * (2 * MAX_NORMS - len(norms)),
+            ctx.scales[0], ctx.scales[1] / (1.0 - ctx.p), ctx.seed, round(ctx.p * RANDOM_RANGE), rows,
+            NORMS=len(norms) // 2, DROPOUT=ctx.p > 0, **options,
+        )  # fmt: skip
+        return dx, df, None, None, None, None, *sums.sum(0).to(norms[0].dtype).unbind()
+
+
+def fused_recursive_layer_norm(
+    x: Tensor,
+    f: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    eps: float,
+    p: float = 0.0,
+    x_scale: float = 1.0,
+    f_scale: float = 1.0,
+    seed: int | None = None,
+) -> Tensor:
+    """Drop out, add the shortcut and normalise, once per norm, in one kernel each way.
+
+    Formula:  F = D ⊙ f / (1 - p);  y_1 = LN_1(λx + μF);  y_k = LN_k(λx + y_{k-1}), k = 2..; λ = x_scale, μ = f_scale
+    Source:   rSkip paper, eq. 4 (λ = μ = 1); one norm: eq. 3, and with λ = μ = 1 Vaswani 2017's LN(x + F)
+    Shapes:   x, f: (..., C) -> (..., C), 1 <= C; each weight and bias: (C,)
+    Dtype:    fp16 / bf16 / fp32 in, the wider of x and f out, under autocast fp32; everything between is in fp32
+    Args:     p: probability of dropout, below 1; seed: of its mask (dropout_mask), else drawn from torch's generator
+    Raises:   RuntimeError in a backward pass with create_graph=True
+    """
+    if p > 0 and seed is None:
+        seed = _seed()
+    x, f = x.contiguous(), f.contiguous()
+    y = f
+    for start in range(0, len(weights), MAX_NORMS):
+        end = start + MAX_NORMS
+        norms = tuple(one for pair in zip(weights[start:end], biases[start:end], strict=True) for one in pair)
+        scales = (x_scale, f_scale if start == 0 else 1.0)
+        drop = (p, seed or 0) if start == 0 else (0.0, 0)
+        if _records((x, y, *norms)):
+            y = _Chain.apply(x, y, eps, scales, *drop, *norms)
+        else:
+            y = _chain_forward(x, y, norms, eps, scales, *drop, False)[0]
+    return y
+
+
+# --- Self-Adaptive Scaling -----------------------------------------------------------------------------------------
+
+
+def _dropped(f: Tensor, p: float, seed: int) -> Tensor:
+    out = torch.empty_like(f)
+    _drop(f, out, p, seed, 1.0 / (1.0 - p))
+    return out
+
+
+class _Dropout(torch.autograd.Function):
+    """Dropout that keeps a seed instead of a mask."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, p: float, seed: int) -> Tensor:  # type: ignore[override]
+        ctx.p, ctx.seed = p, seed
+        return _dropped(f, p, seed)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        _refuse_second_derivative()
+        return _dropped(g.contiguous(), ctx.p, ctx.seed), None, None
+
+
+def _sas_forward(x: Tensor, f: Tensor, eps: float, save: bool, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return y, the hidden layer of the gates and, where asked for, the statistics; x and f are contiguous."""
+    hidden_weight, hidden_bias, output_weight, output_bias, weight, bias = parameters
+    channels = x.size(-1)
+    rows = x.numel() // channels
+    kind = hidden_weight.dtype
+    hidden = torch.addmm(hidden_bias, x.view(rows, channels).to(kind), hidden_weight[:, :channels].t())
+    hidden.addmm_(f.view(rows, channels).to(kind), hidden_weight[:, channels:].t())
+    y = torch.empty_like(x, dtype=_result_dtype(x, f))
+    stats = torch.empty(rows, 4, dtype=torch.float32, device=x.device) if save else None
+    _kernels().sas_forward[(rows,)](
+        x, f, hidden, y, stats, output_weight, output_bias, weight, bias, eps,
+        SAVE=save, **_shape(channels, FORWARD_LANES),
+    )  # fmt: skip
+    return (y, hidden, stats) if stats is not None else (y,)
+
+
+class _SelfAdaptiveScaling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, f: Tensor, eps: float, *parameters: Tensor) -> Tensor:  # type: ignore[override]
+        y, hidden, stats = _sas_forward(x, f, eps, True, parameters)
+        ctx.save_for_backward(x, f, hidden, stats, *parameters)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        _refuse_second_derivative()
+        x, f, hidden, stats, *parameters = ctx.saved_tensors
+        hidden_weight, hidden_bias, output_weight, output_bias, weight, bias = parameters
+        channels = x.size(-1)
+        rows = x.numel() // channels
+        options = _shape(channels, BACKWARD_LANES)
+        programs = _programs(rows, x.device, options["num_warps"])
+        dx, df, dh = torch.empty_like(x), torch.empty_like(f), torch.empty_like(hidden)
+        sums = torch.empty(programs, 6 * channels + 2, dtype=torch.float32, device=x.device)
+        _kernels().sas_backward[(programs,)](
+            g.contiguous(), x, f, hidden, stats, dx, df, dh, sums, output_weight, weight, bias, rows, **options
+        )
+        total = sums.sum(0)
+        d_hidden_weight = torch.empty_like(hidden_weight)
+        for side, source, gradient in ((0, x, dx), (1, f, df)):
+            half = slice(side * channels, (side + 1) * channels)
+            flat = gradient.view(rows, channels)
+            if flat.dtype == dh.dtype:
+                flat.addmm_(dh, hidden_weight[:, half])
+            else:
+                flat += dh @ hidden_weight[:, half]
+            torch.mm(dh.t(), source.view(rows, channels).to(dh.dtype), out=d_hidden_weight[:, half])
+        c = channels
+        return (
+            dx, df, None, d_hidden_weight, total[4 * c : 6 * c].to(hidden_bias.dtype),
+            total[2 * c : 4 * c].view(2, c).to(output_weight.dtype), total[6 * c :].to(output_bias.dtype),
+            total[:c].to(weight.dtype), total[c : 2 * c].to(bias.dtype),
+        )  # fmt: skip
+
+
+def fused_self_adaptive_scaling(
+    x: Tensor,
+    f: Tensor,
+    hidden_weight: Tensor,
+    hidden_bias: Tensor,
+    output_weight: Tensor,
+    output_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    p: float = 0.0,
+    seed: int | None = None,
+) -> Tensor:
+    """Drop out, compute both gates and combine: the gates' GEMMs are torch's, the rest is one kernel each way.
+
+    Formula:  F = D ⊙ f / (1 - p);  y = α x + β F + (1 - α)(1 - β) LN(x + F);
+              (α, β) = σ(tanh([x;F] W + b) v + c), [x;F] W computed as x W_x + F W_F
+    Source:   Self-Adaptive Scaling, eq. 2 and 4
+    Shapes:   x, f: (..., C) -> (..., C); hidden_weight (2C, 2C): rows by gate, columns x then F; hidden_bias (2C,);
+              output_weight (2, C); output_bias (2,); weight, bias of the norm: (C,)
+    Dtype:    fp16 / bf16 / fp32 in, the wider of x and f out, under autocast fp32; the GEMMs are in the hidden
+              weight's dtype, under autocast in autocast's, everything behind them is in fp32
+    Args:     p: probability of dropout, below 1; seed: of its mask (dropout_mask), else drawn from torch's generator
+    Raises:   RuntimeError in a backward pass with create_graph=True
+    """
+    x, f = x.contiguous(), f.contiguous()
+    if p > 0:
+        f = _Dropout.apply(f, p, _seed() if seed is None else seed)
+    if torch.is_autocast_enabled(x.device.type):
+        kind = torch.get_autocast_dtype(x.device.type)
+        hidden_weight, hidden_bias = hidden_weight.to(kind), hidden_bias.to(kind)
+    parameters = (hidden_weight, hidden_bias, output_weight, output_bias, weight, bias)
+    if _records((x, f, *parameters)):
+        return _SelfAdaptiveScaling.apply(x, f, eps, *parameters)
+    return _sas_forward(x, f, eps, False, parameters)[0]

@@ -1,0 +1,307 @@
+"""Triton kernels of the residual structures: one pass over memory each way, statistics and sums in fp32.
+
+Needs triton, and is imported on first use only (fused.py). Names: u = (s - mean) · rstd is a standardised row,
+w and b a norm's weight and bias, g = dL/dy. A program holds whole rows in registers, BLOCK >= C lanes each; whatever
+lies beyond C is zero, and stays so because the weights read there are zero. A backward program walks every P-th row
+and keeps its share of the parameters' gradients in registers: no atomics, so results do not depend on timing.
+
+Written for what all of Triton 3.1 to 3.9 compile: norms are separate names instead of a tuple or list of tensors.
+"""
+
+# No `from __future__ import annotations`: the interpreter of Triton 3.1 does not know "tl.constexpr" as a string.
+import triton
+import triton.language as tl
+
+# One call of philox gives 4 words of 32 bits: the 16-bit random numbers of 8 neighbouring channels. Compiled, the calls
+# of the 8 lanes that a thread holds side by side fold into one.
+
+
+@triton.jit
+def survives(seed, row, cols, threshold):
+    """Return which channels of a row dropout keeps: those whose random number in [0, 2^16) reaches the threshold."""
+    group = cols >> 3
+    zero = group * 0
+    r0, r1, r2, r3 = tl.philox(seed, group, zero + row, zero, zero)
+    word = (cols >> 1) & 3
+    bits = tl.where(word < 2, tl.where(word == 0, r0, r1), tl.where(word == 2, r2, r3))
+    return tl.where((cols & 1) == 0, bits & 0xFFFF, bits >> 16).to(tl.int32) >= threshold
+
+
+@triton.jit
+def load_row(pointer, offsets, inside):
+    return tl.load(pointer + offsets, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def branch_row(f_ptr, offsets, inside, seed, row, cols, threshold, scale, DROPOUT: tl.constexpr):
+    """Return a row of the scaled branch, scale · D ⊙ F."""
+    f = load_row(f_ptr, offsets, inside) * scale
+    if DROPOUT:
+        f = tl.where(survives(seed, row, cols, threshold), f, 0.0)
+    return f
+
+
+@triton.jit
+def standardise(s, inside, eps, C: tl.constexpr, BLOCK: tl.constexpr):
+    """Return u, mean and rstd of a row; two passes over registers, so that a large mean costs no digits."""
+    mean = tl.sum(s, axis=0) / C
+    centred = s - mean
+    if BLOCK != C:
+        centred = tl.where(inside, centred, 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=0) / C + eps)
+    return centred * rstd, mean, rstd
+
+
+@triton.jit
+def norm_forward(
+    s, w_ptr, b_ptr, stats_ptr, place, cols, inside, eps, C: tl.constexpr, BLOCK: tl.constexpr, SAVE: tl.constexpr
+):
+    """Return LN(s); without SAVE there is no stats_ptr."""
+    u, mean, rstd = standardise(s, inside, eps, C, BLOCK)
+    if SAVE:
+        tl.store(stats_ptr + place, mean)
+        tl.store(stats_ptr + place + 1, rstd)
+    return u * load_row(w_ptr, cols, inside) + load_row(b_ptr, cols, inside)
+
+
+@triton.jit
+def norm_again(s, stats_ptr, inside, C: tl.constexpr, BLOCK: tl.constexpr):
+    """Return u as the forward pass had it, from its saved mean and rstd."""
+    u = (s - tl.load(stats_ptr)) * tl.load(stats_ptr + 1)
+    if BLOCK != C:
+        u = tl.where(inside, u, 0.0)
+    return u
+
+
+@triton.jit
+def norm_backward(q, u, rstd, C: tl.constexpr):
+    """Return dL/ds from q = w ⊙ dL/dy:  rstd (q - mean q - u · mean(q ⊙ u))."""
+    return rstd * (q - tl.sum(q, axis=0) / C - u * (tl.sum(q * u, axis=0) / C))
+
+
+# --- recursive LayerNorm: y_1 = LN_1(λx + μF), y_k = LN_k(λx + y_{k-1}) ---------------------------------------------
+
+
+@triton.jit(do_not_specialize=["seed", "threshold"])
+def chain_forward(
+    x_ptr, f_ptr, y_ptr, stats_ptr,
+    w1_ptr, b1_ptr, w2_ptr, b2_ptr, w3_ptr, b3_ptr, w4_ptr, b4_ptr,
+    x_scale, f_scale, eps, seed, threshold,
+    NORMS: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, DROPOUT: tl.constexpr, SAVE: tl.constexpr,
+):  # fmt: skip
+    """Write a row of y and, to be saved, its (mean, rstd) of every norm."""
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    inside = cols < C
+    offsets = row.to(tl.int64) * C + cols
+    x = load_row(x_ptr, offsets, inside) * x_scale
+    y = branch_row(f_ptr, offsets, inside, seed, row, cols, threshold, f_scale, DROPOUT)
+    place = row * (2 * NORMS)
+    y = norm_forward(x + y, w1_ptr, b1_ptr, stats_ptr, place, cols, inside, eps, C, BLOCK, SAVE)
+    if NORMS >= 2:
+        y = norm_forward(x + y, w2_ptr, b2_ptr, stats_ptr, place + 2, cols, inside, eps, C, BLOCK, SAVE)
+    if NORMS >= 3:
+        y = norm_forward(x + y, w3_ptr, b3_ptr, stats_ptr, place + 4, cols, inside, eps, C, BLOCK, SAVE)
+    if NORMS >= 4:
+        y = norm_forward(x + y, w4_ptr, b4_ptr, stats_ptr, place + 6, cols, inside, eps, C, BLOCK, SAVE)
+    tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["seed", "threshold", "rows"])
+def chain_backward(
+    g_ptr, x_ptr, f_ptr, stats_ptr, dx_ptr, df_ptr, sums_ptr,
+    w1_ptr, b1_ptr, w2_ptr, b2_ptr, w3_ptr, b3_ptr, w4_ptr,
+    x_scale, f_scale, seed, threshold, rows,
+    NORMS: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """Write dx and dF of every P-th row, and over these rows the sums dw_1, db_1, dw_2, ... as (P, 2 NORMS, C)."""
+    first = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    inside = cols < C
+    dw1 = tl.zeros((BLOCK,), tl.float32)
+    db1 = tl.zeros((BLOCK,), tl.float32)
+    if NORMS >= 2:
+        dw2 = tl.zeros((BLOCK,), tl.float32)
+        db2 = tl.zeros((BLOCK,), tl.float32)
+    if NORMS >= 3:
+        dw3 = tl.zeros((BLOCK,), tl.float32)
+        db3 = tl.zeros((BLOCK,), tl.float32)
+    if NORMS >= 4:
+        dw4 = tl.zeros((BLOCK,), tl.float32)
+        db4 = tl.zeros((BLOCK,), tl.float32)
+    for step in range(0, rows - first, tl.num_programs(0)):
+        row = first + step
+        offsets = row.to(tl.int64) * C + cols
+        x = load_row(x_ptr, offsets, inside) * x_scale
+        f = branch_row(f_ptr, offsets, inside, seed, row, cols, threshold, f_scale, DROPOUT)
+        g = load_row(g_ptr, offsets, inside)
+        stats = stats_ptr + row * (2 * NORMS)
+        w1 = load_row(w1_ptr, cols, inside)
+        u1 = norm_again(x + f, stats, inside, C, BLOCK)
+        if NORMS >= 2:
+            w2 = load_row(w2_ptr, cols, inside)
+            u2 = norm_again(x + u1 * w1 + load_row(b1_ptr, cols, inside), stats + 2, inside, C, BLOCK)
+        if NORMS >= 3:
+            w3 = load_row(w3_ptr, cols, inside)
+            u3 = norm_again(x + u2 * w2 + load_row(b2_ptr, cols, inside), stats + 4, inside, C, BLOCK)
+        if NORMS >= 4:
+            w4 = load_row(w4_ptr, cols, inside)
+            u4 = norm_again(x + u3 * w3 + load_row(b3_ptr, cols, inside), stats + 6, inside, C, BLOCK)
+        dx = tl.zeros((BLOCK,), tl.float32)
+        if NORMS >= 4:
+            dw4 += g * u4
+            db4 += g
+            g = norm_backward(g * w4, u4, tl.load(stats + 7), C)
+            dx += g
+        if NORMS >= 3:
+            dw3 += g * u3
+            db3 += g
+            g = norm_backward(g * w3, u3, tl.load(stats + 5), C)
+            dx += g
+        if NORMS >= 2:
+            dw2 += g * u2
+            db2 += g
+            g = norm_backward(g * w2, u2, tl.load(stats + 3), C)
+            dx += g
+        dw1 += g * u1
+        db1 += g
+        g = norm_backward(g * w1, u1, tl.load(stats + 1), C)
+        dx += g
+        tl.store(dx_ptr + offsets, (dx * x_scale).to(dx_ptr.dtype.element_ty), mask=inside)
+        df = g * f_scale
+        if DROPOUT:
+            df = tl.where(survives(seed, row, cols, threshold), df, 0.0)
+        tl.store(df_ptr + offsets, df.to(df_ptr.dtype.element_ty), mask=inside)
+    sums = sums_ptr + first.to(tl.int64) * (2 * NORMS * C) + cols
+    tl.store(sums, dw1, mask=inside)
+    tl.store(sums + C, db1, mask=inside)
+    if NORMS >= 2:
+        tl.store(sums + 2 * C, dw2, mask=inside)
+        tl.store(sums + 3 * C, db2, mask=inside)
+    if NORMS >= 3:
+        tl.store(sums + 4 * C, dw3, mask=inside)
+        tl.store(sums + 5 * C, db3, mask=inside)
+    if NORMS >= 4:
+        tl.store(sums + 6 * C, dw4, mask=inside)
+        tl.store(sums + 7 * C, db4, mask=inside)
+
+
+# --- dropout alone, where a GEMM needs F: forward on f, backward on dL/dF ------------------------------------------
+
+
+@triton.jit(do_not_specialize=["seed", "threshold"])
+def dropout(
+    f_ptr, out_ptr, scale, seed, threshold, C: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Write a row of scale · D ⊙ f; f and out may be the same."""
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    inside = cols < C
+    offsets = row.to(tl.int64) * C + cols
+    kept = branch_row(f_ptr, offsets, inside, seed, row, cols, threshold, scale, True)
+    tl.store(out_ptr + offsets, kept.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+# --- Self-Adaptive Scaling: y = αx + βF + (1-α)(1-β) LN(x + F), from the gates' hidden layer H = [H_α | H_β] --------
+
+
+@triton.jit
+def tanh(h):
+    """tanh, for want of one in tl, exact to fp32's rounding of 1; this exp never overflows."""
+    e = tl.exp(-2.0 * tl.abs(h))
+    t = (1.0 - e) / (1.0 + e)
+    return tl.where(h < 0.0, -t, t)
+
+
+@triton.jit
+def sas_forward(
+    x_ptr, f_ptr, h_ptr, y_ptr, stats_ptr, v_ptr, c_ptr, w_ptr, b_ptr, eps,
+    C: tl.constexpr, BLOCK: tl.constexpr, SAVE: tl.constexpr,
+):  # fmt: skip
+    """Write a row of y and, to be saved, its mean, rstd, α and β; v (2, C) and c (2,) are the gates' output layer."""
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    inside = cols < C
+    offsets = row.to(tl.int64) * C + cols
+    hidden = h_ptr + row.to(tl.int64) * (2 * C)
+    x = load_row(x_ptr, offsets, inside)
+    f = load_row(f_ptr, offsets, inside)
+    s_alpha = tl.sum(tanh(load_row(hidden, cols, inside)) * load_row(v_ptr, cols, inside), axis=0)
+    s_beta = tl.sum(tanh(load_row(hidden + C, cols, inside)) * load_row(v_ptr + C, cols, inside), axis=0)
+    alpha = tl.sigmoid(s_alpha + tl.load(c_ptr).to(tl.float32))
+    beta = tl.sigmoid(s_beta + tl.load(c_ptr + 1).to(tl.float32))
+    place = row * 4
+    normed = norm_forward(x + f, w_ptr, b_ptr, stats_ptr, place, cols, inside, eps, C, BLOCK, SAVE)
+    if SAVE:
+        tl.store(stats_ptr + place + 2, alpha)
+        tl.store(stats_ptr + place + 3, beta)
+    y = alpha * x + beta * f + (1.0 - alpha) * (1.0 - beta) * normed
+    tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def sas_backward(
+    g_ptr, x_ptr, f_ptr, h_ptr, stats_ptr, dx_ptr, df_ptr, dh_ptr, sums_ptr, v_ptr, w_ptr, b_ptr, rows,
+    C: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write dH of every P-th row, and dx and dF but for what reaches them through H.
+
+    Over these rows the sums dw, db, dv_α, dv_β, ΣdH_α, ΣdH_β, dc as (P, 6 C + 2).
+    """
+    first = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    inside = cols < C
+    v_alpha = load_row(v_ptr, cols, inside)
+    v_beta = load_row(v_ptr + C, cols, inside)
+    w = load_row(w_ptr, cols, inside)
+    b = load_row(b_ptr, cols, inside)
+    dw = tl.zeros((BLOCK,), tl.float32)
+    db = tl.zeros((BLOCK,), tl.float32)
+    dv_alpha = tl.zeros((BLOCK,), tl.float32)
+    dv_beta = tl.zeros((BLOCK,), tl.float32)
+    sum_alpha = tl.zeros((BLOCK,), tl.float32)
+    sum_beta = tl.zeros((BLOCK,), tl.float32)
+    dc_alpha = 0.0
+    dc_beta = 0.0
+    for step in range(0, rows - first, tl.num_programs(0)):
+        row = first + step
+        offsets = row.to(tl.int64) * C + cols
+        hidden = row.to(tl.int64) * (2 * C) + cols
+        x = load_row(x_ptr, offsets, inside)
+        f = load_row(f_ptr, offsets, inside)
+        g = load_row(g_ptr, offsets, inside)
+        t_alpha = tanh(load_row(h_ptr, hidden, inside))
+        t_beta = tanh(load_row(h_ptr, hidden + C, inside))
+        stats = stats_ptr + row * 4
+        rstd = tl.load(stats + 1)
+        alpha = tl.load(stats + 2)
+        beta = tl.load(stats + 3)
+        u = norm_again(x + f, stats, inside, C, BLOCK)
+        on_norm = tl.sum(g * (u * w + b), axis=0)
+        logit_alpha = alpha * (1.0 - alpha) * (tl.sum(g * x, axis=0) - (1.0 - beta) * on_norm)
+        logit_beta = beta * (1.0 - beta) * (tl.sum(g * f, axis=0) - (1.0 - alpha) * on_norm)
+        dh_alpha = logit_alpha * v_alpha * (1.0 - t_alpha * t_alpha)
+        dh_beta = logit_beta * v_beta * (1.0 - t_beta * t_beta)
+        dn = (1.0 - alpha) * (1.0 - beta) * g
+        dz = norm_backward(dn * w, u, rstd, C)
+        tl.store(dx_ptr + offsets, (alpha * g + dz).to(dx_ptr.dtype.element_ty), mask=inside)
+        tl.store(df_ptr + offsets, (beta * g + dz).to(df_ptr.dtype.element_ty), mask=inside)
+        tl.store(dh_ptr + hidden, dh_alpha.to(dh_ptr.dtype.element_ty), mask=inside)
+        tl.store(dh_ptr + hidden + C, dh_beta.to(dh_ptr.dtype.element_ty), mask=inside)
+        dw += dn * u
+        db += dn
+        dv_alpha += logit_alpha * t_alpha
+        dv_beta += logit_beta * t_beta
+        sum_alpha += dh_alpha
+        sum_beta += dh_beta
+        dc_alpha += logit_alpha
+        dc_beta += logit_beta
+    sums = sums_ptr + first.to(tl.int64) * (6 * C + 2)
+    tl.store(sums + cols, dw, mask=inside)
+    tl.store(sums + C + cols, db, mask=inside)
+    tl.store(sums + 2 * C + cols, dv_alpha, mask=inside)
+    tl.store(sums + 3 * C + cols, dv_beta, mask=inside)
+    tl.store(sums + 4 * C + cols, sum_alpha, mask=inside)
+    tl.store(sums + 5 * C + cols, sum_beta, mask=inside)
+    tl.store(sums + 6 * C, dc_alpha)
+    tl.store(sums + 6 * C + 1, dc_beta)

@@ -1,0 +1,317 @@
+"""The fused kernels against the formulas in fp64: on a GPU where there is one, else under Triton's interpreter."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fairseq_resid import ops
+from fairseq_resid.ops import dispatch
+
+if sys.platform != "linux":
+    pytest.skip("triton has no build for this system", allow_module_level=True)
+
+ROOT = Path(__file__).resolve().parent.parent
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+EPS = 1e-5
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+# Calls are slow under the interpreter, and cheap beside the compilation of each kind on a GPU.
+few = settings(
+    max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+Tensors = list[Tensor]
+
+
+# --- the reference: the formulas in fp64 ---------------------------------------------------------------------------
+
+
+def norm(s: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    centred = s - s.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + EPS).sqrt() * weight + bias
+
+
+def chain(x: Tensor, f: Tensor, parameters: Tensors, lam: float = 1.0, mu: float = 1.0) -> Tensor:
+    y = mu * f
+    for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
+        y = norm(lam * x + y, weight, bias)
+    return y
+
+
+def sas(x: Tensor, f: Tensor, parameters: Tensors) -> Tensor:
+    hidden_weight, hidden_bias, output_weight, output_bias, weight, bias = parameters
+    hidden = torch.tanh(torch.cat([x, f], dim=-1) @ hidden_weight.T + hidden_bias)
+    c = x.size(-1)
+    alpha, beta = (
+        torch.sigmoid(hidden[..., gate * c : (gate + 1) * c] @ output_weight[gate] + output_bias[gate]).unsqueeze(-1)
+        for gate in (0, 1)
+    )
+    return alpha * x + beta * f + (1 - alpha) * (1 - beta) * norm(x + f, weight, bias)
+
+
+def fused_chain(x: Tensor, f: Tensor, parameters: Tensors, p: float = 0.0, **given: Any) -> Tensor:
+    return ops.fused_recursive_layer_norm(x, f, parameters[::2], parameters[1::2], EPS, p, **given)
+
+
+def fused_sas(x: Tensor, f: Tensor, parameters: Tensors, p: float = 0.0, **given: Any) -> Tensor:
+    return ops.fused_self_adaptive_scaling(x, f, *parameters, EPS, p, **given)  # type: ignore[misc]
+
+
+def eager_chain(x: Tensor, f: Tensor, parameters: Tensors) -> Tensor:
+    return ops.recursive_layer_norm(x, f, parameters[::2], parameters[1::2], EPS)
+
+
+def eager_sas(x: Tensor, f: Tensor, parameters: Tensors) -> Tensor:
+    alpha, beta = torch.sigmoid(ops.scaling_gate(x, f, *parameters[:4])).chunk(2, dim=-1)
+    return ops.self_adaptive_scaling(x, f, alpha, beta, (1 - alpha) * (1 - beta), *parameters[4:], EPS)
+
+
+# --- what the tests are made of ------------------------------------------------------------------------------------
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0, shift: float = 0.0, seed: int) -> Tensor:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale + shift
+    return values.to(DEVICE, dtype).requires_grad_()
+
+
+def chain_parameters(c: int, norms: int, dtype: torch.dtype = torch.float32) -> Tensors:
+    return [draw(c, dtype=dtype, scale=0.3, shift=1 - i % 2, seed=10 + i) for i in range(2 * norms)]
+
+
+def sas_parameters(c: int, dtype: torch.dtype = torch.float32) -> Tensors:
+    shapes = [(2 * c, 2 * c), (2 * c,), (2, c), (2,), (c,), (c,)]
+    scales = [1 / math.sqrt(c), 0.3, 1 / math.sqrt(c), 0.5, 0.3, 0.3]
+    return [
+        draw(*shape, dtype=dtype, scale=scale, shift=float(i == 4), seed=30 + i)
+        for i, (shape, scale) in enumerate(zip(shapes, scales, strict=True))
+    ]
+
+
+def results(function: Any, x: Tensor, f: Tensor, parameters: Tensors, g: Tensor, **given: Any) -> Tensors:
+    """y and every gradient of it."""
+    y = function(x, f, parameters, **given)
+    return [y, *torch.autograd.grad(y, [x, f, *parameters], g.to(y.dtype))]
+
+
+def in_double(*tensors: Tensor) -> Tensors:
+    return [t.detach().double().requires_grad_() for t in tensors]
+
+
+def check(
+    kind: str, x: Tensor, f: Tensor, parameters: Tensors, p: float = 0.0, slack: float = 1.0, **scales: float
+) -> None:
+    """y and every gradient to fp32's rounding, or in 16 bits to twice the error of eager PyTorch, the masks equal."""
+    kernel, reference, eager = {
+        "chain": (fused_chain, chain, eager_chain),
+        "sas": (fused_sas, sas, eager_sas),
+    }[kind]
+    g = draw(*x.shape, dtype=x.dtype, seed=5).detach()
+    mask = ops.dropout_mask(tuple(x.shape), p, 3, DEVICE) / (1 - p) if p else torch.ones_like(x)
+    names = {"lam": "x_scale", "mu": "f_scale"}
+    seeded = {"p": p, "seed": 3} if p else {}
+    found = results(kernel, x, f, parameters, g, **seeded, **{names[key]: value for key, value in scales.items()})
+    assert [t.dtype for t in found] == [x.dtype, x.dtype, f.dtype, *(t.dtype for t in parameters)]
+    double_x, double_f, *double_parameters = in_double(x, f, *parameters)
+    wide = mask.double()
+    expected = results(
+        lambda x, f, parameters: reference(x, f * wide, parameters, **scales),
+        double_x, double_f, double_parameters, g.double(),
+    )  # fmt: skip
+    allowed = [0.0] * len(found)
+    if x.dtype != torch.float32:
+        narrow = mask.to(x.dtype)
+        lam, mu = scales.get("lam", 1.0), scales.get("mu", 1.0)
+        theirs = results(lambda x, f, parameters: eager(lam * x, mu * (f * narrow), parameters), x, f, parameters, g)
+        allowed = [2 * (a.double() - b).abs().max().item() for a, b in zip(theirs, expected, strict=True)]
+    for index, (ours, right, error) in enumerate(zip(found, expected, allowed, strict=True)):
+        scale = right.abs().max().clamp(min=1e-3).item()
+        tolerance = error + slack * scale * (4e-5 if x.dtype == torch.float32 else torch.finfo(x.dtype).eps)
+        worst = (ours.double() - right).abs().max().item()
+        assert worst <= tolerance, (kind, index, worst, tolerance)
+
+
+widths = st.sampled_from([64, 65, 96, 127])
+
+
+@few
+@given(
+    rows=st.sampled_from([(1,), (2,), (3, 2), (7,)]),
+    c=widths,
+    norms=st.integers(1, 4),
+    dtype=st.sampled_from(DTYPES),
+    p=st.sampled_from([0.0, 0.1, 0.5]),
+    lam=st.sampled_from([1.0, 2.0, 0.5]),
+    mu=st.sampled_from([1.0, 3.0]),
+    magnitude=st.sampled_from([1e-2, 1.0, 50.0]),
+)
+def test_chain(
+    rows: tuple[int, ...], c: int, norms: int, dtype: torch.dtype, p: float, lam: float, mu: float, magnitude: float
+) -> None:
+    x, f = (draw(*rows, c, dtype=dtype, scale=magnitude, seed=seed) for seed in (1, 2))
+    check("chain", x, f, chain_parameters(c, norms, dtype), p, lam=lam, mu=mu)
+
+
+@few
+@given(
+    rows=st.sampled_from([(1,), (2,), (3, 2), (7,)]),
+    c=widths,
+    dtype=st.sampled_from(DTYPES),
+    p=st.sampled_from([0.0, 0.1, 0.5]),
+    magnitude=st.sampled_from([1e-2, 1.0, 4.0]),
+)
+def test_sas(rows: tuple[int, ...], c: int, dtype: torch.dtype, p: float, magnitude: float) -> None:
+    x, f = (draw(*rows, c, dtype=dtype, scale=magnitude, seed=seed) for seed in (1, 2))
+    check("sas", x, f, sas_parameters(c, dtype), p)
+
+
+@pytest.mark.parametrize("norms", [1, 2, 3, 4, 5, 9])
+def test_any_number_of_norms(norms: int) -> None:
+    check("chain", draw(3, 64, seed=1), draw(3, 64, seed=2), chain_parameters(64, norms), 0.2)
+
+
+@pytest.mark.parametrize("c", [64, 384, 512, 513, 1000, 2048])
+@pytest.mark.parametrize("kind", ["chain", "sas"])
+def test_widths(kind: str, c: int) -> None:
+    parameters = chain_parameters(c, 2) if kind == "chain" else sas_parameters(c)
+    check(kind, draw(2, c, seed=1), draw(2, c, seed=2), parameters, 0.1)
+
+
+def test_the_widest_row() -> None:
+    c = dispatch.MOST_CHANNELS
+    x, f = (draw(2, c, dtype=torch.float16, seed=seed) for seed in (1, 2))
+    check("chain", x, f, chain_parameters(c, 3, torch.float16), 0.1)
+
+
+@pytest.mark.parametrize("kind", ["chain", "sas"])
+def test_many_rows(kind: str) -> None:
+    """More rows than a program of the backward kernel takes at once."""
+    parameters = chain_parameters(64, 2) if kind == "chain" else sas_parameters(64)
+    check(kind, draw(33, 64, seed=1), draw(33, 64, seed=2), parameters)
+
+
+@pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e6, 1e15], ids=str)
+def test_extreme_values(magnitude: float) -> None:
+    """The norm divides by sqrt(variance + eps): tiny rows stay tiny, huge ones are normalised without overflow."""
+    x, f = (draw(2, 96, scale=magnitude, seed=seed) for seed in (1, 2))
+    check("chain", x, f, chain_parameters(96, 2))
+
+
+def test_sums_beyond_the_largest_fp16() -> None:
+    x, f = (draw(2, 64, dtype=torch.float16, scale=1e4, shift=5e4, seed=seed) for seed in (1, 2))
+    with torch.no_grad():
+        x.clamp_(-65000, 65000), f.clamp_(-65000, 65000)
+    found = fused_chain(x, f, chain_parameters(64, 2, torch.float16))
+    expected = chain(x.double(), f.double(), in_double(*chain_parameters(64, 2, torch.float16)))
+    torch.testing.assert_close(found.double(), expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0, 1e4])
+def test_rows_without_variance(value: float) -> None:
+    """u = 0 there, and rstd = 1 / sqrt(eps) in the gradient."""
+    x, f = (torch.full((2, 65), sign * value, device=DEVICE).requires_grad_() for sign in (2.0, -1.0))
+    check("chain", x, f, chain_parameters(65, 1), slack=30)
+    check("sas", x, f, sas_parameters(65), slack=30)
+
+
+def test_a_large_mean_costs_no_digits() -> None:
+    x, f = draw(2, 128, shift=3000.0, seed=1), draw(2, 128, seed=2)
+    found = fused_chain(x, f, chain_parameters(128, 1)).double()
+    expected = chain(*in_double(x, f), in_double(*chain_parameters(128, 1)))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["chain", "sas"])
+def test_non_contiguous_input_and_gradient(kind: str) -> None:
+    function = fused_chain if kind == "chain" else fused_sas
+    parameters = chain_parameters(64, 2) if kind == "chain" else sas_parameters(64)
+    x, f, g = (draw(2, 3, 64, seed=seed).detach() for seed in (1, 2, 3))
+    expected = results(function, x.requires_grad_(), f.requires_grad_(), parameters, g)
+    strided = [t.detach().transpose(0, 1).contiguous().transpose(0, 1) for t in (x, g)]
+    sliced = torch.cat([f.detach(), f.detach()], dim=-1)[..., 64:]
+    assert not any(t.is_contiguous() for t in (*strided, sliced))
+    found = results(function, strided[0].requires_grad_(), sliced.requires_grad_(), parameters, strided[1])
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", ["chain", "sas"])
+def test_an_expanded_gradient(kind: str) -> None:
+    """What the backward of a sum hands over has strides of zero."""
+    function, reference = (fused_chain, chain) if kind == "chain" else (fused_sas, sas)
+    parameters = chain_parameters(64, 2) if kind == "chain" else sas_parameters(64)
+    x, f = draw(2, 64, seed=1), draw(2, 64, seed=2)
+    found = torch.autograd.grad(function(x, f, parameters).sum(), [x, f])
+    wide = in_double(x, f, *parameters)
+    expected = torch.autograd.grad(reference(wide[0], wide[1], wide[2:]).sum(), wide[:2])
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
+# --- dropout -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3])
+def test_the_mask(p: float) -> None:
+    """Dropped as often as asked, in every place of the 8 channels that share one call of philox, and independently."""
+    mask = ops.dropout_mask((64, 256), p, 11, DEVICE)
+    assert set(mask.unique().tolist()) == {0.0, 1.0}
+    dropped = 1 - mask
+    deviation = math.sqrt(p * (1 - p) / mask.numel())
+    assert dropped.mean().item() == pytest.approx(p, abs=4 * deviation)
+    lanes = dropped.view(-1, 8)
+    assert (lanes.mean(0) - p).abs().max() < 4 * deviation * math.sqrt(8)
+    together = torch.corrcoef(lanes.T) - torch.eye(8, device=DEVICE)
+    assert together.abs().max() < 5 / math.sqrt(lanes.size(0))
+    rows = torch.corrcoef(dropped) - torch.eye(64, device=DEVICE)
+    assert rows.abs().max() < 6 / math.sqrt(256)
+    assert torch.equal(ops.dropout_mask((64, 256), p, 11, DEVICE), mask)
+    other = ops.dropout_mask((64, 256), p, 12, DEVICE)
+    assert abs(torch.corrcoef(torch.stack([mask, other]).flatten(1))[0, 1]) < 5 / math.sqrt(mask.numel())
+
+
+@pytest.mark.parametrize("kind", ["chain", "sas"])
+def test_the_seed_is_torchs(kind: str) -> None:
+    function = fused_chain if kind == "chain" else fused_sas
+    parameters = chain_parameters(64, 1) if kind == "chain" else sas_parameters(64)
+    x, f = draw(2, 64, seed=1), draw(2, 64, seed=2)
+    torch.manual_seed(4)
+    first, second = (function(x, f, parameters, 0.5) for _ in range(2))
+    torch.manual_seed(4)
+    assert torch.equal(function(x, f, parameters, 0.5), first)
+    assert not torch.equal(second, first)
+
+
+@pytest.mark.parametrize("kind", ["chain", "sas"])
+def test_results_are_repeated_bit_by_bit(kind: str) -> None:
+    parameters = chain_parameters(64, 2) if kind == "chain" else sas_parameters(64)
+    x, f, g = draw(9, 64, seed=1), draw(9, 64, seed=2), draw(9, 64, seed=3).detach()
+    torch.use_deterministic_algorithms(True)
+    try:
+        function = fused_chain if kind == "chain" else fused_sas
+        first, second = (results(function, x, f, parameters, g, p=0.1, seed=6) for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+# --- compilation for GPUs that are not here ------------------------------------------------------------------------
+
+
+def test_the_kernels_compile_for_gpus(tmp_path: Path) -> None:
+    """Down to machine code, by the compiler that triton ships; no GPU is asked for anything."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [sys.executable, ROOT / "tests" / "compile_kernels.py"], capture_output=True, text=True, env=environment
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.split() == ["24"]
