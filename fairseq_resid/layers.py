@@ -184,4 +184,4 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
 def build_site(cfg, dim: int, layer_name: str) -> connections.ResidualConnection:  # type: ignore[no-untyped-def]
     """Return the connection of one site; `layer_name` is what --retain-dropout-modules calls its dropout."""
     dropout = FairseqDropout(cfg.dropout, module_name=layer_name)
-    return connections.build(cfg.residual, dim, dropout, **cfg.residual_options)
+    return connections.build(cfg.residual, dim, dropout, backend=cfg.residual_backend, **cfg.residual_options)

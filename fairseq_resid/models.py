@@ -22,6 +22,7 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from . import connections
 from .compat import BETTER_TRANSFORMER_COPIES, UserError
 from .layers import ResidualDecoderLayer, ResidualEncoderLayer
+from .ops import BACKENDS
 
 # Scalings that fairseq's own decoder layer reads off a config (modules/transformer_layer.py). They belong to another
 # residual structure (NormFormer), and would be silently ignored here.
@@ -40,6 +41,7 @@ class ResidualTransformerConfig(TransformerConfig):
     """fairseq's TransformerConfig and, beside it, the residual structure with every option of it resolved."""
 
     residual: str = field(default="post_ln", metadata={"help": "residual structure of every sublayer"})
+    residual_backend: str = field(default="auto", metadata={"help": "what computes the residual structure"})
     residual_options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -71,10 +73,12 @@ def resolve_residual(args: argparse.Namespace) -> dict[str, Any]:
     flags = {
         name: bool(getattr(args, name, False)) for name in ("encoder_normalize_before", "decoder_normalize_before")
     }
+    backend = getattr(args, "residual_backend", None) or "auto"  # a file from before the flag has none
     try:
         residual = connections.canonical(given or ("pre_ln" if all(flags.values()) else "post_ln"))
         options = connections.resolve(residual, {name: getattr(args, name, None) for name in connections.all_options()})
-        connections.build(residual, 1, **options)  # values out of range: now, not after the data is loaded
+        # Values out of range: now, not after the data is loaded.
+        connections.build(residual, 1, backend=backend, **options)
     except ValueError as error:
         raise UserError(str(error)) from None
     if any(flags.values()) and not (residual == "pre_ln" and all(flags.values())):
@@ -83,6 +87,7 @@ def resolve_residual(args: argparse.Namespace) -> dict[str, Any]:
     if getattr(args, "no_decoder_final_norm", False) and residual != "pre_ln":
         raise UserError(f"--no-decoder-final-norm with --residual {residual}: only pre_ln ends a stack in a norm")
     args.residual = residual
+    args.residual_backend = backend
     args.encoder_normalize_before = args.decoder_normalize_before = residual == "pre_ln"
     vars(args).update(options)
     return options
@@ -149,6 +154,12 @@ class ResidualTransformerModel(TransformerModelBase):
         """Add stock's Transformer flags, --residual, and the flag of every option of any residual structure."""
         gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
         parser.add_argument("--residual", choices=connections.names(), help="residual structure (default: post_ln)")
+        parser.add_argument(
+            "--residual-backend",
+            choices=BACKENDS,
+            help="what computes the residual structure: auto, fused kernels wherever they serve; eager, plain PyTorch; "
+            "triton, the kernels, or an error where they do not serve in training (default: auto)",
+        )
         for name, meanings in connections.all_options().items():
             text = "; ".join(f"{variant}: {spec.help} (default: {spec.default})" for variant, spec in meanings.items())
             option = next(iter(meanings.values()))

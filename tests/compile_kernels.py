@@ -42,7 +42,8 @@ def compile_one(kernel: Any, target: Target, lanes: int, norms: int = 0, save: b
     }
     shape = dict(fused._shape(channels, lanes))
     options = {"num_warps": shape.pop("num_warps")}
-    fixed = {**shape, "NORMS": norms, "DROPOUT": save, "SAVE": save, **dict.fromkeys(AFFINE[2 * norms :])}
+    last = int(kernel is kernels.chain_backward)  # which does without the last bias
+    fixed = {**shape, "NORMS": norms, "DROPOUT": save, "SAVE": save, **dict.fromkeys(AFFINE[2 * norms - last :])}
     if not save:
         fixed["stats_ptr"] = None
     names = kernel.arg_names

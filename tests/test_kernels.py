@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import math
 import os
 import subprocess
@@ -11,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as functional
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from fairseq_resid import ops
-from fairseq_resid.ops import dispatch
+from fairseq_resid import connections, ops
+from fairseq_resid.ops import dispatch, fused
 
 if sys.platform != "linux":
     pytest.skip("triton has no build for this system", allow_module_level=True)
@@ -263,7 +266,7 @@ def test_an_expanded_gradient(kind: str) -> None:
 @pytest.mark.parametrize("p", [0.1, 0.3])
 def test_the_mask(p: float) -> None:
     """Dropped as often as asked, in every place of the 8 channels that share one call of philox, and independently."""
-    mask = ops.dropout_mask((64, 256), p, 11, DEVICE)
+    mask = ops.dropout_mask((16, 1024), p, 11, DEVICE)
     assert set(mask.unique().tolist()) == {0.0, 1.0}
     dropped = 1 - mask
     deviation = math.sqrt(p * (1 - p) / mask.numel())
@@ -272,10 +275,10 @@ def test_the_mask(p: float) -> None:
     assert (lanes.mean(0) - p).abs().max() < 4 * deviation * math.sqrt(8)
     together = torch.corrcoef(lanes.T) - torch.eye(8, device=DEVICE)
     assert together.abs().max() < 5 / math.sqrt(lanes.size(0))
-    rows = torch.corrcoef(dropped) - torch.eye(64, device=DEVICE)
-    assert rows.abs().max() < 6 / math.sqrt(256)
-    assert torch.equal(ops.dropout_mask((64, 256), p, 11, DEVICE), mask)
-    other = ops.dropout_mask((64, 256), p, 12, DEVICE)
+    rows = torch.corrcoef(dropped) - torch.eye(16, device=DEVICE)
+    assert rows.abs().max() < 5 / math.sqrt(1024)
+    assert torch.equal(ops.dropout_mask((16, 1024), p, 11, DEVICE), mask)
+    other = ops.dropout_mask((16, 1024), p, 12, DEVICE)
     assert abs(torch.corrcoef(torch.stack([mask, other]).flatten(1))[0, 1]) < 5 / math.sqrt(mask.numel())
 
 
@@ -302,6 +305,365 @@ def test_results_are_repeated_bit_by_bit(kind: str) -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+# --- what is kept, and what is refused -----------------------------------------------------------------------------
+
+
+def site(
+    name: str, c: int = 64, p: float | nn.Module = 0.0, backend: str = "triton", **options: Any
+) -> connections.ResidualConnection:
+    torch.manual_seed(2)
+    made = connections.build(name, c, p, backend=backend, **options)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    return made.to(DEVICE).train()
+
+
+def twin(made: connections.ResidualConnection, backend: str = "eager") -> connections.ResidualConnection:
+    other = copy.deepcopy(made)
+    other.backend = backend
+    return other
+
+
+FUSED: list[tuple[str, dict[str, Any]]] = [
+    ("post_ln", {}),
+    ("xskip_ln", {"skip_lambda": 3.0, "branch_scale": 2.0}),
+    ("rskip_ln", {"skip_lambda": 1}),
+    ("rskip_ln", {"skip_lambda": 3}),
+    ("sas", {"sas_alpha_bias": 0.5}),
+]
+every = pytest.mark.parametrize(("name", "options"), FUSED, ids=[f"{n}-{o.get('skip_lambda', '')}" for n, o in FUSED])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "most"),
+    [
+        ("post_ln", {}, 1.05),
+        ("rskip_ln", {"skip_lambda": 2}, 1.05),
+        ("rskip_ln", {"skip_lambda": 3}, 1.05),
+        ("sas", {}, 3.1),
+    ],
+)
+def test_saved_activations(name: str, options: dict[str, Any], most: float) -> None:
+    """Beyond x, which the sublayer's first GEMM keeps anyway, in C-vectors per token in the activations' dtype."""
+    c, rows = 512, 2
+    made = site(name, c, 0.1, **options).half()
+    x = draw(rows, c, dtype=torch.float16, seed=1)
+    f_out = draw(rows, c, dtype=torch.float16, seed=2) * 1
+    known = {t.untyped_storage().data_ptr() for t in (x, *made.parameters())}
+    kept: dict[int, int] = {}
+
+    def pack(t: Tensor) -> Tensor:
+        if t.untyped_storage().data_ptr() not in known:
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = made(x, f_out)
+    assert y.requires_grad
+    assert 0.9 * math.floor(most) <= sum(kept.values()) / (rows * c * x.element_size()) <= most
+
+
+@every
+def test_second_derivatives_are_refused(name: str, options: dict[str, Any]) -> None:
+    made = site(name, **options)
+    x, f = draw(1, 64, seed=1), draw(1, 64, seed=2)
+    with pytest.raises(RuntimeError, match=r"second derivative.*--residual-backend eager"):
+        torch.autograd.grad(made(x, f).sum(), x, create_graph=True)
+
+
+def test_decoding_builds_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    for function in (fused._Chain, fused._SelfAdaptiveScaling, fused._Dropout):
+        monkeypatch.setattr(function, "apply", lambda *_: pytest.fail("autograd in decoding"))
+    for name, options in FUSED:
+        made = site(name, p=0.1, **options).eval()
+        x, f = draw(1, 4, 64, seed=1), draw(1, 4, 64, seed=2)
+        with torch.no_grad():
+            torch.testing.assert_close(made(x, f), twin(made)(x, f))
+
+
+# --- sites ---------------------------------------------------------------------------------------------------------
+
+
+@every
+def test_a_site_equals_its_eager_self(name: str, options: dict[str, Any]) -> None:
+    made = site(name, **options)
+    x, f, g = draw(2, 2, 64, seed=1), draw(2, 2, 64, seed=2), draw(2, 2, 64, seed=3).detach()
+    found, expected = (
+        results(lambda x, f, _, one=one: one(x, f), x, f, list(one.parameters()), g) for one in (made, twin(made))
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert made.state_dict().keys() == site(name, backend="eager", **options).state_dict().keys()
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
+    """Under autocast a shortcut is fp32 and a branch 16-bit; what comes out is what eager PyTorch gives."""
+    made = site(name, **options)
+    x, g = draw(2, 64, seed=1), draw(2, 64, seed=3).detach()
+    f = draw(2, 64, dtype=dtype, seed=2)
+    both = []
+    for one in (made, twin(made)):
+        with torch.autocast(DEVICE.type, dtype=dtype):
+            y = one(x, f)
+        assert y.dtype == torch.float32
+        both.append([y, *torch.autograd.grad(y, [x, f, *one.parameters()], g)])
+    for ours, theirs in zip(*both, strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=0.03, atol=0.03)
+
+
+class Tripled(nn.Dropout):
+    def forward(self, input: Tensor) -> Tensor:
+        return 3 * input
+
+
+class Other(nn.Module):
+    def forward(self, f: Tensor) -> Tensor:
+        return 3 * f
+
+
+@pytest.mark.parametrize("dropout", [Tripled(0.5), Other(), nn.Dropout(1.0)], ids=["subclass", "module", "p=1"])
+@pytest.mark.parametrize("name", ["post_ln", "sas"])
+def test_another_dropout_is_called(name: str, dropout: nn.Module) -> None:
+    made = site(name)
+    made.dropout = dropout
+    x, f = draw(2, 64, seed=1), draw(2, 64, seed=2)
+    torch.testing.assert_close(made(x, f), twin(made)(x, f), rtol=1e-5, atol=1e-5)
+    times = 0 if isinstance(dropout, nn.Dropout) and dropout.p == 1 else 3
+    torch.testing.assert_close(made(x, f), made.combine(x, times * f), rtol=1e-5, atol=1e-5)
+
+
+def fairseq_dropout(p: float) -> Any:
+    from fairseq.modules import FairseqDropout
+
+    return FairseqDropout(p, module_name="layer")
+
+
+@pytest.mark.parametrize("made", [nn.Dropout, fairseq_dropout])
+def test_dropout_is_folded_in(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither dropout module is called; each drops when it would have, and of the channels of an F of ones a half."""
+    one = site("xskip_ln", p=made(0.5))
+    monkeypatch.setattr(type(one.dropout), "forward", lambda *_: pytest.fail("called"))
+    with torch.no_grad():
+        one.norm.weight.fill_(1.0), one.norm.bias.zero_()
+    zeros, ones = torch.zeros(8, 64, device=DEVICE), torch.ones(8, 64, device=DEVICE)
+    assert (one(zeros, ones) < 0).float().mean().item() == pytest.approx(0.5, abs=0.12)
+    one.eval()
+    assert not (one(zeros, ones) < 0).any()
+    if made is fairseq_dropout:
+        one.dropout.make_generation_fast_("", retain_dropout=True)
+        assert (one(zeros, ones) < 0).any()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+@every
+def test_torchscript_compile_and_transforms_do_not_break(name: str, options: dict[str, Any]) -> None:
+    made = site(name, **options)
+    x, f = draw(2, 64, seed=1).detach(), draw(2, 64, seed=2).detach()
+    expected = twin(made)(x, f)
+    torch.testing.assert_close(torch.jit.script(made)(x, f), expected)
+    torch.testing.assert_close(torch.jit.trace(made, (x, f))(x, f), expected)
+    compiled = torch.compile(made, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, f), expected)
+    torch.testing.assert_close(torch.func.vmap(made)(x, f), expected)
+    torch.testing.assert_close(torch.func.jvp(made, (x, f), (x, f))[0], expected)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        assert torch.autograd.forward_ad.unpack_dual(made(dual, f)).tangent is not None
+
+
+def test_activation_checkpointing_draws_the_mask_again() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    made = site("rskip_ln", p=0.5)
+    x, f = draw(2, 64, seed=1), draw(2, 64, seed=2)
+    found = []
+    for call in (made, lambda x, f: checkpoint(made, x, f, use_reentrant=False)):
+        torch.manual_seed(8)
+        y = call(x, f)
+        found.append([y, *torch.autograd.grad(y.square().sum(), [x, f])])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+# --- the dispatcher ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forgetful() -> Any:
+    """The dispatcher without what it has found out and said so far."""
+
+    def clear() -> None:
+        for remembered in (dispatch._say, dispatch._misfit, dispatch._fault):
+            remembered.cache_clear()
+
+    clear()
+    yield
+    clear()
+
+
+@pytest.fixture
+def no_interpreter(forgetful: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dispatcher of a machine without GPU where nobody set TRITON_INTERPRET."""
+    monkeypatch.setattr(dispatch, "_INTERPRETED", False)
+
+
+def cpu(dtype: torch.dtype = torch.float32, c: int = 64) -> tuple[Tensor, Tensor]:
+    return torch.randn(2, c).to(dtype), torch.randn(2, c).to(dtype)
+
+
+def test_auto_is_eager_on_a_cpu_and_says_so_once(forgetful: None, caplog: pytest.LogCaptureFixture) -> None:
+    made = twin(site("rskip_ln"), "auto").cpu()
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            x, f = cpu()
+            assert torch.equal(made(x, f), made.combine(x, f))
+    assert caplog.messages == ["residual backend: eager (the kernels are for NVIDIA GPUs)"]
+
+
+def test_triton_says_so_once(forgetful: None, caplog: pytest.LogCaptureFixture) -> None:
+    made = site("rskip_ln")
+    with caplog.at_level(logging.INFO):
+        for seed in (1, 2):
+            made(draw(1, 64, seed=seed), draw(1, 64, seed=seed))
+    assert caplog.messages == ["residual backend: triton"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "c", "reason"),
+    [
+        (torch.float64, 64, "float64 is not among fp32, fp16, bf16"),
+        (torch.float32, 63, "C = 63 is not from 64 to 8192"),
+        (torch.float32, 8193, "C = 8193 is not from 64 to 8192"),
+    ],
+)
+def test_what_triton_does_not_serve(dtype: torch.dtype, c: int, reason: str) -> None:
+    made = site("post_ln", c).to(dtype)
+    x, f = (t.to(DEVICE) for t in cpu(dtype, c))
+    with pytest.raises(ValueError, match=f"--residual-backend triton: {reason}"):
+        made(x, f)
+    expected = made.combine(x, f)
+    assert torch.equal(made.eval()(x, f), expected)
+    assert torch.equal(twin(made, "auto").train()(x, f), expected)
+
+
+def test_a_model_trained_with_triton_decodes_on_a_cpu(no_interpreter: None, caplog: pytest.LogCaptureFixture) -> None:
+    made = site("sas").cpu()
+    x, f = cpu()
+    with pytest.raises(ValueError, match=r"--residual-backend triton: the kernels are for NVIDIA GPUs.*on cpu"):
+        made(x, f)
+    with caplog.at_level(logging.INFO):
+        assert torch.equal(made.eval()(x, f), made.combine(x, f))
+    assert caplog.messages == ["residual backend: eager (the kernels are for NVIDIA GPUs, and the tensors are on cpu)"]
+
+
+def test_shortcut_and_branch_must_be_alike() -> None:
+    made = site("post_ln")
+    x = draw(2, 64, seed=1)
+    with pytest.raises(ValueError, match="differ in shape"):
+        made(x, x[:1])
+    assert made.eval()(x, x[:1]).shape == x.shape
+    assert made.train()(x[:0], x[:0]).shape == (0, 64)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "reason"),
+    [
+        ((6, 1), torch.float32, "float32 needs compute capability 7.0, not 6.1"),
+        ((7, 0), torch.float16, ""),
+        ((7, 5), torch.bfloat16, "bfloat16 needs compute capability 8.0, not 7.5"),
+        ((8, 0), torch.bfloat16, ""),
+        ((12, 0), torch.float32, ""),
+    ],
+)
+def test_capabilities(
+    capability: tuple[int, int], dtype: torch.dtype, reason: str, no_interpreter: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(dispatch, "_fault", lambda _: "")
+    assert dispatch._misfit(torch.device("cuda", 0), torch.float32, dtype, 512) == reason
+
+
+def test_a_broken_triton_is_noticed_beforehand(forgetful: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("Failed to find C compiler.\nmore")
+
+    monkeypatch.setattr(dispatch, "dropout_mask", fail)
+    assert dispatch._fault(DEVICE) == "triton does not run here: Failed to find C compiler."
+    dispatch._fault.cache_clear()
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda _: None)
+    assert dispatch._fault(DEVICE) == "triton is not installed"
+
+
+def test_wrong_backends() -> None:
+    with pytest.raises(ValueError, match="--residual-backend cuda: choose one of auto, eager, triton"):
+        connections.build("post_ln", 64, backend="cuda")
+    for name, options in (("highway", {}), ("sas", {"sas_gate": "single"}), ("sas", {"sas_gamma": "free"})):
+        with pytest.raises(ValueError, match=f"--residual-backend triton: there is no kernel for --residual {name}"):
+            connections.build(name, 64, backend="triton", **options)
+        connections.build(name, 64, backend="auto", **options)
+
+
+def test_without_triton() -> None:
+    """Where triton is not installed, everything imports and auto is eager."""
+    script = """
+import sys
+ABSENT = ("triton", "fairseq")  # the latter only because it takes seconds to import
+class Filter:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, path=None, target=None):
+        return None if name.split(".")[0] in ABSENT else self.finder.find_spec(name, path, target)
+sys.meta_path[:] = [Filter(finder) for finder in sys.meta_path]
+import torch
+from fairseq_resid import connections
+x = torch.randn(2, 64)
+assert connections.build("rskip_ln", 64)(x, x).shape == x.shape
+assert "triton" not in sys.modules
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+
+
+# --- models --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["transformer_sas_tiny", "transformer_rskip_ln_tiny"])
+def test_training_with_kernels_follows_eager(arch: str) -> None:
+    import argparse
+
+    from fairseq.data import Dictionary
+    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+
+    words = Dictionary()
+    for index in range(12):
+        words.add_symbol(f"w{index}")
+    task = argparse.Namespace(source_dictionary=words, target_dictionary=words)
+    tokens = torch.arange(4, 10).view(2, 3).to(DEVICE)
+    losses: dict[str, list[float]] = {}
+    for backend in ("eager", "triton"):
+        torch.manual_seed(0)
+        args = argparse.Namespace(arch=arch, residual_backend=backend, dropout=0.0, encoder_layers=1, decoder_layers=1)
+        ARCH_CONFIG_REGISTRY[arch](args)
+        assert args.residual_backend == backend
+        model = ARCH_MODEL_REGISTRY[arch].build_model(args, task).to(DEVICE).train()
+        optimizer = torch.optim.Adam(model.parameters(), 5e-3)
+        losses[backend] = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            output = model(tokens, torch.tensor([3, 3], device=DEVICE), tokens)[0]
+            loss = functional.cross_entropy(output.flatten(0, 1), tokens.flatten())
+            loss.backward()
+            optimizer.step()
+            losses[backend].append(loss.item())
+    assert losses["triton"] == pytest.approx(losses["eager"], rel=1e-3)
+    assert losses["eager"][-1] < 0.9 * losses["eager"][0]
 
 
 # --- compilation for GPUs that are not here ------------------------------------------------------------------------

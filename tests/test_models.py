@@ -358,6 +358,53 @@ def test_command_line():
     assert model.cfg.encoder.embed_dim == 64
 
 
+def test_residual_backend_on_the_command_line(capsys):
+    line = ["data", "--task", "translation", "--arch", "transformer_sas_tiny"]
+
+    def parsed(*given):
+        return fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), [*line, *given])
+
+    for given, kept in (
+        ([], "auto"),
+        (["--residual-backend", "eager"], "eager"),
+        (["--residual-backend", "triton"], "triton"),
+    ):
+        cfg = convert_namespace_to_omegaconf(parsed(*given)).model
+        assert cfg.residual_backend == kept
+        model = ARCH_MODEL_REGISTRY["transformer_sas_tiny"].build_model(cfg, TASK)
+        assert {site.backend for site in sites(model).values()} == {kept}
+    with pytest.raises(SystemExit):
+        parsed("--residual-backend", "cuda")
+    assert "--residual-backend: invalid choice: 'cuda'" in capsys.readouterr().err
+
+
+def test_residual_backend_of_a_checkpoint():
+    """One from before the flag is auto; one trained with triton translates where there is no GPU."""
+    args = settings("transformer_rskip_ln_tiny")
+    del args.residual_backend
+    args._name = "transformer_rskip_ln_tiny"
+    model = shaken(ARCH_MODEL_REGISTRY["transformer_rskip_ln_tiny"].build_model(args, TASK))
+    assert {site.backend for site in sites(model).values()} == {"auto"}
+    trained = build("transformer_rskip_ln_tiny", residual_backend="triton")
+    trained.load_state_dict(copied(model))
+    with torch.no_grad():
+        close(logits(trained.eval()), logits(model))
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"residual": "highway"}, "--residual-backend triton: there is no kernel for --residual highway"),
+        ({"residual": "sas", "sas_gate": "single"}, "--sas-gate single"),
+        ({"residual": "sas", "residual_backend": "gpu"}, "--residual-backend gpu: choose one of auto, eager, triton"),
+    ],
+    ids=str,
+)
+def test_a_backend_that_cannot_be(given, text):
+    with pytest.raises(UserError, match=re.escape(text)):
+        settings("transformer_resid_tiny", **{"residual_backend": "triton", **given})
+
+
 def test_models_do_not_share_their_config():
     first, second = build(residual="sas", sas_gate="single"), build(residual="rskip_ln", decoder_layers=1)
     assert (first.cfg.residual, first.cfg.residual_options["sas_gate"]) == ("sas", "single")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from torch import Tensor, nn
 
-from ..ops import recursive_layer_norm
+from ..ops import fused_recursive_layer_norm, recursive_layer_norm
 from .base import ResidualConnection, invalid, layer_norm
 from .registry import register
 
@@ -46,6 +46,8 @@ class ExpandedSkipLayerNorm(ExpandedSkip):
     Formula:  y = LN(λ x + μ F)            Source: rSkip paper, eq. 3 (μ = 1) and table 3 (μ = 2, 3)
     """
 
+    has_kernel = True
+
     def __init__(
         self,
         dim: int,
@@ -60,4 +62,10 @@ class ExpandedSkipLayerNorm(ExpandedSkip):
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         return recursive_layer_norm(
             self.skip_lambda * x, self.branch_scale * f, [self.norm.weight], [self.norm.bias], self.norm.eps
+        )
+
+    def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
+        weights, biases = [self.norm.weight], [self.norm.bias]
+        return fused_recursive_layer_norm(
+            x, f_out, weights, biases, self.norm.eps, p, self.skip_lambda, self.branch_scale
         )

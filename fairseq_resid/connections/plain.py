@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..ops import recursive_layer_norm
+from ..ops import fused_recursive_layer_norm, recursive_layer_norm
 from .base import ResidualConnection, layer_norm
 from .registry import register
 
@@ -17,12 +17,17 @@ class PostLayerNorm(ResidualConnection):
     Formula:  y = LN(x + F)            Source: Vaswani 2017; the baseline of both papers
     """
 
+    has_kernel = True
+
     def __init__(self, dim: int, dropout: nn.Module | float = 0.0) -> None:
         super().__init__(dim, dropout)
         self.norm = layer_norm(dim)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         return recursive_layer_norm(x, f, [self.norm.weight], [self.norm.bias], self.norm.eps)
+
+    def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
+        return fused_recursive_layer_norm(x, f_out, [self.norm.weight], [self.norm.bias], self.norm.eps, p)
 
 
 @register("pre_ln")

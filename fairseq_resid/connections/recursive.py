@@ -6,7 +6,7 @@ from typing import Annotated
 
 from torch import Tensor, nn
 
-from ..ops import recursive_layer_norm
+from ..ops import fused_recursive_layer_norm, recursive_layer_norm
 from .base import ResidualConnection, invalid, layer_norm
 from .registry import register
 
@@ -19,6 +19,8 @@ class RecursiveSkipLayerNorm(ResidualConnection):
     Source:   rSkip paper, eq. 4. λ = 1 is post_ln. Effective ratio of x to F: 1 + Σ_{i=1}^{λ-1} Π_{j≤i} σ_j / w_j
               (the paper prints λ as the upper limit, which contradicts its eq. 6 and the unrolled formula)
     """
+
+    has_kernel = True
 
     def __init__(
         self,
@@ -33,10 +35,18 @@ class RecursiveSkipLayerNorm(ResidualConnection):
         self.norm = layer_norm(dim)
         self.recursive_norms = nn.ModuleList([layer_norm(dim) for _ in range(skip_lambda - 1)])
 
-    def combine(self, x: Tensor, f: Tensor) -> Tensor:
+    def affine(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the weights and the biases of all norms, first to last."""
         weights: list[Tensor] = [self.norm.weight]
         biases: list[Tensor] = [self.norm.bias]
         for norm in self.recursive_norms:
             weights.append(norm.weight)  # type: ignore[arg-type]
             biases.append(norm.bias)  # type: ignore[arg-type]
+        return weights, biases
+
+    def combine(self, x: Tensor, f: Tensor) -> Tensor:
+        weights, biases = self.affine()
         return recursive_layer_norm(x, f, weights, biases, self.norm.eps)
+
+    def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
+        return fused_recursive_layer_norm(x, f_out, *self.affine(), self.norm.eps, p)

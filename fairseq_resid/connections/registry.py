@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from ..ops import check_backend
 from .base import ResidualConnection, invalid
 
 _CLASSES: dict[str, type[ResidualConnection]] = {}
@@ -122,15 +123,23 @@ def _number(option: str, value: Any, kind: type, name: str) -> int | float:
     return kind(number)
 
 
-def build(name: str, dim: int, dropout: nn.Module | float = 0.0, **given: Any) -> ResidualConnection:
+def build(
+    name: str, dim: int, dropout: nn.Module | float = 0.0, *, backend: str = "auto", **given: Any
+) -> ResidualConnection:
     """Return a new connection by its --residual name.
 
     >>> site = build("rskip_ln", 512, dropout=0.1, skip_lambda=3)
     >>> y = site(x, sublayer(site.branch_input(x)))
 
+    Args:   backend: auto, the fused kernels wherever they serve; eager; triton, an error in training where they do not
     Raises: ValueError for an unknown name, an option the variant does not have, or a value out of range.
     """
+    check_backend(backend)
     values = resolve(name, given)
     connection = _CLASSES[canonical(name)](dim, dropout, **values)
     connection.described = {"residual": canonical(name), **values}
+    if backend == "triton" and not connection.has_kernel:
+        shown = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in connection.described.items())
+        raise invalid("residual_backend", backend, f"there is no kernel for {shown}; use auto or eager")
+    connection.backend = backend
     return connection

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from ..ops import dense_gate, scaling_gate, self_adaptive_scaling, single_layer_gate
+from ..ops import (
+    dense_gate,
+    fused_self_adaptive_scaling,
+    scaling_gate,
+    self_adaptive_scaling,
+    single_layer_gate,
+)
 from .base import ResidualConnection, invalid, layer_norm, xavier_uniform
 from .registry import register
 
@@ -105,6 +111,7 @@ class SelfAdaptiveScaling(ResidualConnection):
         self.norm = layer_norm(dim)
         self.gate = GATES[sas_gate](dim, biases)
         self.gates = len(biases)
+        self.has_kernel = sas_gate == "full" and sas_gamma == "coupled"
 
     def factors(self, x: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return α, β and γ, each (T, B, 1), or (T, B, C) from the transform gate."""
@@ -116,3 +123,10 @@ class SelfAdaptiveScaling(ResidualConnection):
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         alpha, beta, gamma = self.factors(x, f)
         return self_adaptive_scaling(x, f, alpha, beta, gamma, self.norm.weight, self.norm.bias, self.norm.eps)
+
+    def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
+        gate, norm = cast(ScalingGate, self.gate), self.norm
+        return fused_self_adaptive_scaling(
+            x, f_out, gate.hidden_weight, gate.hidden_bias, gate.output_weight, gate.output_bias,
+            norm.weight, norm.bias, norm.eps, p,
+        )  # fmt: skip

@@ -68,7 +68,7 @@ def _result_dtype(x: Tensor, f: Tensor) -> torch.dtype:
 
 def _seed() -> int:
     """Draw a seed from torch's generator, so that torch.manual_seed and activation checkpointing repeat the mask."""
-    return int(torch.randint(0x7FFFFFFF, ()))
+    return int(torch.randint(0x7FFFFFFF, (), device="cpu"))
 
 
 def _refuse_second_derivative() -> None:
