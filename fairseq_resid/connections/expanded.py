@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
+import torch
 from torch import Tensor, nn
 
-from ..ops import fused_recursive_layer_norm, recursive_layer_norm
+from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection, invalid, layer_norm
 from .registry import register
 
@@ -35,8 +36,13 @@ class ExpandedSkip(ResidualConnection):
         self.skip_lambda = float(skip_lambda)
         self.branch_scale = float(branch_scale)
 
+    def expanded_sum(self, x: Tensor, f: Tensor) -> Tensor:
+        """Return λ x + μ F in one pass over memory, or two where μ is not 1."""
+        branch = f if self.branch_scale == 1.0 else self.branch_scale * f
+        return torch.add(branch, x, alpha=self.skip_lambda)
+
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
-        return self.skip_lambda * x + self.branch_scale * f
+        return self.expanded_sum(x, f)
 
 
 @register("xskip_ln")
@@ -60,9 +66,7 @@ class ExpandedSkipLayerNorm(ExpandedSkip):
         self.norm = layer_norm(dim)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
-        return recursive_layer_norm(
-            self.skip_lambda * x, self.branch_scale * f, [self.norm.weight], [self.norm.bias], self.norm.eps
-        )
+        return self.norm(self.expanded_sum(x, f))
 
     def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
         weights, biases = [self.norm.weight], [self.norm.bias]

@@ -8,7 +8,6 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from ..ops import recursive_layer_norm
 from .base import ResidualConnection, invalid, layer_norm
 from .registry import register
 
@@ -34,4 +33,4 @@ class WeightedSkipLayerNorm(ResidualConnection):
         self.skip_weight = nn.Parameter(torch.full((dim,), float(wskip_init)))
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
-        return recursive_layer_norm(self.skip_weight * x, f, [self.norm.weight], [self.norm.bias], self.norm.eps)
+        return self.norm(torch.addcmul(f, self.skip_weight, x))

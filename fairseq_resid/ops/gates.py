@@ -23,7 +23,7 @@ def scaling_gate(
     gates = output_weight.size(0)
     hidden = functional.linear(x.reshape(-1, channels), hidden_weight[:, :channels], hidden_bias)
     hidden = torch.addmm(hidden, f.reshape(-1, channels), hidden_weight[:, channels:].t())
-    hidden = torch.tanh(hidden).view(-1, gates, channels)
+    hidden = torch.tanh_(hidden).view(-1, gates, channels)  # in place: no derivative needs what is under the tanh
     logits = torch.bmm(hidden.transpose(0, 1), output_weight.unsqueeze(-1)).squeeze(-1).t() + output_bias
     return logits.reshape(x.shape[:-1] + (gates,))  # noqa: RUF005  (TorchScript unpacks no shape)
 
