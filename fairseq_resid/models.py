@@ -22,7 +22,7 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from . import connections
 from .compat import BETTER_TRANSFORMER_COPIES, UserError
 from .layers import ResidualDecoderLayer, ResidualEncoderLayer
-from .ops import BACKENDS
+from .ops import BACKENDS, absence
 
 # Scalings that fairseq's own decoder layer reads off a config (modules/transformer_layer.py). They belong to another
 # residual structure (NormFormer), and would be silently ignored here.
@@ -81,6 +81,9 @@ def resolve_residual(args: argparse.Namespace) -> dict[str, Any]:
         connections.build(residual, 1, backend=backend, **options)
     except ValueError as error:
         raise UserError(str(error)) from None
+    # Only of a training: a namespace with _name is a checkpoint's, and decodes wherever it is.
+    if backend == "triton" and not hasattr(args, "_name") and (reason := absence(getattr(args, "cpu", False))):
+        raise UserError(f"--residual-backend triton: {reason}; use --residual-backend auto")
     if any(flags.values()) and not (residual == "pre_ln" and all(flags.values())):
         shown = " ".join(f"--{name.replace('_', '-')}" for name, on in flags.items() if on)
         raise UserError(f"{shown} with --residual {residual}: only pre_ln normalises before, and in both stacks")

@@ -25,6 +25,7 @@ from torch import nn
 from fairseq_resid import connections
 from fairseq_resid.compat import UserError
 from fairseq_resid.layers import ResidualDecoderLayer, ResidualEncoderLayer
+from fairseq_resid.ops import dispatch
 
 NAMES = Path(__file__).resolve().parent / "data" / "state_dict_names.json"
 
@@ -403,6 +404,19 @@ def test_residual_backend_of_a_checkpoint():
 def test_a_backend_that_cannot_be(given, text):
     with pytest.raises(UserError, match=re.escape(text)):
         settings("transformer_resid_tiny", **{"residual_backend": "triton", **given})
+
+
+def test_kernels_that_cannot_run_are_refused_in_training_alone(monkeypatch):
+    monkeypatch.setattr(dispatch, "_INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    said = re.escape("--residual-backend triton: no NVIDIA GPU is used here; use --residual-backend auto")
+    with pytest.raises(UserError, match=said):
+        settings("transformer_sas_tiny", residual_backend="triton")
+    assert settings("transformer_sas_tiny", residual_backend="triton", _name="transformer_sas_tiny")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert settings("transformer_sas_tiny", residual_backend="triton")
+    with pytest.raises(UserError, match=said):
+        settings("transformer_sas_tiny", residual_backend="triton", cpu=True)
 
 
 def test_models_do_not_share_their_config():

@@ -88,6 +88,13 @@ def _obstacle(x: Tensor, f: Tensor) -> str:
     return ""
 
 
+def absence(on_cpu: bool) -> str:
+    """Return why no kernel can run in this process at all, `on_cpu` or not; the empty string where one may."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    return "" if _INTERPRETED or (torch.cuda.is_available() and not on_cpu) else "no NVIDIA GPU is used here"
+
+
 def _is_traced(x: Tensor) -> bool:
     """Return whether somebody watches the operations go by, who would not see into a kernel.
 
