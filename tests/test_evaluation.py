@@ -151,7 +151,7 @@ def test_the_card_says_what_the_files_say(evaluated: str, here: Run, tmp_path: P
 
     copied = Run(tmp_path / "run")
     copied.path.mkdir()
-    copied.results().write_text(here.results().read_text())
+    copied.results().write_text(json.dumps({**results, "not_as_released": ["train has 3 pairs"]}))
     record = {"command": ["fairseq-train", "data", "--adam-betas", "(0.9, 0.98)"], "finished": False, "seed": "3"}
     hardware = {"cpu": "a CPU", "cores": 2, "gpus": ["A100, 80 GiB"]}
     session = {"started": "today", "hardware": hardware, "commit": "c0ffee", "versions": {"torch": "2.5"}}
@@ -162,6 +162,7 @@ def test_the_card_says_what_the_files_say(evaluated: str, here: Run, tmp_path: P
     for said in (
         "command: `fairseq-train data --adam-betas '(0.9, 0.98)'`", "hardware: a CPU, 2 cores; A100, 80 GiB",
         "effective batch: 32,768 padded positions on 1 × A100", "precision: bf16", "seed: 3", "not finished",
+        "not as released: train has 3 pairs",
         "commit: c0ffee; then decade", "versions: torch 2.5",
     ):  # fmt: skip
         assert f"- {said}" in text or said in text

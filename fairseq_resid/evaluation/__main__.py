@@ -44,6 +44,7 @@ class Corpus:
     post_process: str | None
     tokenize: str
     form: TextForm
+    differences: tuple[str, ...] = ()  # from the corpus that its name promises
 
     @classmethod
     def read(cls, path: Path) -> Corpus:
@@ -58,9 +59,9 @@ class Corpus:
             known = json.loads(file.read_text(encoding="utf-8"))
             post_process = known["restore"]["post_process"]
             form = TextForm.of_corpus(known, known["target"])
-            return cls(
-                path, known["name"], known["source"], known["target"], post_process, known["bleu_tokenize"], form
-            )
+            differences = tuple(map(str, known.get("differences", [])))
+            tokenize = known["bleu_tokenize"]
+            return cls(path, known["name"], known["source"], known["target"], post_process, tokenize, form, differences)
         except KeyError as error:
             raise ValueError(f"{file}: no {error}") from None
         except (ValueError, TypeError, AttributeError) as error:
@@ -274,6 +275,7 @@ def score(job: Job, lock: int) -> dict[str, Any]:
         },
         "corpus": corpus.name,
         "data": str(corpus.path),
+        "not_as_released": list(corpus.differences),
         "subset": job.subset,
         "sentences": len(job.references),
         "averaged_checkpoints": [file.name for file in job.checkpoints],

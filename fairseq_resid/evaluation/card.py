@@ -62,6 +62,7 @@ def facts(run: Run, record: dict[str, Any], results: dict[str, Any]) -> list[str
     lines = {
         "architecture": f"`{results['architecture']}`, {results['parameters']:,} parameters",
         "data": f"{results['corpus']}, `{results['data']}`",
+        "not as released": "; ".join(results.get("not_as_released", [])),
         "command": f"`{shlex.join(record['command'])}`" if record else "not recorded",
         "effective batch": f"{plan['effective batch']:,} {plan['unit']} on {plan['devices']}" if plan else "",
         "precision": plan.get("precision", ""),
