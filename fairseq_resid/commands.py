@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 PACKAGE = Path(__file__).resolve().parent
-# Seconds after which an interrupted command is asked again.
+# Seconds after which an interrupted command is asked to end.
 INTERRUPT_AFTER = 3.0
 
 
@@ -54,9 +54,9 @@ def run(
 
     environment: variables that it gets beside those that are set
 
-    SIGTERM and SIGHUP are passed on to it, and so is SIGINT where it has not come from the terminal to both: it is
-    waited for and never left behind. It inherits the file descriptor `lock`, so that a lock on a folder holds as long
-    as anybody works there.
+    SIGTERM and SIGHUP are passed on to it; after SIGINT it is asked to end where it has not come from the terminal to
+    both. It is waited for and never left behind. It inherits the file descriptor `lock`, so that a lock on a folder
+    holds as long as anybody works there.
 
     Raises: SystemExit with 128 + signal where one came, after the command has ended.
     """
@@ -70,8 +70,10 @@ def run(
             received.append(number)
             if number != signal.SIGINT:
                 process.send_signal(number)
-            else:  # a command that had Ctrl-C from the terminal too has ended by then, or is about to
-                timer = threading.Timer(INTERRUPT_AFTER, process.send_signal, (number,))
+            else:
+                # Whatever had Ctrl-C from the terminal too has ended by then. By SIGTERM: what a script began in the
+                # background ignores SIGINT.
+                timer = threading.Timer(INTERRUPT_AFTER, process.terminate)
                 timer.daemon = True
                 timer.start()
 
