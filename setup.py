@@ -49,7 +49,12 @@ setup(
         "rapidfuzz>=3",
     ],
     extras_require={
+        # Plots; a benchmark without --plot runs without them.
+        "benchmarks": [
+            "matplotlib>=3.7",
+        ],
         "test": [
+            "matplotlib>=3.7",
             "pytest>=8",
             "pytest-xdist>=3.5",
             "hypothesis>=6.100",
