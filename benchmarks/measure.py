@@ -1,0 +1,184 @@
+"""What the benchmarks of the residual structures share: taking turns, ratios with their spread, machine, JSON, plot."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable, Hashable, Mapping
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+Seconds = dict[Any, list[float]]  # of every round, by name
+# The processor's time of this process leaves out what a busy machine gives to others, but adds up over threads.
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
+Clock = Callable[[Callable[[], object]], float]
+
+
+def positive(text: str) -> int:
+    """Return a flag's value as an integer of at least 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be an integer of at least 1")
+    return int(text)
+
+
+def add_flags(parser: argparse.ArgumentParser, rounds: int) -> None:
+    """Add the flags that every benchmark has."""
+    devices = ["cpu", "cuda"]
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=devices, default=found, help="default: cuda where there is a GPU")
+    parser.add_argument("--rounds", type=positive, default=rounds, help="how often each takes its turn (%(default)s)")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="processor: for a CPU that others use, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a plot to FILE (png, svg, pdf)")
+
+
+def check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse what cannot be done here, before anything is measured."""
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no GPU here")
+    if args.clock == "processor" and (args.device == "cuda" or torch.get_num_threads() > 1):
+        parser.error("--clock processor: needs --device cpu and one thread (OMP_NUM_THREADS=1)")
+    for flag in ("json", "plot"):
+        path = getattr(args, flag)
+        if path and not path.absolute().parent.is_dir():
+            parser.error(f"--{flag} {path}: there is no folder {path.absolute().parent}")
+    if args.plot and find_spec("matplotlib") is None:
+        parser.error(f"--plot {args.plot}: matplotlib is not installed (pip install matplotlib)")
+    if args.plot and args.plot.suffix not in (".png", ".svg", ".pdf"):
+        parser.error(f"--plot {args.plot}: must end in .png, .svg or .pdf")
+
+
+def check_data(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse a --data that is no binarised data folder."""
+    if args.data and len(list(args.data.glob("dict.*.txt"))) < 2:
+        parser.error(f"--data {args.data}: no binarised data folder (it has no dict.SOURCE.txt and dict.TARGET.txt)")
+
+
+def synchronise(device: str) -> None:
+    """Wait until a GPU has done what it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def clock(device: str, kind: str) -> Clock:
+    """Return what times one call by one of CLOCKS; what it starts on a GPU is part of it."""
+
+    def seconds(call: Callable[[], object]) -> float:
+        synchronise(device)
+        start = CLOCKS[kind]()
+        call()
+        synchronise(device)
+        return CLOCKS[kind]() - start
+
+    return seconds
+
+
+def take_turns(calls: Mapping[Any, Callable[[], object]], rounds: int, seconds_of: Clock) -> Seconds:
+    """Time every call once a round; every second round runs backwards, so that a slow drift favours nobody."""
+    seconds: Seconds = {name: [] for name in calls}
+    for number in range(rounds):
+        for name in list(calls) if number % 2 == 0 else reversed(list(calls)):
+            seconds[name].append(seconds_of(calls[name]))
+    return seconds
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Return median, quartiles and extremes."""
+    points = {"median": 50, "q1": 25, "q3": 75, "min": 0, "max": 100}
+    return {name: float(f"{np.percentile(values, point):.4g}") for name, point in points.items()}
+
+
+def ratios(seconds: Seconds, name: Hashable, base: Hashable) -> list[float]:
+    """Return how fast `name` is in terms of `base`, round by round; 1.5: half as much again in the same time."""
+    return [theirs / ours for ours, theirs in zip(seconds[name], seconds[base], strict=True)]
+
+
+def speed_ratio(seconds: Seconds, name: Hashable, base: Hashable) -> dict[str, float]:
+    return spread(ratios(seconds, name, base))
+
+
+def shown(found: dict[str, float]) -> str:
+    """Return a median and its quartiles as text."""
+    return f"{found['median']:.3f} [{found['q1']:.3f}, {found['q3']:.3f}]"
+
+
+def processor() -> str:
+    """Return the name of the CPU."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def installed(package: str) -> str | None:
+    """Return the version of a package, or None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Return the hardware, the software, and how busy the machine was when asked."""
+    packages = ("torch", "triton", "fairseq", "fairseq-fixed", "liger-kernel", "flash-attn", "apex")
+    return {
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        "cpu": processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        **{package: installed(package) for package in packages if installed(package)},
+    }
+
+
+def hardware(found: dict[str, Any]) -> str:
+    """Return a machine as one line."""
+    processors = f"{found['cores']} cores of {found['cpu']}, {found['threads']} threads"
+    software = ", ".join(f"{name} {found[name]}" for name in ("torch", "fairseq", "fairseq-fixed") if name in found)
+    return f"{found['gpu'] or 'No GPU'}; {processors}; Python {found['python']}, {software}"
+
+
+def write(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Write a benchmark's figures to --json, with the command that made them."""
+    if args.json:
+        words = [str(Path(sys.argv[0]).name), *sys.argv[1:]]
+        head = {
+            "command": f"python benchmarks/{shlex.join(words)}",
+            "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        }
+        args.json.write_text(json.dumps({**head, **found}, indent=1) + "\n")
+
+
+def plot_ratios(path: Path, panels: dict[str, dict[str, dict[str, float]]], label: str) -> None:
+    """Draw a panel of bars for each {title: {bar: spread}}: the median, with whiskers over all rounds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as pyplot
+
+    widest = max(map(len, panels.values()))
+    size = (max(5, 1.1 * widest * len(panels)), 3.6)
+    figure, axes = pyplot.subplots(1, len(panels), figsize=size, squeeze=False, sharey=True, layout="constrained")
+    for axis, (title, bars) in zip(axes[0], panels.items(), strict=True):
+        heights = [bar["median"] for bar in bars.values()]
+        below = [bar["median"] - bar["min"] for bar in bars.values()]
+        above = [bar["max"] - bar["median"] for bar in bars.values()]
+        axis.bar(list(bars), heights, yerr=[below, above], capsize=3, color="tab:blue")
+        axis.axhline(1, color="black", linewidth=0.8)
+        axis.set_title(title, fontsize="small")
+        axis.tick_params(axis="x", labelrotation=45, labelsize="small")
+    axes[0][0].set_ylabel(label)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)

@@ -1,0 +1,105 @@
+"""Training speed of every residual structure in terms of stock fairseq's `transformer`.
+
+    python benchmarks/training.py [--size base] [--data DIR] [--json FILE] [--plot FILE]
+
+A step is one of fairseq's own Trainer: forward, label-smoothed loss, backward, Adam. All structures do the same steps
+on the same batches, in turns (A B C, C B A, ...) within one process; the figure of a round is the stock model's
+seconds over the structure's, and what is shown is the median of the rounds and [the quartiles].
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import measure
+import torch
+import translation
+from fairseq.trainer import Trainer
+from measure import clock, machine, plot_ratios, positive, shown, speed_ratio, spread, take_turns, write
+from translation import STOCK
+
+
+def build(args: argparse.Namespace, task: Any, structure: str) -> Trainer:
+    """Return fairseq's trainer of a structure."""
+    config = translation.configuration(args, structure)
+    torch.manual_seed(1)
+    return Trainer(config, task, task.build_model(config.model), task.build_criterion(config.criterion))
+
+
+def peak_memory(steps: Any) -> int:
+    """Return by how many bytes steps rise above what is allocated when they begin."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    steps()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def train(args: argparse.Namespace) -> dict[str, Any]:
+    """Time all structures; return the figures of each."""
+    task, dataset = translation.load(args)
+    batches = translation.batches(task, dataset, args.max_tokens, args.steps)
+    trainers = {name: build(args, task, name) for name in args.structures}
+
+    def steps(trainer: Trainer) -> Any:
+        def run() -> None:
+            for batch in batches:
+                trainer.train_step([batch])
+
+        return run
+
+    calls = {name: steps(trainer) for name, trainer in trainers.items()}
+    seconds_of = clock(args.device, args.clock)
+    take_turns(calls, 1, seconds_of)  # the first steps make Adam's state, and a GPU's kernels
+    seconds = take_turns(calls, args.rounds, seconds_of)
+    tokens = translation.tokens(batches)
+    structures = {}
+    for name, trainer in trainers.items():
+        structures[name] = {
+            "parameters": translation.parameters(trainer.model),
+            "tokens_per_second": spread([tokens / each for each in seconds[name]]),
+            "to_stock": speed_ratio(seconds, name, STOCK),
+        }
+        if "post_ln" in trainers:
+            structures[name]["to_post_ln"] = speed_ratio(seconds, name, "post_ln")
+        if args.device == "cuda":
+            structures[name]["peak_bytes_of_a_step"] = peak_memory(calls[name])
+    return {
+        "stock_layer_norm": translation.layer_norm(trainers[STOCK].model),
+        "batches": len(batches),
+        "target_tokens_per_batch": round(tokens / len(batches)),
+        "structures": structures,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    translation.add_flags(parser)
+    parser.add_argument(
+        "--max-tokens", type=positive, metavar="N", help="padded positions of a batch (default: 4096; CPU: 2048)"
+    )
+    parser.add_argument("--steps", type=positive, metavar="N", help="steps of a turn (default: 20; CPU: 1)")
+    measure.add_flags(parser, rounds=10)
+    args = parser.parse_args()
+    measure.check_flags(parser, args)
+    translation.settle_flags(parser, args)
+    args.max_tokens = args.max_tokens or (4096 if args.device == "cuda" else 2048)
+    args.steps = args.steps or (20 if args.device == "cuda" else 1)
+    found = {"machine": machine(args.device), **translation.described(args), **train(args)}
+
+    work = f"{found['batches']} batches of {found['target_tokens_per_batch']} target tokens, {args.rounds} rounds"
+    print(", ".join([*translation.described(args).values(), work]))
+    print(f"stock's norm: {found['stock_layer_norm']}\n")
+    print(f"{'structure':14} {'parameters':>12} {'tokens/s':>10}  {'to stock':20} {'to post_ln':20}")
+    for name, row in found["structures"].items():
+        ratios = [shown(row[key]) if key in row else "" for key in ("to_stock", "to_post_ln")]
+        speed = row["tokens_per_second"]["median"]
+        print(f"{name:14} {row['parameters']:12,} {speed:10,.0f}  {ratios[0]:20} {ratios[1]:20}")
+    write(args, found)
+    if args.plot:
+        bars = {name: row["to_stock"] for name, row in found["structures"].items() if name != STOCK}
+        plot_ratios(args.plot, {f"training, {args.size}, {args.precision}": bars}, "tokens/s, stock = 1")
+
+
+if __name__ == "__main__":
+    main()

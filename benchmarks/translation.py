@@ -1,0 +1,159 @@
+"""The models and batches of the training and decoding benchmarks, built by fairseq from its own command line."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import warnings
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import options
+from fairseq.data import Dictionary, LanguagePairDataset
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.tasks.translation import TranslationTask
+from measure import check_data
+from torch import nn
+
+from fairseq_resid.ops import BACKENDS  # and the package registers the models
+
+STOCK = "transformer"
+
+# What is compared, and the flags that make it: rskip_ln-3 is rskip_ln with λ = 3.
+STRUCTURES = {
+    STOCK: "--arch transformer",
+    "post_ln": "--arch transformer_resid --residual post_ln",
+    "rskip_ln-1": "--arch transformer_rskip_ln --skip-lambda 1",
+    "rskip_ln-2": "--arch transformer_rskip_ln --skip-lambda 2",
+    "rskip_ln-3": "--arch transformer_rskip_ln --skip-lambda 3",
+    "sas": "--arch transformer_sas",
+}
+
+# Layers of each stack, C, FFN, heads, dropout, pieces of random data. base and big: Vaswani 2017, table 3; small: the
+# model of scripts/recipes/multi30k-en-de.txt; tiny: to see that a benchmark runs.
+SIZES = {
+    "tiny": (1, 32, 64, 2, 0.1, 200),
+    "small": (3, 256, 1024, 4, 0.2, 8_000),
+    "base": (6, 512, 2048, 8, 0.1, 32_768),
+    "big": (6, 1024, 4096, 16, 0.3, 32_768),
+}
+SHORTEST, LONGEST, PAIRS = 8, 48, 8_000
+PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say which models are compared, and on which data."""
+    names = ", ".join(STRUCTURES)
+    parser.add_argument("--size", choices=SIZES, help="default: small on a CPU, base on a GPU")
+    parser.add_argument("--precision", choices=PRECISIONS, help="default: fp32 on a CPU, bf16 on a GPU")
+    parser.add_argument(
+        "--structures", nargs="+", choices=STRUCTURES, default=list(STRUCTURES), metavar="NAME", help=f"some of {names}"
+    )
+    parser.add_argument(
+        "--residual-backend", choices=BACKENDS, default="auto", help="of all but stock (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="a binarised data folder (default: random pairs of 8 to 48 tokens)"
+    )
+
+
+def settle_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Fill in what depends on the device; stock, which all are compared with, comes first.
+
+    fairseq's log of every model and step, and what hydra and torch warn it of, are switched off.
+    """
+    gpu = args.device == "cuda"
+    args.size = args.size or ("base" if gpu else "small")
+    args.precision = args.precision or ("bf16" if gpu else "fp32")
+    args.structures = list(dict.fromkeys([STOCK, *args.structures]))
+    if args.precision == "fp16" and not gpu:
+        parser.error("--precision fp16: not on a CPU; choose fp32 or bf16")
+    check_data(parser, args)
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+
+
+def configuration(args: argparse.Namespace, structure: str) -> Any:
+    """Return fairseq's configuration of a training."""
+    layers, channels, inner, heads, dropout, _ = SIZES[args.size]
+    dictionaries = {path.read_bytes() for path in args.data.glob("dict.*.txt")} if args.data else {b""}
+    shared = "--share-all-embeddings" if len(dictionaries) == 1 else "--share-decoder-input-output-embed"
+    stacks = [
+        f"--{stack}-layers {layers} --{stack}-embed-dim {channels} --{stack}-ffn-embed-dim {inner} "
+        f"--{stack}-attention-heads {heads}"
+        for stack in ("encoder", "decoder")
+    ]
+    backend = "" if structure == STOCK else f"--residual-backend {args.residual_backend}"
+    words = f"""
+        {STRUCTURES[structure]} {backend} {" ".join(stacks)} --dropout {dropout} {shared}
+        --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --distributed-world-size 1
+        --optimizer adam --lr 1e-4 --lr-scheduler inverse_sqrt --warmup-updates 4000
+        {"" if args.precision == "fp32" else "--" + args.precision} {"--cpu" if args.device == "cpu" else ""}
+    """
+    parser = options.get_training_parser()
+    namespace = options.parse_args_and_arch(parser, [str(args.data or "random"), *words.split()])
+    return convert_namespace_to_omegaconf(namespace)
+
+
+def random_dataset(dictionary: Dictionary, pairs: int) -> LanguagePairDataset:
+    """Return pairs of random pieces, each side of a length of its own, the same on every machine."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(SHORTEST, LONGEST + 1, (2, pairs), generator=generator).tolist()
+
+    def sentence(length: int) -> torch.Tensor:
+        pieces = torch.randint(dictionary.nspecial, len(dictionary), (length,), generator=generator)
+        pieces[-1] = dictionary.eos()
+        return pieces
+
+    source, target = (list(map(sentence, side)) for side in lengths)
+    return LanguagePairDataset(source, lengths[0], dictionary, target, lengths[1], dictionary)
+
+
+def load(args: argparse.Namespace) -> tuple[TranslationTask, LanguagePairDataset]:
+    """Return fairseq's task and its training set: of --data, or random."""
+    config = configuration(args, STOCK).task
+    if args.data:
+        task = TranslationTask.setup_task(config)
+        task.load_dataset("train")
+        return task, task.dataset("train")
+    dictionary = Dictionary()
+    for number in range(SIZES[args.size][-1] - len(dictionary)):
+        dictionary.add_symbol(f"piece{number}")
+    return TranslationTask(config, dictionary, dictionary), random_dataset(dictionary, PAIRS)
+
+
+def batches(task: TranslationTask, dataset: LanguagePairDataset, max_tokens: int, count: int) -> list[dict[str, Any]]:
+    """Return the first `count` batches of an epoch, as fairseq-train makes and shuffles them."""
+    epoch = task.get_batch_iterator(
+        dataset,
+        max_tokens=max_tokens,
+        max_positions=(1024, 1024),
+        ignore_invalid_inputs=True,
+        required_batch_size_multiple=8,
+        seed=1,
+    )
+    return list(islice(epoch.next_epoch_itr(shuffle=True), count))
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def layer_norm(model: Any) -> str:
+    """Return which LayerNorm stock runs: fairseq takes apex' by itself where it finds one."""
+    kind = type(model.encoder.layers[0].final_layer_norm)
+    return f"{kind.__module__}.{kind.__name__}"
+
+
+def described(args: argparse.Namespace) -> dict[str, str]:
+    """Return what the figures are of."""
+    data = args.data.resolve().name if args.data else "random"
+    return {"size": args.size, "precision": args.precision, "data": data, "clock": f"{args.clock} clock"}
+
+
+def tokens(found: Sequence[dict[str, Any]]) -> int:
+    """Return the number of target tokens in batches, padding not counted."""
+    return sum(int(batch["ntokens"]) for batch in found)
