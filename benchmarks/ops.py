@@ -1,0 +1,333 @@
+"""Speed and memory of one residual site, by implementation: eager, torch.compile, and others where they are installed.
+
+    python benchmarks/ops.py [--json FILE] [--plot FILE]
+
+A site: dropout, sums and norms of rskip_ln with λ = 1, 2, 3; all of sas, gates included. On a GPU: medians of
+triton.testing.do_bench at 16k, 32k and 131k rows (positions), C = 512 and 1024, bf16 and fp16; the bandwidth of a copy
+in the same run, and the share of it that rskip_ln reaches if forward moves 3u and backward 5u (u: one C-vector per
+row); the host's time per call; peak memory. On a CPU: wall-clock medians at small sizes. Everywhere: what is saved for
+the backward pass. All take turns; ratios are those of a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import product
+from typing import Any
+
+import measure
+import torch
+from measure import clock, machine, plot_ratios, positive, ratios, shown, speed_ratio, spread, take_turns, write
+from torch import Tensor, nn
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: on a CPU the kernels run interpreted
+
+from fairseq_resid import connections
+
+DROPOUT = 0.1
+SITES: dict[str, dict[str, Any]] = {
+    "rskip_ln-1": {"name": "rskip_ln", "skip_lambda": 1},
+    "rskip_ln-2": {"name": "rskip_ln", "skip_lambda": 2},
+    "rskip_ln-3": {"name": "rskip_ln", "skip_lambda": 3},
+    "sas": {"name": "sas"},
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MOVED = {"forward": 3, "backward": 5}  # u, whatever λ is: x, F -> y; x, F, dL/dy -> dx, dF
+BOTH = "forward+backward"
+COPY = ("copy",)
+COPY_BYTES = 2**29
+HOST_ROWS, HOST_CALLS = 4096, 200
+Call = Callable[[], object]
+
+
+# --- implementations -----------------------------------------------------------------------------------------------
+
+
+def eager(site: str, channels: int) -> nn.Module:
+    return connections.build(**SITES[site], dim=channels, dropout=DROPOUT, backend="eager")
+
+
+def compiled(site: str, channels: int) -> Any:
+    # fullgraph: torch.compile raises, rather than runs eagerly, what it cannot compile or has compiled too often.
+    return torch.compile(eager(site, channels), dynamic=False, fullgraph=True)
+
+
+def fused(site: str, channels: int) -> nn.Module:
+    return connections.build(**SITES[site], dim=channels, dropout=DROPOUT, backend="triton")
+
+
+class NormChain(nn.Module):
+    """rskip_ln out of another package's norm, which is given the shortcut, the branch and its dropout."""
+
+    def __init__(self, site: str, channels: int, norm: Callable[[Tensor, Tensor, nn.LayerNorm, float], Tensor]) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(SITES[site]["skip_lambda"]))
+        self.norm = norm
+
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        dropout = DROPOUT
+        for norm in self.norms:
+            f = self.norm(x, f, norm, dropout)
+            dropout = 0.0
+        return f
+
+
+def liger(site: str, channels: int) -> nn.Module:
+    from liger_kernel.transformers.functional import liger_layer_norm
+
+    def add_norm(x: Tensor, f: Tensor, norm: nn.LayerNorm, dropout: float) -> Tensor:
+        return liger_layer_norm(x + nn.functional.dropout(f, dropout), norm.weight, norm.bias, norm.eps)
+
+    return NormChain(site, channels, add_norm)
+
+
+def flash_attention(site: str, channels: int) -> nn.Module:
+    from flash_attn.ops.triton.layer_norm import layer_norm_fn
+
+    def add_norm(x: Tensor, f: Tensor, norm: nn.LayerNorm, dropout: float) -> Tensor:
+        return layer_norm_fn(f, norm.weight, norm.bias, residual=x, dropout_p=dropout, eps=norm.eps)
+
+    return NormChain(site, channels, add_norm)
+
+
+EAGER, FUSED = "eager", "triton"
+IMPLEMENTATIONS: dict[str, Callable[[str, int], Any]] = {
+    EAGER: eager,
+    "torch.compile": compiled,
+    FUSED: fused,
+    "liger": liger,
+    "flash-attn": flash_attention,
+}
+PACKAGES = {FUSED: "triton", "liger": "liger_kernel", "flash-attn": "flash_attn"}
+WITHOUT_SAS = ("liger", "flash-attn")
+
+
+def obstacle(implementation: str, device: str) -> str:
+    """Return why an implementation cannot be timed here; the empty string where it can."""
+    package = PACKAGES.get(implementation)
+    if package and device == "cpu":
+        return "needs a GPU"
+    return f"needs the package {package}" if package and find_spec(package) is None else ""
+
+
+def candidates(implementations: list[str]) -> list[tuple[str, str]]:
+    """Return every site with every implementation that has it."""
+    return [(site, by) for site, by in product(SITES, implementations) if site != "sas" or by not in WITHOUT_SAS]
+
+
+# --- measuring -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Input:
+    """What goes into a site, and the gradient that comes back to it."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: str
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(1)
+        self.x, self.f, self.gradient = (
+            torch.randn(self.shape, device=self.device, dtype=self.dtype).requires_grad_(needed)
+            for needed in (True, True, False)
+        )
+        self.unit = self.x.numel() * self.x.element_size()
+
+
+class Run:
+    """A site of one implementation on an input, as calls to be timed."""
+
+    def __init__(self, site: str, implementation: str, given: Input) -> None:
+        self.given = given
+        self.site = IMPLEMENTATIONS[implementation](site, given.shape[1]).to(device=given.device, dtype=given.dtype)
+        self.inputs = [given.x, given.f, *self.site.parameters()]
+        self.y: Tensor | None = None
+
+    def forward(self) -> Tensor:
+        return self.site(self.given.x, self.given.f)
+
+    def backward(self) -> None:
+        if self.y is None:
+            self.y = self.forward()
+        torch.autograd.grad(self.y, self.inputs, self.given.gradient, retain_graph=True)
+
+    def both(self) -> None:
+        torch.autograd.grad(self.forward(), self.inputs, self.given.gradient)
+
+    def host_calls(self) -> None:
+        for _ in range(HOST_CALLS):
+            self.both()
+
+    def saved(self) -> float:
+        """Return what autograd saves beyond x and the parameters, in u; a tensor saved twice counts once."""
+        known = {tensor.untyped_storage().data_ptr() for tensor in (self.given.x, *self.site.parameters())}
+        sizes: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in known:
+                sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            y = self.forward()  # held until all is counted, so that no address is used twice
+        del y
+        return sum(sizes.values()) / self.given.unit
+
+    def peak(self) -> float:
+        """Return by how much a forward and backward pass rises above what is allocated before it, in u."""
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        self.both()
+        return (torch.cuda.max_memory_allocated() - before) / self.given.unit
+
+
+def gpu_clock(call: Call) -> float:
+    """Return the seconds of a call on the GPU: the median of many, each with a cold L2 cache."""
+    from triton.testing import do_bench
+
+    return do_bench(call, warmup=10, rep=40, quantiles=[0.5]) / 1000
+
+
+def host_clock(call: Call) -> float:
+    """Return the seconds until a GPU has been given all of a call."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def time_configuration(args: argparse.Namespace, shape: tuple[int, int], dtype: str) -> list[dict[str, Any]]:
+    """Time every site and implementation at one shape and dtype; return a row of figures for each pass."""
+    torch.compiler.reset()  # it would give up after some shapes
+    gpu = args.device == "cuda"
+    given = Input(shape, DTYPES[dtype], args.device)
+    runs = {(site, by): Run(site, by, given) for site, by in candidates(args.implementations)}
+    calls: dict[tuple[str, ...], Call] = {}
+    for (site, by), run in runs.items():
+        calls[site, by, "forward"] = run.forward
+        calls[site, by, BOTH] = run.both
+        if by != "torch.compile":  # its backward frees what it reads, and cannot be run again
+            calls[site, by, "backward"] = run.backward
+    if gpu:
+        source, target = (torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
+        calls[COPY] = lambda: target.copy_(source)
+    own_clock = clock(args.device, args.clock)
+    take_turns(calls, 1, own_clock)
+    seconds = take_turns(calls, args.rounds, gpu_clock if gpu else own_clock)
+
+    rows = []
+    for key in (key for key in calls if key != COPY):
+        site, by, name = key
+        row: dict[str, Any] = {"site": site, "by": by, "pass": name}
+        row |= {"rows": shape[0], "channels": shape[1], "dtype": dtype}
+        row["milliseconds"] = spread([1000 * each for each in seconds[key]])
+        others = {other: (site, other, name) for other in args.implementations}
+        row["speed_to"] = {
+            other: speed_ratio(seconds, key, base) for other, base in others.items() if base in seconds
+        }
+        if site != "sas":
+            row["time_to_rskip_ln-1"] = spread(ratios(seconds, ("rskip_ln-1", by, name), key))
+        if gpu and site != "sas" and name in MOVED:
+            moved = MOVED[name] * given.unit / (2 * COPY_BYTES)
+            row["copy_share"] = spread([moved * share for share in ratios(seconds, key, COPY)])
+        if gpu and name == BOTH:
+            row["peak_u"] = round(runs[site, by].peak(), 2)
+            row["copy_gigabytes_per_second"] = spread([2 * COPY_BYTES / each / 1e9 for each in seconds[COPY]])
+        rows.append(row)
+    return rows
+
+
+def time_host(args: argparse.Namespace, channels: int) -> list[dict[str, Any]]:
+    """Return the host's time per forward and backward call, and its ratio to that of the eager λ = 1 site."""
+    torch.compiler.reset()
+    given = Input((HOST_ROWS, channels), torch.bfloat16, "cuda")
+    calls: dict[tuple[str, ...], Call] = {
+        (site, by): Run(site, by, given).host_calls for site, by in candidates(args.implementations)
+    }
+    take_turns(calls, 1, host_clock)
+    seconds = take_turns(calls, args.rounds, host_clock)
+    return [
+        {
+            "site": site,
+            "by": by,
+            "channels": channels,
+            "microseconds": spread([1e6 * each / HOST_CALLS for each in seconds[site, by]]),
+            "time_to_eager_rskip_ln-1": spread(ratios(seconds, ("rskip_ln-1", EAGER), (site, by))),
+        }
+        for site, by in calls
+    ]
+
+
+def saved_activations(implementations: list[str], channels: int, device: str) -> list[dict[str, Any]]:
+    """Return what each site saves for its backward pass beyond x, in u of bf16."""
+    torch.compiler.reset()
+    given = Input((256, channels), torch.bfloat16, device)
+    return [
+        {"site": site, "by": by, "channels": channels, "saved_u": round(Run(site, by, given).saved(), 3)}
+        for site, by in candidates(implementations)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", type=positive, metavar="N", help="default: 16384 32768 131072; CPU: 2048")
+    parser.add_argument("--channels", nargs="+", type=positive, metavar="C", help="default: 512 1024; CPU: 512")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, metavar="DTYPE", help="default: bf16 fp16; CPU: fp32")
+    names = f"some of {', '.join(IMPLEMENTATIONS)}; default: all that are installed; {EAGER} is always measured"
+    parser.add_argument("--implementations", nargs="+", choices=IMPLEMENTATIONS, metavar="NAME", help=names)
+    measure.add_flags(parser, rounds=10)
+    args = parser.parse_args()
+    measure.check_flags(parser, args)
+    gpu = args.device == "cuda"
+    args.rows = args.rows or ([16_384, 32_768, 131_072] if gpu else [2048])
+    args.channels = args.channels or ([512, 1024] if gpu else [512])
+    args.dtypes = args.dtypes or (["bf16", "fp16"] if gpu else ["fp32"])
+    for name in args.implementations or ():
+        if obstacle(name, args.device):
+            parser.error(f"--implementations {name}: {obstacle(name, args.device)}")
+    chosen = args.implementations or [name for name in IMPLEMENTATIONS if not obstacle(name, args.device)]
+    args.implementations = list(dict.fromkeys([EAGER, *chosen]))
+
+    found: dict[str, Any] = {"machine": machine(args.device), "dropout": DROPOUT, "clock": args.clock}
+    # What the kernels save is the same under Triton's interpreter.
+    saving = [*args.implementations, *([FUSED] if not gpu and find_spec("triton") else [])]
+    found["saved"] = [row for channels in args.channels for row in saved_activations(saving, channels, args.device)]
+    for row in found["saved"]:
+        print(f"{row['site']:11} {row['by']:14} C = {row['channels']:4}: saves {row['saved_u']:.2f}u beyond x")
+    found["host"] = [row for channels in args.channels for row in time_host(args, channels)] if gpu else []
+    for row in found["host"]:
+        times = f"{row['microseconds']['median']:.0f} µs of the host a call"
+        print(f"{row['site']:11} {row['by']:14} C = {row['channels']:4}: {times}")
+    print(f"\n{'site':11} {'by':14} {'pass':17} {'rows':>7} {'C':>5} {'':5} {'ms':>8}  {'speed to eager':20} of a copy")
+    found["timings"] = []
+    for channels, rows, dtype in product(args.channels, args.rows, args.dtypes):
+        for row in time_configuration(args, (rows, channels), dtype):
+            found["timings"].append(row)
+            head = f"{row['site']:11} {row['by']:14} {row['pass']:17} {rows:7} {channels:5} {dtype:5}"
+            share = f"{row['copy_share']['median']:.0%}" if "copy_share" in row else ""
+            figures = f"{row['milliseconds']['median']:8.3f}  {shown(row['speed_to'][EAGER]):20} {share}"
+            print(head, figures.rstrip(), flush=True)
+    write(args, found)
+    if args.plot:
+        plot_ratios(args.plot, panels(found["timings"]), "forward + backward, speed, eager = 1")
+
+
+def panels(timings: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return for each site a bar for each implementation: its medians over all shapes and dtypes."""
+    speeds: dict[str, dict[str, list[float]]] = {}
+    for row in timings:
+        if row["pass"] == BOTH:
+            speeds.setdefault(row["site"], {}).setdefault(row["by"], []).append(row["speed_to"][EAGER]["median"])
+    return {site: {by: spread(values) for by, values in bars.items()} for site, bars in speeds.items()}
+
+
+if __name__ == "__main__":
+    main()
