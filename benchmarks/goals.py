@@ -1,0 +1,245 @@
+"""Every benchmark of the residual structures in one command, and the table of goals with pass or fail.
+
+    python benchmarks/goals.py [--data DIR] [--out FOLDER]
+    python benchmarks/goals.py --judge FOLDER                   # the table of figures measured before
+
+Runs ops.py, training.py and decoding.py one after the other at the sizes that the machine can carry, with random
+sentences and with the corpus of --data; writes their figures and plots to --out (default: benchmarks/results/gpu or
+cpu), judges all that this folder holds, prints the table as Markdown and writes it to goals.json. A goal is judged by
+its worst median, over shapes and dtypes or over sizes and data; [a, b] are the quartiles over the rounds. What was not
+measured never passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import CLOCKS, check_data, hardware, shown, spread
+
+FOLDER = Path(__file__).resolve().parent
+FUSED = "triton"
+Spread = dict[str, float]
+Results = dict[str, dict[str, Any]]  # what the benchmarks wrote, by the name of the file
+
+# What is run, by the kind of machine: the name of the file, and the command.
+RUNS = {
+    "gpu": {
+        "ops": "ops.py",
+        "training-base": "training.py --size base",
+        "training-big": "training.py --size big",
+        "decoding-base": "decoding.py --size base",
+        "decoding-big": "decoding.py --size big",
+    },
+    "cpu": {
+        "ops": "ops.py",
+        "training-small": "training.py --size small",
+        "training-base": "training.py --size base --max-tokens 1024 --rounds 6",
+        "decoding-small": "decoding.py --size small --max-tokens 1024 --rounds 30",
+    },
+    "quick": {
+        "ops": "ops.py --rows 4 --implementations eager --rounds 1",
+        "training-tiny": "training.py --size tiny --max-tokens 256 --steps 1 --rounds 1",
+        "decoding-tiny": "decoding.py --size tiny --max-tokens 256 --length 2 --rounds 1",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is measured, and what it should be: at least `limit`, or at most."""
+
+    what: str
+    limit: float
+    figures: Callable[[Results], dict[str, Spread]]  # by where they were measured
+    on: str = ""  # gpu or cpu: this goal is for that kind of machine alone
+    most: bool = False
+
+    @property
+    def target(self) -> str:
+        return f"{'<=' if self.most else '>='} {self.limit:g}"
+
+
+def judge(goal: Goal, results: Results) -> dict[str, Any]:
+    """Return a row of the table: the goal, its worst figure, where that was measured, and the verdict."""
+    ran_on = kind(results)
+    figures = goal.figures(results) if goal.on in ("", ran_on) else {}
+    row = {"what": goal.what, "goal": goal.target, "figures": figures}
+    if not figures:
+        reason = ""
+        if goal.on not in ("", ran_on):
+            reason = ": no GPU" if ran_on == "cpu" else ": ran on a GPU"
+        return {**row, "measured": "", "verdict": f"not measured{reason}"}
+    where = (max if goal.most else min)(figures, key=lambda name: figures[name]["median"])
+    worst = figures[where]["median"]
+    met = worst <= goal.limit if goal.most else worst >= goal.limit
+    return {**row, "measured": f"{shown(figures[where])} ({where})", "verdict": "pass" if met else "fail"}
+
+
+def kind(results: Results) -> str:
+    """Return the kind of machine that results are from."""
+    return "gpu" if any(found["machine"]["gpu"] for found in results.values()) else "cpu"
+
+
+# --- where a goal's figures are ------------------------------------------------------------------------------------
+
+
+def timings(results: Results, sites: str, passed: str, channels: int | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of the fused op, with where they were measured; `sites` is how the site's name begins."""
+    for row in results.get("ops", {}).get("timings", []):
+        fits = row["site"].startswith(sites) and row["by"] == FUSED and row["pass"] == passed
+        if fits and channels in (None, row["channels"]):
+            yield f"{row['site']}, {row['rows']} x {row['channels']}, {row['dtype']}", row
+
+
+def op_speed(sites: str, base: str) -> Callable[[Results], dict[str, Spread]]:
+    def figures(results: Results) -> dict[str, Spread]:
+        rows = timings(results, sites, "forward+backward")
+        return {where: row["speed_to"][base] for where, row in rows if base in row["speed_to"]}
+
+    return figures
+
+
+def copy_share(passed: str, channels: int) -> Callable[[Results], dict[str, Spread]]:
+    return lambda results: {
+        where: row["copy_share"]
+        for where, row in timings(results, "rskip_ln", passed, channels)
+        if "copy_share" in row
+    }
+
+
+def growth(results: Results) -> dict[str, Spread]:
+    return {where: row["time_to_rskip_ln-1"] for where, row in timings(results, "rskip_ln-3", "forward+backward")}
+
+
+def host(results: Results) -> dict[str, Spread]:
+    rows = results.get("ops", {}).get("host", [])
+    return {
+        f"{row['site']}, C = {row['channels']}": row["time_to_eager_rskip_ln-1"]
+        for row in rows
+        if row["by"] == FUSED and row["site"].startswith("rskip_ln")
+    }
+
+
+def saved(sites: str) -> Callable[[Results], dict[str, Spread]]:
+    return lambda results: {
+        f"{row['site']}, C = {row['channels']}": spread([row["saved_u"]])
+        for row in results.get("ops", {}).get("saved", [])
+        if row["by"] == FUSED and row["site"].startswith(sites)
+    }
+
+
+def model_speed(benchmark: str, structure: str, size: str = "") -> Callable[[Results], dict[str, Spread]]:
+    """Return what finds the ratio to stock of a structure, in every run of a benchmark, or of one size of model."""
+
+    def figures(results: Results) -> dict[str, Spread]:
+        found = {}
+        for name, result in results.items():
+            if name.startswith(benchmark) and size in ("", result["size"]) and structure in result["structures"]:
+                where = f"{result['size']}, {result['precision']}, {result['data']}, {result['clock']}"
+                found[where] = result["structures"][structure]["to_stock"]
+        return found
+
+    return figures
+
+
+GOALS = [
+    Goal("rskip_ln λ=2, fused / eager, forward + backward", 2.5, op_speed("rskip_ln-2", "eager"), "gpu"),
+    Goal("rskip_ln λ=3, fused / eager, forward + backward", 3.5, op_speed("rskip_ln-3", "eager"), "gpu"),
+    Goal("rskip_ln, fused / torch.compile", 1.0, op_speed("rskip_ln", "torch.compile"), "gpu"),
+    Goal("sas, fused / torch.compile", 1.0, op_speed("sas", "torch.compile"), "gpu"),
+    Goal("rskip_ln forward, share of copy bandwidth, C = 512", 0.65, copy_share("forward", 512), "gpu"),
+    Goal("rskip_ln forward, share of copy bandwidth, C = 1024", 0.75, copy_share("forward", 1024), "gpu"),
+    Goal("rskip_ln backward, share of copy bandwidth, C = 512", 0.5, copy_share("backward", 512), "gpu"),
+    Goal("rskip_ln backward, share of copy bandwidth, C = 1024", 0.6, copy_share("backward", 1024), "gpu"),
+    Goal("rskip_ln, fused, time of λ=3 / λ=1", 1.15, growth, "gpu", most=True),
+    Goal("rskip_ln, host time of a call, fused / eager λ=1", 1.0, host, "gpu", most=True),
+    Goal("rskip_ln, saved beyond x, u", 1.05, saved("rskip_ln"), most=True),
+    Goal("sas, saved beyond x, u", 3.1, saved("sas"), most=True),
+    Goal("training on a GPU, rskip_ln / stock", 1.0, model_speed("training", "rskip_ln-2"), "gpu"),
+    Goal("training on a GPU, sas / stock, Base", 0.75, model_speed("training", "sas", "base"), "gpu"),
+    Goal("training on a GPU, sas / stock, Big", 0.7, model_speed("training", "sas", "big"), "gpu"),
+    Goal("decoding on a GPU, beam 4, rskip_ln / stock", 0.98, model_speed("decoding", "rskip_ln-2"), "gpu"),
+    Goal("decoding on a GPU, beam 4, sas / stock", 0.75, model_speed("decoding", "sas"), "gpu"),
+    Goal("training on a CPU, rskip_ln / stock", 0.9, model_speed("training", "rskip_ln-2"), "cpu"),
+    Goal("training on a CPU, sas / stock", 0.6, model_speed("training", "sas"), "cpu"),
+    Goal("decoding on a CPU, beam 4, rskip_ln / stock", 0.98, model_speed("decoding", "rskip_ln-2"), "cpu"),
+    Goal("decoding on a CPU, beam 4, sas / stock", 0.75, model_speed("decoding", "sas"), "cpu"),
+]
+
+
+def table(rows: list[dict[str, Any]], results: Results) -> str:
+    """Return the goals, the commands that measured them, and the machines, as Markdown."""
+    head = ["| what | goal | measured | |", "|---|---|---|---|"]
+    body = [f"| {row['what']} | {row['goal']} | {row['measured']} | {row['verdict']} |" for row in rows]
+    commands = [
+        f"    {found['command'].split(' --json')[0]}  # load average at its start {found['machine']['load_average']}"
+        for found in results.values()
+    ]
+    machines = dict.fromkeys(hardware(found["machine"]) for found in results.values())
+    return "\n".join([*head, *body, "", *commands, "", *machines])
+
+
+def read(folder: Path) -> Results:
+    """Return what the benchmarks wrote to a folder.
+
+    Raises: SystemExit where it holds nothing of theirs
+    """
+    paths = sorted(path for path in folder.glob("*.json") if path.stem.split("-")[0] in ("ops", "training", "decoding"))
+    if not paths:
+        raise SystemExit(f"goals.py: error: --judge {folder}: it has no ops.json, training-*.json or decoding-*.json")
+    return {path.stem: json.loads(path.read_text()) for path in paths}
+
+
+def measure(args: argparse.Namespace, machine: str, folder: Path) -> None:
+    """Run every benchmark; each writes its figures and, with matplotlib, its plot to the folder."""
+    commands = dict(RUNS["quick" if args.quick else machine])
+    if args.data:
+        words = f" --data {shlex.quote(str(args.data))}"
+        translations = {name: command for name, command in commands.items() if name != "ops"}
+        commands |= {f"{name}-{args.data.name}": command + words for name, command in translations.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, command in commands.items():
+        script, *flags = shlex.split(command)
+        print(f"== {command}", flush=True)
+        written = ["--clock", args.clock, "--json", f"{folder / name}.json"]
+        if find_spec("matplotlib"):
+            written += ["--plot", f"{folder / name}.png"]
+        if subprocess.run([sys.executable, str(FOLDER / script), *flags, *written]).returncode:
+            raise SystemExit(f"goals.py: error: failed: {command}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, metavar="DIR", help="a binarised data folder, for training and decoding")
+    parser.add_argument("--out", type=Path, metavar="FOLDER")
+    parser.add_argument("--judge", type=Path, metavar="FOLDER", help="measure nothing; take the figures in FOLDER")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="processor: for a CPU that others use, too")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: whether all runs, nothing about speed")
+    args = parser.parse_args()
+    check_data(parser, args)
+    if args.quick and not args.out:
+        parser.error("--quick: needs --out FOLDER; its figures are not to be kept beside real ones")
+    machine = "gpu" if torch.cuda.is_available() else "cpu"
+    # As the user would write it: it is part of the commands in the table.
+    folder = args.judge or args.out or Path(os.path.relpath(FOLDER / "results" / machine))
+    if not args.judge:
+        measure(args, machine, folder)
+    results = read(folder)
+    rows = [judge(goal, results) for goal in GOALS]
+    (folder / "goals.json").write_text(json.dumps(rows, indent=1) + "\n")
+    print(f"\n{table(rows, results)}")
+
+
+if __name__ == "__main__":
+    main()
