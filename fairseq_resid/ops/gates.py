@@ -21,11 +21,14 @@ def scaling_gate(
     """
     channels = x.size(-1)
     gates = output_weight.size(0)
-    hidden = functional.linear(x.reshape(-1, channels), hidden_weight[:, :channels], hidden_bias)
-    hidden = torch.addmm(hidden, f.reshape(-1, channels), hidden_weight[:, channels:].t())
-    hidden = torch.tanh_(hidden).view(-1, gates, channels)  # in place: no derivative needs what is under the tanh
-    logits = torch.bmm(hidden.transpose(0, 1), output_weight.unsqueeze(-1)).squeeze(-1).t() + output_bias
-    return logits.reshape(x.shape[:-1] + (gates,))  # noqa: RUF005  (TorchScript unpacks no shape)
+    x_weight, f_weight = hidden_weight.chunk(2, 1)  # the derivative of two slices would be padded with zeros and added
+    hidden = functional.linear(x.reshape(-1, channels), x_weight, hidden_bias)
+    hidden = torch.addmm(hidden, f.reshape(-1, channels), f_weight.t())
+    hidden = torch.tanh_(hidden)  # in place: no derivative needs what is under the tanh
+    # Row g holds gate g's weights in its own columns, 0 elsewhere: one GEMM instead of a copy for a batch of them.
+    own = torch.eye(gates, dtype=output_weight.dtype, device=output_weight.device)
+    block_weight = (own.unsqueeze(-1) * output_weight.unsqueeze(0)).view(gates, gates * channels)
+    return functional.linear(hidden, block_weight, output_bias).reshape(x.shape[:-1] + (gates,))  # noqa: RUF005  (TorchScript unpacks no shape)
 
 
 def single_layer_gate(x: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -36,8 +39,8 @@ def single_layer_gate(x: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Ten
     Shapes:   x, f: (..., C) -> (..., G); weight (G, 2C): columns x then F; bias (G,)
     Dtype:    that of the input
     """
-    channels = x.size(-1)
-    return functional.linear(x, weight[:, :channels], bias) + functional.linear(f, weight[:, channels:])
+    x_weight, f_weight = weight.chunk(2, 1)
+    return functional.linear(x, x_weight, bias) + functional.linear(f, f_weight)
 
 
 def dense_gate(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
