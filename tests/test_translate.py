@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
@@ -107,8 +108,20 @@ def test_what_is_missing_is_named(where: str, run: Path, corpus: Path, tmp_path:
     assert error.startswith("translate.sh: error: ") and named in error and error.count("\n") == 1
 
 
-def test_bad_lines_are_named(translator: Translator, capsys: Any) -> None:
-    with pytest.raises(ValueError, match=r"line 12: 2,\d\d\d pieces, and the model takes 1,024"):
-        translator.translate(["a", "the fox " * 600], first=11)
-    with pytest.raises(ValueError, match=r"line 3: not UTF-8 \(invalid start byte at byte 1\)"):
-        translate.read(b"a\xff", 3)
+def test_bad_lines_are_named_and_those_before_them_translated(
+    translator: Translator, run: Path, corpus: Path, expected: list[str], capsysbinary: Any, monkeypatch: Any
+) -> None:
+    with pytest.raises(ValueError, match=r"line 2: 2,\d\d\d pieces, and the model takes 1,024"):
+        translator.translate(["a", "the fox " * 600])
+    good = "".join(line + "\n" for line in read_lines(corpus / "ref" / "test.en")[:2]).encode()
+    bad = {
+        b"a\xff\n": b"line 4: not UTF-8 (invalid start byte at byte 1)",
+        b"the fox " * 600: b"line 4: 2,",
+    }
+    monkeypatch.setattr(translate, "Translator", lambda *_: translator)
+    for line, message in bad.items():
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(good + b"\n" + line + b"after\n")))
+        assert translate.main([str(run)]) == 2
+        out, error = capsysbinary.readouterr()
+        assert out.decode() == f"{expected[0]}\n{expected[1]}\n\n"
+        assert error.startswith(b"translate.sh: error: " + message) and error.count(b"\n") == 1

@@ -4,6 +4,8 @@
 
 In Python:  Translator("checkpoints/RUN").translate(["A sentence.", "Another one."])
 
+A line that cannot be translated ends it with an error that names the line; those before it have been written.
+
 Text goes to the model and back as DATA/corpus.json says (fairseq_resid/text.py), and is decoded as scripts/evaluate.sh
 decodes: beam 4, length penalty 0.6.
 """
@@ -13,16 +15,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..runs import Run
 from ..text import TextForm
 from . import averaging
 from .__main__ import Corpus, find_data
 from .decoding import SETTINGS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BUFFER = 512  # lines translated together, where nobody waits for them at a terminal
 
@@ -67,41 +71,59 @@ class Translator:
         limits = [self.hub.max_positions[0], self.hub.cfg.dataset.max_tokens]
         self.longest = min(limit for limit in limits if limit is not None)
 
-    def translate(self, lines: Sequence[str], first: int = 1) -> list[str]:
+    def translate(self, lines: Iterable[str]) -> list[str]:
         """Return the translation of every line; that of a blank line is empty.
 
-        first: the number of the first line, for errors
         Raises: ValueError naming the line that is too long for the model.
         """
-        filled = [index for index, line in enumerate(lines) if line.strip()]
-        tokens = []
-        for index in filled:
-            tokens.append(self.hub.encode(self.source.to_model(lines[index])))
-            if len(tokens[-1]) > self.longest:
-                pieces = f"{len(tokens[-1]):,} pieces, and the model takes {self.longest:,}"
-                raise ValueError(f"line {first + index}: {pieces}")
-        translations = [""] * len(lines)
-        if tokens:
+        return self.decode([self.encode(line, number) for number, line in enumerate(lines, start=1)])
+
+    def encode(self, line: str | bytes, number: int) -> Tensor | None:
+        """Return a line's pieces as the model numbers them, None for a blank line.
+
+        Raises: ValueError naming the line where it is not UTF-8, or too long for the model.
+        """
+        if isinstance(line, bytes):
+            try:
+                line = line.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
+        if not line.strip():
+            return None
+        pieces: Tensor = self.hub.encode(self.source.to_model(line))
+        if len(pieces) > self.longest:
+            raise ValueError(f"line {number}: {len(pieces):,} pieces, and the model takes {self.longest:,}")
+        return pieces
+
+    def decode(self, encoded: Sequence[Tensor | None]) -> list[str]:
+        """Return the translation of every encoded line, "" for None."""
+        translations = [""] * len(encoded)
+        filled = {index: pieces for index, pieces in enumerate(encoded) if pieces is not None}
+        if filled:
             settings = {
                 "lenpen": float(SETTINGS["lenpen"]),
                 "max_len_a": float(SETTINGS["max-len-a"]),
                 "max_len_b": int(SETTINGS["max-len-b"]),
             }
-            found = self.hub.generate(tokens, beam=int(SETTINGS["beam"]), **settings)
+            found = self.hub.generate(list(filled.values()), beam=int(SETTINGS["beam"]), **settings)
             for index, hypotheses in zip(filled, found, strict=True):
                 translations[index] = self.target.restore(self.hub.decode(hypotheses[0]["tokens"]))
         return translations
 
 
-def read(raw: bytes, number: int) -> str:
-    """Return a line of input as text.
-
-    Raises: ValueError naming the line where it is not UTF-8.
-    """
-    try:
-        return raw.decode("utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
+def batches(translator: Translator, lines: Iterable[bytes], together: int) -> Iterator[list[Tensor | None]]:
+    """Yield the encoded lines, so many together; before the error of a bad line, all that come before it."""
+    encoded: list[Tensor | None] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            encoded.append(translator.encode(line, number))
+        except ValueError:
+            yield encoded
+            raise
+        if len(encoded) == together:
+            yield encoded
+            encoded = []
+    yield encoded
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,15 +135,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--data", type=Path, help="the data folder (default: the one that the run was trained on)")
     add("--cpu", action="store_true", help="stay on the CPU even where there is a GPU")
     options = parser.parse_args(arguments)
-    number = 0
     try:
         translator = Translator(options.run, options.data, options.checkpoint, options.cpu)
-        together = 1 if sys.stdin.isatty() else BUFFER
-        stdin = enumerate(sys.stdin.buffer, start=1)
-        while lines := [read(raw, number) for number, raw in islice(stdin, together)]:
-            translations = translator.translate(lines, first=number + 1)
-            number += len(lines)
-            sys.stdout.buffer.write("".join(line + "\n" for line in translations).encode())
+        for encoded in batches(translator, sys.stdin.buffer, 1 if sys.stdin.isatty() else BUFFER):
+            sys.stdout.buffer.write("".join(line + "\n" for line in translator.decode(encoded)).encode())
             sys.stdout.buffer.flush()
     except BrokenPipeError:
         return 0  # whoever reads has read enough
