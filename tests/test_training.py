@@ -98,7 +98,7 @@ def test_a_start_that_made_no_checkpoint_binds_nobody(fake_train: Path) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "crash").touch()
     (fake_train / "code").write_text("2")
-    assert launch.main([*words, "--lrr", "3"]) == 1
+    assert launch.main([*words, "--lr", "3"]) == 1
     (fake_train / "crash").unlink()
     (fake_train / "code").write_text("0")
     assert launch.main(words) == 0
@@ -227,6 +227,26 @@ def test_a_size_in_the_architecture_that_is_not_the_recipes_is_refused(fake_trai
     assert launch.main(["mine.txt", "--arch", "transformer_sas_big", "--encoder-embed-dim", "1024"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--drop-out", "0.1"], "--drop-out: fairseq-train has no such flag; near ones: --dropout"),
+        (["--zzz=1"], "--zzz: fairseq-train has no such flag\n"),
+        (["--optimizer", "adan"], "argument --optimizer: invalid choice: 'adan' (choose from "),
+        (["--clip-norm", "much"], "argument --clip-norm: invalid float value: 'much'"),
+        (["--skip-lambda"], "argument --skip-lambda: expected one argument"),
+    ],
+)
+def test_flags_that_fairseq_would_not_take_are_refused_before_anything_is_done(
+    words: list[str], message: str, fake_train: Path, capsys: Capture
+) -> None:
+    for dry in (["--dry-run"], []):
+        assert launch.main(["quickstart", "--arch", "transformer_rskip_ln", "--run", "run", *words, *dry]) == 2
+        out, error = capsys.readouterr()
+        assert error.startswith(f"train.sh: error: {message}") and error.count("\n") == 1 and not out
+    assert not calls(fake_train) and not Path("run").exists()
+
+
 def test_data_that_is_not_there_names_the_script_that_makes_it(fake_train: Path, capsys: Capture) -> None:
     assert launch.main(["wmt14-en-de", "--arch", "transformer"]) == 2
     assert "data-bin/wmt14-en-de: no such data folder; data-prep/wmt14-en-de.sh makes it" in capsys.readouterr().err
@@ -303,7 +323,7 @@ def test_the_same_run_spelled_otherwise(fake_train: Path, capsys: Capture) -> No
         ("--max-tokens 9", "", "one data folder is needed, and these are given: none"),
         ("data-bin/phrasebook --max-tokens 9 --arch transformer", "", "--arch: set by train.sh"),
         ("data-bin/phrasebook --max-tokens 9", "--fp16 --bf16", "--bf16 and --fp16: give one of them"),
-        ("data-bin/phrasebook --max-tokens 9", "--seed", "--seed : one whole number, 0 or more"),
+        ("data-bin/phrasebook --max-tokens 9", "--seed -1", "--seed -1: one whole number, 0 or more"),
         ("data-bin/phrasebook --max-tokens 9", "--batch-size", "--batch-size : one whole number, 1 or more"),
         ("data-bin/phrasebook --max-tokens 9", "--run mine.txt", "--run mine.txt: is a file"),
         ("half --max-tokens 9", "", "half: not a whole data folder: it has no train*.idx of both languages"),

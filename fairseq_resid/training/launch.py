@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import commands, flags
 from ..files import write_atomically
@@ -118,6 +118,27 @@ def build_command(words: Sequence[str], arch: str, run: Run, extra: Sequence[str
     recipe_words, own_words = (flags.without(part, plan.DECIDED) for part in (words, extra))
     start = ["fairseq-train", *recipe_words, "--user-dir", commands.user_dir(), "--arch", arch, *planned]
     return [*start, *paths, *own_words]
+
+
+def check_flags(words: Sequence[str]) -> None:
+    """Check the words of a command as fairseq-train will read them.
+
+    Raises: ValueError naming the flag, and what is wrong with it or near ones.
+    """
+    from fairseq import options
+
+    def refuse(message: str) -> NoReturn:
+        raise ValueError(message)
+
+    parser = options.get_training_parser()
+    parser.error = refuse  # instead of showing every flag there is, and leaving
+    _, unknown = options.parse_args_and_arch(parser, list(words), parse_known=True)
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        near = difflib.get_close_matches(flag, parser._option_string_actions, n=3)
+        raise ValueError(
+            f"{flag}: fairseq-train has no such flag" + (f"; near ones: {', '.join(near)}" if near else "")
+        )
 
 
 def check_data(words: Sequence[str]) -> None:
@@ -301,6 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rank = devices.rank(os.environ, given, len(found))
         planned = plan.make(words, extra, found, rank, args.effective_batch, args.precision)
         command = build_command(words, args.arch, run, extra, [*planned.words, *(rank.flags if rank else ())])
+        check_flags(command[1:])
         first = rank is None or rank.rank == 0
         if first:
             print("\n".join(planned.lines()), flush=True)
