@@ -46,6 +46,7 @@ RUNS = {
         "training-small": "training.py --size small",
         "training-base": "training.py --size base --max-tokens 1024 --rounds 6",
         "decoding-small": "decoding.py --size small --max-tokens 1024 --rounds 30",
+        "decoding-base": "decoding.py --size base --max-tokens 512 --rounds 8",
     },
     "quick": {
         "ops": "ops.py --rows 4 --implementations eager --rounds 1",
@@ -112,9 +113,7 @@ def op_speed(sites: str, base: str) -> Callable[[Results], dict[str, Spread]]:
 
 def copy_share(passed: str, channels: int) -> Callable[[Results], dict[str, Spread]]:
     return lambda results: {
-        where: row["copy_share"]
-        for where, row in timings(results, "rskip_ln", passed, channels)
-        if "copy_share" in row
+        where: row["copy_share"] for where, row in timings(results, "rskip_ln", passed, channels) if "copy_share" in row
     }
 
 
@@ -178,8 +177,20 @@ GOALS = [
 ]
 
 
+def settings(results: Results) -> list[str]:
+    """Return a Markdown table of every structure's speed, in every setting of training and decoding."""
+    models = {name: result for name, result in results.items() if "structures" in result}
+    structures = list(dict.fromkeys(name for result in models.values() for name in result["structures"]))
+    lines = [f"| to stock | {' | '.join(structures)} |", "|---|" + "---:|" * len(structures)]
+    for name, result in models.items():
+        figures = [result["structures"].get(structure) for structure in structures]
+        cells = [f"{figure['to_stock']['median']:.3f}" if figure else "" for figure in figures]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
 def table(rows: list[dict[str, Any]], results: Results) -> str:
-    """Return the goals, the commands that measured them, and the machines, as Markdown."""
+    """Return the goals, all that models reached, the commands that measured it, and the machines, as Markdown."""
     head = ["| what | goal | measured | |", "|---|---|---|---|"]
     body = [f"| {row['what']} | {row['goal']} | {row['measured']} | {row['verdict']} |" for row in rows]
     commands = [
@@ -187,7 +198,7 @@ def table(rows: list[dict[str, Any]], results: Results) -> str:
         for found in results.values()
     ]
     machines = dict.fromkeys(hardware(found["machine"]) for found in results.values())
-    return "\n".join([*head, *body, "", *commands, "", *machines])
+    return "\n".join([*head, *body, "", *settings(results), "", *commands, "", *machines])
 
 
 def read(folder: Path) -> Results:

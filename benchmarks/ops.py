@@ -230,9 +230,7 @@ def time_configuration(args: argparse.Namespace, shape: tuple[int, int], dtype: 
         row |= {"rows": shape[0], "channels": shape[1], "dtype": dtype}
         row["milliseconds"] = spread([1000 * each for each in seconds[key]])
         others = {other: (site, other, name) for other in args.implementations}
-        row["speed_to"] = {
-            other: speed_ratio(seconds, key, base) for other, base in others.items() if base in seconds
-        }
+        row["speed_to"] = {other: speed_ratio(seconds, key, base) for other, base in others.items() if base in seconds}
         if site != "sas":
             row["time_to_rskip_ln-1"] = spread(ratios(seconds, ("rskip_ln-1", by, name), key))
         if gpu and site != "sas" and name in MOVED:
