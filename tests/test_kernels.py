@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fairseq_resid import connections, ops
-from fairseq_resid.ops import dispatch, fused
+from fairseq_resid.ops import dispatch, fused, self_check
 
 if sys.platform != "linux":
     pytest.skip("triton has no build for this system", allow_module_level=True)
@@ -27,6 +28,7 @@ if sys.platform != "linux":
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 EPS = 1e-5
+KERNELS = ("dropout", "chain_forward", "chain_backward", "sas_forward", "sas_backward")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Calls are slow under the interpreter, and cheap beside the compilation of each kind on a GPU.
 few = settings(
@@ -499,7 +501,7 @@ def forgetful() -> Any:
     """The dispatcher without what it has found out and said so far."""
 
     def clear() -> None:
-        for remembered in (dispatch._say, dispatch._misfit, dispatch._fault):
+        for remembered in (dispatch._say, dispatch._misfit):
             remembered.cache_clear()
 
     clear()
@@ -586,19 +588,62 @@ def test_capabilities(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(dispatch, "_fault", lambda _: "")
+    monkeypatch.setattr(dispatch.self_check, "fault", lambda *_: "")
     assert dispatch._misfit(torch.device("cuda", 0), torch.float32, dtype, 512) == reason
 
 
-def test_a_broken_triton_is_noticed_beforehand(forgetful: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_triton_is_noticed_beforehand(
+    forgetful: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("Failed to find C compiler.\nmore")
 
-    monkeypatch.setattr(dispatch, "dropout_mask", fail)
-    assert dispatch._fault(DEVICE) == "triton does not run here: Failed to find C compiler."
-    dispatch._fault.cache_clear()
-    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda _: None)
-    assert dispatch._fault(DEVICE) == "triton is not installed"
+    monkeypatch.setattr(fused, "_drop", fail)
+    made = site("rskip_ln")
+    with pytest.raises(ValueError, match=r"--residual-backend triton: triton does not run here: Failed to find C comp"):
+        made(draw(2, 64, seed=1), draw(2, 64, seed=2))
+    with caplog.at_level(logging.INFO):
+        made.eval()(draw(2, 64, seed=1), draw(2, 64, seed=2))
+    assert caplog.messages == ["residual backend: eager (triton does not run here: Failed to find C compiler.)"]
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan])
+@pytest.mark.parametrize(
+    ("kernel", "result"),
+    [
+        ("dropout", 1),
+        ("chain_forward", 2),
+        *(("chain_backward", result) for result in (4, 5, 6)),
+        ("sas_forward", 3),
+        *(("sas_backward", result) for result in (5, 6, 7, 8)),
+    ],
+)
+def test_a_kernel_that_goes_wrong_is_not_used(
+    kernel: str, result: int, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = fused._kernels()
+
+    class Spoiled:
+        def __getitem__(self, grid: Any) -> Any:
+            def launch(*arguments: Any, **options: Any) -> None:
+                getattr(right, kernel)[grid](*arguments, **options)
+                arguments[result].fill_(value)
+
+            return launch
+
+    kernels = {name: getattr(right, name) for name in KERNELS} | {kernel: Spoiled()}
+    monkeypatch.setattr(fused, "_kernels", lambda: SimpleNamespace(**kernels))
+    assert "the kernels' results are wrong here, by " in self_check.fault(DEVICE, torch.float32, 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("c", [64, 100, 512, 8192])
+def test_the_self_check_leaves_torch_as_it_was(c: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with torch.inference_mode(), torch.autocast(DEVICE.type, torch.bfloat16):
+        assert self_check.fault(DEVICE, dtype, c) == ""
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_wrong_backends() -> None:

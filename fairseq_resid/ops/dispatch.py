@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from .fused import dropout_mask
+from . import self_check
 
 PLAIN = (Tensor, Parameter)
 BACKENDS = ("auto", "eager", "triton")
@@ -39,18 +39,6 @@ def _say(text: str) -> None:
 
 
 @functools.cache
-def _fault(device: torch.device) -> str:
-    """Return why Triton does not run on a device, found by a kernel on few numbers; the empty string where it does."""
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    try:
-        dropout_mask((1, FEWEST_CHANNELS), 0.5, 0, device)
-    except Exception as error:  # no C compiler, another driver, a broken installation: each of a kind of its own
-        return f"triton does not run here: {(str(error).strip() or repr(error)).splitlines()[0]}"
-    return ""
-
-
-@functools.cache
 def _misfit(device: torch.device, x_dtype: torch.dtype, f_dtype: torch.dtype, channels: int) -> str:
     """Return why the kernels do not serve tensors of this kind; the empty string where they do."""
     for dtype in (x_dtype, f_dtype):
@@ -59,7 +47,7 @@ def _misfit(device: torch.device, x_dtype: torch.dtype, f_dtype: torch.dtype, ch
     if not FEWEST_CHANNELS <= channels <= MOST_CHANNELS:
         return f"C = {channels} is not from {FEWEST_CHANNELS} to {MOST_CHANNELS}"
     if device.type == "cpu" and _INTERPRETED:
-        return _fault(device)
+        return self_check.fault(device, x_dtype, channels)
     if device.type != "cuda" or torch.version.hip is not None:
         return f"the kernels are for NVIDIA GPUs, and the tensors are on {device.type}"
     if _INTERPRETED:
@@ -69,7 +57,7 @@ def _misfit(device: torch.device, x_dtype: torch.dtype, f_dtype: torch.dtype, ch
         if capability < DTYPES[dtype]:
             shown = ".".join(map(str, capability))
             return f"{str(dtype).removeprefix('torch.')} needs compute capability {DTYPES[dtype][0]}.0, not {shown}"
-    return _fault(device)
+    return self_check.fault(device, x_dtype, channels)
 
 
 def _obstacle(x: Tensor, f: Tensor) -> str:
