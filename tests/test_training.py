@@ -367,6 +367,15 @@ def test_the_commit_is_that_of_the_tree_and_says_what_was_changed(tmp_path: Path
     assert launch.commit() == f"{head} with changes"
 
 
+def test_a_recipe_is_read_as_a_shell_reads_it(tmp_path: Path) -> None:
+    text = (
+        "\ufeff# It's mine: \\\ndata#2 --lr 1e-3 \\\n  --dropout 0.1# # 10%\n\t#--fp16\n--adam-betas '(0.9, 0.98)' #'\n"
+    )
+    (tmp_path / "mine.txt").write_text(text)
+    words = ["data#2", "--lr", "1e-3", "--dropout", "0.1#", "--adam-betas", "(0.9, 0.98)"]
+    assert recipe.read(str(tmp_path / "mine.txt")) == words
+
+
 @pytest.mark.parametrize("name", recipe.available())
 @pytest.mark.parametrize("arch", ["transformer", "transformer_sas", "transformer_rskip_ln"])
 def test_shipped_recipes_parse_and_keep_the_checkpoints_that_are_averaged(name: str, arch: str, tmp_path: Path) -> None:

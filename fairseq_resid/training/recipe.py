@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from pathlib import Path
 
@@ -27,8 +28,9 @@ def read(name: str) -> list[str]:
         meant = f"did you mean {near[0]}? There are" if near else "choose one of"
         raise ValueError(f"{name}: no such recipe; {meant} {', '.join(available())}, or a file of flags")
     try:
-        # As a command pasted from a shell or an editor has it: lines that go on, a byte order mark.
-        text = "\n".join(read_lines(path)).removeprefix("\ufeff").replace("\\\n", " ")
-        return shlex.split(text, comments=True)
+        # As a command pasted from a shell or an editor has it: a byte order mark, lines that go on, comments where a
+        # word would begin (those of shlex cut words, too).
+        text = "\n".join(read_lines(path)).removeprefix("\ufeff")
+        return shlex.split(re.sub(r"(?m)(^|\s)#.*$", r"\1", text).replace("\\\n", " "))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
