@@ -1,6 +1,7 @@
 """Every benchmark of the residual structures in one command, and the table of goals with pass or fail.
 
     python benchmarks/goals.py [--data DIR] [--out FOLDER]
+    python benchmarks/goals.py --only ops training-base         # some of it, beside what was measured before
     python benchmarks/goals.py --judge FOLDER                   # the table of figures measured before
 
 Runs ops.py, training.py and decoding.py one after the other at the sizes that the machine can carry, with random
@@ -35,11 +36,12 @@ Results = dict[str, dict[str, Any]]  # what the benchmarks wrote, by the name of
 # What is run, by the kind of machine: the name of the file, and the command.
 RUNS = {
     "gpu": {
-        "ops": "ops.py",
-        "training-base": "training.py --size base",
-        "training-big": "training.py --size big",
-        "decoding-base": "decoding.py --size base",
-        "decoding-big": "decoding.py --size big",
+        "ops": "ops.py --rounds 5",
+        # By the kernels or not at all: what falls back to eager would be measured as theirs.
+        "training-base": "training.py --size base --residual-backend triton",
+        "training-big": "training.py --size big --residual-backend triton",
+        "decoding-base": "decoding.py --size base --residual-backend triton",
+        "decoding-big": "decoding.py --size big --residual-backend triton",
     },
     "cpu": {
         "ops": "ops.py",
@@ -219,8 +221,12 @@ def measure(args: argparse.Namespace, machine: str, folder: Path) -> None:
         words = f" --data {shlex.quote(str(args.data))}"
         translations = {name: command for name, command in commands.items() if name != "ops"}
         commands |= {f"{name}-{args.data.name}": command + words for name, command in translations.items()}
+    if unknown := set(args.only or ()) - commands.keys():
+        raise SystemExit(f"goals.py: error: --only {min(unknown)}: choose of {', '.join(commands)}")
     folder.mkdir(parents=True, exist_ok=True)
     for name, command in commands.items():
+        if args.only and name not in args.only:
+            continue
         script, *flags = shlex.split(command)
         print(f"== {command}", flush=True)
         written = ["--clock", args.clock, "--json", f"{folder / name}.json"]
@@ -235,6 +241,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, metavar="DIR", help="a binarised data folder, for training and decoding")
     parser.add_argument("--out", type=Path, metavar="FOLDER")
     parser.add_argument("--judge", type=Path, metavar="FOLDER", help="measure nothing; take the figures in FOLDER")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="of what is measured, these: ops, training-base, ...")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="processor: for a CPU that others use, too")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: whether all runs, nothing about speed")
     args = parser.parse_args()

@@ -65,6 +65,11 @@ def check_data(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
         parser.error(f"--data {args.data}: no binarised data folder (it has no dict.SOURCE.txt and dict.TARGET.txt)")
 
 
+def half_precision(device: str) -> str:
+    """Return the 16-bit type to measure with: bf16, and fp16 on a GPU that has no arithmetic in it."""
+    return "fp16" if device == "cuda" and torch.cuda.get_device_capability() < (8, 0) else "bf16"
+
+
 def synchronise(device: str) -> None:
     """Wait until a GPU has done what it was given."""
     if device == "cuda":

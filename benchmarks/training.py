@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from typing import Any
+from unittest import mock
 
 import measure
 import torch
@@ -31,7 +32,8 @@ def peak_memory(steps: Any) -> int:
     """Return by how many bytes steps rise above what is allocated when they begin."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    steps()
+    with mock.patch.object(torch.cuda, "reset_peak_memory_stats"):  # fairseq does it at the end of every step
+        steps()
     return torch.cuda.max_memory_allocated() - before
 
 
@@ -44,7 +46,9 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     def steps(trainer: Trainer) -> Any:
         def run() -> None:
             for batch in batches:
-                trainer.train_step([batch])
+                # Out of memory or after an overflow fairseq goes on without the step, and would seem fast.
+                if trainer.train_step([batch], raise_oom=True) is None:
+                    raise SystemExit(f"training.py: error: --precision {args.precision}: a gradient overflowed")
 
         return run
 

@@ -15,7 +15,7 @@ from fairseq import options
 from fairseq.data import Dictionary, LanguagePairDataset
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks.translation import TranslationTask
-from measure import check_data
+from measure import check_data, half_precision
 from torch import nn
 
 from fairseq_resid.ops import BACKENDS  # and the package registers the models
@@ -48,7 +48,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say which models are compared, and on which data."""
     names = ", ".join(STRUCTURES)
     parser.add_argument("--size", choices=SIZES, help="default: small on a CPU, base on a GPU")
-    parser.add_argument("--precision", choices=PRECISIONS, help="default: fp32 on a CPU, bf16 on a GPU")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, help="default: fp32 on a CPU, bf16 on a GPU (before Ampere fp16)"
+    )
     parser.add_argument(
         "--structures", nargs="+", choices=STRUCTURES, default=list(STRUCTURES), metavar="NAME", help=f"some of {names}"
     )
@@ -67,7 +69,7 @@ def settle_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
     """
     gpu = args.device == "cuda"
     args.size = args.size or ("base" if gpu else "small")
-    args.precision = args.precision or ("bf16" if gpu else "fp32")
+    args.precision = args.precision or (half_precision(args.device) if gpu else "fp32")
     args.structures = list(dict.fromkeys([STOCK, *args.structures]))
     if args.precision == "fp16" and not gpu:
         parser.error("--precision fp16: not on a CPU; choose fp32 or bf16")

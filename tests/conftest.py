@@ -22,6 +22,9 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: the tests share their machine, and sums must not depend on it
 
+# cuBLAS refuses to be deterministic without it.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
 import pytest
 import torch
 

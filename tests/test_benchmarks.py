@@ -194,6 +194,7 @@ def test_the_readme_shows_what_was_measured(load: Any) -> None:
         ("decoding --rounds many", "--rounds: many: must be an integer of at least 1"),
         ("decoding --data {empty}/none", "--data {empty}/none: no binarised data folder"),
         ("goals --data {empty}", "--data {empty}: no binarised data folder"),
+        ("goals --only ops training --out {empty}", "--only training: choose of ops, training-small, training-base,"),
         ("goals --quick", "--quick: needs --out FOLDER"),
         ("goals --judge {empty}", "--judge {empty}: it has no ops.json"),
     ],

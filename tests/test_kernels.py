@@ -30,6 +30,8 @@ DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device(
 EPS = 1e-5
 KERNELS = ("dropout", "chain_forward", "chain_backward", "sas_forward", "sas_backward")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+if DEVICE.type == "cuda" and torch.cuda.get_device_capability() < (8, 0):
+    DTYPES.remove(torch.bfloat16)
 # Calls are slow under the interpreter, and cheap beside the compilation of each kind on a GPU.
 few = settings(
     max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -402,7 +404,7 @@ def test_a_site_equals_its_eager_self(name: str, options: dict[str, Any]) -> Non
 
 
 @every
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_autocast(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
     """Under autocast a shortcut is fp32 and a branch 16-bit; what comes out is what eager PyTorch gives."""
     made = site(name, **options)

@@ -66,14 +66,11 @@ def _obstacle(x: Tensor, f: Tensor) -> str:
         return f"the tensors are of the class {(type(x) if type(f) in PLAIN else type(f)).__name__}"
     if x.shape != f.shape or x.device != f.device:
         return "shortcut and branch differ in shape or device"
-    reason = _misfit(x.device, x.dtype, f.dtype, x.size(-1))
-    if reason:
-        return reason
-    if x.numel() > MOST_ROWS * x.size(-1):
-        return f"more than {MOST_ROWS} rows"
     if x.is_cuda and x.device.index != torch.cuda.current_device():
         return "the tensors are not on the current CUDA device"
-    return ""
+    if x.numel() > MOST_ROWS * x.size(-1):
+        return f"more than {MOST_ROWS} rows"
+    return _misfit(x.device, x.dtype, f.dtype, x.size(-1))
 
 
 def absence(on_cpu: bool) -> str:

@@ -74,9 +74,15 @@ def norm_again(s, stats_ptr, inside, C: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
 def norm_backward(q, u, rstd, C: tl.constexpr):
-    """Return dL/ds from q = w ⊙ dL/dy:  rstd (q - mean q - u · mean(q ⊙ u))."""
-    return rstd * (q - tl.sum(q, axis=0) / C - u * (tl.sum(q * u, axis=0) / C))
+    """Return dL/ds from q = w ⊙ dL/dy:  rstd (q - mean q - u · mean(q ⊙ u)); both sums at once, to wait but once."""
+    sum_q, sum_qu = tl.reduce((q, q * u), axis=0, combine_fn=add_pairs)
+    return rstd * (q - sum_q / C - u * (sum_qu / C))
 
 
 # --- recursive LayerNorm: y_1 = LN_1(λx + μF), y_k = LN_k(λx + y_{k-1}) ---------------------------------------------
