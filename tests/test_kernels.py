@@ -716,11 +716,10 @@ def test_training_with_kernels_follows_eager(arch: str) -> None:
 # --- compilation for GPUs that are not here ------------------------------------------------------------------------
 
 
-def test_the_kernels_compile_for_gpus(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("script", "kernels"), [("compile_kernels.py", "24"), ("launch_kernels.py", "5")])
+def test_the_kernels_compile_for_gpus(script: str, kernels: str, tmp_path: Path) -> None:
     """Down to machine code, by the compiler that triton ships; no GPU is asked for anything."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        [sys.executable, ROOT / "tests" / "compile_kernels.py"], capture_output=True, text=True, env=environment
-    )
+    run = subprocess.run([sys.executable, ROOT / "tests" / script], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.split() == ["24"]
+    assert run.stdout.split() == [kernels]

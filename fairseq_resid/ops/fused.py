@@ -41,6 +41,39 @@ def _kernels() -> Any:
     return kernels
 
 
+# Of every kind of launch: the compiled kernel, and the constants that its launcher takes.
+_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+
+def _launch(name: str, programs: int, *arguments: Any, **options: Any) -> None:
+    """Launch a kernel with so many programs; `options` are its constants, and num_warps.
+
+    From the second launch of a kind on without Triton's own way to the compiled kernel, which takes the host longer
+    than all else. Of a kind is what Triton compiles once: it looks at the type of a tensor, at whether its address is
+    a multiple of 16, and at no number, as the kernels say (do_not_specialize).
+    """
+    kind: list[Any] = [name, arguments[0].device, *options.values()]
+    addresses = 0
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            kind.append(argument.dtype)
+            addresses |= argument.data_ptr()
+        else:
+            kind.append(argument is None)
+    key = tuple(kind)
+    if addresses % 16 == 0 and key in _compiled:
+        compiled, constants = _compiled[key]
+        compiled[programs, 1, 1](*arguments, *constants)
+        return
+    kernel = getattr(_kernels(), name)
+    compiled = kernel[(programs,)](*arguments, **options)
+    if addresses % 16 == 0 and compiled is not None:  # None of Triton's interpreter
+        # Before Triton 3.3 a launcher takes no constants.
+        takes_all = len(compiled.src.signature) == len(kernel.arg_names)
+        constants = tuple(options[constant] for constant in kernel.arg_names[len(arguments) :])
+        _compiled[key] = compiled, constants if takes_all else ()
+
+
 @functools.cache
 def _shape(channels: int, lanes: int) -> dict[str, int]:
     """Return the launch options of a kernel that holds rows of `channels`, with so many channels to a warp."""
@@ -92,9 +125,10 @@ def dropout_mask(shape: tuple[int, ...], p: float, seed: int, device: torch.devi
 
 def _drop(f: Tensor, out: Tensor, p: float, seed: int, scale: float) -> None:
     channels = f.size(-1)
-    _kernels().dropout[(f.numel() // channels,)](
-        f, out, scale, seed, round(p * RANDOM_RANGE), **_shape(channels, FORWARD_LANES)
-    )
+    _launch(
+        "dropout", f.numel() // channels, f, out, scale, seed, round(p * RANDOM_RANGE),
+        **_shape(channels, FORWARD_LANES),
+    )  # fmt: skip
 
 
 # --- recursive LayerNorm -------------------------------------------------------------------------------------------
@@ -115,8 +149,8 @@ def _chain_forward(
     rows = x.numel() // channels
     y = torch.empty_like(x, dtype=_result_dtype(x, f))
     stats = torch.empty(rows * len(norms), dtype=torch.float32, device=x.device) if save else None
-    _kernels().chain_forward[(rows,)](
-        x, f, y, stats,
+    _launch(
+        "chain_forward", rows, x, f, y, stats,
         *norms, *(None,) * (2 * MAX_NORMS - len(norms)),
         scales[0], scales[1] / (1.0 - p), eps, seed, round(p * RANDOM_RANGE),
         NORMS=len(norms) // 2, DROPOUT=p > 0, SAVE=save, **_shape(channels, FORWARD_LANES),
@@ -144,8 +178,8 @@ class _Chain(torch.autograd.Function):
         programs = _programs(rows, x.device, options["num_warps"])
         dx, df = torch.empty_like(x), torch.empty_like(f)
         sums = torch.empty(programs, len(norms), channels, dtype=torch.float32, device=x.device)
-        _kernels().chain_backward[(programs,)](
-            g.contiguous(), x, f, stats, dx, df, sums,
+        _launch(
+            "chain_backward", programs, g.contiguous(), x, f, stats, dx, df, sums,
             *norms[:-1], *(None,) * (2 * MAX_NORMS - len(norms)),
             ctx.scales[0], ctx.scales[1] / (1.0 - ctx.p), ctx.seed, round(ctx.p * RANDOM_RANGE), rows,
             NORMS=len(norms) // 2, DROPOUT=ctx.p > 0, **options,
@@ -222,8 +256,8 @@ def _sas_forward(x: Tensor, f: Tensor, eps: float, save: bool, parameters: tuple
     hidden.addmm_(f.view(rows, channels).to(kind), hidden_weight[:, channels:].t())
     y = torch.empty_like(x, dtype=_result_dtype(x, f))
     stats = torch.empty(rows, 4, dtype=torch.float32, device=x.device) if save else None
-    _kernels().sas_forward[(rows,)](
-        x, f, hidden, y, stats, output_weight, output_bias, weight, bias, eps,
+    _launch(
+        "sas_forward", rows, x, f, hidden, y, stats, output_weight, output_bias, weight, bias, eps,
         SAVE=save, **_shape(channels, FORWARD_LANES),
     )  # fmt: skip
     return (y, hidden, stats) if stats is not None else (y,)
@@ -247,9 +281,10 @@ class _SelfAdaptiveScaling(torch.autograd.Function):
         programs = _programs(rows, x.device, options["num_warps"])
         dx, df, dh = torch.empty_like(x), torch.empty_like(f), torch.empty_like(hidden)
         sums = torch.empty(programs, 6 * channels + 2, dtype=torch.float32, device=x.device)
-        _kernels().sas_backward[(programs,)](
-            g.contiguous(), x, f, hidden, stats, dx, df, dh, sums, output_weight, weight, bias, rows, **options
-        )
+        _launch(
+            "sas_backward", programs, g.contiguous(), x, f, hidden, stats, dx, df, dh, sums,
+            output_weight, weight, bias, rows, **options,
+        )  # fmt: skip
         total = sums.sum(0)
         d_hidden_weight = torch.empty_like(hidden_weight)
         for side, source, gradient in ((0, x, dx), (1, f, df)):

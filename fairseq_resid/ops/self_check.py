@@ -64,9 +64,12 @@ def _largest_error(device: torch.device, dtype: torch.dtype, channels: int) -> f
     errors = [(mask.mean() - (1 - P)).abs()]
     for ours, eager, parameters in ((fused_chain, chain, norms), (fused_sas, sas, [*gates, *norms[:2]])):
         inputs = [x, f, *parameters]
-        found = _results(ours, inputs, gradient, dtype)
         expected = _results(eager, inputs, gradient, torch.float32)
-        errors += [(one - other).abs().max() / other.abs().max() for one, other in zip(found, expected, strict=True)]
+        for _ in range(2):  # from the second time on, kernels are launched another way
+            found = _results(ours, inputs, gradient, dtype)
+            errors += [
+                (one - right).abs().max() / right.abs().max() for one, right in zip(found, expected, strict=True)
+            ]
     return float(torch.stack(errors).max())
 
 
