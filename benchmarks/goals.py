@@ -180,10 +180,12 @@ GOALS = [
 
 
 def settings(results: Results) -> list[str]:
-    """Return a Markdown table of every structure's speed, in every setting of training and decoding."""
+    """Return a Markdown table of every structure's speed, in every setting that was measured."""
     models = {name: result for name, result in results.items() if "structures" in result}
+    if not models:
+        return []
     structures = list(dict.fromkeys(name for result in models.values() for name in result["structures"]))
-    lines = [f"| to stock | {' | '.join(structures)} |", "|---|" + "---:|" * len(structures)]
+    lines = ["", f"| to stock | {' | '.join(structures)} |", "|---|" + "---:|" * len(structures)]
     for name, result in models.items():
         figures = [result["structures"].get(structure) for structure in structures]
         cells = [f"{figure['to_stock']['median']:.3f}" if figure else "" for figure in figures]
@@ -200,7 +202,7 @@ def table(rows: list[dict[str, Any]], results: Results) -> str:
         for found in results.values()
     ]
     machines = dict.fromkeys(hardware(found["machine"]) for found in results.values())
-    return "\n".join([*head, *body, "", *settings(results), "", *commands, "", *machines])
+    return "\n".join([*head, *body, *settings(results), "", *commands, "", *machines])
 
 
 def read(folder: Path) -> Results:
