@@ -18,7 +18,7 @@ import torch
 import translation
 from fairseq import utils
 from fairseq.dataclass.configs import GenerationConfig
-from measure import clock, machine, plot_ratios, positive, shown, speed_ratio, spread, take_turns, write
+from measure import clock, machine, positive, shown, speed_ratio, spread, take_turns
 from translation import STOCK
 
 BEAM = 4
@@ -76,9 +76,6 @@ def decode(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     translation.add_flags(parser)
-    parser.add_argument(
-        "--max-tokens", type=positive, metavar="N", help="padded source positions of a batch (default: 4096; CPU: 2048)"
-    )
     parser.add_argument("--batches", type=positive, metavar="N", help="batches of a turn (default: 4; CPU: 1)")
     parser.add_argument(
         "--length", type=positive, default=25, metavar="N", help="tokens of every translation (%(default)s)"
@@ -87,7 +84,6 @@ def main() -> None:
     args = parser.parse_args()
     measure.check_flags(parser, args)
     translation.settle_flags(parser, args)
-    args.max_tokens = args.max_tokens or (4096 if args.device == "cuda" else 2048)
     args.batches = args.batches or (4 if args.device == "cuda" else 1)
     found = {"machine": machine(args.device), **translation.described(args), **decode(args)}
 
@@ -96,10 +92,7 @@ def main() -> None:
     print(f"{'structure':14} {'tokens/s':>10}  {'to stock':20}")
     for name, row in found["structures"].items():
         print(f"{name:14} {row['tokens_per_second']['median']:10,.0f}  {shown(row['to_stock']):20}")
-    write(args, found)
-    if args.plot:
-        bars = {name: row["to_stock"] for name, row in found["structures"].items() if name != STOCK}
-        plot_ratios(args.plot, {f"decoding, {args.size}, {args.precision}, beam {BEAM}": bars}, "tokens/s, stock = 1")
+    translation.write(args, found, f"decoding, {args.size}, {args.precision}, beam {BEAM}")
 
 
 if __name__ == "__main__":

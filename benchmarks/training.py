@@ -17,7 +17,7 @@ import measure
 import torch
 import translation
 from fairseq.trainer import Trainer
-from measure import clock, machine, plot_ratios, positive, shown, speed_ratio, spread, take_turns, write
+from measure import clock, machine, positive, shown, speed_ratio, spread, take_turns
 from translation import STOCK
 
 
@@ -79,15 +79,11 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     translation.add_flags(parser)
-    parser.add_argument(
-        "--max-tokens", type=positive, metavar="N", help="padded positions of a batch (default: 4096; CPU: 2048)"
-    )
     parser.add_argument("--steps", type=positive, metavar="N", help="steps of a turn (default: 20; CPU: 1)")
     measure.add_flags(parser, rounds=10)
     args = parser.parse_args()
     measure.check_flags(parser, args)
     translation.settle_flags(parser, args)
-    args.max_tokens = args.max_tokens or (4096 if args.device == "cuda" else 2048)
     args.steps = args.steps or (20 if args.device == "cuda" else 1)
     found = {"machine": machine(args.device), **translation.described(args), **train(args)}
 
@@ -99,10 +95,7 @@ def main() -> None:
         ratios = [shown(row[key]) if key in row else "" for key in ("to_stock", "to_post_ln")]
         speed = row["tokens_per_second"]["median"]
         print(f"{name:14} {row['parameters']:12,} {speed:10,.0f}  {ratios[0]:20} {ratios[1]:20}")
-    write(args, found)
-    if args.plot:
-        bars = {name: row["to_stock"] for name, row in found["structures"].items() if name != STOCK}
-        plot_ratios(args.plot, {f"training, {args.size}, {args.precision}": bars}, "tokens/s, stock = 1")
+    translation.write(args, found, f"training, {args.size}, {args.precision}")
 
 
 if __name__ == "__main__":

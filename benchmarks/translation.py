@@ -10,12 +10,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import measure
 import torch
 from fairseq import options
 from fairseq.data import Dictionary, LanguagePairDataset
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks.translation import TranslationTask
-from measure import check_data, half_precision
+from measure import check_data, half_precision, plot_ratios, positive
 from torch import nn
 
 from fairseq_resid.ops import BACKENDS  # and the package registers the models
@@ -60,6 +61,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="a binarised data folder (default: random pairs of 8 to 48 tokens)"
     )
+    parser.add_argument(
+        "--max-tokens", type=positive, metavar="N", help="padded positions of a batch (default: 4096; CPU: 2048)"
+    )
 
 
 def settle_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -70,6 +74,7 @@ def settle_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
     gpu = args.device == "cuda"
     args.size = args.size or ("base" if gpu else "small")
     args.precision = args.precision or (half_precision(args.device) if gpu else "fp32")
+    args.max_tokens = args.max_tokens or (4096 if gpu else 2048)
     args.structures = list(dict.fromkeys([STOCK, *args.structures]))
     if args.precision == "fp16" and not gpu:
         parser.error("--precision fp16: not on a CPU; choose fp32 or bf16")
@@ -159,3 +164,11 @@ def described(args: argparse.Namespace) -> dict[str, str]:
 def tokens(found: Sequence[dict[str, Any]]) -> int:
     """Return the number of target tokens in batches, padding not counted."""
     return sum(int(batch["ntokens"]) for batch in found)
+
+
+def write(args: argparse.Namespace, found: dict[str, Any], title: str) -> None:
+    """Write the figures of all structures to --json, and their speed in terms of stock to --plot."""
+    measure.write(args, found)
+    if args.plot:
+        bars = {name: row["to_stock"] for name, row in found["structures"].items() if name != STOCK}
+        plot_ratios(args.plot, {title: bars}, "tokens/s, stock = 1")

@@ -717,8 +717,8 @@ def test_training_with_kernels_follows_eager(arch: str) -> None:
 
 
 @pytest.mark.parametrize(("script", "kernels"), [("compile_kernels.py", "24"), ("launch_kernels.py", "5")])
-def test_the_kernels_compile_for_gpus(script: str, kernels: str, tmp_path: Path) -> None:
-    """Down to machine code, by the compiler that triton ships; no GPU is asked for anything."""
+def test_the_kernels_compile_for_gpus_and_are_launched(script: str, kernels: str, tmp_path: Path) -> None:
+    """Down to machine code, by the compiler that triton ships, and up to a driver that launches nothing."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     run = subprocess.run([sys.executable, ROOT / "tests" / script], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr[-3000:]

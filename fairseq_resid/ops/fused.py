@@ -68,7 +68,7 @@ def _launch(name: str, programs: int, *arguments: Any, **options: Any) -> None:
     kernel = getattr(_kernels(), name)
     compiled = kernel[(programs,)](*arguments, **options)
     if addresses % 16 == 0 and compiled is not None:  # None of Triton's interpreter
-        # Before Triton 3.3 a launcher takes no constants.
+        # Triton 3.1's launcher takes no constants, 3.7's all of them: as its signature says.
         takes_all = len(compiled.src.signature) == len(kernel.arg_names)
         constants = tuple(options[constant] for constant in kernel.arg_names[len(arguments) :])
         _compiled[key] = compiled, constants if takes_all else ()
@@ -116,7 +116,7 @@ def _records(tensors: tuple[Tensor, ...]) -> bool:
 def dropout_mask(shape: tuple[int, ...], p: float, seed: int, device: torch.device) -> Tensor:
     """Return the mask, 0 and 1 in fp32, that the kernels draw from a seed for a tensor of that shape.
 
-    Source:   Philox, counter (channel, row), key the seed; p is rounded to a multiple of 2^-16
+    Source:   Philox, counter (channel, row), key the seed, from 0 to 2^31 - 1; p is rounded to a multiple of 2^-16
     """
     ones = torch.ones(shape, device=device)
     _drop(ones, ones, p, seed, 1.0)
@@ -204,7 +204,8 @@ def fused_recursive_layer_norm(
     Source:   rSkip paper, eq. 4 (λ = μ = 1); one norm: eq. 3, and with λ = μ = 1 Vaswani 2017's LN(x + F)
     Shapes:   x, f: (..., C) -> (..., C), 1 <= C; each weight and bias: (C,)
     Dtype:    fp16 / bf16 / fp32 in, the wider of x and f out, under autocast fp32; everything between is in fp32
-    Args:     p: probability of dropout, below 1; seed: of its mask (dropout_mask), else drawn from torch's generator
+    Args:     p: probability of dropout, below 1; seed: of its mask (dropout_mask), 0 to 2^31 - 1, else drawn from
+              torch's generator
     Raises:   RuntimeError in a backward pass with create_graph=True
     """
     if p > 0 and seed is None:
@@ -325,7 +326,8 @@ def fused_self_adaptive_scaling(
               output_weight (2, C); output_bias (2,); weight, bias of the norm: (C,)
     Dtype:    fp16 / bf16 / fp32 in, the wider of x and f out, under autocast fp32; the GEMMs are in the hidden
               weight's dtype, under autocast in autocast's, everything behind them is in fp32
-    Args:     p: probability of dropout, below 1; seed: of its mask (dropout_mask), else drawn from torch's generator
+    Args:     p: probability of dropout, below 1; seed: of its mask (dropout_mask), 0 to 2^31 - 1, else drawn from
+              torch's generator
     Raises:   RuntimeError in a backward pass with create_graph=True
     """
     x, f = x.contiguous(), f.contiguous()
