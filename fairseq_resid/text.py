@@ -7,11 +7,14 @@
     escaped   for text that was tokenised and escaped by     the escapes put back
               Moses: &quot; &apos; &amp; ... become characters
 
-DATA/corpus.json names the form, so that whoever decodes restores text the way preparation took it apart.
+On the way to the model every white space is made a plain space: fairseq parts pieces at all of them, a no-break space
+or U+2028 within a piece too. DATA/corpus.json names the form, so that whoever decodes restores text the way preparation
+took it apart.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +22,7 @@ from typing import Any
 
 FORMS = ("plain", "moses", "escaped")
 NORMALIZE = ("none", "source", "both")  # which sides' punctuation is normalised
+WHITE_SPACE = re.compile(r"[^\S ]")
 
 # What Moses' escape-special-chars.perl writes, in its order: & first, or the others would be escaped twice.
 ESCAPES = {
@@ -73,46 +77,58 @@ def unescape(line: str) -> str:
 class TextForm:
     """How one language's text is taken to the model and back.
 
-    Raises: ValueError for a form that is none of FORMS, or normalisation of text that is not tokenised here.
+    normalize: Moses punctuation normalisation; split_hyphens: well-known becomes well @-@ known, and comes back
+    Raises: ValueError for a form that is none of FORMS, or an option of text that is not tokenised here.
     """
 
     language: str
     form: str = "plain"
     normalize: bool = False
+    split_hyphens: bool = False
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
             raise ValueError(f"form {self.form!r}: must be one of {', '.join(FORMS)}")
         if self.normalize and self.form != "moses":
             raise ValueError(f"form {self.form!r} cannot be normalised: only 'moses' can")
+        if self.split_hyphens and self.form != "moses":
+            raise ValueError(f"form {self.form!r}: hyphens are split in form 'moses' only")
 
     @classmethod
-    def of_sides(cls, source: str, target: str, form: str, normalize: str) -> dict[str, TextForm]:
+    def of_sides(
+        cls, source: str, target: str, form: str, normalize: str, split_hyphens: bool = False
+    ) -> dict[str, TextForm]:
         """Return the forms of both languages.
 
         Raises: ValueError for what is none of FORMS or NORMALIZE, or where they exclude each other.
         """
         if normalize not in NORMALIZE:
             raise ValueError(f"normalize {normalize!r}: must be one of {', '.join(NORMALIZE)}")
-        return {source: cls(source, form, normalize != "none"), target: cls(target, form, normalize == "both")}
+        return {
+            source: cls(source, form, normalize != "none", split_hyphens),
+            target: cls(target, form, normalize == "both", split_hyphens),
+        }
 
     @classmethod
     def of_corpus(cls, corpus: Mapping[str, Any], language: str) -> TextForm:
         """Return the form of a language that corpus.json tells of; a corpus.json without one is of plain text."""
         told = corpus.get("text", {})
         sides = corpus["source"], corpus["target"]
-        return cls.of_sides(*sides, told.get("form", "plain"), told.get("normalize", "none"))[language]
+        split_hyphens = bool(told.get("split_hyphens", False))
+        return cls.of_sides(*sides, told.get("form", "plain"), told.get("normalize", "none"), split_hyphens)[language]
 
     def to_model(self, line: str) -> str:
         """Return a line of the corpus as sentencepiece shall see it."""
         if self.form == "escaped":
-            return unescape(line)
+            line = unescape(line)
         if self.form == "moses":
             if self.normalize:
                 # The normaliser deletes what does not print, also where it parts two words.
                 line = _normalizer(self.language).normalize(line.replace("\t", " ").replace("\u200b", " "))
-            return _tokenizer(self.language).tokenize(line, return_str=True, escape=False)
-        return line
+            line = _tokenizer(self.language).tokenize(
+                line, return_str=True, escape=False, aggressive_dash_splits=self.split_hyphens
+            )
+        return WHITE_SPACE.sub(" ", line)
 
     def restore(self, line: str) -> str:
         """Return a decoded line (its pieces joined) in the form of the corpus' own text."""

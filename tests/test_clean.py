@@ -20,6 +20,7 @@ from fairseq_resid.corpora.tokenise import tokenise
 from fairseq_resid.text import TextForm
 
 ROOT = Path(__file__).resolve().parent.parent
+LIMITS = clean.Limits(250, 1.5)
 PLAIN = (TextForm("en"), TextForm("de"))
 MOSES = (TextForm("en", "moses", True), TextForm("de", "moses", True))
 
@@ -196,7 +197,7 @@ def test_lines_are_split_at_newlines_alone(
     ],
 )
 def test_lengths_and_ratio_as_clean_corpus_n_has_them(lengths: tuple[int, int], reason: str | None) -> None:
-    assert clean.piece_reason(*lengths) == reason
+    assert LIMITS.reason(*lengths) == reason
 
 
 def test_pieces_are_cleaned_by_their_number_and_counted(tmp_path: Path) -> None:
@@ -209,11 +210,11 @@ def test_pieces_are_cleaned_by_their_number_and_counted(tmp_path: Path) -> None:
     files = write(tmp_path, *text)
     pieces.learn(files, 600, 120, tmp_path / "spm.model")
     outputs = (tmp_path / "out.en", tmp_path / "out.de")
-    counts = pieces.encode("test", files, outputs, tmp_path / "spm.model", True, 1, 600)
+    counts = pieces.encode("test", files, outputs, tmp_path / "spm.model", LIMITS, 1, 600)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
     encoded = [tuple(processor.encode(side, out_type=str) for side in pair) for pair in items]
-    reasons = Counter(clean.piece_reason(len(left), len(right)) for left, right in encoded)
-    kept = [pair for pair in encoded if clean.piece_reason(len(pair[0]), len(pair[1])) is None]
+    reasons = Counter(LIMITS.reason(len(left), len(right)) for left, right in encoded)
+    kept = [pair for pair in encoded if LIMITS.reason(len(pair[0]), len(pair[1])) is None]
     assert reasons["length"] >= 1 and reasons["ratio"] >= 1
     assert counts == {
         "in": 600,
@@ -226,7 +227,7 @@ def test_pieces_are_cleaned_by_their_number_and_counted(tmp_path: Path) -> None:
     for side, path in enumerate(outputs):
         assert path.read_text().split("\n")[:-1] == [" ".join(pair[side]) for pair in kept]
     # Off: every pair stays.
-    assert pieces.encode("test", files, outputs, tmp_path / "spm.model", False, 1, 600)["out"] == 600
+    assert pieces.encode("test", files, outputs, tmp_path / "spm.model", None, 1, 600)["out"] == 600
 
 
 @pytest.mark.parametrize("pairs, sampled", [(1, 10), (9, 10), (10, 10), (11, 10), (20, 10), (29, 10), (1000, 7)])

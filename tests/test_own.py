@@ -64,15 +64,18 @@ def test_corpus_json(corpus: Path, raw_text: dict[str, Path]) -> None:
     assert {split: lines["out"] for split, lines in told["lines"].items()} == COUNTS
     assert told["lines"]["train"]["dropped"] == {} and told["differences"] == []
     assert told["restore"] == {"post_process": "sentencepiece", "model": "spm.model"}
-    assert told["text"] == {"form": "plain", "normalize": "none"} and told["bleu_tokenize"] == "13a"
+    assert told["text"] == {"form": "plain", "normalize": "none", "split_hyphens": False}
+    assert told["subwords"] == {"model": "bpe", "normalizer": "nmt_nfkc"} and told["bleu_tokenize"] == "13a"
+    assert told["unverified"] == []  # a corpus of one's own promises nothing
     assert len(told["texts"]) == 6
     for label, item in told["texts"].items():
         split, file = label.split(" ")
         raw = Path(f"{raw_text[split]}.{file.split('.')[1]}").read_bytes()
         digest = hashlib.sha256(raw).hexdigest()
-        unknown = {"member": None, "origin": None, "as_released": None}
+        unknown = {"member": None, "origin": None, "status": "unverified"}
         assert item == {"file": file, "lines": COUNTS[split], "sha256": digest, "file_sha256": digest, **unknown}
     assert told["round_trip"]["test"]["exact"] == told["round_trip"]["test"]["of"] == 203
+    assert told["sizes"] == {name: (corpus / name).stat().st_size for name in told["checksums"]}
     assert told["checksums"] == {name: digest for name, digest in content(corpus).items() if name != "corpus.json"}
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(corpus / "spm.model"))
     for split, counts in told["tokens"].items():

@@ -98,7 +98,7 @@ def test_wmt14(target: str, hosts: dict[str, Path], en_de: Path, tmp_path: Path)
         assert len(decoded(data, split, target)) == lines["out"]
     assert corpus["lines"]["train"]["dropped"]["ratio"] > 0
     assert corpus["lines"]["test"]["dropped"] == corpus["lines"]["valid"]["dropped"] == {}
-    assert corpus["text"] == {"form": "moses", "normalize": "source"}
+    assert corpus["text"] == {"form": "moses", "normalize": "source", "split_hyphens": False}
     # The reference is the text of the test set, the source of the same line its translation.
     left, right = mirror.sides(mirror.pairs(20, ("en", target), 8))
     assert (data / "ref" / "test.en").read_text() == left and (data / f"ref/test.{target}").read_text() == right
@@ -665,17 +665,20 @@ def test_a_test_set_comes_from_sacrebleu_or_else_from_its_archive(
         monkeypatch.setattr(module, "SACREBLEU_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(dataset, "_outdir", str(tmp_path / "cache" / "wmt14_full"), raising=False)
     monkeypatch.setattr(dataset, "_rawdir", str(tmp_path / "cache" / "wmt14_full" / "raw"), raising=False)
-    texts = sources._from_sacrebleu(read, "test", part, "wmt14/full", 20)
+    way = sources.Way((), None, tmp_path / "downloads", False)
+    bring = lambda: sources._from_sacrebleu(read, way, "test", part, "wmt14/full")  # noqa: E731
+    texts = bring()
     assert texts is not None and "sacrebleu -t wmt14/full -l en-de" in capsys.readouterr().out
+    assert all(text.is_verified and text.address == "sacrebleu -t wmt14/full -l en-de" for text in texts)
     paths = sources.bring(texts, tmp_path / "out", None)
     expected = mirror.sides(mirror.pairs(20, ("en", "de"), 8))
     assert [path.read_text() for path in paths.values()] == list(expected)
     # Half a file in its cache, as a killed run leaves it.
-    texts[1].file.write_text("\n".join(texts[1].file.read_text().split("\n")[:9]))
-    assert sources._from_sacrebleu(read, "test", part, "wmt14/full", 20) is None
-    assert "has 9 lines, and 20 are expected" in capsys.readouterr().out
+    texts[1].file.write_bytes(texts[1].file.read_bytes()[:500])
+    assert bring() is None
+    assert "wrong md5 checksum" in capsys.readouterr().out
 
     shutil.rmtree(tmp_path / "cache")
     monkeypatch.setattr(dataset, "data", ["http://127.0.0.1:9/test-full.tgz"])
-    assert sources._from_sacrebleu(read, "test", part, "wmt14/full", 20) is None
+    assert bring() is None
     assert "sacrebleu could not bring it" in capsys.readouterr().out

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import commands
-from ..files import read_lines, sha256, write_atomically
+from ..files import write_atomically
+from ..folders import data as data_folder
 from ..text import TextForm
-from .manifest import SPLITS, Manifest
+from .manifest import Manifest
 
 
 def preprocess(text: Path, data: Path, source: str, target: str, workers: int, lock: int | None = None) -> None:
@@ -37,25 +38,12 @@ def preprocess(text: Path, data: Path, source: str, target: str, workers: int, l
     (data / "preprocess.log").unlink(missing_ok=True)
 
 
-def join(pieces: str) -> str:
-    """Return the text of a line of pieces, as fairseq's --post-process sentencepiece does."""
-    return pieces.replace(" ", "").replace("\u2581", " ").strip()
+def bleu_tokenize(form: TextForm) -> str:
+    """Return sacrebleu's name of the tokenisation to score with.
 
-
-def round_trip(pieces: Path, reference: Path, form: TextForm, tokenize: str) -> dict[str, Any]:
-    """Score what comes back where a text is taken to the model and restored: what a perfect model would score."""
-    from sacrebleu.metrics.bleu import BLEU
-
-    references = read_lines(reference)
-    restored = [form.restore(join(line)) for line in read_lines(pieces)]
-    # Text scored by its own tokens is tokenised on purpose: no warning.
-    metric = BLEU(tokenize=tokenize, force=tokenize == "none")
-    return {
-        "exact": sum(left == right for left, right in zip(restored, references, strict=True)),
-        "of": len(references),
-        "bleu": round(metric.corpus_score(restored, [references]).score, 2),
-        "signature": metric.get_signature().format(),
-    }
+    Text that the corpus tokenised itself is scored by its own tokens, as the publications on it do.
+    """
+    return "none" if form.form == "escaped" else "13a"
 
 
 def tools() -> dict[str, str]:
@@ -88,8 +76,6 @@ def make(
     preprocess(text, data, source, target, workers, lock)
     shutil.copytree(references, data / "ref")
     shutil.copyfile(model, data / "spm.model")
-    # Text that the corpus tokenised itself is scored by its own tokens, as the publications on it do.
-    tokenize = "none" if form[target].form == "escaped" else "13a"
     corpus = {
         "name": manifest.name,
         "source": source,
@@ -99,14 +85,12 @@ def make(
         "text": {
             "form": form[target].form,
             "normalize": manifest.normalize if form[target].form == "moses" else "none",
+            "split_hyphens": form[target].split_hyphens,
         },
+        "subwords": {"model": "bpe", "normalizer": manifest.spm_normalizer},
         "restore": {"post_process": "sentencepiece", "model": "spm.model"},
-        "bleu_tokenize": tokenize,
-        "round_trip": {
-            split: round_trip(text / f"{split}.{target}", data / "ref" / f"{split}.{target}", form[target], tokenize)
-            for split in SPLITS[1:]
-        },
+        "bleu_tokenize": bleu_tokenize(form[target]),
         "tools": tools(),
-        "checksums": {str(file.relative_to(data)): sha256(file) for file in sorted(data.rglob("*")) if file.is_file()},
+        **data_folder.fingerprints(data),
     }
-    write_atomically(data / "corpus.json", json.dumps(corpus, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(data / data_folder.CORPUS, json.dumps(corpus, indent=2, ensure_ascii=False) + "\n")

@@ -5,27 +5,42 @@
                          control_characters     a side holds one (category Cc) besides tab and the line's own end
                          source_equals_target   the sides are the same but for spaces around them
     of the model's text  empty                  a side is empty
-    of the pieces        length                 a side has fewer than 1 or more than 250 pieces
-                         ratio                  one side has more than 1.5 times as many pieces as the other
+    of all pairs         repeated               the pair came before (--deduplicate)
+                         in_evaluation          it is a valid or test pair (--deduplicate)
+    of the pieces        length                 a side has fewer than 1 or more than 250 pieces (--max-pieces)
+                         ratio                  one side has more than 1.5 times as many as the other (--max-ratio)
 
 Length and ratio are counted in pieces, as fairseq's preparation scripts do with Moses' clean-corpus-n.perl. Counted
-in words the ratio would drop 28% of IWSLT'15 EN-VI, whose Vietnamese is written in syllables. Duplicates stay.
-Validation and test text is never dropped, nor is anything where cleaning is off.
+in words the ratio would drop 28% of IWSLT'15 EN-VI, whose Vietnamese is written in syllables. Repeated pairs stay
+unless --deduplicate is given. Validation and test text is never dropped, nor is anything if cleaning is off.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 MAX_CHARACTERS = 10_000
 # A line of so many bytes is too long whatever it says; nothing reads further.
 MAX_BYTES = 4 * MAX_CHARACTERS
-MAX_PIECES = 250
-MAX_RATIO = 1.5
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 RAW_REASONS = ("not_utf8", "too_long", "control_characters", "empty", "source_equals_target")
 PIECE_REASONS = ("length", "ratio")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Which pairs are dropped by their numbers of pieces: on one side, and on one side to those on the other."""
+
+    max_pieces: int
+    max_ratio: float
+
+    def reason(self, source: int, target: int) -> str | None:
+        """Return why a pair with so many pieces on each side is dropped, if it is."""
+        if not (1 <= source <= self.max_pieces and 1 <= target <= self.max_pieces):
+            return "length"
+        return "ratio" if max(source, target) > self.max_ratio * min(source, target) else None
 
 
 def decode(raw: bytes) -> tuple[str, str | None]:
@@ -56,10 +71,3 @@ def raw_reason(source: str, target: str) -> str | None:
 def text_reason(source: str, target: str) -> str | None:
     """Return why a pair of lines, as sentencepiece will see them, is dropped, if it is."""
     return None if source.strip() and target.strip() else "empty"
-
-
-def piece_reason(source: int, target: int) -> str | None:
-    """Return why a pair with so many pieces on each side is dropped, if it is."""
-    if not (1 <= source <= MAX_PIECES and 1 <= target <= MAX_PIECES):
-        return "length"
-    return "ratio" if max(source, target) > MAX_RATIO * min(source, target) else None

@@ -22,6 +22,8 @@ from .progress import Progress
 
 BLOCK = 1 << 20
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
+# What markup may be laid out with. A no-break space is part of the sentence.
+LAYOUT = re.compile(r"[ \t\r\n\f\v]+")
 # Lines of IWSLT's training files that are no sentences: <url>...</url> and so on, with nothing around.
 TAG_LINE = re.compile(rb"\s*<(\w+)( [^>]*)?>.*</\1>\s*")
 DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile)
@@ -167,16 +169,16 @@ def _blocks(stream: IO[bytes], name: str, limit: int | None) -> Iterator[bytes]:
 
 
 def segments(markup: bytes, name: str) -> list[str]:
-    """Return the text of every <seg> of an SGM or XML test set, its white space joined, as sacrebleu reads it.
+    """Return the text of every <seg> of an SGM or XML test set, its ASCII white space joined.
 
-    Unlike sacrebleu's, `&amp;` and the other entities of XML are undone: they are markup.
+    Unlike sacrebleu, it keeps no-break spaces, and undoes `&amp;` and the other entities of XML: they are markup.
     Raises: ValueError naming the file where it is not UTF-8 or has no segment.
     """
     try:
         text = markup.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name}: not UTF-8 ({error.reason} at byte {error.start})") from None
-    found = [" ".join(undo_entities(segment).split()) for segment in SEGMENT.findall(text)]
+    found = [LAYOUT.sub(" ", undo_entities(segment)).strip(" ") for segment in SEGMENT.findall(text)]
     if not found:
         raise ValueError(f"{name}: holds no <seg>")
     return found

@@ -54,6 +54,11 @@ class Manifest:
     form: str = "plain"
     normalize: str = "none"
     clean: bool = False
+    max_pieces: int = 250
+    max_ratio: float = 1.5
+    deduplicate: bool = False
+    split_hyphens: bool = False
+    spm_normalizer: str = "nmt_nfkc"
     text_bytes: int = 0
     files: Mapping[str, RemoteFile] = field(default_factory=dict)
 
@@ -94,7 +99,7 @@ def _manifest(told: dict[str, Any]) -> Manifest:
     files = {name: RemoteFile(name, tuple(item.pop("urls")), **item) for name, item in told.pop("files").items()}
     parts = {split: tuple(_part(item, languages) for item in told.pop(split)) for split in SPLITS}
     manifest = Manifest(**told, parts=parts, files=files)
-    TextForm.of_sides(*languages, manifest.form, manifest.normalize)  # raises where it cannot be
+    TextForm.of_sides(*languages, manifest.form, manifest.normalize, manifest.split_hyphens)  # raises if it cannot be
     for split in SPLITS:
         for part in parts[split]:
             for place in (place for places in part.places.values() for place in places):

@@ -11,9 +11,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from . import prepare, sources
-from .fetch import describe
+from .fingerprints import Fingerprints
 from .manifest import SPLITS, Manifest, Part
 
 
@@ -29,12 +30,24 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", required=True, type=Path, metavar="DATA")
     prepare.add_options(parser)
     args = parser.parse_args(argv)
-    prepare.check_positive(parser, args, "workers", "vocab_size")
+    prepare.check_positive(parser, args, "workers", "vocab_size", "max_pieces")
     if args.source == args.target:
         parser.error(f"--source and --target are both {args.source}: they name the files of two languages")
     prefixes = {split: getattr(args, split) for split in SPLITS}
+    given = prepare.settings(args)
+    del given["vocab_size"]
     work = lambda: build(  # noqa: E731
-        args.name, prefixes, args.source, args.target, args.vocab_size, args.out, args.workers, bool(args.clean)
+        args.name,
+        prefixes,
+        args.source,
+        args.target,
+        args.vocab_size,
+        args.out,
+        args.workers,
+        args.allow_low_ceiling,
+        args.verify,
+        args.show,
+        **given,
     )
     return prepare.run("own", work)
 
@@ -47,9 +60,16 @@ def build(
     vocab_size: int,
     out: Path,
     workers: int = 1,
-    clean: bool = False,
+    allow_low_ceiling: bool = False,
+    verify: bool = False,
+    show: bool = False,
+    **settings: Any,
 ) -> bool:
-    """Make the data folder OUT from PREFIX.SRC and PREFIX.TGT of each split; as `prepare.build`."""
+    """Make the data folder OUT from PREFIX.SRC and PREFIX.TGT of each split; as `prepare.build`.
+
+    settings: fields of the manifest beside these, such as `clean`
+    """
+    fingerprints = Fingerprints(None)
     texts = []
     parts = {}
     for split in SPLITS:
@@ -59,10 +79,12 @@ def build(
             path = Path(f"{prefixes[split]}.{language}")
             if not path.is_file():
                 raise ValueError(f"{path}: no such file")
-            texts.append(sources.Text(split, part, language, path, None, describe(path)))
-    manifest = Manifest(name, source, target, vocab_size, parts, clean=clean)
+            texts.append(sources.Text(split, part, language, path, None, fingerprints.of(path)))
+    manifest = Manifest(name, source, target, vocab_size, parts, **settings)
+    prepare.check_limits(manifest, settings)
     way = sources.Way((), None, out.parent, False)
-    return prepare.build(manifest, prepare.Options(way, out, workers), texts)
+    options = prepare.Options(way, out, workers, None, allow_low_ceiling, verify, show)
+    return prepare.build(manifest, options, texts)
 
 
 if __name__ == "__main__":

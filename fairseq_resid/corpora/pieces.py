@@ -21,6 +21,8 @@ SENTENCEPIECE: dict[str, Any] = {
     "num_threads": 1,  # the model must not depend on the machine
     "minloglevel": 1,
 }
+# sentencepiece's names: NFKC with what machine translation wants besides, Unicode's NFKC, nothing.
+NORMALIZERS = ("nmt_nfkc", "nfkc", "identity")
 
 
 def sample(files: tuple[Path, Path], pairs: int) -> Iterator[str]:
@@ -35,16 +37,21 @@ def sample(files: tuple[Path, Path], pairs: int) -> Iterator[str]:
             yield right.removesuffix("\n")
 
 
-def learn(files: tuple[Path, Path], pairs: int, vocab_size: int, model: Path) -> dict[str, int]:
+def learn(
+    files: tuple[Path, Path], pairs: int, vocab_size: int, model: Path, normalizer: str = NORMALIZERS[0]
+) -> dict[str, int]:
     """Learn one model over both sides of the training text; returns how many pairs it was learned from.
+
+    normalizer: what sentencepiece does to text before it cuts it, one of NORMALIZERS
 
     Raises: ValueError where the text does not hold as many pieces as asked for.
     """
     import sentencepiece
 
-    settings = " ".join(f"{key}={value}" for key, value in SENTENCEPIECE.items())
+    told = {**SENTENCEPIECE, "normalization_rule_name": normalizer, "vocab_size": vocab_size}
+    settings = " ".join(f"{key}={value}" for key, value in told.items())
     used = -(-pairs // max(1, -(-pairs // SAMPLED)))
-    print(f"  sentencepiece: {settings} vocab_size={vocab_size} on {2 * used:,} sentences", flush=True)
+    print(f"  sentencepiece: {settings} on {2 * used:,} sentences", flush=True)
     content = io.BytesIO()
     # Python would see Ctrl-C only when the library returns, which can take minutes; nothing is lost by ending at once.
     on_main_thread = threading.current_thread() is threading.main_thread()
@@ -53,8 +60,7 @@ def learn(files: tuple[Path, Path], pairs: int, vocab_size: int, model: Path) ->
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=sample(files, pairs),
             model_writer=content,  # a file name would be stored in the model
-            vocab_size=vocab_size,
-            **SENTENCEPIECE,
+            **told,
         )
     except RuntimeError as error:
         raise ValueError(f"--vocab-size {vocab_size}: sentencepiece could not learn it: {error}") from None
@@ -85,8 +91,8 @@ def encoded(lines: list[bytes]) -> list[list[str]]:
 class Encode:
     """The work on one chunk, as an object that can be sent to a worker process."""
 
-    def __init__(self, cleaned: bool) -> None:
-        self.cleaned = cleaned
+    def __init__(self, limits: clean.Limits | None) -> None:
+        self.limits = limits
 
     def __call__(self, chunk: stream.Chunk) -> stream.Result:
         counts: Counter[str] = Counter()
@@ -94,7 +100,7 @@ class Encode:
         outputs: tuple[list[str], list[str]] = ([], [])
         for source, target in zip(*sides, strict=True):
             counts["in"] += 1
-            reason = clean.piece_reason(len(source), len(target)) if self.cleaned else None
+            reason = self.limits.reason(len(source), len(target)) if self.limits else None
             if reason:
                 counts[reason] += 1
                 continue
@@ -111,14 +117,14 @@ def encode(
     files: tuple[Path, Path],
     outputs: tuple[Path, Path],
     model: Path,
-    cleaned: bool,
+    limits: clean.Limits | None,
     workers: int,
     total: int,
 ) -> dict[str, int]:
-    """Write a parallel text as pieces with spaces between; where it is to be cleaned, by the pieces' numbers.
+    """Write a parallel text as pieces with spaces between; with limits, without the pairs that are beyond them.
 
     Returns lines in, lines out, drops by reason, and the pieces of both sides that were written.
     """
-    counts = stream.transform(what, [files], outputs, Encode(cleaned), workers, total, _load, (str(model),))
-    kept = ("in", "out", *(clean.PIECE_REASONS if cleaned else ()), "source_pieces", "target_pieces")
+    counts = stream.transform(what, [files], outputs, Encode(limits), workers, total, _load, (str(model),))
+    kept = ("in", "out", *(clean.PIECE_REASONS if limits else ()), "source_pieces", "target_pieces")
     return {name: counts[name] for name in kept}

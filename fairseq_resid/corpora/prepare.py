@@ -24,16 +24,19 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from ..files import read_lines, sha256, write_atomically
+from ..folders import data as data_folder
 from ..text import NORMALIZE, TextForm
-from . import binarise, clean, pieces, sources, stream, tokenise
+from . import binarise, ceiling, clean, pieces, repeats, sources, stream, tokenise
 from . import manifest as manifests
+from .fingerprints import Fingerprints
 from .manifest import SPLITS, Manifest
 from .progress import amount
 from .steps import Record, Step, Steps
@@ -46,14 +49,56 @@ WORK_BYTES = 50_000_000  # whatever the corpus
 FORMS = {"stanford": "escaped", "plain": "moses", "xml": "moses"}
 
 
+# What a data folder holds is settled by these fields of the manifest, and by --limit.
+SETTINGS = (
+    "name",
+    "source",
+    "target",
+    "vocab_size",
+    "normalize",
+    "clean",
+    "max_pieces",
+    "max_ratio",
+    "deduplicate",
+    "split_hyphens",
+    "spm_normalizer",
+)
+# How others prepare the same text, as far as it can be said in these settings; the README names what cannot.
+PROFILES: dict[str, dict[str, Any]] = {
+    "tensor2tensor": {
+        "form": "plain",
+        "normalize": "none",
+        "clean": False,
+        "vocab_size": 2**15,
+        "spm_normalizer": "identity",
+    },
+    "fairseq": {
+        "form": "moses",
+        "normalize": "both",
+        "split_hyphens": True,
+        "clean": True,
+        "max_pieces": 250,
+        "max_ratio": 1.5,
+        "vocab_size": 40_000,
+    },
+}
+
+
 @dataclass(frozen=True)
 class Options:
-    """How a corpus is to be made, beside what its manifest says."""
+    """How a corpus is to be made, beside what its manifest says.
+
+    verify: compare the checksums of a data folder that is there, not only its sizes
+    show: list the valid and test sentences that are in the training text too
+    """
 
     way: sources.Way
     out: Path
     workers: int
     limit: int | None = None
+    allow_low_ceiling: bool = False
+    verify: bool = False
+    show: bool = False
 
 
 def build(manifest: Manifest, options: Options, texts: list[sources.Text] | None = None) -> bool:
@@ -63,15 +108,7 @@ def build(manifest: Manifest, options: Options, texts: list[sources.Text] | None
     Raises: ValueError for bad input, or where OUT holds another corpus; ChildProcessError; OSError.
     """
     out = options.out
-    asked = {
-        "name": manifest.name,
-        "source": manifest.source,
-        "target": manifest.target,
-        "vocab_size": manifest.vocab_size,
-        "normalize": manifest.normalize,
-        "clean": manifest.clean,
-        "limit": options.limit,
-    }
+    asked = {**{name: getattr(manifest, name) for name in SETTINGS}, "limit": options.limit}
     if texts is None and options.way.raw:
         texts = sources.find(manifest, options.way)
     work = out.with_name(out.name + ".partial")
@@ -83,19 +120,25 @@ def build(manifest: Manifest, options: Options, texts: list[sources.Text] | None
                     print("download", flush=True)
                     texts = sources.find(manifest, options.way)
                 _Preparation(manifest, options, texts, asked, lock).run(work)
-                _tell(out)
+                _tell(out, options.show)
                 return True
             (work / ".lock").unlink()
             work.rmdir()
     told = _check_same(out, asked, texts or [])
+    sizes_known = data_folder.check(out, options.verify)
     if (work / "text.json").is_file():  # of a run that was killed when it had given OUT its name
         shutil.rmtree(work, ignore_errors=True)
     _tell_differences(told)
-    print(f"{out}: holds this corpus already")
+    if options.show:
+        _show_overlap(out, told)
+    checked = "its checksums are right" if options.verify else "its sizes are right"
+    if not (sizes_known or options.verify):
+        checked = "sizes unknown: an earlier version made it; --verify compares checksums"
+    print(f"{out}: holds this corpus already ({checked})")
     return False
 
 
-def _tell(out: Path) -> None:
+def _tell(out: Path, show: bool) -> None:
     """Print what a data folder holds."""
     told = json.loads((out / "corpus.json").read_text(encoding="utf-8"))
     for split in SPLITS:
@@ -108,12 +151,32 @@ def _tell(out: Path) -> None:
             f"{split}: cut and restored, {trip['exact']:,} of {trip['of']:,} {told['target']} lines are the same; "
             f"a perfect model's BLEU {trip['bleu']:.2f} {trip['signature']}"
         )
+    for split, lines in told["overlap"].items():
+        print(
+            f"{split}: also in the training text are {len(lines['source']):,} source sentences, "
+            f"{len(lines['target']):,} target sentences, {len(lines['pair']):,} pairs"
+        )
+    if show:
+        _show_overlap(out, told)
     print(f"{out}: done")
+
+
+def _show_overlap(out: Path, told: Record) -> None:
+    """Print the valid and test sentences that are in the training text too, from the untouched text."""
+    if "overlap" not in told:
+        raise ValueError(f"{out}: --show: an earlier version made it, and did not compare it with the training text")
+    for split, found in told["overlap"].items():
+        for kind, languages in (("source", ["source"]), ("target", ["target"]), ("pair", ["source", "target"])):
+            texts = [read_lines(out / "ref" / f"{split}.{told[language]}") for language in languages]
+            for line in found[kind]:
+                print(f"{split}:{line} {kind}: {' ||| '.join(text[line - 1] for text in texts)}")
 
 
 def _tell_differences(told: Record) -> None:
     for difference in told["differences"]:
         print(f"not as released: {difference}")
+    if unverified := told.get("unverified"):
+        print(f"not verified, as no checksum of them is known: {', '.join(unverified)}")
 
 
 def _check_same(out: Path, asked: Record, texts: list[sources.Text]) -> Record:
@@ -128,6 +191,8 @@ def _check_same(out: Path, asked: Record, texts: list[sources.Text]) -> Record:
         raise ValueError(
             f"{out}: exists and holds no corpus.json that this version can read; remove it or choose another folder"
         ) from None
+    # What an earlier version could not be asked for was as it is by default.
+    found = {**{item.name: item.default for item in fields(Manifest) if item.name in SETTINGS}, **found}
     if differing := [key for key in asked if found.get(key) != asked[key]]:
         said = ", ".join(f"{key} is {found.get(key)}, not {asked[key]}" for key in differing)
         raise ValueError(f"{out}: holds another corpus ({said}); choose another folder")
@@ -203,19 +268,33 @@ class _Preparation:
     ) -> None:
         self.manifest, self.options, self.texts, self.asked, self.lock = manifest, options, texts, asked, lock
         files = {text.label: [text.file.name, text.member, text.known["sha256"]] for text in texts}
-        thresholds = [clean.MAX_CHARACTERS, clean.MAX_PIECES, clean.MAX_RATIO]
-        cleaning = manifest.clean and thresholds
+        self.limits = clean.Limits(manifest.max_pieces, manifest.max_ratio) if manifest.clean else None
         and_clean = " and clean" if manifest.clean else ""
-        made_by = [manifest.form, manifest.normalize, cleaning, version("sacremoses")]
-        learned = [manifest.vocab_size, pieces.SENTENCEPIECE, pieces.SAMPLED, version("sentencepiece")]
+        form = [manifest.form, manifest.normalize, manifest.split_hyphens, version("sacremoses")]
+        made_by = [form, manifest.clean and clean.MAX_CHARACTERS]
+        kept = self.limits and asdict(self.limits)
+        learned = [manifest.vocab_size, manifest.spm_normalizer, pieces.SENTENCEPIECE, pieces.SAMPLED]
         learn_title = f"learn a joined BPE of {manifest.vocab_size:,} pieces"
+        # Which step the text to learn from comes from.
+        self.text_step = "deduplicate" if manifest.deduplicate else "tokenise"
         self.steps = [
             Step("extract", "extract and count", [files, options.limit], (), self.extract, continues=True),
             Step("tokenise", "tokenise" + and_clean, made_by, ("extract",), self._checked(self.tokenise)),
-            Step("learn", learn_title, learned, ("tokenise",), self._checked(self.learn)),
-            Step("encode", "encode" + and_clean, [], ("tokenise", "learn"), self._checked(self.encode)),
+            Step("deduplicate", "deduplicate", [], ("tokenise",), self._checked(self.deduplicate)),
+            Step(
+                "learn",
+                learn_title,
+                [*learned, version("sentencepiece")],
+                (self.text_step,),
+                self._checked(self.learn),
+            ),
+            Step(
+                "encode", "encode" + and_clean, kept, ("tokenise", self.text_step, "learn"), self._checked(self.encode)
+            ),
             Step("binarise", "fairseq-preprocess", asked, ("encode", "learn"), self._checked(self.binarise)),
         ]
+        if not manifest.deduplicate:
+            self.steps = [step for step in self.steps if step.name != "deduplicate"]
 
     def run(self, work: Path) -> None:
         """Do what is not done, and give the data folder its name.
@@ -264,7 +343,8 @@ class _Preparation:
         if form == "escaped":
             form = FORMS[sources.one_form(self.progress.record("extract")["kinds"])]
         normalize = self.manifest.normalize if form == "moses" else "none"
-        return TextForm.of_sides(*self.manifest.languages, form, normalize)
+        split_hyphens = self.manifest.split_hyphens and form == "moses"
+        return TextForm.of_sides(*self.manifest.languages, form, normalize, split_hyphens)
 
     def extract(self, folder: Path) -> Record:
         """Make every text a plain file, and count its lines. Texts that are one already stay where they are."""
@@ -272,7 +352,9 @@ class _Preparation:
         found: dict[str, Record] = {}
         for text in self.texts:
             path = paths[text.label]
-            found[text.label] = {"lines": stream.count_lines(path), "sha256": sha256(path)}
+            # A text that stays where it is has been read for its checksum already.
+            digest = text.known["sha256"] if path == text.file else sha256(path)
+            found[text.label] = {"lines": stream.count_lines(path), "sha256": digest}
             if self.manifest.form == "escaped":
                 found[text.label]["kind"] = sources.form_of(path, text.name)
         for source, target in zip(self.texts[::2], self.texts[1::2], strict=True):
@@ -302,11 +384,25 @@ class _Preparation:
             if expected is not None and lines != expected:
                 told.append(f"{text.split} {text.part.name} has {lines:,} pairs, and {expected:,} are expected")
         for text in self.texts:
-            expected_sum = text.part.sha256.get(text.language)
-            is_native = found["kinds"].get(text.label) == "stanford" and self.options.limit is None
-            if expected_sum and is_native and found["texts"][text.label]["sha256"] != expected_sum:
+            if text.difference:
+                told.append(f"{text.label}: {text.file.name}: {text.difference}")
+            elif self._text_checksum(text) is False:
                 told.append(f"{text.label} is not the released text (its sha256 differs)")
         return told
+
+    def _text_checksum(self, text: sources.Text) -> bool | None:
+        """Return whether a text has the checksum that the manifest has for it; None if that cannot be compared."""
+        found, expected = self.progress.record("extract"), text.part.sha256.get(text.language)
+        if expected is None or self.options.limit is not None or found["kinds"].get(text.label) != "stanford":
+            return None
+        return bool(found["texts"][text.label]["sha256"] == expected)
+
+    def status(self, text: sources.Text) -> str:
+        """Return "released" if a checksum vouches for a text, "other" if one speaks against it, else "unverified"."""
+        by_text = self._text_checksum(text)
+        if text.difference or by_text is False:
+            return "other"
+        return "released" if text.is_verified or by_text else "unverified"
 
     def _checked(self, run: Callable[[Path], Record]) -> Callable[[Path], Record]:
         """Return a step that first makes sure that the texts are those that were asked for, whoever extracted them."""
@@ -352,34 +448,77 @@ class _Preparation:
             told = ", ".join(f"{count:,} {reason}" for reason, count in counts.items() if count)
             raise ValueError(f"{self.manifest.name}: no pair of the {split} text can be used: {told or 'it is empty'}")
 
+    def deduplicate(self, folder: Path) -> Record:
+        """Leave out training pairs that came before, or that are valid or test pairs."""
+        evaluation = [self._tokenised(split)[0] for split in SPLITS[1:]]
+        total = self.progress.record("tokenise")["counts"]["train"]["out"]
+        files = self._both(self.progress.folders["tokenise"], "train")
+        counts = repeats.deduplicate(files, evaluation, self._both(folder, "train"), total)
+        self._check_left("train", counts)
+        return {"counts": {"train": counts}}
+
+    def _tokenised(self, split: str) -> tuple[tuple[Path, Path], int]:
+        """Return both sides of a split as sentencepiece shall see them, and how many pairs they hold."""
+        step = self.text_step if split == "train" else "tokenise"
+        return self._both(self.progress.folders[step], split), self.progress.record(step)["counts"][split]["out"]
+
     def learn(self, folder: Path) -> Record:
         """Learn the BPE from the training text."""
-        files = self._both(self.progress.folders["tokenise"], "train")
-        pairs = self.progress.record("tokenise")["counts"]["train"]["out"]
-        return {"counts": {"bpe": pieces.learn(files, pairs, self.manifest.vocab_size, folder / "spm.model")}}
+        made = pieces.learn(
+            *self._tokenised("train"), self.manifest.vocab_size, folder / "spm.model", self.manifest.spm_normalizer
+        )
+        return {"counts": {"bpe": made}}
 
     def encode(self, folder: Path) -> Record:
-        """Cut all text into pieces."""
+        """Cut all text into pieces; find what a perfect model could score, and what evaluation text is in training."""
         counts = {}
+        model = self.progress.folders["learn"] / "spm.model"
         for split in SPLITS:
             is_train = split == "train"
+            files, total = self._tokenised(split)
             counts[split] = pieces.encode(
                 f"encode {split}",
-                self._both(self.progress.folders["tokenise"], split),
+                files,
                 self._both(folder, split),
-                self.progress.folders["learn"] / "spm.model",
-                self.manifest.clean and is_train,
+                model,
+                self.limits if is_train else None,
                 self.options.workers if is_train else 1,
-                self.progress.record("tokenise")["counts"][split]["out"],
+                total,
             )
             self._check_left(split, counts[split])
-        shutil.copytree(self.progress.folders["tokenise"] / "ref", folder / "ref")
-        return {"counts": counts}
+        references = self.progress.folders["tokenise"] / "ref"
+        shutil.copytree(references, folder / "ref")
+        form = self._forms()[self.manifest.target]
+        trips = {
+            split: ceiling.round_trip(
+                self._both(folder, split)[1],
+                self._both(references, split)[1],
+                form,
+                binarise.bleu_tokenize(form),
+                model,
+            )
+            for split in SPLITS[1:]
+        }
+        evaluation = {split: self._both(folder, split) for split in SPLITS[1:]}
+        overlap = repeats.overlap(self._both(folder, "train"), evaluation, counts["train"]["out"])
+        return {"counts": counts, "round_trip": trips, "overlap": overlap}
 
     def binarise(self, folder: Path) -> Record:
-        """Run fairseq-preprocess and write corpus.json."""
+        """Run fairseq-preprocess and write corpus.json.
+
+        Raises: ValueError if not even a perfect model could score well.
+        """
         folders, record = self.progress.folders, self.progress.record
         tokenised, encoded = record("tokenise")["counts"], record("encode")["counts"]
+        ceiling.judge(
+            self.manifest.name,
+            record("encode")["round_trip"],
+            self.manifest.spm_normalizer,
+            self.options.limit is not None,
+            self.options.allow_low_ceiling,
+        )
+        # Of the steps that drop pairs, those that ran.
+        dropping = [record(step)["counts"] for step in dict.fromkeys(("tokenise", self.text_step, "encode"))]
         not_a_drop = ("in", "out", "source_pieces", "target_pieces")
         lines = {
             split: {
@@ -387,8 +526,8 @@ class _Preparation:
                 "out": encoded[split]["out"],
                 "dropped": {
                     reason: count
-                    for counts in (tokenised[split], encoded[split])
-                    for reason, count in counts.items()
+                    for counts in dropping
+                    for reason, count in counts.get(split, {}).items()
                     if reason not in not_a_drop
                 },
             }
@@ -398,17 +537,24 @@ class _Preparation:
             text.label: {
                 "file": text.file.name,
                 "member": text.member,
-                "origin": text.origin(self.manifest),
+                # Only a checksum says that it is what is to be had there.
+                "origin": text.address if self.status(text) == "released" else None,
                 "file_sha256": text.known["sha256"],
-                "as_released": text.as_released(self.manifest),
+                "status": self.status(text),
                 **record("extract")["texts"][text.label],
             }
             for text in self.texts
         }
+        limit = self.options.limit
+        cut = [] if limit is None else [f"only the first {limit:,} pairs of every text are used (--limit {limit})"]
         known = {
             "asked": self.asked,
             "texts": texts,
-            "differences": self.differences(),
+            "differences": [*self.differences(), *cut],
+            # A corpus of one's own promises nothing.
+            "unverified": [
+                label for label, item in texts.items() if self.manifest.files and item["status"] == "unverified"
+            ],
             "lines": lines,
             "tokens": {
                 split: {
@@ -417,6 +563,8 @@ class _Preparation:
                 }
                 for split in SPLITS
             },
+            "round_trip": record("encode")["round_trip"],
+            "overlap": record("encode")["overlap"],
         }
         binarise.make(
             self.manifest,
@@ -447,13 +595,57 @@ def check_evaluation_text(path: Path) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that every front end of the preparation has."""
+    add = parser.add_argument
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    parser.add_argument("--workers", type=int, default=cores, metavar="N", help="processes (default: all cores)")
-    parser.add_argument(
+    add("--workers", type=int, default=cores, metavar="N", help="processes (default: all cores)")
+    add(
         "--clean",
         action=argparse.BooleanOptionalAction,
         help="drop training pairs that are empty, too long, ... or not",
     )
+    default = {item.name: item.default for item in fields(Manifest)}
+    add(
+        "--max-pieces",
+        type=int,
+        metavar="N",
+        help=f"cleaning: drop pairs with more on a side (default {default['max_pieces']})",
+    )
+    add(
+        "--max-ratio",
+        type=float,
+        metavar="X",
+        help="cleaning: drop pairs with more than X times as many pieces on one side as on the other "
+        f"(default {default['max_ratio']})",
+    )
+    add(
+        "--deduplicate",
+        action="store_true",
+        default=None,
+        help="drop training pairs that came before, and those that are valid or test pairs",
+    )
+    add(
+        "--spm-normalizer",
+        choices=pieces.NORMALIZERS,
+        help=f"what sentencepiece does to text before it cuts it (default {default['spm_normalizer']})",
+    )
+    add("--allow-low-ceiling", action="store_true", help="go on if not even a perfect model could score 95 BLEU")
+    add("--verify", action="store_true", help="compare a data folder that is there by checksums, not only by sizes")
+    add("--show", action="store_true", help="list the valid and test sentences that are in the training text too")
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of the manifest that flags have given."""
+    names = [name for name in SETTINGS if name not in ("name", "source", "target")]
+    return {name: value for name in names if (value := getattr(args, name, None)) is not None}
+
+
+def check_limits(manifest: Manifest, given: Mapping[str, Any]) -> None:
+    """Raise ValueError if limits are given to a preparation that does not clean, or a ratio that drops everything."""
+    for name in ("max_pieces", "max_ratio"):
+        if name in given and not manifest.clean:
+            raise ValueError(f"--{name.replace('_', '-')} {given[name]}: nothing is dropped without --clean")
+    if not manifest.max_ratio >= 1:
+        raise ValueError(f"--max-ratio {manifest.max_ratio}: must be 1 or more")
 
 
 def check_positive(parser: argparse.ArgumentParser, args: argparse.Namespace, *names: str) -> None:
@@ -499,12 +691,18 @@ def main(argv: list[str] | None = None) -> int:
     add("--out", type=Path, metavar="DATA", help="the folder to make (default data-bin/NAME)")
     add("--downloads", type=Path, default=Path("data-bin/downloads"), metavar="DIR", help="where downloads are kept")
     add("--limit", type=int, metavar="N", help="only the first N pairs of every text, to try it out")
+    add("--profile", choices=PROFILES, help="prepare as others do: another form, cleaning and vocabulary")
     add("--vocab-size", type=int, metavar="N", help="pieces of the joined vocabulary")
     add("--normalize", choices=NORMALIZE, help="Moses punctuation normalisation of these sides")
+    add(
+        "--split-hyphens",
+        action=argparse.BooleanOptionalAction,
+        help="part words at hyphens, as Moses' tokenizer does with -a, or not",
+    )
     add("--allow-other-data", action="store_true", help="accept checksums and line counts that are not the corpus'")
     add_options(parser)
     args = parser.parse_args(argv)
-    check_positive(parser, args, "workers", "limit", "vocab_size")
+    check_positive(parser, args, "workers", "limit", "vocab_size", "max_pieces")
     if args.out is not None and not args.out.name:
         parser.error(f"--out {args.out}: must name a folder to be made")
     if args.raw and args.mirror:
@@ -515,14 +713,30 @@ def main(argv: list[str] | None = None) -> int:
 
     def work() -> None:
         manifest = manifests.read(manifests.MANIFESTS / f"{args.name}.yaml")
-        asked = {
-            name: value for name in ("vocab_size", "normalize", "clean") if (value := getattr(args, name)) is not None
-        }
-        if asked.get("normalize", "none") != "none" and manifest.form != "moses":
-            raise ValueError(f"--normalize {asked['normalize']}: the text of {args.name} is not tokenised here")
-        way = sources.Way(tuple(args.raw), args.mirror, args.downloads, args.allow_other_data)
+        profile = PROFILES[args.profile] if args.profile else {}
+        if manifest.form == "escaped" and profile.get("form") == "moses":
+            raise ValueError(f"--profile {args.profile}: the text of {args.name} is tokenised already")
+        if manifest.form == "escaped":
+            profile = {**profile, "form": "escaped"}
+        given = settings(args)
+        manifest = replace(manifest, **{**profile, **given})
+        tokenising = {"normalize": manifest.normalize != "none", "split_hyphens": manifest.split_hyphens}
+        if wrong := [name for name, on in tokenising.items() if on and manifest.form != "moses"]:
+            flag = f"--{wrong[0].replace('_', '-')} {given.get(wrong[0], '')}".removesuffix(" True")
+            raise ValueError(f"{flag}: the text of {args.name} is not tokenised here")
+        check_limits(manifest, given)
+        way = sources.Way(
+            tuple(args.raw),
+            args.mirror,
+            args.downloads,
+            args.allow_other_data,
+            Fingerprints(None if args.verify else args.downloads / "fingerprints.json"),
+        )
         out = args.out or Path("data-bin") / args.name
-        build(replace(manifest, **asked), Options(way, out, args.workers, args.limit))
+        build(
+            manifest,
+            Options(way, out, args.workers, args.limit, args.allow_low_ceiling, args.verify, args.show),
+        )
 
     return run(parser.prog, work)
 

@@ -13,15 +13,15 @@ import contextlib
 import re
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..files import read_lines
 from . import extract
-from .fetch import SILENCE, FetchError, describe, fetch, problem
-from .manifest import SPLITS, Manifest, Part
+from .fetch import SILENCE, FetchError, fetch, problem
+from .fingerprints import Fingerprints
+from .manifest import SPLITS, Manifest, Part, RemoteFile
 
 SNIFFED = 2000  # lines read to tell tokenised text from plain text
 
@@ -35,7 +35,9 @@ class Text:
     language: str
     file: Path
     member: str | None
-    known: dict[str, Any]  # size and checksum of `file`; where it came from
+    known: dict[str, Any]  # size and checksums of `file`
+    expected: RemoteFile | None = None  # what the manifest, or sacrebleu, knows of it
+    address: str | None = None  # where `expected` is to be had
 
     @property
     def name(self) -> str:
@@ -52,22 +54,15 @@ class Text:
         return f"{self.split} {self.part.name}.{self.language}"
 
     @property
-    def is_from_sacrebleu(self) -> bool:
-        return str(self.known.get("url", "")).startswith("sacrebleu ")
+    def difference(self) -> str | None:
+        """Say how `file` is not the expected one; None if it is, or nothing is known of it."""
+        return problem(self.expected, self.known) if self.expected else None
 
-    def origin(self, manifest: Manifest) -> str | None:
-        """Return where the file is to be had, by the manifest; None where it does not know the file."""
-        if self.is_from_sacrebleu:
-            return str(self.known["url"])
-        expected = manifest.files.get(self.file.name)
-        return expected.urls[0] if expected is not None and expected.urls else None
-
-    def as_released(self, manifest: Manifest) -> bool | None:
-        """Whether the file is what the manifest's checksum says; None where it has none."""
-        expected = manifest.files.get(self.file.name)
-        if expected is None or not (expected.sha256 or expected.md5):
-            return None
-        return problem(expected, self.known) is None
+    @property
+    def is_verified(self) -> bool:
+        """Whether a checksum says that `file` is the expected one."""
+        expected = self.expected
+        return expected is not None and bool(expected.sha256 or expected.md5) and self.difference is None
 
     def output(self, folder: Path) -> Path:
         """Where extraction puts the text."""
@@ -82,6 +77,7 @@ class Way:
     mirror: str | None
     downloads: Path
     allow_other: bool
+    fingerprints: Fingerprints = field(default_factory=lambda: Fingerprints(None))
 
     def missing_bytes(self, manifest: Manifest) -> int:
         """Return how much of the first alternatives is yet to be downloaded, as far as the manifest knows."""
@@ -102,12 +98,12 @@ class Way:
 def find(manifest: Manifest, way: Way) -> list[Text]:
     """Return both sides of every part, downloading what is not there.
 
-    Raises: ValueError naming what is in none of the --raw folders; FetchError.
+    Raises: ValueError naming what is in none of the --raw folders, or is not what its name says; FetchError.
     """
-    texts = []
-    for split in SPLITS:
-        for part in manifest.parts[split]:
-            texts += _part(manifest, way, split, part)
+    texts = [text for split in SPLITS for part in manifest.parts[split] for text in _part(manifest, way, split, part)]
+    wrong = dict.fromkeys(f"{text.file}: {text.difference}" for text in texts if text.difference)
+    if wrong and not way.allow_other:
+        raise ValueError("\n  ".join(["not the released files (--allow-other-data accepts them):", *wrong]))
     return texts
 
 
@@ -118,7 +114,7 @@ def _part(manifest: Manifest, way: Way, split: str, part: Part) -> list[Text]:
     indices = range(len(part.places[manifest.source]))
     there = [index for index in indices if _is_there(way, part, index)]
     if part.sacrebleu and not (way.mirror or there):
-        found = _from_sacrebleu(manifest, split, part, part.sacrebleu, None if way.allow_other else part.lines)
+        found = _from_sacrebleu(manifest, way, split, part, part.sacrebleu)
         if found:
             return found
     refusals = []
@@ -139,7 +135,11 @@ def _downloaded(manifest: Manifest, way: Way, split: str, part: Part, language: 
     place = part.places[language][index]
     file = manifest.file(place)
     known = fetch(file, way.downloads, way.mirror, way.allow_other)
-    return Text(split, part, language, way.downloads / file.name, _member(place), known)
+    return Text(split, part, language, way.downloads / file.name, _member(place), known, file, _address(file))
+
+
+def _address(file: RemoteFile) -> str | None:
+    return file.urls[0] if file.urls else None
 
 
 def _member(place: str) -> str | None:
@@ -169,19 +169,25 @@ def _on_disk(manifest: Manifest, way: Way, split: str, part: Part) -> list[Text]
             if hit := next((hit for hit in hits if hit[0].is_file()), None):
                 found[language] = hit
         if len(found) == len(manifest.languages):
-            return [Text(split, part, language, *found[language], describe(found[language][0])) for language in found]
+            texts = []
+            for language, (file, member) in found.items():
+                known, expected = way.fingerprints.of(file), manifest.file(file.name)
+                texts.append(Text(split, part, language, file, member, known, expected, _address(expected)))
+            return texts
     folders = ", ".join(map(str, way.raw))
     raise ValueError(
         f"--raw {folders}: the {split} text {part.name} is not there: none of {', '.join(dict.fromkeys(looked_for))}"
     )
 
 
-def _from_sacrebleu(manifest: Manifest, split: str, part: Part, test_set: str, lines: int | None) -> list[Text] | None:
-    """Return a test set's texts in sacrebleu's cache, which it downloads and verifies; None where it cannot.
+def _from_sacrebleu(manifest: Manifest, way: Way, split: str, part: Part, test_set: str) -> list[Text] | None:
+    """Return a test set's texts in the archive that sacrebleu has downloaded; None if it cannot.
 
-    `lines`: so many each must have, as a run that was killed can have left half a file in that cache.
+    From the archive, not from sacrebleu's own plain text, in which every no-break space has become a space: the
+    reference is the same by every route. The checksum that sacrebleu knows is compared here too, as a run that was
+    killed can have left half a file in its cache.
     """
-    from sacrebleu.utils import get_reference_files, get_source_file
+    from sacrebleu.utils import DATASETS
 
     pair = f"{manifest.source}-{manifest.target}"
     origin = f"sacrebleu -t {test_set} -l {pair}"
@@ -189,20 +195,24 @@ def _from_sacrebleu(manifest: Manifest, split: str, part: Part, test_set: str, l
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(SILENCE)
     try:
-        # Its own messages go to a log; where it cannot go on, it ends the process.
+        dataset: Any = DATASETS[test_set]
+        # Its own messages go to a log; if it cannot go on, it ends the process.
         with contextlib.redirect_stdout(None):
-            files = [get_source_file(test_set, pair), *get_reference_files(test_set, pair)]
-        for file in files:
-            if lines is not None and (count := len(read_lines(Path(file)))) != lines:
-                raise ValueError(f"{file} has {count} lines, and {lines} are expected")
+            dataset.maybe_download()
+        file = Path(dataset._rawdir) / dataset._get_tarball_filename(dataset.data[0])
+        expected = RemoteFile(file.name, md5=dataset.md5[0])
+        known = way.fingerprints.of(file)
+        if wrong := problem(expected, known):
+            raise ValueError(f"{file}: {wrong}")
+        members = dataset.langpairs[pair]
     except (Exception, SystemExit) as error:
         print(f"{part.name}: sacrebleu could not bring it ({error}); from its archive then", flush=True)
         return None
     finally:
         socket.setdefaulttimeout(before)
     return [
-        Text(split, part, language, Path(file), None, {**describe(Path(file)), "url": origin})
-        for language, file in zip(manifest.languages, files, strict=True)
+        Text(split, part, language, file, member, known, expected, origin)
+        for language, member in zip(manifest.languages, members, strict=True)
     ]
 
 
@@ -217,15 +227,10 @@ def bring(texts: Sequence[Text], folder: Path, limit: int | None) -> dict[str, P
     for text in texts:
         output = text.output(folder)
         paths[text.label] = output
-        if text.is_ready and limit is None and not text.is_from_sacrebleu:
+        if text.is_ready and limit is None:
             paths[text.label] = text.file
         elif output.is_file():
             continue  # of an earlier call that was stopped; it appears only when it is whole
-        elif text.is_from_sacrebleu:
-            lines = [extract.undo_entities(line) + "\n" for line in read_lines(text.file)[:limit]]
-            partial = output.with_name(output.name + ".partial")
-            partial.write_text("".join(lines), encoding="utf-8", newline="\n")
-            partial.replace(output)
         elif text.member is not None and extract.is_archive(text.file.name):
             archives.setdefault(text.file, {})[text.member] = output
         else:

@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from .. import commands
 from ..compat import BETTER_TRANSFORMER_COPIES
 from ..files import read_lines, write_atomically
+from ..folders import data as data_folder
 from ..runs import Numbering, Run
 from ..text import TextForm
 from . import averaging, card, decoding, scoring
@@ -45,6 +46,8 @@ class Corpus:
     tokenize: str
     form: TextForm
     differences: tuple[str, ...] = ()  # from the corpus that its name promises
+    unverified: tuple[str, ...] = ()  # texts of which no checksum is known
+    preparation: dict[str, Any] = field(default_factory=dict)  # the settings that it was made with
 
     @classmethod
     def read(cls, path: Path) -> Corpus:
@@ -59,9 +62,18 @@ class Corpus:
             known = json.loads(file.read_text(encoding="utf-8"))
             post_process = known["restore"]["post_process"]
             form = TextForm.of_corpus(known, known["target"])
-            differences = tuple(map(str, known.get("differences", [])))
-            tokenize = known["bleu_tokenize"]
-            return cls(path, known["name"], known["source"], known["target"], post_process, tokenize, form, differences)
+            return cls(
+                path,
+                known["name"],
+                known["source"],
+                known["target"],
+                post_process,
+                known["bleu_tokenize"],
+                form,
+                tuple(map(str, known.get("differences", []))),
+                tuple(map(str, known.get("unverified", []))),
+                dict(known.get("asked", {})),
+            )
         except KeyError as error:
             raise ValueError(f"{file}: no {error}") from None
         except (ValueError, TypeError, AttributeError) as error:
@@ -181,6 +193,7 @@ def prepare(path: Path, data: Path | None, last: int, by: Numbering | None, subs
         raise ValueError(f"{run.last}: no such checkpoint")
     state = averaging.load(run.last)
     corpus = Corpus.read(data or find_data(run, state))
+    data_folder.check(corpus.path)
     check_dictionaries(run, state, corpus)
     reference = corpus.reference(subset)
     if not reference.is_file():
@@ -276,6 +289,8 @@ def score(job: Job, lock: int) -> dict[str, Any]:
         "corpus": corpus.name,
         "data": str(corpus.path),
         "not_as_released": list(corpus.differences),
+        "unverified": list(corpus.unverified),
+        "preparation": corpus.preparation,
         "subset": job.subset,
         "sentences": len(job.references),
         "averaged_checkpoints": [file.name for file in job.checkpoints],

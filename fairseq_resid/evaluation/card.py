@@ -63,6 +63,8 @@ def facts(run: Run, record: dict[str, Any], results: dict[str, Any]) -> list[str
         "architecture": f"`{results['architecture']}`, {results['parameters']:,} parameters",
         "data": f"{results['corpus']}, `{results['data']}`",
         "not as released": "; ".join(results.get("not_as_released", [])),
+        "not verified": ", ".join(results.get("unverified", [])),
+        "preparation": prepared(results.get("preparation", {})),
         "command": f"`{shlex.join(record['command'])}`" if record else "not recorded",
         "effective batch": f"{plan['effective batch']:,} {plan['unit']} on {plan['devices']}" if plan else "",
         "precision": plan.get("precision", ""),
@@ -81,6 +83,12 @@ def facts(run: Run, record: dict[str, Any], results: dict[str, Any]) -> list[str
         "log": f"`{run.train_log}`" if run.train_log.is_file() else "",
     }
     return [f"## {run.name}", "", *(f"- {name}: {value}" for name, value in lines.items() if value)]
+
+
+def prepared(settings: dict[str, Any]) -> str:
+    """Return the settings that a data folder was made with, on a line."""
+    named = ("name", "source", "target")  # they stand elsewhere
+    return ", ".join(f"{name} {value}" for name, value in settings.items() if name not in named and value is not None)
 
 
 def machine(hardware: dict[str, Any]) -> str:

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 from .. import commands, flags
 from ..files import write_atomically
+from ..folders import data as data_folder
 from ..runs import Run
 from . import devices, plan, recipe
 
@@ -155,6 +156,7 @@ def check_data(words: Sequence[str]) -> None:
         for pattern in ("dict.*.txt", "train*.bin", "train*.idx"):
             if len(list(folder.glob(pattern))) < 2:
                 raise ValueError(f"{folder}: not a whole data folder: it has no {pattern} of both languages{made}")
+        data_folder.check(folder)
 
 
 def settings(command: Sequence[str]) -> list[str]:

@@ -1,0 +1,1 @@
+"""What lies in a data folder, and whether it is whole."""
