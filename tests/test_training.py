@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -252,6 +253,22 @@ def test_data_that_is_not_there_names_the_script_that_makes_it(fake_train: Path,
     assert "data-bin/wmt14-en-de: no such data folder; data-prep/wmt14-en-de.sh makes it" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "extra", ["other --fp16", "--memory-efficient-fp16 other", "--seed 3 other", "--restore-file other other --cpu"]
+)
+def test_another_data_folder_replaces_the_recipes(extra: str, fake_train: Path, capsys: Capture) -> None:
+    """Wherever it stands; what is the value of a flag stays one."""
+    make_data(fake_train / "other")
+    words = ["quickstart", *extra.split(), "--arch", "transformer", "--run", "run", "--precision", "auto"]
+    assert launch.main([*words, "--dry-run"]) == 0
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert command[:3] == ["+", "fairseq-train", "other"] and "data-bin/phrasebook" not in command
+    assert command.count("other") == extra.split().count("other")
+    assert launch.main(words) == 0
+    assert launch.main(["quickstart", "--arch", "transformer", "--run", "run"]) == 2
+    assert "the data was other, now data-bin/phrasebook" in capsys.readouterr().err
+
+
 def test_the_plan_is_told_and_recorded(fake_train: Path, capsys: Capture) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", "run", "--max-tokens", "800", "--cpu"]
     assert launch.main([*words, "--dry-run"]) == 0
@@ -317,14 +334,15 @@ def test_the_same_run_spelled_otherwise(fake_train: Path, capsys: Capture) -> No
     [
         (
             "data-bin/phrasebook --max-tokens 9",
-            "other",
-            "one data folder is needed, and these are given: data-bin/phrasebook, other",
+            "other --seed 3 another",
+            "one data folder is needed, and these are given: other, another",
         ),
         ("--max-tokens 9", "", "one data folder is needed, and these are given: none"),
         ("data-bin/phrasebook --max-tokens 9 --arch transformer", "", "--arch: set by train.sh"),
         ("data-bin/phrasebook --max-tokens 9", "--fp16 --bf16", "--bf16 and --fp16: give one of them"),
         ("data-bin/phrasebook --max-tokens 9", "--seed -1", "--seed -1: one whole number, 0 or more"),
-        ("data-bin/phrasebook --max-tokens 9", "--batch-size", "--batch-size : one whole number, 1 or more"),
+        ("data-bin/phrasebook --max-tokens 9", "--batch-size", "--batch-size/--max-sentences: expected one argument"),
+        ("data-bin/phrasebook --max-tokens 9", "--batch-size 0", "--batch-size 0: one whole number, 1 or more"),
         ("data-bin/phrasebook --max-tokens 9", "--run mine.txt", "--run mine.txt: is a file"),
         ("half --max-tokens 9", "", "half: not a whole data folder: it has no train*.idx of both languages"),
     ],

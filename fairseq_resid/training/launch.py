@@ -102,15 +102,12 @@ def check_architecture(arch: str, words: Sequence[str]) -> None:
 def check_words(words: Sequence[str], extra: Sequence[str]) -> None:
     """Check the words of a recipe and of the user by themselves.
 
-    Raises: ValueError for a flag that would move what belongs into the run folder, and for a second data folder.
+    Raises: ValueError for a flag that would move what belongs into the run folder.
     """
     for part in (words, extra):
         for flag in flags.options(part):
             if flag in (*OWN, "--arch"):
                 raise ValueError(f"{flag}: set by train.sh; the folder is chosen by --run, the architecture by --arch")
-    data = [word for part in (words, extra) for flag, values in flags.groups(part) if not flag for word in values]
-    if len(data) != 1:
-        raise ValueError(f"one data folder is needed, and these are given: {', '.join(data) or 'none'}")
 
 
 def build_command(words: Sequence[str], arch: str, run: Run, extra: Sequence[str], planned: Sequence[str]) -> list[str]:
@@ -121,9 +118,10 @@ def build_command(words: Sequence[str], arch: str, run: Run, extra: Sequence[str
     return [*start, *paths, *own_words]
 
 
-def check_flags(words: Sequence[str]) -> None:
-    """Check the words of a command as fairseq-train will read them.
+def check_flags(words: Sequence[str]) -> list[str]:
+    """Check the words of a command as fairseq-train will read them; return those that are no flags, but for the first.
 
+    Which words are values of a flag only fairseq's own parser knows.
     Raises: ValueError naming the flag, and what is wrong with it or near ones.
     """
     from fairseq import options
@@ -134,12 +132,32 @@ def check_flags(words: Sequence[str]) -> None:
     parser = options.get_training_parser()
     parser.error = refuse  # instead of showing every flag there is, and leaving
     _, unknown = options.parse_args_and_arch(parser, list(words), parse_known=True)
-    if unknown:
-        flag = unknown[0].partition("=")[0]
+    if wrong := [word for word in unknown if flags.FLAG.match(word)]:
+        flag = wrong[0].partition("=")[0]
         near = difflib.get_close_matches(flag, parser._option_string_actions, n=3)
         raise ValueError(
             f"{flag}: fairseq-train has no such flag" + (f"; near ones: {', '.join(near)}" if near else "")
         )
+    return unknown
+
+
+def place_data(words: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the recipe's words, its data folder replaced by one that the user gives, and the user's without it.
+
+    Raises: ValueError unless there is one data folder; what `check_flags` raises.
+    """
+    recipes = list(flags.options(words).get("", ()))
+    rest = flags.without(words, [""])
+    given = check_flags([*(recipes or ["DATA"])[:1], *rest, "--arch", arch, *extra])
+    data = given or recipes
+    if len(data) != 1:
+        raise ValueError(f"one data folder is needed, and these are given: {', '.join(data) or 'none'}")
+    mine = list(extra)
+    if given:
+        holder = mine if given[0] in mine else rest
+        # A word before every flag is no value; else the data folder is the last of its kind.
+        del holder[0 if holder[0] == given[0] else len(holder) - 1 - holder[::-1].index(given[0])]
+    return [*data, *rest], mine
 
 
 def check_data(words: Sequence[str]) -> None:
@@ -287,7 +305,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("recipe", help="name of a recipe, or a file of fairseq-train flags")
+    add("recipe", help="name of a recipe, or a file of fairseq-train flags; a data folder after it replaces its own")
     add("--arch", required=True, help="transformer, transformer_sas, transformer_rskip_ln, transformer_resid, ...")
     add("--run", type=Path, help="run folder (default: checkpoints/RECIPE-ARCH)")
     add(
@@ -316,6 +334,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = recipe.read(args.recipe)
         check_words(words, extra)
         check_architecture(args.arch, [*words, *extra])
+        # Before fairseq reads the flags: it takes --bf16 for a TPU's, and says so.
+        plan.own_precision(flags.options([*words, *extra]))
+        words, extra = place_data(words, args.arch, extra)
         run = Run(args.run or Path("checkpoints") / f"{Path(args.recipe).stem}-{args.arch}")
         if run.path.exists() and not run.path.is_dir():
             raise ValueError(f"--run {run.path}: is a file")
@@ -324,7 +345,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rank = devices.rank(os.environ, given, len(found))
         planned = plan.make(words, extra, found, rank, args.effective_batch, args.precision)
         command = build_command(words, args.arch, run, extra, [*planned.words, *(rank.flags if rank else ())])
-        check_flags(command[1:])
         first = rank is None or rank.rank == 0
         if first:
             print("\n".join(planned.lines()), flush=True)

@@ -103,15 +103,24 @@ def batch(effective: int, world_size: int, most: int, update_freq: int | None, l
     return size, steps
 
 
+def own_precision(given: flags.Options) -> list[str]:
+    """Return what the user says of precision in fairseq's own flags.
+
+    Raises: ValueError where these contradict each other.
+    """
+    own = [flag[2:] for flag in PRECISION_FLAGS if flag in given]
+    if len({flag.removeprefix("memory-efficient-") for flag in own}) > 1:
+        raise ValueError(f"--{' and --'.join(own)}: give one of them")
+    return own
+
+
 def choose_precision(asked: str, given: flags.Options, found: Sequence[Gpu]) -> tuple[str, str, list[str]]:
     """Return the precision, why, and the flags that ask fairseq for it.
 
     bf16 from compute capability 8.0 (Ampere), which has it in its tensor cores and needs no loss scale; fp16 from 7.0
     (Volta); fp32 on older GPUs and on the CPU.
     """
-    own = [flag[2:] for flag in PRECISION_FLAGS if flag in given]
-    if len({flag.removeprefix("memory-efficient-") for flag in own}) > 1:
-        raise ValueError(f"--{' and --'.join(own)}: give one of them")
+    own = own_precision(given)
     if own and asked != "auto":
         raise ValueError(f"--precision {asked} and --{own[0]}: give one of them")
     if own:
