@@ -1,0 +1,414 @@
+"""Do the tests find faults? Plants one fault at a time in a copy of the project, and runs the tests that must find it.
+
+    python tests/plant_faults.py [--only NAME ...] [--jobs N] [--markdown FILE]
+
+In the environment that scripts/setup.sh --with-tests makes. A fault is found if `pytest -x` on the test files named
+beside it fails within 2 minutes. First the same files must pass without a fault. Exit code 1 if a fault is not found.
+tests/test_faults.py makes sure, in every test run, that each fault still fits the source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 120  # seconds for a fault to be found
+
+
+@dataclass(frozen=True)
+class Fault:
+    """In `file` the text `right`, which occurs once, becomes `wrong`; `tests` (files, space between) must fail."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+    tests: str
+
+    def plant(self, tree: Path) -> None:
+        """Change the file in a copy of the project.
+
+        Raises: ValueError unless the text occurs once.
+        """
+        file = tree / self.file
+        text = file.read_text(encoding="utf-8")
+        if (times := text.count(self.right)) != 1:
+            raise ValueError(f"{self.name}: {self.file} holds its text {times} times, not once: {self.right!r}")
+        file.write_text(text.replace(self.right, self.wrong), encoding="utf-8")
+
+
+FAULTS = [
+    # --- formulas
+    Fault(
+        "sas: wrong sign in the coupled γ",
+        "fairseq_resid/connections/self_adaptive.py",
+        "(1 - alpha) * (1 - beta)",
+        "(1 - alpha) * (1 + beta)",
+        "test_connections.py",
+    ),
+    Fault(
+        "sas: the gates see F before dropout",
+        "fairseq_resid/connections/base.py",
+        "return self.combine(x, self.dropout(f_out))",
+        "return self.dropout(self.combine(x, f_out))",
+        "test_connections.py",
+    ),
+    Fault(
+        "sas: α and β exchanged",
+        "fairseq_resid/connections/self_adaptive.py",
+        "alpha, beta = values[0], values[1]",
+        "beta, alpha = values[0], values[1]",
+        "test_connections.py",
+    ),
+    Fault(
+        "sas: the gate's two halves exchanged",
+        "fairseq_resid/ops/gates.py",
+        "hidden = torch.addmm(hidden, f.reshape(-1, channels), f_weight.t())",
+        "hidden = torch.addmm(hidden, x.reshape(-1, channels), f_weight.t())",
+        "test_connections.py",
+    ),
+    Fault(
+        "rskip_ln: the recursion adds F in place of x",
+        "fairseq_resid/ops/recursive.py",
+        "y = functional.layer_norm(x + y, weight.shape, weight, bias, eps)",
+        "y = functional.layer_norm(f + y, weight.shape, weight, bias, eps)",
+        "test_connections.py",
+    ),
+    Fault(
+        "rskip_ln: all norms share the first one's bias",
+        "fairseq_resid/connections/recursive.py",
+        "biases.append(norm.bias)",
+        "biases.append(self.norm.bias)",
+        "test_connections.py",
+    ),
+    Fault(
+        "xskip: λ scales the branch",
+        "fairseq_resid/connections/expanded.py",
+        "return torch.add(branch, x, alpha=self.skip_lambda)",
+        "return torch.add(x, branch, alpha=self.skip_lambda)",
+        "test_connections.py",
+    ),
+    Fault(
+        "xskip: the branch's scale is forgotten",
+        "fairseq_resid/connections/expanded.py",
+        "branch = f if self.branch_scale == 1.0 else self.branch_scale * f",
+        "branch = f",
+        "test_connections.py",
+    ),
+    Fault(
+        "highway: the gate favours the wrong side",
+        "fairseq_resid/connections/gated.py",
+        "self.gate_weight, self.gate_bias)) * (f - x)",
+        "self.gate_weight, self.gate_bias)) * (x - f)",
+        "test_connections.py",
+    ),
+    Fault(
+        "shortcut_gate: g in place of 1 - g",
+        "fairseq_resid/connections/gated.py",
+        "torch.addcmul(f, 1 - torch.sigmoid(",
+        "torch.addcmul(f, torch.sigmoid(",
+        "test_connections.py",
+    ),
+    Fault(
+        "norm: another eps",
+        "fairseq_resid/connections/base.py",
+        "EPS = 1e-5",
+        "EPS = 1e-6",
+        "test_connections.py test_models.py",
+    ),
+    # --- kernels
+    Fault(
+        "kernel: the last norm adds no gradient to x",
+        "fairseq_resid/ops/kernels.py",
+        "        g = norm_backward(g * w1, u1, tl.load(stats + 1), C)\n        dx += g",
+        "        g = norm_backward(g * w1, u1, tl.load(stats + 1), C)",
+        "test_kernels.py",
+    ),
+    Fault(
+        "kernel: the norm's derivative without its second mean",
+        "fairseq_resid/ops/kernels.py",
+        "rstd * (q - sum_q / C - u * (sum_qu / C))",
+        "rstd * (q - sum_q / C)",
+        "test_kernels.py",
+    ),
+    Fault(
+        "kernel: dF is not masked by dropout",
+        "fairseq_resid/ops/kernels.py",
+        "df = tl.where(survives(seed, row, cols, threshold), df, 0.0)\n"
+        "        tl.store(df_ptr + offsets, df.to(df_ptr.dtype.element_ty), mask=inside)\n    sums =",
+        "df = df\n        tl.store(df_ptr + offsets, df.to(df_ptr.dtype.element_ty), mask=inside)\n    sums =",
+        "test_kernels.py",
+    ),
+    # --- model
+    Fault(
+        "encoder layer: the feed-forward branch gets x after the site",
+        "fairseq_resid/layers.py",
+        "        x = self.ffn_residual(x, fc_result)\n",
+        "        x = self.ffn_residual(fc_result, x)\n",
+        "test_models.py",
+    ),
+    Fault(
+        "decoder layer: encoder attention does not use its site",
+        "fairseq_resid/layers.py",
+        "x = self.encoder_attn_residual(x, attended)",
+        "x = self.self_attn_residual(x, attended)",
+        "test_models.py",
+    ),
+    Fault(
+        "pre_ln: the branch sees x without the norm",
+        "fairseq_resid/connections/plain.py",
+        "        return self.norm(x)\n",
+        "        return x\n",
+        "test_connections.py",
+    ),
+    Fault(
+        "stock names: the norm of self-attention is taken for the feed-forward's",
+        "fairseq_resid/models.py",
+        '"self_attn_layer_norm": "self_attn_residual.norm"',
+        '"self_attn_layer_norm": "ffn_residual.norm"',
+        "test_models.py",
+    ),
+    # --- fairseq
+    Fault(
+        "the last batch is dropped",
+        "fairseq_resid/compat.py",
+        "        if kept < len(indices) and",
+        "        if kept > len(indices) and",
+        "test_compat.py",
+    ),
+    Fault(
+        "checkpoints are unpickled whole",
+        "fairseq_resid/compat.py",
+        'kwargs["weights_only"] = True',
+        'kwargs["weights_only"] = False',
+        "test_compat.py",
+    ),
+    Fault(
+        "configs with code in them are let through",
+        "fairseq_resid/compat.py",
+        "        refuse_code(state, path)\n        return state",
+        "        return state",
+        "test_compat.py",
+    ),
+    # --- averaging, decoding, scoring
+    Fault(
+        "averaging: the sum is divided by one too few",
+        "fairseq_resid/evaluation/averaging.py",
+        ".div_(len(paths))",
+        ".div_(len(paths) - 1 or 1)",
+        "test_averaging.py",
+    ),
+    Fault(
+        "averaging: the best checkpoint counts",
+        "fairseq_resid/runs.py",
+        'r"checkpoint(\\d+)\\.pt"',
+        'r"checkpoint(\\d+|_best)\\.pt"',
+        "test_averaging.py",
+    ),
+    Fault(
+        "averaging: the first files in place of the last",
+        "fairseq_resid/evaluation/averaging.py",
+        "return found[-last:]",
+        "return found[:last]",
+        "test_averaging.py",
+    ),
+    Fault(
+        "averaging: another dtype passes",
+        "fairseq_resid/evaluation/averaging.py",
+        "            if (shape, dtype, tied) != actual[name]:",
+        "            if shape != actual[name][0]:",
+        "test_averaging.py",
+    ),
+    Fault(
+        "decoding: a missing hypothesis passes",
+        "fairseq_resid/evaluation/decoding.py",
+        "    if missing:",
+        "    if False:",
+        "test_evaluation.py",
+    ),
+    Fault(
+        "scoring: BLEU of another tokenisation",
+        "fairseq_resid/evaluation/scoring.py",
+        "metric = BLEU(tokenize=tokenize, lowercase=lowercase",
+        'metric = BLEU(tokenize="intl", lowercase=lowercase',
+        "test_evaluation.py",
+    ),
+    Fault(
+        "comparison: scores of other test sets are compared",
+        "fairseq_resid/evaluation/compare.py",
+        "            if mine[what] != theirs[what]:",
+        "            if False:",
+        "test_compare.py",
+    ),
+    # --- training
+    Fault(
+        "plan: update-freq is ignored in the effective batch",
+        "fairseq_resid/training/plan.py",
+        "effective = math.prod(numbers)",
+        "effective = math.prod(numbers[:2])",
+        "test_plan.py",
+    ),
+    Fault(
+        "plan: bf16 on GPUs that have none",
+        "fairseq_resid/training/plan.py",
+        "capability >= (8, 0)",
+        "capability >= (7, 0)",
+        "test_plan.py",
+    ),
+    Fault(
+        "launch: a run goes on under changed settings",
+        "fairseq_resid/training/launch.py",
+        'WHERE = ("--user-dir", ',
+        'WHERE = ("--lr", "--user-dir", ',
+        "test_training.py",
+    ),
+    Fault(
+        "Slurm: the process's device is chosen by its rank among all",
+        "fairseq_resid/training/devices.py",
+        '"SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")',
+        '"SLURM_STEP_NUM_TASKS", "SLURM_PROCID")',
+        "test_plan.py",
+    ),
+    # --- corpora
+    Fault(
+        "archives: a name that leads out of the folder is not noticed",
+        "fairseq_resid/corpora/extract.py",
+        'or ".." in PurePosixPath(name).parts',
+        "",
+        "test_extract.py",
+    ),
+    Fault(
+        "archives: a wrong checksum passes",
+        "fairseq_resid/corpora/fetch.py",
+        "if expected is not None and found[kind] != expected:",
+        'if expected is not None and kind == "bytes" and found[kind] != expected:',
+        "test_fetch.py test_provenance.py",
+    ),
+    Fault(
+        "cleaning: the ratio is of the source alone",
+        "fairseq_resid/corpora/clean.py",
+        "max(source, target) > self.max_ratio * min(source, target)",
+        "source > self.max_ratio * target",
+        "test_clean.py",
+    ),
+    Fault(
+        "cleaning: test text is cleaned too",
+        "fairseq_resid/corpora/prepare.py",
+        "                self.limits if is_train else None,",
+        "                self.limits,",
+        "test_provenance.py test_prepare.py",
+    ),
+    Fault(
+        "references: written from the normalised text",
+        "fairseq_resid/corpora/extract.py",
+        'LAYOUT = re.compile(r"[ \\t\\r\\n\\f\\v]+")',
+        'LAYOUT = re.compile(r"\\s+")',
+        "test_extract.py test_provenance.py",
+    ),
+    Fault(
+        "data folder: sizes are not compared",
+        "fairseq_resid/folders/data.py",
+        "file.stat().st_size != sizes[name]",
+        "file.stat().st_size < 0",
+        "test_provenance.py",
+    ),
+    Fault(
+        "text: escapes undone twice",
+        "fairseq_resid/text.py",
+        "for character, entity in reversed(ESCAPES.items()):",
+        "for character, entity in ESCAPES.items():",
+        "test_prepare.py",
+    ),
+    Fault(
+        "steps: a damaged result of an earlier step is used",
+        "fairseq_resid/corpora/steps.py",
+        "(folder / file).stat().st_size == size",
+        "(folder / file).stat().st_size >= 0",
+        "test_prepare.py",
+    ),
+]
+
+
+def copy(folder: Path) -> Path:
+    """Copy what git tracks, or would, into a folder; return it."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+def run(tree: Path, tests: str) -> tuple[int | None, float, str]:
+    """Run test files in a copy: exit code (None: out of time), seconds, pytest's last line."""
+    files = [f"tests/{name}" for name in tests.split()]
+    environment = {**os.environ, "FAIRSEQ_RESID_VENV": str(Path(sys.executable).parent.parent), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
+    start = time.monotonic()
+    process = subprocess.Popen(
+        words, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        output, _ = process.communicate(timeout=LIMIT if "planted" in tree.name else None)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return None, time.monotonic() - start, "out of time"
+    lines = [line for line in output.splitlines() if line.startswith("FAILED")] or output.strip().splitlines()[-1:]
+    return process.returncode, time.monotonic() - start, lines[0] if lines else ""
+
+
+def seek(fault: Fault) -> tuple[Fault, bool, float, str]:
+    """Plant a fault in a copy of its own, and run its tests."""
+    with tempfile.TemporaryDirectory(suffix=".planted") as folder:
+        tree = copy(Path(folder))
+        fault.plant(tree)
+        code, seconds, said = run(tree, fault.tests)
+    # 1: a test failed. Anything else (nothing was collected, pytest itself failed) is no test's merit.
+    return fault, code == 1, seconds, said
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns 1 if a fault is not found, 2 if the tests fail without one."""
+    parser = argparse.ArgumentParser(description="Plant faults one at a time and see whether the tests find them.")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="faults whose name holds one of these")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="faults at a time (default 1)")
+    parser.add_argument("--no-baseline", action="store_true", help="take it that the tests pass without a fault")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")
+    options = parser.parse_args(arguments)
+    faults = [fault for fault in FAULTS if not options.only or any(text in fault.name for text in options.only)]
+    if not options.no_baseline:
+        names = dict.fromkeys(name for fault in faults for name in fault.tests.split())
+        with tempfile.TemporaryDirectory() as folder:
+            code, seconds, said = run(copy(Path(folder)), " ".join(names))
+        print(f"without a fault: {said} ({seconds:.0f} s)", flush=True)
+        if code:
+            return 2
+    rows = ["| fault | found by | seconds |", "|---|---|---:|"]
+    missed = 0
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for fault, found, seconds, said in pool.map(seek, faults):
+            test = said.removeprefix("FAILED ").split(" - ")[0].replace("|", "\\|")
+            print(f"{'found ' if found else 'MISSED'} {seconds:4.0f} s  {fault.name}: {test}", flush=True)
+            rows.append(f"| {fault.name} | {f'`{test}`' if found else '**not found**'} | {seconds:.0f} |")
+            missed += not found
+    print(f"{len(faults) - missed} of {len(faults)} faults found")
+    if options.markdown:
+        options.markdown.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
