@@ -15,9 +15,15 @@ import mirror
 import pytest
 import torch
 
+from fairseq_resid.corpora import own, phrasebook
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [README, (ROOT / "data-prep" / "README.md").read_text(encoding="utf-8")]
+# In this order: what one page makes, the next one uses.
+PAGES = [
+    (ROOT / folder / "README.md").read_text(encoding="utf-8")
+    for folder in ("data-prep", "scripts/recipes", "fairseq_resid", "fairseq_resid/evaluation", ".")
+]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", "\n".join(PAGES), flags=re.DOTALL | re.MULTILINE)
 COMMANDS = list(dict.fromkeys(line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()))
 
@@ -65,6 +71,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for archive, name in (("train", "train"), ("dev-2012", "tst2012"), ("test-2013", "tst2013")):
         members = {f"{name}.{side}": (stanford / f"{name}.{side}").read_bytes() for side in ("en", "vi")}
         mirror.archive(copy / "mirrors" / "vi" / f"{archive}-en-vi.tgz", dict(members))
+    # As scripts/quickstart.sh makes it.
+    phrasebook.write(copy / "raw", phrasebook.files(phrasebook.generate(1, 400, 20, 20)))
+    prefixes = {split: copy / "raw" / split for split in ("train", "valid", "test")}
+    own.build("phrasebook-en-vi", prefixes, "en", "vi", 300, copy / "data-bin" / "phrasebook")
     return copy
 
 
