@@ -20,7 +20,7 @@ from typing import Any
 
 from ..files import read_lines
 from . import extract
-from .fetch import SILENCE, FetchError, describe, fetch, problem
+from .fetch import SILENCE, FetchError, describe, fetch, problem, usable
 from .manifest import SPLITS, Manifest, Part
 
 SNIFFED = 2000  # lines read to tell tokenised text from plain text
@@ -213,6 +213,7 @@ def bring(texts: Sequence[Text], folder: Path, limit: int | None) -> dict[str, P
     """
     paths = {}
     archives: dict[Path, dict[str, Path]] = {}
+    known = {text.file: text.known for text in texts}
     folder.mkdir(parents=True, exist_ok=True)
     for text in texts:
         output = text.output(folder)
@@ -229,9 +230,11 @@ def bring(texts: Sequence[Text], folder: Path, limit: int | None) -> dict[str, P
         elif text.member is not None and extract.is_archive(text.file.name):
             archives.setdefault(text.file, {})[text.member] = output
         else:
-            extract.convert(text.file, text.name, output, limit)
+            with usable(text.file, text.known):
+                extract.convert(text.file, text.name, output, limit)
     for archive, wanted in archives.items():
-        extract.extract(archive, wanted, limit)
+        with usable(archive, known[archive]):
+            extract.extract(archive, wanted, limit)
     return paths
 
 
