@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import mirror
@@ -91,7 +94,7 @@ def test_a_truncated_archive_is_named(tmp_path: Path, name: str, kept: float) ->
     # A tar file ends in zeros that nobody misses.
     size = len(whole) if name != "a.tar" else len(text.encode())
     (tmp_path / name).write_bytes(whole[: int(size * kept)])
-    with pytest.raises(ValueError, match=rf"{name}: damaged or cut off .*; remove it and run again"):
+    with pytest.raises(extract.Damaged, match=rf"{name}: damaged or cut off "):
         out_of(tmp_path / name, ["a.en"], tmp_path / "out")
     assert list((tmp_path / "out").glob("text?")) == []
 
@@ -142,3 +145,99 @@ def test_a_web_page_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "a.tgz").write_text("\n<!DOCTYPE html><html>Not found</html>")
     with pytest.raises(ValueError, match=r"a\.tgz: is a web page, not an archive"):
         out_of(tmp_path / "a.tgz", ["a.en"], tmp_path / "out")
+
+
+# ------------------------------------------------------------------------------------------------ damage
+
+TEXTS = dict(zip(("a.en", "a.de"), mirror.sides(mirror.pairs(40, ("en", "de"))), strict=True))
+PACKED = {f"{name}.gz": gzip.compress(text.encode(), mtime=0) for name, text in TEXTS.items()}
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.zip", "nested.tar", "nested.zip", "nested.tgz"])
+def test_a_flipped_bit_anywhere_does_no_harm_or_is_found(tmp_path: Path, name: str) -> None:
+    members: dict[str, str | bytes] = dict(PACKED if name.startswith("nested") else TEXTS)
+    mirror.archive(tmp_path / name, members)
+    whole = (tmp_path / name).read_bytes()
+    expected = [text.encode() for text in TEXTS.values()]
+    found = 0
+    # gzip's checksum and length are its last 8 bytes, a zip's list of members its last 200.
+    for place in [*range(0, len(whole), 9), *range(len(whole) - 40, len(whole))]:
+        raw = bytearray(whole)
+        raw[place] ^= 1 << place % 8
+        (tmp_path / name).write_bytes(raw)
+        try:
+            out_of(tmp_path / name, list(members), tmp_path / "out")
+        except ValueError as error:
+            assert str(tmp_path / name) in str(error)
+            assert not list((tmp_path / "out").glob("text?"))
+            found += 1
+        else:
+            assert [(tmp_path / "out" / f"text{index}").read_bytes() for index in (0, 1)] == expected
+            shutil.rmtree(tmp_path / "out")
+    assert found > 40
+
+
+@pytest.mark.parametrize("missing", [*range(1, 9), 20])
+def test_a_gzip_without_its_last_bytes_is_named(tmp_path: Path, missing: int) -> None:
+    """The tar in it is whole: only gzip's own end is not there."""
+    mirror.archive(tmp_path / "a.tgz", dict(TEXTS))
+    (tmp_path / "a.tgz").write_bytes((tmp_path / "a.tgz").read_bytes()[:-missing])
+    with pytest.raises(extract.Damaged, match=r"a\.tgz: damaged or cut off"):
+        out_of(tmp_path / "a.tgz", list(TEXTS), tmp_path / "out")
+    assert not list((tmp_path / "out").glob("text?"))
+
+
+@pytest.mark.parametrize(
+    "repack",
+    [
+        lambda tar: gzip.compress(tar + bytes(30_000)),
+        lambda tar: gzip.compress(tar + b"what follows a tar's end is not the tar's" * 1000),
+        lambda tar: gzip.compress(tar) + bytes(700),
+        lambda tar: gzip.compress(tar[:5000]) + gzip.compress(tar[5000:]),
+        lambda tar: tar + bytes(30_000),
+        lambda tar: bz2.compress(tar),
+    ],
+)
+def test_an_archive_that_is_packed_in_another_way_is_whole(tmp_path: Path, repack: Callable[[bytes], bytes]) -> None:
+    mirror.archive(tmp_path / "a.tar", dict(TEXTS))
+    (tmp_path / "a.tgz").write_bytes(repack((tmp_path / "a.tar").read_bytes()))
+    found = out_of(tmp_path / "a.tgz", list(TEXTS), tmp_path / "out")
+    assert found == {name: text.encode() for name, text in TEXTS.items()}
+
+
+def test_with_a_limit_what_follows_is_not_read(tmp_path: Path) -> None:
+    mirror.archive(tmp_path / "a.tgz", {**TEXTS, "other": "\n".join(map(str, range(50_000)))})
+    (tmp_path / "a.tgz").write_bytes((tmp_path / "a.tgz").read_bytes()[:-1000])
+    assert out_of(tmp_path / "a.tgz", list(TEXTS), tmp_path / "some", limit=2).keys() == TEXTS.keys()
+    with pytest.raises(extract.Damaged):
+        out_of(tmp_path / "a.tgz", list(TEXTS), tmp_path / "all")
+
+
+def test_a_damaged_compressed_text_is_named(tmp_path: Path) -> None:
+    packed = bytearray(PACKED["a.en.gz"])
+    packed[-6] ^= 1  # in its checksum
+    for raw in (bytes(packed), PACKED["a.en.gz"][:-4]):
+        (tmp_path / "a.en.gz").write_bytes(raw)
+        with pytest.raises(extract.Damaged, match=r"a\.en\.gz: damaged or cut off"):
+            extract.convert(tmp_path / "a.en.gz", "a.en.gz", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "name, beginning, said",
+    [
+        ("a.tgz", b"", "an empty file"),
+        ("a.tgz", b"\n <!-- a comment --> <!DOCTYPE html>\n<html>", "a web page"),
+        ("a.de", b'<?xml version="1.0"?>\n<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML">', "a web page"),
+        ("a.tgz", b'{"error": "no such file"}', "data of another format"),
+        ("a.zip", b"\x1f\x8b\x08", "data of another format"),
+        ("a.en.gz", b"a text\n", "data of another format"),
+        ("a.en", b"\x1f\x8b\x08", "data of another format"),
+        ("a.zip", b"PK\x03\x04", None),
+        ("a.tar.gz", b"\x1f\x8b\x08", None),
+        ("a.xml", b'<?xml version="1.0"?>\n<mteval>', None),
+        ("a.en", b"<htmlish> words", None),
+    ],
+)
+def test_a_files_beginning_shows_what_it_is(name: str, beginning: bytes, said: str | None) -> None:
+    assert extract.instead(name, beginning) == said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import random
@@ -15,10 +16,11 @@ from typing import Any
 import pytest
 
 from fairseq_resid.corpora import fetch as fetching
+from fairseq_resid.corpora.extract import Damaged
 from fairseq_resid.corpora.fetch import FetchError, fetch
 from fairseq_resid.corpora.manifest import RemoteFile
 
-CONTENT = bytes(random.Random(3).randbytes(300_000))
+CONTENT = b"\x1f\x8b" + random.Random(3).randbytes(299_998)  # begins as its name says
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 MD5 = hashlib.md5(CONTENT).hexdigest()
 
@@ -33,7 +35,7 @@ class Server(ThreadingHTTPServer):
         self.script: list[str] = []
         self.asked: list[tuple[str, str | None]] = []
         self.honours_ranges = True
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
     def url(self) -> str:
@@ -47,10 +49,26 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
 
+    def do_HEAD(self) -> None:
+        self.server.asked.append((self.path, "HEAD"))
+        code, length = {"/no-head": (405, 0), "/no-length": (200, None)}.get(self.path, (200, len(CONTENT)))
+        self.answer(code, length, b"")
+
+    def answer(self, code: int, length: object, body: bytes, part: str | None = None, kind: str | None = None) -> None:
+        """Send an answer that says its length, if it has one, and then whatever its body is."""
+        self.send_response(code)
+        for name, value in (("Content-Length", length), ("Content-Range", part), ("Content-Type", kind)):
+            if value is not None:
+                self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = length != len(body)
+
     def do_GET(self) -> None:
         asked = self.headers.get("Range")
         self.server.asked.append((self.path, asked))
         act = self.server.script.pop(0) if self.server.script else "serve"
+        size = len(CONTENT)
         if act.isdigit():
             self.send_error(int(act))
         elif act == "chunks":
@@ -61,24 +79,34 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif act == "page":
             page = b"<!DOCTYPE html>\n<html><body>Please log in</body></html>"
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.send_header("Content-Length", str(len(page)))
-            self.end_headers()
-            self.wfile.write(page)
+            self.answer(200, len(page), page, kind="text/html; charset=utf-8")
+        elif act == "json":
+            self.answer(200, 26, b'{"error": "quota is used"}')
+        elif act == "empty":
+            self.answer(200, 0, b"")
+        elif act == "odd length":
+            self.answer(200, "three", CONTENT)
+        elif act == "no length":  # the end of the connection is the end of the file
+            self.answer(200, None, CONTENT)
+        elif act == "no length, cut off":
+            self.answer(200, None, CONTENT[:50_000])
+        elif act == "no length, too much":
+            with contextlib.suppress(OSError):  # the other side may have enough before
+                self.answer(200, None, CONTENT * 50)
+        elif act == "huge":  # a length, and then nothing
+            part = f"{asked.replace('=', ' ')}{10**12 - 1}/{10**12}" if asked and self.server.honours_ranges else None
+            self.answer(206 if part else 200, 10**12, b"", part)
+            self.rfile.read(1)
+        elif act == "other part":
+            self.answer(206, size, CONTENT, f"bytes 0-{size - 1}/{size}")
         else:
             start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.server.honours_ranges else 0
-            if start >= len(CONTENT):
-                self.send_response(416)
-                self.send_header("Content-Range", f"bytes */{len(CONTENT)}")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+            if start >= size:
+                self.answer(416, 0, b"", f"bytes */{size}")
                 return
-            self.send_response(206 if start else 200)
-            self.send_header("Content-Length", str(len(CONTENT) - start))
-            self.end_headers()
-            end = start + 100_000 if act == "drop" else len(CONTENT)
-            self.wfile.write(CONTENT[start:end])
+            end = start + 100_000 if act == "drop" else size
+            part = f"bytes {start}-{size - 1}/{size}" if start else None
+            self.answer(206 if start else 200, size - start, CONTENT[start:end], part)
 
 
 @pytest.fixture
@@ -270,3 +298,152 @@ def test_a_full_disk_is_no_reason_to_try_again(server: Server, tmp_path: Path, m
     assert len(server.asked) == 1 and not (tmp_path / "a.tgz").exists()
     get(known(server), tmp_path)
     only_whole(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------ wrong answers
+
+
+@pytest.mark.parametrize("act", ["416", "empty", "json", "page"])
+def test_an_answer_that_is_not_the_file_leads_to_the_next_address(server: Server, tmp_path: Path, act: str) -> None:
+    server.script = [act]
+    urls = (f"{server.url}/bad", f"{server.url}/good")
+    file = known(server, urls=urls, bytes=None, sha256=None, md5=None)
+    assert get(file, tmp_path, allow_other=True)["url"] == urls[1]
+    assert server.asked == [("/bad", None), ("/good", None)]
+    only_whole(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "act, said",
+    [
+        ("416", "HTTP 416"),
+        ("empty", "answers with an empty file in place of the file"),
+        ("json", "answers with data of another format in place of the file"),
+    ],
+)
+def test_what_is_no_archive_is_never_kept(server: Server, tmp_path: Path, act: str, said: str) -> None:
+    server.script = [act]
+    with pytest.raises(FetchError, match=rf"a\.tgz: {said}"):
+        get(known(server), tmp_path, allow_other=True)
+    assert {path.name for path in tmp_path.iterdir()} == {".a.tgz.lock"}
+
+
+def test_a_login_page_is_no_text(server: Server, tmp_path: Path) -> None:
+    server.script = ["page"]
+    with pytest.raises(FetchError, match=r"train\.en: answers with a web page in place of the file"):
+        get(RemoteFile("train.en", (f"{server.url}/train.en",)), tmp_path, allow_other=True)
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("act", ["page", "json", "empty", "huge", "416", "404", "no length, cut off", "drop"])
+def test_a_good_partial_outlives_a_bad_answer(
+    server: Server, tmp_path: Path, act: str, ranges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "ATTEMPTS", 1)
+    monkeypatch.setattr(fetching, "SILENCE", 2)
+    server.honours_ranges = ranges
+    server.script = [act, act] if act == "416" else [act]  # asked again without a range
+    (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:123_456])
+    with pytest.raises(FetchError):
+        get(known(server), tmp_path)
+    there = (tmp_path / "a.tgz.partial").read_bytes()
+    assert there == CONTENT[: len(there)] and len(there) >= 123_456
+    server.honours_ranges = True
+    get(known(server), tmp_path)
+    assert server.asked[-1] == ("/a.tgz", f"bytes={len(there)}-")
+    only_whole(tmp_path)
+
+
+@pytest.mark.parametrize("start", [0, 1000])
+def test_a_wrong_size_is_refused_before_it_is_downloaded(
+    server: Server, tmp_path: Path, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "SILENCE", 2)
+    server.script = ["huge"]
+    if start:
+        (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:start])
+    said = rf"wrong size: {10**12}, but 300000 is expected \(--allow-other-data accepts it\)"
+    with pytest.raises(FetchError, match=said):
+        get(known(server), tmp_path)
+    assert len(server.asked) == 1
+
+
+def test_a_server_that_tells_no_length_and_sends_too_much_is_refused(server: Server, tmp_path: Path) -> None:
+    server.script = ["no length, too much"]
+    with pytest.raises(FetchError, match="sends more than the 300000 bytes that are expected"):
+        get(known(server), tmp_path)
+    assert len(server.asked) == 1
+    get(known(server), tmp_path)
+    only_whole(tmp_path)
+
+
+@pytest.mark.parametrize("act", ["no length", "odd length"])
+@pytest.mark.parametrize("start", [0, 1000, len(CONTENT) + 1000])
+def test_without_a_length_the_end_is_the_end(server: Server, tmp_path: Path, act: str, start: int) -> None:
+    server.script = ["416", act] if start else [act]
+    if start:
+        (tmp_path / "a.tgz.partial").write_bytes((CONTENT + CONTENT)[:start])
+    get(known(server, bytes=None, sha256=None, md5=None), tmp_path)
+    only_whole(tmp_path)
+
+
+def test_a_short_answer_without_a_length_is_tried_again(server: Server, tmp_path: Path) -> None:
+    server.script = ["no length, cut off"]
+    get(known(server), tmp_path)
+    assert [asked for _, asked in server.asked] == [None, "bytes=50000-"]
+    only_whole(tmp_path)
+
+
+def test_another_part_than_asked_for_is_not_appended(server: Server, tmp_path: Path) -> None:
+    """Nothing is known of the file, so that no checksum would tell."""
+    server.script = ["other part"]
+    (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:1000])
+    get(known(server, bytes=None, sha256=None, md5=None), tmp_path)
+    assert [asked for _, asked in server.asked] == ["bytes=1000-", None]
+    only_whole(tmp_path)
+
+
+@pytest.mark.parametrize("length", [1000, len(CONTENT) + 1000])
+def test_a_partial_of_something_else_is_told_by_its_content(server: Server, tmp_path: Path, length: int) -> None:
+    server.honours_ranges = False
+    (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:700] + b"x" * (length - 700))
+    get(known(server, bytes=None, sha256=None, md5=None), tmp_path)
+    only_whole(tmp_path)
+
+
+@pytest.mark.parametrize("mirror", ["nowhere", "http://exa mple", "http://h\u0000st", "http://[", "odd://host"])
+def test_a_mirror_that_is_no_address_is_one_line(tmp_path: Path, mirror: str) -> None:
+    with pytest.raises(FetchError, match=r"a\.tgz could not be downloaded"):
+        get(RemoteFile("a.tgz"), tmp_path, mirror)
+    assert fetching.size_at(fetching.address("a.tgz", mirror)) is None
+
+
+def test_the_size_that_a_server_tells(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "a b.tgz").write_bytes(CONTENT[:777])
+    assert fetching.size_at(fetching.address("a.tgz", server.url + "/")) == len(CONTENT)
+    assert fetching.size_at(fetching.address("a b.tgz", tmp_path.as_uri())) == 777
+    for url in (
+        f"{server.url}/no-head",
+        f"{server.url}/no-length",
+        (tmp_path / "none").as_uri(),
+        "http://127.0.0.1:9/",
+    ):
+        assert fetching.size_at(url) is None
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "PATIENCE", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert fetching.size_at(f"http://127.0.0.1:{silent.getsockname()[1]}/a.tgz") is None
+
+
+def test_a_damaged_download_is_removed_and_a_users_file_stays(tmp_path: Path) -> None:
+    for url, said in (
+        ("http://host/a.tgz", "it was removed, and the same command downloads it again"),
+        (None, "replace it with a whole file"),
+    ):
+        for name in ("a.tgz", "a.tgz.json"):
+            (tmp_path / name).write_bytes(b"x")
+        with pytest.raises(ValueError, match=said), fetching.usable(tmp_path / "a.tgz", {"url": url}):
+            raise Damaged("a.tgz: cut off")
+        assert len(list(tmp_path.iterdir())) == (0 if url else 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -12,27 +14,23 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import mirror
 import pytest
 
+from fairseq_resid.corpora import fetch, prepare, sources
 from fairseq_resid.corpora import manifest as manifests
-from fairseq_resid.corpora import prepare, sources
 from fairseq_resid.corpora.manifest import SPLITS
 from fairseq_resid.files import read_lines
 from fairseq_resid.text import TextForm, escape, unescape
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture(autouse=True)
-def a_large_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The free disk asked for is that of the real corpora; these are small."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**13, 0, 10**13))
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -407,7 +405,9 @@ def spoiled(hosts: dict[str, Path], folder: Path, name: str, change: Callable[[b
     "name, change, said",
     [
         ("training-parallel-commoncrawl.tgz", lambda raw: raw[:-100], "commoncrawl.tgz: damaged or cut off"),
+        ("training-parallel-nc-v9.tgz", lambda raw: raw[:-5] + b"?" + raw[-4:], "nc-v9.tgz: damaged or cut off (CRC"),
         ("test-full.tgz", lambda raw: b"<html>503</html>", "answers with a web page in place of the file"),
+        ("dev.tgz", lambda raw: b"503", "answers with data of another format in place of the file"),
     ],
 )
 def test_a_bad_archive_stops_it_and_a_good_one_later_is_taken(
@@ -421,11 +421,42 @@ def test_a_bad_archive_stops_it_and_a_good_one_later_is_taken(
 ) -> None:
     bad = spoiled(hosts, tmp_path / "bad", name, change)
     out = tmp_path / "data"
-    assert main("wmt14-en-de", out, "--mirror", bad.as_uri()) == 2
-    assert said in capsys.readouterr().err and not out.exists()
-    (tmp_path / "downloads" / name).unlink(missing_ok=True)
+    for _ in range(2):  # the first run leaves nothing that the second takes for whole
+        assert main("wmt14-en-de", out, "--mirror", bad.as_uri()) == 2
+        assert said in capsys.readouterr().err and not out.exists()
+        assert not list((tmp_path / "downloads").glob(f"{name}*"))
     assert main("wmt14-en-de", out, "--mirror", hosts["de"].as_uri()) == 0
     assert content(out) == content(en_de)
+
+
+@pytest.mark.parametrize("cached", ["<html>503</html>", "503"])
+def test_what_an_earlier_version_kept_and_is_no_archive_is_removed(
+    cached: str, hosts: dict[str, Path], en_de: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    downloads = tmp_path / "downloads"
+    downloads.mkdir()
+    path = downloads / "training-parallel-commoncrawl.tgz"
+    path.write_text(cached)
+    known = {**fetch.describe(path), "url": "http://host/training-parallel-commoncrawl.tgz"}
+    path.with_name(path.name + ".json").write_text(json.dumps(known))
+    flags = ["--mirror", hosts["de"].as_uri()]
+    assert main("wmt14-en-de", tmp_path / "data", *flags) == 2
+    assert "it was removed, and the same command downloads it again" in capsys.readouterr().err
+    assert main("wmt14-en-de", tmp_path / "data", *flags) == 0
+    assert content(tmp_path / "data") == content(en_de)
+
+
+def test_a_damaged_archive_of_the_users_stays(
+    hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "training-parallel-nc-v9.tgz"
+    bad = spoiled(hosts, tmp_path / "bad", name, lambda raw: raw[:-5] + b"?" + raw[-4:])
+    before = content(bad)
+    for _ in range(2):
+        assert main("wmt14-en-de", tmp_path / "data", "--raw", bad) == 2
+        error = capsys.readouterr().err
+        assert f"{bad / name}: damaged or cut off" in error and "replace it with a whole file" in error
+    assert content(bad) == before and not (tmp_path / "data").exists()
 
 
 def test_wrong_checksums_are_refused(
@@ -551,14 +582,151 @@ def test_a_full_disk_is_one_line_and_the_next_run_ends_with_the_same_bytes(
     assert content(tmp_path / "data") == content(en_de)
 
 
+def test_a_full_disk_while_files_are_copied_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """shutil.copytree says it in an error of its own."""
+    for folder in ("from", "to"):
+        (tmp_path / folder).mkdir()
+    for name in ("valid.en", "valid.de"):
+        (tmp_path / "from" / name).write_text("text\n")
+        (tmp_path / "to" / name).symlink_to("/dev/full")
+    copy = lambda: shutil.copytree(tmp_path / "from", tmp_path / "to", dirs_exist_ok=True)  # noqa: E731
+    assert prepare.run("prepare", copy) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("prepare: error: [Errno 28] No space left on device")
+    assert "; make room and run the same command again" in line and "[(" not in line
+
+
+@pytest.mark.parametrize(
+    "log, has_room, said",
+    [
+        (b"", False, "No space left on device; make room and run the same command again"),
+        (
+            b"OSError: [Errno 122] Disk quota exceeded\n",
+            True,
+            "Disk quota exceeded; make room and run the same command",
+        ),
+        (b"KeyError: 3\n", True, "failed with exit code 1:\nKeyError: 3\n"),
+    ],
+)
+def test_a_full_disk_in_fairseq_preprocess_is_told(
+    log: bytes,
+    has_room: bool,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its log says so, unless the log's own disk is the full one."""
+
+    def failing(words: list[str], output: IO[bytes], lock: int | None, errors: IO[bytes]) -> int:
+        errors.write(log)
+        return 1
+
+    monkeypatch.setattr(prepare.binarise.commands, "run", failing)
+    if not has_room:
+        (tmp_path / "data.room").symlink_to("/dev/full")
+    assert prepare.run("prepare", lambda: prepare.binarise.preprocess(tmp_path, tmp_path / "data", "a", "b", 1)) == 2
+    assert said in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------ disk
+
+
+class Tells(SimpleHTTPRequestHandler):
+    """A mirror that tells the size of a file by HEAD."""
+
+    asked: list[str]
+
+    def do_HEAD(self) -> None:
+        self.asked.append(self.path)
+        super().do_HEAD()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class TellsNot(Tells):
+    """One that does not."""
+
+    def do_HEAD(self) -> None:
+        self.send_error(405)
+
+
+@contextlib.contextmanager
+def web(folder: Path, handler: type[Tells]) -> Iterator[str]:
+    handler.asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def checked(name: str, folder: Path, mirror: str | None = None, raw: Path | None = None) -> None:
+    """The check alone of a run into FOLDER."""
+    read = manifests.read(manifests.MANIFESTS / f"{name}.yaml")
+    way = sources.Way((raw,) if raw else (), mirror, folder / "downloads", True)
+    prepare.check_disk(read, prepare.Options(way, folder / "data", 1), sources.find(read, way) if raw else None)
+
+
+def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**12, 10**12 - size, size))
+
+
 def test_too_little_disk_is_said_before_anything_is_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**12, 10**12 - 10**9, 10**9))
+    free(monkeypatch, 10**9)
     assert main("wmt14-en-fr", tmp_path / "data", "--mirror", "file:///nowhere") == 2
     captured = capsys.readouterr()
     assert "GB are needed on its disk and 1.0 GB are free" in captured.err and "--out" in captured.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["de", "fr"])
+def test_a_small_mirror_or_folder_needs_little_disk(
+    target: str, hosts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some 50 MB are for whatever the corpus."""
+    free(monkeypatch, 60_000_000)
+    name, host = f"wmt14-en-{target}", hosts[target]
+    checked(name, tmp_path, raw=host)
+    checked(name, tmp_path, host.as_uri())
+    with web(host, Tells) as url:
+        checked(name, tmp_path, url)
+        # Every file once, alternates too; then those that are not there yet.
+        files = list(manifests.read(manifests.MANIFESTS / f"{name}.yaml").files)
+        assert sorted(Tells.asked) == sorted(f"/{file}" for file in files)
+        (tmp_path / "downloads").mkdir()
+        shutil.copy(host / "dev.tgz", tmp_path / "downloads")
+        Tells.asked.clear()
+        checked(name, tmp_path, url)
+        assert sorted(Tells.asked) == sorted(f"/{file}" for file in files if file != "dev.tgz")
+    with web(host, TellsNot) as url, pytest.raises(ValueError, match="GB are needed"):
+        checked(name, tmp_path, url)
+    with pytest.raises(ValueError, match="GB are needed"):
+        checked(name, tmp_path)
+
+
+def test_a_mirror_that_has_only_the_alternates_needs_little_disk(
+    hosts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free(monkeypatch, 60_000_000)
+    for file in hosts["de"].iterdir():
+        name = file.name.replace(".tgz", ".zip") if file.name.startswith("training") else file.name
+        (tmp_path / name).write_bytes(bytes(1000))
+    checked("wmt14-en-de", tmp_path / "out", tmp_path.as_uri())
+
+
+def test_a_large_mirror_needs_much_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 GB in a file of its own, in place of the manifest's 0.7 GB."""
+    free(monkeypatch, 15 * 10**9)
+    checked("wmt14-en-de", tmp_path / "out")
+    for name in manifests.read(manifests.MANIFESTS / "wmt14-en-de.yaml").files:
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(20 * 10**9 if "europarl" in name else 1000)
+    with pytest.raises(ValueError, match=r"20\.0 GB are needed"):
+        checked("wmt14-en-de", tmp_path / "out", tmp_path.as_uri())
 
 
 def test_no_place_for_the_text_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

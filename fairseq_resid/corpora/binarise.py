@@ -19,7 +19,7 @@ from .manifest import Manifest
 def preprocess(text: Path, data: Path, source: str, target: str, workers: int, lock: int | None = None) -> None:
     """Run fairseq-preprocess over TEXT/{train,valid,test} into DATA, showing the command.
 
-    Raises: ChildProcessError where it fails.
+    Raises: ChildProcessError where it fails; OSError if the disk is full.
     """
     command = [commands.program("fairseq-preprocess"), "--source-lang", source, "--target-lang", target]
     command += ["--joined-dictionary"]
@@ -32,6 +32,10 @@ def preprocess(text: Path, data: Path, source: str, target: str, workers: int, l
         code = commands.run(command, file, lock, errors=file)
     if code:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+        # On a full disk the log has no room for the reason. Then this raises it.
+        room = data.with_name(data.name + ".room")
+        room.write_bytes(bytes(1 << 20))
+        room.unlink()
         raise ChildProcessError(f"fairseq-preprocess failed with exit code {code}:\n{tail}")
     log.unlink()
     # It names folders that are gone when the data folder is whole.

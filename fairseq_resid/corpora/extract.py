@@ -7,12 +7,14 @@ IWSLT test set), train.tags.* (IWSLT's training text with <tag> lines), anything
 
 from __future__ import annotations
 
+import errno
 import gzip
 import re
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -21,12 +23,17 @@ from xml.sax.saxutils import unescape
 from .progress import Progress
 
 BLOCK = 1 << 20
+GZIP = b"\x1f\x8b"  # how a gzip file begins
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 # What markup may be laid out with. A no-break space is part of the sentence.
 LAYOUT = re.compile(r"[ \t\r\n\f\v]+")
 # Lines of IWSLT's training files that are no sentences: <url>...</url> and so on, with nothing around.
 TAG_LINE = re.compile(rb"\s*<(\w+)( [^>]*)?>.*</\1>\s*")
-DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile)
+WEB_PAGE = re.compile(rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype\s+)?html\b", re.DOTALL | re.IGNORECASE)
+
+
+class Damaged(ValueError):
+    """A file's content cannot be read to its end, or is not what the file's name says."""
 
 
 def is_archive(name: str) -> bool:
@@ -46,46 +53,79 @@ def is_plain(name: str) -> bool:
 def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None) -> None:
     """Write members of an archive as texts: `wanted` says which, and to what file each goes.
 
-    With `limit`, only so many lines of each.
-    Raises: ValueError naming archive and member where it is damaged, a member is missing, is no plain file, or has a
-    name that leads out of the archive's folder.
+    The texts appear together, after the archive was read to its end and its checksums were right: gzip's of the whole
+    archive, zip's of the wanted members. With `limit`, only so many lines of each are written, and reading stops there:
+    the rest of the archive is not checked.
+    Raises: Damaged naming the archive; ValueError naming archive and member where one is missing, is no plain file, or
+    has a name that leads out of the archive's folder.
     """
     left = dict(wanted)
     seen: list[str] = []
-    try:
-        with archive.open("rb") as file:
-            if is_web_page(file.read(BLOCK)):
-                raise ValueError(f"{archive}: is a web page, not an archive; remove it and run again")
-            file.seek(0)
-            with Progress(f"extract {archive.name}", archive.stat().st_size, "B") as progress:
-                for name, stream in _members(archive, file, progress):
-                    seen.append(name)
-                    if name not in left:
-                        continue
-                    try:
-                        opened = stream()
-                    except (RuntimeError, NotImplementedError) as error:  # a zip with a password, or packed oddly
-                        raise ValueError(f"{archive}: member {name} cannot be read: {error}") from None
-                    if opened is None:
-                        raise ValueError(f"{archive}: member {name} is no plain file")
-                    with opened:
-                        write_text(opened, name, left.pop(name), limit)
-                    # With a limit, what follows is not read; else all is, so that damage shows.
-                    if not left and limit is not None:
-                        return
-    except DAMAGED as error:
-        raise ValueError(
-            f"{archive}: damaged or cut off ({error}); remove it and run again, or bring it whole with --raw"
-        ) from None
+    with (
+        _damage_named(archive),
+        archive.open("rb") as file,
+        Progress(f"extract {archive.name}", archive.stat().st_size, "B") as progress,
+    ):
+        if is_web_page(file.read(BLOCK)):
+            raise Damaged(f"{archive}: is a web page, not an archive")
+        file.seek(0)
+        for name, stream in _members(archive, file, progress):
+            seen.append(name)
+            if name not in left:
+                continue
+            try:
+                opened = stream()
+            except (RuntimeError, NotImplementedError) as error:  # a zip with a password, or packed oddly
+                raise ValueError(f"{archive}: member {name} cannot be read: {error}") from None
+            if opened is None:
+                raise ValueError(f"{archive}: member {name} is no plain file")
+            with opened:
+                write_text(opened, name, _unfinished(left.pop(name)), limit)
+            if not left and limit is not None:
+                break
     if left:
-        # A tar that was cut off between two members cannot be told from a whole one.
+        # A tar without compression that was cut off between two members cannot be told from a whole one.
         size = f"{archive.stat().st_size:,} bytes, is it whole?"
         raise ValueError(f"{archive} ({size}): has no member {', '.join(left)}; it has {_some(seen)}")
+    for output in wanted.values():
+        _unfinished(output).replace(output)
+
+
+def _unfinished(output: Path) -> Path:
+    return output.with_name(output.name + ".partial")
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Turn the errors of damaged compression and archives into Damaged; the disk's come through."""
+    try:
+        yield
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        # The disk's errors have a number. EINVAL: a damaged zip names a place before the file's beginning.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
+        raise Damaged(f"{path}: damaged or cut off ({error})") from None
 
 
 def is_web_page(beginning: bytes) -> bool:
     """Say whether a file begins as HTML does: what some servers send in place of what was asked for."""
-    return beginning[:512].lstrip().lower().startswith((b"<!doctype html", b"<html"))
+    return WEB_PAGE.match(beginning) is not None
+
+
+def instead(name: str, beginning: bytes) -> str | None:
+    """Name what a file's beginning shows it to be; None if that can be what the file's name says."""
+    if not beginning:
+        return "an empty file"
+    if is_web_page(beginning):
+        return "a web page"
+    is_gzip, is_tar, is_zip = beginning.startswith(GZIP), beginning[257:262] == b"ustar", beginning.startswith(b"PK")
+    if name.endswith(".zip"):
+        fits = is_zip
+    elif is_archive(name):
+        fits = is_gzip or is_tar
+    else:
+        fits = is_gzip == name.endswith(".gz")  # a text never begins as gzip does
+    return None if fits else "data of another format"
 
 
 class _Counted:
@@ -111,11 +151,19 @@ def _members(
                 yield str(PurePosixPath(item.filename)), partial(_open_zipped, opened, item)
                 progress.advance(item.compress_size)
         return
-    with tarfile.open(fileobj=_Counted(file, progress), mode="r|*") as members:  # type: ignore[call-overload]
+    counted: IO[bytes] = _Counted(file, progress)  # type: ignore[assignment]
+    is_gzip = file.read(len(GZIP)) == GZIP
+    file.seek(0)
+    # Decompressed here, because tarfile's streams compare neither gzip's checksum nor its length.
+    stream = gzip.GzipFile(fileobj=counted) if is_gzip else counted
+    with tarfile.open(fileobj=stream, mode="r|*") as members:  # type: ignore[call-overload]
         for member in members:
             _check_name(archive, member.name)
             # Links are never followed: extractfile would.
             yield str(PurePosixPath(member.name)), partial(_open_tarred, members, member)
+        # The tar ends before the stream does, and gzip compares its checksum at the stream's end.
+        while members.fileobj.read(BLOCK):
+            pass
 
 
 def _open_zipped(opened: zipfile.ZipFile, item: zipfile.ZipInfo) -> IO[bytes] | None:
@@ -137,15 +185,13 @@ def _some(names: list[str]) -> str:
 
 
 def write_text(stream: IO[bytes], name: str, output: Path, limit: int | None = None) -> None:
-    """Write a text, by its name decompressed and freed of markup, to a file that appears when it is whole.
+    """Write a text, by its name decompressed and freed of markup.
 
-    Raises: ValueError naming the text where its format is broken; DAMAGED errors of the compression.
+    Raises: ValueError naming the text if its format is broken; errors of damaged compression.
     """
-    unfinished = output.with_name(output.name + ".partial")
-    with unfinished.open("wb") as file:
+    with output.open("wb") as file:
         for block in _blocks(stream, name, limit):
             file.write(block)
-    unfinished.replace(output)
 
 
 def _blocks(stream: IO[bytes], name: str, limit: int | None) -> Iterator[bytes]:
@@ -190,12 +236,10 @@ def undo_entities(text: str) -> str:
 
 
 def convert(path: Path, name: str, output: Path, limit: int | None = None) -> None:
-    """As `write_text`, for a file on disk.
+    """As `write_text`, for a file on disk; OUTPUT appears when it is whole. With `limit`, the rest is not checked.
 
-    Raises: ValueError naming the file where it is damaged.
+    Raises: Damaged naming the file; ValueError.
     """
-    try:
-        with path.open("rb") as stream:
-            write_text(stream, name, output, limit)
-    except DAMAGED as damage:
-        raise ValueError(f"{path}: damaged or cut off ({damage}); remove it and run again") from None
+    with _damage_named(path), path.open("rb") as stream:
+        write_text(stream, name, _unfinished(output), limit)
+    _unfinished(output).replace(output)

@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import time
 import urllib.error
 import urllib.parse
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..files import write_atomically
-from .extract import is_archive, is_web_page
+from .extract import Damaged, instead
 from .manifest import RemoteFile
 from .progress import Progress
 
@@ -28,8 +29,11 @@ BLOCK = 1 << 20
 ATTEMPTS = 4  # for each address
 PAUSE = 2.0  # seconds before the second attempt; twice as long before each later one
 SILENCE = 60  # seconds without a byte before a connection counts as lost
-# Not worth another attempt: what is asked for is not there, or not for us.
-FINAL = {400, 401, 403, 404, 405, 406, 410, 451}
+PATIENCE = 5  # seconds for a question that a download does not depend on
+# Not worth another attempt: what is asked for is not there, or not for us. (416: also not as a whole.)
+FINAL = {400, 401, 403, 404, 405, 406, 410, 416, 451}
+BEGINNING = 512  # bytes that show what a file is
+RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")  # a Content-Range
 
 
 class FetchError(ValueError):
@@ -62,7 +66,7 @@ def fetch(
             and not problem(file, found := describe(target))
         ):
             return _keep(target, {**found, "url": None})  # brought by hand, or its record was lost
-        urls = [f"{mirror.rstrip('/')}/{urllib.parse.quote(file.name)}"] if mirror else list(file.urls)
+        urls = [address(file.name, mirror)] if mirror else list(file.urls)
         if not urls:
             raise FetchError(f"{file.name}: no address is known; give the folder that has it with --raw")
         said = []
@@ -76,6 +80,37 @@ def fetch(
     raise FetchError(
         "\n".join([f"{file.name} could not be downloaded:", *said, "  --raw DIR or --mirror URL can help"])
     )
+
+
+def address(name: str, mirror: str) -> str:
+    """Return where a mirror has a file."""
+    return f"{mirror.rstrip('/')}/{urllib.parse.quote(name)}"
+
+
+def size_at(url: str) -> int | None:
+    """Return the size that a server tells of a file; None if it does not, for whatever reason."""
+    try:
+        with urllib.request.urlopen(_request(url, method="HEAD"), timeout=PATIENCE) as answer:
+            return _length(answer)
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+
+
+@contextmanager
+def usable(path: Path, known: dict[str, Any]) -> Iterator[None]:
+    """Remove a download if its reading raises Damaged, so that the next run asks for it again.
+
+    `known` is the file's record; one without `url` was not downloaded: that file is the user's, and stays.
+    Raises: ValueError naming the file and what to do.
+    """
+    try:
+        yield
+    except Damaged as damage:
+        if not known.get("url"):
+            raise ValueError(f"{damage}; replace it with a whole file") from None
+        for there in (Path(f"{path}.json"), path):
+            there.unlink(missing_ok=True)
+        raise ValueError(f"{damage}; it was removed, and the same command downloads it again") from None
 
 
 @contextmanager
@@ -126,9 +161,13 @@ def problem(file: RemoteFile, found: dict[str, Any]) -> str | None:
     for kind in ("bytes", "sha256", "md5"):
         expected = getattr(file, kind)
         if expected is not None and found[kind] != expected:
-            label = "size" if kind == "bytes" else f"{kind} checksum"
-            return f"wrong {label}: {found[kind]}, but {expected} is expected"
+            return _wrong(kind, found[kind], expected)
     return None
+
+
+def _wrong(kind: str, found: object, expected: object) -> str:
+    label = "size" if kind == "bytes" else f"{kind} checksum"
+    return f"wrong {label}: {found}, but {expected} is expected"
 
 
 def _from(
@@ -142,9 +181,7 @@ def _from(
     for attempt in range(ATTEMPTS):
         resumed = partial.is_file() and partial.stat().st_size > 0
         try:
-            _attempt(url, partial, file)
-        except http.client.InvalidURL as error:
-            raise _Refused(f"no address: {error}") from None
+            _attempt(url, partial, file, allow_other)
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, urllib.error.HTTPError) and error.code in FINAL:
                 raise _Refused(f"HTTP {error.code} {error.reason}") from None
@@ -175,57 +212,100 @@ def _from(
     raise _Refused("what was left of an earlier download could not be made whole")
 
 
-def _attempt(url: str, partial: Path, file: RemoteFile) -> None:
+def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> None:
     """Bring PARTIAL to the length that the server tells, from where it ends.
 
-    Raises: OSError where the connection fails or ends too soon, _Refused for a web page.
+    PARTIAL stays as it is until the answer's size and beginning have shown that it is the file.
+    Raises: OSError if the connection fails or ends too soon; _Refused if the answer is another file.
     """
+    expected = None if allow_other else file.bytes
     start = partial.stat().st_size if partial.is_file() else 0
-    if file.bytes is not None and start > file.bytes:
-        partial.unlink()
-        start = 0
-    elif file.bytes is not None and start == file.bytes:
+    if start and start == expected:
         return
-    request = urllib.request.Request(url, headers={"User-Agent": "fairseq_resid"})
-    local = urllib.parse.urlsplit(url).scheme == "file"
-    if start and not local:
-        request.add_header("Range", f"bytes={start}-")
+    if expected is not None and start > expected:
+        start = 0
+    answer, start, total = _ask(url, start)
+    with answer:
+        if expected is not None and total not in (None, expected):
+            raise _Refused(f"{_wrong('bytes', total, expected)} (--allow-other-data accepts it)")
+        if start and start == total:
+            return
+        block = _read(answer)
+        if not start:
+            if total is not None and len(block) < min(BEGINNING, total):
+                raise _ended(len(block), total)
+            if found := instead(file.name, block):
+                raise _Refused(f"answers with {found} in place of the file")
+        partial.touch()
+        with partial.open("r+b") as output, Progress(file.name, total, "B", start) as progress:
+            output.seek(start)
+            while block:
+                _put(output, block)
+                progress.advance(len(block))
+                if expected is not None and output.tell() > expected:
+                    raise _Refused(f"sends more than the {expected} bytes that are expected")
+                block = _read(answer)
+            end = expected if total is None else total
+            if end is not None and output.tell() < end:
+                raise _ended(output.tell(), end)
+            output.truncate()
+
+
+def _ended(size: int, total: int) -> ConnectionError:
+    return ConnectionError(f"the connection ended after {size:,} of {total:,} bytes")
+
+
+def _request(url: str, **told: Any) -> urllib.request.Request:
+    request = urllib.request.Request(url, **told)
+    request.add_header("User-Agent", "fairseq_resid")
+    return request
+
+
+def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
+    """Ask for a file from a byte on; return the answer, the byte where it begins, the file's size (None: not told).
+
+    If the answer begins at the file's size, nothing is left to read.
+    Raises: OSError if the connection fails; _Refused if the address or the answer cannot be used.
+    """
     try:
+        request = _request(url)
+        if start:
+            request.add_header("Range", f"bytes={start}-")
         answer = urllib.request.urlopen(request, timeout=SILENCE)
     except urllib.error.HTTPError as error:
-        if error.code != 416:
+        if error.code != 416 or not start:
             raise
-        # Nothing is left to send: the partial is whole, or is of something else. The checksum, or the next
-        # attempt from the beginning, will tell.
         if error.headers.get("Content-Range", "").endswith(f"/{start}"):
-            return
-        partial.unlink()
-        raise ConnectionError("the server's file is shorter than what is here") from None
-    with answer:
-        length = answer.headers.get("Content-Length")
-        total = int(length) if length is not None else None
-        if local and start:
-            if total is not None and start > total:
-                start = 0
-            else:
-                _skip(answer, start)
-        elif start and answer.status != 206:
-            start = 0  # it sends the whole, whatever was asked for
-        elif start and total is not None:
-            total += start
-        with partial.open("ab" if start else "wb") as output, Progress(file.name, total, "B", start) as progress:
-            first = not start
-            while block := _read(answer):
-                web = is_archive(file.name) and answer.headers.get("Content-Type", "").startswith("text/html")
-                if first and (web or is_web_page(block)):
-                    output.truncate(0)
-                    raise _Refused("answers with a web page in place of the file")
-                first = False
-                output.write(block)
-                progress.advance(len(block))
-        size = partial.stat().st_size
-    if total is not None and size < total:
-        raise ConnectionError(f"the connection ended after {size:,} of {total:,} bytes")
+            return error, start, start
+        return _ask(url, 0)  # what is here is longer than the server's file
+    except (http.client.InvalidURL, ValueError) as error:
+        raise _Refused(f"no address: {error}") from None
+    length = _length(answer)
+    if answer.status != 206:
+        return answer, 0, length  # the whole, whatever was asked for
+    part = RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+    if part is not None and int(part[1]) == start:
+        size = int(part[2]) if part[2] != "*" else length and start + length
+        return answer, start, size
+    answer.close()
+    if not start:
+        raise _Refused("answers with a part of the file that was not asked for")
+    return _ask(url, 0)
+
+
+def _length(answer: Any) -> int | None:
+    """Return the length of an answer, None if the server does not tell it."""
+    told = answer.headers.get("Content-Length", "")
+    return int(told) if told.isdecimal() and "Transfer-Encoding" not in answer.headers else None
+
+
+def _put(output: IO[bytes], block: bytes) -> None:
+    """Write a block. If the same bytes are there, they stay: a connection that is lost takes nothing away."""
+    place = output.tell()
+    if output.read(len(block)) != block:
+        output.seek(place)
+        output.truncate()
+        output.write(block)
 
 
 def _read(answer: Any) -> bytes:
@@ -235,11 +315,3 @@ def _read(answer: Any) -> bytes:
     except OSError as error:
         raise ConnectionError(f"the connection was lost: {error}") from None
     return block
-
-
-def _skip(stream: IO[bytes] | Any, count: int) -> None:
-    while count > 0:
-        block = stream.read(min(BLOCK, count))
-        if not block:
-            return
-        count -= len(block)

@@ -36,6 +36,7 @@ from ..folders import data as data_folder
 from ..text import NORMALIZE, TextForm
 from . import binarise, ceiling, clean, pieces, repeats, sources, stream, tokenise
 from . import manifest as manifests
+from .extract import is_archive
 from .fingerprints import Fingerprints
 from .manifest import SPLITS, Manifest
 from .progress import amount
@@ -45,6 +46,7 @@ from .steps import Record, Step, Steps
 # fairseq's binary files, which are there twice while its workers' are joined.
 WORK_FACTOR = 2.6
 WORK_BYTES = 50_000_000  # whatever the corpus
+UNPACKED = 4  # the text of an archive or .gz is at most so many times its size
 # How a text of IWSLT'15 goes to the model, by the form it comes in.
 FORMS = {"stanford": "escaped", "plain": "moses", "xml": "moses"}
 
@@ -226,11 +228,17 @@ def check_disk(manifest: Manifest, options: Options, texts: list[sources.Text] |
     """
     text, download = manifest.text_bytes, 0
     if texts is not None:
-        text = sum({item.file: item.known["bytes"] for item in texts}.values())
-        if any(item.member or item.name.endswith(".gz") for item in texts):
-            text = max(text, manifest.text_bytes)
+        sizes = {item.file: item.known["bytes"] for item in texts}
     else:
-        download = options.way.missing_bytes(manifest)
+        sizes = options.way.sizes(manifest)
+        for path, size in sizes.items():
+            partial = Path(f"{path}.partial")
+            if not path.is_file():
+                download += max(0, (size or 0) - (partial.stat().st_size if partial.is_file() else 0))
+    if all(size is not None for size in sizes.values()):
+        packed = sum(size for path, size in sizes.items() if path.name.endswith(".gz") or is_archive(path.name))
+        total = sum(sizes.values())
+        text = min(total + (UNPACKED - 1) * packed, max(total, manifest.text_bytes))
     if options.limit is not None and (pairs := sum(part.lines or 0 for part in manifest.parts["train"])):
         asked = sum(min(part.lines or options.limit, options.limit) for part in manifest.parts["train"])
         text = text * asked // pairs
@@ -660,13 +668,13 @@ def run(prog: str, work: Callable[[], object]) -> int:
     """Do the work of a command; return its exit code, with one line on stderr for a mistake or a failure."""
     try:
         work()
-    except (ValueError, ChildProcessError) as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    except (ValueError, OSError) as error:
+        copies = error.args[0] if isinstance(error, shutil.Error) else None
+        # shutil.copytree lists all files that it could not copy, as (from, to, reason).
+        told = str(copies[0][2] if isinstance(copies, list) else error)
+        full = any(os.strerror(number) in told for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
         hint = "; make room and run the same command again: it goes on where it was stopped" if full else ""
-        print(f"{prog}: error: {error}{hint}", file=sys.stderr)
+        print(f"{prog}: error: {told}{hint}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{prog}: interrupted; the same command goes on", file=sys.stderr)

@@ -13,13 +13,14 @@ import contextlib
 import re
 import socket
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from . import extract
-from .fetch import SILENCE, FetchError, fetch, problem
+from .fetch import SILENCE, FetchError, address, fetch, problem, size_at, usable
 from .fingerprints import Fingerprints
 from .manifest import SPLITS, Manifest, Part, RemoteFile
 
@@ -79,20 +80,30 @@ class Way:
     allow_other: bool
     fingerprints: Fingerprints = field(default_factory=lambda: Fingerprints(None))
 
-    def missing_bytes(self, manifest: Manifest) -> int:
-        """Return how much of the first alternatives is yet to be downloaded, as far as the manifest knows."""
-        if self.raw:
-            return 0
-        first = {
-            place[0].split("/")[0]
-            for split in SPLITS
-            for part in manifest.parts[split]
-            for place in part.places.values()
-        }
-        missing = [manifest.file(name) for name in first if not (self.downloads / name).is_file()]
-        partials = [self.downloads / f"{file.name}.partial" for file in missing]
-        there = sum(path.stat().st_size for path in partials if path.is_file())
-        return max(0, sum(file.bytes or file.about or 0 for file in missing) - there)
+    def sizes(self, manifest: Manifest) -> dict[Path, int | None]:
+        """Return the files that a run without --raw uses, each with its size; None if it is not known.
+
+        The size is the file's if it is downloaded, else what the mirror answers, else the manifest's.
+        """
+        parts = [part for split in SPLITS for part in manifest.parts[split]]
+        # For each part its alternatives, each the names of its files.
+        places = [list(zip(*part.places.values(), strict=True)) for part in parts]
+        files = [[[place.split("/")[0] for place in both] for both in alternatives] for alternatives in places]
+        names = list(dict.fromkeys(name for alternatives in files for both in alternatives for name in both))
+        there = {name: (self.downloads / name).stat().st_size for name in names if (self.downloads / name).is_file()}
+        told = dict(there)
+        if self.mirror:
+            asked = [name for name in names if name not in there]
+            with ThreadPoolExecutor(len(names)) as pool:  # all at once: a silent host costs one timeout
+                answers = pool.map(size_at, [address(name, self.mirror) for name in asked])
+            told |= {name: size for name, size in zip(asked, answers, strict=True) if size is not None}
+        used: dict[Path, int | None] = {}
+        for alternatives in files:
+            # As `find` chooses: what is downloaded, else the first that the mirror has, else the first.
+            best = min(alternatives, key=lambda both: (not there.keys() >= {*both}, not told.keys() >= {*both}))
+            for file in map(manifest.file, best):
+                used[self.downloads / file.name] = told.get(file.name, file.bytes or file.about)
+        return used
 
 
 def find(manifest: Manifest, way: Way) -> list[Text]:
@@ -223,6 +234,7 @@ def bring(texts: Sequence[Text], folder: Path, limit: int | None) -> dict[str, P
     """
     paths = {}
     archives: dict[Path, dict[str, Path]] = {}
+    known = {text.file: text.known for text in texts}
     folder.mkdir(parents=True, exist_ok=True)
     for text in texts:
         output = text.output(folder)
@@ -234,9 +246,11 @@ def bring(texts: Sequence[Text], folder: Path, limit: int | None) -> dict[str, P
         elif text.member is not None and extract.is_archive(text.file.name):
             archives.setdefault(text.file, {})[text.member] = output
         else:
-            extract.convert(text.file, text.name, output, limit)
+            with usable(text.file, text.known):
+                extract.convert(text.file, text.name, output, limit)
     for archive, wanted in archives.items():
-        extract.extract(archive, wanted, limit)
+        with usable(archive, known[archive]):
+            extract.extract(archive, wanted, limit)
     return paths
 
 
