@@ -35,7 +35,6 @@ STOCK_NORMS = {
     "final_layer_norm": "ffn_residual.norm",
 }
 
-
 # Stock's names for --retain-dropout-modules (module_name in its sources), and our classes in their place.
 OWN_CLASSES = {
     "TransformerEncoder": "ResidualTransformerEncoder",
@@ -218,3 +217,14 @@ class ResidualTransformerModel(TransformerModel):
             own = [mine for theirs, mine in OWN_CLASSES.items() if theirs in names]
             names = " ".join([names, *own]) if isinstance(names, str) else [*names, *own]
         super().make_generation_fast_(retain_dropout_modules=names, **kwargs)
+
+    def divergence_advice(self) -> str:
+        """Return what to do if a training of this model diverges: compat.name_divergence says it."""
+        residual = self.cfg.residual
+        if getattr(self.cfg, "residual_norm", None) == "none":
+            remedy = "--residual-norm layer"
+        elif f"{residual}_ln" in connections.names():
+            remedy = f"--residual {residual}_ln"
+        else:
+            return "use a lower --lr"
+        return f"--residual {residual} has no norm: use {remedy}, or a lower --lr"
