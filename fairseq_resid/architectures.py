@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from fairseq.models import register_model_architecture
 from fairseq.models.transformer.transformer_legacy import base_architecture
 
 from .compat import UserError
-from .models import resolve_residual
+from .models import require_namespace, resolve_residual
 
 # Vaswani 2017, table 3, rows "base" and "big". SAS paper section 4.1 and rSkip paper section 4.1.2 keep them, for
 # IWSLT'15 EN-VI too: not fairseq's smaller preset for IWSLT.
@@ -38,12 +39,13 @@ def preset(arch: str, residual: str | None, size: dict[str, Any]) -> Callable[[a
     """Return the function that fills a namespace with an architecture's values wherever no flag gave one."""
 
     def fill(args: argparse.Namespace) -> None:
-        given = getattr(args, "residual", None)
-        # fairseq calls this for a parsed command line, and again (with _name set) for the config it has made of it,
-        # or has found in a checkpoint, where residual is what the first call wrote.
-        if residual is not None and given is not None and (given != residual or not hasattr(args, "_name")):
-            raise UserError(f"--residual {given}: --arch {arch} is {residual}; use --arch transformer_resid to choose")
+        require_namespace(args)
         if residual is not None:
+            given = getattr(args, "residual", None)
+            if given not in (None, residual):
+                raise UserError(
+                    f"--residual {given}: --arch {arch} is {residual}; use --arch transformer_resid to choose"
+                )
             args.residual = residual
         for name, value in size.items():
             # As in stock, the widths of the decoder follow those of the encoder (base_architecture).
@@ -52,7 +54,9 @@ def preset(arch: str, residual: str | None, size: dict[str, Any]) -> Callable[[a
                 if not hasattr(args, stack + name):
                     setattr(args, stack + name, value)
         base_architecture(args)
-        resolve_residual(args)
+        # Mistakes are found here, before the data is loaded, and nothing is written until the model is built:
+        # fairseq calls this again then, after fairseq.options.get_args has set what its caller asked for.
+        resolve_residual(copy.copy(args))
 
     return fill
 

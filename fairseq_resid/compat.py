@@ -11,6 +11,7 @@ import ast
 import functools
 import logging
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -219,6 +220,36 @@ def say_what_runs() -> None:
     Trainer._build_optimizer = _build_optimizer
 
 
+def name_divergence() -> None:
+    """Let a training end in one line if its loss or its gradient is not finite; the model may know a remedy.
+
+    Trainer.train_step then searches for the first bad module with NanDetector. Under its hooks, torch looks for a
+    tensor among the values of the dict that a Transformer's encoder returns, which are lists: a bare StopIteration.
+    Several GPUs report a gradient that is not finite as one that is "inconsistent between workers".
+    """
+    from fairseq.trainer import Trainer
+
+    original = Trainer.train_step
+
+    @functools.wraps(original)
+    def train_step(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        try:
+            return original(self, *args, **kwargs)
+        except (FloatingPointError, StopIteration) as error:
+            cause = error.__context__ if isinstance(error, StopIteration) else error
+            if not isinstance(cause, FloatingPointError):
+                raise
+            if "inconsistent" in str(cause) and not re.search(r"= -?(nan|inf)", str(cause)):
+                raise cause from None  # finite, and not the same everywhere
+            advice = getattr(self.get_model(), "divergence_advice", lambda: "use a lower --lr")()
+            raise UserError(
+                f"the training diverged at update {self.get_num_updates() + 1} (learning rate {self.get_lr():g}): "
+                f"its loss or its gradient is not finite; {advice}"
+            ) from cause
+
+    Trainer.train_step = train_step
+
+
 # --- data ----------------------------------------------------------------------------------------------------------
 
 
@@ -354,6 +385,7 @@ def apply() -> None:
     load_weights_only()
     name_misfits()
     say_what_runs()
+    name_divergence()
     keep_last_batch()
     keep_batches_on_resume()
     close_better_transformer_path()

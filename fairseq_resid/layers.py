@@ -182,6 +182,11 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
 
 
 def build_site(cfg, dim: int, layer_name: str) -> connections.ResidualConnection:  # type: ignore[no-untyped-def]
-    """Return the connection of one site; `layer_name` is what --retain-dropout-modules calls its dropout."""
+    """Return the connection of one site; `layer_name` is what --retain-dropout-modules calls its dropouts."""
+    options = {name: getattr(cfg, name) for name in connections.options(cfg.residual)}
     dropout = FairseqDropout(cfg.dropout, module_name=layer_name)
-    return connections.build(cfg.residual, dim, dropout, backend=cfg.residual_backend, **cfg.residual_options)
+    site = connections.build(cfg.residual, dim, dropout, backend=cfg.residual_backend, **options)
+    for name, module in site.named_children():
+        if type(module) is nn.Dropout:  # the structure's own: --retain-dropout reaches FairseqDropouts alone
+            setattr(site, name, FairseqDropout(module.p, module_name=layer_name))
+    return site

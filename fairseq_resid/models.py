@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import dataclass, field
+import traceback
 from typing import Any
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -14,7 +14,7 @@ from fairseq.models.transformer import (
     TransformerConfig,
     TransformerDecoderBase,
     TransformerEncoderBase,
-    TransformerModelBase,
+    TransformerModel,
 )
 from fairseq.models.transformer.transformer_legacy import base_architecture
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
@@ -35,31 +35,26 @@ STOCK_NORMS = {
     "final_layer_norm": "ffn_residual.norm",
 }
 
-
-@dataclass
-class ResidualTransformerConfig(TransformerConfig):
-    """fairseq's TransformerConfig and, beside it, the residual structure with every option of it resolved."""
-
-    residual: str = field(default="post_ln", metadata={"help": "residual structure of every sublayer"})
-    residual_backend: str = field(default="auto", metadata={"help": "what computes the residual structure"})
-    residual_options: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_namespace(cls, args):  # type: ignore[no-untyped-def]
-        """Return the config of an argparse namespace, checked.
-
-        Raises: UserError for options that contradict each other or the residual structure.
-        """
-        if isinstance(args, cls):
-            return args
-        options = resolve_residual(args)
-        cfg = super().from_namespace(args)
-        cfg.residual_options = options
-        return cfg
+# Stock's names for --retain-dropout-modules (module_name in its sources), and our classes in their place.
+OWN_CLASSES = {
+    "TransformerEncoder": "ResidualTransformerEncoder",
+    "TransformerDecoder": "ResidualTransformerDecoder",
+    "TransformerEncoderLayerBase": "ResidualEncoderLayer",
+    "TransformerDecoderLayerBase": "ResidualDecoderLayer",
+}
 
 
-def resolve_residual(args: argparse.Namespace) -> dict[str, Any]:
-    """Settle `args.residual`, its options and the normalize_before flags; return the options.
+def require_namespace(args: object) -> None:
+    """Raise UserError unless `args` is an argparse.Namespace, as every model with --arch takes it."""
+    if not isinstance(args, argparse.Namespace):
+        raise UserError(
+            f"transformer_resid takes an argparse.Namespace, not {type(args).__name__}: "
+            "fairseq.options.get_args(DATA, arch=...) makes one"
+        )
+
+
+def resolve_residual(args: argparse.Namespace) -> None:
+    """Settle `args.residual`, its options and the normalize_before flags.
 
     Everything is written back to `args`, so that a checkpoint says what it is whatever the defaults become.
     --residual pre_ln sets both normalize_before flags; both flags without --residual mean pre_ln.
@@ -79,7 +74,7 @@ def resolve_residual(args: argparse.Namespace) -> dict[str, Any]:
         options = connections.resolve(residual, {name: getattr(args, name, None) for name in connections.all_options()})
         # Values out of range: now, not after the data is loaded.
         connections.build(residual, 1, backend=backend, **options)
-    except ValueError as error:
+    except connections.InvalidOption as error:
         raise UserError(str(error)) from None
     # Only of a training: a namespace with _name is a checkpoint's, and decodes wherever it is.
     if backend == "triton" and not hasattr(args, "_name") and (reason := absence(getattr(args, "cpu", False))):
@@ -93,7 +88,6 @@ def resolve_residual(args: argparse.Namespace) -> dict[str, Any]:
     args.residual_backend = backend
     args.encoder_normalize_before = args.decoder_normalize_before = residual == "pre_ln"
     vars(args).update(options)
-    return options
 
 
 def wrap(layer, cfg):  # type: ignore[no-untyped-def]
@@ -144,7 +138,7 @@ class ResidualTransformerDecoder(TransformerDecoderBase):
 
 
 @register_model("transformer_resid")
-class ResidualTransformerModel(TransformerModelBase):
+class ResidualTransformerModel(TransformerModel):
     """fairseq's Transformer with a choice of residual structure: --arch transformer_resid --residual NAME."""
 
     @classmethod
@@ -176,15 +170,24 @@ class ResidualTransformerModel(TransformerModelBase):
     def build_model(cls, args, task):  # type: ignore[no-untyped-def]
         """Return a new model of a parsed command line or of a checkpoint's config.
 
-        Raises: UserError for contradicting options, and under fairseq-hydra-train.
+        As in stock, defaults are written back to `args`, and so is everything that resolve_residual settles.
+
+        Raises: UserError for contradicting options, and for what is no Namespace.
         """
-        if not isinstance(args, argparse.Namespace):
-            raise UserError("fairseq-hydra-train is not supported by fairseq_resid: use fairseq-train")
+        require_namespace(args)
         base_architecture(args)
+        resolve_residual(args)
+        for stack in ("encoder", "decoder"):
+            heads, width = getattr(args, f"{stack}_attention_heads"), getattr(args, f"{stack}_embed_dim")
+            if heads < 1 or width % heads:
+                raise UserError(f"--{stack}-attention-heads {heads}: must divide --{stack}-embed-dim {width}")
         try:
-            return super().build_model(ResidualTransformerConfig.from_namespace(args), task)
-        except (ValueError, AssertionError) as error:
-            raise UserError(str(error)) from None
+            return super().build_model(args, task)
+        except ValueError as error:
+            # Stock's build_model itself raises where options contradict each other; anything below it is a bug.
+            if traceback.extract_tb(error.__traceback__)[-1].name == "build_model":
+                raise UserError(str(error)) from None
+            raise
 
     @classmethod
     def build_encoder(cls, cfg, src_dict, embed_tokens):  # type: ignore[no-untyped-def]
@@ -202,4 +205,26 @@ class ResidualTransformerModel(TransformerModelBase):
         try:
             return super().load_state_dict(state_dict, strict, model_cfg, args)
         except RuntimeError as error:
+            if not str(error).startswith("Error(s) in loading state_dict"):
+                raise
             raise UserError(f"the checkpoint does not fit --residual {self.cfg.residual}: {error}") from None
+
+    def make_generation_fast_(self, name="", retain_dropout_modules=None, **kwargs):  # type: ignore[no-untyped-def]
+        """Prepare for inference as stock does; --retain-dropout-modules takes stock's class names, and ours."""
+        names = retain_dropout_modules
+        if names is not None:
+            # A list from Python, a text from the command line: fairseq asks either with `in`.
+            own = [mine for theirs, mine in OWN_CLASSES.items() if theirs in names]
+            names = " ".join([names, *own]) if isinstance(names, str) else [*names, *own]
+        super().make_generation_fast_(retain_dropout_modules=names, **kwargs)
+
+    def divergence_advice(self) -> str:
+        """Return what to do if a training of this model diverges: compat.name_divergence says it."""
+        residual = self.cfg.residual
+        if getattr(self.cfg, "residual_norm", None) == "none":
+            remedy = "--residual-norm layer"
+        elif f"{residual}_ln" in connections.names():
+            remedy = f"--residual {residual}_ln"
+        else:
+            return "use a lower --lr"
+        return f"--residual {residual} has no norm: use {remedy}, or a lower --lr"

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Average the weights of several checkpoints; --help says how."""
+"""Average the weights of several checkpoints; --help says how.
 
+Any Python runs this file. environment.sh then finds the project's, as for the other scripts;
+everything is done by `python -m fairseq_resid.evaluation.averaging`.
+"""
+
+import os
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-try:
-    from fairseq_resid.evaluation.averaging import main
-except ModuleNotFoundError as error:
-    sys.exit(f"average_checkpoints.py: {error}; in the project's environment: source .venv/bin/activate")
+START = 'set -euo pipefail; . "$0/environment.sh"; exec "$python" -m fairseq_resid.evaluation.averaging "$@"'
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Without an environment, environment.sh tries python3: make that the Python that runs this file.
+    os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    os.execvp("bash", ["bash", "-c", START, os.path.dirname(os.path.realpath(__file__)), *sys.argv[1:]])

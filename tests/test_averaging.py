@@ -7,6 +7,7 @@ import hashlib
 import shutil
 import subprocess
 import sys
+import venv
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,102 @@ def test_a_kill_in_the_middle_leaves_the_old_output_and_the_script_runs_anywhere
     assert done.stdout == f"{out}: the average of checkpoint_1_200.pt, checkpoint_1_300.pt\n"
     assert averaging.load(out)["model"]["scalar"] == 2.5
     assert not list(tmp_path.glob("*.partial"))
+
+
+# --- the environment
+
+STAND_IN = r"""#!/bin/sh
+printf '%s\n' "$0" "$PYTHONPATH" "$@"
+"""
+
+
+def stand_in(environment: Path) -> Path:
+    """An environment whose Python says how it was called."""
+    python = environment / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(STAND_IN)
+    python.chmod(0o755)
+    return python
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of the project's scripts, with the package beside them and no environment."""
+    root = tmp_path / "project"
+    (root / "scripts").mkdir(parents=True)
+    for name in ("average_checkpoints.py", "environment.sh", "compare.sh"):
+        shutil.copy(ROOT / "scripts" / name, root / "scripts")
+    (root / "fairseq_resid").symlink_to(ROOT / "fairseq_resid")
+    return root
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python without any package."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, symlinks=True)
+    return folder / "bin" / "python3"
+
+
+def run_script(
+    python: Path | str, script: Path, *words: str, cwd: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run average_checkpoints.py by a Python, or another script, with this Python first on PATH."""
+    path = f"{Path(python).parent}:/usr/bin:/bin"
+    command = [str(python), str(script), *words] if script.suffix == ".py" else [str(script), *words]
+    environment = {"PATH": path, "HOME": str(cwd), **variables}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+MODULES = {
+    "average_checkpoints.py": "fairseq_resid.evaluation.averaging",
+    "compare.sh": "fairseq_resid.evaluation.compare",
+}
+scripts = pytest.mark.parametrize("name", MODULES)
+
+
+@pytest.mark.parametrize("given", ["absolute", "relative", "beside", "relative and beside"])
+@scripts
+def test_any_python_finds_the_environment(name: str, given: str, project: Path, bare: Path, tmp_path: Path) -> None:
+    words = ["--inputs", "a b.pt", "*", "", "--output", "x"]
+    elsewhere = tmp_path / "else where"
+    elsewhere.mkdir()
+    variables = {}
+    if "beside" in given:
+        expected = stand_in(project / ".venv")
+    if given == "absolute":
+        expected = stand_in(tmp_path / "own")
+        variables["FAIRSEQ_RESID_VENV"] = str(tmp_path / "own")
+    elif "relative" in given:
+        expected = stand_in(elsewhere / "own")
+        variables["FAIRSEQ_RESID_VENV"] = "own"
+    script = project / "scripts" / name
+    done = run_script(bare, script, *words, cwd=elsewhere, PYTHONPATH="/before", **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    python, path, *rest = done.stdout.splitlines()
+    assert (elsewhere / python, path, rest) == (expected, f"{project}:/before", ["-m", MODULES[name], *words])
+
+
+@scripts
+def test_without_an_environment_this_python_serves_if_it_can(
+    name: str, project: Path, bare: Path, tmp_path: Path
+) -> None:
+    script = project / "scripts" / name
+    done = run_script(sys.executable, script, "--help", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: {name} "), done.stderr
+    done = run_script(bare, script, "--help", cwd=tmp_path)
+    line = f"no environment in {project / '.venv'}, and python3 has no torch or no fairseq; run scripts/setup.sh\n"
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", line)
+    done = run_script(sys.executable, script, "--help", cwd=tmp_path, FAIRSEQ_RESID_VENV="none")
+    line = "FAIRSEQ_RESID_VENV=none: no environment there; run scripts/setup.sh\n"
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", line)
+
+
+def test_the_exit_code_of_the_script_is_that_of_averaging(tmp_path: Path) -> None:
+    words = ["--inputs", str(tmp_path), "--output", str(tmp_path / "out.pt")]
+    environment = {"FAIRSEQ_RESID_VENV": sys.prefix}
+    done = run_script(sys.executable, SCRIPT, *words, cwd=tmp_path, **environment)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("average_checkpoints.py: error: ")
 
 
 def test_memory_is_one_model_more_than_the_largest_checkpoint(tmp_path: Path) -> None:

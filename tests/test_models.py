@@ -254,13 +254,23 @@ def test_parameters_of_every_variant(name):
 # --- options -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("residual", ["sas", "rskip_ln", "post_ln"])
-@pytest.mark.parametrize("arch", ["transformer_sas", "transformer_sas_tiny", "transformer_rskip_ln_wmt_en_fr_big"])
-def test_residual_with_a_named_structure(arch, residual):
+FAMILIES = {"transformer_sas": "sas", "transformer_sas_tiny": "sas", "transformer_rskip_ln_wmt_en_fr_big": "rskip_ln"}
+
+
+@pytest.mark.parametrize(
+    ("arch", "residual"),
+    [(arch, name) for arch, own in FAMILIES.items() for name in ("sas", "rskip_ln", "post_ln") if name != own],
+)
+def test_another_residual_with_a_named_structure(arch, residual):
     with pytest.raises(UserError, match=f"--residual {residual}") as error:
         settings(arch, residual=residual)
     assert arch in str(error.value)
     assert "transformer_resid" in str(error.value)
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_the_same_residual_with_a_named_structure(arch):
+    assert vars(settings(arch, residual=FAMILIES[arch])) == vars(settings(arch))
 
 
 def test_a_second_call_on_what_the_first_one_wrote():
@@ -296,6 +306,7 @@ def test_one_normalize_before_alone(stack):
 @pytest.mark.parametrize("given", [PRE, {"residual": "pre_ln"}, {**PRE, "residual": "pre_ln"}], ids=str)
 def test_ways_to_say_pre_ln(given):
     args = settings("transformer_resid_tiny", **given)
+    ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)
     assert (args.residual, args.encoder_normalize_before, args.decoder_normalize_before) == ("pre_ln", True, True)
 
 
@@ -322,9 +333,9 @@ SAS_IMAGE = {"residual": "sas", "sas_gate": "full", "sas_gamma": "coupled", "sas
 )
 def test_options_are_resolved_and_written(given, written):
     args = settings("transformer_resid_tiny", **given)
-    assert {key: getattr(args, key) for key in written} == written
-    model = build(**given)
-    assert model.cfg.residual_options == {key: value for key, value in written.items() if key != "residual"}
+    model = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)
+    for config in (args, model.cfg, model.args):
+        assert {key: getattr(config, key) for key in written} == written
     for site in sites(model).values():
         assert site.described == written
 
@@ -371,8 +382,8 @@ def test_residual_backend_on_the_command_line(capsys):
         (["--residual-backend", "triton"], "triton"),
     ):
         cfg = convert_namespace_to_omegaconf(parsed(*given)).model
-        assert cfg.residual_backend == kept
         model = ARCH_MODEL_REGISTRY["transformer_sas_tiny"].build_model(cfg, TASK)
+        assert cfg.residual_backend == kept
         assert {site.backend for site in sites(model).values()} == {kept}
     with pytest.raises(SystemExit):
         parsed("--residual-backend", "cuda")
@@ -382,7 +393,7 @@ def test_residual_backend_on_the_command_line(capsys):
 def test_residual_backend_of_a_checkpoint():
     """One from before the flag is auto; one trained with triton translates where there is no GPU."""
     args = settings("transformer_rskip_ln_tiny")
-    del args.residual_backend
+    assert not hasattr(args, "residual_backend")
     args._name = "transformer_rskip_ln_tiny"
     model = shaken(ARCH_MODEL_REGISTRY["transformer_rskip_ln_tiny"].build_model(args, TASK))
     assert {site.backend for site in sites(model).values()} == {"auto"}
@@ -421,17 +432,15 @@ def test_kernels_that_cannot_run_are_refused_in_training_alone(monkeypatch):
 
 def test_models_do_not_share_their_config():
     first, second = build(residual="sas", sas_gate="single"), build(residual="rskip_ln", decoder_layers=1)
-    assert (first.cfg.residual, first.cfg.residual_options["sas_gate"]) == ("sas", "single")
+    assert (first.cfg.residual, first.cfg.sas_gate) == ("sas", "single")
     assert (first.cfg.decoder.layers, second.cfg.decoder.layers) == (2, 1)
-    assert (second.cfg.residual, second.cfg.residual_options) == ("rskip_ln", {"skip_lambda": 2})
+    assert (second.cfg.residual, second.cfg.skip_lambda) == ("rskip_ln", 2)
 
 
 def test_mistakes_are_user_errors():
     other = argparse.Namespace(source_dictionary=DICT, target_dictionary=dictionary(9))
     with pytest.raises(UserError, match="joined dictionary"):
         build("transformer_sas_tiny", other, share_all_embeddings=True)
-    with pytest.raises(UserError, match="fairseq-hydra-train"):
-        ARCH_MODEL_REGISTRY["transformer_sas"].build_model({"residual": "sas"}, TASK)
 
 
 # --- names in checkpoints ------------------------------------------------------------------------------------------
@@ -591,6 +600,16 @@ def test_a_stock_checkpoint_that_does_not_fit(theirs, ours, missing):
     assert f"--residual {ours.get('residual', 'post_ln')}" in str(error.value)
     for key in missing:
         assert key in str(error.value)
+
+
+def test_an_internal_error_in_loading_is_not_a_misfit(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("a bug")
+
+    model = build()
+    monkeypatch.setattr(type(model.encoder), "upgrade_state_dict_named", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        model.load_state_dict(copied(model))
 
 
 # --- decoding, padding, modes --------------------------------------------------------------------------------------

@@ -6,10 +6,11 @@
 """
 
 from . import dropout_shortcut, expanded, gated, linear_shortcut, plain, recursive, self_adaptive, weighted
-from .base import ResidualConnection
+from .base import InvalidOption, ResidualConnection
 from .registry import Option, all_options, build, canonical, names, options, register, resolve
 
 __all__ = [
+    "InvalidOption",
     "Option",
     "ResidualConnection",
     "all_options",

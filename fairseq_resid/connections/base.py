@@ -12,9 +12,13 @@ from ..ops import use_kernels
 EPS = 1e-5
 
 
-def invalid(option: str, value: object, allowed: str) -> ValueError:
+class InvalidOption(ValueError):
+    """A name, an option or a backend that cannot be: a mistake of the caller."""
+
+
+def invalid(option: str, value: object, allowed: str) -> InvalidOption:
     """Return the error for an option's bad value; it names the flag, what was given and what is allowed."""
-    return ValueError(f"--{option.replace('_', '-')} {value}: {allowed}")
+    return InvalidOption(f"--{option.replace('_', '-')} {value}: {allowed}")
 
 
 class ResidualConnection(nn.Module):

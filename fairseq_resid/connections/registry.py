@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from ..ops import check_backend
+from ..ops import BACKENDS
 from .base import ResidualConnection, invalid
 
 _CLASSES: dict[str, type[ResidualConnection]] = {}
@@ -134,7 +134,8 @@ def build(
     Args:   backend: auto, the fused kernels wherever they serve; eager; triton, an error in training where they do not
     Raises: ValueError for an unknown name, an option the variant does not have, or a value out of range.
     """
-    check_backend(backend)
+    if backend not in BACKENDS:
+        raise invalid("residual_backend", backend, f"choose one of {', '.join(BACKENDS)}")
     values = resolve(name, given)
     connection = _CLASSES[canonical(name)](dim, dropout, **values)
     connection.described = {"residual": canonical(name), **values}

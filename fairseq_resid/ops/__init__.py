@@ -4,7 +4,7 @@ The eager reference is in gates.py, recursive.py and sas.py; fused.py computes t
 (kernels.py); dispatch.py decides between them.
 """
 
-from .dispatch import BACKENDS, absence, check_backend, use_kernels
+from .dispatch import BACKENDS, absence, use_kernels
 from .fused import dropout_mask, fused_recursive_layer_norm, fused_self_adaptive_scaling
 from .gates import dense_gate, scaling_gate, single_layer_gate
 from .recursive import recursive_layer_norm
@@ -13,7 +13,6 @@ from .sas import self_adaptive_scaling
 __all__ = [
     "BACKENDS",
     "absence",
-    "check_backend",
     "dense_gate",
     "dropout_mask",
     "fused_recursive_layer_norm",

@@ -26,12 +26,6 @@ logger = logging.getLogger(__name__)
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def check_backend(backend: str) -> None:
-    """Raise ValueError unless `backend` is a value of --residual-backend."""
-    if backend not in BACKENDS:
-        raise ValueError(f"--residual-backend {backend}: choose one of {', '.join(BACKENDS)}")
-
-
 @functools.cache
 def _say(text: str) -> None:
     """Log a line once per process."""
