@@ -1,6 +1,7 @@
 """The preparation, made to stop in the middle of one step and wait there: for the tests that kill it.
 
-PREPARE_TEST_STOP names the step; the word STOPPED on stdout says that it is there, its work half done on disk.
+PREPARE_TEST_STOP names the step, or a text in it and a number of chunks: "tokenise train/7". The word STOPPED on stdout
+says that it is there, its work half done on disk.
 """
 
 from __future__ import annotations
@@ -46,6 +47,21 @@ def stop_between_texts() -> None:
     extract.write_text = write_text
 
 
+def stop_after_chunks(what: str, count: int) -> None:
+    """A text's work stops after so many chunks of 20 pairs, all in its journal."""
+    stream.CHUNK_LINES, stream.FEW_PAIRS, stream.JOURNAL_EVERY = 20, 0, 0.0
+    advance, done = stream.Progress.advance, []
+
+    def advance_or_stop(self: stream.Progress, pairs: int) -> None:
+        advance(self, pairs)
+        if self.what == what:
+            done.append(pairs)
+            if len(done) == count:
+                stop()
+
+    stream.Progress.advance = advance_or_stop  # type: ignore[method-assign]
+
+
 def slow(chunk: stream.Chunk) -> stream.Result:
     print("WORKER", os.getpid(), flush=True)
     time.sleep(600)
@@ -66,6 +82,9 @@ def main() -> None:
         fetch.os.replace = replace  # type: ignore[attr-defined]
     elif where == "extract":
         stop_between_texts()
+    elif "/" in where:
+        what, count = where.split("/")
+        stop_after_chunks(what, int(count))
     elif where == "worker":
         stream.FEW_PAIRS = 0
         transform = stream.transform

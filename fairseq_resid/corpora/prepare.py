@@ -211,9 +211,11 @@ class _Preparation:
         learn_title = f"learn a joined BPE of {manifest.vocab_size:,} pieces"
         self.steps = [
             Step("extract", "extract and count", [files, options.limit], (), self.extract, continues=True),
-            Step("tokenise", "tokenise" + and_clean, made_by, ("extract",), self._checked(self.tokenise)),
+            Step(
+                "tokenise", "tokenise" + and_clean, made_by, ("extract",), self._checked(self.tokenise), continues=True
+            ),
             Step("learn", learn_title, learned, ("tokenise",), self._checked(self.learn)),
-            Step("encode", "encode" + and_clean, [], ("tokenise", "learn"), self._checked(self.encode)),
+            Step("encode", "encode" + and_clean, [], ("tokenise", "learn"), self._checked(self.encode), continues=True),
             Step("binarise", "fairseq-preprocess", asked, ("encode", "learn"), self._checked(self.binarise)),
         ]
 
@@ -323,7 +325,7 @@ class _Preparation:
         """Take all text to the form that sentencepiece sees; keep the untouched valid and test text."""
         forms = self._forms()
         counts = {}
-        (folder / "ref").mkdir()
+        (folder / "ref").mkdir(exist_ok=True)
         for split in SPLITS:
             pairs = self._pairs(split)
             is_train = split == "train"
@@ -373,7 +375,7 @@ class _Preparation:
                 self.progress.record("tokenise")["counts"][split]["out"],
             )
             self._check_left(split, counts[split])
-        shutil.copytree(self.progress.folders["tokenise"] / "ref", folder / "ref")
+        shutil.copytree(self.progress.folders["tokenise"] / "ref", folder / "ref", dirs_exist_ok=True)
         return {"counts": counts}
 
     def binarise(self, folder: Path) -> Record:
