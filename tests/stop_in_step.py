@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fairseq_resid.corpora import extract, fetch, prepare, stream
+from fairseq_resid.corpora import extract, fetch, pieces, prepare, stream
 from fairseq_resid.corpora.steps import Step
 
 
@@ -62,10 +62,10 @@ def stop_after_chunks(what: str, count: int) -> None:
     stream.Progress.advance = advance_or_stop  # type: ignore[method-assign]
 
 
-def slow(chunk: stream.Chunk) -> stream.Result:
+def wait(*_: Any) -> Any:
+    """What a worker, or the process that learns, does in place of its work."""
     print("WORKER", os.getpid(), flush=True)
     time.sleep(600)
-    raise AssertionError
 
 
 def main() -> None:
@@ -90,9 +90,11 @@ def main() -> None:
         transform = stream.transform
 
         def slowly(what: str, pairs: Any, outputs: Any, function: Any, workers: int, *rest: Any) -> Any:
-            return transform(what, pairs, outputs, slow, 2, *rest)
+            return transform(what, pairs, outputs, wait, 2, *rest)
 
         stream.transform = slowly
+    elif where == "learner":
+        pieces.sample = wait
     else:
         original = Step.__init__
 

@@ -396,21 +396,30 @@ def test_a_step_killed_before_it_has_its_name_is_done_once(tmp_path: Path, monke
     assert len(runs) == 2 and some.record("only") == {"files": {"text": 4}}
 
 
-def test_ended_by_a_signal_nothing_runs_on(hosts: dict[str, Path], tmp_path: Path) -> None:
-    """The main process alone is killed: its workers end by themselves, and the next run is not in their way."""
+@pytest.mark.parametrize(
+    "where, number", [("worker", signal.SIGKILL), ("learner", signal.SIGKILL), ("learner", signal.SIGINT)]
+)
+def test_ended_by_a_signal_nothing_runs_on(
+    where: str, number: signal.Signals, hosts: dict[str, Path], tmp_path: Path
+) -> None:
+    """The main process alone gets it: those that it started end too, and the next run is not in their way."""
     out = tmp_path / "data"
-    environment = {**os.environ, "PREPARE_TEST_STOP": "worker", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    environment = {**os.environ, "PREPARE_TEST_STOP": where, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     stopping = [sys.executable, "-c", "import stop_in_step; stop_in_step.main()", *command(hosts, out)[3:]]
-    process = subprocess.Popen(stopping, cwd=ROOT, env=environment, stdout=subprocess.PIPE, start_new_session=True)
-    assert process.stdout is not None
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(stopping, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, start_new_session=True)
+    assert process.stdout is not None and process.stderr is not None
     worker = 0
     while not worker:
         line = process.stdout.readline()
         assert line
         worker = int(line.split()[1]) if line.startswith(b"WORKER") else 0
-    process.kill()
-    process.wait()
+    process.send_signal(number)
+    if number == signal.SIGINT:
+        assert b"interrupted; the same command goes on\n" in process.stderr.read()
+    assert process.wait(20) == (130 if number == signal.SIGINT else -number)
     process.stdout.close()
+    process.stderr.close()
     deadline = time.monotonic() + 20
     while Path(f"/proc/{worker}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

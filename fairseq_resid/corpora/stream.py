@@ -20,7 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from multiprocessing import connection, get_context, parent_process
-from multiprocessing.context import BaseContext
+from multiprocessing.context import ForkContext, SpawnContext
 from pathlib import Path
 from threading import Thread
 from typing import IO, Any, NamedTuple
@@ -218,9 +218,9 @@ def transform(
     return journal.counts
 
 
-def _context() -> BaseContext:
+def context() -> ForkContext | SpawnContext:
     """Return how workers are started: forked, where that is safe, as importing fairseq again takes seconds."""
-    return get_context("fork" if sys.platform == "linux" else "spawn")
+    return get_context("fork") if sys.platform == "linux" else get_context("spawn")
 
 
 def _results(
@@ -235,7 +235,7 @@ def _results(
             initializer(*arguments)
         yield from ((function(chunk), chunk.end) for chunk in work)
         return
-    pool = ProcessPoolExecutor(workers, _context(), _start, (initializer, arguments))
+    pool = ProcessPoolExecutor(workers, context(), start_worker, (initializer, arguments))
     waiting: deque[tuple[Future[Result], Place]] = deque()
     try:
         for chunk in work:
@@ -252,7 +252,7 @@ def _results(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _start(initializer: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+def start_worker(initializer: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()) -> None:
     """Begin a worker: it leaves Ctrl-C to the parent, and ends with it, however that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
