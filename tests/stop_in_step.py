@@ -1,6 +1,7 @@
 """The preparation, made to stop in the middle of one step and wait there: for the tests that kill it.
 
-PREPARE_TEST_STOP names the step; the word STOPPED on stdout says that it is there, its work half done on disk.
+PREPARE_TEST_STOP names the step, or a text in it and a number of chunks: "tokenise train/7". The word STOPPED on stdout
+says that it is there, its work half done on disk.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fairseq_resid.corpora import extract, fetch, prepare, stream
+from fairseq_resid.corpora import extract, fetch, pieces, prepare, stream
 from fairseq_resid.corpora.steps import Step
 
 
@@ -45,10 +46,25 @@ def stop_between_texts() -> None:
     extract.write_text = write_text
 
 
-def slow(chunk: stream.Chunk) -> stream.Result:
+def stop_after_chunks(what: str, count: int) -> None:
+    """A text's work stops after so many chunks of 20 pairs, all in its journal."""
+    stream.CHUNK_LINES, stream.FEW_PAIRS, stream.JOURNAL_EVERY = 20, 0, 0.0
+    advance, done = stream.Progress.advance, []
+
+    def advance_or_stop(self: stream.Progress, pairs: int) -> None:
+        advance(self, pairs)
+        if self.what == what:
+            done.append(pairs)
+            if len(done) == count:
+                stop()
+
+    stream.Progress.advance = advance_or_stop  # type: ignore[method-assign]
+
+
+def wait(*_: Any) -> Any:
+    """What a worker, or the process that learns, does in place of its work."""
     print("WORKER", os.getpid(), flush=True)
     time.sleep(600)
-    raise AssertionError
 
 
 def main() -> None:
@@ -65,14 +81,19 @@ def main() -> None:
         fetch.os.replace = replace  # type: ignore[attr-defined]
     elif where == "extract":
         stop_between_texts()
+    elif "/" in where:
+        what, count = where.split("/")
+        stop_after_chunks(what, int(count))
     elif where == "worker":
         stream.FEW_PAIRS = 0
         transform = stream.transform
 
         def slowly(what: str, pairs: Any, outputs: Any, function: Any, workers: int, *rest: Any) -> Any:
-            return transform(what, pairs, outputs, slow, 2, *rest)
+            return transform(what, pairs, outputs, wait, 2, *rest)
 
         stream.transform = slowly
+    elif where == "learner":
+        pieces.sample = wait
     else:
         original = Step.__init__
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import resource
 import subprocess
 import sys
 import textwrap
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import mirror
@@ -227,6 +229,7 @@ def test_pieces_are_cleaned_by_their_number_and_counted(tmp_path: Path) -> None:
     for side, path in enumerate(outputs):
         assert path.read_text().split("\n")[:-1] == [" ".join(pair[side]) for pair in kept]
     # Off: every pair stays.
+    outputs = (tmp_path / "all.en", tmp_path / "all.de")
     assert pieces.encode("test", files, outputs, tmp_path / "spm.model", None, 1, 600)["out"] == 600
 
 
@@ -264,6 +267,123 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
         command = [sys.executable, "-c", code, str(tmp_path)]
         peaks.append(int(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout))
     assert peaks[1] - peaks[0] < 3000
+
+
+class Stopped(Exception):
+    pass
+
+
+def interrupted_text(folder: Path) -> list[tuple[Path, Path]]:
+    """Write two texts: with a mark, lines that are dropped, one that is cut, CRLF, and a last line without its end."""
+    pairs = []
+    for part, count in enumerate((23, 9)):
+        sides = [bytearray(b"\xef\xbb\xbf"), bytearray()]
+        for number in range(count):
+            for side, word in zip(sides, ("word", "Wörter"), strict=True):
+                side += f"{word} {part} {number}\r\n".encode()
+        sides[0] = sides[0].replace(b"word 0 4\r", BAD["not_utf8"]).replace(b"word 0 11\r", b"x" * 900)
+        sides[1] = sides[1].replace("Wörter 0 13".encode(), b"y" * 901 + b"\xef\xbb\xbf")
+        pairs.append(write(folder / str(part), bytes(sides[0]), bytes(sides[1].removesuffix(b"\r\n"))))
+    return pairs
+
+
+class Interrupted:
+    """A tokenisation of some texts in chunks of 4 pairs, that can be stopped and run again."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in (("CHUNK_LINES", 4), ("LINE_BYTES", 300), ("JOURNAL_EVERY", 0.0)):
+            monkeypatch.setattr(stream, name, value)
+        self.pairs = interrupted_text(folder)
+        self.outputs = (folder / "out.en", folder / "out.de")
+        self.journal = folder / "out.en.journal"
+
+    def run(self, workers: int = 1, stop: int | None = None, cleaned: bool = True) -> tuple[int, list[bytes], object]:
+        """Tokenise, from the beginning or from where it was stopped; with `stop`, no further than so many chunks.
+
+        Returns how many chunks were done, what both outputs hold, and the counts.
+        """
+        done = []
+
+        def advance(_: object, count: int) -> None:
+            done.append(count)
+            if len(done) == stop:
+                raise Stopped
+
+        counts = None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stream.Progress, "advance", advance)
+            with contextlib.suppress(Stopped):
+                counts = tokenise("test", self.pairs, self.outputs, MOSES, cleaned, workers, None)
+        return len(done), [path.read_bytes() for path in self.outputs], counts
+
+    def clear(self) -> None:
+        for path in (*self.outputs, self.journal):
+            path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_stopped_after_any_chunk_it_goes_on_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = Interrupted(tmp_path, monkeypatch)
+    whole = work.run()
+    assert whole[0] == 9 and whole[2] == {"in": 32, "out": 31, **dict.fromkeys(clean.RAW_REASONS, 0), "not_utf8": 1}
+    for stop, pairs in enumerate((4, 8, 12, 16, 20, 23, 27, 31, 32), start=1):
+        work.clear()
+        assert work.run(workers, stop)[0] == stop
+        for output in work.outputs:  # what was written after the journal
+            with output.open("ab") as file:
+                file.write(b"half of a li")
+        capsys.readouterr()
+        assert work.run(workers) == (9 - stop, *whole[1:])
+        assert f"test: goes on after {pairs} pairs\n" in capsys.readouterr().out
+        assert work.run(workers) == (0, *whole[1:])  # finished, it is not done again
+
+
+def test_errors_after_a_stop_name_the_same_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Interrupted(tmp_path, monkeypatch)
+    for path in work.pairs[0]:
+        path.write_bytes(path.read_bytes().replace(BAD["not_utf8"], b"a caf"))
+    second = work.pairs[1][1]
+    second.write_bytes(second.read_bytes().replace("Wörter 1 6".encode(), BAD["not_utf8"]))
+    assert work.run(stop=7, cleaned=False)[0] == 7
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"1/in\.de:7: not UTF-8"):
+            work.run(cleaned=False)
+    second.write_bytes(second.read_bytes() + b"\none more")
+    with pytest.raises(ValueError, match=r"in\.en has 9 lines, \S*in\.de has 10: they must be equal"):
+        work.run()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda work: work.outputs[1].write_bytes(b"short\n"),
+        lambda work: work.outputs[0].unlink(),
+        lambda work: work.journal.write_text(""),
+        lambda work: work.journal.write_text("[1]"),
+        lambda work: work.journal.write_text('{"inputs": []}'),
+        lambda work: work.journal.unlink(),
+    ],
+)
+def test_a_journal_that_does_not_fit_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Interrupted], object]
+) -> None:
+    work = Interrupted(tmp_path, monkeypatch)
+    whole = work.run()
+    work.clear()
+    work.run(stop=5)
+    spoil(work)
+    assert work.run() == whole
+
+
+def test_other_inputs_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Interrupted(tmp_path, monkeypatch)
+    work.run(stop=5)
+    file = work.pairs[0][0]
+    file.write_bytes(file.read_bytes().replace(b"word 0 2\r", b"word 0 two\r"))
+    done, outputs, _ = work.run()
+    assert done == 9 and b"word 0 two\n" in outputs[0]
 
 
 def test_a_worker_that_dies_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from typing import IO, Any
 import mirror
 import pytest
 
-from fairseq_resid.corpora import fetch, prepare, sources
+from fairseq_resid.corpora import fetch, prepare, sources, steps
 from fairseq_resid.corpora import manifest as manifests
 from fairseq_resid.corpora.manifest import SPLITS
 from fairseq_resid.files import read_lines
@@ -314,12 +314,8 @@ def command(hosts: dict[str, Path], out: Path) -> list[str]:
     return [sys.executable, "-m", "fairseq_resid.corpora.prepare", "wmt14-en-de", *flags]
 
 
-@pytest.mark.parametrize("step", ["download", *STEPS])
-def test_killed_at_every_step_the_next_run_ends_with_the_same_bytes(
-    step: str, hosts: dict[str, Path], en_de: Path, tmp_path: Path
-) -> None:
-    """SIGKILL to the process and all it started, while the step's unfinished work is on disk."""
-    out = tmp_path / "data"
+def killed(step: str, hosts: dict[str, Path], out: Path) -> str:
+    """Run until a step is half done, then SIGKILL the process and all it started; return what it said."""
     environment = {**os.environ, "PREPARE_TEST_STOP": step, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     # The same program, that stops in the middle of one step and waits for its end.
     stopping = [sys.executable, "-c", "import stop_in_step; stop_in_step.main()", *command(hosts, out)[3:]]
@@ -333,7 +329,16 @@ def test_killed_at_every_step_the_next_run_ends_with_the_same_bytes(
     os.killpg(process.pid, signal.SIGKILL)
     process.stdout.close()
     assert process.wait() == -signal.SIGKILL
-    assert not out.exists() and (tmp_path / "data.partial").exists()
+    assert not out.exists() and out.with_name("data.partial").exists()
+    return seen.decode()
+
+
+@pytest.mark.parametrize("step", ["download", *STEPS])
+def test_killed_at_every_step_the_next_run_ends_with_the_same_bytes(
+    step: str, hosts: dict[str, Path], en_de: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "data"
+    killed(step, hosts, out)
     done = subprocess.run(command(hosts, out), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     finished = STEPS[: STEPS.index(step)] if step != "download" else []
@@ -342,21 +347,77 @@ def test_killed_at_every_step_the_next_run_ends_with_the_same_bytes(
     assert {path.name for path in tmp_path.iterdir()} == {"data", "dl"}
 
 
-def test_ended_by_a_signal_nothing_runs_on(hosts: dict[str, Path], tmp_path: Path) -> None:
-    """The main process alone is killed: its workers end by themselves, and the next run is not in their way."""
+def test_killed_within_a_step_the_next_run_goes_on_there(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
+    """Killed again and again, on two cores; the last run has one process and other chunks."""
     out = tmp_path / "data"
-    environment = {**os.environ, "PREPARE_TEST_STOP": "worker", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    for stop, goes_on in (
+        ("tokenise train/3", None),
+        ("tokenise train/4", "tokenise train: goes on after 60 pairs"),
+        ("tokenise train/5", "tokenise train: goes on after 140 pairs"),
+        ("tokenise test/1", "tokenise train: goes on after 240 pairs"),
+        ("encode train/2", "tokenise test: goes on after 20 pairs"),
+        ("encode train/6", "encode train: goes on after 40 pairs"),
+        ("encode valid/1", "encode train: goes on after 160 pairs"),
+    ):
+        told = killed(stop, hosts, out)
+        assert goes_on in told if goes_on else "goes on" not in told
+        for output in (tmp_path / "data.partial").glob("*.partial/*.[de][en]"):
+            with output.open("ab") as file:  # what was written after the journal
+                file.write(b"half of a li")
+    done = subprocess.run(command(hosts, out), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "encode valid: goes on after 20 pairs" in done.stdout
+    assert content(out) == content(en_de)
+
+
+def test_a_step_killed_before_it_has_its_name_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record is there already; it is no file of the step."""
+    runs = []
+
+    def run(folder: Path) -> steps.Record:
+        runs.append(folder)
+        (folder / "text").write_text("text")
+        return {}
+
+    def rename(source: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    some = steps.Steps(tmp_path, [steps.Step("only", "only", [], (), run, continues=True)])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("fairseq_resid.corpora.steps.os.replace", rename)
+        some.run()
+    partial = tmp_path / f"{some.folders['only'].name}.partial"
+    for name in ("record.json", "record.json.partial"):
+        (partial / name).write_text("{}")
+    some.run()
+    some.run()
+    assert len(runs) == 2 and some.record("only") == {"files": {"text": 4}}
+
+
+@pytest.mark.parametrize(
+    "where, number", [("worker", signal.SIGKILL), ("learner", signal.SIGKILL), ("learner", signal.SIGINT)]
+)
+def test_ended_by_a_signal_nothing_runs_on(
+    where: str, number: signal.Signals, hosts: dict[str, Path], tmp_path: Path
+) -> None:
+    """The main process alone gets it: those that it started end too, and the next run is not in their way."""
+    out = tmp_path / "data"
+    environment = {**os.environ, "PREPARE_TEST_STOP": where, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     stopping = [sys.executable, "-c", "import stop_in_step; stop_in_step.main()", *command(hosts, out)[3:]]
-    process = subprocess.Popen(stopping, cwd=ROOT, env=environment, stdout=subprocess.PIPE, start_new_session=True)
-    assert process.stdout is not None
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(stopping, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, start_new_session=True)
+    assert process.stdout is not None and process.stderr is not None
     worker = 0
     while not worker:
         line = process.stdout.readline()
         assert line
         worker = int(line.split()[1]) if line.startswith(b"WORKER") else 0
-    process.kill()
-    process.wait()
+    process.send_signal(number)
+    if number == signal.SIGINT:
+        assert b"interrupted; the same command goes on\n" in process.stderr.read()
+    assert process.wait(20) == (130 if number == signal.SIGINT else -number)
     process.stdout.close()
+    process.stderr.close()
     deadline = time.monotonic() + 20
     while Path(f"/proc/{worker}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from .. import commands
 from ..files import write_atomically
 from ..folders import data as data_folder
 from ..text import TextForm
-from .manifest import Manifest
+from .manifest import SPLITS, Manifest
+from .progress import POLL, Progress
 
 
-def preprocess(text: Path, data: Path, source: str, target: str, workers: int, lock: int | None = None) -> None:
-    """Run fairseq-preprocess over TEXT/{train,valid,test} into DATA, showing the command.
+def preprocess(
+    text: Path, data: Path, source: str, target: str, workers: int, size: int, lock: int | None = None
+) -> None:
+    """Run fairseq-preprocess over TEXT/{train,valid,test} into DATA, showing the command and how far it is.
 
+    size: the bytes that its .bin files will have
     Raises: ChildProcessError where it fails; OSError if the disk is full.
     """
     command = [commands.program("fairseq-preprocess"), "--source-lang", source, "--target-lang", target]
@@ -28,7 +34,7 @@ def preprocess(text: Path, data: Path, source: str, target: str, workers: int, l
     command += ["--destdir", str(data), "--workers", str(workers)]
     commands.show(command)
     log = data.with_name(data.name + ".log")
-    with log.open("wb") as file:
+    with log.open("wb") as file, _watched(data, size):
         code = commands.run(command, file, lock, errors=file)
     if code:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
@@ -40,6 +46,32 @@ def preprocess(text: Path, data: Path, source: str, target: str, workers: int, l
     log.unlink()
     # It names folders that are gone when the data folder is whole.
     (data / "preprocess.log").unlink(missing_ok=True)
+
+
+@contextmanager
+def _watched(data: Path, size: int) -> Iterator[None]:
+    """Show how far fairseq-preprocess is by the files that it writes: it reports nothing itself."""
+    ended = Event()
+
+    def watch() -> None:
+        with Progress("fairseq-preprocess, dictionary") as progress:
+            while not ended.wait(POLL) and not any(data.glob("dict.*")):
+                progress.advance(0)
+        with Progress("fairseq-preprocess", size, "B") as progress:
+            while not ended.wait(POLL):
+                written = 0
+                for file in data.glob("*.bin"):  # its workers' too
+                    with suppress(FileNotFoundError):
+                        written += file.stat().st_size
+                progress.advance(min(written, size) - progress.done)
+
+    watcher = Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
 
 
 def bleu_tokenize(form: TextForm) -> str:
@@ -77,7 +109,10 @@ def make(
     Raises: ChildProcessError where fairseq-preprocess fails.
     """
     source, target = manifest.languages
-    preprocess(text, data, source, target, workers, lock)
+    tokens = sum(sum(known["tokens"][split].values()) + 2 * known["lines"][split]["out"] for split in SPLITS)
+    # With an end of sentence on each side of every pair; a token's bytes are fairseq's best_fitting_int_dtype.
+    size = tokens * (2 if manifest.vocab_size < 65500 else 4)
+    preprocess(text, data, source, target, workers, size, lock)
     shutil.copytree(references, data / "ref")
     shutil.copyfile(model, data / "spm.model")
     corpus = {

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import io
-import signal
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from . import clean, stream
+from .progress import POLL, Progress
 
 # Learned from at most so many training pairs, evenly spread: memory does not grow with the corpus.
 SAMPLED = 1_000_000
@@ -43,32 +43,77 @@ def learn(
     """Learn one model over both sides of the training text; returns how many pairs it was learned from.
 
     normalizer: what sentencepiece does to text before it cuts it, one of NORMALIZERS
-
-    Raises: ValueError where the text does not hold as many pieces as asked for.
+    Raises: ValueError if the text does not hold as many pieces as asked for; ChildProcessError if the library's process
+    is killed.
     """
-    import sentencepiece
-
-    told = {**SENTENCEPIECE, "normalization_rule_name": normalizer, "vocab_size": vocab_size}
-    settings = " ".join(f"{key}={value}" for key, value in told.items())
+    asked = {**SENTENCEPIECE, "normalization_rule_name": normalizer, "vocab_size": vocab_size}
+    settings = " ".join(f"{key}={value}" for key, value in asked.items())
     used = -(-pairs // max(1, -(-pairs // SAMPLED)))
     print(f"  sentencepiece: {settings} on {2 * used:,} sentences", flush=True)
+    # In a process of its own: while the library works, for minutes, Python would not see Ctrl-C.
+    receiver, sender = stream.context().Pipe(duplex=False)
+    process = stream.context().Process(target=_learn, args=(sender, files, pairs, asked))
+    told: int | bytes = 0
+    process.start()  # before a progress bar starts a thread
+    try:
+        sender.close()
+        with Progress("read", 2 * used, "sentences") as progress:
+            while progress.done < 2 * used and isinstance(told := _hear(receiver), int):
+                progress.advance(told)
+        with Progress("learn") as progress:
+            while isinstance(told, int):
+                progress.advance(0)
+                told = _hear(receiver)
+    finally:
+        process.kill()
+        process.join()
+    model.write_bytes(told)
+    return {"pairs": used, "vocab_size": vocab_size}
+
+
+def _learn(sender: Connection, files: tuple[Path, Path], pairs: int, asked: dict[str, Any]) -> None:
+    """Learn the model: send every 10,000 sentences how many were read, at the end the model or an exception."""
+    stream.start_worker()
+    import sentencepiece
+
+    def counted() -> Iterator[str]:
+        count = 0
+        for sentence in sample(files, pairs):
+            yield sentence
+            count += 1
+            if count == 10_000:
+                sender.send(count)
+                count = 0
+        sender.send(count)
+
     content = io.BytesIO()
-    # Python would see Ctrl-C only when the library returns, which can take minutes; nothing is lost by ending at once.
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL) if on_main_thread else None
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sample(files, pairs),
+            sentence_iterator=counted(),
             model_writer=content,  # a file name would be stored in the model
-            **told,
+            **asked,
         )
+        sender.send(content.getvalue())
     except RuntimeError as error:
-        raise ValueError(f"--vocab-size {vocab_size}: sentencepiece could not learn it: {error}") from None
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
-    model.write_bytes(content.getvalue())
-    return {"pairs": used, "vocab_size": vocab_size}
+        sender.send(ValueError(f"--vocab-size {asked['vocab_size']}: sentencepiece could not learn it: {error}"))
+    except Exception as error:
+        sender.send(error)
+
+
+def _hear(receiver: Connection) -> int | bytes:
+    """Return what `_learn` sends, or 0 if it sends nothing for POLL seconds.
+
+    Raises: the exception that it sends; ChildProcessError if it ended without one.
+    """
+    if not receiver.poll(POLL):
+        return 0
+    try:
+        told: int | bytes | Exception = receiver.recv()
+    except EOFError:
+        raise ChildProcessError("sentencepiece was ended (out of memory?)") from None
+    if isinstance(told, Exception):
+        raise told
+    return told
 
 
 _processor: Any = None  # a worker's own; it cannot be sent to it

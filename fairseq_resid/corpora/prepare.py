@@ -287,7 +287,9 @@ class _Preparation:
         self.text_step = "deduplicate" if manifest.deduplicate else "tokenise"
         self.steps = [
             Step("extract", "extract and count", [files, options.limit], (), self.extract, continues=True),
-            Step("tokenise", "tokenise" + and_clean, made_by, ("extract",), self._checked(self.tokenise)),
+            Step(
+                "tokenise", "tokenise" + and_clean, made_by, ("extract",), self._checked(self.tokenise), continues=True
+            ),
             Step("deduplicate", "deduplicate", [], ("tokenise",), self._checked(self.deduplicate)),
             Step(
                 "learn",
@@ -297,7 +299,12 @@ class _Preparation:
                 self._checked(self.learn),
             ),
             Step(
-                "encode", "encode" + and_clean, kept, ("tokenise", self.text_step, "learn"), self._checked(self.encode)
+                "encode",
+                "encode" + and_clean,
+                kept,
+                ("tokenise", self.text_step, "learn"),
+                self._checked(self.encode),
+                continues=True,
             ),
             Step("binarise", "fairseq-preprocess", asked, ("encode", "learn"), self._checked(self.binarise)),
         ]
@@ -427,7 +434,7 @@ class _Preparation:
         """Take all text to the form that sentencepiece sees; keep the untouched valid and test text."""
         forms = self._forms()
         counts = {}
-        (folder / "ref").mkdir()
+        (folder / "ref").mkdir(exist_ok=True)
         for split in SPLITS:
             pairs = self._pairs(split)
             is_train = split == "train"
@@ -495,7 +502,7 @@ class _Preparation:
             )
             self._check_left(split, counts[split])
         references = self.progress.folders["tokenise"] / "ref"
-        shutil.copytree(references, folder / "ref")
+        shutil.copytree(references, folder / "ref", dirs_exist_ok=True)
         form = self._forms()[self.manifest.target]
         trips = {
             split: ceiling.round_trip(

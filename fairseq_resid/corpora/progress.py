@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from datetime import timedelta
 from types import TracebackType
 
-from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
 EVERY = 30.0  # seconds between two lines in a log
+POLL = 1.0  # seconds between two looks at what another process does
 
 
 def amount(number: float, unit: str) -> str:
@@ -23,10 +25,18 @@ def amount(number: float, unit: str) -> str:
     return f"{number:,.1f} GB"
 
 
-class Progress:
-    """`with Progress(what, total, unit) as p: p.advance(n)`. Unit: "B" for bytes, or a word such as "lines"."""
+def clock(seconds: float) -> str:
+    """Return a duration as H:MM:SS."""
+    return str(timedelta(seconds=round(seconds)))
 
-    def __init__(self, what: str, total: int | None, unit: str, done: int = 0) -> None:
+
+class Progress:
+    """`with Progress(what, total, unit) as p: p.advance(n)`. Unit: "B" for bytes, or a word such as "lines".
+
+    Without a unit it shows the time that has passed: for work that cannot be counted.
+    """
+
+    def __init__(self, what: str, total: int | None = None, unit: str | None = None, done: int = 0) -> None:
         self.what, self.total, self.unit = what, total, unit
         self.done = self.start = done
         self.began = self.told = time.monotonic()
@@ -36,7 +46,7 @@ class Progress:
     def __enter__(self) -> Progress:
         if sys.stdout.isatty():
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
-            self.bar = Bar(*columns, TimeRemainingColumn(), transient=True)
+            self.bar = Bar(*columns, transient=True)
             self.task = self.bar.add_task(self.what, total=self.total, completed=self.done, text="")
             self.bar.start()
         return self
@@ -48,10 +58,16 @@ class Progress:
             self.bar.stop()
 
     def _text(self) -> str:
+        passed = time.monotonic() - self.began
+        if self.unit is None:
+            return f"{clock(passed)} so far"
         of = f" of {amount(self.total, self.unit)}" if self.total is not None else ""
         unit = "" if self.unit == "B" else f" {self.unit}"
-        rate = (self.done - self.start) / max(time.monotonic() - self.began, 1e-9)
-        return f"{amount(self.done, self.unit)}{of}{unit}, {amount(rate, self.unit)}{unit}/s"
+        rate = (self.done - self.start) / max(passed, 1e-9)
+        left = ""
+        if self.total is not None and rate > 0:
+            left = f", {clock(max(self.total - self.done, 0) / rate)} left"
+        return f"{amount(self.done, self.unit)}{of}{unit}, {amount(rate, self.unit)}{unit}/s{left}"
 
     def advance(self, count: int) -> None:
         """Count so much more as done."""

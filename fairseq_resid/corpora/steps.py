@@ -116,7 +116,12 @@ class Steps:
             shutil.rmtree(partial)
         partial.mkdir(parents=True, exist_ok=True)
         record = step.run(partial)
-        files = {str(file.relative_to(partial)): file.stat().st_size for file in partial.rglob("*") if file.is_file()}
+        files = {
+            str(file.relative_to(partial)): file.stat().st_size
+            for file in partial.rglob("*")
+            # A record can be there: of a run that was killed before it gave the folder its name.
+            if file.is_file() and not file.name.startswith("record.json")
+        }
         record = {**record, "files": dict(sorted(files.items()))}
         write_atomically(partial / "record.json", json.dumps(record, indent=2) + "\n")
         os.replace(partial, folder)

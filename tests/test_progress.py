@@ -1,0 +1,113 @@
+"""corpora/progress.py and those that show what other processes do: what a log says, and when."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import mirror
+import pytest
+
+from fairseq_resid.corpora import binarise, own, pieces, progress
+from fairseq_resid.corpora.progress import Progress
+
+
+class Clock:
+    """The time, as a test wants it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+
+
+def test_a_log_tells_how_much_is_done_how_fast_and_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(monkeypatch)
+    with Progress("tokenise train", 36_000_000, "pairs", done=1_000_000) as shown:
+        for seconds in range(0, 600, 10):
+            clock.now = 1000.0 + seconds
+            shown.advance(50_000)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 19  # every 30 s, from the 30th second on
+    # After 390 s 40 x 50,000 are done, beside what was there before.
+    assert lines[12] == "  tokenise train: 3,000,000 of 36,000,000 pairs, 5,128 pairs/s, 1:47:15 left"
+
+
+def test_without_a_total_or_a_rate_no_time_left_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(monkeypatch)
+    with Progress("a.tgz", None, "B") as unknown, Progress("b.tgz", 8_000_000, "B", 5_000_000) as waiting:
+        clock.now += 31
+        unknown.advance(62_000_000)
+        waiting.advance(0)
+    assert capsys.readouterr().out == "  a.tgz: 62 MB, 2 MB/s\n  b.tgz: 5 MB of 8 MB, 0 B/s\n"
+
+
+def test_what_cannot_be_counted_tells_the_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(monkeypatch)
+    with Progress("learn") as shown:
+        for _ in range(100):
+            clock.now += 1
+            shown.advance(0)
+    assert capsys.readouterr().out.splitlines() == [f"  learn: 0:0{time} so far" for time in ("0:30", "1:00", "1:30")]
+
+
+def build(folder: Path, train: int) -> list[str]:
+    """Make a data folder from so many pairs; return the command line's flags that did it."""
+    given: list[object] = ["--name", "made-up", "--source", "en", "--target", "de", "--vocab-size", 300]
+    for split, count in (("train", train), ("valid", 20), ("test", 20)):
+        for language, text in zip(("en", "de"), mirror.sides(mirror.pairs(count, ("en", "de"), count)), strict=True):
+            (folder / f"{split}.{language}").write_text(text)
+        given += [f"--{split}", folder / split]
+    words = [*map(str, given), "--out", str(folder / "data"), "--workers", "2"]
+    assert own.main(words) == 0
+    return words
+
+
+def test_the_long_steps_within_other_programs_show_how_far_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if every line were due at once."""
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    for module in (pieces, binarise):
+        monkeypatch.setattr(module, "POLL", 0.002)
+    build(tmp_path, 8000)
+    told = capsys.readouterr().out
+    assert re.search(r"\n  read: 16,000 of 16,000 sentences, [\d,]+ sentences/s, 0:00:00 left\n", told)
+    assert re.search(r"\n  learn: 0:00:0\d so far\n", told)
+    assert re.search(r"\n  fairseq-preprocess, dictionary: 0:00:0[1-9] so far\n", told)
+    # The files as they are at the end are what was expected of them.
+    size = sum(file.stat().st_size for file in (tmp_path / "data").glob("*.bin"))
+    shown = re.findall(r"\n  fairseq-preprocess: (\d+) KB of (\d+) KB, ", told)
+    parts = [int(part) for part, _ in shown]
+    assert {whole for _, whole in shown} == {f"{size / 1000:.0f}"}
+    assert len(set(parts)) > 3 and 0 < max(parts) <= size / 1000 + 1
+
+
+def test_short_steps_show_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build(tmp_path, 300)
+    told = capsys.readouterr().out
+    assert "fairseq-preprocess" in told and " so far" not in told and " left" not in told
+
+
+def test_learning_that_is_killed_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the system does where memory is short: one line, and the next run goes on."""
+
+    def killed(*_: Any) -> Any:
+        os._exit(9)
+
+    with monkeypatch.context() as patch, pytest.raises(AssertionError):
+        patch.setattr(pieces, "sample", killed)
+        build(tmp_path, 300)
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1] == "own: error: sentencepiece was ended (out of memory?)"
+    build(tmp_path, 300)
+    assert "goes on" not in capsys.readouterr().err
