@@ -19,7 +19,8 @@ from fairseq.tasks.translation import TranslationTask
 from measure import check_data, half_precision, plot_ratios, positive
 from torch import nn
 
-from fairseq_resid.ops import BACKENDS  # and the package registers the models
+import fairseq_resid.models  # noqa: F401  (registers the models)
+from fairseq_resid.ops import BACKENDS
 
 STOCK = "transformer"
 

@@ -176,8 +176,6 @@ def cli() -> Callable[..., Result]:
     """
 
     def run(command: str, *flags: object, stdin: str = "", check: bool = True) -> Result:
-        import fairseq_resid  # noqa: F401
-
         main = importlib.import_module(command.replace("fairseq-", "fairseq_cli.")).cli_main
         workers = [] if command == "fairseq-interactive" else ["--num-workers", "0"]
         text, code = io.StringIO(), 0

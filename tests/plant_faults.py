@@ -152,14 +152,14 @@ FAULTS = [
     # --- model
     Fault(
         "encoder layer: the feed-forward branch gets x after the site",
-        "fairseq_resid/layers.py",
+        "fairseq_resid/models/layers.py",
         "        x = self.ffn_residual(x, fc_result)\n",
         "        x = self.ffn_residual(fc_result, x)\n",
         "test_models.py",
     ),
     Fault(
         "decoder layer: encoder attention does not use its site",
-        "fairseq_resid/layers.py",
+        "fairseq_resid/models/layers.py",
         "x = self.encoder_attn_residual(x, attended)",
         "x = self.self_attn_residual(x, attended)",
         "test_models.py",
@@ -173,7 +173,7 @@ FAULTS = [
     ),
     Fault(
         "stock names: the norm of self-attention is taken for the feed-forward's",
-        "fairseq_resid/models.py",
+        "fairseq_resid/models/translation.py",
         '"self_attn_layer_norm": "self_attn_residual.norm"',
         '"self_attn_layer_norm": "ffn_residual.norm"',
         "test_models.py",

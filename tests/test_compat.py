@@ -383,7 +383,7 @@ def test_batches_are_the_indices_in_order(
 ) -> None:
     from fairseq.data import data_utils
 
-    import fairseq_resid  # noqa: F401
+    import fairseq_resid.models  # noqa: F401
 
     sizes = np.array(lengths)
     indices = np.argsort(sizes, kind="stable")
@@ -506,14 +506,14 @@ def test_bf16_trains_on_a_cpu(train: Command, tmp_path: Path) -> None:
 def test_only_bf16s_tpu_is_taken_back(flags: list[str], tpu: bool) -> None:
     from fairseq import options
 
-    import fairseq_resid  # noqa: F401
+    import fairseq_resid.models  # noqa: F401
 
     arguments = ["data", "--arch", "transformer_resid_tiny", *flags]
     assert options.parse_args_and_arch(options.get_training_parser(), arguments).tpu is tpu
 
 
 def test_the_root_logger_is_left_quiet() -> None:
-    done = shell(sys.executable, "-c", "import logging, fairseq_resid; print(logging.getLogger().level)")
+    done = shell(sys.executable, "-c", "import logging, fairseq_resid.models; print(logging.getLogger().level)")
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) >= logging.INFO
 
@@ -549,11 +549,41 @@ def test_the_stock_baseline_decodes_left_padded_batches(stock_checkpoint: Path, 
         assert padded[number][0] == pytest.approx(score, abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("name", "absent"),
+    [
+        ("fairseq_resid", ["fairseq", "torch", "numpy"]),
+        ("fairseq_resid.corpora.prepare", ["fairseq", "torch"]),
+        ("fairseq_resid.corpora.own", ["fairseq", "torch"]),
+        ("fairseq_resid.connections", ["fairseq"]),
+        ("fairseq_resid.training.plan", ["fairseq"]),
+    ],
+)
+def test_importing_a_part_loads_no_more_than_it_needs(name: str, absent: list[str]) -> None:
+    done = shell(sys.executable, "-c", f"import {name}, sys; print([x for x in {absent} if x in sys.modules])")
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
+
+
+IMPORTED_FIRST = """
+import sys
+from fairseq_resid import connections
+from fairseq import options, utils
+import argparse
+sys.argv = ["fairseq-train", "data", "--user-dir", sys.argv[1], "--arch", "transformer_sas_tiny"]
+utils.import_user_module(argparse.Namespace(user_dir=sys.argv[3]))
+args = options.parse_args_and_arch(options.get_training_parser())
+from fairseq import checkpoint_utils
+print(args.arch, args.encoder_embed_dim, checkpoint_utils.torch.__class__.__name__)
+"""
+
+
+def test_a_package_that_was_imported_first_is_still_the_plugin() -> None:
+    """fairseq loads USER_DIR/models only if the package is not imported yet."""
+    done = shell(sys.executable, "-c", IMPORTED_FIRST, ROOT / "fairseq_resid")
+    assert done.stdout.splitlines()[-1:] == ["transformer_sas_tiny 64 _WeightsOnlyTorch"], done.stderr
+
+
 IMPORT_ALONE = """
-import sys, types
-package = types.ModuleType("fairseq_resid")  # the folder, without the __init__ that applies everything
-package.__path__ = [sys.argv[1]]
-sys.modules["fairseq_resid"] = package
 import fairseq.trainer
 from fairseq import checkpoint_utils, options
 from fairseq.data import data_utils

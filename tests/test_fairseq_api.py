@@ -29,8 +29,8 @@ from omegaconf import OmegaConf
 from fairseq_resid import connections
 from fairseq_resid.compat import UserError
 from fairseq_resid.connections.self_adaptive import SelfAdaptiveScaling
-from fairseq_resid.layers import ResidualEncoderLayer
 from fairseq_resid.models import ResidualTransformerModel
+from fairseq_resid.models.layers import ResidualEncoderLayer
 
 Command = Callable[..., Any]
 ARCHS = {"transformer_sas_tiny": "sas", "transformer_rskip_ln_tiny": "rskip_ln", "transformer_resid_tiny": "post_ln"}

@@ -24,7 +24,7 @@ from torch import nn
 
 from fairseq_resid import connections
 from fairseq_resid.compat import UserError
-from fairseq_resid.layers import ResidualDecoderLayer, ResidualEncoderLayer
+from fairseq_resid.models.layers import ResidualDecoderLayer, ResidualEncoderLayer
 from fairseq_resid.ops import dispatch
 
 NAMES = Path(__file__).resolve().parent / "data" / "state_dict_names.json"

@@ -254,7 +254,7 @@ def test_the_papers_settings_are_all_there() -> None:
 def test_a_papers_recipe_is_its_named_architecture_and_its_arithmetic(name: str) -> None:
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
-    import fairseq_resid  # noqa: F401  (registers the architectures)
+    import fairseq_resid.models  # noqa: F401  (registers the architectures)
 
     given_ = flags.options(recipe.read(name))
     suffix = name.removeprefix("iwslt15-").removeprefix("wmt14-").removesuffix("-16k").replace("-", "_")

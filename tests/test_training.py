@@ -399,7 +399,7 @@ def test_a_recipe_is_read_as_a_shell_reads_it(tmp_path: Path) -> None:
 def test_shipped_recipes_parse_and_keep_the_checkpoints_that_are_averaged(name: str, arch: str, tmp_path: Path) -> None:
     from fairseq import options
 
-    import fairseq_resid  # noqa: F401  (registers the architectures)
+    import fairseq_resid.models  # noqa: F401  (registers the architectures)
 
     words = recipe.read(name)
     planned = plan.make(words, [], [], None)

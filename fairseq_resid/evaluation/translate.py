@@ -45,6 +45,8 @@ class Translator:
         import torch
         from fairseq import hub_utils
 
+        from .. import models  # noqa: F401  (bridges fairseq, registers the architectures)
+
         folder = Run(Path(run))
         if not folder.path.is_dir():
             raise ValueError(f"{run}: no such run folder")

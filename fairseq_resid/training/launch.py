@@ -80,6 +80,8 @@ def check_architecture(arch: str, words: Sequence[str]) -> None:
     """
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
+    from .. import models  # noqa: F401  (registers the architectures)
+
     if arch not in ARCH_CONFIG_REGISTRY:
         ours = [name for name in ARCH_CONFIG_REGISTRY if name.startswith("transformer")]
         near = difflib.get_close_matches(arch, ours, n=4, cutoff=0.5) or ["transformer", "transformer_sas"]
@@ -125,6 +127,8 @@ def check_flags(words: Sequence[str]) -> list[str]:
     Raises: ValueError naming the flag, and what is wrong with it or near ones.
     """
     from fairseq import options
+
+    from .. import models  # noqa: F401  (their flags)
 
     def refuse(message: str) -> NoReturn:
         raise ValueError(message)

@@ -19,10 +19,10 @@ from fairseq.models.transformer import (
 from fairseq.models.transformer.transformer_legacy import base_architecture
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 
-from . import connections
-from .compat import BETTER_TRANSFORMER_COPIES, UserError
+from .. import connections
+from ..compat import BETTER_TRANSFORMER_COPIES, UserError
+from ..ops import BACKENDS, absence
 from .layers import ResidualDecoderLayer, ResidualEncoderLayer
-from .ops import BACKENDS, absence
 
 # Scalings that fairseq's own decoder layer reads off a config (modules/transformer_layer.py). They belong to another
 # residual structure (NormFormer), and would be silently ignored here.

@@ -16,8 +16,8 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
 
-from . import connections
-from .compat import BETTER_TRANSFORMER_COPIES
+from .. import connections
+from ..compat import BETTER_TRANSFORMER_COPIES
 
 
 class ResidualEncoderLayer(TransformerEncoderLayerBase):
