@@ -394,6 +394,14 @@ def test_a_short_answer_without_a_length_is_tried_again(server: Server, tmp_path
     only_whole(tmp_path)
 
 
+def test_other_data_is_not_downloaded_twice_for_a_lost_connection(server: Server, tmp_path: Path) -> None:
+    """What this address has sent a moment ago is no other file's beginning."""
+    server.script = ["drop", "drop"]
+    get(known(server, sha256="0" * 64), tmp_path, allow_other=True)
+    assert [asked for _, asked in server.asked] == [None, "bytes=100000-", "bytes=200000-"]
+    only_whole(tmp_path)
+
+
 def test_another_part_than_asked_for_is_not_appended(server: Server, tmp_path: Path) -> None:
     """Nothing is known of the file, so that no checksum would tell."""
     server.script = ["other part"]

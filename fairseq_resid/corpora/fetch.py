@@ -178,8 +178,8 @@ def _from(
     Raises: _Refused where it does not give the file, or another one.
     """
     partial = Path(f"{target}.partial")
+    resumed = partial.is_file() and partial.stat().st_size > 0
     for attempt in range(ATTEMPTS):
-        resumed = partial.is_file() and partial.stat().st_size > 0
         try:
             _attempt(url, partial, file, allow_other)
         except (OSError, http.client.HTTPException) as error:
@@ -199,6 +199,7 @@ def _from(
             # What had been there may have been the beginning of something else.
             print(f"{file.name}: {wrong}; once more from its beginning", flush=True)
             partial.unlink()
+            resumed = False
             continue
         if wrong and not allow_other:
             partial.unlink()
