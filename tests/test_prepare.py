@@ -686,7 +686,7 @@ def test_a_full_disk_in_fairseq_preprocess_is_told(
     monkeypatch.setattr(prepare.binarise.commands, "run", failing)
     if not has_room:
         (tmp_path / "data.room").symlink_to("/dev/full")
-    assert prepare.run("prepare", lambda: prepare.binarise.preprocess(tmp_path, tmp_path / "data", "a", "b", 1)) == 2
+    assert prepare.run("prepare", lambda: prepare.binarise.preprocess(tmp_path, tmp_path / "data", "a", "b", 1, 9)) == 2
     assert said in capsys.readouterr().err
 
 

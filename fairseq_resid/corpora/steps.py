@@ -21,7 +21,7 @@ from ..files import write_atomically
 
 Record = dict[str, Any]
 # Part of every key: raised when a step comes to make something else of the same input.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
