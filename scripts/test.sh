@@ -83,5 +83,5 @@ if [[ -n $lint ]]; then
     stage shellcheck check_shell
 fi
 # Two workers, each with one thread: more threads only get in each other's way on models this small.
-OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} stage pytest python -m pytest -n 2 --dist loadscope "$@"
+OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} stage pytest python -m pytest -n 2 --dist worksteal "$@"
 exit "$first_failure"

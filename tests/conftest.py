@@ -15,6 +15,7 @@ import os
 import random
 import shlex
 import sys
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,30 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def preprocess_in_this_process() -> Iterator[None]:
+    """Let preparations that run in this process call fairseq-preprocess here: a process of its own takes seconds.
+
+    Preparations that tests start as commands run it as users do.
+    """
+    from fairseq_resid import commands
+    from fairseq_resid.corpora import binarise
+
+    def run(words: list[str], *_: Any, **__: Any) -> int:
+        from fairseq import options
+        from fairseq_cli import preprocess
+
+        text = io.StringIO()
+        with fairseq_state_kept(text), contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+            preprocess.main(options.get_preprocessing_parser().parse_args(words[1:]))
+        return 0
+
+    here = types.SimpleNamespace(program=commands.program, show=commands.show, run=run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(binarise, "commands", here)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ from typing import Any
 import mirror
 import pytest
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -21,6 +21,8 @@ from fairseq_resid.corpora import clean, pieces, stream
 from fairseq_resid.corpora.tokenise import tokenise
 from fairseq_resid.text import TextForm
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = clean.Limits(250, 1.5)
 PLAIN = (TextForm("en"), TextForm("de"))

@@ -15,6 +15,8 @@ import pytest
 
 from fairseq_resid.evaluation import compare, decoding, scoring
 
+pytestmark = pytest.mark.once
+
 BIN = Path(sys.executable).parent
 Capture = pytest.CaptureFixture[str]
 TEXT = "the a house ship river king sees follows finds old small red very and with of on to in day"

@@ -15,6 +15,8 @@ import pytest
 
 from fairseq_resid.corpora import extract
 
+pytestmark = pytest.mark.once
+
 
 def out_of(archive: Path, members: list[str], folder: Path, limit: int | None = None) -> dict[str, bytes]:
     folder.mkdir(exist_ok=True)

@@ -8,6 +8,8 @@ from pathlib import Path
 import plant_faults
 import pytest
 
+pytestmark = pytest.mark.once
+
 
 def test_every_fault_can_be_planted_and_names_tests_that_there_are(tmp_path: Path) -> None:
     assert len(plant_faults.FAULTS) >= 30

@@ -20,6 +20,8 @@ from fairseq_resid.corpora.extract import Damaged
 from fairseq_resid.corpora.fetch import FetchError, fetch
 from fairseq_resid.corpora.manifest import RemoteFile
 
+pytestmark = pytest.mark.once
+
 CONTENT = b"\x1f\x8b" + random.Random(3).randbytes(299_998)  # begins as its name says
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 MD5 = hashlib.md5(CONTENT).hexdigest()

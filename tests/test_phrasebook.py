@@ -17,6 +17,8 @@ from fairseq_resid.corpora.phrasebook import Example, english_number, vietnamese
 from fairseq_resid.evaluation import floors as floors_module
 from fairseq_resid.evaluation.floors import floors, nearest
 
+pytestmark = pytest.mark.once
+
 # of the default files one after the other by name; change it only together with the figures in the documentation
 DEFAULT_SHA256 = "3e74879c5382524aa5e09d5c5a24e0a131537ff07c2c9b028cd8393f0718923e"
 SPLITS = ("train", "valid", "test")

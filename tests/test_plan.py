@@ -19,6 +19,8 @@ from fairseq_resid import flags
 from fairseq_resid.training import devices, plan, recipe
 from fairseq_resid.training.devices import Gpu
 
+pytestmark = pytest.mark.once
+
 A100 = Gpu("A100", 80 << 30, (8, 0))
 V100 = Gpu("V100", 32 << 30, (7, 0))
 P100 = Gpu("P100", 16 << 30, (6, 0))

@@ -30,6 +30,8 @@ from fairseq_resid.corpora.manifest import SPLITS
 from fairseq_resid.files import read_lines
 from fairseq_resid.text import TextForm, escape, unescape
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -333,6 +335,7 @@ def killed(step: str, hosts: dict[str, Path], out: Path) -> str:
     return seen.decode()
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("step", ["download", *STEPS])
 def test_killed_at_every_step_the_next_run_ends_with_the_same_bytes(
     step: str, hosts: dict[str, Path], en_de: Path, tmp_path: Path
@@ -347,6 +350,7 @@ def test_killed_at_every_step_the_next_run_ends_with_the_same_bytes(
     assert {path.name for path in tmp_path.iterdir()} == {"data", "dl"}
 
 
+@pytest.mark.both
 def test_killed_within_a_step_the_next_run_goes_on_there(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
     """Killed again and again, on two cores; the last run has one process and other chunks."""
     out = tmp_path / "data"
@@ -370,6 +374,7 @@ def test_killed_within_a_step_the_next_run_goes_on_there(hosts: dict[str, Path],
     assert content(out) == content(en_de)
 
 
+@pytest.mark.both
 def test_a_step_killed_before_it_has_its_name_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its record is there already; it is no file of the step."""
     runs = []
@@ -394,6 +399,7 @@ def test_a_step_killed_before_it_has_its_name_is_done_once(tmp_path: Path, monke
     assert len(runs) == 2 and some.record("only") == {"files": {"text": 4}}
 
 
+@pytest.mark.both
 @pytest.mark.parametrize(
     "where, number", [("worker", signal.SIGKILL), ("learner", signal.SIGKILL), ("learner", signal.SIGINT)]
 )
@@ -425,6 +431,7 @@ def test_ended_by_a_signal_nothing_runs_on(
     assert subprocess.run(command(hosts, out), cwd=ROOT, capture_output=True).returncode == 0
 
 
+@pytest.mark.both
 def test_a_result_that_was_damaged_is_made_again(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
     """Every step's files, cut off between two runs: their size is remembered."""
     out = tmp_path / "data"
@@ -442,6 +449,7 @@ def fail(*_: Any) -> None:
     raise ChildProcessError("fairseq-preprocess failed")
 
 
+@pytest.mark.both
 def test_two_at_once_make_one_corpus(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
     processes = [
         subprocess.Popen(command(hosts, tmp_path / "data"), cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in "ab"
@@ -630,6 +638,7 @@ def test_a_folder_that_is_not_ours_is_left_alone(
     assert (tmp_path / "data.partial" / "thesis" / "text").exists()
 
 
+@pytest.mark.both
 def test_a_full_disk_is_one_line_and_the_next_run_ends_with_the_same_bytes(
     hosts: dict[str, Path], en_de: Path, tmp_path: Path
 ) -> None:

@@ -13,6 +13,8 @@ import pytest
 from fairseq_resid.corpora import binarise, own, pieces, progress
 from fairseq_resid.corpora.progress import Progress
 
+pytestmark = pytest.mark.once
+
 
 class Clock:
     """The time, as a test wants it."""

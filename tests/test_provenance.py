@@ -20,6 +20,8 @@ from fairseq_resid.corpora.fingerprints import Fingerprints
 from fairseq_resid.files import read_lines
 from fairseq_resid.text import TextForm
 
+pytestmark = pytest.mark.once
+
 Released = tuple[Path, Callable[..., int]]
 
 

@@ -17,6 +17,8 @@ import torch
 
 from fairseq_resid.corpora import own, phrasebook
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # In this order: what one page makes, the next one uses.

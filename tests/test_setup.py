@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = ROOT / "scripts" / "setup.sh"
 BASH = shutil.which("bash") or "/bin/bash"
