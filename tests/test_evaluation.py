@@ -30,6 +30,7 @@ from fairseq_resid.evaluation.__main__ import (
     count_parameters,
     find_data,
     main,
+    prepare,
     translate,
 )
 from fairseq_resid.files import read_lines
@@ -137,6 +138,20 @@ def test_end_to_end(evaluated: str, here: Run) -> None:
     assert results["training"]["tokens_per_second"] > 0
 
 
+def test_damaged_data_is_not_evaluated(evaluated: str, here: Run, tmp_path: Path, capsys: Capture) -> None:
+    data = shutil.copytree("data", tmp_path / "data")
+    corpus = json.loads((data / "corpus.json").read_text())
+    corpus |= {"sizes": {"ref/test.fr": (data / "ref" / "test.fr").stat().st_size}, "limit": 3}
+    corpus |= {"differences": ["cut"], "unverified": ["test a.en"], "asked": {"limit": 3}}
+    (data / "corpus.json").write_text(json.dumps(corpus))
+    job = prepare(here.path, data, 2, None, "test", True)
+    assert job.corpus.differences == ("cut",) and job.corpus.unverified == ("test a.en",)
+    assert job.corpus.preparation == {"limit": 3}
+    (data / "ref" / "test.fr").write_text("cut off")
+    assert main([str(here.path), "--data", str(data), "--last", "2", "--cpu"]) == 2
+    assert "damaged: ref/test.fr has 7 bytes" in capsys.readouterr().err
+
+
 def test_the_card_says_what_the_files_say(evaluated: str, here: Run, tmp_path: Path, capsys: Capture) -> None:
     text = here.card.read_text()
     assert card.main([str(here.path)]) == 0
@@ -151,7 +166,9 @@ def test_the_card_says_what_the_files_say(evaluated: str, here: Run, tmp_path: P
 
     copied = Run(tmp_path / "run")
     copied.path.mkdir()
-    copied.results().write_text(json.dumps({**results, "not_as_released": ["train has 3 pairs"]}))
+    told = {"not_as_released": ["train has 3 pairs"], "unverified": ["test a.en", "test a.fr"]}
+    settings = {"name": "colours", "max_ratio": 3.0, "limit": None}
+    copied.results().write_text(json.dumps({**results, **told, "preparation": settings}))
     record = {"command": ["fairseq-train", "data", "--adam-betas", "(0.9, 0.98)"], "finished": False, "seed": "3"}
     hardware = {"cpu": "a CPU", "cores": 2, "gpus": ["A100, 80 GiB"]}
     session = {"started": "today", "hardware": hardware, "commit": "c0ffee", "versions": {"torch": "2.5"}}
@@ -162,7 +179,7 @@ def test_the_card_says_what_the_files_say(evaluated: str, here: Run, tmp_path: P
     for said in (
         "command: `fairseq-train data --adam-betas '(0.9, 0.98)'`", "hardware: a CPU, 2 cores; A100, 80 GiB",
         "effective batch: 32,768 padded positions on 1 × A100", "precision: bf16", "seed: 3", "not finished",
-        "not as released: train has 3 pairs",
+        "not as released: train has 3 pairs", "not verified: test a.en, test a.fr", "preparation: max_ratio 3.0\n",
         "commit: c0ffee; then decade", "versions: torch 2.5",
     ):  # fmt: skip
         assert f"- {said}" in text or said in text
