@@ -102,7 +102,7 @@ def preprocess_in_this_process() -> Iterator[None]:
 
     Preparations that tests start as commands run it as users do.
     """
-    from fairseq_resid import commands
+    from fairseq_resid.commands import children
     from fairseq_resid.corpora import binarise
 
     def run(words: list[str], *_: Any, **__: Any) -> int:
@@ -114,9 +114,9 @@ def preprocess_in_this_process() -> Iterator[None]:
             preprocess.main(options.get_preprocessing_parser().parse_args(words[1:]))
         return 0
 
-    here = types.SimpleNamespace(program=commands.program, show=commands.show, run=run)
+    here = types.SimpleNamespace(program=children.program, show=children.show, run=run)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(binarise, "commands", here)
+        patch.setattr(binarise, "children", here)
         yield
 
 

@@ -210,7 +210,7 @@ FAULTS = [
     ),
     Fault(
         "averaging: the best checkpoint counts",
-        "fairseq_resid/runs.py",
+        "fairseq_resid/folders/run.py",
         'r"checkpoint(\\d+)\\.pt"',
         'r"checkpoint(\\d+|_best)\\.pt"',
         "test_averaging.py",

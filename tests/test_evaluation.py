@@ -20,21 +20,20 @@ import pytest
 import torch
 from rich.console import Console
 
-from fairseq_resid import commands
+from fairseq_resid.commands import children
 from fairseq_resid.evaluation import averaging, card, decoding, scoring, table
 from fairseq_resid.evaluation.__main__ import (
-    Corpus,
     Job,
     architecture,
     bring_average,
     count_parameters,
-    find_data,
     main,
     prepare,
     translate,
 )
-from fairseq_resid.files import read_lines
-from fairseq_resid.runs import Run
+from fairseq_resid.folders.data import Corpus, find_data
+from fairseq_resid.folders.files import read_lines
+from fairseq_resid.folders.run import Run
 from fairseq_resid.text import TextForm, escape
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,7 +80,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--log-format json --log-file checkpoints/run/train.log"
     )
     (folder / "checkpoints" / "run").mkdir(parents=True)
-    words_ = [BIN / "fairseq-train", "data", "--user-dir", commands.PACKAGE, *flags.split()]
+    words_ = [BIN / "fairseq-train", "data", "--user-dir", children.PACKAGE, *flags.split()]
     out = shell(*words_, cwd=folder)
     (folder / "train.out").write_text(out)
     return folder
@@ -378,15 +377,15 @@ def test_the_data_folder_is_found_again(here: Run, monkeypatch: pytest.MonkeyPat
 
 def test_the_command_names_the_plugin_as_the_readme_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(ROOT)
-    assert commands.user_dir() == "fairseq_resid"
+    assert children.user_dir() == "fairseq_resid"
     monkeypatch.chdir(tmp_path)
-    assert commands.user_dir() == str(ROOT / "fairseq_resid")
+    assert children.user_dir() == str(ROOT / "fairseq_resid")
     (tmp_path / "fairseq_resid").mkdir()  # another one
-    assert commands.user_dir() == str(ROOT / "fairseq_resid")
+    assert children.user_dir() == str(ROOT / "fairseq_resid")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert commands.program("fairseq-generate") == str(BIN / "fairseq-generate")
+    assert children.program("fairseq-generate") == str(BIN / "fairseq-generate")
     monkeypatch.setenv("PATH", str(BIN))
-    assert commands.program("fairseq-generate") == "fairseq-generate"
+    assert children.program("fairseq-generate") == "fairseq-generate"
     assert "--post-process" not in decoding.command(Path("d"), Path("c"), "test", None)
 
 

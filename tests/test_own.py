@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fairseq_resid.corpora import binarise, own
-from fairseq_resid.files import read_lines
+from fairseq_resid.folders.files import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 COUNTS = {"train": 301, "valid": 43, "test": 203}
@@ -241,7 +241,7 @@ def test_a_failing_preprocess_is_told_and_leaves_no_data_folder(
         output.flush()
         return 3
 
-    monkeypatch.setattr(binarise.commands, "run", fail)
+    monkeypatch.setattr(binarise.children, "run", fail)
     assert own.main(flags(raw_text, tmp_path / "data")) == 2
     error = capsys.readouterr().err
     assert "exit code 3" in error and "no space left" in error

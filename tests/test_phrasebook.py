@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_resid.corpora import phrasebook, phrasebook_lexicon
-from fairseq_resid.corpora.phrasebook import Example, english_number, vietnamese_number
+from fairseq_resid.corpora.phrasebook import grammar as phrasebook
+from fairseq_resid.corpora.phrasebook import lexicon as phrasebook_lexicon
+from fairseq_resid.corpora.phrasebook.__main__ import main
+from fairseq_resid.corpora.phrasebook.grammar import Example, english_number, vietnamese_number
 from fairseq_resid.evaluation import floors as floors_module
 from fairseq_resid.evaluation.floors import floors, nearest
 
@@ -34,7 +36,7 @@ def default() -> dict[str, list[Example]]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The default corpus as the command writes it; no test changes it."""
     out = tmp_path_factory.mktemp("phrasebook") / "made" / "here"
-    assert phrasebook.main(["--out", str(out)]) == 0
+    assert main(["--out", str(out)]) == 0
     return out
 
 
@@ -481,9 +483,9 @@ def snapshot(folder: Path) -> dict[str, bytes | None]:
 
 def test_same_folder_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "data"
-    assert phrasebook.main(["--out", str(out), *SMALL]) == 0
+    assert main(["--out", str(out), *SMALL]) == 0
     times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    assert phrasebook.main(["--out", str(out), *SMALL]) == 0
+    assert main(["--out", str(out), *SMALL]) == 0
     assert "unchanged" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
     assert not (tmp_path / "data.partial").exists()
@@ -492,7 +494,7 @@ def test_same_folder_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize("change", ["seed", "extra", "missing", "edited"])
 def test_folder_with_other_content(tmp_path: Path, change: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "data"
-    assert phrasebook.main(["--out", str(out), *SMALL]) == 0
+    assert main(["--out", str(out), *SMALL]) == 0
     if change == "extra":
         (out / "notes.txt").write_text("mine")
     elif change == "missing":
@@ -501,7 +503,7 @@ def test_folder_with_other_content(tmp_path: Path, change: str, capsys: pytest.C
         (out / "test.vi").write_text("mine")
     before = snapshot(tmp_path)
     capsys.readouterr()
-    assert phrasebook.main(["--out", str(out), *SMALL, "--seed", "2" if change == "seed" else "1"]) == 2
+    assert main(["--out", str(out), *SMALL, "--seed", "2" if change == "seed" else "1"]) == 2
     captured = capsys.readouterr()
     assert str(out) in captured.err and "other content" in captured.err and not captured.out
     assert snapshot(tmp_path) == before
@@ -511,15 +513,15 @@ def test_stopped_run_is_taken_up_and_foreign_files_are_not(tmp_path: Path, capsy
     out, partial = tmp_path / "data", tmp_path / "data.partial"
     partial.mkdir()
     (partial / "train.en").write_text("half a fi")
-    assert phrasebook.main(["--out", str(out), *SMALL]) == 0
+    assert main(["--out", str(out), *SMALL]) == 0
     assert not partial.exists() and len(list(out.iterdir())) == 6
     partial.mkdir()
     (partial / "thesis.tex").write_text("mine")
-    assert phrasebook.main(["--out", str(tmp_path / "data"), *SMALL]) == 0  # nothing to write, nothing in the way
-    assert phrasebook.main(["--out", str(out), *SMALL, "--seed", "2"]) == 2
+    assert main(["--out", str(tmp_path / "data"), *SMALL]) == 0  # nothing to write, nothing in the way
+    assert main(["--out", str(out), *SMALL, "--seed", "2"]) == 2
     for path in out.iterdir():
         path.unlink()
-    assert phrasebook.main(["--out", str(out), *SMALL]) == 2
+    assert main(["--out", str(out), *SMALL]) == 2
     assert str(partial) in capsys.readouterr().err
     assert (partial / "thesis.tex").read_text() == "mine"
 
@@ -530,7 +532,7 @@ def test_stopped_run_is_taken_up_and_foreign_files_are_not(tmp_path: Path, capsy
 )
 def test_bad_arguments(tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        code: object = phrasebook.main(["--out", str(tmp_path / "data"), *arguments])
+        code: object = main(["--out", str(tmp_path / "data"), *arguments])
     except SystemExit as leave:
         code = leave.code
     assert code == 2
@@ -541,8 +543,8 @@ def test_bad_arguments(tmp_path: Path, arguments: list[str], capsys: pytest.Capt
 
 def test_out_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data").write_text("mine")
-    assert phrasebook.main(["--out", str(tmp_path / "data"), *SMALL]) == 2
-    assert phrasebook.main(["--out", str(tmp_path / "data" / "below"), *SMALL]) == 2
+    assert main(["--out", str(tmp_path / "data"), *SMALL]) == 2
+    assert main(["--out", str(tmp_path / "data" / "below"), *SMALL]) == 2
     assert str(tmp_path / "data") in capsys.readouterr().err
     assert (tmp_path / "data").read_text() == "mine"
 

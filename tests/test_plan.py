@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_resid import flags
+from fairseq_resid.commands import flags
 from fairseq_resid.training import devices, plan, recipe
 from fairseq_resid.training.devices import Gpu
 

@@ -27,7 +27,7 @@ import pytest
 from fairseq_resid.corpora import fetch, prepare, sources, steps
 from fairseq_resid.corpora import manifest as manifests
 from fairseq_resid.corpora.manifest import SPLITS
-from fairseq_resid.files import read_lines
+from fairseq_resid.folders.files import read_lines
 from fairseq_resid.text import TextForm, escape, unescape
 
 pytestmark = pytest.mark.once
@@ -692,7 +692,7 @@ def test_a_full_disk_in_fairseq_preprocess_is_told(
         errors.write(log)
         return 1
 
-    monkeypatch.setattr(prepare.binarise.commands, "run", failing)
+    monkeypatch.setattr(prepare.binarise.children, "run", failing)
     if not has_room:
         (tmp_path / "data.room").symlink_to("/dev/full")
     assert prepare.run("prepare", lambda: prepare.binarise.preprocess(tmp_path, tmp_path / "data", "a", "b", 1, 9)) == 2

@@ -17,7 +17,7 @@ import yaml
 from fairseq_resid.corpora import manifest as manifests
 from fairseq_resid.corpora import own, prepare, repeats
 from fairseq_resid.corpora.fingerprints import Fingerprints
-from fairseq_resid.files import read_lines
+from fairseq_resid.folders.files import read_lines
 from fairseq_resid.text import TextForm
 
 pytestmark = pytest.mark.once
@@ -422,7 +422,7 @@ def test_deduplication_keeps_the_first_of_each_in_order(tmp_path: Path) -> None:
 
 def test_the_card_tells_what_the_data_is(corpus: Path) -> None:
     from fairseq_resid.evaluation import card
-    from fairseq_resid.evaluation.__main__ import Corpus
+    from fairseq_resid.folders.data import Corpus
 
     found = Corpus.read(corpus)
     assert found.unverified == () and found.preparation["vocab_size"] == 90

@@ -15,7 +15,8 @@ import mirror
 import pytest
 import torch
 
-from fairseq_resid.corpora import own, phrasebook
+from fairseq_resid.corpora import own
+from fairseq_resid.corpora.phrasebook import grammar as phrasebook
 
 pytestmark = pytest.mark.once
 

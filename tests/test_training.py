@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq_resid import flags
-from fairseq_resid.runs import Run
+from fairseq_resid.commands import flags
+from fairseq_resid.folders.run import Run
 from fairseq_resid.training import launch, plan, recipe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -358,7 +358,7 @@ def test_contradictions_are_refused(recipe_text: str, extra: str, said: str, fak
 def test_an_interrupt_that_only_the_launcher_gets_is_passed_on(fake_train: Path) -> None:
     (fake_train / "slow").touch()
     code = f"import sys; sys.executable = {str(fake_train / 'bin' / 'python')!r}\n"
-    code += "from fairseq_resid import commands; commands.INTERRUPT_AFTER = 0.2\n"
+    code += "from fairseq_resid.commands import children; children.INTERRUPT_AFTER = 0.2\n"
     code += "from fairseq_resid.training.launch import main\n"
     code += "sys.exit(main(['quickstart', '--arch', 'transformer', '--run', 'run']))"
     process = subprocess.Popen([PYTHON, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})

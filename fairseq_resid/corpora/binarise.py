@@ -11,9 +11,9 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from .. import commands
-from ..files import write_atomically
+from ..commands import children
 from ..folders import data as data_folder
+from ..folders.files import write_atomically
 from ..text import TextForm
 from .manifest import SPLITS, Manifest
 from .progress import POLL, Progress
@@ -27,15 +27,15 @@ def preprocess(
     size: the bytes that its .bin files will have
     Raises: ChildProcessError where it fails; OSError if the disk is full.
     """
-    command = [commands.program("fairseq-preprocess"), "--source-lang", source, "--target-lang", target]
+    command = [children.program("fairseq-preprocess"), "--source-lang", source, "--target-lang", target]
     command += ["--joined-dictionary"]
     for flag, split in (("--trainpref", "train"), ("--validpref", "valid"), ("--testpref", "test")):
         command += [flag, str(text / split)]
     command += ["--destdir", str(data), "--workers", str(workers)]
-    commands.show(command)
+    children.show(command)
     log = data.with_name(data.name + ".log")
     with log.open("wb") as file, _watched(data, size):
-        code = commands.run(command, file, lock, errors=file)
+        code = children.run(command, file, lock, errors=file)
     if code:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
         # On a full disk the log has no room for the reason. Then this raises it.

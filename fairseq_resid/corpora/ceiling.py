@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files import read_lines
+from ..folders.files import read_lines
 from ..text import TextForm
 
 CAUSES = ("unknown", "normalizer", "form")

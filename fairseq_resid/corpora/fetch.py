@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from ..files import write_atomically
+from ..folders.files import write_atomically
 from .extract import Damaged, instead
 from .manifest import RemoteFile
 from .progress import Progress

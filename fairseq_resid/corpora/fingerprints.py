@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..files import write_atomically
+from ..folders.files import write_atomically
 from .fetch import describe
 
 

@@ -31,8 +31,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..files import read_lines, sha256, write_atomically
 from ..folders import data as data_folder
+from ..folders.files import read_lines, sha256, write_atomically
 from ..text import NORMALIZE, TextForm
 from . import binarise, ceiling, clean, pieces, repeats, sources, stream, tokenise
 from . import manifest as manifests

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files import write_atomically
+from ..folders.files import write_atomically
 
 Record = dict[str, Any]
 # Part of every key: raised when a step comes to make something else of the same input.

@@ -25,7 +25,7 @@ from pathlib import Path
 from threading import Thread
 from typing import IO, Any, NamedTuple
 
-from ..files import write_atomically
+from ..folders.files import write_atomically
 from .progress import Progress
 
 CHUNK_LINES = 1000

@@ -11,18 +11,18 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .. import commands
+from ..commands import children
 from ..compat import BETTER_TRANSFORMER_COPIES
-from ..files import read_lines, write_atomically
 from ..folders import data as data_folder
-from ..runs import Numbering, Run
-from ..text import TextForm
+from ..folders.data import Corpus, find_data, setting
+from ..folders.files import read_lines, write_atomically
+from ..folders.run import Numbering, Run
 from . import averaging, card, decoding, scoring
 
 SUBSETS = ("valid", "test")
@@ -32,61 +32,6 @@ SPECIAL = 4
 BUFFER = re.compile(r"(^|\.)(version|_float_tensor)$")
 # Saved, never trained.
 DEAD_COPY = re.compile(rf"\.layers\.\d+\.({'|'.join(BETTER_TRANSFORMER_COPIES)})$")
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """A data folder: binarised text, raw references in ref/, corpus.json."""
-
-    path: Path
-    name: str
-    source: str
-    target: str
-    post_process: str | None
-    tokenize: str
-    form: TextForm
-    differences: tuple[str, ...] = ()  # from the corpus that its name promises
-    unverified: tuple[str, ...] = ()  # texts of which no checksum is known
-    preparation: dict[str, Any] = field(default_factory=dict)  # the settings that it was made with
-
-    @classmethod
-    def read(cls, path: Path) -> Corpus:
-        """Read DATA/corpus.json.
-
-        Raises: OSError where there is none, ValueError naming it and what is wrong.
-        """
-        file = path / "corpus.json"
-        if not path.is_dir():
-            raise ValueError(f"{path}: no such data folder: name it with --data")
-        try:
-            known = json.loads(file.read_text(encoding="utf-8"))
-            post_process = known["restore"]["post_process"]
-            form = TextForm.of_corpus(known, known["target"])
-            return cls(
-                path,
-                known["name"],
-                known["source"],
-                known["target"],
-                post_process,
-                known["bleu_tokenize"],
-                form,
-                tuple(map(str, known.get("differences", []))),
-                tuple(map(str, known.get("unverified", []))),
-                dict(known.get("asked", {})),
-            )
-        except KeyError as error:
-            raise ValueError(f"{file}: no {error}") from None
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{file}: cannot be read: {error}") from None
-
-    def reference(self, subset: str) -> Path:
-        return self.path / "ref" / f"{subset}.{self.target}"
-
-    def inputs(self, subset: str) -> list[Path]:
-        """Return the files that a translation of `subset` depends on."""
-        return sorted(
-            [*self.path.glob(f"{subset}.*.bin"), *self.path.glob(f"{subset}.*.idx"), *self.path.glob("dict.*")]
-        )
 
 
 @dataclass(frozen=True)
@@ -121,40 +66,12 @@ def count_parameters(model: dict[str, Any]) -> int:
     )
 
 
-def setting(section: Any, name: str) -> Any:
-    """Return one setting of a checkpoint's cfg, whose sections are dicts or argparse namespaces."""
-    return section.get(name) if isinstance(section, dict) else getattr(section, name, None)
-
-
 def architecture(state: dict[str, Any]) -> str:
     """Return the architecture a checkpoint names, with the residual where that is chosen by --residual."""
     model = (state.get("cfg") or {}).get("model", state.get("args"))
     name = str(setting(model, "arch") or setting(model, "_name"))
     residual = setting(model, "residual")
     return f"{name} --residual {residual}" if residual and name.startswith("transformer_resid") else name
-
-
-def find_data(run: Run, state: dict[str, Any]) -> Path:
-    """Return the data folder a checkpoint was trained on.
-
-    A relative name counts from the current folder, else from where the training was started: the folder from which the
-    checkpoint's --save-dir leads to this run.
-    Raises: ValueError where it is not there any more.
-    """
-    cfg = state.get("cfg") or {}
-    recorded = setting(cfg.get("task"), "data") or setting(state.get("args"), "data")
-    if not recorded:
-        raise ValueError(f"{run.path}: its checkpoints do not say their data folder: name it with --data")
-    data = Path(str(recorded).split(":")[0])  # fairseq takes shards of a training set as A:B
-    save_dir = Path(str(setting(cfg.get("checkpoint"), "save_dir")))
-    here = run.path.resolve()
-    candidates = [data]
-    if not save_dir.is_absolute() and here.parts[-len(save_dir.parts) :] == save_dir.parts:
-        candidates.append(Path(*here.parts[: -len(save_dir.parts)]) / data)
-    for candidate in candidates:
-        if candidate.is_dir():
-            return candidate
-    raise ValueError(f"{run.path}: was trained on {data}, which is not there: name its data folder with --data")
 
 
 def check_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> None:
@@ -214,7 +131,7 @@ def bring_average(run: Run, made_from: list[Path]) -> None:
         finished = False
     if not finished:
         files = [str(file) for file in made_from]
-        commands.show(["scripts/average_checkpoints.py", "--inputs", *files, "--output", str(run.averaged)])
+        children.show(["scripts/average_checkpoints.py", "--inputs", *files, "--output", str(run.averaged)])
         averaging.average(made_from, run.averaged)
         write_atomically(note, json.dumps({"inputs": inputs, "output": stamp(run.averaged)}, indent=2) + "\n")
 
@@ -272,7 +189,7 @@ def score(job: Job, lock: int) -> dict[str, Any]:
     for name, (checkpoint, made_from) in models.items():
         hypotheses = translate(job, name, checkpoint, made_from, lock)
         text = job.run.decode / f"{job.subset}.{name}.hyp"
-        commands.show(["sacrebleu", str(corpus.reference(job.subset)), "-i", str(text), "-tok", corpus.tokenize])
+        children.show(["sacrebleu", str(corpus.reference(job.subset)), "-i", str(text), "-tok", corpus.tokenize])
         scores[name] = scoring.bleu(hypotheses, job.references, corpus.tokenize)
         beside[name] = scoring.side_by_side(hypotheses, job.references, corpus.form)
     results = {

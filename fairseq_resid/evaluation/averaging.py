@@ -30,8 +30,8 @@ from typing import Any
 import torch
 
 from ..compat import allow_checkpoint_globals
-from ..files import sha256
-from ..runs import Numbering, Run
+from ..folders.files import sha256
+from ..folders.run import Numbering, Run
 
 # name -> (shape, dtype, first name that shares this tensor's memory)
 Layout = dict[str, tuple[torch.Size, torch.dtype, str]]

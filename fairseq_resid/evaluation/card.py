@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ..runs import Run
+from ..folders.run import Run
 
 
 def read(path: Path) -> dict[str, Any] | None:

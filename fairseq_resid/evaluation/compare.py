@@ -21,11 +21,11 @@ from typing import Any
 
 from rich.console import Console
 
-from .. import flags
-from ..files import read_lines
-from ..runs import Run
+from ..commands import flags
+from ..folders.data import Corpus, find_data
+from ..folders.files import read_lines
+from ..folders.run import Run
 from . import averaging, layout, scoring
-from .__main__ import Corpus, find_data
 
 HEADINGS = ("run", "architecture", "BLEU", "difference", "95% interval", "p bootstrap", "p randomisation")
 LEFT = 2  # columns of text

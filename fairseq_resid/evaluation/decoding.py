@@ -6,8 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
-from .. import commands
-from ..files import read_lines
+from ..commands import children
+from ..folders.files import read_lines
 
 # fairseq divides a score by len^lenpen, tensor2tensor by ((5 + len) / 6)^lenpen: the same 0.6 differs a little.
 SETTINGS = {"beam": "4", "lenpen": "0.6", "max-len-a": "1", "max-len-b": "50", "max-tokens": "4096"}
@@ -19,7 +19,7 @@ class DecodingError(ValueError):
 
 def command(data: Path, checkpoint: Path, subset: str, post_process: str | None, cpu: bool = False) -> list[str]:
     """Return the fairseq-generate command that translates DATA's `subset` with a checkpoint."""
-    words = [commands.program("fairseq-generate"), str(data), "--user-dir", commands.user_dir()]
+    words = [children.program("fairseq-generate"), str(data), "--user-dir", children.user_dir()]
     words += ["--task", "translation", "--path", str(checkpoint)]
     words += ["--gen-subset", subset]
     words += [word for name, value in SETTINGS.items() for word in (f"--{name}", value)]
@@ -33,10 +33,10 @@ def decode(words: list[str], log: Path, lock: int | None = None) -> None:
 
     Raises: DecodingError naming exit code and log where it fails.
     """
-    commands.show(words, f" > {shlex.quote(str(log))}")
+    children.show(words, f" > {shlex.quote(str(log))}")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
-        code = commands.run(words, output, lock)
+        code = children.run(words, output, lock)
     if code:
         raise DecodingError(f"fairseq-generate failed with exit code {code}; messages above, output in {log}")
 

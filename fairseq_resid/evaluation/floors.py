@@ -20,7 +20,7 @@ import numpy
 from rapidfuzz.distance import Levenshtein
 from rapidfuzz.process import cdist
 
-from ..files import read_pairs, write_atomically
+from ..folders.files import read_pairs, write_atomically
 from .scoring import bleu
 
 QUERIES = 64  # test sentences compared at a time

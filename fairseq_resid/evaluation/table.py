@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..runs import Run
+from ..folders.run import Run
 from . import layout
 
 HEADINGS = ("run", "architecture", "parameters", "BLEU avg", "BLEU last", "tokens/s", "time")

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..runs import Run
+from ..folders.data import Corpus, find_data
+from ..folders.run import Run
 from ..text import TextForm
 from . import averaging
-from .__main__ import Corpus, find_data
 from .decoding import SETTINGS
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""What lies in a data folder, and whether it is whole."""
+"""What lies in a run folder and in a data folder, and how text files are read and written."""

@@ -1,14 +1,72 @@
-"""The data folder: DATA/corpus.json, and whether the files that it names are still as they were written."""
+"""The data folder: what DATA/corpus.json says of it, and whether its files are still as they were written."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..files import sha256
+from ..text import TextForm
+from .files import sha256
+from .run import Run
 
 CORPUS = "corpus.json"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A data folder: binarised text, raw references in ref/, corpus.json."""
+
+    path: Path
+    name: str
+    source: str
+    target: str
+    post_process: str | None
+    tokenize: str
+    form: TextForm
+    differences: tuple[str, ...] = ()  # from the corpus that its name promises
+    unverified: tuple[str, ...] = ()  # texts of which no checksum is known
+    preparation: dict[str, Any] = field(default_factory=dict)  # the settings that it was made with
+
+    @classmethod
+    def read(cls, path: Path) -> Corpus:
+        """Read DATA/corpus.json.
+
+        Raises: OSError where there is none, ValueError naming it and what is wrong.
+        """
+        file = path / CORPUS
+        if not path.is_dir():
+            raise ValueError(f"{path}: no such data folder: name it with --data")
+        try:
+            known = json.loads(file.read_text(encoding="utf-8"))
+            post_process = known["restore"]["post_process"]
+            form = TextForm.of_corpus(known, known["target"])
+            return cls(
+                path,
+                known["name"],
+                known["source"],
+                known["target"],
+                post_process,
+                known["bleu_tokenize"],
+                form,
+                tuple(map(str, known.get("differences", []))),
+                tuple(map(str, known.get("unverified", []))),
+                dict(known.get("asked", {})),
+            )
+        except KeyError as error:
+            raise ValueError(f"{file}: no {error}") from None
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file}: cannot be read: {error}") from None
+
+    def reference(self, subset: str) -> Path:
+        return self.path / "ref" / f"{subset}.{self.target}"
+
+    def inputs(self, subset: str) -> list[Path]:
+        """Return the files that a translation of `subset` depends on."""
+        return sorted(
+            [*self.path.glob(f"{subset}.*.bin"), *self.path.glob(f"{subset}.*.idx"), *self.path.glob("dict.*")]
+        )
 
 
 def fingerprints(data: Path) -> dict[str, dict[str, Any]]:
@@ -47,3 +105,31 @@ def check(data: Path, verify: bool = False) -> bool:
     if damaged:
         raise ValueError(f"{data}: damaged: {'; '.join(damaged)}; remove the folder and prepare it again")
     return bool(sizes)
+
+
+def setting(section: Any, name: str) -> Any:
+    """Return one setting of a checkpoint's cfg, whose sections are dicts or argparse namespaces."""
+    return section.get(name) if isinstance(section, dict) else getattr(section, name, None)
+
+
+def find_data(run: Run, state: dict[str, Any]) -> Path:
+    """Return the data folder a checkpoint was trained on.
+
+    A relative name counts from the current folder, else from where the training was started: the folder from which the
+    checkpoint's --save-dir leads to this run.
+    Raises: ValueError where it is not there any more.
+    """
+    cfg = state.get("cfg") or {}
+    recorded = setting(cfg.get("task"), "data") or setting(state.get("args"), "data")
+    if not recorded:
+        raise ValueError(f"{run.path}: its checkpoints do not say their data folder: name it with --data")
+    data = Path(str(recorded).split(":")[0])  # fairseq takes shards of a training set as A:B
+    save_dir = Path(str(setting(cfg.get("checkpoint"), "save_dir")))
+    here = run.path.resolve()
+    candidates = [data]
+    if not save_dir.is_absolute() and here.parts[-len(save_dir.parts) :] == save_dir.parts:
+        candidates.append(Path(*here.parts[: -len(save_dir.parts)]) / data)
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    raise ValueError(f"{run.path}: was trained on {data}, which is not there: name its data folder with --data")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import flags
+from ..commands import flags
 
 PROBE = """
 import json, torch

@@ -26,10 +26,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .. import commands, flags
-from ..files import write_atomically
+from ..commands import children, flags
 from ..folders import data as data_folder
-from ..runs import Run
+from ..folders.files import write_atomically
+from ..folders.run import Run
 from . import devices, plan, recipe
 
 PACKAGES = ("torch", "fairseq", "fairseq-fixed", "apex", "triton", "numpy", "sacrebleu", "sentencepiece")
@@ -60,7 +60,7 @@ def versions() -> dict[str, str]:
 
 def commit() -> str | None:
     """Return the commit of the source tree that this runs from, None where it is in no git tree."""
-    git = ["git", "-C", str(commands.PACKAGE)]
+    git = ["git", "-C", str(children.PACKAGE)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         # Quietly: another repository may hold the environment that this is installed in.
@@ -116,7 +116,7 @@ def build_command(words: Sequence[str], arch: str, run: Run, extra: Sequence[str
     """Return the fairseq-train command of a recipe's words: flags given by hand come last, and win."""
     paths = ["--save-dir", str(run.path), "--log-format", "json", "--log-file", str(run.train_log)]
     recipe_words, own_words = (flags.without(part, plan.DECIDED) for part in (words, extra))
-    start = ["fairseq-train", *recipe_words, "--user-dir", commands.user_dir(), "--arch", arch, *planned]
+    start = ["fairseq-train", *recipe_words, "--user-dir", children.user_dir(), "--arch", arch, *planned]
     return [*start, *paths, *own_words]
 
 
@@ -172,7 +172,7 @@ def check_data(words: Sequence[str]) -> None:
     data = flags.options(words).get("", ("",))[-1]
     for folder in map(Path, filter(None, data.split(":"))):  # fairseq takes shards of a training set as A:B
         script = Path("data-prep") / f"{folder.name}.sh"
-        made = f"; {script} makes it" if (commands.PACKAGE.parent / script).is_file() else ""
+        made = f"; {script} makes it" if (children.PACKAGE.parent / script).is_file() else ""
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such data folder{made}")
         for pattern in ("dict.*.txt", "train*.bin", "train*.idx"):
@@ -285,10 +285,10 @@ def train(
         if first:
             mend_last(run)
             write_atomically(run.record, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-        words = [commands.program(command[0]), *command[1:]]
+        words = [children.program(command[0]), *command[1:]]
         if first:
-            commands.show(words)
-        code = commands.run(words, lock=lock, environment=rank.environment if rank else {})
+            children.show(words)
+        code = children.run(words, lock=lock, environment=rank.environment if rank else {})
         if code:
             raise ChildProcessError(f"fairseq-train failed with exit code {code}; what it said is above")
         if first:
@@ -354,7 +354,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join(planned.lines()), flush=True)
         if args.dry_run:
             if first:
-                commands.show(command)
+                children.show(command)
             return 0
         check_data(command[1:])
         record = {"plan": planned.record(), "seed": flags.integer(given, "--seed", 1, least=0)}

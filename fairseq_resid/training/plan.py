@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import flags
+from ..commands import flags
 from .devices import Gpu, Rank
 
 PRECISIONS = {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": []}

@@ -7,7 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
-from ..files import read_lines
+from ..folders.files import read_lines
 
 FOLDER = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 

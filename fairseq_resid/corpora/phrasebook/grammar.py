@@ -1,4 +1,4 @@
-"""An English to Vietnamese phrasebook, generated from the grammar and words of `phrasebook_lexicon`.
+"""An English to Vietnamese phrasebook, generated from a grammar and the words of `lexicon`.
 
     python -m fairseq_resid.corpora.phrasebook --out DIR [--seed 1] [--train 8000] [--valid 500] [--test 500]
 
@@ -9,7 +9,6 @@ a combination of the test set occurs in that template in no training sentence, w
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import itertools
 import math
@@ -17,13 +16,12 @@ import os
 import random
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from . import phrasebook_lexicon as lexicon
+from . import lexicon
 
 SPLITS = ("train", "valid", "test")
 LANGUAGES = ("en", "vi")
@@ -487,30 +485,3 @@ def write(folder: Path, contents: dict[str, bytes]) -> bool:
         (partial / name).write_bytes(content)
     os.replace(partial, folder)
     return True
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the phrasebook to a folder; return 0, or 2 with a line on stderr where that cannot be done."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fairseq_resid.corpora.phrasebook",
-        description="Write the English to Vietnamese phrasebook: DIR/{train,valid,test}.{en,vi}.",
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to make")
-    parser.add_argument("--seed", type=int, default=1, help="of the draw (default: %(default)s)")
-    parser.add_argument("--train", type=int, default=8000, help="training pairs (default: %(default)s)")
-    parser.add_argument("--valid", type=int, default=500, help="validation pairs (default: %(default)s)")
-    parser.add_argument("--test", type=int, default=500, help="test pairs (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    folder = Path(os.path.abspath(options.out))  # so that "." and ".." have a name to put .partial after
-    try:
-        written = write(folder, files(generate(options.seed, options.train, options.valid, options.test)))
-    except (ValueError, OSError) as error:
-        print(f"phrasebook: {error}", file=sys.stderr)
-        return 2
-    sizes = ", ".join(f"{split} {getattr(options, split)}" for split in SPLITS)
-    print(f"{folder}: {sizes} pairs" + ("" if written else " (already there, unchanged)"))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

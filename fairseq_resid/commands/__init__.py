@@ -1,0 +1,1 @@
+"""fairseq's commands: how they are run as children, and what their flags say."""
