@@ -410,8 +410,10 @@ def test_ended_by_a_signal_nothing_runs_on(
     out = tmp_path / "data"
     environment = {**os.environ, "PREPARE_TEST_STOP": where, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     stopping = [sys.executable, "-c", "import stop_in_step; stop_in_step.main()", *command(hosts, out)[3:]]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(stopping, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, start_new_session=True)
+    # What a shell has put in the background ignores SIGINT, and so does all that it starts.
+    hearing = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(stopping, cwd=ROOT, env=environment, preexec_fn=hearing, **pipes)
     assert process.stdout is not None and process.stderr is not None
     worker = 0
     while not worker:

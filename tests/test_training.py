@@ -374,7 +374,7 @@ def test_the_commit_is_that_of_the_tree_and_says_what_was_changed(tmp_path: Path
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
     package = tmp_path / "fairseq_resid"
     package.mkdir()
-    monkeypatch.setattr(launch.commands, "PACKAGE", package)
+    monkeypatch.setattr(launch.children, "PACKAGE", package)
     assert launch.commit() is None
     (package / "version.py").write_text("1")
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "one"]):
