@@ -10,6 +10,7 @@ from typing import Any
 import mirror
 import pytest
 
+from fairseq_resid.commands import children
 from fairseq_resid.corpora import binarise, own, pieces, progress
 from fairseq_resid.corpora.progress import Progress
 
@@ -79,6 +80,7 @@ def test_the_long_steps_within_other_programs_show_how_far_they_are(
     monkeypatch.setattr(progress, "EVERY", 0.0)
     for module in (pieces, binarise):
         monkeypatch.setattr(module, "POLL", 0.002)
+    monkeypatch.setattr(binarise, "children", children)  # not in this process, as the other tests run it
     build(tmp_path, 8000)
     told = capsys.readouterr().out
     assert re.search(r"\n  read: 16,000 of 16,000 sentences, [\d,]+ sentences/s, 0:00:00 left\n", told)
