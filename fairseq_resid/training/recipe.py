@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..folders.files import read_lines
 
-FOLDER = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
+FOLDER = Path(__file__).with_name("recipes")  # scripts/recipes, and package data in a wheel
 
 
 def available() -> dict[str, Path]:
