@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import unicodedata
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import yaml
 from fairseq_resid.corpora import manifest as manifests
 from fairseq_resid.corpora import own, prepare, repeats
 from fairseq_resid.corpora.fingerprints import Fingerprints
+from fairseq_resid.folders.data import Corpus
 from fairseq_resid.folders.files import read_lines
 from fairseq_resid.text import TextForm
 
@@ -83,11 +85,10 @@ def test_other_text_under_an_official_name_is_refused_or_named(
     assert "training-parallel-commoncrawl.tgz" in error and "wrong md5 checksum" in error
     assert "--allow-other-data accepts" in error and not (tmp_path / "data").exists()
     assert main("data", way, source, "--allow-other-data") == 0
-    assert "not as released: train commoncrawl.en: training-parallel-commoncrawl.tgz: wrong md5" in (
-        capsys.readouterr().out
-    )
+    assert "not as released: training-parallel-commoncrawl.tgz: wrong md5" in capsys.readouterr().out
     corpus = told(tmp_path / "data")
-    assert len(corpus["differences"]) == 2 and all("commoncrawl" in line for line in corpus["differences"])
+    (difference,) = corpus["differences"]
+    assert difference.startswith("training-parallel-commoncrawl.tgz: wrong md5 checksum: ")
     for label, item in corpus["texts"].items():
         if "commoncrawl" in label:
             assert (item["status"], item["origin"]) == ("other", None)
@@ -104,7 +105,7 @@ def test_text_without_a_known_checksum_is_taken_and_never_called_official(
     corpus = told(tmp_path / "data")
     assert corpus["differences"] == [] and len(corpus["unverified"]) == 10
     assert all((item["status"], item["origin"]) == ("unverified", None) for item in corpus["texts"].values())
-    assert "not verified, as no checksum of them is known: train europarl-v7.en" in capsys.readouterr().out
+    assert "not verified, as no checksum vouches for them: train europarl-v7.en" in capsys.readouterr().out
     # As is a mirror's zip, in place of an archive that the mirror does not have.
     host_of_zips = shutil.copytree(host, tmp_path / "zips")
     (host_of_zips / "training-parallel-nc-v9.tgz").unlink()
@@ -119,7 +120,45 @@ def test_text_without_a_known_checksum_is_taken_and_never_called_official(
 def test_a_limit_is_named_and_not_refused(released: Released, tmp_path: Path) -> None:
     host, main = released
     assert main("data", "--raw", host, "--limit", 9, "--vocab-size", 120) == 0
-    assert told(tmp_path / "data")["differences"] == ["only the first 9 pairs of every text are used (--limit 9)"]
+    said = "no more than the first 9 pairs of a text are used (--limit 9)"
+    assert told(tmp_path / "data")["differences"] == [said]
+    # One that cuts nothing is no difference.
+    assert main("whole", "--raw", host, "--limit", 1000) == 0
+    assert told(tmp_path / "whole")["differences"] == []
+
+
+def test_another_line_count_is_other_text_and_refused_when_all_steps_are_done(
+    released: Released, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, main = released
+    raw = unpack(host, tmp_path / "unpacked")
+    for side in ("en", "de"):
+        file = raw / f"commoncrawl.de-en.{side}"
+        file.write_text(file.read_text() + "one more\n")
+    replaced = os.replace
+
+    def killed(source: Any, target: Any) -> None:
+        if Path(target).name == "data" and Path(source).name == "data":
+            raise KeyboardInterrupt
+        replaced(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        assert main("data", "--raw", raw, "--allow-other-data") == 130
+    assert main("data", "--raw", raw) == 2
+    assert "train commoncrawl has 121 pairs, and 120 are expected (--allow-other" in capsys.readouterr().err
+    assert main("data", "--raw", raw, "--allow-other-data") == 0
+    status = {label: item["status"] for label, item in told(tmp_path / "data")["texts"].items()}
+    assert {label for label, kind in status.items() if kind == "other"} == {
+        "train commoncrawl.en", "train commoncrawl.de",
+    }  # fmt: skip
+
+
+def test_a_known_checksum_is_compared_under_a_limit_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = mirror.iwslt15(tmp_path / "raw", "stanford")
+    flags = ["--raw", str(raw), "--out", str(tmp_path / "data"), "--downloads", str(tmp_path / "dl")]
+    assert prepare.main(["iwslt15-en-vi", *flags, "--limit", "20", "--vocab-size", "150"]) == 2
+    assert "test tst2013.vi is not the released text (its sha256 differs)" in capsys.readouterr().err
 
 
 def test_every_route_keeps_the_same_reference(released: Released, tmp_path: Path) -> None:
@@ -230,7 +269,7 @@ def test_characters_that_training_has_not_lower_the_ceiling_and_a_sample_is_only
     file = Path(f"{raw['test']}.xx")
     file.write_text(file.read_text().replace("a", "ж"), encoding="utf-8")
     assert build(raw, tmp_path / "own") == 2
-    assert "have characters that the training text has not" in capsys.readouterr().err
+    assert "have characters that the subwords were not learned from" in capsys.readouterr().err
     host, main = released
     left, right = mirror.sides(mirror.pairs(20, ("en", "de"), 8))
     stem = "test-full/newstest2014-deen"
@@ -239,6 +278,7 @@ def test_characters_that_training_has_not_lower_the_ceiling_and_a_sample_is_only
     flags = ["--raw", host, "--allow-other-data", "--vocab-size", 200]
     assert main("limited", *flags, "--limit", 15) == 0
     assert "warning: a perfect model would score" in capsys.readouterr().out
+    assert main("uncut", *flags, "--limit", 1000) == 2
     assert main("whole", *flags) == 2
 
 
@@ -276,18 +316,41 @@ def test_a_damaged_result_is_not_called_whole(
     binary.write_bytes(whole)
     # A folder of an earlier version has checksums and no sizes, and was asked for less.
     corpus = told(data)
-    del corpus["sizes"], corpus["overlap"]
+    del corpus["sizes"], corpus["overlap"], corpus["unverified"]
     corpus["asked"] = {name: corpus["asked"][name] for name in ("name", "source", "target", "vocab_size", "limit")}
     corpus["asked"] |= {"normalize": "source", "clean": True}
     (data / "corpus.json").write_text(json.dumps(corpus))
     assert main("data", "--raw", host) == 0
-    assert "sizes unknown: an earlier version made it; --verify compares checksums" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "sizes unknown: an earlier version made it; --verify compares checksums" in output
+    assert "not verified, as no checksum vouches for them: all texts (an earlier version did not compare" in output
+    assert Corpus.read(data).unverified == ("all texts (an earlier version did not compare them)",)
     assert main("data", "--raw", host, "--verify") == 0
     assert "its checksums are right" in capsys.readouterr().out
     assert main("data", "--raw", host, "--show") == 2
     assert "did not compare it with the training text" in capsys.readouterr().err
-    assert main("data", "--raw", host, "--max-ratio", "3") == 2
-    assert "max_ratio is 1.5, not 3.0" in capsys.readouterr().err
+    for flags, said in (
+        (["--max-ratio", "3"], "max_ratio is 1.5, not 3.0"),
+        (["--profile", "tensor2tensor"], "form is moses, not plain"),
+    ):
+        assert main("data", "--raw", host, *flags) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sizes": {"spm.model": "x"}}, {"differences": None}, {"overlap": {"test": {"source": [1]}}},
+        {"overlap": None}, {"unverified": 3}, {"asked": None}, {"texts": {"a": {}}},
+    ],
+)  # fmt: skip
+def test_an_odd_corpus_json_is_one_line(
+    change: dict[str, Any], raw: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build(raw, tmp_path / "data") == 0
+    (tmp_path / "data" / "corpus.json").write_text(json.dumps({**told(tmp_path / "data"), **change}))
+    assert build(raw, tmp_path / "data", "--show") == 2
+    assert "corpus.json" in capsys.readouterr().err
 
 
 def test_training_and_evaluation_refuse_a_damaged_folder(corpus: Path, tmp_path: Path) -> None:
@@ -357,9 +420,24 @@ def test_profiles_prepare_as_others_do(released: Released, tmp_path: Path, capsy
     assert "--split-hyphens: the text of wmt14-en-de is not tokenised here" in capsys.readouterr().err
 
 
-def test_a_profile_of_tokenised_text_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert prepare.main(["iwslt15-en-vi", "--raw", str(tmp_path), "--profile", "fairseq"]) == 2
-    assert "--profile fairseq: the text of iwslt15-en-vi is tokenised already" in capsys.readouterr().err
+def test_profiles_of_text_that_comes_in_several_forms(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def main(form: str, profile: str) -> int:
+        raw = tmp_path / form
+        if not raw.is_dir():
+            mirror.iwslt15(raw, form)
+        given = ["--raw", raw, "--out", tmp_path / f"{form}-{profile}", "--downloads", tmp_path / "dl"]
+        flags = [*map(str, given), "--vocab-size", "200", "--allow-other-data", "--allow-low-ceiling"]
+        return prepare.main(["iwslt15-en-vi", *flags, "--profile", profile])
+
+    assert main("stanford", "fairseq") == 2
+    assert "iwslt15-en-vi: comes tokenised, as Stanford released it: --profile fairseq" in capsys.readouterr().err
+    found = {}
+    for form, profile in (("stanford", "tensor2tensor"), ("plain", "tensor2tensor"), ("plain", "fairseq")):
+        assert main(form, profile) == 0
+        found[form, profile] = told(tmp_path / f"{form}-{profile}")["text"]
+    assert found["stanford", "tensor2tensor"]["form"] == "escaped"
+    assert found["plain", "tensor2tensor"] == {"form": "plain", "normalize": "none", "split_hyphens": False}
+    assert found["plain", "fairseq"] == {"form": "moses", "normalize": "both", "split_hyphens": True}
 
 
 # ------------------------------------------------------------------------------------------------ repeats
@@ -422,8 +500,8 @@ def test_deduplication_keeps_the_first_of_each_in_order(tmp_path: Path) -> None:
 
 def test_the_card_tells_what_the_data_is(corpus: Path) -> None:
     from fairseq_resid.evaluation import card
-    from fairseq_resid.folders.data import Corpus
 
     found = Corpus.read(corpus)
     assert found.unverified == () and found.preparation["vocab_size"] == 90
-    assert "vocab_size 90, normalize none, clean False, max_pieces 250" in card.prepared(found.preparation)
+    said = "vocab_size 90, form plain, plain_form moses, normalize none, clean False, deduplicate False"
+    assert said in card.prepared(found.preparation)

@@ -254,7 +254,14 @@ def test_data_that_is_not_there_names_the_script_that_makes_it(fake_train: Path,
 
 
 @pytest.mark.parametrize(
-    "extra", ["other --fp16", "--memory-efficient-fp16 other", "--seed 3 other", "--restore-file other other --cpu"]
+    "extra",
+    [
+        "other --fp16",
+        "--memory-efficient-fp16 other",
+        "--seed 3 other",
+        "--restore-file other other --cpu",
+        "--seed 3 other --tensorboard-logdir other",
+    ],
 )
 def test_another_data_folder_replaces_the_recipes(extra: str, fake_train: Path, capsys: Capture) -> None:
     """Wherever it stands; what is the value of a flag stays one."""

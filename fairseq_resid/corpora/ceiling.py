@@ -85,8 +85,10 @@ def judge(name: str, trips: Mapping[str, Mapping[str, Any]], normalizer: str, sa
 def why(trip: Mapping[str, Any], normalizer: str) -> str:
     """Return the causes with their remedies, the most frequent first, and the first line that is lost."""
     remedies = {
-        "unknown": "have characters that the training text has not",
-        "normalizer": f"are changed by sentencepiece's normaliser {normalizer}: take the text to Unicode's NFC form, "
+        "unknown": "have characters that the subwords were not learned from",
+        "normalizer": "hold ▁ (U+2581), which sentencepiece takes for a space, or spaces that it joins"
+        if normalizer == "identity"
+        else f"are changed by sentencepiece's normaliser {normalizer}: take the text to Unicode's NFC form, "
         "or give --spm-normalizer identity",
         "form": "are not restored exactly: punctuation normalisation of the target (--normalize source or none "
         "leaves it), or a tokenisation that cannot be undone",

@@ -11,6 +11,8 @@ from typing import Any
 from ..folders.files import write_atomically
 from .fetch import describe
 
+KEYS = {"bytes", "mtime_ns", "sha256", "md5"}
+
 
 class Fingerprints:
     """What identifies files on disk: size, checksums, time of change.
@@ -31,7 +33,7 @@ class Fingerprints:
         """Return size, checksums and time of a file."""
         key, stamp = str(path.resolve()), _stamp(path)
         found = self.known.get(key)
-        if isinstance(found, dict) and found.get("stamp") == stamp:
+        if isinstance(found, dict) and found.get("stamp") == stamp and found.get("fingerprint", {}).keys() >= KEYS:
             return dict(found["fingerprint"])
         fingerprint = describe(path)
         if _stamp(path) == stamp:

@@ -52,6 +52,7 @@ class Manifest:
     vocab_size: int
     parts: Mapping[str, tuple[Part, ...]]
     form: str = "plain"
+    plain_form: str = "moses"  # if `form` is "escaped": how the same text goes to the model where it comes plain
     normalize: str = "none"
     clean: bool = False
     max_pieces: int = 250

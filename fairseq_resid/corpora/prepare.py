@@ -47,8 +47,6 @@ from .steps import Record, Step, Steps
 WORK_FACTOR = 2.6
 WORK_BYTES = 50_000_000  # whatever the corpus
 UNPACKED = 4  # the text of an archive or .gz is at most so many times its size
-# How a text of IWSLT'15 goes to the model, by the form it comes in.
-FORMS = {"stanford": "escaped", "plain": "moses", "xml": "moses"}
 
 
 # What a data folder holds is settled by these fields of the manifest, and by --limit.
@@ -57,6 +55,8 @@ SETTINGS = (
     "source",
     "target",
     "vocab_size",
+    "form",
+    "plain_form",
     "normalize",
     "clean",
     "max_pieces",
@@ -65,6 +65,8 @@ SETTINGS = (
     "split_hyphens",
     "spm_normalizer",
 )
+# Those of them that only cleaning reads.
+LIMITS = ("max_pieces", "max_ratio")
 # How others prepare the same text, as far as it can be said in these settings; the README names what cannot.
 PROFILES: dict[str, dict[str, Any]] = {
     "tensor2tensor": {
@@ -111,6 +113,8 @@ def build(manifest: Manifest, options: Options, texts: list[sources.Text] | None
     """
     out = options.out
     asked = {**{name: getattr(manifest, name) for name in SETTINGS}, "limit": options.limit}
+    if not manifest.clean:
+        asked |= dict.fromkeys(LIMITS)
     if texts is None and options.way.raw:
         texts = sources.find(manifest, options.way)
     work = out.with_name(out.name + ".partial")
@@ -165,11 +169,13 @@ def _tell(out: Path, show: bool) -> None:
 
 def _show_overlap(out: Path, told: Record) -> None:
     """Print the valid and test sentences that are in the training text too, from the untouched text."""
-    if "overlap" not in told:
+    if not told["overlap"]:
         raise ValueError(f"{out}: --show: an earlier version made it, and did not compare it with the training text")
     for split, found in told["overlap"].items():
         for kind, languages in (("source", ["source"]), ("target", ["target"]), ("pair", ["source", "target"])):
             texts = [read_lines(out / "ref" / f"{split}.{told[language]}") for language in languages]
+            if max(found[kind], default=1) > len(texts[0]):
+                raise ValueError(f"{out}: damaged: corpus.json names a line of {split} that is not in ref/")
             for line in found[kind]:
                 print(f"{split}:{line} {kind}: {' ||| '.join(text[line - 1] for text in texts)}")
 
@@ -177,8 +183,8 @@ def _show_overlap(out: Path, told: Record) -> None:
 def _tell_differences(told: Record) -> None:
     for difference in told["differences"]:
         print(f"not as released: {difference}")
-    if unverified := told.get("unverified"):
-        print(f"not verified, as no checksum of them is known: {', '.join(unverified)}")
+    if told["unverified"]:
+        print(f"not verified, as no checksum vouches for them: {', '.join(told['unverified'])}")
 
 
 def _check_same(out: Path, asked: Record, texts: list[sources.Text]) -> Record:
@@ -189,12 +195,23 @@ def _check_same(out: Path, asked: Record, texts: list[sources.Text]) -> Record:
     try:
         told: Record = json.loads((out / "corpus.json").read_text(encoding="utf-8"))
         found, sums = told["asked"], {label: item["file_sha256"] for label, item in told["texts"].items()}
+        told["differences"] = list(map(str, told["differences"]))
+        told["unverified"] = data_folder.unverified(told)
+        overlap = told.get("overlap", {})
+        told["overlap"] = {
+            split: {kind: list(map(int, lines[kind])) for kind in repeats.KINDS} for split, lines in overlap.items()
+        }
+        # What an earlier version could not be asked for was as it is by default.
+        found = {**{item.name: item.default for item in fields(Manifest) if item.name in SETTINGS}, **found}
+        if "form" not in told["asked"]:
+            is_plain = told["text"]["form"] == "plain"
+            found["form"] = asked["form"] if is_plain == (asked["form"] == "plain") else told["text"]["form"]
+        if not found["clean"]:
+            found |= dict.fromkeys(LIMITS)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
             f"{out}: exists and holds no corpus.json that this version can read; remove it or choose another folder"
         ) from None
-    # What an earlier version could not be asked for was as it is by default.
-    found = {**{item.name: item.default for item in fields(Manifest) if item.name in SETTINGS}, **found}
     if differing := [key for key in asked if found.get(key) != asked[key]]:
         said = ", ".join(f"{key} is {found.get(key)}, not {asked[key]}" for key in differing)
         raise ValueError(f"{out}: holds another corpus ({said}); choose another folder")
@@ -278,7 +295,7 @@ class _Preparation:
         files = {text.label: [text.file.name, text.member, text.known["sha256"]] for text in texts}
         self.limits = clean.Limits(manifest.max_pieces, manifest.max_ratio) if manifest.clean else None
         and_clean = " and clean" if manifest.clean else ""
-        form = [manifest.form, manifest.normalize, manifest.split_hyphens, version("sacremoses")]
+        form = [manifest.form, manifest.plain_form, manifest.normalize, manifest.split_hyphens, version("sacremoses")]
         made_by = [form, manifest.clean and clean.MAX_CHARACTERS]
         kept = self.limits and asdict(self.limits)
         learned = [manifest.vocab_size, manifest.spm_normalizer, pieces.SENTENCEPIECE, pieces.SAMPLED]
@@ -331,6 +348,7 @@ class _Preparation:
         write_atomically(told, json.dumps(mine) + "\n")
         self.progress = Steps(work, self.steps)
         self.progress.run()
+        self._refuse_differences()  # also if every step was done before, under --allow-other-data
         os.replace(self.progress.folders["binarise"] / "data", self.options.out)
         shutil.rmtree(work, ignore_errors=True)
 
@@ -354,11 +372,14 @@ class _Preparation:
 
     def _forms(self) -> dict[str, TextForm]:
         """Return how each language's text goes to the model."""
-        form = self.manifest.form
-        if form == "escaped":
-            form = FORMS[sources.one_form(self.progress.record("extract")["kinds"])]
-        normalize = self.manifest.normalize if form == "moses" else "none"
-        split_hyphens = self.manifest.split_hyphens and form == "moses"
+        form, normalize, split_hyphens = self.manifest.form, self.manifest.normalize, self.manifest.split_hyphens
+        if form == "escaped" and sources.one_form(self.progress.record("extract")["kinds"]) != "stanford":
+            form = self.manifest.plain_form
+        if form == "escaped" and (normalize != "none" or split_hyphens):
+            raise ValueError(
+                f"{self.manifest.name}: comes tokenised, as Stanford released it: --profile fairseq, --normalize and "
+                "--split-hyphens are for plain text"
+            )
         return TextForm.of_sides(*self.manifest.languages, form, normalize, split_hyphens)
 
     def extract(self, folder: Path) -> Record:
@@ -388,44 +409,48 @@ class _Preparation:
             print(f"  form: {', '.join(sorted(set(kinds.values())))}", flush=True)
         return {"counts": counts, "texts": found, "kinds": kinds, "paths": places}
 
+    def judge(self, text: sources.Text) -> tuple[str, list[str]]:
+        """Return the status of a text, and in what it is not that of the manifest.
+
+        Status: "released" if a checksum vouches for it, "other" if its checksum or its line count is wrong, else
+        "unverified".
+        """
+        found, limit = self.progress.record("extract"), self.options.limit
+        lines, expected = found["texts"][text.label]["lines"], text.part.lines
+        if expected is not None and limit is not None:
+            expected = min(expected, limit)
+        # The checksum of the text itself is of Stanford's form, and of the whole text.
+        digest = text.known["sha256"] if text.is_ready else None if limit else found["texts"][text.label]["sha256"]
+        is_native = found["kinds"].get(text.label) == "stanford"
+        known = text.part.sha256.get(text.language) if is_native and digest else None
+        differences = [f"{text.file.name}: {text.difference}"] if text.difference else []
+        if expected is not None and lines != expected:
+            differences.append(f"{text.split} {text.part.name} has {lines:,} pairs, and {expected:,} are expected")
+        if known and digest != known:
+            differences.append(f"{text.label} is not the released text (its sha256 differs)")
+        if differences:
+            return "other", differences
+        return "released" if text.is_verified or known else "unverified", []
+
     def differences(self) -> list[str]:
         """Say in what the texts are not those of the manifest."""
-        found = self.progress.record("extract")
-        told = []
-        for text in self.texts[::2]:
-            lines, expected = found["texts"][text.label]["lines"], text.part.lines
-            if self.options.limit is not None:
-                expected = min(expected, self.options.limit) if expected is not None else None
-            if expected is not None and lines != expected:
-                told.append(f"{text.split} {text.part.name} has {lines:,} pairs, and {expected:,} are expected")
-        for text in self.texts:
-            if text.difference:
-                told.append(f"{text.label}: {text.file.name}: {text.difference}")
-            elif self._text_checksum(text) is False:
-                told.append(f"{text.label} is not the released text (its sha256 differs)")
-        return told
+        return list(dict.fromkeys(said for text in self.texts for said in self.judge(text)[1]))
 
-    def _text_checksum(self, text: sources.Text) -> bool | None:
-        """Return whether a text has the checksum that the manifest has for it; None if that cannot be compared."""
-        found, expected = self.progress.record("extract"), text.part.sha256.get(text.language)
-        if expected is None or self.options.limit is not None or found["kinds"].get(text.label) != "stanford":
-            return None
-        return bool(found["texts"][text.label]["sha256"] == expected)
+    def cut(self) -> list[str]:
+        """Return the labels of the texts that --limit has cut, or may have."""
+        found = self.progress.record("extract")["texts"]
+        return [text.label for text in self.texts if found[text.label]["lines"] == self.options.limit]
 
-    def status(self, text: sources.Text) -> str:
-        """Return "released" if a checksum vouches for a text, "other" if one speaks against it, else "unverified"."""
-        by_text = self._text_checksum(text)
-        if text.difference or by_text is False:
-            return "other"
-        return "released" if text.is_verified or by_text else "unverified"
+    def _refuse_differences(self) -> None:
+        if (differences := self.differences()) and not self.options.way.allow_other:
+            told = "; ".join(differences)
+            raise ValueError(f"not the corpus {self.manifest.name}: {told} (--allow-other-data accepts this)")
 
     def _checked(self, run: Callable[[Path], Record]) -> Callable[[Path], Record]:
         """Return a step that first makes sure that the texts are those that were asked for, whoever extracted them."""
 
         def checked(folder: Path) -> Record:
-            if (differences := self.differences()) and not self.options.way.allow_other:
-                told = "; ".join(differences)
-                raise ValueError(f"not the corpus {self.manifest.name}: {told} (--allow-other-data accepts this)")
+            self._refuse_differences()
             return run(folder)
 
         return checked
@@ -529,7 +554,7 @@ class _Preparation:
             self.manifest.name,
             record("encode")["round_trip"],
             self.manifest.spm_normalizer,
-            self.options.limit is not None,
+            any(label.startswith("train ") for label in self.cut()),
             self.options.allow_low_ceiling,
         )
         # Of the steps that drop pairs, those that ran.
@@ -548,20 +573,21 @@ class _Preparation:
             }
             for split in SPLITS
         }
+        status = {text.label: self.judge(text)[0] for text in self.texts}
         texts = {
             text.label: {
                 "file": text.file.name,
                 "member": text.member,
                 # Only a checksum says that it is what is to be had there.
-                "origin": text.address if self.status(text) == "released" else None,
+                "origin": text.address if status[text.label] == "released" else None,
                 "file_sha256": text.known["sha256"],
-                "status": self.status(text),
+                "status": status[text.label],
                 **record("extract")["texts"][text.label],
             }
             for text in self.texts
         }
         limit = self.options.limit
-        cut = [] if limit is None else [f"only the first {limit:,} pairs of every text are used (--limit {limit})"]
+        cut = [f"no more than the first {limit:,} pairs of a text are used (--limit {limit})"] if self.cut() else []
         known = {
             "asked": self.asked,
             "texts": texts,
@@ -656,7 +682,7 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def check_limits(manifest: Manifest, given: Mapping[str, Any]) -> None:
     """Raise ValueError if limits are given to a preparation that does not clean, or a ratio that drops everything."""
-    for name in ("max_pieces", "max_ratio"):
+    for name in LIMITS:
         if name in given and not manifest.clean:
             raise ValueError(f"--{name.replace('_', '-')} {given[name]}: nothing is dropped without --clean")
     if not manifest.max_ratio >= 1:
@@ -729,14 +755,12 @@ def main(argv: list[str] | None = None) -> int:
     def work() -> None:
         manifest = manifests.read(manifests.MANIFESTS / f"{args.name}.yaml")
         profile = PROFILES[args.profile] if args.profile else {}
-        if manifest.form == "escaped" and profile.get("form") == "moses":
-            raise ValueError(f"--profile {args.profile}: the text of {args.name} is tokenised already")
-        if manifest.form == "escaped":
-            profile = {**profile, "form": "escaped"}
+        if profile and manifest.form == "escaped":
+            profile = {**profile, "form": "escaped", "plain_form": profile["form"]}
         given = settings(args)
         manifest = replace(manifest, **{**profile, **given})
         tokenising = {"normalize": manifest.normalize != "none", "split_hyphens": manifest.split_hyphens}
-        if wrong := [name for name, on in tokenising.items() if on and manifest.form != "moses"]:
+        if wrong := [name for name, on in tokenising.items() if on and manifest.form == "plain"]:
             flag = f"--{wrong[0].replace('_', '-')} {given.get(wrong[0], '')}".removesuffix(" True")
             raise ValueError(f"{flag}: the text of {args.name} is not tokenised here")
         check_limits(manifest, given)

@@ -16,6 +16,7 @@ import numpy as np
 from .progress import Progress
 
 Sides = tuple[Path, Path]
+KINDS = ("source", "target", "pair")
 # How many pairs are read between two looks at the progress.
 TOGETHER = 10_000
 

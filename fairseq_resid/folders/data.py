@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ class Corpus:
                 known["bleu_tokenize"],
                 form,
                 tuple(map(str, known.get("differences", []))),
-                tuple(map(str, known.get("unverified", []))),
+                tuple(unverified(known)),
                 dict(known.get("asked", {})),
             )
         except KeyError as error:
@@ -78,6 +79,17 @@ def fingerprints(data: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+def unverified(known: Mapping[str, Any]) -> list[str]:
+    """Return the texts that no checksum vouches for, by what corpus.json says.
+
+    Before 0.3.2 nothing was compared where text came from --raw, and the official origin was named all the same.
+    """
+    if "unverified" in known:
+        return list(map(str, known["unverified"]))
+    origins = [item.get("origin") for item in known.get("texts", {}).values()]
+    return ["all texts (an earlier version did not compare them)"] if any(origins) else []
+
+
 def check(data: Path, verify: bool = False) -> bool:
     """Compare the files of a data folder with corpus.json: their sizes, and with `verify` their checksums.
 
@@ -90,7 +102,8 @@ def check(data: Path, verify: bool = False) -> bool:
         return False
     try:
         known = json.loads(told.read_text(encoding="utf-8"))
-        sizes, checksums = dict(known.get("sizes", {})), dict(known.get("checksums", {}))
+        sizes = {str(name): int(size) for name, size in known.get("sizes", {}).items()}
+        checksums = dict(known.get("checksums", {}))
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{told}: cannot be read: {error}") from None
     damaged = []

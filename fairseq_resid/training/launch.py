@@ -145,23 +145,26 @@ def check_flags(words: Sequence[str]) -> list[str]:
     return unknown
 
 
+class Word(str):
+    """A word of a command line that is told from an equal one."""
+
+    __slots__ = ()
+
+
 def place_data(words: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the recipe's words, its data folder replaced by one that the user gives, and the user's without it.
 
     Raises: ValueError unless there is one data folder; what `check_flags` raises.
     """
     recipes = list(flags.options(words).get("", ()))
-    rest = flags.without(words, [""])
-    given = check_flags([*(recipes or ["DATA"])[:1], *rest, "--arch", arch, *extra])
+    rest, mine = (list(map(Word, part)) for part in (flags.without(words, [""]), extra))
+    given = check_flags([*(recipes or ["DATA"])[:1], *rest, "--arch", arch, *mine])
     data = given or recipes
     if len(data) != 1:
         raise ValueError(f"one data folder is needed, and these are given: {', '.join(data) or 'none'}")
-    mine = list(extra)
-    if given:
-        holder = mine if given[0] in mine else rest
-        # A word before every flag is no value; else the data folder is the last of its kind.
-        del holder[0 if holder[0] == given[0] else len(holder) - 1 - holder[::-1].index(given[0])]
-    return [*data, *rest], mine
+    # By identity: a flag can have an equal value.
+    kept = [[str(word) for word in part if not any(word is other for other in given)] for part in (rest, mine)]
+    return [*map(str, data), *kept[0]], kept[1]
 
 
 def check_data(words: Sequence[str]) -> None:
