@@ -303,7 +303,7 @@ FAULTS = [
     ),
     Fault(
         "cleaning: test text is cleaned too",
-        "fairseq_resid/corpora/prepare.py",
+        "fairseq_resid/corpora/preparation.py",
         "                self.limits if is_train else None,",
         "                self.limits,",
         "test_provenance.py test_prepare.py",

@@ -24,7 +24,7 @@ from typing import IO, Any
 import mirror
 import pytest
 
-from fairseq_resid.corpora import fetch, prepare, sources, steps
+from fairseq_resid.corpora import binarise, disk, fetch, prepare, sources, steps
 from fairseq_resid.corpora import manifest as manifests
 from fairseq_resid.corpora.manifest import SPLITS
 from fairseq_resid.folders.files import read_lines
@@ -694,10 +694,10 @@ def test_a_full_disk_in_fairseq_preprocess_is_told(
         errors.write(log)
         return 1
 
-    monkeypatch.setattr(prepare.binarise.children, "run", failing)
+    monkeypatch.setattr(binarise.children, "run", failing)
     if not has_room:
         (tmp_path / "data.room").symlink_to("/dev/full")
-    assert prepare.run("prepare", lambda: prepare.binarise.preprocess(tmp_path, tmp_path / "data", "a", "b", 1, 9)) == 2
+    assert prepare.run("prepare", lambda: binarise.preprocess(tmp_path, tmp_path / "data", "a", "b", 1, 9)) == 2
     assert said in capsys.readouterr().err
 
 
@@ -738,7 +738,7 @@ def checked(name: str, folder: Path, mirror: str | None = None, raw: Path | None
     """The check alone of a run into FOLDER."""
     read = manifests.read(manifests.MANIFESTS / f"{name}.yaml")
     way = sources.Way((raw,) if raw else (), mirror, folder / "downloads", True)
-    prepare.check_disk(read, prepare.Options(way, folder / "data", 1), sources.find(read, way) if raw else None)
+    disk.check(read, way, folder / "data", None, sources.find(read, way) if raw else None)
 
 
 def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from . import prepare, sources
 from .fingerprints import Fingerprints
 from .manifest import SPLITS, Manifest, Part
+from .preparation import Options, prepare_data
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -65,7 +66,7 @@ def build(
     show: bool = False,
     **settings: Any,
 ) -> bool:
-    """Make the data folder OUT from PREFIX.SRC and PREFIX.TGT of each split; as `prepare.build`.
+    """Make the data folder OUT from PREFIX.SRC and PREFIX.TGT of each split; as `preparation.prepare_data`.
 
     settings: fields of the manifest beside these, such as `clean`
     """
@@ -83,8 +84,8 @@ def build(
     manifest = Manifest(name, source, target, vocab_size, parts, **settings)
     prepare.check_limits(manifest, settings)
     way = sources.Way((), None, out.parent, False)
-    options = prepare.Options(way, out, workers, None, allow_low_ceiling, verify, show)
-    return prepare.build(manifest, options, texts)
+    options = Options(way, out, workers, None, allow_low_ceiling, verify, show)
+    return prepare_data(manifest, options, texts)
 
 
 if __name__ == "__main__":
