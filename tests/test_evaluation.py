@@ -25,9 +25,9 @@ from fairseq_resid.evaluation import averaging, card, decoding, scoring, table
 from fairseq_resid.evaluation.__main__ import (
     Job,
     architecture,
-    bring_average,
     count_parameters,
     main,
+    make_average,
     prepare,
     translate,
 )
@@ -610,15 +610,15 @@ def test_the_average_is_of_the_checkpoints_that_are_asked_for(here: Run, capsys:
     def inputs() -> list[str]:
         return [item["file"] for item in averaging.load(here.averaged)["averaged_from"]]
 
-    bring_average(here, files[-3:])
+    make_average(here, files[-3:])
     assert inputs() == [file.name for file in files[-3:]]
-    bring_average(here, files[-2:])  # of others: made again
+    make_average(here, files[-2:])  # of others: made again
     assert inputs() == [file.name for file in files[-2:]]
     capsys.readouterr()
-    bring_average(here, files[-2:])
+    make_average(here, files[-2:])
     assert not capsys.readouterr().out  # of these: kept
     here.averaged.unlink()
-    bring_average(here, files[-2:])
+    make_average(here, files[-2:])
     assert capsys.readouterr().out.startswith("+ scripts/average_checkpoints.py --inputs ") and inputs()
 
 

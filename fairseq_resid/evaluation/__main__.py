@@ -48,8 +48,8 @@ class Job:
     cpu: bool
 
 
-def stamp(path: Path) -> dict[str, object]:
-    """Return what changes when a file is written again."""
+def fingerprint(path: Path) -> dict[str, object]:
+    """Return a file's fingerprint: name, size, time of change."""
     status = path.stat()
     return {"file": path.name, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
@@ -121,19 +121,22 @@ def prepare(path: Path, data: Path | None, last: int, by: Numbering | None, subs
     return Job(run, corpus, subset, references, checkpoints, architecture(state), count_parameters(state["model"]), cpu)
 
 
-def bring_average(run: Run, made_from: list[Path]) -> None:
-    """Make RUN/averaged.pt of these checkpoints, unless it is there and of these; RUN/averaged.json says of which."""
+def make_average(run: Run, made_from: list[Path]) -> None:
+    """Make RUN/averaged.pt of these checkpoints, unless it is up to date; RUN/averaged.json says of which it is."""
     note = run.averaged.with_suffix(".json")
-    inputs = [stamp(file) for file in made_from]
+    inputs = [fingerprint(file) for file in made_from]
     try:
-        finished = json.loads(note.read_text(encoding="utf-8")) == {"inputs": inputs, "output": stamp(run.averaged)}
+        finished = json.loads(note.read_text(encoding="utf-8")) == {
+            "inputs": inputs,
+            "output": fingerprint(run.averaged),
+        }
     except (OSError, ValueError):
         finished = False
     if not finished:
         files = [str(file) for file in made_from]
         children.show(["scripts/average_checkpoints.py", "--inputs", *files, "--output", str(run.averaged)])
         averaging.average(made_from, run.averaged)
-        write_atomically(note, json.dumps({"inputs": inputs, "output": stamp(run.averaged)}, indent=2) + "\n")
+        write_atomically(note, json.dumps({"inputs": inputs, "output": fingerprint(run.averaged)}, indent=2) + "\n")
 
 
 def translate(job: Job, name: str, checkpoint: Path, made_from: list[Path], lock: int | None = None) -> list[str]:
@@ -143,9 +146,9 @@ def translate(job: Job, name: str, checkpoint: Path, made_from: list[Path], lock
     """
     log, hypotheses, note = (job.run.decode / f"{job.subset}.{name}.{kind}" for kind in ("log", "hyp", "json"))
     inputs = {
-        "checkpoints": [stamp(file) for file in made_from],
+        "checkpoints": [fingerprint(file) for file in made_from],
         "data": str(job.corpus.path.resolve()),
-        "files": [stamp(file) for file in job.corpus.inputs(job.subset)],
+        "files": [fingerprint(file) for file in job.corpus.inputs(job.subset)],
         "settings": {**decoding.SETTINGS, "post-process": job.corpus.post_process, "cpu": job.cpu},
         "text": {"form": job.corpus.form.form},
     }
@@ -183,7 +186,7 @@ def evaluate(job: Job) -> dict[str, Any]:
 def score(job: Job, lock: int) -> dict[str, Any]:
     """Do what `evaluate` says, in a run folder that nobody else works in."""
     run, corpus = job.run, job.corpus
-    bring_average(run, job.checkpoints)
+    make_average(run, job.checkpoints)
     models = {"averaged": (run.averaged, job.checkpoints), "last": (run.last, [run.last])}
     scores, beside = {}, {}
     for name, (checkpoint, made_from) in models.items():

@@ -98,7 +98,7 @@ def wrap(layer, cfg):  # type: ignore[no-untyped-def]
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
 
-def adopt_names(state_dict: dict[str, Any], name: str) -> None:
+def rename_stock_keys(state_dict: dict[str, Any], name: str) -> None:
     """Rename, in place, what a stock checkpoint calls the parts of an encoder or decoder called `name`.
 
     Stock's layer norms become the first norm of their site; 0.12.2's BetterTransformer copies go.
@@ -121,7 +121,7 @@ class ResidualTransformerEncoder(TransformerEncoderBase):
 
     def upgrade_state_dict_named(self, state_dict, name):  # type: ignore[no-untyped-def]
         state_dict = super().upgrade_state_dict_named(state_dict, name)
-        adopt_names(state_dict, name)
+        rename_stock_keys(state_dict, name)
         return state_dict
 
 
@@ -133,7 +133,7 @@ class ResidualTransformerDecoder(TransformerDecoderBase):
 
     def upgrade_state_dict_named(self, state_dict, name):  # type: ignore[no-untyped-def]
         state_dict = super().upgrade_state_dict_named(state_dict, name)
-        adopt_names(state_dict, name)
+        rename_stock_keys(state_dict, name)
         return state_dict
 
 

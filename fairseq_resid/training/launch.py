@@ -80,13 +80,14 @@ def check_architecture(arch: str, words: Sequence[str]) -> None:
     """
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
-    from .. import models  # noqa: F401  (registers the architectures)
+    from ..models.architectures import FAMILIES
 
+    families = ["transformer", *FAMILIES]
     if arch not in ARCH_CONFIG_REGISTRY:
         ours = [name for name in ARCH_CONFIG_REGISTRY if name.startswith("transformer")]
         near = difflib.get_close_matches(arch, ours, n=4, cutoff=0.5) or ["transformer", "transformer_sas"]
         raise ValueError(f"--arch {arch}: no such architecture; near ones: {', '.join(near)}")
-    if arch in ("transformer", "transformer_resid", "transformer_sas", "transformer_rskip_ln"):
+    if arch in families:
         return  # a family: its size is the recipe's
     preset = argparse.Namespace()
     ARCH_CONFIG_REGISTRY[arch](preset)
@@ -96,8 +97,8 @@ def check_architecture(arch: str, words: Sequence[str]) -> None:
             own = str(getattr(preset, name, values[0]))
             if own != values[0]:
                 raise ValueError(
-                    f"--arch {arch} has {flag} {own}, and the recipe {values[0]}: name the family alone (transformer, "
-                    f"transformer_sas, transformer_rskip_ln, transformer_resid), or give {flag} {own}"
+                    f"--arch {arch} has {flag} {own}, and the recipe {values[0]}: name the family alone "
+                    f"({', '.join(families)}), or give {flag} {own}"
                 )
 
 
@@ -211,7 +212,7 @@ def read_record(run: Run) -> dict[str, Any] | None:
         raise ValueError(f"{run.record}: damaged, or not written by scripts/train.sh") from None
 
 
-def mend_last(run: Run) -> None:
+def repair_last_checkpoint(run: Run) -> None:
     """Put the newest whole numbered checkpoint in the place of a checkpoint_last.pt that is missing or not whole.
 
     fairseq writes numbered checkpoints whole or not at all, but checkpoint_last.pt as a plain copy: a full disk or a
@@ -286,7 +287,7 @@ def train(
             if first and before and before[-1].get(key) != session[key]:
                 print(f"{run.path}: goes on with other {key}; run.json keeps both", flush=True)
         if first:
-            mend_last(run)
+            repair_last_checkpoint(run)
             write_atomically(run.record, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
         words = [children.program(command[0]), *command[1:]]
         if first:
