@@ -94,17 +94,20 @@ def shell(command: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in RUN_ELSEWHERE])
-def test_command(tree: Path, command: str) -> None:
-    flags = next((flags for start, flags in SHORTENED.items() if command.startswith(start)), "")
-    output = shell(f"{command} {flags}", tree)
-    if command.startswith("scripts/multi30k.sh"):
-        for architecture in ("transformer", "transformer_sas", "transformer_rskip_ln"):
-            row = rf"^\S+-{architecture} +{architecture} +[\d,]+ +\d+\.\d\d +\d+\.\d\d "
-            assert re.search(row, output, re.MULTILINE)
-        assert "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in output
-        again = shell(f"{command} {flags}", tree)
-        assert again.count("trained already") == 3 and "+ fairseq" not in again
+def test_commands(tree: Path) -> None:
+    """One after the other: what one makes, the next uses."""
+    for command in COMMANDS:
+        if command in RUN_ELSEWHERE:
+            continue
+        flags = next((flags for start, flags in SHORTENED.items() if command.startswith(start)), "")
+        output = shell(f"{command} {flags}", tree)
+        if command.startswith("scripts/multi30k.sh"):
+            for architecture in ("transformer", "transformer_sas", "transformer_rskip_ln"):
+                row = rf"^\S+-{architecture} +{architecture} +[\d,]+ +\d+\.\d\d +\d+\.\d\d "
+                assert re.search(row, output, re.MULTILINE)
+            assert "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in output
+            again = shell(f"{command} {flags}", tree)
+            assert again.count("trained already") == 3 and "+ fairseq" not in again
 
 
 def test_python_block() -> None:
