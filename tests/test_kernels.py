@@ -147,6 +147,11 @@ def check(
         assert worst <= tolerance, (kind, index, worst, tolerance)
 
 
+@pytest.mark.parametrize("norms", [1, 2, 3, 4, 5, 9])
+def test_any_number_of_norms(norms: int) -> None:
+    check("chain", draw(3, 64, seed=1), draw(3, 64, seed=2), chain_parameters(64, norms), 0.2)
+
+
 widths = st.sampled_from([64, 65, 96, 127])
 
 
@@ -179,11 +184,6 @@ def test_chain(
 def test_sas(rows: tuple[int, ...], c: int, dtype: torch.dtype, p: float, magnitude: float) -> None:
     x, f = (draw(*rows, c, dtype=dtype, scale=magnitude, seed=seed) for seed in (1, 2))
     check("sas", x, f, sas_parameters(c, dtype), p)
-
-
-@pytest.mark.parametrize("norms", [1, 2, 3, 4, 5, 9])
-def test_any_number_of_norms(norms: int) -> None:
-    check("chain", draw(3, 64, seed=1), draw(3, 64, seed=2), chain_parameters(64, norms), 0.2)
 
 
 @pytest.mark.parametrize("c", [64, 384, 512, 513, 1000, 2048])

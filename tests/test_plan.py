@@ -56,6 +56,13 @@ def test_the_effective_batch_stays(gpus: int, extra: str, expected: str) -> None
     assert "32,768" in planned.lines()[1]
 
 
+def test_a_recipe_that_accumulates_gradients() -> None:
+    base = [*BASE[:3], "--max-tokens", "1024", "--update-freq", "4"]
+    for gpus, expected in ((8, "--max-tokens 1024 --update-freq 4"), (16, "--max-tokens 1024 --update-freq 2")):
+        planned = plan.make(base, [], [P100] * gpus, None)
+        assert words(planned).endswith(expected) and "32,768" in planned.lines()[1]
+
+
 def test_the_rskip_papers_batch_on_three_gpus() -> None:
     base = ["data", "--distributed-world-size", "4", "--max-tokens", "4096"]
     three = plan.make(base, ["--max-tokens", "5461"], [P100] * 3, None)
@@ -195,6 +202,9 @@ def test_a_slurm_steps_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     environ = slurm(tmp_path, monkeypatch)
     rank = devices.rank(environ, {}, 8)
     assert rank and (rank.rank, rank.world_size, rank.flags[-1]) == (9, 16, "1")
+    # Dealt out in turn over the nodes, process 9 is the fifth of its node.
+    cyclic = devices.rank({**environ, "SLURM_LOCALID": "4"}, {}, 8)
+    assert cyclic and (cyclic.rank, cyclic.flags[-2:]) == (9, ("--device-id", "4"))
     assert rank.environment["MASTER_ADDR"] == "node7" and 20_000 <= int(rank.environment["MASTER_PORT"]) < 60_000
     batch_script = {name: value for name, value in environ.items() if "STEP" not in name}
     assert devices.rank(batch_script, {}, 8) is None
