@@ -24,6 +24,8 @@ from conftest import STOCK
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import fairseq_resid.models  # noqa: F401  (bridges fairseq)
+
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 Command = Callable[..., Any]
@@ -383,8 +385,6 @@ def test_batches_are_the_indices_in_order(
 ) -> None:
     from fairseq.data import data_utils
 
-    import fairseq_resid.models  # noqa: F401
-
     sizes = np.array(lengths)
     indices = np.argsort(sizes, kind="stable")
     vector = None if by_function else sizes
@@ -505,8 +505,6 @@ def test_bf16_trains_on_a_cpu(train: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("flags", "tpu"), [([], False), (["--bf16"], False), (["--tpu"], True)])
 def test_only_bf16s_tpu_is_taken_back(flags: list[str], tpu: bool) -> None:
     from fairseq import options
-
-    import fairseq_resid.models  # noqa: F401
 
     arguments = ["data", "--arch", "transformer_resid_tiny", *flags]
     assert options.parse_args_and_arch(options.get_training_parser(), arguments).tpu is tpu

@@ -688,6 +688,8 @@ def test_training_with_kernels_follows_eager(arch: str) -> None:
     from fairseq.data import Dictionary
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
+    import fairseq_resid.models  # noqa: F401  (registers the architectures)
+
     words = Dictionary()
     for index in range(12):
         words.add_symbol(f"w{index}")
