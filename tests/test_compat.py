@@ -498,6 +498,8 @@ def test_bf16_trains_on_a_cpu(train: Command, tmp_path: Path) -> None:
     assert '"train_num_updates": "4"' in done.output
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
     for name, tensor in state["model"].items():  # fairseq stores fp32; the numbers are those of bf16
+        if name.endswith("._float_tensor"):
+            continue  # a mark of stock's position embedding, of memory that was never written: NaN now and then
         assert torch.equal(tensor, tensor.bfloat16().float()), name
     assert not state["cfg"]["common"]["tpu"]
 
