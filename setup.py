@@ -34,6 +34,7 @@ setup(
     packages=find_packages(include=["fairseq_resid", "fairseq_resid.*"]),
     # Whatever lies beside the modules and is no Python: page templates, the phrasebook corpus, name tables.
     include_package_data=True,
+    entry_points={"console_scripts": ["fairseq-resid = fairseq_resid.__main__:main"]},
     python_requires=">=3.10,<3.13",
     install_requires=[
         # fairseq 0.12.2 does not import on Python 3.11 (a mutable dataclass default); the fork does, as `fairseq`.
@@ -44,6 +45,7 @@ setup(
         "sacrebleu>=2.3",
         "sentencepiece>=0.1.99",
         "sacremoses>=0.1",
+        "msgspec>=0.19",
         "pyyaml>=5.1",
         "rich>=13",
         "rapidfuzz>=3",

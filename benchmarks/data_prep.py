@@ -46,7 +46,7 @@ tokenise("tokenise", [both(prefix)], both(out), forms, True, int(cores), None)
 ENCODE = """
 import sys
 from pathlib import Path
-from fairseq_resid.corpora.pieces import encode
+from fairseq_resid.corpora.subwords import encode
 source, target, cores, prefix, out, model = sys.argv[1:]
 both = lambda stem: (Path(f"{stem}.{source}"), Path(f"{stem}.{target}"))
 total = sum(1 for _ in open(f"{prefix}.{source}", "rb"))
@@ -62,7 +62,7 @@ extract(Path(archive), {f"text.{side}": Path(f"{out}.{side}") for side in (sourc
 LEARN = """
 import sys
 from pathlib import Path
-from fairseq_resid.corpora.pieces import learn
+from fairseq_resid.corpora.subwords import learn
 source, target, size, prefix, model = sys.argv[1:]
 files = (Path(f"{prefix}.{source}"), Path(f"{prefix}.{target}"))
 learn(files, sum(1 for _ in open(files[0], "rb")), int(size), Path(model))

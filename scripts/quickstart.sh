@@ -15,14 +15,14 @@ export PATH="${FAIRSEQ_RESID_VENV:-$PWD/.venv}/bin:$PATH"
 
 raw=data-bin/phrasebook.raw
 python -m fairseq_resid.corpora.phrasebook --out "$raw"
-python -m fairseq_resid.corpora.own --name phrasebook-en-vi --source en --target vi --vocab-size 1000 \
+python -m fairseq_resid.corpora.custom --name phrasebook-en-vi --source en --target vi --vocab-size 1000 \
     --train "$raw/train" --valid "$raw/valid" --test "$raw/test" --out data-bin/phrasebook
-[[ -f data-bin/phrasebook/floors.json ]] ||
-    python -m fairseq_resid.evaluation.floors --raw "$raw" --source en --target vi --json data-bin/phrasebook/floors.json
+[[ -f data-bin/phrasebook/baselines.json ]] ||
+    python -m fairseq_resid.evaluation.baselines --raw "$raw" --source en --target vi --json data-bin/phrasebook/baselines.json
 
 # shellcheck source=scripts/architectures.sh
 . scripts/architectures.sh
-table_flags+=(--floors data-bin/phrasebook/floors.json)
+table_flags+=(--baselines data-bin/phrasebook/baselines.json)
 # A run under other flags is an experiment; the recipe's own has a known result.
 (($#)) || table_flags+=(--at-least 80)
 train_and_score quickstart "$@"

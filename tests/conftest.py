@@ -134,11 +134,11 @@ def raw_text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def corpus(raw_text: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny corpus as a binarised data folder (vocabulary of 90 pieces, joined). Not to be written to."""
-    from fairseq_resid.corpora import own
+    from fairseq_resid.corpora import custom
 
     data = tmp_path_factory.mktemp("corpus") / "data"
     with contextlib.redirect_stdout(io.StringIO()):
-        own.build("tiny", raw_text, "en", "xx", 90, data, workers=1)
+        custom.build("tiny", raw_text, "en", "xx", 90, data, workers=1)
     return data
 
 

@@ -331,7 +331,7 @@ FAULTS = [
     ),
     Fault(
         "steps: a damaged result of an earlier step is used",
-        "fairseq_resid/corpora/steps.py",
+        "fairseq_resid/corpora/pipeline.py",
         "(folder / file).stat().st_size == size",
         "(folder / file).stat().st_size >= 0",
         "test_prepare.py",

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fairseq_resid.corpora import extract, fetch, pieces, prepare, stream
-from fairseq_resid.corpora.steps import Step
+from fairseq_resid.corpora import extract, fetch, prepare, stream, subwords
+from fairseq_resid.corpora.pipeline import Step
 
 
 def stop() -> None:
@@ -93,7 +93,7 @@ def main() -> None:
 
         stream.transform = slowly
     elif where == "learner":
-        pieces.sample = wait
+        subwords.sample = wait
     else:
         original = Step.__init__
 

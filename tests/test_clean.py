@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairseq_resid.corpora import clean, pieces, stream
+from fairseq_resid.corpora import clean, stream, subwords
 from fairseq_resid.corpora.tokenise import tokenise
 from fairseq_resid.text import TextForm
 
@@ -212,9 +212,9 @@ def test_pieces_are_cleaned_by_their_number_and_counted(tmp_path: Path) -> None:
     items[9] = ("we", "einer sehr großen Stadt am Fluss mit alten Freunden")
     text = [side.encode() for side in mirror.sides(items)]
     files = write(tmp_path, *text)
-    pieces.learn(files, 600, 120, tmp_path / "spm.model")
+    subwords.learn(files, 600, 120, tmp_path / "spm.model")
     outputs = (tmp_path / "out.en", tmp_path / "out.de")
-    counts = pieces.encode("test", files, outputs, tmp_path / "spm.model", LIMITS, 1, 600)
+    counts = subwords.encode("test", files, outputs, tmp_path / "spm.model", LIMITS, 1, 600)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
     encoded = [tuple(processor.encode(side, out_type=str) for side in pair) for pair in items]
     reasons = Counter(LIMITS.reason(len(left), len(right)) for left, right in encoded)
@@ -232,18 +232,18 @@ def test_pieces_are_cleaned_by_their_number_and_counted(tmp_path: Path) -> None:
         assert path.read_text().split("\n")[:-1] == [" ".join(pair[side]) for pair in kept]
     # Off: every pair stays.
     outputs = (tmp_path / "all.en", tmp_path / "all.de")
-    assert pieces.encode("test", files, outputs, tmp_path / "spm.model", None, 1, 600)["out"] == 600
+    assert subwords.encode("test", files, outputs, tmp_path / "spm.model", None, 1, 600)["out"] == 600
 
 
 @pytest.mark.parametrize("pairs, sampled", [(1, 10), (9, 10), (10, 10), (11, 10), (20, 10), (29, 10), (1000, 7)])
 def test_the_sample_is_even_and_bounded(
     tmp_path: Path, pairs: int, sampled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "SAMPLED", sampled)
+    monkeypatch.setattr(subwords, "SAMPLED", sampled)
     files = write(
         tmp_path, "".join(f"{i}\n" for i in range(pairs)).encode(), "".join(f"-{i}\n" for i in range(pairs)).encode()
     )
-    found = list(pieces.sample(files, pairs))
+    found = list(subwords.sample(files, pairs))
     numbers = [int(line) for line in found[::2]]
     assert [line.removeprefix("-") for line in found[1::2]] == found[::2]
     assert len(numbers) <= sampled and (pairs > sampled or len(numbers) == pairs)

@@ -554,7 +554,7 @@ def test_the_stock_baseline_decodes_left_padded_batches(stock_checkpoint: Path, 
     [
         ("fairseq_resid", ["fairseq", "torch", "numpy"]),
         ("fairseq_resid.corpora.prepare", ["fairseq", "torch"]),
-        ("fairseq_resid.corpora.own", ["fairseq", "torch"]),
+        ("fairseq_resid.corpora.custom", ["fairseq", "torch"]),
         ("fairseq_resid.connections", ["fairseq"]),
         ("fairseq_resid.training.plan", ["fairseq"]),
     ],

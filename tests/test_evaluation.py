@@ -542,15 +542,15 @@ def test_the_table_is_never_cut_off(tmp_path: Path, capsys: Capture, monkeypatch
     monkeypatch.setenv("COLUMNS", "80")
     long = "transformer_resid_iwslt_en_vi_big --residual linear_shortcut"
     runs = [results(tmp_path, "one[bold]", "transformer_sas"), results(tmp_path, "a-run-of-some-length", long)]
-    floors = tmp_path / "floors.json"
-    floors.write_text(json.dumps({"copy": 1.25, "nearest_neighbour": 3.5, "signature": "nrefs:1|floors"}))
-    assert table.main([*map(str, runs), "--floors", str(floors)]) == 0
+    baselines = tmp_path / "baselines.json"
+    baselines.write_text(json.dumps({"copy": 1.25, "nearest_neighbour": 3.5, "signature": "nrefs:1|baselines"}))
+    assert table.main([*map(str, runs), "--baselines", str(baselines)]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
     for text in ("one[bold]", long, "125,952,060", "28.46", "27.90", "12,346", "1:06:40", "BLEU avg"):
         assert any(text in line for line in lines), out
     assert out.count(SIGNATURE) == 1 and f"BLEU {SIGNATURE}2.6.0" in lines
-    assert lines[-2:] == ["floors: source copied 1.25, nearest neighbour 3.50", "BLEU nrefs:1|floors"]
+    assert lines[-2:] == ["baselines: source copied 1.25, nearest neighbour 3.50", "BLEU nrefs:1|baselines"]
     assert "…" not in out and out.isascii()
 
     assert table.main([str(runs[0])]) == 0
@@ -598,10 +598,10 @@ def test_the_table_refuses_what_it_cannot_read(tmp_path: Path, capsys: Capture) 
         assert table.main([str(tmp_path / "two")]) == 2
         error = capsys.readouterr().err
         assert "two/results.json: damaged" in error and error.count("\n") == 1
-    floors = tmp_path / "floors.json"
-    floors.write_text('{"copy": 1}')
-    assert table.main([str(good), "--floors", str(floors)]) == 2
-    assert "floors.json: not JSON with" in capsys.readouterr().err
+    baselines = tmp_path / "baselines.json"
+    baselines.write_text('{"copy": 1}')
+    assert table.main([str(good), "--baselines", str(baselines)]) == 2
+    assert "baselines.json: not JSON with" in capsys.readouterr().err
 
 
 def test_the_average_is_of_the_checkpoints_that_are_asked_for(here: Run, capsys: Capture) -> None:

@@ -1,4 +1,4 @@
-"""The embedded phrasebook (grammar, splits, files) and the two floors under a model's BLEU on it."""
+"""The embedded phrasebook (grammar, splits, files) and the two baselines under a model's BLEU on it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fairseq_resid.corpora.phrasebook import grammar as phrasebook
 from fairseq_resid.corpora.phrasebook import lexicon as phrasebook_lexicon
 from fairseq_resid.corpora.phrasebook.__main__ import main
 from fairseq_resid.corpora.phrasebook.grammar import Example, english_number, vietnamese_number
-from fairseq_resid.evaluation import floors as floors_module
-from fairseq_resid.evaluation.floors import floors, nearest
+from fairseq_resid.evaluation import baselines as baselines_module
+from fairseq_resid.evaluation.baselines import baselines, nearest
 
 pytestmark = pytest.mark.once
 
@@ -549,11 +549,11 @@ def test_out_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert (tmp_path / "data").read_text() == "mine"
 
 
-# ---- the floors ----
+# ---- the baselines ----
 
 
-def test_floors_of_the_default_corpus(folder: Path) -> None:
-    result = floors(folder, "en", "vi")
+def test_baselines_of_the_default_corpus(folder: Path) -> None:
+    result = baselines(folder, "en", "vi")
     assert result["copy"] < 10
     assert 20 < result["nearest_neighbour"] < 60
     assert "tok:13a" in result["signature"] and "version:" in result["signature"]
@@ -565,8 +565,8 @@ def test_nearest_by_words_first_of_equals_over_blocks(monkeypatch: pytest.Monkey
     # "a b z": "a b y" and "a b c" are equally near; "q": nothing is shared, so the very first
     expected = [3, 2, 0, 1, 0]
     assert nearest(queries, choices) == expected
-    monkeypatch.setattr(floors_module, "QUERIES", 2)
-    monkeypatch.setattr(floors_module, "CHOICES", 2)
+    monkeypatch.setattr(baselines_module, "QUERIES", 2)
+    monkeypatch.setattr(baselines_module, "CHOICES", 2)
     assert nearest(queries, choices) == expected
 
 
@@ -578,11 +578,11 @@ def parallel(folder: Path, **sides: str) -> Path:
     return folder
 
 
-def test_floors_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_baselines_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parallel(tmp_path)
-    out = tmp_path / "floors.json"
+    out = tmp_path / "baselines.json"
     arguments = ["--raw", str(tmp_path), "--source", "en", "--target", "vi", "--json", str(out)]
-    assert floors_module.main(arguments) == 0
+    assert baselines_module.main(arguments) == 0
     written = json.loads(out.read_text(encoding="utf-8"))
     assert set(written) == {"copy", "nearest_neighbour", "signature"}
     assert written["nearest_neighbour"] == pytest.approx(100.0) and written["copy"] == 0.0
@@ -600,7 +600,7 @@ def test_floors_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         ("train_en", None, ["train.en: no such file"]),
     ],
 )
-def test_floors_errors(
+def test_baselines_errors(
     tmp_path: Path, name: str, text: str | None, message: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     parallel(tmp_path)
@@ -608,20 +608,20 @@ def test_floors_errors(
         (tmp_path / name.replace("_", ".")).unlink()
     else:
         parallel(tmp_path, **{name: text})
-    out = tmp_path / "floors.json"
+    out = tmp_path / "baselines.json"
     arguments = ["--raw", str(tmp_path), "--source", "en", "--target", "vi", "--json", str(out)]
-    assert floors_module.main(arguments) == 2
+    assert baselines_module.main(arguments) == 2
     captured = capsys.readouterr()
     assert all(part in captured.err for part in message) and not captured.out
     assert not out.exists()
 
 
-def test_floors_of_empty_and_of_other_encodings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_baselines_of_empty_and_of_other_encodings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parallel(tmp_path, test_en="", test_vi="")
     arguments = ["--raw", str(tmp_path), "--source", "en", "--target", "vi"]
-    assert floors_module.main(arguments) == 2
+    assert baselines_module.main(arguments) == 2
     assert "test.en: empty" in capsys.readouterr().err
     parallel(tmp_path)
     (tmp_path / "train.vi").write_bytes("C\nté\n".encode("latin-1"))
-    assert floors_module.main(arguments) == 2
+    assert baselines_module.main(arguments) == 2
     assert "train.vi:2: not UTF-8" in capsys.readouterr().err

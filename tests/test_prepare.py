@@ -24,7 +24,7 @@ from typing import IO, Any
 import mirror
 import pytest
 
-from fairseq_resid.corpora import binarise, disk, fetch, prepare, sources, steps
+from fairseq_resid.corpora import binarise, disk, fetch, pipeline, prepare, sources
 from fairseq_resid.corpora import manifest as manifests
 from fairseq_resid.corpora.manifest import SPLITS
 from fairseq_resid.folders.files import read_lines
@@ -379,7 +379,7 @@ def test_a_step_killed_before_it_has_its_name_is_done_once(tmp_path: Path, monke
     """Its record is there already; it is no file of the step."""
     runs = []
 
-    def run(folder: Path) -> steps.Record:
+    def run(folder: Path) -> pipeline.Record:
         runs.append(folder)
         (folder / "text").write_text("text")
         return {}
@@ -387,9 +387,9 @@ def test_a_step_killed_before_it_has_its_name_is_done_once(tmp_path: Path, monke
     def rename(source: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
-    some = steps.Steps(tmp_path, [steps.Step("only", "only", [], (), run, continues=True)])
+    some = pipeline.Pipeline(tmp_path, [pipeline.Step("only", "only", [], (), run, continues=True)])
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("fairseq_resid.corpora.steps.os.replace", rename)
+        patch.setattr("fairseq_resid.corpora.pipeline.os.replace", rename)
         some.run()
     partial = tmp_path / f"{some.folders['only'].name}.partial"
     for name in ("record.json", "record.json.partial"):

@@ -1,4 +1,4 @@
-"""corpora/progress.py and those that show what other processes do: what a log says, and when."""
+"""commands/progress.py and those that show what other processes do: what a log says, and when."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import mirror
 import pytest
 
-from fairseq_resid.commands import children
-from fairseq_resid.corpora import binarise, own, pieces, progress
-from fairseq_resid.corpora.progress import Progress
+from fairseq_resid.commands import children, progress
+from fairseq_resid.commands.progress import Progress
+from fairseq_resid.corpora import binarise, custom, subwords
 
 pytestmark = pytest.mark.once
 
@@ -69,7 +69,7 @@ def build(folder: Path, train: int) -> list[str]:
             (folder / f"{split}.{language}").write_text(text)
         given += [f"--{split}", folder / split]
     words = [*map(str, given), "--out", str(folder / "data"), "--workers", "2"]
-    assert own.main(words) == 0
+    assert custom.main(words) == 0
     return words
 
 
@@ -78,7 +78,7 @@ def test_the_long_steps_within_other_programs_show_how_far_they_are(
 ) -> None:
     """As if every line were due at once."""
     monkeypatch.setattr(progress, "EVERY", 0.0)
-    for module in (pieces, binarise):
+    for module in (subwords, binarise):
         monkeypatch.setattr(module, "POLL", 0.002)
     monkeypatch.setattr(binarise, "children", children)  # not in this process, as the other tests run it
     build(tmp_path, 8000)
@@ -109,9 +109,9 @@ def test_learning_that_is_killed_is_an_error(
         os._exit(9)
 
     with monkeypatch.context() as patch, pytest.raises(AssertionError):
-        patch.setattr(pieces, "sample", killed)
+        patch.setattr(subwords, "sample", killed)
         build(tmp_path, 300)
     error = capsys.readouterr().err
-    assert error.splitlines()[-1] == "own: error: sentencepiece was ended (out of memory?)"
+    assert error.splitlines()[-1] == "custom: error: sentencepiece was ended (out of memory?)"
     build(tmp_path, 300)
     assert "goes on" not in capsys.readouterr().err

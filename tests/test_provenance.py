@@ -15,8 +15,8 @@ import mirror
 import pytest
 import yaml
 
+from fairseq_resid.corpora import custom, prepare, repeats
 from fairseq_resid.corpora import manifest as manifests
-from fairseq_resid.corpora import own, prepare, repeats
 from fairseq_resid.corpora.fingerprints import Fingerprints
 from fairseq_resid.folders.data import Corpus
 from fairseq_resid.folders.files import read_lines
@@ -230,7 +230,7 @@ def raw(raw_text: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
 def build(raw: dict[str, Path], out: Path, *flags: str) -> int:
     given = ["--name", "tiny", "--source", "en", "--target", "xx", "--vocab-size", "90", "--workers", "1"]
     prefixes = [word for split, prefix in raw.items() for word in (f"--{split}", str(prefix))]
-    return own.main([*given, *prefixes, "--out", str(out), *flags])
+    return custom.main([*given, *prefixes, "--out", str(out), *flags])
 
 
 def decompose(raw: dict[str, Path]) -> None:

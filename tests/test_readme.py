@@ -15,7 +15,7 @@ import mirror
 import pytest
 import torch
 
-from fairseq_resid.corpora import own
+from fairseq_resid.corpora import custom
 from fairseq_resid.corpora.phrasebook import grammar as phrasebook
 
 pytestmark = pytest.mark.once
@@ -77,7 +77,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # As scripts/quickstart.sh makes it.
     phrasebook.write(copy / "raw", phrasebook.files(phrasebook.generate(1, 400, 20, 20)))
     prefixes = {split: copy / "raw" / split for split in ("train", "valid", "test")}
-    own.build("phrasebook-en-vi", prefixes, "en", "vi", 300, copy / "data-bin" / "phrasebook")
+    custom.build("phrasebook-en-vi", prefixes, "en", "vi", 300, copy / "data-bin" / "phrasebook")
     return copy
 
 

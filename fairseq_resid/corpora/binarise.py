@@ -12,11 +12,11 @@ from threading import Event, Thread
 from typing import Any
 
 from ..commands import children
+from ..commands.progress import POLL, Progress
 from ..folders import data as data_folder
-from ..folders.files import write_atomically
+from ..folders.files import write_text
 from ..text import TextForm
 from .manifest import SPLITS, Manifest
-from .progress import POLL, Progress
 
 
 def preprocess(
@@ -132,4 +132,4 @@ def make(
         "tools": tools(),
         **data_folder.fingerprints(data),
     }
-    write_atomically(data / data_folder.CORPUS, json.dumps(corpus, indent=2, ensure_ascii=False) + "\n")
+    write_text(data / data_folder.CORPUS, json.dumps(corpus, indent=2, ensure_ascii=False) + "\n")

@@ -8,10 +8,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..commands.progress import amount
 from . import sources
 from .extract import is_archive
 from .manifest import Manifest
-from .progress import amount
 
 # What the work takes at its peak, as a multiple of the raw text: the tokenised text with its pieces, or the pieces with
 # fairseq's binary files, which are there twice while its workers' are joined.

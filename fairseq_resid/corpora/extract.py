@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 from xml.sax.saxutils import unescape
 
-from .progress import Progress
+from ..commands.progress import Progress
 
 BLOCK = 1 << 20
 GZIP = b"\x1f\x8b"  # how a gzip file begins

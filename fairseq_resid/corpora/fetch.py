@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from ..folders.files import write_atomically
+from ..commands.progress import Progress
+from ..folders.files import write_text
 from .extract import Damaged, instead
 from .manifest import RemoteFile
-from .progress import Progress
 
 BLOCK = 1 << 20
 ATTEMPTS = 4  # for each address
@@ -136,7 +136,7 @@ def _known(target: Path) -> dict[str, Any] | None:
 
 def _keep(target: Path, known: dict[str, Any]) -> dict[str, Any]:
     """Write NAME.json."""
-    write_atomically(Path(f"{target}.json"), json.dumps(known, indent=2) + "\n")
+    write_text(Path(f"{target}.json"), json.dumps(known, indent=2) + "\n")
     return known
 
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..folders.files import write_atomically
+from ..folders.files import write_text
 from .fetch import describe
 
 KEYS = {"bytes", "mtime_ns", "sha256", "md5"}
@@ -47,7 +47,7 @@ class Fingerprints:
         # Without it the next run computes again: not worth an error.
         with contextlib.suppress(OSError):
             self.memory.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.memory, json.dumps(self.known, indent=1) + "\n")
+            write_text(self.memory, json.dumps(self.known, indent=1) + "\n")
 
 
 def _stamp(path: Path) -> list[int]:

@@ -26,11 +26,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ..folders import data as data_folder
-from ..folders.files import read_lines, sha256, write_atomically
+from ..folders.files import read_lines, sha256, write_text
 from ..text import TextForm
-from . import binarise, ceiling, clean, disk, pieces, repeats, sources, stream, tokenise
+from . import binarise, ceiling, clean, disk, repeats, sources, stream, subwords, tokenise
 from .manifest import SPLITS, Manifest
-from .steps import Record, Step, Steps
+from .pipeline import Pipeline, Record, Step
 
 # What a data folder holds is settled by these fields of the manifest, and by --limit.
 SETTINGS = (
@@ -215,7 +215,7 @@ class _Preparation:
         form = [manifest.form, manifest.plain_form, manifest.normalize, manifest.split_hyphens, version("sacremoses")]
         made_by = [form, manifest.clean and clean.MAX_CHARACTERS]
         kept = self.limits and asdict(self.limits)
-        learned = [manifest.vocab_size, manifest.spm_normalizer, pieces.SENTENCEPIECE, pieces.SAMPLED]
+        learned = [manifest.vocab_size, manifest.spm_normalizer, subwords.SENTENCEPIECE, subwords.SAMPLED]
         learn_title = f"learn a joined BPE of {manifest.vocab_size:,} pieces"
         # Which step the text to learn from comes from.
         self.text_step = "deduplicate" if manifest.deduplicate else "tokenise"
@@ -262,8 +262,8 @@ class _Preparation:
             raise ValueError(
                 f"{work}: holds unfinished work on another text ({said}); remove it or choose another folder with --out"
             )
-        write_atomically(told, json.dumps(mine) + "\n")
-        self.progress = Steps(work, self.steps)
+        write_text(told, json.dumps(mine) + "\n")
+        self.progress = Pipeline(work, self.steps)
         self.progress.run()
         self._refuse_differences()  # also if every step was done before, under --allow-other-data
         os.replace(self.progress.folders["binarise"] / "data", self.options.out)
@@ -421,7 +421,7 @@ class _Preparation:
 
     def learn(self, folder: Path) -> Record:
         """Learn the BPE from the training text."""
-        made = pieces.learn(
+        made = subwords.learn(
             *self._tokenised("train"), self.manifest.vocab_size, folder / "spm.model", self.manifest.spm_normalizer
         )
         return {"counts": {"bpe": made}}
@@ -433,7 +433,7 @@ class _Preparation:
         for split in SPLITS:
             is_train = split == "train"
             files, total = self._tokenised(split)
-            counts[split] = pieces.encode(
+            counts[split] = subwords.encode(
                 f"encode {split}",
                 files,
                 self._both(folder, split),

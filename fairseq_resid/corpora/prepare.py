@@ -17,7 +17,7 @@ from typing import Any
 
 from ..text import NORMALIZE
 from . import manifest as manifests
-from . import pieces, sources
+from . import sources, subwords
 from .fingerprints import Fingerprints
 from .manifest import Manifest
 from .preparation import LIMITS, SETTINGS, Options, prepare_data
@@ -75,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--spm-normalizer",
-        choices=pieces.NORMALIZERS,
+        choices=subwords.NORMALIZERS,
         help=f"what sentencepiece does to text before it cuts it (default {default['spm_normalizer']})",
     )
     add("--allow-low-ceiling", action="store_true", help="go on if not even a perfect model could score 95 BLEU")

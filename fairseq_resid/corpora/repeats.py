@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .progress import Progress
+from ..commands.progress import Progress
 
 Sides = tuple[Path, Path]
 KINDS = ("source", "target", "pair")

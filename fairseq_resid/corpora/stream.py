@@ -25,8 +25,8 @@ from pathlib import Path
 from threading import Thread
 from typing import IO, Any, NamedTuple
 
-from ..folders.files import write_atomically
-from .progress import Progress
+from ..commands.progress import Progress
+from ..folders.files import write_text
 
 CHUNK_LINES = 1000
 FEW_PAIRS = 30_000
@@ -108,7 +108,7 @@ class Journal:
             os.fsync(file.fileno())
         self.sizes = [os.fstat(file.fileno()).st_size for file in outputs]
         told = {"inputs": self.inputs, "sizes": self.sizes, "place": self.place, "counts": self.counts}
-        write_atomically(self.path, json.dumps(told) + "\n")
+        write_text(self.path, json.dumps(told) + "\n")
         self.written = time.monotonic()
 
 

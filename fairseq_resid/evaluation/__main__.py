@@ -21,7 +21,7 @@ from ..commands import children
 from ..compat import BETTER_TRANSFORMER_COPIES
 from ..folders import data as data_folder
 from ..folders.data import Corpus, find_data, setting
-from ..folders.files import read_lines, write_atomically
+from ..folders.files import read_lines, write_text
 from ..folders.run import Numbering, Run
 from . import averaging, card, decoding, scoring
 
@@ -136,7 +136,7 @@ def make_average(run: Run, made_from: list[Path]) -> None:
         files = [str(file) for file in made_from]
         children.show(["scripts/average_checkpoints.py", "--inputs", *files, "--output", str(run.averaged)])
         averaging.average(made_from, run.averaged)
-        write_atomically(note, json.dumps({"inputs": inputs, "output": fingerprint(run.averaged)}, indent=2) + "\n")
+        write_text(note, json.dumps({"inputs": inputs, "output": fingerprint(run.averaged)}, indent=2) + "\n")
 
 
 def translate(job: Job, name: str, checkpoint: Path, made_from: list[Path], lock: int | None = None) -> list[str]:
@@ -165,8 +165,8 @@ def translate(job: Job, name: str, checkpoint: Path, made_from: list[Path], lock
     if len(lines) != len(job.references):
         reference = job.corpus.reference(job.subset)
         raise decoding.DecodingError(f"{log}: {len(lines)} hypotheses, but {reference} has {len(job.references)} lines")
-    write_atomically(hypotheses, "".join(f"{line}\n" for line in lines))
-    write_atomically(note, json.dumps(inputs, indent=2) + "\n")
+    write_text(hypotheses, "".join(f"{line}\n" for line in lines))
+    write_text(note, json.dumps(inputs, indent=2) + "\n")
     return lines
 
 
@@ -217,7 +217,7 @@ def score(job: Job, lock: int) -> dict[str, Any]:
         "decoding": {**decoding.SETTINGS, "post-process": corpus.post_process},
         "training": asdict(run.training_summary()),
     }
-    write_atomically(run.results(job.subset), json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    write_text(run.results(job.subset), json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     for name, score in scores.items():
         print(f"{run.path} {job.subset} {name:8} BLEU {score.value:.2f}  {score.signature}", flush=True)
         for label, other in beside[name].items():
@@ -256,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             evaluate(job)
         for run in dict.fromkeys(job.run for job in jobs):
             try:
-                write_atomically(run.card, card.write(run))
+                write_text(run.card, card.write(run))
             except ValueError as error:  # the scores stand all the same
                 print(f"{parser.prog}: warning: no {run.card}: {error}", file=sys.stderr)
     except (ValueError, OSError) as error:

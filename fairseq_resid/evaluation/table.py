@@ -50,28 +50,28 @@ def row(path: Path, results: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def notes(runs: dict[Path, dict[str, Any]], floors: dict[str, Any] | None) -> list[str]:
-    """Return the lines below the table: which BLEU it is, once where it is one, and the floors."""
+def notes(runs: dict[Path, dict[str, Any]], baselines: dict[str, Any] | None) -> list[str]:
+    """Return the lines below the table: which BLEU it is, once where it is one, and the baselines."""
     kinds = {Run(path).name: (f"{it['corpus']} {it['subset']}", it["signature"]) for path, it in runs.items()}
     if len(set(kinds.values())) == 1:
         text, signature = next(iter(kinds.values()))
         lines = [text, f"BLEU {signature}"]
     else:
         lines = [line for name, (text, signature) in kinds.items() for line in (f"{name}: {text}", f"BLEU {signature}")]
-    if floors is not None:
-        copy, nearest, signature = floors["copy"], floors["nearest_neighbour"], floors["signature"]
-        lines += [f"floors: source copied {copy:.2f}, nearest neighbour {nearest:.2f}", f"BLEU {signature}"]
+    if baselines is not None:
+        copy, nearest, signature = baselines["copy"], baselines["nearest_neighbour"], baselines["signature"]
+        lines += [f"baselines: source copied {copy:.2f}, nearest neighbour {nearest:.2f}", f"BLEU {signature}"]
     return lines
 
 
-def markdown(runs: dict[Path, dict[str, Any]], floors: dict[str, Any] | None) -> str:
+def markdown(runs: dict[Path, dict[str, Any]], baselines: dict[str, Any] | None) -> str:
     """Return the table as Markdown."""
-    return layout.markdown(HEADINGS, [row(*run) for run in runs.items()], notes(runs, floors), LEFT)
+    return layout.markdown(HEADINGS, [row(*run) for run in runs.items()], notes(runs, baselines), LEFT)
 
 
-def show(runs: dict[Path, dict[str, Any]], floors: dict[str, Any] | None, console: Console) -> None:
+def show(runs: dict[Path, dict[str, Any]], baselines: dict[str, Any] | None, console: Console) -> None:
     """Print the table."""
-    layout.show(HEADINGS, [row(*run) for run in runs.items()], notes(runs, floors), LEFT, console)
+    layout.show(HEADINGS, [row(*run) for run in runs.items()], notes(runs, baselines), LEFT, console)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,27 +81,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder with results.json, by scripts/evaluate.sh")
-    add("--floors", type=Path, metavar="FILE", help="what `python -m fairseq_resid.evaluation.floors --json` wrote")
+    add(
+        "--baselines",
+        type=Path,
+        metavar="FILE",
+        help="what `python -m fairseq_resid.evaluation.baselines --json` wrote",
+    )
     add("--at-least", type=float, metavar="BLEU", help="exit with code 1 where an averaged model scores less")
     add("--markdown", action="store_true", help="print Markdown")
     options = parser.parse_args(arguments)
     try:
         runs = {path: read(path) for path in options.runs}
-        floors = None
-        if options.floors:
+        baselines = None
+        if options.baselines:
             try:
-                floors = json.loads(options.floors.read_text(encoding="utf-8"))
-                notes({}, floors)
+                baselines = json.loads(options.baselines.read_text(encoding="utf-8"))
+                notes({}, baselines)
             except (ValueError, KeyError, TypeError):
                 keys = '"copy", "nearest_neighbour" and "signature"'
-                raise ValueError(f"{options.floors}: not JSON with {keys}") from None
+                raise ValueError(f"{options.baselines}: not JSON with {keys}") from None
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
     if options.markdown:
-        print(markdown(runs, floors), end="")
+        print(markdown(runs, baselines), end="")
     else:
-        show(runs, floors, Console(highlight=False))
+        show(runs, baselines, Console(highlight=False))
     below = [path for path in runs if runs[path]["bleu"]["averaged"] < (options.at_least or 0)]
     for path in below:
         print(f"{path}: BLEU {runs[path]['bleu']['averaged']:.2f} is below {options.at_least:g}", file=sys.stderr)

@@ -1,9 +1,12 @@
-"""Text files as every part of the project reads and writes them: split on LF alone, whole or not at all."""
+"""Files as every part of the project reads and writes them: text split on LF alone, whole or not at all, locked."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -40,14 +43,52 @@ def read_pairs(source: Path, target: Path) -> tuple[list[str], list[str]]:
     return sides
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file under a temporary name and rename it, so that a reader sees the old file or the new one."""
-    partial = path.with_name(f"{path.name}.partial")
+def partial_of(path: Path) -> Path:
+    """Return the temporary name of a file or folder that is being made."""
+    return path.with_name(f"{path.name}.partial")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the temporary name to write a file under; it becomes `path` at the end, and nothing is left on an error.
+
+    A reader sees the old file or the new one, never half of one.
+    """
+    partial = partial_of(path)
     try:
-        partial.write_text(text, encoding="utf-8", newline="\n")
+        yield partial
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text file, whole or not at all."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="\n")
+
+
+@contextmanager
+def locked(path: Path, busy: str, wait: bool = False) -> Iterator[int]:
+    """Hold the lock file `path` for this process; yields its descriptor, which a child process may inherit.
+
+    busy: what is said if another process holds it; with `wait` it is printed, and the lock is waited for
+    Raises: ValueError with `busy` if another process holds it and `wait` is not set.
+    """
+    while True:
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not wait:
+                    raise ValueError(busy) from None
+                print(f"{busy}; waiting", flush=True)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            # The other process may have removed the file, with its folder.
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                yield file.fileno()
+                return
+        path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def sha256(path: Path) -> str:

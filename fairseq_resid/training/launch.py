@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 from ..commands import children, flags
 from ..folders import data as data_folder
-from ..folders.files import write_atomically
+from ..folders.files import write_text
 from ..folders.run import Run
 from . import devices, plan, recipe
 
@@ -288,7 +288,7 @@ def train(
                 print(f"{run.path}: goes on with other {key}; run.json keeps both", flush=True)
         if first:
             repair_last_checkpoint(run)
-            write_atomically(run.record, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+            write_text(run.record, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
         words = [children.program(command[0]), *command[1:]]
         if first:
             children.show(words)
@@ -297,7 +297,7 @@ def train(
             raise ChildProcessError(f"fairseq-train failed with exit code {code}; what it said is above")
         if first:
             record["finished"] = reached_end(command, run)
-            write_atomically(run.record, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+            write_text(run.record, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
         return True
 
 

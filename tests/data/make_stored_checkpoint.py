@@ -65,7 +65,7 @@ def main() -> None:
     """Train, strip, decode, write."""
     from conftest import write_corpus
 
-    from fairseq_resid.corpora import own
+    from fairseq_resid.corpora import custom
 
     stored = HERE / "stored"
     stored.mkdir(exist_ok=True)
@@ -73,7 +73,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         data = work / "data"
-        own.build("tiny", write_corpus(work / "raw"), "en", "xx", 90, data, workers=1)
+        custom.build("tiny", write_corpus(work / "raw"), "en", "xx", 90, data, workers=1)
         for language in ("en", "xx"):
             shutil.copyfile(data / f"dict.{language}.txt", stored / f"dict.{language}.txt")
         for family, flags in MODELS.items():

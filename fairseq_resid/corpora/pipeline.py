@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..folders.files import write_atomically
+from ..folders.files import write_text
 
 Record = dict[str, Any]
 # Part of every key: raised when a step comes to make something else of the same input.
@@ -40,7 +40,7 @@ class Step:
     continues: bool = False
 
 
-class Steps:
+class Pipeline:
     """A sequence of steps in the folder WORK."""
 
     def __init__(self, work: Path, steps: Sequence[Step]) -> None:
@@ -123,7 +123,7 @@ class Steps:
             if file.is_file() and not file.name.startswith("record.json")
         }
         record = {**record, "files": dict(sorted(files.items()))}
-        write_atomically(partial / "record.json", json.dumps(record, indent=2) + "\n")
+        write_text(partial / "record.json", json.dumps(record, indent=2) + "\n")
         os.replace(partial, folder)
 
     def _free(self, number: int) -> None:

@@ -10,8 +10,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ..commands.progress import POLL, Progress
 from . import clean, stream
-from .progress import POLL, Progress
 
 # Learned from at most so many training pairs, evenly spread: memory does not grow with the corpus.
 SAMPLED = 1_000_000

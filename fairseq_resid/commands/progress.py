@@ -69,11 +69,11 @@ class Progress:
             left = f", {clock(max(self.total - self.done, 0) / rate)} left"
         return f"{amount(self.done, self.unit)}{of}{unit}, {amount(rate, self.unit)}{unit}/s{left}"
 
-    def advance(self, count: int) -> None:
-        """Count so much more as done."""
+    def advance(self, count: int, text: str | None = None) -> None:
+        """Count so much more as done; show `text`, if it is given, in place of count, rate and time left."""
         self.done += count
         if self.bar is not None and self.task is not None:
-            self.bar.update(self.task, completed=self.done, text=self._text())
+            self.bar.update(self.task, completed=self.done, text=self._text() if text is None else text)
         elif time.monotonic() - self.told >= EVERY:
             self.told = time.monotonic()
-            print(f"  {self.what}: {self._text()}", flush=True)
+            print(f"  {self.what}: {self._text() if text is None else text}", flush=True)

@@ -1,4 +1,4 @@
-"""corpora/own.py: what a data folder holds, what is refused, and that nothing half made is left."""
+"""corpora/custom.py: what a data folder holds, what is refused, and that nothing half made is left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fairseq_resid.corpora import binarise, own
+from fairseq_resid.corpora import binarise, custom
 from fairseq_resid.folders.files import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,11 +102,11 @@ def test_the_same_corpus_is_reused(
     data = tmp_path / "data"
     shutil.copytree(corpus, data)
     before = {file: file.stat().st_mtime_ns for file in data.rglob("*")}
-    assert own.main(flags(raw_text, data)) == 0
+    assert custom.main(flags(raw_text, data)) == 0
     assert "holds this corpus already" in capsys.readouterr().out
     assert {file: file.stat().st_mtime_ns for file in data.rglob("*")} == before
     # Moved raw text is the same text.
-    assert own.main(flags(copy(raw_text, tmp_path / "moved"), data)) == 0
+    assert custom.main(flags(copy(raw_text, tmp_path / "moved"), data)) == 0
 
 
 @pytest.mark.parametrize("change", ["vocabulary", "name", "text", "no corpus.json", "broken corpus.json"])
@@ -126,7 +126,7 @@ def test_another_corpus_is_refused(
     else:
         (data / "corpus.json").write_text("{")
     before = content(data)
-    assert own.main(flags(prefixes, data, **changed)) == 2
+    assert custom.main(flags(prefixes, data, **changed)) == 2
     error = capsys.readouterr().err
     assert str(data) in error and "Traceback" not in error
     assert ("corpus.json" if "corpus.json" in change else "another corpus") in error
@@ -166,9 +166,9 @@ def test_bad_text_is_named_and_nothing_is_made(
 ) -> None:
     prefixes = copy(raw_text, tmp_path / "raw")
     file, said = spoil(kind, prefixes)
-    assert own.main(flags(prefixes, tmp_path / "out" / "data")) == 2
+    assert custom.main(flags(prefixes, tmp_path / "out" / "data")) == 2
     error = capsys.readouterr().err
-    assert error.startswith("own: error: ") and len(error.splitlines()) == 1
+    assert error.startswith("custom: error: ") and len(error.splitlines()) == 1
     assert str(file) in error and said in error
     assert not (tmp_path / "out" / "data").exists()
 
@@ -176,7 +176,7 @@ def test_bad_text_is_named_and_nothing_is_made(
 def test_exchanged_texts_are_another_corpus(corpus: Path, raw_text: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(corpus, tmp_path / "data")
     exchanged = {**raw_text, "valid": raw_text["test"], "test": raw_text["valid"]}
-    assert own.main(flags(exchanged, tmp_path / "data")) == 2
+    assert custom.main(flags(exchanged, tmp_path / "data")) == 2
 
 
 def test_texts_of_one_name_in_three_folders(raw_text: dict[str, Path], tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_texts_of_one_name_in_three_folders(raw_text: dict[str, Path], tmp_path:
         for side in ("en", "xx"):
             shutil.copy(f"{prefix}.{side}", f"{prefixes[split]}.{side}")
     for _ in range(2):
-        assert own.main(flags(prefixes, tmp_path / "data")) == 0
+        assert custom.main(flags(prefixes, tmp_path / "data")) == 0
     told = json.loads((tmp_path / "data" / "corpus.json").read_text())
     assert [item["lines"] for item in told["texts"].values()] == [301, 301, 43, 43, 203, 203]
 
@@ -195,8 +195,8 @@ def test_texts_of_one_name_in_three_folders(raw_text: dict[str, Path], tmp_path:
 def test_an_impossible_vocabulary_is_named(
     raw_text: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert own.main(flags(raw_text, tmp_path / "data", vocab_size=30_000)) == 2
-    assert "own: error: --vocab-size 30000: " in capfd.readouterr().err
+    assert custom.main(flags(raw_text, tmp_path / "data", vocab_size=30_000)) == 2
+    assert "custom: error: --vocab-size 30000: " in capfd.readouterr().err
     assert not (tmp_path / "data").exists()
 
 
@@ -211,7 +211,7 @@ def test_killed_half_way_then_run_again(corpus: Path, raw_text: dict[str, Path],
     """Killed while it works, OUT is not there; run again, over what is left and with 2 workers: the same bytes."""
     data = tmp_path / "data"
     partial = tmp_path / "data.partial"
-    command = [sys.executable, "-m", "fairseq_resid.corpora.own", *flags(raw_text, data)]
+    command = [sys.executable, "-m", "fairseq_resid.corpora.custom", *flags(raw_text, data)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 120
     while not list(partial.glob("encode-*")):
@@ -223,7 +223,7 @@ def test_killed_half_way_then_run_again(corpus: Path, raw_text: dict[str, Path],
     (partial / "binarise-0").mkdir()
     (partial / "binarise-0" / "dict.en.txt").write_text("left over\n")
 
-    assert own.main(flags(raw_text, data, workers=2)) == 0
+    assert custom.main(flags(raw_text, data, workers=2)) == 0
     assert content(data) == content(corpus)
     assert not partial.exists()
 
@@ -242,7 +242,7 @@ def test_a_failing_preprocess_is_told_and_leaves_no_data_folder(
         return 3
 
     monkeypatch.setattr(binarise.children, "run", fail)
-    assert own.main(flags(raw_text, tmp_path / "data")) == 2
+    assert custom.main(flags(raw_text, tmp_path / "data")) == 2
     error = capsys.readouterr().err
     assert "exit code 3" in error and "no space left" in error
     assert not (tmp_path / "data").exists()

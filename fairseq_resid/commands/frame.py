@@ -1,0 +1,104 @@
+"""The frame of every command line of the project: its parser, its errors, its exit codes, an interrupt, --verbose.
+
+exit code   0 done
+            1 a program that the command runs has failed, or a result is below what was asked for
+            2 bad input: one line on stderr names it
+            128 + N interrupted by signal N
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import functools
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import quiet
+
+Work = Callable[[argparse.ArgumentParser, Sequence[str] | None], int | None]
+Main = Callable[[Sequence[str] | None], int]
+
+
+def command(name: str, description: str, again: str = "", **settings: Any) -> Callable[[Work], Callable[..., int]]:
+    """Make `work(parser, argv)` the main function of a command line: `main(argv)`, which returns the exit code.
+
+    name: what follows `fairseq-resid` on the command line
+    again: what the same command does after an interrupt, such as "resumes"
+    settings: of argparse.ArgumentParser
+    """
+
+    def decorate(work: Work) -> Callable[..., int]:
+        @functools.wraps(work)
+        def main(argv: Sequence[str] | None = None) -> int:
+            parser = argparse.ArgumentParser(prog=f"fairseq-resid {name}", description=description, **settings)
+            parser.add_argument(
+                "--verbose", action=_Verbose, help="show all that fairseq and the other libraries say, and tracebacks"
+            )
+            try:
+                with quiet.libraries():
+                    return work(parser, argv) or 0
+            except KeyboardInterrupt:
+                return _interrupted(parser.prog, again, 130)
+            except SystemExit as end:
+                if isinstance(end.code, int) and end.code > 128:
+                    _interrupted(parser.prog, again, end.code)
+                raise
+            except BrokenPipeError:
+                # Whoever reads has read enough. Python would complain when it flushes stdout at the end.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return 0
+            except (ValueError, OSError) as error:
+                if quiet.is_verbose():
+                    traceback.print_exc()
+                print(f"{parser.prog}: error: {_reason(error)}", file=sys.stderr)
+                return 1 if isinstance(error, ChildProcessError) else 2
+            finally:
+                quiet.set_verbose(None)
+
+        return main
+
+    return decorate
+
+
+def renamed(old: str, new: str) -> None:
+    """End a command under its old name with the line that says the new one."""
+    print(f"{old}: error: it is called {new} now", file=sys.stderr)
+    raise SystemExit(2)
+
+
+class Renamed(argparse.Action):
+    """An option under its old name: `add("--old", action=Renamed, new="--new")`; using it says what to type."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, new: str) -> None:
+        super().__init__(option_strings, dest, nargs="?", help=argparse.SUPPRESS, default=argparse.SUPPRESS)
+        self.new = new
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(f"{self.option_strings[0]}: it is called {self.new} now")
+
+
+class _Verbose(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help, default=argparse.SUPPRESS)
+
+    def __call__(self, *_: Any) -> None:
+        quiet.set_verbose(True)
+
+
+def _interrupted(prog: str, again: str, code: int) -> int:
+    print(f"{prog}: interrupted" + (f"; the same command {again}" if again else ""), file=sys.stderr)
+    return code
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error says; of a full disk also what to do."""
+    copies = error.args[0] if isinstance(error, shutil.Error) else None
+    # shutil.copytree lists all files that it could not copy, as (from, to, reason).
+    said = str(copies[0][2] if isinstance(copies, list) else error)
+    full = any(os.strerror(number) in said for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+    return said + ("; make room and run the same command again: it goes on where it was stopped" if full else "")

@@ -1,0 +1,58 @@
+"""This machine: its processor, its software, the commit of the source tree, for records of what was measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    found = platform.processor() or platform.machine()
+    file = Path("/proc/cpuinfo")
+    if file.is_file():
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        found = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), found)
+    return found
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def python() -> str:
+    """Return the version of Python."""
+    return platform.python_version()
+
+
+def commit() -> str | None:
+    """Return the commit of the source tree that this runs from; None if it is in no git tree."""
+    git = ["git", "-C", str(PACKAGE)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        # Quietly: another repository may hold the environment that this is installed in.
+        tracked = subprocess.run([*git, "ls-files", "--error-unmatch", "version.py"], capture_output=True)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "."], capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    if tracked.returncode:
+        return None
+    return head if changed.returncode == 0 else f"{head} with changes"

@@ -1,0 +1,75 @@
+"""The JSON and YAML files of the project: each is read into one dataclass and written from it.
+
+A field that a dataclass does not have is ignored: a later version may have written it. A field without a default must
+be there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from .files import write_text
+
+T = TypeVar("T")
+
+
+def read(path: Path, kind: type[T], writer: str = "") -> T:
+    """Read a .json or .yaml file as a value of the type `kind`.
+
+    writer: the command that writes such files, for the messages
+    Raises: FileNotFoundError naming the file and the writer; ValueError naming the file, and the field that is missing
+    or is of another type; OSError.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: no such file" + (f": run {writer} first" if writer else "")) from None
+    decode = msgspec.yaml.decode if path.suffix == ".yaml" else msgspec.json.decode
+    try:
+        return decode(content, type=kind)
+    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        by = f", or not written by {writer}" if writer else ""
+        raise ValueError(f"{path}: damaged{by}: {_reason(error)}") from None
+
+
+def read_if_there(path: Path, kind: type[T], writer: str = "") -> T | None:
+    """As `read`; None if there is no such file."""
+    return read(path, kind, writer) if path.is_file() else None
+
+
+def remembered(path: Path, kind: type[T]) -> T | None:
+    """As `read`; None for whatever reason the file cannot be read: for notes that only save work."""
+    try:
+        return read(path, kind)
+    except (OSError, ValueError):
+        return None
+
+
+def text(value: Any, indent: int | None = 2) -> str:
+    """Return a dataclass, or what JSON has, as JSON text with a newline at its end."""
+    return json.dumps(msgspec.to_builtins(value), indent=indent, ensure_ascii=False) + "\n"
+
+
+def write(path: Path, value: Any) -> None:
+    """Write a dataclass, or what JSON has, as a JSON file, whole or not at all."""
+    write_text(path, text(value))
+
+
+def as_type(value: Any, kind: type[T]) -> T:
+    """Return what JSON has as a value of the type `kind`.
+
+    Raises: ValueError naming the field that is missing or is of another type.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(_reason(error)) from None
+
+
+def _reason(error: Exception) -> str:
+    """Return msgspec's message, a place in it without the sign for the whole file."""
+    return str(error).replace("`$.", "`").replace(" - at `$`", "")
