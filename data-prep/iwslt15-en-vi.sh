@@ -6,4 +6,4 @@ set -euo pipefail
 
 # shellcheck source=scripts/environment.sh
 . "$(dirname -- "${BASH_SOURCE[0]}")/../scripts/environment.sh"
-exec "$python" -m fairseq_resid.corpora.prepare iwslt15-en-vi "$@"
+exec "$python" -m fairseq_resid prepare iwslt15-en-vi "$@"

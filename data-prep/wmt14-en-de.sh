@@ -5,4 +5,4 @@ set -euo pipefail
 
 # shellcheck source=scripts/environment.sh
 . "$(dirname -- "${BASH_SOURCE[0]}")/../scripts/environment.sh"
-exec "$python" -m fairseq_resid.corpora.prepare wmt14-en-de "$@"
+exec "$python" -m fairseq_resid prepare wmt14-en-de "$@"

@@ -2,7 +2,7 @@
 # architectures, and their table.
 # shellcheck shell=bash
 
-table_flags=() # of fairseq_resid.evaluation.table; the script that sources this may add some
+table_flags=() # of `fairseq-resid table`; the script that sources this may add some
 
 # train_and_score RECIPE [fairseq-train flag...]
 train_and_score() {
@@ -11,17 +11,17 @@ train_and_score() {
     for word in "$@"; do
         case $word in
             --run | --run=* | --arch | --arch=*)
-                printf '%s: not here, where three architectures are trained; use scripts/train.sh\n' "$word" >&2
+                printf '%s: three architectures are trained here, each in its own folder; use scripts/train.sh\n' "$word" >&2
                 return 2
                 ;;
+            --verbose) export FAIRSEQ_RESID_VERBOSE=1 ;;
         esac
     done
     for arch in transformer transformer_sas transformer_rskip_ln; do
-        printf '\n== %s ==\n' "$arch"
         scripts/train.sh "$recipe" --arch "$arch" "$@"
         scripts/evaluate.sh "checkpoints/$recipe-$arch"
         runs+=("checkpoints/$recipe-$arch")
     done
     printf '\n'
-    python -m fairseq_resid.evaluation.table "${runs[@]}" ${table_flags[@]+"${table_flags[@]}"}
+    python -m fairseq_resid table "${runs[@]}" ${table_flags[@]+"${table_flags[@]}"}
 }

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Average the last checkpoints of each run, decode dev and test with beam 4 and lenpen 0.6, score with sacrebleu:
 #     scripts/evaluate.sh RUN [RUN...] [--data DATA] [--last 10] [--by epoch|update] [--subset NAME...] [--cpu]
-# --help says more. Everything is done by `python -m fairseq_resid.evaluation`.
+# --help says more. Everything is done by `fairseq-resid evaluate`.
 set -euo pipefail
 
 # shellcheck source=scripts/environment.sh
 . "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
-exec "$python" -m fairseq_resid.evaluation "$@"
+exec "$python" -m fairseq_resid evaluate "$@"

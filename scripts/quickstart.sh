@@ -2,11 +2,12 @@
 # The main job, offline once installed: scripts/quickstart.sh [any fairseq-train flag]
 # Sets up, makes the embedded EN-VI phrasebook, trains stock `transformer`, `transformer_sas` and `transformer_rskip_ln`
 # at one small size, averages, decodes with beam 4 and length penalty 0.6, scores, and prints one table.
-# Run again, it reuses what is finished. It uses a GPU where there is one. BLEU above 80 should come out.
+# Run again, it reuses what is finished. It uses a GPU if there is one. BLEU above 80 should come out. --verbose shows
+# all that fairseq says.
 set -euo pipefail
 
 if [[ "${1:-}" == -h || "${1:-}" == --help ]]; then
-    sed -n '2,5s/^# //p' "${BASH_SOURCE[0]}"
+    sed -n '2,6s/^# //p' "${BASH_SOURCE[0]}"
     exit 0
 fi
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
@@ -18,7 +19,7 @@ python -m fairseq_resid.corpora.phrasebook --out "$raw"
 python -m fairseq_resid.corpora.custom --name phrasebook-en-vi --source en --target vi --vocab-size 1000 \
     --train "$raw/train" --valid "$raw/valid" --test "$raw/test" --out data-bin/phrasebook
 [[ -f data-bin/phrasebook/baselines.json ]] ||
-    python -m fairseq_resid.evaluation.baselines --raw "$raw" --source en --target vi --json data-bin/phrasebook/baselines.json
+    python -m fairseq_resid baselines --raw "$raw" --source en --target vi --json data-bin/phrasebook/baselines.json
 
 # shellcheck source=scripts/architectures.sh
 . scripts/architectures.sh

@@ -330,11 +330,8 @@ def run_script(
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
 
 
-MODULES = {
-    "average_checkpoints.py": "fairseq_resid.evaluation.averaging",
-    "compare.sh": "fairseq_resid.evaluation.compare",
-}
-scripts = pytest.mark.parametrize("name", MODULES)
+COMMANDS = {"average_checkpoints.py": "average", "compare.sh": "compare"}
+scripts = pytest.mark.parametrize("name", COMMANDS)
 
 
 @pytest.mark.parametrize("given", ["absolute", "relative", "beside", "relative and beside"])
@@ -356,7 +353,11 @@ def test_any_python_finds_the_environment(name: str, given: str, project: Path, 
     done = run_script(bare, script, *words, cwd=elsewhere, PYTHONPATH="/before", **variables)
     assert (done.returncode, done.stderr) == (0, "")
     python, path, *rest = done.stdout.splitlines()
-    assert (elsewhere / python, path, rest) == (expected, f"{project}:/before", ["-m", MODULES[name], *words])
+    assert (elsewhere / python, path, rest) == (
+        expected,
+        f"{project}:/before",
+        ["-m", "fairseq_resid", COMMANDS[name], *words],
+    )
 
 
 @scripts
@@ -365,7 +366,7 @@ def test_without_an_environment_this_python_serves_if_it_can(
 ) -> None:
     script = project / "scripts" / name
     done = run_script(sys.executable, script, "--help", cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout.startswith(f"usage: {name} "), done.stderr
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: fairseq-resid {COMMANDS[name]} "), done.stderr
     done = run_script(bare, script, "--help", cwd=tmp_path)
     line = f"no environment in {project / '.venv'}, and python3 has no torch or no fairseq; run scripts/setup.sh\n"
     assert (done.returncode, done.stdout, done.stderr) == (3, "", line)
@@ -378,7 +379,7 @@ def test_the_exit_code_of_the_script_is_that_of_averaging(tmp_path: Path) -> Non
     words = ["--inputs", str(tmp_path), "--output", str(tmp_path / "out.pt")]
     environment = {"FAIRSEQ_RESID_VENV": sys.prefix}
     done = run_script(sys.executable, SCRIPT, *words, cwd=tmp_path, **environment)
-    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("average_checkpoints.py: error: ")
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("fairseq-resid average: error: ")
 
 
 def test_memory_is_one_model_more_than_the_largest_checkpoint(tmp_path: Path) -> None:

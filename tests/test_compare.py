@@ -65,6 +65,8 @@ def evaluated(data: Path, name: str, quality: float, seed: int = 1, flags: str =
         scores[model] = scoring.bleu(hypotheses, REFERENCES)
     results = {
         "architecture": f"arch_{name}",
+        "parameters": 1,
+        "training": {},
         "bleu": {model: round(score.value, 4) for model, score in scores.items()},
         "signature": scores["last"].signature,
         "corpus": "tiny",
@@ -141,7 +143,7 @@ def test_the_same_translations_are_no_different_and_no_other_seed(data: Path, ca
     assert compare.main([*map(str, runs), "--markdown"]) == 0
     output = capsys.readouterr().out
     assert rows(output)["copy"][3:] == ["+0.00", rows(output)["one"][4], "1.0000", "1.0000"]
-    assert "one, copy: the same settings, and some the same seed: no spread over seeds is told" in output
+    assert "one, copy: the same settings, and some have the same seed: there is no spread over seeds" in output
 
 
 def test_the_data_is_found_from_another_folder(data: Path, capsys: Capture, monkeypatch: Any) -> None:
@@ -202,7 +204,7 @@ def test_hypotheses_that_are_not_those_of_the_results_are_refused(data: Path, ca
     hypotheses.write_text(hypotheses.read_text().replace("house", "home"))
     assert compare.main([str(one), str(two)]) == 2
     error = capsys.readouterr().err
-    assert str(hypotheses) in error and f"run scripts/evaluate.sh {two} again" in error
+    assert str(hypotheses) in error and f"run fairseq-resid evaluate {two} again" in error
     write(hypotheses, ["short"])
     assert compare.main([str(one), str(two)]) == 2
     assert "1 hypotheses for 120 references" in capsys.readouterr().err
@@ -215,7 +217,7 @@ def test_what_is_no_evaluated_run_is_named(data: Path, capsys: Capture) -> None:
     one, empty = evaluated(data, "one", 0.8), data.parent / "empty"
     empty.mkdir()
     assert compare.main([str(one), str(empty)]) == 2
-    assert "empty/results.json: no such file: run scripts/evaluate.sh" in capsys.readouterr().err
+    assert "empty/results.json: no such file: run fairseq-resid evaluate" in capsys.readouterr().err
     for content in ("{", "[]", "{}"):
         (empty / "results.json").write_text(content)
         assert compare.main([str(one), str(empty)]) == 2

@@ -92,7 +92,7 @@ def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def launched(recipe: Path, run: Path) -> list[str]:
-    words = ["-m", "fairseq_resid.training.launch", str(recipe), "--arch", "transformer_sas_tiny", "--run", str(run)]
+    words = ["-m", "fairseq_resid", "train", str(recipe), "--arch", "transformer_sas_tiny", "--run", str(run)]
     return [sys.executable, *words]
 
 
@@ -128,7 +128,7 @@ def test_two_processes_train_as_one_with_the_same_effective_batch(
     (tmp_path / "scontrol").chmod(0o755)
     run, path = tmp_path / "two", f"{tmp_path}:{os.environ['PATH']}"
     output = "".join(wait(start(launched(recipe, run), free_port()), path))
-    assert output.count("effective batch: processes × batch-size × update-freq = 2 × 14 × 1 = 28 pairs") == 1
+    assert output.count("effective batch processes × batch-size × update-freq = 2 × 14 × 1 = 28 pairs") == 1
     assert output.count("devices: CPU, 2 processes") == 1
 
     one = updates(alone[1])

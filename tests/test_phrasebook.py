@@ -554,9 +554,9 @@ def test_out_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_baselines_of_the_default_corpus(folder: Path) -> None:
     result = baselines(folder, "en", "vi")
-    assert result["copy"] < 10
-    assert 20 < result["nearest_neighbour"] < 60
-    assert "tok:13a" in result["signature"] and "version:" in result["signature"]
+    assert result.copy < 10
+    assert 20 < result.nearest_neighbour < 60
+    assert "tok:13a" in result.signature and "version:" in result.signature
 
 
 def test_nearest_by_words_first_of_equals_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_resid.commands import flags
+from fairseq_resid.commands import flags, machine
 from fairseq_resid.training import devices, plan, recipe
 from fairseq_resid.training.devices import Gpu
 
@@ -28,7 +28,7 @@ BASE = ["data", "--distributed-world-size", "8", "--max-tokens", "4096"]
 
 
 def words(planned: plan.Plan) -> str:
-    return " ".join(planned.words)
+    return " ".join(planned.argv)
 
 
 @pytest.mark.parametrize(
@@ -53,21 +53,21 @@ def words(planned: plan.Plan) -> str:
 def test_the_effective_batch_stays(gpus: int, extra: str, expected: str) -> None:
     planned = plan.make(BASE, extra.split(), [P100] * gpus, None)
     assert words(planned) == expected
-    assert "32,768" in planned.lines()[1]
+    assert "32,768" in planned.line()
 
 
 def test_a_recipe_that_accumulates_gradients() -> None:
     base = [*BASE[:3], "--max-tokens", "1024", "--update-freq", "4"]
     for gpus, expected in ((8, "--max-tokens 1024 --update-freq 4"), (16, "--max-tokens 1024 --update-freq 2")):
         planned = plan.make(base, [], [P100] * gpus, None)
-        assert words(planned).endswith(expected) and "32,768" in planned.lines()[1]
+        assert words(planned).endswith(expected) and "32,768" in planned.line()
 
 
 def test_the_rskip_papers_batch_on_three_gpus() -> None:
     base = ["data", "--distributed-world-size", "4", "--max-tokens", "4096"]
     three = plan.make(base, ["--max-tokens", "5461"], [P100] * 3, None)
     assert words(three) == "--distributed-world-size 3 --max-tokens 5461"
-    assert three.lines()[1].endswith("= 3 × 5,461 × 1 = 16,383 padded positions, for 16,384")
+    assert "= 3 × 5,461 × 1 = 16,383 padded positions, for 16,384; " in three.line()
     assert words(plan.make(base, [], [P100] * 3, None)).endswith("--max-tokens 2731 --update-freq 2")
 
 
@@ -118,11 +118,11 @@ def test_a_batch_of_pairs_stays_too() -> None:
     for flag in ("--batch-size", "--max-sentences"):
         both = plan.make(BASE, [flag, "3"], [P100], None)
         assert words(both).endswith("--max-tokens 4096 --batch-size 3 --update-freq 8")
-        assert both.lines()[1].endswith("32,768 padded positions, of at most 3 pairs a process (--batch-size)")
+        assert "32,768 padded positions, of at most 3 pairs a process (--batch-size); " in both.line()
         assert both.record()["pairs a process at most"] == 3
     planned = plan.make(["data", "--batch-size", "64"], [], [P100] * 2, None)
     assert words(planned) == "--distributed-world-size 2 --batch-size 32"
-    assert planned.lines()[1].endswith("2 × 32 × 1 = 64 pairs")
+    assert "2 × 32 × 1 = 64 pairs; " in planned.line()
     with pytest.raises(ValueError, match=r"3 processes × --batch-size 21 × update-freq 1 = 63 pairs, 1\.6% off"):
         plan.make(["data", "--batch-size", "64"], [], [P100] * 3, None)
 
@@ -238,8 +238,8 @@ def test_the_probe_prints_what_torch_says_of_every_gpu() -> None:
 
 
 def test_the_record_names_the_machine() -> None:
-    found = devices.hardware([A100])
-    assert found["gpus"] == ["A100, 80 GiB"] and found["cpu"] and found["cores"]
+    assert A100.line == "A100, 80 GiB" and machine.processor() and machine.cores() > 0
+    assert machine.versions(["torch", "no-such-package"]) == {"torch": torch.__version__}
 
 
 def test_flags_are_told_apart() -> None:

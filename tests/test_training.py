@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq_resid.commands import flags
+from fairseq_resid.commands import flags, machine
 from fairseq_resid.folders.run import Run
 from fairseq_resid.training import launch, plan, recipe
 
@@ -72,7 +72,7 @@ def test_train_then_found_finished(fake_train: Path, capsys: Capture) -> None:
     words = ["quickstart", "--arch", "transformer_sas", "--lr", "0.5"]
     assert launch.main(words) == 0
     (call,) = calls(fake_train)
-    assert call.startswith("data-bin/phrasebook --encoder-layers 2") and call.endswith("train.log --lr 0.5")
+    assert call.startswith("data-bin/phrasebook --encoder-layers 2") and call.endswith("--log-format json --lr 0.5")
     assert "--arch transformer_sas --distributed-world-size 1 --max-tokens 1600 --save-dir checkpoints/quick" in call
     shown = capsys.readouterr().out
     assert "+ fairseq-train data-bin/phrasebook" in shown and "--adam-betas '(0.9, 0.98)'" in shown
@@ -143,7 +143,7 @@ def test_a_truncated_last_checkpoint_is_replaced_by_the_newest_numbered_one(fake
 @pytest.mark.parametrize("flag", ["--save-dir", "--log-file=x", "--user-dir", "--log-format"])
 def test_flags_that_would_move_the_run_are_refused(fake_train: Path, capsys: Capture, flag: str) -> None:
     assert launch.main(["quickstart", "--arch", "transformer", flag, "x"]) == 2
-    assert f"{flag.split('=')[0]}: set by train.sh" in capsys.readouterr().err and not calls(fake_train)
+    assert f"{flag.split('=')[0]}: set by this command" in capsys.readouterr().err and not calls(fake_train)
 
 
 @pytest.mark.parametrize("text", ["{", '{"x": 1}', "[]", '{"command": 3, "finished": true}'])
@@ -244,13 +244,16 @@ def test_flags_that_fairseq_would_not_take_are_refused_before_anything_is_done(
     for dry in (["--dry-run"], []):
         assert launch.main(["quickstart", "--arch", "transformer_rskip_ln", "--run", "run", *words, *dry]) == 2
         out, error = capsys.readouterr()
-        assert error.startswith(f"train.sh: error: {message}") and error.count("\n") == 1 and not out
+        assert error.startswith(f"fairseq-resid train: error: {message}") and error.count("\n") == 1 and not out
     assert not calls(fake_train) and not Path("run").exists()
 
 
 def test_data_that_is_not_there_names_the_script_that_makes_it(fake_train: Path, capsys: Capture) -> None:
     assert launch.main(["wmt14-en-de", "--arch", "transformer"]) == 2
-    assert "data-bin/wmt14-en-de: no such data folder; data-prep/wmt14-en-de.sh makes it" in capsys.readouterr().err
+    assert (
+        "data-bin/wmt14-en-de: no such data folder; fairseq-resid prepare wmt14-en-de makes it"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -260,7 +263,7 @@ def test_data_that_is_not_there_names_the_script_that_makes_it(fake_train: Path,
         "--memory-efficient-fp16 other",
         "--seed 3 other",
         "--restore-file other other --cpu",
-        "--seed 3 other --tensorboard-logdir other",
+        "--seed 3 other --wandb-project other",
     ],
 )
 def test_another_data_folder_replaces_the_recipes(extra: str, fake_train: Path, capsys: Capture) -> None:
@@ -280,8 +283,8 @@ def test_the_plan_is_told_and_recorded(fake_train: Path, capsys: Capture) -> Non
     words = ["quickstart", "--arch", "transformer", "--run", "run", "--max-tokens", "800", "--cpu"]
     assert launch.main([*words, "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "effective batch: processes × max-tokens × update-freq = 1 × 800 × 2 = 1,600 padded positions" in shown
-    assert "devices: CPU\n" in shown and "precision: fp32 (CPU)" in shown and "+ fairseq-train" in shown
+    assert "effective batch processes × max-tokens × update-freq = 1 × 800 × 2 = 1,600 padded positions" in shown
+    assert "run: CPU; " in shown and "; fp32 (CPU)\n" in shown and "+ fairseq-train" in shown
     assert not calls(fake_train) and not Path("run").exists()
     assert launch.main(words) == 0
     assert "--max-tokens 800 --update-freq 2" in calls(fake_train)[0]
@@ -292,7 +295,7 @@ def test_the_plan_is_told_and_recorded(fake_train: Path, capsys: Capture) -> Non
     assert launch.main([*words, "--effective-batch", "800"]) == 2
     assert "--update-freq was 2, now not given" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        launch.parse([*words, "--effective-batch", "0"])
+        launch.main([*words, "--effective-batch", "0"])
 
 
 def test_what_goes_on_with_other_versions_says_so_and_keeps_both(
@@ -302,14 +305,14 @@ def test_what_goes_on_with_other_versions_says_so_and_keeps_both(
     (fake_train / "code").write_text("3")
     assert launch.main(words) == 1
     (fake_train / "code").write_text("0")
-    monkeypatch.setattr(launch, "versions", lambda: {"torch": "9"})
-    monkeypatch.setattr(launch, "commit", lambda: "c0ffee")
+    monkeypatch.setattr(machine, "versions", lambda _: {"torch": "9"})
+    monkeypatch.setattr(machine, "commit", lambda: "c0ffee")
     assert launch.main(words) == 0
     shown = capsys.readouterr().out
     assert "run: goes on with other commit" in shown and "run: goes on with other versions" in shown
     sessions = json.loads(Path("run/run.json").read_text())["sessions"]
     assert [session["commit"] == "c0ffee" for session in sessions] == [False, True]
-    assert sessions[1]["versions"] == {"torch": "9"} != sessions[0]["versions"]
+    assert sessions[1]["versions"] == {"python": machine.python(), "torch": "9"} != sessions[0]["versions"]
 
 
 def test_a_stop_by_the_clock_is_not_the_end(fake_train: Path, capsys: Capture) -> None:
@@ -345,7 +348,7 @@ def test_the_same_run_spelled_otherwise(fake_train: Path, capsys: Capture) -> No
             "one data folder is needed, and these are given: other, another",
         ),
         ("--max-tokens 9", "", "one data folder is needed, and these are given: none"),
-        ("data-bin/phrasebook --max-tokens 9 --arch transformer", "", "--arch: set by train.sh"),
+        ("data-bin/phrasebook --max-tokens 9 --arch transformer", "", "--arch: set by this command"),
         ("data-bin/phrasebook --max-tokens 9", "--fp16 --bf16", "--bf16 and --fp16: give one of them"),
         ("data-bin/phrasebook --max-tokens 9", "--seed -1", "--seed -1: one whole number, 0 or more"),
         ("data-bin/phrasebook --max-tokens 9", "--batch-size", "--batch-size/--max-sentences: expected one argument"),
@@ -381,15 +384,15 @@ def test_the_commit_is_that_of_the_tree_and_says_what_was_changed(tmp_path: Path
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
     package = tmp_path / "fairseq_resid"
     package.mkdir()
-    monkeypatch.setattr(launch.children, "PACKAGE", package)
-    assert launch.commit() is None
+    monkeypatch.setattr(machine, "PACKAGE", package)
+    assert machine.commit() is None
     (package / "version.py").write_text("1")
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "one"]):
         subprocess.run([*git, *words], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    assert launch.commit() == head
+    assert machine.commit() == head
     (package / "version.py").write_text("2")
-    assert launch.commit() == f"{head} with changes"
+    assert machine.commit() == f"{head} with changes"
 
 
 def test_a_recipe_is_read_as_a_shell_reads_it(tmp_path: Path) -> None:
@@ -410,7 +413,7 @@ def test_shipped_recipes_parse_and_keep_the_checkpoints_that_are_averaged(name: 
 
     words = recipe.read(name)
     planned = plan.make(words, [], [], None)
-    command = launch.build_command(words, arch, Run(tmp_path), [], planned.words)
+    command = launch.build_command(words, arch, Run(tmp_path), [], planned.argv)
     args = options.parse_args_and_arch(options.get_training_parser(), command[1:])
     assert args.arch == arch and args.no_epoch_checkpoints and args.distributed_world_size == 1
     # design: the checkpoints that are averaged span at most the final fifth of training

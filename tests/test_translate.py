@@ -105,13 +105,13 @@ def test_what_is_missing_is_named(where: str, run: Path, corpus: Path, tmp_path:
     assert translate.main([str(folder), "--data", str(data), "--cpu", *flags]) == 2
     error = capsys.readouterr().err
     named = {"no run": "run", "no model": "spm.model", "no data": "data"}.get(where, "checkpoint_")
-    assert error.startswith("translate.sh: error: ") and named in error and error.count("\n") == 1
+    assert error.startswith("fairseq-resid translate: error: ") and named in error and error.count("\n") == 1
 
 
 def test_bad_lines_are_named_and_those_before_them_translated(
     translator: Translator, run: Path, corpus: Path, expected: list[str], capsysbinary: Any, monkeypatch: Any
 ) -> None:
-    with pytest.raises(ValueError, match=r"line 2: 2,\d\d\d pieces, and the model takes 1,024"):
+    with pytest.raises(ValueError, match=r"line 2: 2,\d\d\d subwords, and the model takes 1,024"):
         translator.translate(["a", "the fox " * 600])
     good = "".join(line + "\n" for line in read_lines(corpus / "ref" / "test.en")[:2]).encode()
     bad = {
@@ -124,4 +124,4 @@ def test_bad_lines_are_named_and_those_before_them_translated(
         assert translate.main([str(run)]) == 2
         out, error = capsysbinary.readouterr()
         assert out.decode() == f"{expected[0]}\n{expected[1]}\n\n"
-        assert error.startswith(b"translate.sh: error: " + message) and error.count(b"\n") == 1
+        assert error.startswith(b"fairseq-resid translate: error: " + message) and error.count(b"\n") == 1

@@ -1,4 +1,4 @@
-"""fairseq's own commands as subprocesses: where they are, and how they are shown so that a user can repeat them."""
+"""fairseq's own commands as subprocesses: where they are, how a user can repeat them, what they say to a log file."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-PACKAGE = Path(__file__).resolve().parent.parent
+from .machine import PACKAGE
+from .quiet import is_verbose
+
+POLL = 0.5  # seconds between two looks at a log
+TAIL = 25  # lines of a log that are shown when its command has failed
 # Seconds after which an interrupted command is asked to end.
 INTERRUPT_AFTER = 3.0
 
 
 def program(name: str) -> str:
-    """Return a fairseq command: its bare name where PATH finds this interpreter's own, else its path.
+    """Return a fairseq command: its bare name if PATH finds this interpreter's own, else its path.
 
-    Raises: ValueError where fairseq is not installed.
+    Raises: ValueError if fairseq is not installed.
     """
     own = Path(sys.executable).parent / name
     on_path = shutil.which(name)
@@ -33,18 +39,61 @@ def program(name: str) -> str:
 
 
 def user_dir() -> str:
-    """Return the plugin's folder for --user-dir: `fairseq_resid` where the current folder holds it, else its path."""
+    """Return the plugin's folder for --user-dir: `fairseq_resid` if the current folder holds it, else its path."""
     here = Path(PACKAGE.name)
     return here.name if here.is_dir() and here.samefile(PACKAGE) else str(PACKAGE)
 
 
-def show(words: list[str], tail: str = "") -> None:
+def show(argv: Sequence[str], tail: str = "") -> None:
     """Print a command as a line that can be pasted into a shell; `tail` is a redirection."""
-    print(f"+ {shlex.join(words)}{tail}", flush=True)
+    print(f"+ {shlex.join(argv)}{tail}", flush=True)
+
+
+def last_lines(log: Path) -> str:
+    """Return the end of a log, for the message about a command that failed."""
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        return "".join(f"\n    {line.rstrip()[:300]}" for line in deque(lines, TAIL))
+
+
+@contextmanager
+def followed(log: Path, take: Callable[[str], None]) -> Iterator[None]:
+    """Give every line that is written to the end of `log` in the block to `take`, and "" if for POLL seconds none is.
+
+    With --verbose the lines are printed too.
+    """
+    ended = threading.Event()
+
+    def follow() -> None:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            rest = b""
+            while True:
+                is_last = ended.is_set()
+                block = file.read(1 << 16)
+                *lines, rest = (rest + block).split(b"\n")
+                for line in (raw.decode("utf-8", "replace") for raw in lines):
+                    if is_verbose():
+                        print(line, flush=True)
+                    take(line)
+                if block:
+                    continue
+                if is_last:
+                    return
+                take("")
+                ended.wait(POLL)
+
+    log.touch()
+    follower = threading.Thread(target=follow)
+    follower.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        follower.join()
 
 
 def run(
-    words: list[str],
+    argv: list[str],
     output: IO[bytes] | None = None,
     lock: int | None = None,
     errors: IO[bytes] | None = None,
@@ -54,25 +103,25 @@ def run(
 
     environment: variables that it gets beside those that are set
 
-    SIGTERM and SIGHUP are passed on to it; after SIGINT it is asked to end where it has not come from the terminal to
-    both. It is waited for and never left behind. It inherits the file descriptor `lock`, so that a lock on a folder
-    holds as long as anybody works there.
+    SIGTERM and SIGHUP are passed on to it. After SIGINT it is asked to end, unless it has ended by the same Ctrl-C. It
+    is waited for and never left behind. It inherits the file descriptor `lock`: a lock on a folder holds as long as
+    anybody works there.
 
-    Raises: SystemExit with 128 + signal where one came, after the command has ended.
+    Raises: SystemExit with 128 + signal if one came, after the command has ended.
     """
     received: list[int] = []
     # Whatever the locale is: fairseq prints sentences in it, and they are read as UTF-8.
     variables = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1", **(environment or {})}
     kept = () if lock is None else (lock,)
-    with subprocess.Popen(words, stdout=output, stderr=errors, env=variables, pass_fds=kept) as process:
+    with subprocess.Popen(argv, stdout=output, stderr=errors, env=variables, pass_fds=kept) as process:
 
         def handle(number: int, _: object) -> None:
             received.append(number)
             if number != signal.SIGINT:
                 process.send_signal(number)
             else:
-                # Whatever had Ctrl-C from the terminal too has ended by then. By SIGTERM: what a script began in the
-                # background ignores SIGINT.
+                # What has had Ctrl-C from the terminal too has ended by then. By SIGTERM: a command that a script
+                # began in the background ignores SIGINT.
                 timer = threading.Timer(INTERRUPT_AFTER, process.terminate)
                 timer.daemon = True
                 timer.start()

@@ -1,4 +1,4 @@
-"""fairseq-train's flags as words: what was given, last one first to count, and what two commands differ in."""
+"""fairseq-train's flags in a list of arguments: their values, and in what two commands differ."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SYNONYMS = {"--max-sentences": "--batch-size", "--max-sentences-valid": "--batch
 Options = dict[str, tuple[str, ...]]
 
 
-def groups(words: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the words by flag, in order: (flag, its values); what stands before the first flag is under "".
+def groups(argv: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the arguments by flag, in order: (flag, its values); what stands before the first flag is under "".
 
     >>> groups(["data", "--lr", "0.1", "--fp16", "--adam-betas=(0.9, 0.98)"])
     [('', ('data',)), ('--lr', ('0.1',)), ('--fp16', ()), ('--adam-betas', ('(0.9, 0.98)',))]
     """
     found: list[tuple[str, tuple[str, ...]]] = []
-    for word in words:
+    for word in argv:
         if FLAG.match(word):
             flag, equals, value = word.partition("=")
             found.append((SYNONYMS.get(flag, flag), (value,) if equals else ()))
@@ -29,21 +29,21 @@ def groups(words: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     return found
 
 
-def options(words: Sequence[str]) -> Options:
+def options(argv: Sequence[str]) -> Options:
     """Return the values of every flag; of a flag that is given twice the last, as fairseq takes it."""
-    return dict(groups(words))
+    return dict(groups(argv))
 
 
-def without(words: Sequence[str], flags: Iterable[str]) -> list[str]:
-    """Return the words without these flags and their values."""
+def without(argv: Sequence[str], flags: Iterable[str]) -> list[str]:
+    """Return the arguments without these flags and their values."""
     dropped = set(flags)
     return [
-        word for flag, values in groups(words) if flag not in dropped for word in ((flag, *values) if flag else values)
+        word for flag, values in groups(argv) if flag not in dropped for word in ((flag, *values) if flag else values)
     ]
 
 
 def integer(given: Options, flag: str, default: int | None = None, least: int = 1) -> int | None:
-    """Return the value of a flag that takes one whole number; `default` where it is not given.
+    """Return the value of a flag that takes one whole number; `default` if it is not given.
 
     Raises: ValueError naming the flag, what was given and what is allowed.
     """
@@ -63,12 +63,12 @@ def changes(before: Sequence[str], now: Sequence[str]) -> list[str]:
     """
     old, new = options(before), options(now)
 
-    def told(given: Options, flag: str) -> str:
+    def value(given: Options, flag: str) -> str:
         return "not given" if flag not in given else " ".join(given[flag]) or "given"
 
     names = [*old, *(flag for flag in new if flag not in old)]
     return [
-        f"{flag or 'the data'} was {told(old, flag)}, now {told(new, flag)}"
+        f"{flag or 'the data'} was {value(old, flag)}, now {value(new, flag)}"
         for flag in names
         if old.get(flag) != new.get(flag)
     ]

@@ -17,7 +17,6 @@ Files are memory-mapped and read one at a time: memory holds the sum and one mod
 from __future__ import annotations
 
 import argparse
-import os
 import pickle
 import re
 import sys
@@ -29,8 +28,10 @@ from typing import Any
 
 import torch
 
+from ..commands import frame
+from ..commands.progress import Progress
 from ..compat import allow_checkpoint_globals
-from ..folders.files import sha256
+from ..folders.files import replacing, sha256
 from ..folders.run import Numbering, Run
 
 # name -> (shape, dtype, first name that shares this tensor's memory)
@@ -154,18 +155,24 @@ def average(paths: Sequence[Path], output: Path) -> None:
     """
     layouts: dict[Path, Layout] = {}
     inputs = []
-    for path in paths:
-        state = load(path)
-        _check_sums(path)
-        layouts[path] = layout(state["model"])
-        inputs.append({"file": path.name, "sha256": sha256(path), "num_updates": num_updates(state)})
-        del state
-    _check_same(layouts)
-
-    names = [name for name, (_, dtype, tied) in layouts[paths[0]].items() if dtype.is_floating_point and tied == name]
     sums: dict[str, torch.Tensor] = {}
-    for path in paths:
-        _add(load(path)["model"], names, sums)
+    with Progress(
+        f"average {output}", 2 * sum(path.stat().st_size for path in paths if path.is_file()), "B"
+    ) as progress:
+        for path in paths:
+            state = load(path)
+            _check_sums(path)
+            layouts[path] = layout(state["model"])
+            inputs.append({"file": path.name, "sha256": sha256(path), "num_updates": num_updates(state)})
+            del state
+            progress.advance(path.stat().st_size)
+        _check_same(layouts)
+        names = [
+            name for name, (_, dtype, tied) in layouts[paths[0]].items() if dtype.is_floating_point and tied == name
+        ]
+        for path in paths:
+            _add(load(path)["model"], names, sums)
+            progress.advance(path.stat().st_size)
 
     newest = max(range(len(paths)), key=lambda index: (inputs[index]["num_updates"] or 0, index))
     state = load(paths[newest])
@@ -176,45 +183,37 @@ def average(paths: Sequence[Path], output: Path) -> None:
     state.pop("last_optimizer_state", None)
     state.update(model=model, averaged_from=inputs)
 
-    partial = output.with_name(f"{output.name}.partial")
     try:
-        torch.save(state, partial)
-        os.replace(partial, output)
+        with replacing(output) as partial:
+            torch.save(state, partial)
     except RuntimeError as error:  # torch's writer reports a full disk and a missing folder so
         raise OSError(f"{output}: cannot be written: {str(error).splitlines()[0]}") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code, 2 for bad input."""
-    parser = argparse.ArgumentParser(
-        prog="average_checkpoints.py",
-        description="Average the weights of several checkpoints of one training. checkpoint_best.pt and "
-        "checkpoint_last.pt of a folder never count. The result holds no optimizer state.",
-    )
+@frame.command(
+    "average",
+    "Average the weights of several checkpoints of one training. checkpoint_best.pt and checkpoint_last.pt of a folder "
+    "never count. The result holds no optimizer state.",
+)
+def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+    """Command line of scripts/average_checkpoints.py."""
     add = parser.add_argument
     add("--inputs", nargs="+", type=Path, required=True, metavar="DIR|FILE", help="a run folder, or files")
     add("--last", type=int, metavar="N", help="of a folder: its last N numbered checkpoints (default 10)")
     add("--by", choices=("epoch", "update"), help="of a folder: those named checkpointN.pt, or checkpoint_E_U.pt")
     add("--output", type=Path, required=True, metavar="FILE", help="the file to write")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     inputs: list[Path] = options.inputs
-    try:
-        if len(inputs) == 1 and inputs[0].is_dir():
-            inputs = find(inputs[0], 10 if options.last is None else options.last, options.by)
-        elif folder := next((path for path in inputs if path.is_dir()), None):
-            raise ValueError(f"--inputs: {folder} is a folder: give one folder, or files")
-        elif options.last is not None or options.by is not None:
-            raise ValueError("--last and --by choose from a folder: --inputs names files, all of which are averaged")
-        if options.output.is_dir():
-            raise ValueError(f"--output {options.output}: is a folder")
-        average(inputs, options.output)
-    except (ValueError, OSError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 2
+    if len(inputs) == 1 and inputs[0].is_dir():
+        inputs = find(inputs[0], 10 if options.last is None else options.last, options.by)
+    elif folder := next((path for path in inputs if path.is_dir()), None):
+        raise ValueError(f"--inputs: {folder} is a folder: give one folder, or files")
+    elif options.last is not None or options.by is not None:
+        raise ValueError("--last and --by choose from a folder: --inputs names files, all of which are averaged")
+    if options.output.is_dir():
+        raise ValueError(f"--output {options.output}: is a folder")
+    average(inputs, options.output)
     print(f"{options.output}: the average of {', '.join(path.name for path in inputs)}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """BLEU of two translators that learn nothing, as baselines of a model's BLEU.
 
-    python -m fairseq_resid.evaluation.baselines --raw DIR --source en --target vi [--json FILE]
+    fairseq-resid baselines --raw DIR --source en --target vi [--json FILE]
 
 reads DIR/{train,test}.{en,vi} and scores the test set translated by (a) copying the source and (b) giving the
 translation of the nearest training source. Nearest is by normalised word-level Levenshtein similarity; of equally
@@ -10,29 +10,36 @@ near ones the first in the training set is taken.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 import numpy
 from rapidfuzz.distance import Levenshtein
 from rapidfuzz.process import cdist
 
-from ..folders.files import read_pairs, write_text
+from ..commands import frame
+from ..folders import records
+from ..folders.files import read_pairs
 from .scoring import bleu
 
 QUERIES = 64  # test sentences compared at a time
 CHOICES = 32_768  # with so many training sentences: 16 MiB of similarities
 
 
-class Baselines(TypedDict):
+@dataclass(frozen=True)
+class Baselines:
     """BLEU of both translators and the sacrebleu signature it was computed with."""
 
     copy: float
     nearest_neighbour: float
     signature: str
+
+    def line(self) -> str:
+        """Return both on a line."""
+        both = f"source copied {self.copy:.2f}, nearest neighbour {self.nearest_neighbour:.2f}"
+        return f"baselines: {both}  BLEU {self.signature}"
 
 
 def baselines(raw: Path, source: str, target: str) -> Baselines:
@@ -79,28 +86,19 @@ def nearest(queries: Sequence[str], choices: Sequence[str]) -> list[int]:
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print both baselines; return 0, or 2 with a line on stderr where the files do not allow it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fairseq_resid.evaluation.baselines",
-        description="BLEU of copying the source and of the nearest training sentence's translation.",
-    )
-    parser.add_argument("--raw", type=Path, required=True, metavar="DIR", help="folder of {train,test}.{SRC,TGT}")
-    parser.add_argument("--source", required=True, metavar="SRC", help="source language, as in the file names")
-    parser.add_argument("--target", required=True, metavar="TGT", help="target language, as in the file names")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    options = parser.parse_args(arguments)
-    try:
-        result = baselines(options.raw, options.source, options.target)
-        if options.json is not None:
-            write_text(options.json, json.dumps(result, indent=2) + "\n")
-    except (ValueError, OSError) as error:
-        print(f"baselines: {error}", file=sys.stderr)
-        return 2
-    print(f"BLEU of copying the source                {result['copy']:6.2f}")
-    print(f"BLEU of the nearest training translation  {result['nearest_neighbour']:6.2f}")
-    print(f"sacrebleu {result['signature']}")
-    return 0
+@frame.command("baselines", "BLEU of copying the source and of the nearest training sentence's translation.")
+def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+    """Print the BLEU of both."""
+    add = parser.add_argument
+    add("--raw", type=Path, required=True, metavar="DIR", help="folder of {train,test}.{SRC,TGT}")
+    add("--source", required=True, metavar="SRC", help="source language, as in the file names")
+    add("--target", required=True, metavar="TGT", help="target language, as in the file names")
+    add("--json", type=Path, metavar="FILE", help="also write the figures there")
+    options = parser.parse_args(argv)
+    result = baselines(options.raw, options.source, options.target)
+    if options.json is not None:
+        records.write(options.json, result)
+    print(result.line())
 
 
 if __name__ == "__main__":

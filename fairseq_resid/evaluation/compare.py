@@ -1,10 +1,10 @@
 """Whether one run is better than another: paired significance tests by sacrebleu, and the spread over seeds.
 
-    scripts/compare.sh BASELINE RUN [RUN...] [--model averaged|last] [--subset test] [--markdown]
+    fairseq-resid compare BASELINE RUN [RUN...] [--model averaged|last] [--subset test] [--markdown]
 
-Every run is tested against the first one, on the hypotheses that scripts/evaluate.sh left. p is the chance of so large
-a difference between two systems that are equally good: by paired bootstrap (1,000 resamples) and by approximate
-randomisation (10,000 trials). Runs whose commands differ only by --seed are told together: mean ± standard deviation.
+Every run is tested against the first one, on the hypotheses that fairseq-resid evaluate left. p is the chance of so
+large a difference between two systems that are equally good: by paired bootstrap (1,000 resamples) and by approximate
+randomisation (10,000 trials). Runs whose commands differ only by --seed form a group: mean ± standard deviation.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from typing import Any
 
 from rich.console import Console
 
-from ..commands import flags
+from ..commands import flags, frame
+from ..folders import records
 from ..folders.data import Corpus, find_data
 from ..folders.files import read_lines
-from ..folders.run import Run
+from ..folders.run import EVALUATE, Results, Run
 from . import averaging, layout, scoring
 
 HEADINGS = ("run", "architecture", "BLEU", "difference", "95% interval", "p bootstrap", "p randomisation")
@@ -39,7 +40,7 @@ class Candidate:
     """One evaluated run: its results, the hypotheses of one of its models, and the references."""
 
     path: Path
-    results: dict[str, Any]
+    results: Results
     hypotheses: list[str]
     references: list[str]
     tokenize: str
@@ -52,65 +53,65 @@ class Candidate:
 
 
 def read(path: Path, model: str, subset: str, data: Path | None) -> Candidate:
-    """Read what scripts/evaluate.sh left in a run folder.
+    """Read what fairseq-resid evaluate left in a run folder.
 
-    Raises: ValueError naming the file that is missing, damaged, or not of these results.
+    Raises: ValueError or FileNotFoundError naming the file that is missing, damaged, or not of these results.
     """
     run = Run(path)
-    file = run.results(subset)
-    try:
-        results = json.loads(file.read_text(encoding="utf-8"))
-        expected = float(results["bleu"][model])
-        comparable(results, model)
-    except FileNotFoundError:
-        raise ValueError(f"{file}: no such file: run scripts/evaluate.sh {path} first") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{file}: damaged, or not written by scripts/evaluate.sh") from None
+    results = run.read_results(subset)
+    expected = float(getattr(results.bleu, model))
     corpus = Corpus.read(data or data_of(run, results))
     hypotheses = read_lines(run.decode / f"{subset}.{model}.hyp")
     references = read_lines(corpus.reference(subset))
     found = scoring.bleu(hypotheses, references, corpus.tokenize)
-    if abs(found.value - expected) > TOLERANCE or found.signature != results["signature"]:
+    if abs(found.value - expected) > TOLERANCE or found.signature != results.signature:
         text = run.decode / f"{subset}.{model}.hyp"
         raise ValueError(
-            f"{file}: says BLEU {expected:.2f} {results['signature']}, but {text} has {found.value:.2f} "
-            f"{found.signature} against {corpus.reference(subset)}: run scripts/evaluate.sh {path} again"
+            f"{run.results(subset)}: says BLEU {expected:.2f} {results.signature}, but {text} has {found.value:.2f} "
+            f"{found.signature} against {corpus.reference(subset)}: run {EVALUATE} {path} again"
         )
     return Candidate(path, results, hypotheses, references, corpus.tokenize, *training(run))
 
 
-def data_of(run: Run, results: dict[str, Any]) -> Path:
-    """Return the data folder of a run's results; where they name it from another folder, as evaluation finds it."""
-    named = Path(results["data"])
+def data_of(run: Run, results: Results) -> Path:
+    """Return the data folder of a run's results; if they name it from another folder, as evaluation finds it."""
+    named = Path(results.data)
     return named if named.is_dir() or not run.last.is_file() else find_data(run, averaging.load(run.last))
 
 
-def comparable(results: dict[str, Any], model: str) -> dict[str, object]:
+def comparable(results: Results, model: str) -> dict[str, object]:
     """Return what two results must have in common to be compared, in a user's words."""
-    told = {
-        "corpus": results["corpus"],
-        "test set": results["subset"],
-        "sentences": results["sentences"],
-        "BLEU": results["signature"],
-        "decoding": results["decoding"],
+    facts: dict[str, object] = {
+        "corpus": results.corpus,
+        "test set": results.subset,
+        "sentences": results.sentences,
+        "BLEU": results.signature,
+        "decoding": results.decoding,
     }
-    return {**told, "averaged checkpoints": len(results["averaged_checkpoints"])} if model == "averaged" else told
+    return {**facts, "averaged checkpoints": len(results.averaged_checkpoints)} if model == "averaged" else facts
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Of run.json, the command of the training."""
+
+    command: list[str]
 
 
 def training(run: Run) -> tuple[str, str]:
-    """Return a training's command without what a run of another seed has otherwise, and its seed.
+    """Return a training's command without the flags that differ between seeds, and its seed.
 
-    Where no command is known the folder stands for it.
+    If no command is known, the folder stands for it.
     """
-    try:
-        words = [str(word) for word in json.loads(run.record.read_text(encoding="utf-8"))["command"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    record = records.remembered(run.record, Trained)
+    if record is None:
         return str(run.path.resolve()), ""
-    return json.dumps(flags.without(words, OWN_FLAGS)), " ".join(flags.options(words).get("--seed", ("1",)))
+    seed = " ".join(flags.options(record.command).get("--seed", ("1",)))
+    return json.dumps(flags.without(record.command, OWN_FLAGS)), seed
 
 
 def check(candidates: Sequence[Candidate], model: str) -> None:
-    """Raise ValueError naming both runs and what differs where two scores cannot be compared."""
+    """Raise ValueError naming both runs and what differs if two scores cannot be compared."""
     first = candidates[0]
     for other in candidates[1:]:
         mine, theirs = comparable(first.results, model), comparable(other.results, model)
@@ -140,9 +141,9 @@ def significance(candidates: Sequence[Candidate]) -> tuple[list[tuple[str, ...]]
     signatures = []
     for kind in ("bs", "ar"):
         metric = BLEU(tokenize=tokenize, force=tokenize == "none")
-        told, scores = PairedTest(systems, {"BLEU": metric}, references, test_type=kind)()
+        signature, scores = PairedTest(systems, {"BLEU": metric}, references, test_type=kind)()
         found[kind] = list(scores["BLEU"])
-        signatures.append(f"BLEU {told['BLEU'].format()}")
+        signatures.append(f"BLEU {signature['BLEU'].format()}")
     rows: list[tuple[str, ...]] = []
     for candidate, bootstrap, randomisation in zip(candidates, found["bs"], found["ar"], strict=True):
         tests = ("", "baseline", "baseline")
@@ -153,7 +154,7 @@ def significance(candidates: Sequence[Candidate]) -> tuple[list[tuple[str, ...]]
                 # No resample differs, and sacrebleu counts how many differ more than the whole: 1 of 1,001.
                 tests = (difference, "1.0000", "1.0000")
         interval = f"{bootstrap.mean:.2f} ± {bootstrap.ci:.2f}"
-        architecture = str(candidate.results["architecture"])
+        architecture = str(candidate.results.architecture)
         rows.append((candidate.name, architecture, f"{bootstrap.score:.2f}", tests[0], interval, *tests[1:]))
     return rows, signatures
 
@@ -167,21 +168,21 @@ def seeds(candidates: Sequence[Candidate], model: str) -> list[str]:
     for group in groups.values():
         names = ", ".join(candidate.name for candidate in group)
         if len({candidate.seed for candidate in group}) < len(group):
-            lines.append(f"{names}: the same settings, and some the same seed: no spread over seeds is told")
+            lines.append(f"{names}: the same settings, and some have the same seed: there is no spread over seeds")
         elif len(group) > 1:
-            scores = [float(candidate.results["bleu"][model]) for candidate in group]
+            scores = [float(getattr(candidate.results.bleu, model)) for candidate in group]
             spread = f"{statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
-            lines.append(f"{group[0].results['architecture']}, {len(group)} seeds ({names}): BLEU {spread}")
+            lines.append(f"{group[0].results.architecture}, {len(group)} seeds ({names}): BLEU {spread}")
     return lines
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 2 for runs that cannot be compared."""
-    parser = argparse.ArgumentParser(
-        prog="compare.sh",
-        description="Test every run against the first by paired bootstrap and approximate randomisation (sacrebleu), "
-        "on what scripts/evaluate.sh left; tell runs that differ only by their seed as mean ± standard deviation.",
-    )
+@frame.command(
+    "compare",
+    "Test every run against the first by paired bootstrap and approximate randomisation (sacrebleu), on what "
+    f"{EVALUATE} left. Runs that differ only by their seed get a line with mean ± standard deviation.",
+)
+def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+    """Command line of scripts/compare.sh."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="evaluated run folders; the first is the baseline")
     add(
@@ -193,26 +194,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--subset", default="test", help="the part of the data (default test)")
     add("--data", type=Path, help="the data folder (default: the one named in the results)")
     add("--markdown", action="store_true", help="print Markdown")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     if len(options.runs) < 2:
         parser.error(f"{len(options.runs)} run: two or more are needed to compare")
     if len({path.resolve() for path in options.runs}) < len(options.runs):
         parser.error("the same run is named twice")
-    try:
-        candidates = [read(path, options.model, options.subset, options.data) for path in options.runs]
-        check(candidates, options.model)
-        rows, signatures = significance(candidates)
-    except (ValueError, OSError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 2
+    candidates = [read(path, options.model, options.subset, options.data) for path in options.runs]
+    check(candidates, options.model)
+    rows, signatures = significance(candidates)
     results = candidates[0].results
-    notes = [f"{results['corpus']} {results['subset']}, {options.model}", *signatures]
-    notes += seeds(candidates, options.model)
+    notes = [f"{results.corpus} {results.subset}, {options.model}", *signatures, *seeds(candidates, options.model)]
     if options.markdown:
         print(layout.markdown(HEADINGS, rows, notes, LEFT), end="")
     else:
         layout.show(HEADINGS, rows, notes, LEFT, Console(highlight=False))
-    return 0
 
 
 if __name__ == "__main__":

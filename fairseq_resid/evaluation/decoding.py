@@ -7,44 +7,53 @@ import shlex
 from pathlib import Path
 
 from ..commands import children
+from ..commands.progress import Progress
 from ..folders.files import read_lines
 
 # fairseq divides a score by len^lenpen, tensor2tensor by ((5 + len) / 6)^lenpen: the same 0.6 differs a little.
 SETTINGS = {"beam": "4", "lenpen": "0.6", "max-len-a": "1", "max-len-b": "50", "max-tokens": "4096"}
 
 
-class DecodingError(ValueError):
+class DecodingError(ChildProcessError):
     """fairseq-generate failed, or did not translate every sentence."""
 
 
 def command(data: Path, checkpoint: Path, subset: str, post_process: str | None, cpu: bool = False) -> list[str]:
     """Return the fairseq-generate command that translates DATA's `subset` with a checkpoint."""
-    words = [children.program("fairseq-generate"), str(data), "--user-dir", children.user_dir()]
-    words += ["--task", "translation", "--path", str(checkpoint)]
-    words += ["--gen-subset", subset]
-    words += [word for name, value in SETTINGS.items() for word in (f"--{name}", value)]
-    words += ["--post-process", post_process] if post_process else []
-    words += ["--cpu"] if cpu else []
-    return words
+    argv = [children.program("fairseq-generate"), str(data), "--user-dir", children.user_dir()]
+    argv += ["--task", "translation", "--path", str(checkpoint)]
+    argv += ["--gen-subset", subset]
+    argv += [item for name, value in SETTINGS.items() for item in (f"--{name}", value)]
+    argv += ["--post-process", post_process] if post_process else []
+    argv += ["--cpu"] if cpu else []
+    return argv
 
 
-def decode(words: list[str], log: Path, lock: int | None = None) -> None:
-    """Run a fairseq-generate command with its output in `log`, its progress and messages on stderr as they come.
+def decode(argv: list[str], log: Path, lock: int | None = None, sentences: int | None = None) -> None:
+    """Run a fairseq-generate command with all that it says in `log`, and show how far it is.
 
-    Raises: DecodingError naming exit code and log where it fails.
+    sentences: how many there are to translate
+    Raises: DecodingError naming exit code and log, with its last lines, if it fails.
     """
-    children.show(words, f" > {shlex.quote(str(log))}")
+    children.show(argv, f" > {shlex.quote(str(log))} 2>&1")
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        code = children.run(words, output, lock)
+    log.unlink(missing_ok=True)
+    with (
+        log.open("wb") as output,
+        Progress(f"decode {log.stem}", sentences, "sentences") as progress,
+        children.followed(log, lambda line: progress.advance(line.startswith("D-"))),
+    ):
+        code = children.run(argv, output, lock, output)
     if code:
-        raise DecodingError(f"fairseq-generate failed with exit code {code}; messages above, output in {log}")
+        raise DecodingError(
+            f"fairseq-generate failed with exit code {code}; the last lines of {log}:{children.last_lines(log)}"
+        )
 
 
 def read_hypotheses(log: Path) -> list[str]:
     """Return the hypotheses with their pieces joined (the D- lines) of a fairseq-generate log in the order of the data.
 
-    Raises: DecodingError naming the log where a sentence has no hypothesis or more than one.
+    Raises: DecodingError naming the log if a sentence has no hypothesis or more than one.
     """
     found: dict[int, str] = {}
     for line in read_lines(log):

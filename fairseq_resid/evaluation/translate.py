@@ -1,13 +1,13 @@
 """Raw text in, raw text out, with an evaluated or trained run: in order, an empty line for an empty line.
 
-    scripts/translate.sh RUN < text > translations
+    fairseq-resid translate RUN < text > translations
 
 In Python:  Translator("checkpoints/RUN").translate(["A sentence.", "Another one."])
 
-A line that cannot be translated ends it with an error that names the line; those before it have been written.
+A line that cannot be translated is an error that names the line. The lines before it have been written.
 
-Text goes to the model and back as DATA/corpus.json says (fairseq_resid/text.py), and is decoded as scripts/evaluate.sh
-decodes: beam 4, length penalty 0.6.
+Text goes to the model and back as DATA/corpus.json says (fairseq_resid/text.py). It is decoded as by fairseq-resid
+evaluate: beam 4, length penalty 0.6.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..commands import frame
 from ..folders.data import Corpus, find_data
 from ..folders.run import Run
 from ..text import TextForm
@@ -28,14 +29,14 @@ from .decoding import SETTINGS
 if TYPE_CHECKING:
     from torch import Tensor
 
-BUFFER = 512  # lines translated together, where nobody waits for them at a terminal
+BUFFER = 512  # lines translated together, if nobody waits for them at a terminal
 
 
 class Translator:
-    """A run's model, ready to translate: the averaged one where there is one, else the last checkpoint.
+    """A run's model, ready to translate: the averaged one if there is one, else the last checkpoint.
 
     run: the run folder; data: its data folder, by default the one that it was trained on
-    checkpoint: a file name in the run folder; cpu: stay on the CPU even where there is a GPU
+    checkpoint: a file name in the run folder; cpu: stay on the CPU even if there is a GPU
     Raises: ValueError or OSError naming what is missing or does not fit.
     """
 
@@ -55,7 +56,7 @@ class Translator:
         corpus = Corpus.read(Path(data) if data else find_data(folder, state))
         model = corpus.path / "spm.model"
         if corpus.post_process != "sentencepiece" or not model.is_file():
-            raise ValueError(f"{corpus.path}: has no spm.model: its text cannot be cut into pieces here")
+            raise ValueError(f"{corpus.path}: has no spm.model: its text cannot be cut into subwords here")
         told = json.loads((corpus.path / "corpus.json").read_text(encoding="utf-8"))
         self.source = TextForm.of_corpus(told, corpus.source)
         self.target = corpus.form
@@ -81,9 +82,9 @@ class Translator:
         return self.decode([self.encode(line, number) for number, line in enumerate(lines, start=1)])
 
     def encode(self, line: str | bytes, number: int) -> Tensor | None:
-        """Return a line's pieces as the model numbers them, None for a blank line.
+        """Return a line's subwords as the model numbers them, None for a blank line.
 
-        Raises: ValueError naming the line where it is not UTF-8, or too long for the model.
+        Raises: ValueError naming the line if it is not UTF-8, or too long for the model.
         """
         if isinstance(line, bytes):
             try:
@@ -92,23 +93,23 @@ class Translator:
                 raise ValueError(f"line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
         if not line.strip():
             return None
-        pieces: Tensor = self.hub.encode(self.source.to_model(line))
-        if len(pieces) > self.longest:
-            raise ValueError(f"line {number}: {len(pieces):,} pieces, and the model takes {self.longest:,}")
-        return pieces
+        subwords: Tensor = self.hub.encode(self.source.to_model(line))
+        if len(subwords) > self.longest:
+            raise ValueError(f"line {number}: {len(subwords):,} subwords, and the model takes {self.longest:,}")
+        return subwords
 
     def decode(self, encoded: Sequence[Tensor | None]) -> list[str]:
         """Return the translation of every encoded line, "" for None."""
         translations = [""] * len(encoded)
-        filled = {index: pieces for index, pieces in enumerate(encoded) if pieces is not None}
+        filled = {index: subwords for index, subwords in enumerate(encoded) if subwords is not None}
         if filled:
             settings = {
                 "lenpen": float(SETTINGS["lenpen"]),
                 "max_len_a": float(SETTINGS["max-len-a"]),
                 "max_len_b": int(SETTINGS["max-len-b"]),
             }
-            found = self.hub.generate(list(filled.values()), beam=int(SETTINGS["beam"]), **settings)
-            for index, hypotheses in zip(filled, found, strict=True):
+            generated = self.hub.generate(list(filled.values()), beam=int(SETTINGS["beam"]), **settings)
+            for index, hypotheses in zip(filled, generated, strict=True):
                 translations[index] = self.target.restore(self.hub.decode(hypotheses[0]["tokens"]))
         return translations
 
@@ -128,28 +129,19 @@ def batches(translator: Translator, lines: Iterable[bytes], together: int) -> It
     yield encoded
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Translate stdin to stdout; returns the exit code: 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="translate.sh", description="Translate stdin, a sentence a line, to stdout.")
+@frame.command("translate", "Translate stdin, a sentence a line, to stdout.")
+def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+    """Command line of scripts/translate.sh."""
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run folder")
     add("--checkpoint", metavar="FILE", help="a checkpoint in it (default averaged.pt, else checkpoint_last.pt)")
     add("--data", type=Path, help="the data folder (default: the one that the run was trained on)")
-    add("--cpu", action="store_true", help="stay on the CPU even where there is a GPU")
-    options = parser.parse_args(arguments)
-    try:
-        translator = Translator(options.run, options.data, options.checkpoint, options.cpu)
-        for encoded in batches(translator, sys.stdin.buffer, 1 if sys.stdin.isatty() else BUFFER):
-            sys.stdout.buffer.write("".join(line + "\n" for line in translator.decode(encoded)).encode())
-            sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        return 0  # whoever reads has read enough
-    except (ValueError, OSError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    add("--cpu", action="store_true", help="stay on the CPU even if there is a GPU")
+    options = parser.parse_args(argv)
+    translator = Translator(options.run, options.data, options.checkpoint, options.cpu)
+    for encoded in batches(translator, sys.stdin.buffer, 1 if sys.stdin.isatty() else BUFFER):
+        sys.stdout.buffer.write("".join(line + "\n" for line in translator.decode(encoded)).encode())
+        sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

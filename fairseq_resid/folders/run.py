@@ -3,44 +3,135 @@
 RUN/checkpointN.pt, checkpoint_E_U.pt      fairseq's, at the end of epoch N, and in epoch E at update U
 RUN/checkpoint_best.pt, checkpoint_last.pt fairseq's copies
 RUN/run.json                               the training's command, plan, versions, commit, hardware, whether it finished
-RUN/train.log                              fairseq-train --log-format json --log-file RUN/train.log
-RUN/averaged.pt                            the average of the last numbered checkpoints
+RUN/train.log, train.rankN.log             all that fairseq-train --log-format json says, and its rank N
+RUN/averaged.pt, averaged.json             the average of the last numbered checkpoints, what it was made from
 RUN/decode/SUBSET.{averaged,last}.{log,hyp,json}
-                                           fairseq-generate's output, its hypotheses, what they were made from
+                                           all that fairseq-generate says, its hypotheses, what they were made from
 RUN/results.json                           what evaluation found on the test set (results.SUBSET.json on another)
 RUN/card.md                                all of this on a page
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from . import records
+from .files import locked
 
 Numbering = Literal["epoch", "update"]
 NUMBERED = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"checkpoint_\d+_(\d+)\.pt")}
 
 
+# A record of fairseq's log, on a line of its own or after time, level and logger.
+LOGGED = re.compile(r"(?:[^|{]*\|){0,3} ?(\{.*\})\s*")
+TRAIN, EVALUATE = "fairseq-resid train", "fairseq-resid evaluate"
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The machine of a training."""
+
+    cpu: str
+    cores: int
+    gpus: list[str]
+
+
+@dataclass(frozen=True)
+class Session:
+    """One time that a run was trained, from its start to its end or to an interrupt."""
+
+    started: str
+    commit: str | None
+    hardware: Hardware
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Record:
+    """run.json: what was trained, and when. plan: training/plan.py's, in a reader's words."""
+
+    command: list[str]
+    finished: bool
+    plan: dict[str, str | int] = field(default_factory=dict)
+    seed: int | str | None = None  # version 0.2 wrote a string
+    sessions: list[Session] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class TrainingSummary:
-    """What train.log says of a training, resumed ones taken together; None where the log does not say it.
+    """What train.log says of a training, resumed ones taken together; None if the log does not say it.
 
     train_seconds: time inside training steps; not validation, saving or start-up
     target_tokens: target tokens trained on, end-of-sentence marks included
     """
 
-    num_updates: int | None
-    epochs: int | None
-    train_seconds: float | None
-    target_tokens: int | None
-    tokens_per_second: float | None
-    best_valid_loss: float | None
+    num_updates: int | None = None
+    epochs: int | None = None
+    train_seconds: float | None = None
+    target_tokens: int | None = None
+    tokens_per_second: float | None = None
+    best_valid_loss: float | None = None
+
+
+@dataclass(frozen=True)
+class ByModel:
+    """A score of both models of a run: the average of its last checkpoints, and the last one."""
+
+    averaged: float
+    last: float
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A score with the signature that says which one it is."""
+
+    score: float
+    signature: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """results.json: what evaluation found on one part of the data.
+
+    bleu: four decimals, with `signature`; scores: those of every kind, by model and label
+    """
+
+    architecture: str
+    parameters: int
+    bleu: ByModel
+    signature: str
+    corpus: str
+    subset: str
+    training: TrainingSummary
+    data: str = ""
+    sentences: int = 0
+    averaged_checkpoints: list[str] = field(default_factory=list)
+    decoding: dict[str, str | None] = field(default_factory=dict)
+    scores: dict[str, dict[str, Scored]] = field(default_factory=dict)
+    not_as_released: list[str] = field(default_factory=list)
+    unverified: list[str] = field(default_factory=list)
+    preparation: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a file is known again by: its name, size in bytes, time of change."""
+
+    file: str
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> Fingerprint:
+        status = path.stat()
+        return cls(path.name, status.st_size, status.st_mtime_ns)
 
 
 @dataclass(frozen=True)
@@ -81,15 +172,25 @@ class Run:
     def lock(self) -> Iterator[int]:
         """Hold the folder for one training or evaluation; yields the lock's file descriptor, for its commands.
 
-        Raises: ValueError where another process holds it.
+        Raises: ValueError if another process holds it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(f"{self.path}: another training or evaluation is at work in it") from None
-            yield file.fileno()
+        with locked(self.path / ".lock", f"{self.path}: another training or evaluation is at work in it") as lock:
+            yield lock
+
+    def read_record(self) -> Record | None:
+        """Return what run.json says; None if there is none.
+
+        Raises: ValueError naming the file if it is damaged.
+        """
+        return records.read_if_there(self.record, Record, TRAIN)
+
+    def read_results(self, subset: str = "test") -> Results:
+        """Return what evaluation found.
+
+        Raises: FileNotFoundError or ValueError naming the file that is missing or damaged.
+        """
+        return records.read(self.results(subset), Results, f"{EVALUATE} {self.path}")
 
     def results(self, subset: str = "test") -> Path:
         return self.path / ("results.json" if subset == "test" else f"results.{subset}.json")
@@ -102,19 +203,16 @@ class Run:
     def log_records(self) -> Iterator[dict[str, Any]]:
         """Yield the JSON records of train.log in order, each once.
 
-        fairseq adds one more handler for the file each epoch, so that a record of a process's k-th epoch stands there
-        k times; the file also holds other messages. Values are strings, rounded; epoch and update are numbers.
+        Before version 0.3.3 fairseq wrote the file itself (--log-file), and a record of a process's k-th epoch stands
+        there k times. Values are strings, rounded; epoch and update are numbers.
         """
         if not self.train_log.is_file():
             return
         previous = ""
         with self.train_log.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                if line.startswith("{") and line != previous:
-                    try:
-                        record = json.loads(line)
-                    except ValueError:  # the configuration, printed as a Python dict; a line cut off by a kill
-                        continue
+                record = log_record(line)
+                if record is not None and line != previous:
                     previous = line
                     yield record
 
@@ -159,6 +257,17 @@ class Run:
             tokens_per_second=round(tokens / seconds, 1) if measured else None,
             best_valid_loss=min(finite, default=None),
         )
+
+
+def log_record(line: str) -> dict[str, Any] | None:
+    """Return the JSON record on a line of train.log; None if it holds none."""
+    if (found := LOGGED.fullmatch(line)) is None:
+        return None
+    try:
+        record = json.loads(found[1])
+    except ValueError:  # the configuration, printed as a Python dict
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _epoch_seconds(record: dict[str, Any], updates: float) -> float:

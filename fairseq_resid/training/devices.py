@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..commands import flags
 
@@ -28,12 +25,17 @@ class Gpu:
     memory: int
     capability: tuple[int, int]
 
+    @property
+    def line(self) -> str:
+        """What a run's record says of it."""
+        return f"{self.name}, {self.memory / 2**30:.0f} GiB"
+
 
 def gpus() -> list[Gpu]:
     """Return the GPUs that fairseq will see.
 
     Asked in a process of its own: a context on a GPU would take memory from the training as long as this one lives.
-    Raises: ValueError with the last words of torch where it fails.
+    Raises: ValueError with the last line that torch says where it fails.
     """
     import torch
 
@@ -95,8 +97,8 @@ def rank(environ: Mapping[str, str], given: flags.Options, local_gpus: int) -> R
     more = {"MASTER_ADDR": first_host(environ), "MASTER_PORT": str(port(environ))} if names[0] != "RANK" else {}
     # A launcher may show each process its own GPU alone, as number 0.
     device = local % local_gpus if local_gpus else 0
-    words = ["--distributed-init-method", "env://", "--distributed-rank", str(number), "--distributed-no-spawn"]
-    return Rank(number, size, (*words, "--device-id", str(device)), more)
+    argv = ["--distributed-init-method", "env://", "--distributed-rank", str(number), "--distributed-no-spawn"]
+    return Rank(number, size, (*argv, "--device-id", str(device)), more)
 
 
 def first_host(environ: Mapping[str, str]) -> str:
@@ -115,13 +117,3 @@ def first_host(environ: Mapping[str, str]) -> str:
 def port(environ: Mapping[str, str]) -> int:
     """Return a port that all processes of a Slurm step agree on, and another step of the machine hardly has."""
     return 20_000 + (int(environ.get("SLURM_JOB_ID", "0")) * 64 + int(environ.get("SLURM_STEP_ID", "0"))) % 40_000
-
-
-def hardware(found: list[Gpu]) -> dict[str, object]:
-    """Return what a run's record says of the machine: its processor, its GPUs."""
-    model = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").is_file():
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": model, "cores": usable, "gpus": [f"{gpu.name}, {gpu.memory / 2**30:.0f} GiB" for gpu in found]}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..commands import flags
 from .devices import Gpu, Rank
@@ -46,22 +45,19 @@ class Plan:
     effective_batch: int
     precision: str
     why: str
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     pairs: int | None = None  # in one batch of one process at most, where that is limited besides
 
-    def lines(self) -> list[str]:
-        """Return what is told to the user before anything is done."""
+    def line(self) -> str:
+        """Return what the user reads before anything is done."""
         product = f"processes × {self.limit[2:]} × update-freq = {self.world_size} × {self.size:,} × {self.update_freq}"
         got = self.world_size * self.size * self.update_freq
         off = "" if got == self.effective_batch else f", for {self.effective_batch:,}"
         pairs = f", of at most {self.pairs:,} pairs a process (--batch-size)" if self.pairs else ""
-        return [
-            f"devices: {self.devices}",
-            f"effective batch: {product} = {got:,} {UNITS[self.limit]}{off}{pairs}",
-            f"precision: {self.precision} ({self.why})",
-        ]
+        batch = f"effective batch {product} = {got:,} {UNITS[self.limit]}{off}{pairs}"
+        return f"{self.devices}; {batch}; {self.precision} ({self.why})"
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, str | int]:
         """Return what run.json says of it."""
         return {
             "devices": self.devices,
@@ -143,7 +139,7 @@ def make(
     effective: int | None = None,
     precision: str = "auto",
 ) -> Plan:
-    """Return the plan of a recipe's words and the user's, on these GPUs of this machine.
+    """Return the plan of a recipe's flags and the user's, on these GPUs of this machine.
 
     Raises: ValueError naming the flags that contradict each other, the devices, or the effective batch.
     """
@@ -174,19 +170,19 @@ def make(
         flags.integer(flags.options(extra), "--update-freq"),
         limit,
     )
-    name, why, words = choose_precision(precision, given, found)
-    words = ["--distributed-world-size", str(world_size), limit, str(size), *words]
+    name, why, argv = choose_precision(precision, given, found)
+    argv = ["--distributed-world-size", str(world_size), limit, str(size), *argv]
     pairs = flags.integer(given, "--batch-size") if limit == "--max-tokens" else None
     if pairs:
-        words += ["--batch-size", str(pairs)]
+        argv += ["--batch-size", str(pairs)]
     if steps > 1:
-        words += ["--update-freq", str(steps)]
+        argv += ["--update-freq", str(steps)]
     if rank and not found:
         for flag, value in (("--distributed-backend", "gloo"), ("--ddp-backend", "legacy_ddp")):
-            words += [] if flag in given else [flag, value]
+            argv += [] if flag in given else [flag, value]
     if found:
         names = sorted({gpu.name for gpu in found})
         devices = f"{world_size} × {', '.join(names)}"
     else:
         devices = f"CPU, {world_size} processes" if world_size > 1 else "CPU"
-    return Plan(devices, world_size, limit, size, steps, effective, name, why, tuple(words), pairs)
+    return Plan(devices, world_size, limit, size, steps, effective, name, why, tuple(argv), pairs)

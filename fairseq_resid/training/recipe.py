@@ -18,7 +18,7 @@ def available() -> dict[str, Path]:
 
 
 def read(name: str) -> list[str]:
-    """Return the words of a recipe, given its name or the path of a file.
+    """Return the arguments of a recipe, given its name or the path of a file.
 
     Raises: ValueError naming the recipes there are, or the file and what is wrong with it.
     """
@@ -28,8 +28,8 @@ def read(name: str) -> list[str]:
         meant = f"did you mean {near[0]}? There are" if near else "choose one of"
         raise ValueError(f"{name}: no such recipe; {meant} {', '.join(available())}, or a file of flags")
     try:
-        # As a command pasted from a shell or an editor has it: a byte order mark, lines that go on, comments where a
-        # word would begin (those of shlex cut words, too).
+        # As a command pasted from a shell or an editor has it: a byte order mark, lines that go on, comments where an
+        # argument would begin (those of shlex cut arguments, too).
         text = "\n".join(read_lines(path)).removeprefix("\ufeff")
         return shlex.split(re.sub(r"(?m)(^|\s)#.*$", r"\1", text).replace("\\\n", " "))
     except ValueError as error:

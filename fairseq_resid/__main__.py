@@ -1,0 +1,65 @@
+"""The console command `fairseq-resid`, also `python -m fairseq_resid`: a table of the project's commands."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from .commands.machine import PACKAGE
+from .version import __version__
+
+# Name: the module whose main() it is, and what it does.
+COMMANDS = {
+    "prepare": ("corpora.prepare", "make a data folder: of a known corpus, of your own text, of the phrasebook"),
+    "train": ("training.launch", "train by a recipe, or resume"),
+    "evaluate": ("evaluation.evaluate", "average the last checkpoints, decode, score"),
+    "average": ("evaluation.averaging", "average checkpoints"),
+    "translate": ("evaluation.translate", "translate raw text"),
+    "compare": ("evaluation.compare", "test whether one run is better than another"),
+    "table": ("evaluation.table", "print a table of evaluated runs"),
+    "card": ("evaluation.card", "print the card of an evaluated run"),
+    "baselines": ("evaluation.baselines", "BLEU of translators that learn nothing"),
+}
+USER_DIR = "user-dir"
+
+
+def usage() -> str:
+    """Return the help."""
+    about = {name: what for name, (_, what) in COMMANDS.items()}
+    about[USER_DIR] = 'print the folder for fairseq: fairseq-train --user-dir "$(fairseq-resid user-dir)" ...'
+    lines = [f"  {name:10} {what}" for name, what in about.items()]
+    return "\n".join(
+        [
+            "usage: fairseq-resid COMMAND ...    (fairseq-resid COMMAND --help says more)",
+            "",
+            f"fairseq_resid {__version__}: residual structures for Transformer translation models, on fairseq.",
+            "",
+            *lines,
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code, 2 for a command that there is not."""
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help"):
+        print(usage())
+    elif name == "--version":
+        print(__version__)
+    elif name == USER_DIR:
+        print(PACKAGE)
+    elif name in COMMANDS:
+        code: int = import_module(f".{COMMANDS[name][0]}", __package__).main(rest)
+        return code
+    else:
+        near = difflib.get_close_matches(name, [*COMMANDS, USER_DIR], n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        print(f"fairseq-resid: error: {name}: no such command{meant}\n\n{usage()}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

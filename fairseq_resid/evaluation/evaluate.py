@@ -1,0 +1,173 @@
+"""From a run folder to BLEU: average, decode valid and test, score, RUN/results.json, RUN/card.md.
+
+The averaged model and the single last checkpoint are decoded with stock fairseq-generate and scored against the raw
+reference text. What is finished and made from the same files with the same settings is not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..commands import children, frame
+from ..folders import records
+from ..folders.files import read_lines, write_text
+from ..folders.run import ByModel, Fingerprint, Results, Run, Scored
+from . import averaging, card, decoding, scoring
+from .job import Job, find
+
+SUBSETS = ("valid", "test")
+
+
+@dataclass(frozen=True)
+class AverageNote:
+    """averaged.json: the checkpoints that an average was made from, and the average."""
+
+    inputs: list[Fingerprint]
+    output: Fingerprint
+
+
+@dataclass(frozen=True)
+class DecodingNote:
+    """decode/SUBSET.MODEL.json: all that the hypotheses beside it depend on."""
+
+    checkpoints: list[Fingerprint]
+    data: str
+    files: list[Fingerprint]
+    settings: dict[str, str | bool | None]
+    text: dict[str, str]
+
+
+def make_average(run: Run, made_from: list[Path]) -> None:
+    """Make RUN/averaged.pt of these checkpoints, unless it is up to date; RUN/averaged.json says of which it is."""
+    note = run.averaged.with_suffix(".json")
+    inputs = [Fingerprint.of(file) for file in made_from]
+    known = records.remembered(note, AverageNote)
+    if run.averaged.is_file() and known == AverageNote(inputs, Fingerprint.of(run.averaged)):
+        return
+    files = [str(file) for file in made_from]
+    children.show(["fairseq-resid", "average", "--inputs", *files, "--output", str(run.averaged)])
+    averaging.average(made_from, run.averaged)
+    records.write(note, AverageNote(inputs, Fingerprint.of(run.averaged)))
+
+
+def translate(job: Job, name: str, checkpoint: Path, made_from: list[Path], lock: int | None = None) -> list[str]:
+    """Return the hypotheses of one model, from RUN/decode if they are there and of the same inputs and settings.
+
+    Raises: DecodingError if fairseq-generate fails or leaves out a sentence.
+    """
+    log, hypotheses, note = (job.run.decode / f"{job.subset}.{name}.{kind}" for kind in ("log", "hyp", "json"))
+    mine = DecodingNote(
+        [Fingerprint.of(file) for file in made_from],
+        str(job.corpus.path.resolve()),
+        [Fingerprint.of(file) for file in job.corpus.inputs(job.subset)],
+        {**decoding.SETTINGS, "post-process": job.corpus.post_process, "cpu": job.cpu},
+        {"form": job.corpus.form.form},
+    )
+    if hypotheses.is_file() and records.remembered(note, DecodingNote) == mine:
+        print(f"{hypotheses}: made from the same files with the same settings, kept")
+        return read_lines(hypotheses)
+    command = decoding.command(job.corpus.path, checkpoint, job.subset, job.corpus.post_process, job.cpu)
+    decoding.decode(command, log, lock, len(job.references))
+    lines = [job.corpus.form.restore(line) for line in decoding.read_hypotheses(log)]
+    if len(lines) != len(job.references):
+        reference = job.corpus.reference(job.subset)
+        raise decoding.DecodingError(f"{log}: {len(lines)} hypotheses, but {reference} has {len(job.references)} lines")
+    write_text(hypotheses, "".join(f"{line}\n" for line in lines))
+    records.write(note, mine)
+    return lines
+
+
+def evaluate(job: Job) -> Results:
+    """Average, decode and score one run, and write its results."""
+    record = records.remembered(job.run.record, RunState)
+    if record is not None and not record.finished:
+        print(f"{job.run.path}: warning: its training has not finished", file=sys.stderr)
+    with job.run.lock() as lock:
+        return score(job, lock)
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Of run.json, whether the training has finished; a run that another command trained has none."""
+
+    finished: bool
+
+
+def score(job: Job, lock: int) -> Results:
+    """Do what `evaluate` says, in a run folder that nobody else works in."""
+    run, corpus = job.run, job.corpus
+    make_average(run, job.checkpoints)
+    models = {"averaged": (run.averaged, job.checkpoints), "last": (run.last, [run.last])}
+    scores, beside = {}, {}
+    for name, (checkpoint, made_from) in models.items():
+        hypotheses = translate(job, name, checkpoint, made_from, lock)
+        scores[name] = scoring.bleu(hypotheses, job.references, corpus.tokenize)
+        beside[name] = scoring.side_by_side(hypotheses, job.references, corpus.form)
+    texts = [str(run.decode / f"{job.subset}.{name}.hyp") for name in models]
+    children.show(["sacrebleu", str(corpus.reference(job.subset)), "-i", *texts, "-tok", corpus.tokenize])
+    results = Results(
+        architecture=job.architecture,
+        parameters=job.parameters,
+        bleu=ByModel(**{name: round(score.value, 4) for name, score in scores.items()}),
+        signature=scores["averaged"].signature,
+        scores={
+            name: {label: Scored(round(score.value, 4), score.signature) for label, score in found.items()}
+            for name, found in beside.items()
+        },
+        corpus=corpus.name,
+        data=str(corpus.path),
+        not_as_released=list(corpus.differences),
+        unverified=list(corpus.unverified),
+        preparation=corpus.preparation,
+        subset=job.subset,
+        sentences=len(job.references),
+        averaged_checkpoints=[file.name for file in job.checkpoints],
+        decoding={**decoding.SETTINGS, "post-process": corpus.post_process},
+        training=run.training_summary(),
+    )
+    records.write(run.results(job.subset), results)
+    bleu = ", ".join(f"{name} {score.value:.2f}" for name, score in scores.items())
+    print(f"{run.path} {job.subset}: BLEU {bleu}  {results.signature}", flush=True)
+    return results
+
+
+@frame.command(
+    "evaluate",
+    "Average the last checkpoints of each run, decode valid and test set with the average and the single last "
+    "checkpoint by fairseq-generate, score them with sacrebleu against the raw references, write results.json and the "
+    "card of the run.",
+    again="goes on",
+)
+def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+    """Command line of scripts/evaluate.sh."""
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, as fairseq-train's --save-dir")
+    add("--data", type=Path, help="the data folder (default: the one that the run was trained on)")
+    add("--last", type=int, default=10, metavar="N", help="average the last N numbered checkpoints (default 10)")
+    add("--by", choices=("epoch", "update"), help="average those named checkpointN.pt, or checkpoint_E_U.pt")
+    add(
+        "--subset",
+        action="append",
+        metavar="NAME",
+        help="a part of the data to translate, may be given again (default: valid and test)",
+    )
+    add("--cpu", action="store_true", help="decode on the CPU even if there is a GPU")
+    options = parser.parse_intermixed_args(argv)
+    jobs = [
+        find(path, options.data, options.last, options.by, subset, options.cpu)
+        for path in options.runs
+        for subset in options.subset or SUBSETS
+    ]
+    for job in jobs:
+        evaluate(job)
+    for run in dict.fromkeys(job.run for job in jobs):
+        try:
+            write_text(run.card, card.write(run))
+        except ValueError as error:  # the scores stand all the same
+            print(f"{parser.prog}: warning: no {run.card}: {error}", file=sys.stderr)
+        else:
+            print(f"{run.card}: every score of both models, with its signature")

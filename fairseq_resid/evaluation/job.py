@@ -1,0 +1,105 @@
+"""What the evaluation of one run needs, found and checked before anything is computed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..compat import BETTER_TRANSFORMER_COPIES
+from ..folders import data as data_folder
+from ..folders.data import Corpus, find_data, setting
+from ..folders.files import read_lines
+from ..folders.run import Numbering, Run
+from . import averaging
+
+# fairseq's dictionary has four symbols before those in its file: <s>, <pad>, </s>, <unk>.
+SPECIAL = 4
+# Not parameters: fairseq keeps these small marks among the weights.
+BUFFER = re.compile(r"(^|\.)(version|_float_tensor)$")
+# Saved, never trained.
+DEAD_COPY = re.compile(rf"\.layers\.\d+\.({'|'.join(BETTER_TRANSFORMER_COPIES)})$")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run's evaluation, its inputs found and checked."""
+
+    run: Run
+    corpus: Corpus
+    subset: str
+    references: list[str]
+    checkpoints: list[Path]
+    architecture: str
+    parameters: int
+    cpu: bool
+
+
+def count_parameters(model: dict[str, Any]) -> int:
+    """Return the number of parameters in a state dict: each shared one once, without buffers and dead copies."""
+    return sum(
+        tensor.numel()
+        for tensor in {
+            averaging.memory_of(tensor): tensor
+            for name, tensor in model.items()
+            if isinstance(tensor, torch.Tensor) and not BUFFER.search(name) and not DEAD_COPY.search(name)
+        }.values()
+    )
+
+
+def architecture(state: dict[str, Any]) -> str:
+    """Return the architecture a checkpoint names, with the residual where that is chosen by --residual."""
+    model = (state.get("cfg") or {}).get("model", state.get("args"))
+    name = str(setting(model, "arch") or setting(model, "_name"))
+    residual = setting(model, "residual")
+    return f"{name} --residual {residual}" if residual and name.startswith("transformer_resid") else name
+
+
+def check_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> None:
+    """Check that a data folder's dictionaries are those that a run was trained with.
+
+    Raises: ValueError naming the dictionary that is missing, or has other words than the model or its own data folder.
+    """
+    try:
+        trained_on = find_data(run, state)
+    except ValueError:  # not there any more: sizes alone can be compared
+        trained_on = corpus.path
+    for language, embedding in (
+        (corpus.source, "encoder.embed_tokens.weight"),
+        (corpus.target, "decoder.embed_tokens.weight"),
+    ):
+        file = corpus.path / f"dict.{language}.txt"
+        own = trained_on / file.name
+        words = read_lines(file)
+        rows = state["model"][embedding].size(0) if embedding in state["model"] else len(words) + SPECIAL
+        if len(words) + SPECIAL != rows:
+            raise ValueError(f"{file}: {len(words):,} words, but {run.last} was trained with {rows - SPECIAL:,}")
+        if own.is_file() and read_lines(own) != words:
+            raise ValueError(f"{file}: other words than {own}, which {run.path} was trained with")
+
+
+def find(path: Path, data: Path | None, last: int, by: Numbering | None, subset: str, cpu: bool) -> Job:
+    """Find and check everything that the evaluation of one run needs, before anything is computed.
+
+    Raises: ValueError or OSError naming what is missing.
+    """
+    if not path.is_dir():
+        raise ValueError(f"{path}: no such run folder")
+    run = Run(path)
+    checkpoints = averaging.find(path, last, by)
+    if not run.last.is_file():
+        raise ValueError(f"{run.last}: no such checkpoint")
+    state = averaging.load(run.last)
+    corpus = Corpus.read(data or find_data(run, state))
+    data_folder.check(corpus.path)
+    check_dictionaries(run, state, corpus)
+    reference = corpus.reference(subset)
+    if not reference.is_file():
+        raise ValueError(f"{reference}: no such reference text; --subset names the parts to translate")
+    if not any(file.suffix == ".bin" for file in corpus.inputs(subset)):
+        raise ValueError(f"{corpus.path}: holds no binarised {subset} set")
+    references = read_lines(reference)
+    return Job(run, corpus, subset, references, checkpoints, architecture(state), count_parameters(state["model"]), cpu)
