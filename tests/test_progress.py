@@ -9,20 +9,13 @@ from typing import Any
 
 import mirror
 import pytest
+from clock import Clock
 
 from fairseq_resid.commands import children, progress
 from fairseq_resid.commands.progress import Progress
 from fairseq_resid.corpora import binarise, custom, subwords
 
 pytestmark = pytest.mark.once
-
-
-class Clock:
-    """The time, as a test wants it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
-        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
 
 
 def test_a_log_tells_how_much_is_done_how_fast_and_what_is_left(

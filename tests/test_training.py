@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from clock import Clock
 
 from fairseq_resid.commands import flags, machine
-from fairseq_resid.folders.run import Run
+from fairseq_resid.folders.run import Run, log_record
 from fairseq_resid.training import launch, plan, recipe
+from fairseq_resid.training.display import Display
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
@@ -419,3 +421,69 @@ def test_shipped_recipes_parse_and_keep_the_checkpoints_that_are_averaged(name: 
     # design: the checkpoints that are averaged span at most the final fifth of training
     updates = args.max_update or 3570
     assert args.keep_interval_updates * args.save_interval_updates <= 0.2 * updates
+
+
+RECORD = '2026-01-02 03:04:05 | INFO | train_inner | {{"epoch": {epoch}, "update": {done}, "loss": "{loss}", '
+RECORD += '"wps": "9876.5", "num_updates": "{updates}", "train_wall": "1"}}'
+
+
+def test_the_display_says_how_far_a_training_is(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    clock = Clock(monkeypatch)
+    with Display("run", ["fairseq-train", "--max-update", "400", "--max-epoch", "0"]) as shown:
+        clock.now += 31
+        shown.take("")
+        shown.take(RECORD.format(epoch=1, done=0.5, loss=8.5, updates=100))
+        clock.now += 31
+        shown.take(RECORD.format(epoch=1, done=1.0, loss=7.25, updates=200))
+        shown.take('2026-01-02 03:04:05 | INFO | valid | {"epoch": 2, "valid_loss": "6.5", "valid_num_updates": "200"}')
+        shown.take("Traceback (most recent call last):")
+        clock.now += 31
+        shown.take("")
+    assert capsys.readouterr().out.splitlines() == [
+        "  run: starting",
+        "  run: epoch 1, update 200 of 400, loss 7.25, 9,876 tokens/s, 0:01:02 left",
+        "  run: epoch 2, update 200 of 400, loss 7.25, valid loss 6.5, 9,876 tokens/s, 0:01:02 left",
+    ]
+
+
+def test_the_display_counts_epochs_if_they_are_the_limit(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    clock = Clock(monkeypatch)
+    with Display("run", ["fairseq-train", "--max-epoch", "4"], begun=10) as shown:
+        shown.take(RECORD.format(epoch=1, done=1.0, loss=8.5, updates=20))
+        clock.now += 40
+        shown.take(RECORD.format(epoch=2, done=2.0, loss=8.5, updates=40))
+    assert capsys.readouterr().out == "  run: epoch 2 of 4, update 40, loss 8.5, 9,876 tokens/s, 0:01:20 left\n"
+
+
+def test_log_records_of_both_versions_are_read() -> None:
+    for line in (RECORD.format(epoch=1, done=1, loss=1, updates=3), '{"epoch": 1, "num_updates": "3"}\n'):
+        record = log_record(line)
+        assert record is not None and record["num_updates"] == "3"
+    for line in ("", "{'_name': None}", '{"cut": ', "[1]", "2026-01-02 03:04:05 | INFO | fairseq_cli.train | {'a': 1}"):
+        assert log_record(line) is None
+
+
+def test_openmp_spins_for_a_bounded_time_unless_the_user_says_otherwise() -> None:
+    assert launch.spinning({"PATH": "x"}) == {"GOMP_SPINCOUNT": launch.SPIN_COUNT}
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
+        assert launch.spinning({name: "1"}) == {}
+
+
+def test_tensorboard_is_there_or_named(fake_train: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["quickstart", "--arch", "transformer", "--tensorboard-logdir", "tb", "--dry-run"]
+    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    assert launch.main(words) == 2
+    assert "--tensorboard-logdir: needs TensorBoard: run pip install tensorboard" in capsys.readouterr().err
+    monkeypatch.setattr(launch, "find_spec", lambda name: name == "tensorboardX" or None)
+    assert launch.main(words) == 0
+
+
+def test_a_failed_training_shows_the_end_of_its_log(fake_train: Path, capsys: Capture) -> None:
+    program = fake_train / "bin" / "fairseq-train"
+    program.write_text("#!/bin/sh\necho out of memory\necho of the GPU >&2\nexit 7\n")
+    assert launch.main(["quickstart", "--arch", "transformer", "--run", "run"]) == 1
+    out, error = capsys.readouterr()
+    end = "error: fairseq-train failed with exit code 7; the last lines of run/train.log:"
+    assert error.endswith(f"{end}\n    out of memory\n    of the GPU\n") and "out of memory" not in out
+    assert launch.main(["quickstart", "--arch", "transformer", "--run", "run", "--verbose"]) == 1
+    assert "\nout of memory\nof the GPU\n" in capsys.readouterr().out

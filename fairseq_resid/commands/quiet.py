@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 # Loggers, up to which level they are silent, and what they would say.
 LOGGERS = {
@@ -62,9 +64,14 @@ def libraries() -> Iterator[None]:
     for logger in loggers:
         logger.addFilter(_is_wanted)
     with warnings.catch_warnings():
-        if not is_verbose():
-            for text in WARNINGS:
-                warnings.filterwarnings("ignore", text)
+        show = warnings.showwarning
+
+        def show_unless_named(message: Warning | str, *rest: Any, **more: Any) -> None:
+            if is_verbose() or not any(re.match(text, str(message)) for text in WARNINGS):
+                show(message, *rest, **more)
+
+        # When a warning comes, not by a filter: --verbose has not been read yet.
+        warnings.showwarning = show_unless_named
         try:
             yield
         finally:

@@ -11,6 +11,9 @@ from ..commands import flags
 from ..commands.progress import Progress, clock
 from ..folders.run import TrainingSummary, log_record
 
+# What is shown, in this order.
+FACTS = ("epoch", "update", "loss", "valid loss", "speed", "left")
+
 
 class Display:
     """`with Display(name, argv, begun) as shown: shown.take(line)` for every line of fairseq-train's log.
@@ -43,15 +46,19 @@ class Display:
         if record is not None:
             updates = next((int(value) for key, value in record.items() if key.endswith("num_updates")), updates)
             self._read(record, updates)
-        self.progress.advance(max(0, updates - self.progress.done), ", ".join(self.facts.values()) or "starting")
+        self.progress.advance(
+            max(0, updates - self.progress.done),
+            ", ".join(self.facts[name] for name in FACTS if name in self.facts) or "starting",
+        )
 
     def _read(self, record: dict[str, Any], updates: int) -> None:
         if "epoch" in record:
             self.facts["epoch"] = f"epoch {record['epoch']}" + (f" of {self.max_epoch}" if self.max_epoch else "")
         self.facts["update"] = f"update {updates:,}" + (f" of {self.max_update:,}" if self.max_update else "")
-        for key, name in (("loss", "loss"), ("valid_loss", "valid loss")):
+        for key in ("loss", "valid_loss"):
             if key in record:
-                self.facts[key] = f"{name} {record[key]}"
+                name = key.replace("_", " ")
+                self.facts[name] = f"{name} {record[key]}"
         if "wps" in record:
             self.facts["speed"] = f"{float(record['wps']):,.0f} tokens/s"
         done = self._share(record, updates)

@@ -1,0 +1,154 @@
+"""commands/frame.py, quiet.py and __main__.py: what every command line of the project does alike."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from fairseq_resid import __main__ as console
+from fairseq_resid.commands import children, frame, quiet
+
+pytestmark = pytest.mark.once
+
+Capture = pytest.CaptureFixture[str]
+
+
+def command(work: Callable[[], int | None]) -> Callable[..., int]:
+    @frame.command("try", "Try it.", again="goes on")
+    def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int | None:
+        parser.add_argument("--floors", action=frame.Renamed, new="--baselines")
+        parser.parse_args(argv)
+        return work()
+
+    return main
+
+
+def raising(error: BaseException) -> Callable[[], int]:
+    def work() -> int:
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ValueError("--flag 3: wrong"), 2, "fairseq-resid try: error: --flag 3: wrong\n"),
+        (FileNotFoundError("x: no such file"), 2, "fairseq-resid try: error: x: no such file\n"),
+        (ChildProcessError("fairseq-train failed"), 1, "fairseq-resid try: error: fairseq-train failed\n"),
+        (KeyboardInterrupt(), 130, "fairseq-resid try: interrupted; the same command goes on\n"),
+    ],
+)
+def test_errors_are_a_line_and_an_exit_code(error: BaseException, code: int, said: str, capsys: Capture) -> None:
+    assert command(raising(error))([]) == code
+    assert capsys.readouterr().err == said
+
+
+def test_the_exit_code_is_that_of_the_work() -> None:
+    assert command(lambda: None)([]) == 0 and command(lambda: 1)([]) == 1
+
+
+def test_a_full_disk_says_what_to_do(capsys: Capture) -> None:
+    assert command(raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "file")))([]) == 2
+    assert "make room and run the same command again" in capsys.readouterr().err
+
+
+def test_a_signal_that_ended_a_child_is_an_interrupt(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as end:
+        command(raising(SystemExit(128 + signal.SIGTERM)))([])
+    assert end.value.code == 143 and "interrupted; the same command goes on" in capsys.readouterr().err
+
+
+def test_wrong_usage_is_no_interrupt(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as end:
+        command(lambda: 0)(["--no-such-flag"])
+    assert end.value.code == 2 and "interrupted" not in capsys.readouterr().err
+
+
+def test_what_was_renamed_says_its_new_name(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as end:
+        command(lambda: 0)(["--floors", "x"])
+    assert end.value.code == 2 and "--floors: it is called --baselines now" in capsys.readouterr().err
+    for module, new in (("corpora.own", "prepare custom"), ("evaluation.floors", "baselines")):
+        old = [sys.executable, "-m", f"fairseq_resid.{module}", "--help"]
+        done = subprocess.run(old, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr == f"python -m fairseq_resid.{module}: error: it is called fairseq-resid {new} now\n"
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    code = (
+        "import sys\n"
+        "from fairseq_resid.commands import frame\n"
+        "@frame.command('try', '')\n"
+        "def main(parser, argv):\n"
+        "    for number in range(100_000): print(number)\n"
+        "sys.exit(main([]))\n"
+    )
+    pipe = f'{sys.executable} -c "$CODE" | head -1; exit ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", pipe], env={**os.environ, "CODE": code}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+def chatter() -> int:
+    logging.getLogger("fairseq.tasks.text_to_speech").info("Please install tensorboardX")
+    logging.getLogger("fairseq.tasks.text_to_speech").error("an error")
+    logging.getLogger("elsewhere").warning("a warning of another")
+    warnings.warn("torch.cuda.amp.autocast is deprecated", FutureWarning, stacklevel=1)
+    warnings.warn("something new", UserWarning, stacklevel=1)
+    return int(quiet.is_verbose())
+
+
+def warned(*flags: str) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        command(chatter)([*flags])
+    return [str(warning.message) for warning in caught]
+
+
+def test_libraries_are_silent_in_what_is_named_and_only_there(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FAIRSEQ_RESID_VERBOSE", raising=False)
+    caplog.set_level(logging.INFO)
+    assert warned() == ["something new"]
+    assert [record.message for record in caplog.records] == ["an error", "a warning of another"]
+    caplog.clear()
+    assert len(warned("--verbose")) == 2 and len(caplog.records) == 3
+    assert not quiet.is_verbose()
+    monkeypatch.setenv("FAIRSEQ_RESID_VERBOSE", "1")
+    assert len(warned()) == 2
+
+
+def test_a_log_is_followed_to_its_last_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("of an earlier run\n")
+    taken: list[str] = []
+    code = "import time\nfor n in range(3): print(n); time.sleep(0.05)"
+    with log.open("ab") as file, children.followed(log, taken.append):
+        assert children.run([sys.executable, "-c", code], file) == 0
+        file.write(b"cut in the mid")
+    assert [line for line in taken if line] == ["0", "1", "2"]
+    assert children.last_lines(log).splitlines()[-2:] == ["    2", "    cut in the mid"]
+
+
+def test_the_console_command_has_every_main() -> None:
+    from importlib import import_module
+
+    for module, _ in console.COMMANDS.values():
+        assert callable(import_module(f"fairseq_resid.{module}").main)
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-m", "fairseq_resid"], capture_output=True, text=True)
+    assert done.returncode == 0 and set(console.COMMANDS) <= set(done.stdout.split())
+    assert time.monotonic() - start < 60
