@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class UserError(ValueError, SystemExit):
-    """A mistake of the user: one line on stderr and exit code 1 where nothing catches it; else a ValueError."""
+    """A mistake of the user: one line on stderr and exit code 1 if nothing catches it; else a ValueError."""
 
     def __init__(self, message: str) -> None:
         ValueError.__init__(self, message)
@@ -70,7 +70,7 @@ def allow_checkpoint_globals() -> None:
     torch.serialization.add_safe_globals([item for item in _allowed_globals() if id(item) not in present])
 
 
-# Names of config values that fairseq passes to Python's eval where they are strings (tests/test_compat.py compares
+# Names of config values that fairseq passes to Python's eval if they are strings (tests/test_compat.py compares
 # the list with the sources of the installed fairseq).
 EVALUATED = set(
     """
@@ -213,9 +213,9 @@ def say_what_runs() -> None:
     def _build_optimizer(self):  # type: ignore[no-untyped-def]
         original(self)
         norms = Counter(type(module) for module in self.model.modules() if hasattr(module, "normalized_shape"))
-        told = ", ".join(f"{count} {kind.__module__}.{kind.__qualname__}" for kind, count in norms.items())
+        kinds = ", ".join(f"{count} {kind.__module__}.{kind.__qualname__}" for kind, count in norms.items())
         optimizer = type(self._optimizer.optimizer)
-        logger.info(f"layer norms: {told or 'none'}; optimizer: {optimizer.__module__}.{optimizer.__qualname__}")
+        logger.info(f"layer norms: {kinds or 'none'}; optimizer: {optimizer.__module__}.{optimizer.__qualname__}")
 
     Trainer._build_optimizer = _build_optimizer
 

@@ -100,7 +100,7 @@ class TextForm:
     ) -> dict[str, TextForm]:
         """Return the forms of both languages.
 
-        Raises: ValueError for what is none of FORMS or NORMALIZE, or where they exclude each other.
+        Raises: ValueError for what is none of FORMS or NORMALIZE, or if they exclude each other.
         """
         if normalize not in NORMALIZE:
             raise ValueError(f"normalize {normalize!r}: must be one of {', '.join(NORMALIZE)}")

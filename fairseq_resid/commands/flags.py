@@ -18,15 +18,15 @@ def groups(argv: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     >>> groups(["data", "--lr", "0.1", "--fp16", "--adam-betas=(0.9, 0.98)"])
     [('', ('data',)), ('--lr', ('0.1',)), ('--fp16', ()), ('--adam-betas', ('(0.9, 0.98)',))]
     """
-    found: list[tuple[str, tuple[str, ...]]] = []
+    grouped: list[tuple[str, tuple[str, ...]]] = []
     for word in argv:
         if FLAG.match(word):
             flag, equals, value = word.partition("=")
-            found.append((SYNONYMS.get(flag, flag), (value,) if equals else ()))
+            grouped.append((SYNONYMS.get(flag, flag), (value,) if equals else ()))
         else:
-            flag, values = found.pop() if found else ("", ())
-            found.append((flag, (*values, word)))
-    return found
+            flag, values = grouped.pop() if grouped else ("", ())
+            grouped.append((flag, (*values, word)))
+    return grouped
 
 
 def options(argv: Sequence[str]) -> Options:

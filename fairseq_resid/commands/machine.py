@@ -14,12 +14,12 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 def processor() -> str:
     """Return the name of the processor."""
-    found = platform.processor() or platform.machine()
+    name = platform.processor() or platform.machine()
     file = Path("/proc/cpuinfo")
     if file.is_file():
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        found = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), found)
-    return found
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    return name
 
 
 def cores() -> int:

@@ -39,7 +39,7 @@ class Progress:
     def __init__(self, what: str, total: int | None = None, unit: str | None = None, done: int = 0) -> None:
         self.what, self.total, self.unit = what, total, unit
         self.done = self.start = done
-        self.began = self.told = time.monotonic()
+        self.began = self.shown = time.monotonic()
         self.bar: Bar | None = None
         self.task: TaskID | None = None
 
@@ -74,6 +74,6 @@ class Progress:
         self.done += count
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=self.done, text=self._text() if text is None else text)
-        elif time.monotonic() - self.told >= EVERY:
-            self.told = time.monotonic()
+        elif time.monotonic() - self.shown >= EVERY:
+            self.shown = time.monotonic()
             print(f"  {self.what}: {self._text() if text is None else text}", flush=True)

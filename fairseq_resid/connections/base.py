@@ -63,7 +63,7 @@ class ResidualConnection(nn.Module):
         return self.combine(x, self.dropout(f_out))
 
     def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
-        """Return what `combine` does of x and dropout(f_out, p), by the kernels of `fairseq_resid.ops`."""
+        """Return what `combine` returns for x and F = dropout(f_out, p), computed by the kernels of `fairseq_resid.ops`."""
         raise NotImplementedError("a ResidualConnection with a kernel defines combine_fused")
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
@@ -76,9 +76,9 @@ class ResidualConnection(nn.Module):
 
 
 def dropout_probability(dropout: nn.Module) -> float | None:
-    """Return with which probability a dropout module drops now; None where it must be called, being of another kind.
+    """Return the probability with which a dropout module drops now; None if only the module itself knows it.
 
-    What is known: nn.Dropout, and fairseq's FairseqDropout, which goes on in inference where it is told to
+    What is known: nn.Dropout, and fairseq's FairseqDropout, which goes on in inference if it is set so
     (--retain-dropout).
     """
     kind = type(dropout)

@@ -37,7 +37,7 @@ class ExpandedSkip(ResidualConnection):
         self.branch_scale = float(branch_scale)
 
     def expanded_sum(self, x: Tensor, f: Tensor) -> Tensor:
-        """Return λ x + μ F in one pass over memory, or two where μ is not 1."""
+        """Return λ x + μ F in one pass over memory, or two if μ is not 1."""
         branch = f if self.branch_scale == 1.0 else self.branch_scale * f
         return torch.add(branch, x, alpha=self.skip_lambda)
 

@@ -90,7 +90,7 @@ def all_options() -> dict[str, dict[str, Option]]:
 def resolve(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return the value of every option of a variant: what was given, else its default; None counts as not given.
 
-    Raises: ValueError where an option is given that the variant does not have, or a value of the wrong type.
+    Raises: ValueError if an option is given that the variant does not have, or a value of the wrong type.
     """
     name = canonical(name)
     known = options(name)
@@ -131,7 +131,7 @@ def build(
     >>> site = build("rskip_ln", 512, dropout=0.1, skip_lambda=3)
     >>> y = site(x, sublayer(site.branch_input(x)))
 
-    Args:   backend: auto, the fused kernels wherever they serve; eager; triton, an error in training where they do not
+    Args:   backend: auto, the fused kernels wherever they serve; eager; triton, an error in training if they do not
     Raises: ValueError for an unknown name, an option the variant does not have, or a value out of range.
     """
     if backend not in BACKENDS:

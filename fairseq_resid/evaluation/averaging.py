@@ -41,7 +41,7 @@ Layout = dict[str, tuple[torch.Size, torch.dtype, str]]
 def find(folder: Path, last: int, by: Numbering | None = None) -> list[Path]:
     """Return the last `last` numbered checkpoints of a run folder, oldest first.
 
-    Raises: ValueError where the folder is none, holds both kinds of numbers and `by` does not choose, or too few files.
+    Raises: ValueError if the folder is none, holds both kinds of numbers and `by` does not choose, or too few files.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
@@ -49,23 +49,23 @@ def find(folder: Path, last: int, by: Numbering | None = None) -> list[Path]:
         raise ValueError(f"--last {last}: must be 1 or more")
     run = Run(folder)
     files = {kind: run.numbered(kind) for kind in ((by,) if by else ("epoch", "update"))}
-    kinds = [kind for kind, found in files.items() if found]
+    kinds = [kind for kind, of_kind in files.items() if of_kind]
     if len(kinds) > 1:
         examples = " and ".join(f"{kind}-numbered checkpoints ({files[kind][-1].name})" for kind in kinds)
         raise ValueError(f"{folder} holds {examples}: choose with --by epoch or --by update")
     kind = kinds[0] if kinds else by
-    found = files[kind] if kind else []
-    if len(found) < last:
-        names = ", ".join(file.name for file in found) or "none"
+    numbered = files[kind] if kind else []
+    if len(numbered) < last:
+        names = ", ".join(file.name for file in numbered) or "none"
         sort = f"{kind}-numbered" if kind else "numbered"
-        raise ValueError(f"{folder}: --last {last}, but it holds {len(found)} {sort} checkpoints: {names}")
-    return found[-last:]
+        raise ValueError(f"{folder}: --last {last}, but it holds {len(numbered)} {sort} checkpoints: {names}")
+    return numbered[-last:]
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Load a fairseq checkpoint, weights-only, on the CPU, memory-mapped where its format allows it.
+    """Load a fairseq checkpoint, weights-only, on the CPU, memory-mapped if its format allows it.
 
-    Raises: ValueError naming the file where it is damaged, holds what may not be unpickled, or is none of fairseq's.
+    Raises: ValueError naming the file if it is damaged, holds what may not be unpickled, or is none of fairseq's.
     """
     allow_checkpoint_globals()
     try:
@@ -85,7 +85,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return what is equal for two tensors exactly when they are the same numbers in the same memory."""
+    """Return a key that two tensors share if and only if they are the same numbers in the same memory."""
     if tensor.numel() == 0:  # empty tensors have no memory to share
         return (id(tensor),)
     return (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
@@ -102,13 +102,13 @@ def layout(model: dict[str, Any]) -> Layout:
 
 
 def num_updates(state: dict[str, Any]) -> int | None:
-    """Return the number of updates a checkpoint was trained for, None where it does not say."""
+    """Return the number of updates a checkpoint was trained for, None if it does not say."""
     history = state.get("optimizer_history")
     return history[-1].get("num_updates") if history else None
 
 
 def _check_sums(path: Path) -> None:
-    # torch does not compare a mapped file with the checksums that it wrote into it.
+    # torch writes checksums into the file, and does not compare a mapped file with them.
     if zipfile.is_zipfile(path):
         try:
             with zipfile.ZipFile(path) as archive:
@@ -151,7 +151,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
     """Average the checkpoints `paths` and write the result to `output`, replacing it only when complete.
 
     Raises: ValueError naming the file that cannot be read, or two whose keys, shapes, dtypes or tying differ;
-    OSError where `output` cannot be written.
+    OSError if `output` cannot be written.
     """
     layouts: dict[Path, Layout] = {}
     inputs = []

@@ -64,7 +64,7 @@ def nearest(queries: Sequence[str], choices: Sequence[str]) -> list[int]:
     def words(sentence: str) -> list[int]:
         return [numbers.setdefault(word, len(numbers)) for word in sentence.split()]
 
-    found: list[int] = []
+    indices: list[int] = []
     coded_choices = [words(choice) for choice in choices]
     for start in range(0, len(queries), QUERIES):
         block = [words(query) for query in queries[start : start + QUERIES]]
@@ -82,8 +82,8 @@ def nearest(queries: Sequence[str], choices: Sequence[str]) -> list[int]:
             better = highest > best
             best = numpy.where(better, highest, best)
             index = numpy.where(better, column + first, index)
-        found += index.tolist()
-    return found
+        indices += index.tolist()
+    return indices
 
 
 @frame.command("baselines", "BLEU of copying the source and of the nearest training sentence's translation.")

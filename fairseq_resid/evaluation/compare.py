@@ -63,12 +63,12 @@ def read(path: Path, model: str, subset: str, data: Path | None) -> Candidate:
     corpus = Corpus.read(data or data_of(run, results))
     hypotheses = read_lines(run.decode / f"{subset}.{model}.hyp")
     references = read_lines(corpus.reference(subset))
-    found = scoring.bleu(hypotheses, references, corpus.tokenize)
-    if abs(found.value - expected) > TOLERANCE or found.signature != results.signature:
+    score = scoring.bleu(hypotheses, references, corpus.tokenize)
+    if abs(score.value - expected) > TOLERANCE or score.signature != results.signature:
         text = run.decode / f"{subset}.{model}.hyp"
         raise ValueError(
-            f"{run.results(subset)}: says BLEU {expected:.2f} {results.signature}, but {text} has {found.value:.2f} "
-            f"{found.signature} against {corpus.reference(subset)}: run {EVALUATE} {path} again"
+            f"{run.results(subset)}: says BLEU {expected:.2f} {results.signature}, but {text} has {score.value:.2f} "
+            f"{score.signature} against {corpus.reference(subset)}: run {EVALUATE} {path} again"
         )
     return Candidate(path, results, hypotheses, references, corpus.tokenize, *training(run))
 
@@ -137,18 +137,18 @@ def significance(candidates: Sequence[Candidate]) -> tuple[list[tuple[str, ...]]
     systems: list[tuple[str, Sequence[str]]] = [(str(it.path), it.hypotheses) for it in candidates]
     references = [candidates[0].references]
     tokenize = candidates[0].tokenize
-    found: dict[str, list[Any]] = {}
+    tested: dict[str, list[Any]] = {}
     signatures = []
     for kind in ("bs", "ar"):
         metric = BLEU(tokenize=tokenize, force=tokenize == "none")
         signature, scores = PairedTest(systems, {"BLEU": metric}, references, test_type=kind)()
-        found[kind] = list(scores["BLEU"])
+        tested[kind] = list(scores["BLEU"])
         signatures.append(f"BLEU {signature['BLEU'].format()}")
     rows: list[tuple[str, ...]] = []
-    for candidate, bootstrap, randomisation in zip(candidates, found["bs"], found["ar"], strict=True):
+    for candidate, bootstrap, randomisation in zip(candidates, tested["bs"], tested["ar"], strict=True):
         tests = ("", "baseline", "baseline")
         if rows:
-            difference = f"{bootstrap.score - found['bs'][0].score:+.2f}"
+            difference = f"{bootstrap.score - tested['bs'][0].score:+.2f}"
             tests = (difference, f"{bootstrap.p_value:.4f}", f"{randomisation.p_value:.4f}")
             if candidate.hypotheses == candidates[0].hypotheses:
                 # No resample differs, and sacrebleu counts how many differ more than the whole: 1 of 1,001.

@@ -55,14 +55,14 @@ def read_hypotheses(log: Path) -> list[str]:
 
     Raises: DecodingError naming the log if a sentence has no hypothesis or more than one.
     """
-    found: dict[int, str] = {}
+    hypotheses: dict[int, str] = {}
     for line in read_lines(log):
         if match := re.fullmatch(r"D-(\d+)\t[^\t]*\t(.*)", line, flags=re.DOTALL):
             number = int(match[1])
-            if number in found:
+            if number in hypotheses:
                 raise DecodingError(f"{log}: two hypotheses for sentence {number}")
-            found[number] = match[2]
-    missing = sorted(set(range(max(found, default=-1) + 1)) - found.keys())
+            hypotheses[number] = match[2]
+    missing = sorted(set(range(max(hypotheses, default=-1) + 1)) - hypotheses.keys())
     if missing:
         raise DecodingError(f"{log}: no hypothesis for sentence {missing[0]} ({len(missing)} such sentences)")
-    return [found[number] for number in sorted(found)]
+    return [hypotheses[number] for number in sorted(hypotheses)]

@@ -115,8 +115,8 @@ def score(job: Job, lock: int) -> Results:
         bleu=ByModel(**{name: round(score.value, 4) for name, score in scores.items()}),
         signature=scores["averaged"].signature,
         scores={
-            name: {label: Scored(round(score.value, 4), score.signature) for label, score in found.items()}
-            for name, found in beside.items()
+            name: {label: Scored(round(score.value, 4), score.signature) for label, score in by_label.items()}
+            for name, by_label in beside.items()
         },
         corpus=corpus.name,
         data=str(corpus.path),

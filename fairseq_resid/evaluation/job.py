@@ -51,7 +51,7 @@ def count_parameters(model: dict[str, Any]) -> int:
 
 
 def architecture(state: dict[str, Any]) -> str:
-    """Return the architecture a checkpoint names, with the residual where that is chosen by --residual."""
+    """Return the architecture a checkpoint names, with the residual if that is chosen by --residual."""
     model = (state.get("cfg") or {}).get("model", state.get("args"))
     name = str(setting(model, "arch") or setting(model, "_name"))
     residual = setting(model, "residual")

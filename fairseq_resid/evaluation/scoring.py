@@ -30,7 +30,7 @@ def bleu(
 ) -> Score:
     """Score hypotheses against one reference each; `tokenize` and `smooth` are sacrebleu's names.
 
-    Raises: ValueError where the counts differ, there is nothing to score, or sacrebleu has no such tokeniser.
+    Raises: ValueError if the counts differ, there is nothing to score, or sacrebleu has no such tokeniser.
     """
     from sacrebleu.metrics.bleu import BLEU
 

@@ -35,7 +35,7 @@ def row(path: Path, results: Results) -> tuple[str, ...]:
 
 
 def notes(runs: dict[Path, Results], baselines: Baselines | None) -> list[str]:
-    """Return the lines below the table: which BLEU it is, once where it is one, and the baselines."""
+    """Return the lines below the table: which BLEU it is, once if it is one, and the baselines."""
     kinds = {Run(path).name: (f"{it.corpus} {it.subset}", it.signature) for path, it in runs.items()}
     if len(set(kinds.values())) == 1:
         text, signature = next(iter(kinds.values()))

@@ -13,7 +13,7 @@ from pathlib import Path
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a UTF-8 text, split on LF alone: other Unicode line breaks belong to the sentences.
 
-    Raises: ValueError naming the file where it is missing, and file and line where it is not UTF-8 or holds a NUL.
+    Raises: ValueError naming the file if it is missing, and file and line if it is not UTF-8 or holds a NUL.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
@@ -33,7 +33,7 @@ def read_lines(path: Path) -> list[str]:
 def read_pairs(source: Path, target: Path) -> tuple[list[str], list[str]]:
     """Return the lines of both sides of a parallel text.
 
-    Raises: ValueError naming the files where one is missing or empty, or their line counts differ.
+    Raises: ValueError naming the files if one is missing or empty, or their line counts differ.
     """
     sides = read_lines(source), read_lines(target)
     if len(sides[0]) != len(sides[1]):

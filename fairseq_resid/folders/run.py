@@ -261,10 +261,10 @@ class Run:
 
 def log_record(line: str) -> dict[str, Any] | None:
     """Return the JSON record on a line of train.log; None if it holds none."""
-    if (found := LOGGED.fullmatch(line)) is None:
+    if (match := LOGGED.fullmatch(line)) is None:
         return None
     try:
-        record = json.loads(found[1])
+        record = json.loads(match[1])
     except ValueError:  # the configuration, printed as a Python dict
         return None
     return record if isinstance(record, dict) else None

@@ -174,7 +174,7 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
         return x, attn, None
 
     def saved_state(self, state: list[Tensor]) -> dict[str, Tensor | None]:
-        """Return an attention's buffer from its keys, values and, where there is one, padding mask."""
+        """Return an attention's buffer from its keys, values and, if there is one, padding mask."""
         saved: dict[str, Tensor | None] = {"prev_key": state[0], "prev_value": state[1]}
         if len(state) >= 3:
             saved["prev_key_padding_mask"] = state[2]

@@ -59,7 +59,7 @@ def resolve_residual(args: argparse.Namespace) -> None:
     Everything is written back to `args`, so that a checkpoint says what it is whatever the defaults become.
     --residual pre_ln sets both normalize_before flags; both flags without --residual mean pre_ln.
 
-    Raises: UserError where flags contradict each other or the structure.
+    Raises: UserError if flags contradict each other or the structure.
     """
     for name in FOREIGN_SCALINGS:
         if getattr(args, name, None):
@@ -91,7 +91,7 @@ def resolve_residual(args: argparse.Namespace) -> None:
 
 
 def wrap(layer, cfg):  # type: ignore[no-untyped-def]
-    """Return the layer under activation checkpointing and FSDP where the config asks for them, as stock does."""
+    """Wrap a layer for activation checkpointing and FSDP, if the config asks for them, as stock does."""
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
     # A checkpointed layer is always wrapped, whatever its size.
@@ -155,7 +155,7 @@ class ResidualTransformerModel(TransformerModel):
             "--residual-backend",
             choices=BACKENDS,
             help="what computes the residual structure: auto, fused kernels wherever they serve; eager, plain PyTorch; "
-            "triton, the kernels, or an error where they do not serve in training (default: auto)",
+            "triton, the kernels, or an error if they do not serve in training (default: auto)",
         )
         for name, meanings in connections.all_options().items():
             text = "; ".join(f"{variant}: {spec.help} (default: {spec.default})" for variant, spec in meanings.items())
@@ -184,7 +184,7 @@ class ResidualTransformerModel(TransformerModel):
         try:
             return super().build_model(args, task)
         except ValueError as error:
-            # Stock's build_model itself raises where options contradict each other; anything below it is a bug.
+            # Stock's build_model itself raises if options contradict each other; anything below it is a bug.
             if traceback.extract_tb(error.__traceback__)[-1].name == "build_model":
                 raise UserError(str(error)) from None
             raise
@@ -198,7 +198,7 @@ class ResidualTransformerModel(TransformerModel):
         return ResidualTransformerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):  # type: ignore[no-untyped-def]
-        """Load a checkpoint of this model, or of stock `transformer` where the structure has the same parameters.
+        """Load a checkpoint of this model, or of stock `transformer` if the structure has the same parameters.
 
         Raises: UserError naming what is missing, unexpected or of another shape.
         """

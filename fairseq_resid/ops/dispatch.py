@@ -34,7 +34,7 @@ def _say(text: str) -> None:
 
 @functools.cache
 def _misfit(device: torch.device, x_dtype: torch.dtype, f_dtype: torch.dtype, channels: int) -> str:
-    """Return why the kernels do not serve tensors of this kind; the empty string where they do."""
+    """Return why the kernels do not serve tensors of this kind; the empty string if they do."""
     for dtype in (x_dtype, f_dtype):
         if dtype not in DTYPES:
             return f"{str(dtype).removeprefix('torch.')} is not among fp32, fp16, bf16"
@@ -55,7 +55,7 @@ def _misfit(device: torch.device, x_dtype: torch.dtype, f_dtype: torch.dtype, ch
 
 
 def _obstacle(x: Tensor, f: Tensor) -> str:
-    """Return why the kernels do not serve this call; the empty string where they do."""
+    """Return why the kernels do not serve this call; the empty string if they do."""
     if type(x) not in PLAIN or type(f) not in PLAIN:
         return f"the tensors are of the class {(type(x) if type(f) in PLAIN else type(f)).__name__}"
     if x.shape != f.shape or x.device != f.device:
@@ -68,7 +68,7 @@ def _obstacle(x: Tensor, f: Tensor) -> str:
 
 
 def absence(on_cpu: bool) -> str:
-    """Return why no kernel can run in this process at all, `on_cpu` or not; the empty string where one may."""
+    """Return why no kernel can run in this process at all, `on_cpu` or not; the empty string if one may."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     return "" if _INTERPRETED or (torch.cuda.is_available() and not on_cpu) else "no NVIDIA GPU is used here"
@@ -94,7 +94,7 @@ def use_kernels(backend: str, training: bool, x: Tensor, f: Tensor) -> bool:
     in training; elsewhere it falls back, so that what was trained on a GPU is decoded anywhere. What PyTorch traces
     (torch.compile, torch.jit, torch.func, forward-mode derivatives, CUDA graphs) is always eager.
 
-    Raises:   ValueError where `triton` is asked for in training and cannot serve, naming the reason
+    Raises:   ValueError if `triton` is asked for in training and cannot serve, naming the reason
     """
     if backend == "eager" or torch.compiler.is_compiling():
         return False

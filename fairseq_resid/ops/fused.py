@@ -1,4 +1,4 @@
-"""The residual structures as one kernel each way: what dispatch.py chooses where Triton serves.
+"""The residual structures as one kernel each way: what dispatch.py chooses if Triton serves.
 
 What is kept for the backward pass is x, F (and H of the gates), the statistics of a row in fp32, and the seed of the
 dropout; everything else is computed again. Sums over rows have a fixed order: results are deterministic.
@@ -144,7 +144,7 @@ def _chain_forward(
     seed: int,
     save: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return y, and the saved statistics where asked for; x and f are contiguous, norms w_1, b_1, w_2, ..."""
+    """Return y, and the saved statistics if asked for; x and f are contiguous, norms w_1, b_1, w_2, ..."""
     channels = x.size(-1)
     rows = x.numel() // channels
     y = torch.empty_like(x, dtype=_result_dtype(x, f))
@@ -248,7 +248,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def _sas_forward(x: Tensor, f: Tensor, eps: float, save: bool, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return y, the hidden layer of the gates and, where asked for, the statistics; x and f are contiguous."""
+    """Return y, the hidden layer of the gates and, if asked for, the statistics; x and f are contiguous."""
     hidden_weight, hidden_bias, output_weight, output_bias, weight, bias = parameters
     channels = x.size(-1)
     rows = x.numel() // channels

@@ -74,7 +74,7 @@ def _largest_error(device: torch.device, dtype: torch.dtype, channels: int) -> f
 
 
 def fault(device: torch.device, dtype: torch.dtype, channels: int) -> str:
-    """Return how the kernels fail on tensors of this kind; the empty string where they agree with eager PyTorch.
+    """Return how the kernels fail on tensors of this kind; the empty string if they agree with eager PyTorch.
 
     It draws nothing from torch's generators, and runs in a thread of its own, which has none of the caller's autocast,
     inference mode, hooks on saved tensors or transforms.

@@ -12,8 +12,8 @@ from ..commands import flags
 
 PROBE = """
 import json, torch
-found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-print(json.dumps([[gpu.name, gpu.total_memory, gpu.major, gpu.minor] for gpu in found]))
+gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+print(json.dumps([[gpu.name, gpu.total_memory, gpu.major, gpu.minor] for gpu in gpus]))
 """
 
 
@@ -35,7 +35,7 @@ def gpus() -> list[Gpu]:
     """Return the GPUs that fairseq will see.
 
     Asked in a process of its own: a context on a GPU would take memory from the training as long as this one lives.
-    Raises: ValueError with the last line that torch says where it fails.
+    Raises: ValueError with the last line that torch says if it fails.
     """
     import torch
 
@@ -51,7 +51,7 @@ def gpus() -> list[Gpu]:
 class Rank:
     """This process among those that train together, each on a device of its own.
 
-    flags: what tells fairseq so; environment: what the rendezvous needs beside what is there already
+    flags: fairseq's, that say so; environment: what the rendezvous needs beside what is there already
     """
 
     rank: int
@@ -61,13 +61,13 @@ class Rank:
 
 
 def rank(environ: Mapping[str, str], given: flags.Options, local_gpus: int) -> Rank | None:
-    """Return which process of several this is, None where it is the only one that was started.
+    """Return which process of several this is, None if it is the only one that was started.
 
-    Read from fairseq's own flags where they are given by hand, from torchrun's variables, or those of a Slurm step
-    (`srun`; a batch script itself is no step). Torchrun's and Slurm's are told to fairseq as flags: it guesses from the
+    Read from fairseq's own flags if they are given by hand, from torchrun's variables, or those of a Slurm step
+    (`srun`; a batch script itself is no step). Torchrun's and Slurm's become flags of fairseq: it guesses from the
     environment too, but on CPU starts unconnected trainings in one folder.
 
-    Raises: ValueError where what a launcher tells is not whole.
+    Raises: ValueError if what a launcher says is not whole.
     """
     if "--distributed-init-method" in given:
         number = flags.integer(given, "--distributed-rank", 0, least=0) or 0
@@ -85,13 +85,13 @@ def rank(environ: Mapping[str, str], given: flags.Options, local_gpus: int) -> R
         names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
     else:
         return None
-    told = ", ".join(f"{name}={environ.get(name)}" for name in names)
+    variables = ", ".join(f"{name}={environ.get(name)}" for name in names)
     try:
         number, size, local = (int(environ.get(name, "0")) for name in names)
     except ValueError:
-        raise ValueError(f"the launcher's variables are no numbers: {told}") from None
+        raise ValueError(f"the launcher's variables are no numbers: {variables}") from None
     if not 0 <= number < size:
-        raise ValueError(f"the launcher's variables contradict each other: {told}")
+        raise ValueError(f"the launcher's variables contradict each other: {variables}")
     if size == 1:
         return None
     more = {"MASTER_ADDR": first_host(environ), "MASTER_PORT": str(port(environ))} if names[0] != "RANK" else {}
@@ -104,7 +104,7 @@ def rank(environ: Mapping[str, str], given: flags.Options, local_gpus: int) -> R
 def first_host(environ: Mapping[str, str]) -> str:
     """Return the first host of a Slurm step, where rank 0 runs.
 
-    Raises: ValueError where scontrol, which knows how host lists are written, is missing or fails.
+    Raises: ValueError if scontrol, which knows how host lists are written, is missing or fails.
     """
     hosts = environ.get("SLURM_STEP_NODELIST", "")
     try:
@@ -115,5 +115,5 @@ def first_host(environ: Mapping[str, str]) -> str:
 
 
 def port(environ: Mapping[str, str]) -> int:
-    """Return a port that all processes of a Slurm step agree on, and another step of the machine hardly has."""
+    """Return a port for a Slurm step: the same in all its processes, and most likely no other step's."""
     return 20_000 + (int(environ.get("SLURM_JOB_ID", "0")) * 64 + int(environ.get("SLURM_STEP_ID", "0"))) % 40_000

@@ -185,11 +185,11 @@ def settings(command: Sequence[str]) -> list[str]:
     """Return what of a command makes one training another, however it is spelled."""
     argv = flags.without(command[1:], (*WHERE, *WHICH))
     default = {"--distributed-world-size": ("1",), "--update-freq": ("1",)}
-    found = flags.groups(argv)
-    data = [os.path.normpath(word) for flag, values in found if not flag for word in values]
+    groups = flags.groups(argv)
+    data = [os.path.normpath(word) for flag, values in groups if not flag for word in values]
     return [
         *data,
-        *(word for flag, values in found if flag and values != default.get(flag) for word in (flag, *values)),
+        *(word for flag, values in groups if flag and values != default.get(flag) for word in (flag, *values)),
     ]
 
 
@@ -200,7 +200,7 @@ def repair_last_checkpoint(run: Run) -> None:
     kill leaves a truncated one, and fairseq resumes from nothing else. Without it, it begins anew, and then deletes
     its own checkpoints in place of the older ones, whose numbers are higher.
 
-    Raises: ValueError where there are checkpoints and none is whole.
+    Raises: ValueError if there are checkpoints and none is whole.
     """
     if zipfile.is_zipfile(run.last):
         return
@@ -219,19 +219,19 @@ def repair_last_checkpoint(run: Run) -> None:
 def is_finished(command: Sequence[str], run: Run) -> bool:
     """Return whether a run was trained to its end by this very command.
 
-    Raises: ValueError where the folder holds checkpoints of another one.
+    Raises: ValueError if the folder holds checkpoints of another one.
     """
-    found = run.read_record()
+    record = run.read_record()
     if not any(run.path.glob("checkpoint*.pt")):
         return False
-    if found is None:
+    if record is None:
         raise ValueError(f"{run.path}: holds checkpoints but no run.json; choose another --run folder")
-    if differences := flags.changes(settings(found.command), settings(command)):
+    if differences := flags.changes(settings(record.command), settings(command)):
         raise ValueError(
             f"{run.path}: was begun with other settings ({'; '.join(differences)}); give those again, on as many "
             "devices, choose another --run folder, or remove this one"
         )
-    return found.finished
+    return record.finished
 
 
 def reached_end(command: Sequence[str], run: Run) -> bool:

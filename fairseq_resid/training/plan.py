@@ -5,7 +5,7 @@ A recipe's --distributed-world-size, --max-tokens and --update-freq say what its
     effective batch = processes × max-tokens × update-freq, in padded positions
 
 (fairseq's --max-tokens: sentences of a batch × the longest side of any; --batch-size in its place counts pairs). On
-another number of devices update-freq, and where that does not divide max-tokens, are chosen so that it stays.
+another number of devices update-freq, and if that does not divide max-tokens, are chosen so that it stays.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Plan:
     precision: str
     why: str
     argv: tuple[str, ...]
-    pairs: int | None = None  # in one batch of one process at most, where that is limited besides
+    pairs: int | None = None  # in one batch of one process at most, if that is limited too
 
     def line(self) -> str:
         """Return what the user reads before anything is done."""
@@ -75,7 +75,7 @@ def batch(effective: int, world_size: int, most: int, update_freq: int | None, l
     """Return what one process takes at a time, at most `most`, and the update-freq, so that the effective batch stays.
 
     Of the numbers of steps that hold it within 1%, the one nearest to it is taken, unless update-freq is given.
-    Raises: ValueError where it cannot be had within 1%.
+    Raises: ValueError if it cannot be had within 1%.
     """
 
     def filled(steps: int) -> int:
@@ -102,7 +102,7 @@ def batch(effective: int, world_size: int, most: int, update_freq: int | None, l
 def own_precision(given: flags.Options) -> list[str]:
     """Return what the user says of precision in fairseq's own flags.
 
-    Raises: ValueError where these contradict each other.
+    Raises: ValueError if these contradict each other.
     """
     own = [flag[2:] for flag in PRECISION_FLAGS if flag in given]
     if len({flag.removeprefix("memory-efficient-") for flag in own}) > 1:
@@ -110,7 +110,7 @@ def own_precision(given: flags.Options) -> list[str]:
     return own
 
 
-def choose_precision(asked: str, given: flags.Options, found: Sequence[Gpu]) -> tuple[str, str, list[str]]:
+def choose_precision(asked: str, given: flags.Options, gpus: Sequence[Gpu]) -> tuple[str, str, list[str]]:
     """Return the precision, why, and the flags that ask fairseq for it.
 
     bf16 from compute capability 8.0 (Ampere), which has it in its tensor cores and needs no loss scale; fp16 from 7.0
@@ -123,9 +123,9 @@ def choose_precision(asked: str, given: flags.Options, found: Sequence[Gpu]) -> 
         return " ".join(own), "as given", []
     if asked != "auto":
         return asked, "as given", PRECISIONS[asked]
-    if not found:
+    if not gpus:
         return "fp32", "CPU", []
-    capability = min(gpu.capability for gpu in found)
+    capability = min(gpu.capability for gpu in gpus)
     number = ".".join(map(str, capability))
     name = "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
     return name, f"compute capability {number}", PRECISIONS[name]
@@ -134,7 +134,7 @@ def choose_precision(asked: str, given: flags.Options, found: Sequence[Gpu]) -> 
 def make(
     recipe: Sequence[str],
     extra: Sequence[str],
-    found: Sequence[Gpu],
+    gpus: Sequence[Gpu],
     rank: Rank | None,
     effective: int | None = None,
     precision: str = "auto",
@@ -157,10 +157,10 @@ def make(
         if byhand not in (None, world_size):
             raise ValueError(f"--distributed-world-size {byhand}: the launcher started {world_size} processes")
     else:
-        world_size = byhand or max(1, len(found))
-        if world_size > max(1, len(found)):
+        world_size = byhand or max(1, len(gpus))
+        if world_size > max(1, len(gpus)):
             raise ValueError(
-                f"--distributed-world-size {byhand}: here are {len(found)} GPUs; processes on several machines, or on "
+                f"--distributed-world-size {byhand}: here are {len(gpus)} GPUs; processes on several machines, or on "
                 "the CPU, are started by torchrun or srun"
             )
     size, steps = batch(
@@ -170,18 +170,18 @@ def make(
         flags.integer(flags.options(extra), "--update-freq"),
         limit,
     )
-    name, why, argv = choose_precision(precision, given, found)
+    name, why, argv = choose_precision(precision, given, gpus)
     argv = ["--distributed-world-size", str(world_size), limit, str(size), *argv]
     pairs = flags.integer(given, "--batch-size") if limit == "--max-tokens" else None
     if pairs:
         argv += ["--batch-size", str(pairs)]
     if steps > 1:
         argv += ["--update-freq", str(steps)]
-    if rank and not found:
+    if rank and not gpus:
         for flag, value in (("--distributed-backend", "gloo"), ("--ddp-backend", "legacy_ddp")):
             argv += [] if flag in given else [flag, value]
-    if found:
-        names = sorted({gpu.name for gpu in found})
+    if gpus:
+        names = sorted({gpu.name for gpu in gpus})
         devices = f"{world_size} × {', '.join(names)}"
     else:
         devices = f"CPU, {world_size} processes" if world_size > 1 else "CPU"
