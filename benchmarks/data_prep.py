@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -28,6 +27,8 @@ import threading
 import time
 from itertools import cycle, islice
 from pathlib import Path
+
+from fairseq_resid.commands import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 # Of WMT'14 EN-FR before cleaning, which must all be read to have 36M pairs left; estimated, as in its manifest.
@@ -46,11 +47,12 @@ tokenise("tokenise", [both(prefix)], both(out), forms, True, int(cores), None)
 ENCODE = """
 import sys
 from pathlib import Path
+from fairseq_resid.corpora.clean import Limits
 from fairseq_resid.corpora.subwords import encode
 source, target, cores, prefix, out, model = sys.argv[1:]
 both = lambda stem: (Path(f"{stem}.{source}"), Path(f"{stem}.{target}"))
 total = sum(1 for _ in open(f"{prefix}.{source}", "rb"))
-encode("encode", both(prefix), both(out), Path(model), True, int(cores), total)
+encode("encode", both(prefix), both(out), Path(model), Limits(250, 1.5), int(cores), total)
 """
 EXTRACT = """
 import sys
@@ -250,8 +252,8 @@ def main() -> None:
     finally:
         shutil.rmtree(folder)
     if args.json:
-        machine = {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()}
-        args.json.write_text(json.dumps({"machine": machine, **found}, indent=2) + "\n")
+        facts = {"cores": machine.cores(), "processor": machine.processor(), "python": machine.python()}
+        args.json.write_text(json.dumps({"machine": facts, **found}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

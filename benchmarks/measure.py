@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shlex
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+from fairseq_resid.commands import machine as this_machine
 
 Seconds = dict[Any, list[float]]  # of every round, by name
 # The processor's time of this process leaves out what a busy machine gives to others, but adds up over threads.
@@ -118,33 +118,17 @@ def shown(found: dict[str, float]) -> str:
     return f"{found['median']:.3f} [{found['q1']:.3f}, {found['q3']:.3f}]"
 
 
-def processor() -> str:
-    """Return the name of the CPU."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.is_file() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def installed(package: str) -> str | None:
-    """Return the version of a package, or None."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def machine(device: str) -> dict[str, Any]:
     """Return the hardware, the software, and how busy the machine was when asked."""
     packages = ("torch", "triton", "fairseq", "fairseq-fixed", "liger-kernel", "flash-attn", "apex")
     return {
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
-        "cpu": processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu": this_machine.processor(),
+        "cores": this_machine.cores(),
         "threads": torch.get_num_threads(),
         "load_average": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        **{package: installed(package) for package in packages if installed(package)},
+        "python": this_machine.python(),
+        **this_machine.versions(packages),
     }
 
 

@@ -110,11 +110,18 @@ def test_commands(tree: Path) -> None:
             assert again.count("trained already") == 3 and "+ fairseq" not in again
 
 
-def test_python_block() -> None:
-    (code,) = [block for kind, block in BLOCKS if kind == "python"]
-    known = {"x": torch.randn(5, 2, 512), "sublayer": torch.nn.Linear(512, 512)}
-    exec(code, known)
+def test_python_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fairseq_resid import connections
+
+    monkeypatch.setattr(connections.registry, "_CLASSES", dict(connections.registry._CLASSES))
+    use, add = [block for kind, block in BLOCKS if kind == "python"]
+    x, f = torch.randn(5, 2, 512), torch.randn(5, 2, 512)
+    known = {"x": x, "sublayer": torch.nn.Linear(512, 512)}
+    exec(use, known)
     assert known["y"].shape == (5, 2, 512)
+    exec(add, {})
+    site = connections.build("scaled_branch", 512, branch_start=0.5)
+    torch.testing.assert_close(site(x, f), torch.nn.functional.layer_norm(x + 0.5 * f, (512,)))
 
 
 def test_there_are_commands_and_every_script_is_among_them() -> None:

@@ -63,7 +63,7 @@ class ResidualConnection(nn.Module):
         return self.combine(x, self.dropout(f_out))
 
     def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
-        """Return what `combine` returns for x and F = dropout(f_out, p), computed by the kernels of `fairseq_resid.ops`."""
+        """Return what `combine` returns for x and F = dropout(f_out, p), computed by the kernels of `ops`."""
         raise NotImplementedError("a ResidualConnection with a kernel defines combine_fused")
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
