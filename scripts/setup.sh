@@ -52,7 +52,7 @@ import os, sysconfig
 if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
     sys.exit("has no Python.h (Debian, Ubuntu: the package python%d.%d-dev)" % sys.version_info[:2])
 name = "python%d.%d" % sys.version_info[:2]
-print("%d.%d %s" % (sys.version_info[:2] + (os.path.join(sys.base_prefix, "bin", name),)))' 2>&1 </dev/null); then
+print("%d.%d %s" % (sys.version_info[:2] + (os.path.join(sys.base_prefix, "bin", name),)))' 2>&1 </dev/null) || [[ -z $out ]]; then
         out=${out%%$'\n'*}
         printf '%s\n' "${out:-does not run}"
         return 1
@@ -166,8 +166,11 @@ main() {
 
     if [[ -n $python ]]; then find_python; fi
     if [[ -x $venv/bin/python && -f $venv/pyvenv.cfg ]]; then
-        # Its own Python says whether there is nothing to do; where it does not run, there is.
-        if "$venv/bin/python" -I "$program" check "${options[@]}" --python-version "$python_version" 2>/dev/null </dev/null; then
+        # Its own Python says that there is nothing to do; where it does not run, there is. It has to say something:
+        # for the shell, an empty file is a program that ends well.
+        answer=$("$venv/bin/python" -I "$program" check "${options[@]}" --python-version "$python_version" 2>/dev/null </dev/null) || answer=""
+        if [[ -n $answer ]]; then
+            printf '%s\n' "$answer"
             exit 0
         fi
         # An environment that is there keeps its Python, unless another was asked for. Should it have to be made

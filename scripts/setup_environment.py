@@ -518,7 +518,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     version = options.python_version if options.action == "check" else "{}.{}".format(*sys.version_info)
     torch = os.environ.get("FAIRSEQ_RESID_TORCH", "")
-    environment = Environment(options.venv, options.with_tests, version, torch)
+    environment = Environment(options.venv, options.with_tests, version, torch, ROOT)
     if options.action == "check":
         if not environment.is_complete():
             return 1
