@@ -37,7 +37,7 @@ die() { # die CODE LINE...
 
 # ---------------------------------------------------------------------------------------------- Python
 
-# Prints "3.11" and the Python under its environment where the Python serves, the reason where it does not (and fails).
+# Prints "3.11" where the Python serves, the reason where it does not (and fails).
 probe_python() {
     local out
     if ! out=$("$1" -I -c '
@@ -51,8 +51,7 @@ except ImportError:
 import os, sysconfig
 if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
     sys.exit("has no Python.h (Debian, Ubuntu: the package python%d.%d-dev)" % sys.version_info[:2])
-name = "python%d.%d" % sys.version_info[:2]
-print("%d.%d %s" % (sys.version_info[:2] + (os.path.join(sys.base_prefix, "bin", name),)))' 2>&1 </dev/null) || [[ -z $out ]]; then
+print("%d.%d" % sys.version_info[:2])' 2>&1 </dev/null) || [[ -z $out ]]; then
         out=${out%%$'\n'*}
         printf '%s\n' "${out:-does not run}"
         return 1
@@ -78,7 +77,7 @@ candidates() {
 find_version() { # find_version VERSION
     local found answer
     while IFS= read -r found; do
-        if answer=$(probe_python "$found") && [[ ${answer%% *} == "$1" ]]; then
+        if answer=$(probe_python "$found") && [[ $answer == "$1" ]]; then
             printf '%s\n' "$found"
             return
         fi
@@ -102,14 +101,14 @@ find_python() {
         if ! answer=$(probe_python "$python"); then
             die 3 "$python, given by $python_from, does not serve: $answer." "Allowed: a Python 3.10, 3.11 or 3.12."
         fi
-        python_version=${answer%% *}
+        python_version=$answer
         return
     fi
     for version in 3.11 3.12 3.10; do
         while IFS= read -r found; do
             [[ " ${seen[*]-} " == *" $found "* ]] && continue
             seen+=("$found")
-            if answer=$(probe_python "$found") && [[ ${answer%% *} == "$version" ]]; then
+            if answer=$(probe_python "$found") && [[ $answer == "$version" ]]; then
                 python=$found python_version=$version
                 return
             fi
@@ -118,7 +117,7 @@ find_python() {
     done
     for found in $(type -aP python3 2>/dev/null || true) $(type -aP python 2>/dev/null || true); do
         if answer=$(probe_python "$found"); then
-            python=$found python_version=${answer%% *}
+            python=$found python_version=$answer
             return
         fi
         refused+=("  $found: $answer")
@@ -173,9 +172,8 @@ main() {
             printf '%s\n' "$answer"
             exit 0
         fi
-        # An environment that is there keeps its Python, unless another was asked for. Should it have to be made
-        # anew, it cannot be made by itself: the Python under it does that.
-        if [[ -z $python ]] && answer=$(probe_python "$venv/bin/python"); then python=${answer#* }; fi
+        # An environment that is there keeps its Python, unless another was asked for.
+        if [[ -z $python ]] && probe_python "$venv/bin/python" >/dev/null; then python=$venv/bin/python; fi
     fi
     if [[ -z $python ]]; then find_python; fi
     exec "$python" -I "$program" make "${options[@]}"

@@ -3,8 +3,8 @@
     setup_environment.py check VENV [--with-tests] [--python-version 3.11]    exit code 0: there is nothing to do
     setup_environment.py make VENV [--with-tests]
 
-`check` is run by the environment's own Python: where that is broken, there is something to do. `make` is run by the
-Python that the environment is made from, as it may have to delete the environment's own. Both use the standard
+`check` is run by the environment's own Python: where that is broken, there is something to do. `make` runs under the
+Python that the environment is made from, because it may have to delete the environment's own. Both use the standard
 library only and import nothing of this project, because nothing is installed yet.
 """
 
@@ -501,6 +501,13 @@ def make(environment: Environment) -> None:
         say(f"done in {seconds:.0f} s: {versions}, {megabytes} MB. Activate it: source {venv}/bin/activate")
 
 
+def leave(venv: Path) -> None:
+    """Start again with the Python under the environment, if this is the environment's own: it cannot make itself."""
+    if sys.prefix != sys.base_prefix and Path(sys.prefix).resolve() == venv.resolve():
+        base = os.path.join(sys.base_prefix, "bin", "python{}.{}".format(*sys.version_info))
+        os.execv(base, [base, "-I", *sys.argv])
+
+
 def say_nothing_to_do(environment: Environment) -> None:
     say(f"nothing to do: {environment.venv} is complete (Python {environment.made_with()})")
 
@@ -512,6 +519,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--with-tests", action="store_true", help="with the test tools")
     parser.add_argument("--python-version", default="", metavar="3.11", help="check: of this Python (default: any)")
     options = parser.parse_args(arguments)
+    if options.action == "make":
+        leave(options.venv)
     # Folder names that the terminal's encoding lacks are no reason to end.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

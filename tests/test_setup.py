@@ -152,7 +152,7 @@ def test_the_version_is_written_once():
 # ----------------------------------------------------------------------------- setup.sh: finding a Python
 
 # Answers the search; run with the program, it says with which arguments.
-FAKE = 'case $2 in -c) echo "3.11 $0" ;; *) shift 2; echo "handed over: $*" ;; esac'
+FAKE = 'case $2 in -c) echo 3.11 ;; *) shift 2; echo "handed over: $*" ;; esac'
 
 
 def test_help():
@@ -399,7 +399,8 @@ sys.exit(setup.main(["make", sys.argv[1]]))
 
 @contextmanager
 def started(code, folder, ignore=None):
-    env = {**os.environ, "FAIRSEQ_RESID_NEED_MB": "0"}
+    env = {key: value for key, value in os.environ.items() if key != "FAIRSEQ_RESID_TORCH"}
+    env |= {"FAIRSEQ_RESID_NEED_MB": "0"}
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     before = signal.signal(ignore, signal.SIG_IGN) if ignore else None
     command = [
@@ -543,13 +544,24 @@ def test_an_interpreter_that_does_not_run_is_something_to_do(made, broken):
     assert not asked(made).is_sound()
 
 
-def test_its_own_python_is_kept_and_the_one_under_it_runs(made):
+def test_its_own_python_is_kept(made):
     (made / "setup.py").write_text("changed")
     (made / ".venv/bin/python").unlink()
-    program(made / ".venv/bin/python", f'case $2 in -c) echo "{VERSION} {made}/base python" ;; *) exit 1 ;; esac')
-    program(made / "base python", FAKE)
+    program(made / ".venv/bin/python", FAKE.replace("shift 2;", '[ "$3" = make ] || exit 1; shift 2;'))
     answer = again(made)
     assert (answer.stdout, answer.stderr) == (f"handed over: make {made}/.venv\n", "")
+
+
+def test_an_environment_is_not_made_by_its_own_python(made, tmp_path):
+    """It may have to be deleted, so the Python under it does the work."""
+    script = tmp_path / "script.py"
+    lines = ["import sys", "from pathlib import Path", f"sys.path.insert(0, {str(PROGRAM.parent)!r})"]
+    lines += ["import setup_environment", "setup_environment.leave(Path(sys.argv[1]))", "print(sys.prefix, *sys.argv)"]
+    script.write_text("\n".join(lines))
+    for folder, prefix in ((made / ".venv", sys.base_prefix), (tmp_path, made / ".venv")):
+        command = [made / ".venv/bin/python", "-I", script, folder]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert answer.stdout == f"{prefix} {script} {folder}\n", answer.stderr
 
 
 @pytest.mark.parametrize(
