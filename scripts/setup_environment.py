@@ -3,7 +3,7 @@
     setup_environment.py check VENV [--with-tests] [--python-version 3.11]    exit code 0: there is nothing to do
     setup_environment.py make VENV [--with-tests]
 
-`check` is run by the environment's own Python: where that is broken, there is something to do. `make` runs under the
+`check` is run by the environment's own Python: if that is broken, there is something to do. `make` runs under the
 Python that the environment is made from, because it may have to delete the environment's own. Both use the standard
 library only and import nothing of this project, because nothing is installed yet.
 """

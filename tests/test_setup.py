@@ -783,30 +783,3 @@ def test_scripts_can_be_run_and_are_strict(script):
 def test_help_of_the_test_script():
     answer = setup_sh("--help", script=ROOT / "scripts/test.sh")
     assert answer.returncode == 0 and "--no-lint" in answer.stdout
-
-
-# ---------------------------------------------------------------------------------------------- wheel
-
-
-def test_a_wheel_has_recipes_and_manifests(tmp_path):
-    """Installed without the source tree beside it; the recipes lie in scripts/ and are linked into the package."""
-    source = tmp_path / "source"
-    hidden = shutil.ignore_patterns(".*", "data-bin", "checkpoints", "*.egg-info", "__pycache__", "build")
-    shutil.copytree(ROOT, source, symlinks=True, ignore=hidden)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*pip, "wheel", source, *offline, "-w", tmp_path / "wheels"], check=True)
-    (wheel,) = (tmp_path / "wheels").glob("*.whl")
-    subprocess.run([*pip, "install", wheel, *offline, "--target", tmp_path / "site"], check=True)
-    code = (
-        "import fairseq_resid; from fairseq_resid.training import recipe; from fairseq_resid.corpora import manifest\n"
-    )
-    code += "print(fairseq_resid.__file__, *recipe.available(), *manifest.names(), recipe.read('quickstart')[0])"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    file, *names = run.stdout.split()
-    assert file.startswith(str(tmp_path / "site"))
-    recipes = [path.stem for path in sorted((ROOT / "scripts" / "recipes").glob("*.txt"))]
-    manifests = sorted(path.stem for path in (ROOT / "fairseq_resid" / "corpora" / "manifests").glob("*.yaml"))
-    assert recipes and names == [*recipes, *manifests, "data-bin/phrasebook"]
