@@ -112,6 +112,6 @@ def test_learning_that_is_killed_is_an_error(
         patch.setattr(subwords, "sample", killed)
         build(tmp_path, 300)
     error = capsys.readouterr().err
-    assert error.splitlines()[-1] == "custom: error: sentencepiece was ended (out of memory?)"
+    assert error.splitlines()[-1] == "fairseq-resid prepare custom: error: sentencepiece was ended (out of memory?)"
     build(tmp_path, 300)
     assert "goes on" not in capsys.readouterr().err
