@@ -842,6 +842,25 @@ def test_wrong_flags(flags: list[str], said: str, capsys: pytest.CaptureFixture[
     assert error.value.code == 2 and said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "argv, error",
+    [
+        (
+            ["custom", "--name", "x"],
+            "fairseq-resid prepare custom: error: the following arguments are required: --train",
+        ),
+        (["phrasebook"], "fairseq-resid prepare phrasebook: error: the following arguments are required: --out"),
+    ],
+)
+def test_the_first_word_chooses_the_command(argv: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        prepare.main(argv)
+    assert error in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        prepare.main(["--help"])
+    assert f"fairseq-resid prepare {argv[0]} ..." in capsys.readouterr().out
+
+
 def test_normalisation_of_text_that_is_not_tokenised_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("multi30k-en-de", tmp_path / "data", "--normalize", "both") == 2
     assert "--normalize both: the text of multi30k-en-de is not tokenised here" in capsys.readouterr().err

@@ -18,6 +18,7 @@ import yaml
 from fairseq_resid.corpora import custom, prepare, repeats
 from fairseq_resid.corpora import manifest as manifests
 from fairseq_resid.corpora.fingerprints import Fingerprints
+from fairseq_resid.folders import data as data_folder
 from fairseq_resid.folders.data import Corpus, Overlap, PairCounts
 from fairseq_resid.folders.files import read_lines
 from fairseq_resid.text import TextForm
@@ -353,8 +354,41 @@ def test_an_odd_corpus_json_is_one_line(
     assert "corpus.json" in capsys.readouterr().err
 
 
+# Parts of corpus.json as earlier versions wrote it.
+EARLIER: dict[str, dict[str, Any]] = {
+    "0.1.0": {
+        "sentencepiece": "bpe",
+        "inputs": {"train.en": {"file": "train.en", "sha256": "00"}},
+        "lines": {"train": {"in": 3, "out": 2, "dropped_empty": 1}},
+        "tools": {"sentencepiece": "0.2.0"},
+    },
+    "0.2.0": {
+        "asked": {"name": "c", "vocab_size": 90, "normalize": "none", "clean": False, "limit": None},
+        "files": {"train.en": {"bytes": 3, "url": None}},
+        "texts": {"train t.en": {"file": "train.en", "member": None, "lines": 3, "sha256": "00"}},
+        "differences": ["a difference"],
+        "lines": {"train": {"in": 3, "out": 2, "dropped": {"empty": 1}}},
+        "text": {"form": "moses", "normalize": "source"},
+        "round_trip": {"test": {"exact": 1, "of": 2, "bleu": 99, "signature": "nrefs:1"}},
+        "checksums": {"dict.en.txt": "00"},
+    },
+}
+
+
+@pytest.mark.parametrize("version", EARLIER)
+def test_a_data_folder_of_an_earlier_version_is_read(version: str, tmp_path: Path) -> None:
+    both = {"name": "c", "source": "en", "target": "xx", "vocab_size": 90, "bleu_tokenize": "13a"}
+    restore = {"post_process": "sentencepiece", "model": "spm.model"}
+    (tmp_path / "corpus.json").write_text(json.dumps({**both, "restore": restore, **EARLIER[version]}))
+    found = Corpus.read(tmp_path)
+    assert (found.post_process, found.tokenize, found.unverified) == ("sentencepiece", "13a", ())
+    assert found.form == TextForm("xx", "plain" if version == "0.1.0" else "moses")
+    assert found.differences == (() if version == "0.1.0" else ("a difference",))
+    assert found.preparation == EARLIER[version].get("asked", {})
+    assert not data_folder.check(tmp_path)  # sizes are not known
+
+
 def test_training_and_evaluation_refuse_a_damaged_folder(corpus: Path, tmp_path: Path) -> None:
-    from fairseq_resid.folders import data as data_folder
     from fairseq_resid.training import launch
 
     data = shutil.copytree(corpus, tmp_path / "data")

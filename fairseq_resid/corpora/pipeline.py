@@ -1,4 +1,4 @@
-"""Steps that can be killed anywhere and are done once: each in a folder named by all that its result depends on.
+"""Steps that can be killed anywhere and are done once, each in a folder whose name depends on all of its input.
 
 WORK/NAME-KEY/ is a finished step with record.json, what it returned; WORK/NAME-KEY.partial/ an unfinished one, renamed
 when it is whole. KEY is a hash of the step's settings and of the keys before it, so that another setting never meets an
@@ -21,7 +21,7 @@ from ..folders import records
 from ..folders.files import partial_of
 
 T = TypeVar("T")
-# Part of every key: raised when a step comes to make something else of the same input.
+# Part of every key: raised when a new version of a step makes another result of the same input.
 FORMAT = 2
 RECORD = "record.json"
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -204,15 +204,6 @@ def _check_same(out: Path, asked: dict[str, Any], texts: list[sources.Text]) -> 
 # ------------------------------------------------------------------------------------------------ results of the steps
 
 
-def _kept(counts: PairCounts) -> str:
-    dropped = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in counts.dropped.items() if count)
-    return f"{counts.kept:,}" + (f" of {counts.read:,} (dropped: {dropped})" if dropped else "")
-
-
-def _listed(pairs: Mapping[str, PairCounts]) -> str:
-    return ", ".join(f"{split} {_kept(counts)}" for split, counts in pairs.items()) + " pairs"
-
-
 @dataclass(frozen=True)
 class ExtractedText:
     """One side of one part as a plain file.
@@ -247,23 +238,21 @@ class Extracted:
 
 
 @dataclass(frozen=True)
-class Tokenised:
-    """The pairs of each split."""
+class Kept:
+    """How many pairs of each split a step has kept and dropped."""
 
     pairs: dict[str, PairCounts]
 
     def __str__(self) -> str:
-        return _listed(self.pairs)
+        return ", ".join(f"{split} {counts}" for split, counts in self.pairs.items()) + " pairs"
 
 
-@dataclass(frozen=True)
-class Deduplicated:
-    """The training pairs."""
+class Tokenised(Kept):
+    """Of every split."""
 
-    train: PairCounts
 
-    def __str__(self) -> str:
-        return _listed({"train": self.train})
+class Deduplicated(Kept):
+    """Of the training text alone."""
 
 
 @dataclass(frozen=True)
@@ -277,16 +266,12 @@ class Learned:
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """The pairs of each split, the subwords of each split and language, and what the encoded text was compared with."""
+class Encoded(Kept):
+    """Of every split; with the subwords of each split and language, and what the encoded text was compared with."""
 
-    pairs: dict[str, PairCounts]
     tokens: dict[str, dict[str, int]]
     round_trip: dict[str, RoundTrip]
     overlap: dict[str, Overlap]
-
-    def __str__(self) -> str:
-        return _listed(self.pairs)
 
 
 @dataclass(frozen=True)
@@ -319,7 +304,7 @@ class _Preparation:
         files = {text.label: [text.file.name, text.member, text.known.sha256] for text in texts}
         form = [manifest.form, manifest.plain_form, manifest.normalize, manifest.split_hyphens, version("sacremoses")]
         learning = [manifest.vocab_size, manifest.spm_normalizer, subwords.SENTENCEPIECE, subwords.SAMPLED]
-        # The step whose training text the subwords are learned from.
+        # The step that the training text for the subwords comes from.
         train = "deduplicate" if manifest.deduplicate else "tokenise"
         self.extracting = Step(
             "extract", "extract and count", [files, options.limit], (), self.extract, Extracted, continues=True
@@ -516,24 +501,24 @@ class _Preparation:
 
     def _check_left(self, split: str, counts: PairCounts) -> None:
         if not counts.kept:
-            raise ValueError(f"{self.manifest.name}: no pair of the {split} text can be used: {_kept(counts)}")
+            raise ValueError(f"{self.manifest.name}: no pair of the {split} text can be used: {counts}")
 
     def deduplicate(self, folder: Path) -> Deduplicated:
         """Drop training pairs that came before, or that are valid or test pairs."""
-        evaluation = [self._tokenised(split)[0] for split in SPLITS[1:]]
-        files = self._both(self.pipeline.folder(self.tokenising), "train")
-        total = self.pipeline.result(self.tokenising).pairs["train"].kept
-        counts = repeats.deduplicate(files, evaluation, self._both(folder, "train"), total)
+        (files, total), *others = (self._made(self.tokenising, split) for split in SPLITS)
+        counts = repeats.deduplicate(files, [pair for pair, _ in others], self._both(folder, "train"), total)
         self._check_left("train", counts)
-        return Deduplicated(counts)
+        return Deduplicated({"train": counts})
+
+    def _made(self, step: Step[Any], split: str) -> tuple[tuple[Path, Path], int]:
+        """Return both sides of a split as a step has written them, and how many pairs they hold."""
+        result: Kept = self.pipeline.result(step)
+        return self._both(self.pipeline.folder(step), split), result.pairs[split].kept
 
     def _tokenised(self, split: str) -> tuple[tuple[Path, Path], int]:
         """Return both sides of a split as sentencepiece shall see them, and how many pairs they hold."""
-        if split == "train" and self.manifest.deduplicate:
-            folder = self.pipeline.folder(self.deduplicating)
-            return self._both(folder, split), self.pipeline.result(self.deduplicating).train.kept
-        folder = self.pipeline.folder(self.tokenising)
-        return self._both(folder, split), self.pipeline.result(self.tokenising).pairs[split].kept
+        is_less = split == "train" and self.manifest.deduplicate
+        return self._made(self.deduplicating if is_less else self.tokenising, split)
 
     def learn(self, folder: Path) -> Learned:
         """Learn the BPE from the training text."""
@@ -589,7 +574,7 @@ class _Preparation:
         )
         dropped = {split: dict(counts.dropped) for split, counts in tokenised.pairs.items()}
         if manifest.deduplicate:
-            dropped["train"] |= self.pipeline.result(self.deduplicating).train.dropped
+            dropped["train"] |= self.pipeline.result(self.deduplicating).pairs["train"].dropped
         lines = {
             split: PairCounts(tokenised.pairs[split].read, counts.kept, dropped[split] | counts.dropped)
             for split, counts in encoded.pairs.items()

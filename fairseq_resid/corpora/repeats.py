@@ -41,8 +41,8 @@ def overlap(train: Sides, evaluation: Mapping[str, Sides], total: int | None) ->
         if target in targets:
             seen[1].add(target)
 
-    def lines(split: str, found: Iterable[list[tuple[str, int]]]) -> tuple[int, ...]:
-        return tuple(sorted(number for places in found for where, number in places if where == split))
+    def lines(split: str, repeated: Iterable[list[tuple[str, int]]]) -> tuple[int, ...]:
+        return tuple(sorted(number for places in repeated for name, number in places if name == split))
 
     return {
         split: Overlap(

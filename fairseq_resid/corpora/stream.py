@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some pairs of raw lines: the files that they come from, both sides, where they end."""
+    """Some pairs of raw lines: the files that they come from, both sides, and their end."""
 
     files: tuple[str, str]
     sides: tuple[list[bytes], list[bytes]]
@@ -135,7 +135,7 @@ def lines(file: IO[bytes]) -> Iterator[bytes]:
 def chunks(pairs: Sequence[tuple[Path, Path]], start: Place) -> Iterator[Chunk]:
     """Yield the pairs of one or more parallel texts from `start` on, chunk by chunk; no chunk spans two texts.
 
-    Raises: ValueError naming both files and their line counts where they differ.
+    Raises: ValueError naming both files and their line counts if they differ.
     """
     place = start
     for text, paths in enumerate(pairs[start.text :], start.text):

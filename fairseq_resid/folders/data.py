@@ -24,13 +24,17 @@ class PairCounts(msgspec.Struct, frozen=True):
     kept: int = msgspec.field(name="out")
     dropped: dict[str, int] = {}
 
+    def __str__(self) -> str:
+        reasons = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in self.dropped.items() if count]
+        return f"{self.kept:,}" + (f" of {self.read:,} (dropped: {', '.join(reasons)})" if reasons else "")
+
 
 @dataclass(frozen=True)
 class SourceText:
     """One side of one raw text.
 
     file, member: the file, and the member if it is an archive
-    origin: where the released text can be had; None unless a checksum says that this is the released text
+    origin: the address of the released text; None unless a checksum shows that this is the released text
     status: "released", "unverified" or "other"; None if a version before 0.3.2 made it
     """
 
@@ -104,10 +108,10 @@ class Restore:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusRecord:
-    """DATA/corpus.json. What has a default is absent from the file of some earlier version.
+    """DATA/corpus.json. Fields with a default are absent from the files of some earlier version.
 
     asked: the settings that the folder was made with
-    differences: in what it is not the corpus that its name promises
+    differences: how it differs from the corpus that its name promises
     unverified: texts that no checksum vouches for; None if a version before 0.3.2 made it
     lines, tokens: pairs of each split; subwords of each split and language
     sizes, checksums: bytes and SHA-256 of every other file of the folder
@@ -243,10 +247,10 @@ def setting(section: Any, name: str) -> Any:
 
 
 def find_data(run: Run, state: dict[str, Any]) -> Path:
-    """Return the data folder a checkpoint was trained on.
+    """Return the data folder that a checkpoint was trained on.
 
-    A relative name counts from the current folder, else from where the training was started: the folder from which the
-    checkpoint's --save-dir leads to this run.
+    A relative name is first tried from the current folder, then from the folder that the training was started in: there
+    the checkpoint's --save-dir leads to this run.
     Raises: ValueError if it is not there any more.
     """
     cfg = state.get("cfg") or {}

@@ -190,7 +190,7 @@ def _weekdays(english: str, vietnamese: str) -> list[Entry]:
 
 
 def _hours(hours: Iterable[int]) -> list[Entry]:
-    """Return the clock times told by these hours, every five or ten minutes."""
+    """Return the clock times of these hours, every five or ten minutes."""
     return [
         Entry(english.format(hour=english_number(hour)), vietnamese.format(hour=vietnamese_number(hour)))
         for hour in hours
@@ -315,7 +315,7 @@ class _Space(NamedTuple):
 
 
 def _articles(english: str) -> str:
-    """Turn "a" into "an" where the next word begins with the sound of a vowel."""
+    """Turn "a" into "an" if the next word begins with the sound of a vowel."""
     return re.sub(r"\ba (?=(?!useful)[aeiou]|honest)", "an ", english)
 
 
@@ -393,7 +393,7 @@ def draw(seed: int = 1, train: int = 8000, valid: int = 500, test: int = 500) ->
 
     Test and validation examples do not depend on the number of training pairs.
 
-    Raises: ValueError where a size is not positive or above what the grammar holds.
+    Raises: ValueError if a size is not positive, or larger than the grammar.
     """
     sizes = {"train": train, "valid": valid, "test": test}
     for split, held in capacity().items():
@@ -443,7 +443,7 @@ def _draw_split(
 def generate(seed: int = 1, train: int = 8000, valid: int = 500, test: int = 500) -> dict[str, list[tuple[str, str]]]:
     """Return the (English, Vietnamese) pairs of train, valid and test.
 
-    Raises: ValueError where a size is not positive or above what the grammar holds.
+    Raises: ValueError if a size is not positive, or larger than the grammar.
     """
     drawn = draw(seed, train, valid, test)
     return {split: [(item.english, item.vietnamese) for item in examples] for split, examples in drawn.items()}
