@@ -290,8 +290,8 @@ FAULTS = [
     Fault(
         "archives: a wrong checksum passes",
         "fairseq_resid/corpora/fetch.py",
-        "if expected is not None and found[kind] != expected:",
-        'if expected is not None and kind == "bytes" and found[kind] != expected:',
+        "if expected is not None and actual != expected:",
+        'if expected is not None and kind == "bytes" and actual != expected:',
         "test_fetch.py test_provenance.py",
     ),
     Fault(
