@@ -218,8 +218,8 @@ FAULTS = [
     Fault(
         "averaging: the first files in place of the last",
         "fairseq_resid/evaluation/averaging.py",
-        "return found[-last:]",
-        "return found[:last]",
+        "return numbered[-last:]",
+        "return numbered[:last]",
         "test_averaging.py",
     ),
     Fault(

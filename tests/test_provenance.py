@@ -445,7 +445,7 @@ def test_profiles_prepare_as_others_do(released: Released, tmp_path: Path, capsy
     assert main("fairseq", *flags, "--profile", "fairseq") == 0
     corpus = told(tmp_path / "fairseq")
     assert corpus["text"] == {"form": "moses", "normalize": "both", "split_hyphens": True}
-    form = TextForm.of_corpus(corpus, "de")
+    form = data_folder.read(tmp_path / "fairseq").forms()["de"]
     assert form.to_model(lines[0]) == 'Ein wohl @-@ bekannter " Satz " .'
     assert form.restore(form.to_model("Ein wohl-bekannter Satz.")) == "Ein wohl-bekannter Satz."
     assert prepare.PROFILES["fairseq"]["vocab_size"] == 40_000  # a flag wins over it, as above
