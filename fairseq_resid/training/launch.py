@@ -33,8 +33,8 @@ from ..folders.run import Hardware, Record, Run, Session
 from . import devices, plan, recipe
 from .display import Display, summary
 
-# Rounds of waiting, about 10 ns each.
-SPIN_COUNT = "10000"
+# Rounds of waiting before a thread sleeps; scripts/recipes/README.md says what was measured.
+SPIN_COUNT = "1000"
 PACKAGES = ("torch", "fairseq", "fairseq-fixed", "apex", "triton", "numpy", "sacrebleu", "sentencepiece")
 # Set by this command itself.
 OWN = ("--save-dir", "--log-file", "--log-format", "--user-dir")
