@@ -399,16 +399,18 @@ def test_start_values_of_the_other_variants():
 
 
 def test_defaults():
-    assert connections.resolve("rskip_ln", {}) == {"skip_lambda": 2}
-    assert connections.resolve("xskip_ln", {}) == {"skip_lambda": 2, "branch_scale": 1}
-    assert connections.resolve("xskip", {}) == {"skip_lambda": 1, "branch_scale": 1}
-    assert connections.resolve("wskip_ln", {"wskip_init": None}) == {"wskip_init": 1}
+    assert connections.resolve("rskip_ln", {}).values() == {"skip_lambda": 2}
+    assert connections.resolve("xskip_ln", {}).values() == {"skip_lambda": 2, "branch_scale": 1}
+    assert connections.resolve("xskip", {}).values() == {"skip_lambda": 1, "branch_scale": 1}
+    assert connections.resolve("wskip_ln", {"wskip_init": None}).values() == {"wskip_init": 1}
     gated = {"gate_bias": -1, "residual_norm": "none"}
-    assert connections.resolve("exclusive_gate", {}) == connections.resolve("shortcut_gate", {}) == gated
+    assert (
+        connections.resolve("exclusive_gate", {}).values() == connections.resolve("shortcut_gate", {}).values() == gated
+    )
     sas = {"sas_gate": "full", "sas_gamma": "coupled", "sas_alpha_bias": 0, "sas_beta_bias": 0}
-    assert connections.resolve("sas", {}) == sas
+    assert connections.resolve("sas", {}).values() == sas
     assert connections.resolve("linear_shortcut", {}) == connections.resolve("dropout_shortcut", {})
-    assert isinstance(connections.resolve("rskip_ln", {"skip_lambda": 3.0})["skip_lambda"], int)
+    assert isinstance(connections.resolve("rskip_ln", {"skip_lambda": 3.0}).skip_lambda, int)
 
 
 # --- dropout -------------------------------------------------------------------------------------------------------
@@ -602,7 +604,7 @@ def test_width_below_one():
 
 def test_registering_a_name_twice():
     with pytest.raises(ValueError, match=r"exclusive_gate.*twice"):
-        connections.register("exclusive_gate")(nn.Module)
+        connections.register("exclusive_gate", connections.structure("post_ln"))
 
 
 def test_alias():
@@ -616,7 +618,7 @@ def test_alias():
 def test_repr_shows_the_structure(name, options):
     first = repr(connections.build(name, C, **options))
     assert f"{C}, residual={name}" in first
-    for key, value in connections.resolve(name, options).items():
+    for key, value in connections.resolve(name, options).values().items():
         assert f"{key}={value}" in first
 
 
