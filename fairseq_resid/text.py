@@ -15,7 +15,6 @@ took it apart.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -108,14 +107,6 @@ class TextForm:
             source: cls(source, form, normalize != "none", split_hyphens),
             target: cls(target, form, normalize == "both", split_hyphens),
         }
-
-    @classmethod
-    def of_corpus(cls, corpus: Mapping[str, Any], language: str) -> TextForm:
-        """Return the form of a language that corpus.json tells of; a corpus.json without one is of plain text."""
-        told = corpus.get("text", {})
-        sides = corpus["source"], corpus["target"]
-        split_hyphens = bool(told.get("split_hyphens", False))
-        return cls.of_sides(*sides, told.get("form", "plain"), told.get("normalize", "none"), split_hyphens)[language]
 
     def to_model(self, line: str) -> str:
         """Return a line of the corpus as sentencepiece shall see it."""

@@ -218,8 +218,8 @@ FAULTS = [
     Fault(
         "averaging: the first files in place of the last",
         "fairseq_resid/evaluation/averaging.py",
-        "return found[-last:]",
-        "return found[:last]",
+        "return numbered[-last:]",
+        "return numbered[:last]",
         "test_averaging.py",
     ),
     Fault(
@@ -290,8 +290,8 @@ FAULTS = [
     Fault(
         "archives: a wrong checksum passes",
         "fairseq_resid/corpora/fetch.py",
-        "if expected is not None and found[kind] != expected:",
-        'if expected is not None and kind == "bytes" and found[kind] != expected:',
+        "if expected is not None and actual != expected:",
+        'if expected is not None and kind == "bytes" and actual != expected:',
         "test_fetch.py test_provenance.py",
     ),
     Fault(

@@ -97,9 +97,9 @@ def main() -> None:
     else:
         original = Step.__init__
 
-        def init(self: Step, name: str, title: str, settings: Any, needs: Any, run: Any, **kept: Any) -> None:
+        def init(self: Step[Any], name: str, title: str, settings: Any, needs: Any, run: Any, *rest: Any, **kept: Any):
             changed = run_then_stop(run)
-            original(self, name, title, settings, needs, changed if name == where else run, **kept)
+            original(self, name, title, settings, needs, changed if name == where else run, *rest, **kept)
 
         Step.__init__ = init  # type: ignore[method-assign, assignment]
     sys.exit(prepare.main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""corpora/{clean,stream,tokenise,pieces}.py: which pairs stay, and that parallel work changes nothing."""
+"""corpora/{clean,stream,tokenise,subwords}.py: which pairs stay, and that parallel work changes nothing."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from fairseq_resid.corpora import clean, stream, subwords
 from fairseq_resid.corpora.tokenise import tokenise
+from fairseq_resid.folders.data import PairCounts
 from fairseq_resid.text import TextForm
 
 pytestmark = pytest.mark.once
@@ -43,12 +44,12 @@ def run(
     cleaned: bool = True,
     forms: tuple[TextForm, TextForm] = PLAIN,
     workers: int = 1,
-) -> tuple[list[bytes], list[bytes], dict[str, int]]:
+) -> tuple[list[bytes], list[bytes], PairCounts]:
     """Tokenise a text; return both sides' lines and what was counted."""
     outputs = (folder / "out.en", folder / "out.de")
     counts = tokenise("test", [write(folder, source, target)], outputs, forms, cleaned, workers, None)
     left, right = (path.read_bytes().split(b"\n")[:-1] for path in outputs)
-    assert len(left) == len(right) == counts["out"]
+    assert len(left) == len(right) == counts.kept
     return left, right, counts
 
 
@@ -69,7 +70,7 @@ def test_each_reason_drops_the_pair_and_is_counted(tmp_path: Path, reason: str, 
     texts[side] = b"\n".join(lines)
     left, right, counts = run(tmp_path, *texts)
     assert (left, right) == ([b"one", b"three"], [b"eins", b"drei"])
-    assert counts == {"in": 3, "out": 2, **{name: int(name == reason) for name in clean.RAW_REASONS}}
+    assert counts == PairCounts(3, 2, {name: int(name == reason) for name in clean.RAW_REASONS})
 
 
 @pytest.mark.parametrize(
@@ -86,11 +87,11 @@ def test_each_reason_drops_the_pair_and_is_counted(tmp_path: Path, reason: str, 
     ],
 )
 def test_what_is_and_is_not_dropped(tmp_path: Path, line: bytes, is_dropped: bool) -> None:
-    assert run(tmp_path, line + b"\n", b"same\n")[2]["out"] == int(not is_dropped)
+    assert run(tmp_path, line + b"\n", b"same\n")[2].kept == int(not is_dropped)
 
 
 def test_duplicates_stay(tmp_path: Path) -> None:
-    assert run(tmp_path, b"one\n" * 5, b"eins\n" * 5)[2]["out"] == 5
+    assert run(tmp_path, b"one\n" * 5, b"eins\n" * 5)[2].kept == 5
 
 
 def test_windows_line_ends_and_byte_order_marks_are_not_text(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_windows_line_ends_and_byte_order_marks_are_not_text(tmp_path: Path) -> 
 def test_a_line_of_a_million_characters_moves_no_other_line(tmp_path: Path, length: int) -> None:
     left, right, counts = run(tmp_path, b"one\n" + b"x" * length + b"\nthree\n", b"eins\nzwei\ndrei\n")
     assert (left, right) == ([b"one", b"three"], [b"eins", b"drei"])
-    assert counts["too_long"] == 1
+    assert counts.dropped["too_long"] == 1
 
 
 @pytest.mark.parametrize("reason", ["not_utf8", "too_long"])
@@ -117,7 +118,7 @@ def test_without_cleaning_what_cannot_be_used_is_an_error(tmp_path: Path, reason
 def test_without_cleaning_nothing_is_dropped(tmp_path: Path) -> None:
     source = b"\nsame\n\x07\n" + b"a " * 400 + b"\n"
     left, right, counts = run(tmp_path, source, b"leer\nsame\nb\n\n", cleaned=False)
-    assert counts == {"in": 4, "out": 4} and len(left) == len(right) == 4
+    assert counts == PairCounts(4, 4, {}) and len(left) == len(right) == 4
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -155,7 +156,7 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
         lines[700 * index + 3] = bad
     text[0] = b"\n".join(lines)
     one, two, three = (run(tmp_path / str(workers), *text, forms=MOSES, workers=workers) for workers in (1, 2, 3))
-    assert one == two == three and one[2]["out"] == 4996
+    assert one == two == three and one[2].kept == 4996
 
 
 def lossy(text: bytes) -> list[bytes]:
@@ -180,7 +181,7 @@ def test_lines_are_split_at_newlines_alone(
     expected = lossy(text)
     if expected and text.startswith(stream.BYTE_ORDER_MARK):
         expected[0] = expected[0][3:]
-    assert len(found) == len(expected) == stream.count_lines(file)
+    assert len(found) == len(expected) == stream.measure(file)[0]
     for got, line in zip(found, expected, strict=True):
         assert line.startswith(got) and (got == line or len(got) >= limit - 3)
 
@@ -204,7 +205,7 @@ def test_lengths_and_ratio_as_clean_corpus_n_has_them(lengths: tuple[int, int], 
     assert LIMITS.reason(*lengths) == reason
 
 
-def test_pieces_are_cleaned_by_their_number_and_counted(tmp_path: Path) -> None:
+def test_subwords_are_cleaned_by_their_number_and_counted(tmp_path: Path) -> None:
     import sentencepiece
 
     items = mirror.pairs(600, ("en", "de"))
@@ -214,25 +215,19 @@ def test_pieces_are_cleaned_by_their_number_and_counted(tmp_path: Path) -> None:
     files = write(tmp_path, *text)
     subwords.learn(files, 600, 120, tmp_path / "spm.model")
     outputs = (tmp_path / "out.en", tmp_path / "out.de")
-    counts = subwords.encode("test", files, outputs, tmp_path / "spm.model", LIMITS, 1, 600)
+    counts, sides = subwords.encode("test", files, outputs, tmp_path / "spm.model", LIMITS, 1, 600)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
     encoded = [tuple(processor.encode(side, out_type=str) for side in pair) for pair in items]
     reasons = Counter(LIMITS.reason(len(left), len(right)) for left, right in encoded)
     kept = [pair for pair in encoded if LIMITS.reason(len(pair[0]), len(pair[1])) is None]
     assert reasons["length"] >= 1 and reasons["ratio"] >= 1
-    assert counts == {
-        "in": 600,
-        "out": len(kept),
-        "length": reasons["length"],
-        "ratio": reasons["ratio"],
-        "source_pieces": sum(len(left) for left, _ in kept),
-        "target_pieces": sum(len(right) for _, right in kept),
-    }
+    assert counts == PairCounts(600, len(kept), {"length": reasons["length"], "ratio": reasons["ratio"]})
+    assert sides == (sum(len(left) for left, _ in kept), sum(len(right) for _, right in kept))
     for side, path in enumerate(outputs):
         assert path.read_text().split("\n")[:-1] == [" ".join(pair[side]) for pair in kept]
     # Off: every pair stays.
     outputs = (tmp_path / "all.en", tmp_path / "all.de")
-    assert subwords.encode("test", files, outputs, tmp_path / "spm.model", None, 1, 600)["out"] == 600
+    assert subwords.encode("test", files, outputs, tmp_path / "spm.model", None, 1, 600)[0].kept == 600
 
 
 @pytest.mark.parametrize("pairs, sampled", [(1, 10), (9, 10), (10, 10), (11, 10), (20, 10), (29, 10), (1000, 7)])
@@ -329,7 +324,7 @@ def test_stopped_after_any_chunk_it_goes_on_there(
 ) -> None:
     work = Interrupted(tmp_path, monkeypatch)
     whole = work.run()
-    assert whole[0] == 9 and whole[2] == {"in": 32, "out": 31, **dict.fromkeys(clean.RAW_REASONS, 0), "not_utf8": 1}
+    assert whole[0] == 9 and whole[2] == PairCounts(32, 31, {**dict.fromkeys(clean.RAW_REASONS, 0), "not_utf8": 1})
     for stop, pairs in enumerate((4, 8, 12, 16, 20, 23, 27, 31, 32), start=1):
         work.clear()
         assert work.run(workers, stop)[0] == stop

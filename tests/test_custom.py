@@ -168,7 +168,7 @@ def test_bad_text_is_named_and_nothing_is_made(
     file, said = spoil(kind, prefixes)
     assert custom.main(flags(prefixes, tmp_path / "out" / "data")) == 2
     error = capsys.readouterr().err
-    assert error.startswith("custom: error: ") and len(error.splitlines()) == 1
+    assert error.startswith("fairseq-resid prepare custom: error: ") and len(error.splitlines()) == 1
     assert str(file) in error and said in error
     assert not (tmp_path / "out" / "data").exists()
 
@@ -196,7 +196,7 @@ def test_an_impossible_vocabulary_is_named(
     raw_text: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert custom.main(flags(raw_text, tmp_path / "data", vocab_size=30_000)) == 2
-    assert "custom: error: --vocab-size 30000: " in capfd.readouterr().err
+    assert "fairseq-resid prepare custom: error: --vocab-size 30000: " in capfd.readouterr().err
     assert not (tmp_path / "data").exists()
 
 
@@ -236,13 +236,13 @@ def test_the_sentencepiece_model_holds_no_path(corpus: Path) -> None:
 def test_a_failing_preprocess_is_told_and_leaves_no_data_folder(
     raw_text: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    def fail(words: list[str], output: Any, lock: Any = None, **settings: Any) -> int:
+    def fail(argv: list[str], output: Any, lock: Any = None, **settings: Any) -> int:
         output.write(b"no space left\n")
         output.flush()
         return 3
 
     monkeypatch.setattr(binarise.children, "run", fail)
-    assert custom.main(flags(raw_text, tmp_path / "data")) == 2
+    assert custom.main(flags(raw_text, tmp_path / "data")) == 1
     error = capsys.readouterr().err
     assert "exit code 3" in error and "no space left" in error
     assert not (tmp_path / "data").exists()

@@ -108,11 +108,11 @@ def wait(commands: list[tuple[list[str], dict[str, str]]], path: str) -> list[st
 
 @pytest.fixture(scope="module")
 def alone(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The run folder and the output of one process, which takes --update-freq 2."""
+    """The run folder and the log of one process, which takes --update-freq 2."""
     run = tmp_path_factory.mktemp("alone")
     (output,) = wait([(launched(recipe, run), {})], os.environ["PATH"])
     assert "processes × batch-size × update-freq = 1 × 14 × 2 = 28 pairs" in output
-    return run, output
+    return run, (run / "train.log").read_text()
 
 
 @pytest.mark.parametrize("start", [by_torchrun, by_srun, by_hand])
@@ -129,10 +129,10 @@ def test_two_processes_train_as_one_with_the_same_effective_batch(
     run, path = tmp_path / "two", f"{tmp_path}:{os.environ['PATH']}"
     output = "".join(wait(start(launched(recipe, run), free_port()), path))
     assert output.count("effective batch processes × batch-size × update-freq = 2 × 14 × 1 = 28 pairs") == 1
-    assert output.count("devices: CPU, 2 processes") == 1
+    assert output.count("two: CPU, 2 processes; ") == 1 and (run / "train.rank1.log").is_file()
 
     one = updates(alone[1])
-    two = updates(output)
+    two = updates((run / "train.log").read_text())
     assert len(one) == len(two) == 11
     for first, second in zip(one, two, strict=True):
         for key in ("num_updates", "bsz", "wpb"):

@@ -9,6 +9,7 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 from fairseq_resid.corpora import fetch as fetching
 from fairseq_resid.corpora.extract import Damaged
-from fairseq_resid.corpora.fetch import FetchError, fetch
+from fairseq_resid.corpora.fetch import FetchError, Fingerprint, fetch
 from fairseq_resid.corpora.manifest import RemoteFile
 
 pytestmark = pytest.mark.once
@@ -124,7 +125,7 @@ def known(server: Server, **changed: Any) -> RemoteFile:
     return RemoteFile("a.tgz", **{**told, **changed})
 
 
-def get(file: RemoteFile, folder: Path, mirror: str | None = None, allow_other: bool = False) -> dict[str, Any]:
+def get(file: RemoteFile, folder: Path, mirror: str | None = None, allow_other: bool = False) -> Fingerprint:
     pauses: list[float] = []
     return fetch(file, folder, mirror, allow_other, pauses.append)
 
@@ -136,12 +137,11 @@ def only_whole(folder: Path) -> None:
 
 
 def test_a_download_is_verified_and_kept(server: Server, tmp_path: Path) -> None:
-    told = get(known(server), tmp_path)
-    assert (told["sha256"], told["md5"], told["bytes"]) == (SHA256, MD5, len(CONTENT))
-    assert told["url"] == f"{server.url}/a.tgz"
-    assert json.loads((tmp_path / "a.tgz.json").read_text()) == told
+    found = get(known(server), tmp_path)
+    assert (found.sha256, found.md5, found.bytes, found.url) == (SHA256, MD5, len(CONTENT), f"{server.url}/a.tgz")
+    assert json.loads((tmp_path / "a.tgz.json").read_text()) == asdict(found)
     only_whole(tmp_path)
-    assert get(known(server), tmp_path) == told
+    assert get(known(server), tmp_path) == found
     assert len(server.asked) == 1
 
 
@@ -215,7 +215,7 @@ def test_a_server_without_ranges_sends_it_whole(server: Server, tmp_path: Path) 
 def test_alternates_are_tried_in_order(server: Server, tmp_path: Path) -> None:
     server.script = ["404", "page"]
     urls = (f"{server.url}/gone", f"{server.url}/login", f"{server.url}/good", f"{server.url}/never")
-    assert get(known(server, urls=urls), tmp_path)["url"] == urls[2]
+    assert get(known(server, urls=urls), tmp_path).url == urls[2]
     assert [path for path, _ in server.asked] == ["/gone", "/login", "/good"]
     only_whole(tmp_path)
 
@@ -271,7 +271,7 @@ def test_a_mirror_takes_the_place_of_all_addresses(server: Server, tmp_path: Pat
     folder.mkdir()
     (folder / "a.tgz").write_bytes(CONTENT)
     out = tmp_path / "out"
-    assert get(known(server), out, folder.as_uri() + "/")["url"] == folder.as_uri() + "/a.tgz"
+    assert get(known(server), out, folder.as_uri() + "/").url == folder.as_uri() + "/a.tgz"
     only_whole(out)
     assert server.asked == []
     (out / "a.tgz").unlink()
@@ -310,7 +310,7 @@ def test_an_answer_that_is_not_the_file_leads_to_the_next_address(server: Server
     server.script = [act]
     urls = (f"{server.url}/bad", f"{server.url}/good")
     file = known(server, urls=urls, bytes=None, sha256=None, md5=None)
-    assert get(file, tmp_path, allow_other=True)["url"] == urls[1]
+    assert get(file, tmp_path, allow_other=True).url == urls[1]
     assert server.asked == [("/bad", None), ("/good", None)]
     only_whole(tmp_path)
 
@@ -454,6 +454,6 @@ def test_a_damaged_download_is_removed_and_a_users_file_stays(tmp_path: Path) ->
     ):
         for name in ("a.tgz", "a.tgz.json"):
             (tmp_path / name).write_bytes(b"x")
-        with pytest.raises(ValueError, match=said), fetching.usable(tmp_path / "a.tgz", {"url": url}):
+        with pytest.raises(ValueError, match=said), fetching.usable(tmp_path / "a.tgz", Fingerprint(1, 0, "", "", url)):
             raise Damaged("a.tgz: cut off")
         assert len(list(tmp_path.iterdir())) == (0 if url else 2)

@@ -17,6 +17,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import IO, Any
@@ -24,9 +25,11 @@ from typing import IO, Any
 import mirror
 import pytest
 
+from fairseq_resid.commands import frame
 from fairseq_resid.corpora import binarise, disk, fetch, pipeline, prepare, sources
 from fairseq_resid.corpora import manifest as manifests
 from fairseq_resid.corpora.manifest import SPLITS
+from fairseq_resid.folders import records
 from fairseq_resid.folders.files import read_lines
 from fairseq_resid.text import TextForm, escape, unescape
 
@@ -158,7 +161,7 @@ def test_raw_text_may_be_moved_between_two_runs(tmp_path: Path) -> None:
     raw = mirror.iwslt15(tmp_path / "raw", "plain")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fairseq_resid.corpora.tokenise.tokenise", fail)
-        assert main("iwslt15-en-vi", tmp_path / "data", "--raw", raw) == 2
+        assert main("iwslt15-en-vi", tmp_path / "data", "--raw", raw) == 1
     raw.rename(tmp_path / "moved")
     assert main("iwslt15-en-vi", tmp_path / "data", "--raw", tmp_path / "moved") == 0
 
@@ -264,7 +267,7 @@ def test_forms_are_told_and_not_mixed(
 ) -> None:
     for form in ("stanford", "plain", "xml"):
         main("iwslt15-en-vi", tmp_path / form, "--raw", en_vi[f"{form}.raw"], "--vocab-size", 100000)
-        assert f"form: {form}\n" in capsys.readouterr().out
+        assert f", form: {form}, " in capsys.readouterr().out
     mixed = tmp_path / "mixed"
     shutil.copytree(en_vi["stanford.raw"], mixed)
     shutil.copy(en_vi["plain.raw"] / "tst2013.vi", mixed)
@@ -379,15 +382,16 @@ def test_a_step_killed_before_it_has_its_name_is_done_once(tmp_path: Path, monke
     """Its record is there already; it is no file of the step."""
     runs = []
 
-    def run(folder: Path) -> pipeline.Record:
+    def run(folder: Path) -> str:
         runs.append(folder)
         (folder / "text").write_text("text")
-        return {}
+        return "result"
 
     def rename(source: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
-    some = pipeline.Pipeline(tmp_path, [pipeline.Step("only", "only", [], (), run, continues=True)])
+    step = pipeline.Step("only", "only", [], (), run, str, continues=True)
+    some = pipeline.Pipeline(tmp_path, [step])
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("fairseq_resid.corpora.pipeline.os.replace", rename)
         some.run()
@@ -396,7 +400,7 @@ def test_a_step_killed_before_it_has_its_name_is_done_once(tmp_path: Path, monke
         (partial / name).write_text("{}")
     some.run()
     some.run()
-    assert len(runs) == 2 and some.record("only") == {"files": {"text": 4}}
+    assert len(runs) == 2 and some._record(step) == pipeline.Record("result", {"text": 4})
 
 
 @pytest.mark.both
@@ -440,7 +444,7 @@ def test_a_result_that_was_damaged_is_made_again(hosts: dict[str, Path], en_de: 
     flags = ["--mirror", hosts["de"].as_uri()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fairseq_resid.corpora.binarise.preprocess", fail)
-        assert main("wmt14-en-de", out, *flags) == 2
+        assert main("wmt14-en-de", out, *flags) == 1
     for file in (tmp_path / "data.partial").rglob("train.*"):
         file.write_bytes(file.read_bytes()[:100])
     assert main("wmt14-en-de", out, *flags) == 0
@@ -508,8 +512,8 @@ def test_what_an_earlier_version_kept_and_is_no_archive_is_removed(
     downloads.mkdir()
     path = downloads / "training-parallel-commoncrawl.tgz"
     path.write_text(cached)
-    known = {**fetch.describe(path), "url": "http://host/training-parallel-commoncrawl.tgz"}
-    path.with_name(path.name + ".json").write_text(json.dumps(known))
+    known = replace(fetch.describe(path), url="http://host/training-parallel-commoncrawl.tgz")
+    records.write(path.with_name(path.name + ".json"), known)
     flags = ["--mirror", hosts["de"].as_uri()]
     assert main("wmt14-en-de", tmp_path / "data", *flags) == 2
     assert "it was removed, and the same command downloads it again" in capsys.readouterr().err
@@ -617,7 +621,7 @@ def test_unfinished_work_on_another_text_is_not_thrown_away(
 ) -> None:
     monkeypatch.setattr("fairseq_resid.corpora.binarise.preprocess", fail)
     out = tmp_path / "data"
-    assert main("wmt14-en-de", out, "--raw", hosts["de"]) == 2
+    assert main("wmt14-en-de", out, "--raw", hosts["de"]) == 1
     before = content(tmp_path / "data.partial")
     capsys.readouterr()
     assert main("wmt14-en-de", out, "--raw", hosts["de"], "--limit", 5) == 2
@@ -626,7 +630,7 @@ def test_unfinished_work_on_another_text_is_not_thrown_away(
     assert "limit is None, not 5" in error and "name is wmt14-en-de, not wmt14-en-fr" in error
     assert content(tmp_path / "data.partial") == before
     # The same again begins where it was stopped.
-    assert main("wmt14-en-de", out, "--raw", hosts["de"]) == 2
+    assert main("wmt14-en-de", out, "--raw", hosts["de"]) == 1
     assert capsys.readouterr().out.count("done before") == 4
 
 
@@ -661,43 +665,54 @@ def test_a_full_disk_while_files_are_copied_is_one_line(tmp_path: Path, capsys: 
     for name in ("valid.en", "valid.de"):
         (tmp_path / "from" / name).write_text("text\n")
         (tmp_path / "to" / name).symlink_to("/dev/full")
-    copy = lambda: shutil.copytree(tmp_path / "from", tmp_path / "to", dirs_exist_ok=True)  # noqa: E731
-    assert prepare.run("prepare", copy) == 2
+
+    @frame.command("prepare", "")
+    def copy(parser: Any, argv: Any) -> None:
+        shutil.copytree(tmp_path / "from", tmp_path / "to", dirs_exist_ok=True)
+
+    assert copy([]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("prepare: error: [Errno 28] No space left on device")
+    assert line.startswith("fairseq-resid prepare: error: [Errno 28] No space left on device")
     assert "; make room and run the same command again" in line and "[(" not in line
 
 
 @pytest.mark.parametrize(
-    "log, has_room, said",
+    "log, has_room, said, code",
     [
-        (b"", False, "No space left on device; make room and run the same command again"),
+        (b"", False, "No space left on device; make room and run the same command again", 2),
         (
             b"OSError: [Errno 122] Disk quota exceeded\n",
             True,
             "Disk quota exceeded; make room and run the same command",
+            1,
         ),
-        (b"KeyError: 3\n", True, "failed with exit code 1:\nKeyError: 3\n"),
+        (b"KeyError: 3\n", True, "failed with exit code 1:\nKeyError: 3\n", 1),
     ],
 )
 def test_a_full_disk_in_fairseq_preprocess_is_told(
     log: bytes,
     has_room: bool,
     said: str,
+    code: int,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its log says so, unless the log's own disk is the full one."""
 
-    def failing(words: list[str], output: IO[bytes], lock: int | None, errors: IO[bytes]) -> int:
+    def failing(argv: list[str], output: IO[bytes], lock: int | None, errors: IO[bytes]) -> int:
         errors.write(log)
         return 1
 
     monkeypatch.setattr(binarise.children, "run", failing)
     if not has_room:
         (tmp_path / "data.room").symlink_to("/dev/full")
-    assert prepare.run("prepare", lambda: binarise.preprocess(tmp_path, tmp_path / "data", "a", "b", 1, 9)) == 2
+
+    @frame.command("prepare", "")
+    def preprocess(parser: Any, argv: Any) -> None:
+        binarise.preprocess(tmp_path, tmp_path / "data", "a", "b", 1, 9)
+
+    assert preprocess([]) == code
     assert said in capsys.readouterr().err
 
 
@@ -827,6 +842,25 @@ def test_wrong_flags(flags: list[str], said: str, capsys: pytest.CaptureFixture[
     assert error.value.code == 2 and said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "argv, error",
+    [
+        (
+            ["custom", "--name", "x"],
+            "fairseq-resid prepare custom: error: the following arguments are required: --train",
+        ),
+        (["phrasebook"], "fairseq-resid prepare phrasebook: error: the following arguments are required: --out"),
+    ],
+)
+def test_the_first_word_chooses_the_command(argv: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        prepare.main(argv)
+    assert error in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        prepare.main(["--help"])
+    assert f"fairseq-resid prepare {argv[0]} ..." in capsys.readouterr().out
+
+
 def test_normalisation_of_text_that_is_not_tokenised_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("multi30k-en-de", tmp_path / "data", "--normalize", "both") == 2
     assert "--normalize both: the text of multi30k-en-de is not tokenised here" in capsys.readouterr().err
@@ -871,13 +905,17 @@ def test_the_corpora_have_the_papers_sizes() -> None:
 @pytest.mark.parametrize(
     "change, said",
     [
-        (lambda text: text.replace("source: en\n", ""), "no 'source'"),
+        (lambda text: text.replace("source: en\n", ""), "missing required field `source`"),
         (lambda text: text.replace("form: moses", "form: odd"), "form 'odd': must be one of plain, moses, escaped"),
         (lambda text: text.replace("form: moses", "form: plain"), "cannot be normalised"),
-        (lambda text: text.replace("normalize: source", "normalize: yes"), "must be one of none, source, both"),
+        (lambda text: text.replace("normalize: source", "normalize: target"), "must be one of none, source, both"),
+        (
+            lambda text: text.replace("normalize: source", "normalize: yes"),
+            "Expected `str`, got `bool` - at `normalize`",
+        ),
         (lambda text: text.replace("  dev.tgz:\n", "  dev2.tgz:\n"), "`files` has no dev.tgz"),
-        (lambda text: text + "\tx", "not YAML"),
-        (lambda text: text.replace("vocab_size", "vocabulary"), "vocabulary"),
+        (lambda text: text + "\tx", "damaged: "),
+        (lambda text: text.replace("vocab_size", "vocabulary"), "unknown field `vocabulary`"),
     ],
 )
 def test_a_broken_manifest_is_named(change: Callable[[str], str], said: str, tmp_path: Path) -> None:
@@ -910,7 +948,7 @@ def test_a_test_set_comes_from_sacrebleu_or_else_from_its_archive(
     texts = bring()
     assert texts is not None and "sacrebleu -t wmt14/full -l en-de" in capsys.readouterr().out
     assert all(text.is_verified and text.address == "sacrebleu -t wmt14/full -l en-de" for text in texts)
-    paths = sources.bring(texts, tmp_path / "out", None)
+    paths = sources.extract_all(texts, tmp_path / "out", None)
     expected = mirror.sides(mirror.pairs(20, ("en", "de"), 8))
     assert [path.read_text() for path in paths.values()] == list(expected)
     # Half a file in its cache, as a killed run leaves it.
@@ -921,4 +959,4 @@ def test_a_test_set_comes_from_sacrebleu_or_else_from_its_archive(
     shutil.rmtree(tmp_path / "cache")
     monkeypatch.setattr(dataset, "data", ["http://127.0.0.1:9/test-full.tgz"])
     assert bring() is None
-    assert "sacrebleu could not bring it" in capsys.readouterr().out
+    assert "sacrebleu could not download it" in capsys.readouterr().out

@@ -13,7 +13,8 @@ from clock import Clock
 
 from fairseq_resid.commands import children, progress
 from fairseq_resid.commands.progress import Progress
-from fairseq_resid.corpora import binarise, custom, subwords
+from fairseq_resid.corpora import binarise, custom, stream, subwords
+from fairseq_resid.folders.files import sha256
 
 pytestmark = pytest.mark.once
 
@@ -87,10 +88,26 @@ def test_the_long_steps_within_other_programs_show_how_far_they_are(
     assert len(set(parts)) > 3 and 0 < max(parts) <= size / 1000 + 1
 
 
-def test_short_steps_show_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build(tmp_path, 300)
-    told = capsys.readouterr().out
-    assert "fairseq-preprocess" in told and " so far" not in told and " left" not in told
+def test_short_steps_show_one_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = build(tmp_path, 300)
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\[1/5\] extract and count: train 300, valid 20, test 20 pairs, \d+\.\d s", lines[1])
+    assert re.fullmatch(r"\[3/5\] learn a joined BPE of 300 subwords: from 300 pairs, \d+\.\d s", lines[3])
+    assert lines[5].startswith("+ ") and lines[6].startswith("[5/5] fairseq-preprocess: dictionary of ")
+    assert lines[7].startswith("train: 300 of 300 pairs, ") and lines[-1] == f"{tmp_path / 'data'}: done"
+    assert len(lines) <= 13  # 14 with the line of the phrasebook
+    assert custom.main([*argv, "--verbose"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_lines_are_counted_with_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    (tmp_path / "text").write_bytes(b"a\nb\nlast")
+    with Progress("count lines", 8, "B") as shown:
+        assert stream.measure(tmp_path / "text", shown) == (3, sha256(tmp_path / "text"))
+    assert "count lines: 8 B of 8 B, " in capsys.readouterr().out
 
 
 def test_learning_that_is_killed_is_an_error(
@@ -105,6 +122,6 @@ def test_learning_that_is_killed_is_an_error(
         patch.setattr(subwords, "sample", killed)
         build(tmp_path, 300)
     error = capsys.readouterr().err
-    assert error.splitlines()[-1] == "custom: error: sentencepiece was ended (out of memory?)"
+    assert error.splitlines()[-1] == "fairseq-resid prepare custom: error: sentencepiece was ended (out of memory?)"
     build(tmp_path, 300)
     assert "goes on" not in capsys.readouterr().err

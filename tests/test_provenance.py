@@ -18,7 +18,8 @@ import yaml
 from fairseq_resid.corpora import custom, prepare, repeats
 from fairseq_resid.corpora import manifest as manifests
 from fairseq_resid.corpora.fingerprints import Fingerprints
-from fairseq_resid.folders.data import Corpus
+from fairseq_resid.folders import data as data_folder
+from fairseq_resid.folders.data import Corpus, Overlap, PairCounts
 from fairseq_resid.folders.files import read_lines
 from fairseq_resid.text import TextForm
 
@@ -44,7 +45,7 @@ def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Released:
         if (host / name).is_file():
             item["md5"] = hashlib.md5((host / name).read_bytes()).hexdigest()
     for split, counts in {"train": [120, 120, 60], "valid": [20], "test": [20]}.items():
-        for part, lines in zip(known[split], counts, strict=True):
+        for part, lines in zip(known["parts"][split], counts, strict=True):
             part["lines"] = lines
     (tmp_path / "manifests").mkdir()
     (tmp_path / "manifests" / "wmt14-en-de.yaml").write_text(yaml.safe_dump(known))
@@ -105,7 +106,7 @@ def test_text_without_a_known_checksum_is_taken_and_never_called_official(
     corpus = told(tmp_path / "data")
     assert corpus["differences"] == [] and len(corpus["unverified"]) == 10
     assert all((item["status"], item["origin"]) == ("unverified", None) for item in corpus["texts"].values())
-    assert "not verified, as no checksum vouches for them: train europarl-v7.en" in capsys.readouterr().out
+    assert "not verified, because no checksum of them is known: train europarl-v7.en" in capsys.readouterr().out
     # As is a mirror's zip, in place of an archive that the mirror does not have.
     host_of_zips = shutil.copytree(host, tmp_path / "zips")
     (host_of_zips / "training-parallel-nc-v9.tgz").unlink()
@@ -204,13 +205,13 @@ def test_a_fingerprint_is_forgotten_where_the_file_changes(tmp_path: Path) -> No
     file = tmp_path / "a.txt"
     file.write_text("one")
     known = Fingerprints(tmp_path / "memory.json").of(file)
-    assert known["sha256"] == hashlib.sha256(b"one").hexdigest()
+    assert known.sha256 == hashlib.sha256(b"one").hexdigest()
     times = file.stat().st_atime_ns, file.stat().st_mtime_ns
     file.write_text("two")  # the same size, and made to look as old
     os.utime(file, ns=times)
-    assert Fingerprints(tmp_path / "memory.json").of(file)["sha256"] == hashlib.sha256(b"two").hexdigest()
+    assert Fingerprints(tmp_path / "memory.json").of(file).sha256 == hashlib.sha256(b"two").hexdigest()
     (tmp_path / "memory.json").write_text("[1")
-    assert Fingerprints(tmp_path / "memory.json").of(file)["sha256"] == hashlib.sha256(b"two").hexdigest()
+    assert Fingerprints(tmp_path / "memory.json").of(file).sha256 == hashlib.sha256(b"two").hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------ ceilings
@@ -323,7 +324,7 @@ def test_a_damaged_result_is_not_called_whole(
     assert main("data", "--raw", host) == 0
     output = capsys.readouterr().out
     assert "sizes unknown: an earlier version made it; --verify compares checksums" in output
-    assert "not verified, as no checksum vouches for them: all texts (an earlier version did not compare" in output
+    assert "not verified, because no checksum of them is known: all texts (an earlier version did not compare" in output
     assert Corpus.read(data).unverified == ("all texts (an earlier version did not compare them)",)
     assert main("data", "--raw", host, "--verify") == 0
     assert "its checksums are right" in capsys.readouterr().out
@@ -353,8 +354,41 @@ def test_an_odd_corpus_json_is_one_line(
     assert "corpus.json" in capsys.readouterr().err
 
 
+# Parts of corpus.json as earlier versions wrote it.
+EARLIER: dict[str, dict[str, Any]] = {
+    "0.1.0": {
+        "sentencepiece": "bpe",
+        "inputs": {"train.en": {"file": "train.en", "sha256": "00"}},
+        "lines": {"train": {"in": 3, "out": 2, "dropped_empty": 1}},
+        "tools": {"sentencepiece": "0.2.0"},
+    },
+    "0.2.0": {
+        "asked": {"name": "c", "vocab_size": 90, "normalize": "none", "clean": False, "limit": None},
+        "files": {"train.en": {"bytes": 3, "url": None}},
+        "texts": {"train t.en": {"file": "train.en", "member": None, "lines": 3, "sha256": "00"}},
+        "differences": ["a difference"],
+        "lines": {"train": {"in": 3, "out": 2, "dropped": {"empty": 1}}},
+        "text": {"form": "moses", "normalize": "source"},
+        "round_trip": {"test": {"exact": 1, "of": 2, "bleu": 99, "signature": "nrefs:1"}},
+        "checksums": {"dict.en.txt": "00"},
+    },
+}
+
+
+@pytest.mark.parametrize("version", EARLIER)
+def test_a_data_folder_of_an_earlier_version_is_read(version: str, tmp_path: Path) -> None:
+    both = {"name": "c", "source": "en", "target": "xx", "vocab_size": 90, "bleu_tokenize": "13a"}
+    restore = {"post_process": "sentencepiece", "model": "spm.model"}
+    (tmp_path / "corpus.json").write_text(json.dumps({**both, "restore": restore, **EARLIER[version]}))
+    found = Corpus.read(tmp_path)
+    assert (found.post_process, found.tokenize, found.unverified) == ("sentencepiece", "13a", ())
+    assert found.form == TextForm("xx", "plain" if version == "0.1.0" else "moses")
+    assert found.differences == (() if version == "0.1.0" else ("a difference",))
+    assert found.preparation == EARLIER[version].get("asked", {})
+    assert not data_folder.check(tmp_path)  # sizes are not known
+
+
 def test_training_and_evaluation_refuse_a_damaged_folder(corpus: Path, tmp_path: Path) -> None:
-    from fairseq_resid.folders import data as data_folder
     from fairseq_resid.training import launch
 
     data = shutil.copytree(corpus, tmp_path / "data")
@@ -363,7 +397,7 @@ def test_training_and_evaluation_refuse_a_damaged_folder(corpus: Path, tmp_path:
     with pytest.raises(ValueError, match=r"data: damaged: valid\.en-xx\.xx\.idx has 7 bytes"):
         launch.check_data([str(data), "--arch", "transformer"])
     (data / "corpus.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"corpus\.json: cannot be read"):
+    with pytest.raises(ValueError, match=r"corpus\.json: damaged"):
         data_folder.check(data)
     (data / "corpus.json").unlink()  # made by fairseq-preprocess alone: nothing is known of it
     launch.check_data([str(data), "--arch", "transformer"])
@@ -411,7 +445,7 @@ def test_profiles_prepare_as_others_do(released: Released, tmp_path: Path, capsy
     assert main("fairseq", *flags, "--profile", "fairseq") == 0
     corpus = told(tmp_path / "fairseq")
     assert corpus["text"] == {"form": "moses", "normalize": "both", "split_hyphens": True}
-    form = TextForm.of_corpus(corpus, "de")
+    form = data_folder.read(tmp_path / "fairseq").forms()["de"]
     assert form.to_model(lines[0]) == 'Ein wohl @-@ bekannter " Satz " .'
     assert form.restore(form.to_model("Ein wohl-bekannter Satz.")) == "Ein wohl-bekannter Satz."
     assert prepare.PROFILES["fairseq"]["vocab_size"] == 40_000  # a flag wins over it, as above
@@ -463,7 +497,7 @@ def test_evaluation_text_in_training_is_counted_listed_and_left_out(
     assert 4 in found["pair"] and 4 in found["source"] and 4 in found["target"]
     assert 5 in found["source"] and 5 not in found["target"] and 5 not in found["pair"]
     assert 6 in found["target"] and 6 not in found["source"]
-    assert f"valid: also in the training text are {len(found['source'])} source sentences" in output
+    assert f"; also in the training text: {len(found['source'])} sources, " in output
     assert f"valid:4 pair: {pair[0]} ||| {pair[1]}" in output and f"valid:6 target: {alone[1]}" in output
     # On a folder that is there, too.
     assert build(raw, tmp_path / "data", "--show") == 0
@@ -492,10 +526,10 @@ def test_deduplication_keeps_the_first_of_each_in_order(tmp_path: Path) -> None:
     train = write("train.a", ["x", "y", "x", "x", "z"]), write("train.b", ["1", "2", "1", "3", "4"])
     test = write("test.a", ["z"]), write("test.b", ["4"])
     outputs = tmp_path / "out.a", tmp_path / "out.b"
-    assert repeats.deduplicate(train, [test], outputs, None) == {"in": 5, "out": 3, "repeated": 1, "in_evaluation": 1}
+    assert repeats.deduplicate(train, [test], outputs, None) == PairCounts(5, 3, {"repeated": 1, "in_evaluation": 1})
     assert [file.read_text() for file in outputs] == ["x\ny\nx\n", "1\n2\n3\n"]
     found = repeats.overlap(train, {"test": test}, None)
-    assert found == {"test": {"source": [1], "target": [1], "pair": [1]}}
+    assert found == {"test": Overlap((1,), (1,), (1,))}
 
 
 def test_the_card_tells_what_the_data_is(corpus: Path) -> None:

@@ -23,6 +23,7 @@ LOGGERS = {
     "fairseq.file_utils": logging.INFO,
     "fairseq.models.fairseq_model": logging.INFO,
     "fairseq_resid.compat": logging.INFO,
+    "fairseq_resid.ops.dispatch": logging.INFO,  # which backend: a training's log has it
     "torch.distributed.elastic": logging.WARNING,
     "root": logging.INFO,
 }

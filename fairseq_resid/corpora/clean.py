@@ -7,12 +7,12 @@
     of the model's text  empty                  a side is empty
     of all pairs         repeated               the pair came before (--deduplicate)
                          in_evaluation          it is a valid or test pair (--deduplicate)
-    of the pieces        length                 a side has fewer than 1 or more than 250 pieces (--max-pieces)
+    of the subwords      length                 a side has fewer than 1 or more than 250 subwords (--max-pieces)
                          ratio                  one side has more than 1.5 times as many as the other (--max-ratio)
 
-Length and ratio are counted in pieces, as fairseq's preparation scripts do with Moses' clean-corpus-n.perl. Counted
-in words the ratio would drop 28% of IWSLT'15 EN-VI, whose Vietnamese is written in syllables. Repeated pairs stay
-unless --deduplicate is given. Validation and test text is never dropped, nor is anything if cleaning is off.
+Length and ratio are counted in subwords, as fairseq's preparation scripts do with Moses' clean-corpus-n.perl. Counted
+in words, the ratio would drop 28% of IWSLT'15 EN-VI, whose Vietnamese is written in syllables. Repeated pairs stay
+unless --deduplicate is given. Valid and test text is never dropped. If cleaning is off, nothing is dropped.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ MAX_BYTES = 4 * MAX_CHARACTERS
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 RAW_REASONS = ("not_utf8", "too_long", "control_characters", "empty", "source_equals_target")
-PIECE_REASONS = ("length", "ratio")
+SUBWORD_REASONS = ("length", "ratio")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Which pairs are dropped by their numbers of pieces: on one side, and on one side to those on the other."""
+    """Which pairs are dropped for their subwords: too many on a side, or too many more than on the other side."""
 
     max_pieces: int
     max_ratio: float
 
     def reason(self, source: int, target: int) -> str | None:
-        """Return why a pair with so many pieces on each side is dropped, if it is."""
+        """Return why a pair with so many subwords on each side is dropped, if it is."""
         if not (1 <= source <= self.max_pieces and 1 <= target <= self.max_pieces):
             return "length"
         return "ratio" if max(source, target) > self.max_ratio * min(source, target) else None
@@ -46,7 +46,7 @@ class Limits:
 def decode(raw: bytes) -> tuple[str, str | None]:
     """Return a raw line as text without its line end, and the reason why it cannot be used, if there is one.
 
-    A carriage return before the line end belongs to it.
+    A carriage return before the line end is part of the line end.
     """
     raw = raw.rstrip(b"\n").removesuffix(b"\r")
     if len(raw) > MAX_BYTES:

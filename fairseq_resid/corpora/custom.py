@@ -1,6 +1,6 @@
-"""A data folder from raw parallel text of one's own.
+"""A data folder from raw parallel text of your own.
 
-    python -m fairseq_resid.corpora.custom --name NAME --source SRC --target TGT --vocab-size N
+    fairseq-resid prepare custom --name NAME --source SRC --target TGT --vocab-size N
         --train PREFIX --valid PREFIX --test PREFIX --out DATA
 
 PREFIX.SRC and PREFIX.TGT are the two sides. The text goes to sentencepiece as it is.
@@ -10,36 +10,37 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import prepare, sources
+from ..commands.frame import command
+from . import flags, sources
 from .fingerprints import Fingerprints
 from .manifest import SPLITS, Manifest, Part
 from .preparation import Options, prepare_data
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Command line of `python -m fairseq_resid.corpora.custom`."""
-    parser = argparse.ArgumentParser(prog="custom", description=__doc__.splitlines()[0])
+@command("prepare custom", "Make a data folder from raw parallel text of your own.", again="goes on")
+def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+    """Command line of `fairseq-resid prepare custom`."""
     parser.add_argument("--name", required=True, help="name of the corpus, for corpus.json")
     for split in SPLITS:
         parser.add_argument(f"--{split}", required=True, type=Path, metavar="PREFIX", help=f"raw {split} text")
     parser.add_argument("--source", required=True, metavar="LANG")
     parser.add_argument("--target", required=True, metavar="LANG")
-    parser.add_argument("--vocab-size", required=True, type=int, help="pieces of the joined vocabulary")
+    parser.add_argument("--vocab-size", required=True, type=int, help="subwords of the joined vocabulary")
     parser.add_argument("--out", required=True, type=Path, metavar="DATA")
-    prepare.add_options(parser)
+    flags.add(parser)
     args = parser.parse_args(argv)
-    prepare.check_positive(parser, args, "workers", "vocab_size", "max_pieces")
+    flags.check_positive(parser, args, "workers", "vocab_size", "max_pieces")
     if args.source == args.target:
         parser.error(f"--source and --target are both {args.source}: they name the files of two languages")
-    prefixes = {split: getattr(args, split) for split in SPLITS}
-    given = prepare.settings(args)
+    given = flags.settings(args)
     del given["vocab_size"]
-    work = lambda: build(  # noqa: E731
+    build(
         args.name,
-        prefixes,
+        {split: getattr(args, split) for split in SPLITS},
         args.source,
         args.target,
         args.vocab_size,
@@ -50,7 +51,6 @@ def main(argv: list[str] | None = None) -> int:
         args.show,
         **given,
     )
-    return prepare.run("custom", work)
 
 
 def build(
@@ -66,9 +66,9 @@ def build(
     show: bool = False,
     **settings: Any,
 ) -> bool:
-    """Make the data folder OUT from PREFIX.SRC and PREFIX.TGT of each split; as `preparation.prepare_data`.
+    """Make the data folder OUT from PREFIX.SRC and PREFIX.TGT of each split, as `preparation.prepare_data` does.
 
-    settings: fields of the manifest beside these, such as `clean`
+    settings: other fields of the manifest, such as `clean`
     """
     fingerprints = Fingerprints(None)
     texts = []
@@ -82,7 +82,7 @@ def build(
                 raise ValueError(f"{path}: no such file")
             texts.append(sources.Text(split, part, language, path, None, fingerprints.of(path)))
     manifest = Manifest(name, source, target, vocab_size, parts, **settings)
-    prepare.check_limits(manifest, settings)
+    flags.check_limits(manifest, settings)
     way = sources.Way((), None, out.parent, False)
     options = Options(way, out, workers, None, allow_low_ceiling, verify, show)
     return prepare_data(manifest, options, texts)

@@ -1,4 +1,4 @@
-"""Free disk: how much a preparation needs, asked before anything is done."""
+"""Free disk: how much a preparation needs. It is checked before anything else is done."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..commands.progress import amount
+from ..folders.files import partial_of
 from . import sources
 from .extract import is_archive
 from .manifest import Manifest
 
-# What the work takes at its peak, as a multiple of the raw text: the tokenised text with its pieces, or the pieces with
-# fairseq's binary files, which are there twice while its workers' are joined.
+# Peak of the work, as a multiple of the raw text: the tokenised text with its subwords, or the subwords with fairseq's
+# binary files, which exist twice while fairseq joins those of its workers.
 WORK_FACTOR = 2.6
 WORK_BYTES = 50_000_000  # whatever the corpus
 UNPACKED = 4  # the text of an archive or .gz is at most so many times its size
@@ -23,32 +24,34 @@ UNPACKED = 4  # the text of an archive or .gz is at most so many times its size
 def check(
     manifest: Manifest, way: sources.Way, out: Path, limit: int | None, texts: Sequence[sources.Text] | None
 ) -> None:
-    """Say how much disk is needed.
+    """Print how much disk is needed.
 
-    Raises: ValueError where there is less.
+    Raises: ValueError if less is free.
     """
     text, download = manifest.text_bytes, 0
+    sizes: dict[Path, int | None]
     if texts is not None:
-        sizes = {item.file: item.known["bytes"] for item in texts}
+        sizes = {item.file: item.known.bytes for item in texts}
     else:
         sizes = way.sizes(manifest)
         for path, size in sizes.items():
-            partial = Path(f"{path}.partial")
+            partial = partial_of(path)
             if not path.is_file():
                 download += max(0, (size or 0) - (partial.stat().st_size if partial.is_file() else 0))
-    if all(size is not None for size in sizes.values()):
-        packed = sum(size for path, size in sizes.items() if path.name.endswith(".gz") or is_archive(path.name))
-        total = sum(sizes.values())
+    known = {path: size for path, size in sizes.items() if size is not None}
+    if len(known) == len(sizes):
+        packed = sum(size for path, size in known.items() if path.name.endswith(".gz") or is_archive(path.name))
+        total = sum(known.values())
         text = min(total + (UNPACKED - 1) * packed, max(total, manifest.text_bytes))
     if limit is not None and (pairs := sum(part.lines or 0 for part in manifest.parts["train"])):
         asked = sum(min(part.lines or limit, limit) for part in manifest.parts["train"])
         text = text * asked // pairs
-    # What an earlier run left is there already.
-    work = int(WORK_FACTOR * text) + WORK_BYTES - size_of(out.with_name(out.name + ".partial"))
+    # An earlier run may have done a part of the work.
+    work = int(WORK_FACTOR * text) + WORK_BYTES - size_of(partial_of(out))
     needed: dict[int, int] = {}
     for folder, size in ((way.downloads, download), (out, max(work, 0))):
-        there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-        disk, free = there.stat().st_dev, shutil.disk_usage(there).free
+        parent = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+        disk, free = parent.stat().st_dev, shutil.disk_usage(parent).free
         needed[disk] = needed.get(disk, 0) + size
         if size:
             print(f"disk: about {amount(size, 'B')} needed for {folder}, {amount(free, 'B')} free", flush=True)

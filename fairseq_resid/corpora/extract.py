@@ -14,13 +14,14 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 from xml.sax.saxutils import unescape
 
 from ..commands.progress import Progress
+from ..folders.files import replacing
 
 BLOCK = 1 << 20
 GZIP = b"\x1f\x8b"  # how a gzip file begins
@@ -53,15 +54,16 @@ def is_plain(name: str) -> bool:
 def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None) -> None:
     """Write members of an archive as texts: `wanted` says which, and to what file each goes.
 
-    The texts appear together, after the archive was read to its end and its checksums were right: gzip's of the whole
-    archive, zip's of the wanted members. With `limit`, only so many lines of each are written, and reading stops there:
-    the rest of the archive is not checked.
-    Raises: Damaged naming the archive; ValueError naming archive and member where one is missing, is no plain file, or
-    has a name that leads out of the archive's folder.
+    The texts appear together, when the archive has been read to its end and its checksums are right: gzip's of the
+    whole archive, zip's of the wanted members. With `limit`, only so many lines of each are written, and reading stops
+    there: the rest of the archive is not checked.
+    Raises: Damaged naming the archive; ValueError naming archive and member if one is missing, is no plain file, or has
+    a name that leads out of the archive's folder.
     """
     left = dict(wanted)
     seen: list[str] = []
     with (
+        ExitStack() as outputs,
         _damage_named(archive),
         archive.open("rb") as file,
         Progress(f"extract {archive.name}", archive.stat().st_size, "B") as progress,
@@ -80,35 +82,29 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
             if opened is None:
                 raise ValueError(f"{archive}: member {name} is no plain file")
             with opened:
-                write_text(opened, name, _unfinished(left.pop(name)), limit)
+                write_text(opened, name, outputs.enter_context(replacing(left.pop(name))), limit)
             if not left and limit is not None:
                 break
-    if left:
-        # A tar without compression that was cut off between two members cannot be told from a whole one.
-        size = f"{archive.stat().st_size:,} bytes, is it whole?"
-        raise ValueError(f"{archive} ({size}): has no member {', '.join(left)}; it has {_some(seen)}")
-    for output in wanted.values():
-        _unfinished(output).replace(output)
-
-
-def _unfinished(output: Path) -> Path:
-    return output.with_name(output.name + ".partial")
+        if left:
+            # A tar without compression that was cut off between two members looks like a whole one.
+            size = f"{archive.stat().st_size:,} bytes, is it whole?"
+            raise ValueError(f"{archive} ({size}): has no member {', '.join(left)}; it has {_some(seen)}")
 
 
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
-    """Turn the errors of damaged compression and archives into Damaged; the disk's come through."""
+    """Turn the errors of damaged compression and archives into Damaged; the disk's errors are raised as they are."""
     try:
         yield
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        # The disk's errors have a number. EINVAL: a damaged zip names a place before the file's beginning.
+        # The disk's errors have a number. EINVAL: a damaged zip points before the file's beginning.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise Damaged(f"{path}: damaged or cut off ({error})") from None
 
 
 def is_web_page(beginning: bytes) -> bool:
-    """Say whether a file begins as HTML does: what some servers send in place of what was asked for."""
+    """Say whether a file begins as HTML does: some servers send a web page in place of the file."""
     return WEB_PAGE.match(beginning) is not None
 
 
@@ -143,7 +139,7 @@ class _Counted:
 def _members(
     archive: Path, file: IO[bytes], progress: Progress
 ) -> Iterator[tuple[str, Callable[[], IO[bytes] | None]]]:
-    """Yield the name of every member, and what opens it; that returns None where it is no plain file."""
+    """Yield every member's name, and the function that opens it; it returns None if the member is no plain file."""
     if archive.name.endswith(".zip"):
         with zipfile.ZipFile(file) as opened:
             for item in opened.infolist():
@@ -185,7 +181,7 @@ def _some(names: list[str]) -> str:
 
 
 def write_text(stream: IO[bytes], name: str, output: Path, limit: int | None = None) -> None:
-    """Write a text, by its name decompressed and freed of markup.
+    """Write a text, decompressed and without markup, by the format that its name says.
 
     Raises: ValueError naming the text if its format is broken; errors of damaged compression.
     """
@@ -218,7 +214,7 @@ def segments(markup: bytes, name: str) -> list[str]:
     """Return the text of every <seg> of an SGM or XML test set, its ASCII white space joined.
 
     Unlike sacrebleu, it keeps no-break spaces, and undoes `&amp;` and the other entities of XML: they are markup.
-    Raises: ValueError naming the file where it is not UTF-8 or has no segment.
+    Raises: ValueError naming the file if it is not UTF-8 or has no segment.
     """
     try:
         text = markup.decode("utf-8")
@@ -240,6 +236,5 @@ def convert(path: Path, name: str, output: Path, limit: int | None = None) -> No
 
     Raises: Damaged naming the file; ValueError.
     """
-    with _damage_named(path), path.open("rb") as stream:
-        write_text(stream, name, _unfinished(output), limit)
-    _unfinished(output).replace(output)
+    with _damage_named(path), path.open("rb") as stream, replacing(output) as unfinished:
+        write_text(stream, name, unfinished, limit)

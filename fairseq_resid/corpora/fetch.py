@@ -1,14 +1,12 @@
 """Downloads that can be interrupted anywhere: resumed, retried, verified, whole or not there.
 
-FOLDER/NAME is a whole, verified file and FOLDER/NAME.json what is known of it; FOLDER/NAME.partial is one under way.
+FOLDER/NAME is a whole, verified file and FOLDER/NAME.json its fingerprint; FOLDER/NAME.partial is unfinished.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import http.client
-import json
 import os
 import re
 import time
@@ -17,11 +15,13 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from ..commands.progress import Progress
-from ..folders.files import write_text
+from ..folders import records
+from ..folders.files import locked, partial_of
 from .extract import Damaged, instead
 from .manifest import RemoteFile
 
@@ -36,49 +36,56 @@ BEGINNING = 512  # bytes that show what a file is
 RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")  # a Content-Range
 
 
+@dataclass(frozen=True)
+class Fingerprint:
+    """What identifies a file: its size, time of change and checksums; `url` is where it was downloaded, if it was."""
+
+    bytes: int
+    mtime_ns: int
+    sha256: str
+    md5: str
+    url: str | None = None
+
+
 class FetchError(ValueError):
-    """A file could not be had from any of its addresses."""
+    """No address gave the file."""
 
 
 class _Refused(Exception):
-    """This address will not give the file, however often it is asked."""
+    """This address does not give the file, however often it is asked."""
 
 
 def fetch(
     file: RemoteFile, folder: Path, mirror: str | None, allow_other: bool, sleep: Callable[[float], None] = time.sleep
-) -> dict[str, Any]:
-    """Bring FOLDER/NAME there unless it is; return what is known of it: size, checksums, url.
+) -> Fingerprint:
+    """Download FOLDER/NAME unless it is there; return its fingerprint.
 
-    With a mirror the only address is MIRROR/NAME. A file that is not what the manifest says is refused, or, with
-    `allow_other`, accepted and said to be another.
-    Raises: FetchError saying what happened at each address; OSError where the disk is full.
+    With a mirror the only address is MIRROR/NAME. A file that is not the manifest's is refused; with `allow_other` it
+    is accepted, and a line says so.
+    Raises: FetchError saying what happened at each address; OSError if the disk is full.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     target = folder / file.name
-    with _lock(folder / f".{file.name}.lock"):
+    with locked(folder / f".{file.name}.lock", f"{file.name}: another process downloads it", wait=True):
         known = _known(target)
         if known is not None and (allow_other or not problem(file, known)):
             return known
-        if (
-            known is None
-            and target.is_file()
-            and (file.sha256 or file.md5)
-            and not problem(file, found := describe(target))
-        ):
-            return _keep(target, {**found, "url": None})  # brought by hand, or its record was lost
+        if known is None and target.is_file() and (file.sha256 or file.md5):
+            found = describe(target)  # copied there by the user, or NAME.json was lost
+            if not problem(file, found):
+                return _keep(target, found)
         urls = [address(file.name, mirror)] if mirror else list(file.urls)
         if not urls:
             raise FetchError(f"{file.name}: no address is known; give the folder that has it with --raw")
-        said = []
+        refusals = []
         for url in urls:
             print(f"{file.name}: from {url}", flush=True)
             try:
                 return _from(url, file, target, allow_other, sleep)
             except _Refused as refusal:
-                said.append(f"  {url}: {refusal}")
+                refusals.append(f"  {url}: {refusal}")
                 print(f"{file.name}: {refusal}", flush=True)
     raise FetchError(
-        "\n".join([f"{file.name} could not be downloaded:", *said, "  --raw DIR or --mirror URL can help"])
+        "\n".join([f"{file.name} could not be downloaded:", *refusals, "  --raw DIR or --mirror URL can help"])
     )
 
 
@@ -88,7 +95,7 @@ def address(name: str, mirror: str) -> str:
 
 
 def size_at(url: str) -> int | None:
-    """Return the size that a server tells of a file; None if it does not, for whatever reason."""
+    """Return the size of a file by what the server says; None if it does not say it, for whatever reason."""
     try:
         with urllib.request.urlopen(_request(url, method="HEAD"), timeout=PATIENCE) as answer:
             return _length(answer)
@@ -97,87 +104,72 @@ def size_at(url: str) -> int | None:
 
 
 @contextmanager
-def usable(path: Path, known: dict[str, Any]) -> Iterator[None]:
-    """Remove a download if its reading raises Damaged, so that the next run asks for it again.
+def usable(path: Path, known: Fingerprint) -> Iterator[None]:
+    """Remove a download if its reading raises Damaged, so that the next run downloads it again.
 
-    `known` is the file's record; one without `url` was not downloaded: that file is the user's, and stays.
+    A file whose fingerprint has no `url` was not downloaded: it is the user's, and stays.
     Raises: ValueError naming the file and what to do.
     """
     try:
         yield
     except Damaged as damage:
-        if not known.get("url"):
+        if not known.url:
             raise ValueError(f"{damage}; replace it with a whole file") from None
-        for there in (Path(f"{path}.json"), path):
-            there.unlink(missing_ok=True)
+        for file in (_record(path), path):
+            file.unlink(missing_ok=True)
         raise ValueError(f"{damage}; it was removed, and the same command downloads it again") from None
 
 
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"{path.name[1:-5]}: another process downloads it; waiting", flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _record(target: Path) -> Path:
+    return target.with_name(f"{target.name}.json")
 
 
-def _known(target: Path) -> dict[str, Any] | None:
-    """Return NAME.json if it tells of the very file that is there."""
-    try:
-        told = json.loads(Path(f"{target}.json").read_text(encoding="utf-8"))
-        status = target.stat()
-        return told if (told["bytes"], told["mtime_ns"]) == (status.st_size, status.st_mtime_ns) else None
-    except (OSError, ValueError, KeyError, TypeError):
+def _known(target: Path) -> Fingerprint | None:
+    """Return NAME.json if it is of the very file that is there."""
+    known = records.remembered(_record(target), Fingerprint)
+    if known is None or not target.is_file():
         return None
+    status = target.stat()
+    return known if (known.bytes, known.mtime_ns) == (status.st_size, status.st_mtime_ns) else None
 
 
-def _keep(target: Path, known: dict[str, Any]) -> dict[str, Any]:
+def _keep(target: Path, known: Fingerprint) -> Fingerprint:
     """Write NAME.json."""
-    write_text(Path(f"{target}.json"), json.dumps(known, indent=2) + "\n")
+    records.write(_record(target), known)
     return known
 
 
-def describe(path: Path) -> dict[str, Any]:
-    """Return what identifies a file: its size, checksums, and time of change."""
+def describe(path: Path) -> Fingerprint:
+    """Return the fingerprint of a file."""
     sha256, md5 = hashlib.sha256(), hashlib.md5()
     status = path.stat()
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             sha256.update(block)
             md5.update(block)
-    return {
-        "bytes": status.st_size,
-        "mtime_ns": status.st_mtime_ns,
-        "sha256": sha256.hexdigest(),
-        "md5": md5.hexdigest(),
-    }
+    return Fingerprint(status.st_size, status.st_mtime_ns, sha256.hexdigest(), md5.hexdigest())
 
 
-def problem(file: RemoteFile, found: dict[str, Any]) -> str | None:
-    """Say how a file differs from the manifest; None where it does not."""
+def problem(file: RemoteFile, found: Fingerprint) -> str | None:
+    """Say how a file differs from the manifest; None if it does not."""
     for kind in ("bytes", "sha256", "md5"):
-        expected = getattr(file, kind)
-        if expected is not None and found[kind] != expected:
-            return _wrong(kind, found[kind], expected)
+        expected, actual = getattr(file, kind), getattr(found, kind)
+        if expected is not None and actual != expected:
+            return _wrong(kind, actual, expected)
     return None
 
 
-def _wrong(kind: str, found: object, expected: object) -> str:
+def _wrong(kind: str, actual: object, expected: object) -> str:
     label = "size" if kind == "bytes" else f"{kind} checksum"
-    return f"wrong {label}: {found}, but {expected} is expected"
+    return f"wrong {label}: {actual}, but {expected} is expected"
 
 
-def _from(
-    url: str, file: RemoteFile, target: Path, allow_other: bool, sleep: Callable[[float], None]
-) -> dict[str, Any]:
+def _from(url: str, file: RemoteFile, target: Path, allow_other: bool, sleep: Callable[[float], None]) -> Fingerprint:
     """Download from one address, with resumed attempts.
 
-    Raises: _Refused where it does not give the file, or another one.
+    Raises: _Refused if it gives no file, or another one.
     """
-    partial = Path(f"{target}.partial")
+    partial = partial_of(target)
     resumed = partial.is_file() and partial.stat().st_size > 0
     for attempt in range(ATTEMPTS):
         try:
@@ -196,8 +188,8 @@ def _from(
         found = describe(partial)
         wrong = problem(file, found)
         if wrong and resumed:
-            # What had been there may have been the beginning of something else.
-            print(f"{file.name}: {wrong}; once more from its beginning", flush=True)
+            # What an earlier run left may have been the beginning of another file.
+            print(f"{file.name}: {wrong}; downloaded again from its beginning", flush=True)
             partial.unlink()
             resumed = False
             continue
@@ -207,16 +199,16 @@ def _from(
         if wrong:
             print(f"{file.name}: {wrong}; accepted", flush=True)
         if not (file.sha256 or file.md5):
-            print(f"{file.name}: no checksum is known of it; sha256 {found['sha256']}", flush=True)
+            print(f"{file.name}: its checksum is not known; sha256 {found.sha256}", flush=True)
         os.replace(partial, target)
-        return _keep(target, {**found, "url": url})
-    raise _Refused("what was left of an earlier download could not be made whole")
+        return _keep(target, replace(found, url=url))
+    raise _Refused("an unfinished download could not be completed")
 
 
 def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> None:
-    """Bring PARTIAL to the length that the server tells, from where it ends.
+    """Download what PARTIAL lacks of the length that the server says.
 
-    PARTIAL stays as it is until the answer's size and beginning have shown that it is the file.
+    PARTIAL is not changed until the answer's size and beginning show that it is the file.
     Raises: OSError if the connection fails or ends too soon; _Refused if the answer is another file.
     """
     expected = None if allow_other else file.bytes
@@ -256,14 +248,14 @@ def _ended(size: int, total: int) -> ConnectionError:
     return ConnectionError(f"the connection ended after {size:,} of {total:,} bytes")
 
 
-def _request(url: str, **told: Any) -> urllib.request.Request:
-    request = urllib.request.Request(url, **told)
+def _request(url: str, **settings: Any) -> urllib.request.Request:
+    request = urllib.request.Request(url, **settings)
     request.add_header("User-Agent", "fairseq_resid")
     return request
 
 
 def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
-    """Ask for a file from a byte on; return the answer, the byte where it begins, the file's size (None: not told).
+    """Ask for a file from a byte on; return the answer, the byte where it begins, the file's size (None: not known).
 
     If the answer begins at the file's size, nothing is left to read.
     Raises: OSError if the connection fails; _Refused if the address or the answer cannot be used.
@@ -295,13 +287,13 @@ def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
 
 
 def _length(answer: Any) -> int | None:
-    """Return the length of an answer, None if the server does not tell it."""
-    told = answer.headers.get("Content-Length", "")
-    return int(told) if told.isdecimal() and "Transfer-Encoding" not in answer.headers else None
+    """Return the length of an answer, None if the server does not say it."""
+    length = answer.headers.get("Content-Length", "")
+    return int(length) if length.isdecimal() and "Transfer-Encoding" not in answer.headers else None
 
 
 def _put(output: IO[bytes], block: bytes) -> None:
-    """Write a block. If the same bytes are there, they stay: a connection that is lost takes nothing away."""
+    """Write a block. The same bytes, if they are there, stay: a lost connection must not shorten the file."""
     place = output.tell()
     if output.read(len(block)) != block:
         output.seek(place)

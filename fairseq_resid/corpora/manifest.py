@@ -7,43 +7,41 @@ hold them with URLs and checksums, and how text goes to the model. manifests/wmt
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import yaml
+from msgspec import Struct
+from msgspec.structs import replace
 
+from ..folders import records
 from ..text import TextForm
 
 SPLITS = ("train", "valid", "test")
 MANIFESTS = Path(__file__).with_name("manifests")
 
 
-@dataclass(frozen=True)
-class RemoteFile:
+# Written by hand: a field that is none of these is an error.
+class RemoteFile(Struct, frozen=True, forbid_unknown_fields=True):
     """A file to download: its name, where it is (in order of preference), and what is known of its content."""
 
-    name: str
+    name: str = ""
     urls: tuple[str, ...] = ()
     bytes: int | None = None
-    about: int | None = None  # bytes, where the exact size is not known: for the check of free disk
+    about: int | None = None  # bytes, if the exact size is not known: for the check of free disk
     sha256: str | None = None
     md5: str | None = None
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Struct, frozen=True, forbid_unknown_fields=True):
     """One parallel text: for each language its places, FILE or FILE/MEMBER, in order of preference."""
 
     name: str
     places: Mapping[str, tuple[str, ...]]
     lines: int | None = None
-    sha256: Mapping[str, str] = field(default_factory=dict)
+    sha256: Mapping[str, str] = {}
     sacrebleu: str | None = None
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """A whole corpus; see the module's docstring."""
 
     name: str
@@ -52,7 +50,7 @@ class Manifest:
     vocab_size: int
     parts: Mapping[str, tuple[Part, ...]]
     form: str = "plain"
-    plain_form: str = "moses"  # if `form` is "escaped": how the same text goes to the model where it comes plain
+    plain_form: str = "moses"  # the form of the same text that comes plain, if `form` is "escaped"
     normalize: str = "none"
     clean: bool = False
     max_pieces: int = 250
@@ -61,7 +59,7 @@ class Manifest:
     split_hyphens: bool = False
     spm_normalizer: str = "nmt_nfkc"
     text_bytes: int = 0
-    files: Mapping[str, RemoteFile] = field(default_factory=dict)
+    files: Mapping[str, RemoteFile] = {}
 
     @property
     def languages(self) -> tuple[str, str]:
@@ -69,7 +67,8 @@ class Manifest:
 
     def file(self, place: str) -> RemoteFile:
         """Return the file that a place FILE or FILE/MEMBER names."""
-        return self.files.get(place.split("/")[0], RemoteFile(place.split("/")[0]))
+        name = place.split("/")[0]
+        return replace(self.files.get(name, RemoteFile()), name=name)
 
 
 def names() -> list[str]:
@@ -80,40 +79,26 @@ def names() -> list[str]:
 def read(path: Path) -> Manifest:
     """Read a manifest.
 
-    Raises: ValueError naming the file and the field where it is missing, no YAML, or says what cannot be.
+    Raises: ValueError naming the file and what is wrong; OSError.
     """
+    manifest = records.read(path, Manifest)
     try:
-        told = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not YAML: {error}") from None
-    try:
-        return _manifest(told)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        said = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"{path}: {said}") from None
-
-
-def _manifest(told: dict[str, Any]) -> Manifest:
-    languages = told["source"], told["target"]
-    files = {name: RemoteFile(name, tuple(item.pop("urls")), **item) for name, item in told.pop("files").items()}
-    parts = {split: tuple(_part(item, languages) for item in told.pop(split)) for split in SPLITS}
-    manifest = Manifest(**told, parts=parts, files=files)
-    TextForm.of_sides(*languages, manifest.form, manifest.normalize, manifest.split_hyphens)  # raises if it cannot be
-    for split in SPLITS:
-        for part in parts[split]:
-            for place in (place for places in part.places.values() for place in places):
-                if place.split("/")[0] not in files:
-                    raise ValueError(f"{split} {part.name}: {place}: `files` has no {place.split('/')[0]}")
+        _check(manifest)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     return manifest
 
 
-def _part(told: dict[str, Any], languages: tuple[str, str]) -> Part:
-    places = {}
-    for language in languages:
-        place = told.pop(language)
-        places[language] = (place,) if isinstance(place, str) else tuple(place)
-    if len({len(alternatives) for alternatives in places.values()}) != 1:
-        raise ValueError(f"{told['name']}: its sides have different numbers of alternatives")
-    return Part(places=places, **told)
+def _check(manifest: Manifest) -> None:
+    TextForm.of_sides(*manifest.languages, manifest.form, manifest.normalize, manifest.split_hyphens)
+    for split in SPLITS:
+        for part in manifest.parts.get(split, ()):
+            if part.places.keys() != {*manifest.languages}:
+                raise ValueError(f"{split} {part.name}: `places` must be of {' and '.join(manifest.languages)}")
+            if len({len(alternatives) for alternatives in part.places.values()}) != 1:
+                raise ValueError(f"{split} {part.name}: its sides have different numbers of alternatives")
+            for place in (place for alternatives in part.places.values() for place in alternatives):
+                if place.split("/")[0] not in manifest.files:
+                    raise ValueError(f"{split} {part.name}: {place}: `files` has no {place.split('/')[0]}")
+    if missing := [split for split in SPLITS if not manifest.parts.get(split)]:
+        raise ValueError(f"`parts` has no {missing[0]}")

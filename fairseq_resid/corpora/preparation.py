@@ -5,7 +5,7 @@
 The data folder, as every other tool of the project reads it:
 
     DATA/dict.SRC.txt, dict.TGT.txt   the joined dictionary, and fairseq's binary files beside it
-    DATA/spm.model                    the sentencepiece model that made the pieces
+    DATA/spm.model                    the sentencepiece model that cut the text into subwords
     DATA/ref/{valid,test}.{SRC,TGT}   the untouched text: what BLEU is scored against
     DATA/corpus.json                  sources, checksums, counts, versions, how text is restored
 
@@ -15,24 +15,38 @@ place, or the number of workers.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, TypeVar
 
+from msgspec.structs import fields
+
+from ..commands.progress import Progress
 from ..folders import data as data_folder
-from ..folders.files import read_lines, sha256, write_text
+from ..folders import records
+from ..folders.data import (
+    CorpusRecord,
+    Overlap,
+    PairCounts,
+    Restore,
+    RoundTrip,
+    SourceText,
+    SubwordSettings,
+    TextSettings,
+)
+from ..folders.files import locked, partial_of, read_lines
 from ..text import TextForm
 from . import binarise, ceiling, clean, disk, repeats, sources, stream, subwords, tokenise
 from .manifest import SPLITS, Manifest
-from .pipeline import Pipeline, Record, Step
+from .pipeline import Pipeline, Step
 
-# What a data folder holds is settled by these fields of the manifest, and by --limit.
+T = TypeVar("T")
+
+# These fields of the manifest, and --limit, determine what a data folder holds.
 SETTINGS = (
     "name",
     "source",
@@ -54,9 +68,9 @@ LIMITS = ("max_pieces", "max_ratio")
 
 @dataclass(frozen=True)
 class Options:
-    """How a corpus is to be made, beside what its manifest says.
+    """How a corpus is made, apart from what its manifest says.
 
-    verify: compare the checksums of a data folder that is there, not only its sizes
+    verify: compare the checksums of a finished data folder, not only its sizes
     show: list the valid and test sentences that are in the training text too
     """
 
@@ -69,11 +83,19 @@ class Options:
     show: bool = False
 
 
-def prepare_data(manifest: Manifest, options: Options, texts: list[sources.Text] | None = None) -> bool:
-    """Make the data folder OUT; return False where it already holds this very corpus.
+@dataclass(frozen=True)
+class Unfinished:
+    """text.json in the working folder: which text the unfinished work is on."""
 
-    `texts` are the corpus' texts where they are known; else they are looked for, or downloaded, by the manifest.
-    Raises: ValueError for bad input, or where OUT holds another corpus; ChildProcessError; OSError.
+    name: str
+    limit: int | None
+
+
+def prepare_data(manifest: Manifest, options: Options, texts: list[sources.Text] | None = None) -> bool:
+    """Make the data folder OUT; return False if it holds this very corpus already.
+
+    texts: the texts of the corpus; None: they are searched for, or downloaded, as the manifest says
+    Raises: ValueError for bad input, or if OUT holds another corpus; ChildProcessError; OSError.
     """
     out = options.out
     asked = {**{name: getattr(manifest, name) for name in SETTINGS}, "limit": options.limit}
@@ -81,26 +103,25 @@ def prepare_data(manifest: Manifest, options: Options, texts: list[sources.Text]
         asked |= dict.fromkeys(LIMITS)
     if texts is None and options.way.raw:
         texts = sources.find(manifest, options.way)
-    work = out.with_name(out.name + ".partial")
+    work = partial_of(out)
     if not out.exists():
         disk.check(manifest, options.way, out, options.limit, texts)
-        with _working_folder(work) as lock:
+        with locked(work / ".lock", f"{work}: another process is at work in it", wait=True) as lock:
             if not out.exists():
                 if texts is None:
-                    print("download", flush=True)
                     texts = sources.find(manifest, options.way)
-                _Preparation(manifest, options, texts, asked, lock).run(work)
-                _tell(out, options.show)
+                _Preparation(manifest, options, texts, asked, work, lock).run()
+                _show_result(out, options.show)
                 return True
             (work / ".lock").unlink()
             work.rmdir()
-    told = _check_same(out, asked, texts or [])
+    record = _check_same(out, asked, texts or [])
     sizes_known = data_folder.check(out, options.verify)
-    if (work / "text.json").is_file():  # of a run that was killed when it had given OUT its name
+    if (work / "text.json").is_file():  # the run was killed after it had renamed its result
         shutil.rmtree(work, ignore_errors=True)
-    _tell_differences(told)
+    _show_differences(record)
     if options.show:
-        _show_overlap(out, told)
+        _show_overlap(out, record)
     checked = "its checksums are right" if options.verify else "its sizes are right"
     if not (sizes_known or options.verify):
         checked = "sizes unknown: an earlier version made it; --verify compares checksums"
@@ -108,178 +129,260 @@ def prepare_data(manifest: Manifest, options: Options, texts: list[sources.Text]
     return False
 
 
-def _tell(out: Path, show: bool) -> None:
+def _show_result(out: Path, show: bool) -> None:
     """Print what a data folder holds."""
-    told = json.loads((out / "corpus.json").read_text(encoding="utf-8"))
-    for split in SPLITS:
-        lines, tokens = told["lines"][split], told["tokens"][split]
-        sides = ", ".join(f"{count:,} {language} pieces" for language, count in tokens.items())
-        print(f"{split}: {lines['out']:,} of {lines['in']:,} pairs, {sides}")
-    _tell_differences(told)
-    for split, trip in told["round_trip"].items():
-        print(
-            f"{split}: cut and restored, {trip['exact']:,} of {trip['of']:,} {told['target']} lines are the same; "
-            f"a perfect model's BLEU {trip['bleu']:.2f} {trip['signature']}"
-        )
-    for split, lines in told["overlap"].items():
-        print(
-            f"{split}: also in the training text are {len(lines['source']):,} source sentences, "
-            f"{len(lines['target']):,} target sentences, {len(lines['pair']):,} pairs"
-        )
+    record = data_folder.read(out)
+    for split, lines in record.lines.items():
+        sides = " and ".join(f"{count:,} {language}" for language, count in record.tokens[split].items())
+        phrases = [f"{split}: {lines.kept:,} of {lines.read:,} pairs, {sides} subwords"]
+        if trip := record.round_trip.get(split):
+            best = "" if trip.exact == trip.of else f" (a perfect model's BLEU {trip.bleu:.2f} {trip.signature})"
+            phrases.append(f"{trip.exact:,} of {trip.of:,} {record.target} lines come back from subwords{best}")
+        if overlap := record.overlap.get(split):
+            counts = [f"{len(getattr(overlap, kind)):,} {kind}s" for kind in ("source", "target", "pair")]
+            phrases.append(f"also in the training text: {', '.join(counts)}")
+        print("; ".join(phrases))
+    _show_differences(record)
     if show:
-        _show_overlap(out, told)
+        _show_overlap(out, record)
     print(f"{out}: done")
 
 
-def _show_overlap(out: Path, told: Record) -> None:
+def _show_overlap(out: Path, record: CorpusRecord) -> None:
     """Print the valid and test sentences that are in the training text too, from the untouched text."""
-    if not told["overlap"]:
+    if not record.overlap:
         raise ValueError(f"{out}: --show: an earlier version made it, and did not compare it with the training text")
-    for split, found in told["overlap"].items():
-        for kind, languages in (("source", ["source"]), ("target", ["target"]), ("pair", ["source", "target"])):
-            texts = [read_lines(out / "ref" / f"{split}.{told[language]}") for language in languages]
-            if max(found[kind], default=1) > len(texts[0]):
+    for split, overlap in record.overlap.items():
+        source = read_lines(out / "ref" / f"{split}.{record.source}")
+        target = read_lines(out / "ref" / f"{split}.{record.target}")
+        pairs = [f"{left} ||| {right}" for left, right in zip(source, target, strict=True)]
+        for kind, lines, text in (
+            ("source", overlap.source, source),
+            ("target", overlap.target, target),
+            ("pair", overlap.pair, pairs),
+        ):
+            if max(lines, default=1) > len(text):
                 raise ValueError(f"{out}: damaged: corpus.json names a line of {split} that is not in ref/")
-            for line in found[kind]:
-                print(f"{split}:{line} {kind}: {' ||| '.join(text[line - 1] for text in texts)}")
+            for line in lines:
+                print(f"{split}:{line} {kind}: {text[line - 1]}")
 
 
-def _tell_differences(told: Record) -> None:
-    for difference in told["differences"]:
+def _show_differences(record: CorpusRecord) -> None:
+    for difference in record.differences:
         print(f"not as released: {difference}")
-    if told["unverified"]:
-        print(f"not verified, as no checksum vouches for them: {', '.join(told['unverified'])}")
+    if unverified := record.unverified_texts:
+        print(f"not verified, because no checksum of them is known: {', '.join(unverified)}")
 
 
-def _check_same(out: Path, asked: Record, texts: list[sources.Text]) -> Record:
+def _check_same(out: Path, asked: dict[str, Any], texts: list[sources.Text]) -> CorpusRecord:
     """Return OUT's corpus.json.
 
-    Raises: ValueError unless it is of the corpus that is asked for, made from these files where they are known.
+    Raises: ValueError unless it is of the corpus that is asked for, and made from these texts if they are known.
     """
-    try:
-        told: Record = json.loads((out / "corpus.json").read_text(encoding="utf-8"))
-        found, sums = told["asked"], {label: item["file_sha256"] for label, item in told["texts"].items()}
-        told["differences"] = list(map(str, told["differences"]))
-        told["unverified"] = data_folder.unverified(told)
-        overlap = told.get("overlap", {})
-        told["overlap"] = {
-            split: {kind: list(map(int, lines[kind])) for kind in repeats.KINDS} for split, lines in overlap.items()
-        }
-        # What an earlier version could not be asked for was as it is by default.
-        found = {**{item.name: item.default for item in fields(Manifest) if item.name in SETTINGS}, **found}
-        if "form" not in told["asked"]:
-            is_plain = told["text"]["form"] == "plain"
-            found["form"] = asked["form"] if is_plain == (asked["form"] == "plain") else told["text"]["form"]
-        if not found["clean"]:
-            found |= dict.fromkeys(LIMITS)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    record = records.remembered(out / data_folder.CORPUS, CorpusRecord)
+    sums = {label: text.file_sha256 for label, text in record.texts.items()} if record else {}
+    if record is None or not record.asked or None in sums.values():
         raise ValueError(
             f"{out}: exists and holds no corpus.json that this version can read; remove it or choose another folder"
-        ) from None
+        )
+    # A setting that an earlier version did not have was as its default is now.
+    found = {**{item.name: item.default for item in fields(Manifest) if item.name in SETTINGS}, **record.asked}
+    if "form" not in record.asked:
+        is_plain = record.text.form == "plain"
+        found["form"] = asked["form"] if is_plain == (asked["form"] == "plain") else record.text.form
+    if not found["clean"]:
+        found |= dict.fromkeys(LIMITS)
     if differing := [key for key in asked if found.get(key) != asked[key]]:
-        said = ", ".join(f"{key} is {found.get(key)}, not {asked[key]}" for key in differing)
-        raise ValueError(f"{out}: holds another corpus ({said}); choose another folder")
+        changes = ", ".join(f"{key} is {found.get(key)}, not {asked[key]}" for key in differing)
+        raise ValueError(f"{out}: holds another corpus ({changes}); choose another folder")
     for text in texts:
-        if text.known["sha256"] != sums.get(text.label):
+        if text.known.sha256 != sums.get(text.label):
             raise ValueError(f"{out}: holds another corpus (not made from {text.file}); choose another folder")
-    return told
+    return record
 
 
-@contextmanager
-def _working_folder(work: Path) -> Iterator[int]:
-    """Hold the working folder for one process, waiting for another that holds it; yields the lock's descriptor."""
-    while True:
-        work.mkdir(parents=True, exist_ok=True)
-        with (work / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print(f"{work}: another process is at work in it; waiting", flush=True)
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            # The other one may have finished, and taken the folder away.
-            if (work / ".lock").exists() and os.path.samestat((work / ".lock").stat(), os.fstat(lock.fileno())):
-                yield lock.fileno()
-                return
+# ------------------------------------------------------------------------------------------------ results of the steps
+
+
+@dataclass(frozen=True)
+class ExtractedText:
+    """One side of one part as a plain file.
+
+    file: its name in the step's folder; None if the text stays where it is
+    form: sources.form_of, for a corpus that exists in several forms
+    """
+
+    lines: int
+    sha256: str
+    file: str | None = None
+    form: str | None = None
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """The texts by label, and how many pairs each part of a split has."""
+
+    texts: dict[str, ExtractedText]
+    pairs: dict[str, dict[str, int]]
+
+    def forms(self) -> dict[str, str]:
+        return {label: text.form for label, text in self.texts.items() if text.form}
+
+    def __str__(self) -> str:
+        splits = []
+        for split, parts in self.pairs.items():
+            each = ", ".join(f"{part} {count:,}" for part, count in parts.items()) if len(parts) > 1 else ""
+            splits.append(f"{split} {sum(parts.values()):,}" + (f" ({each})" if each else ""))
+        forms = sorted(set(self.forms().values()))
+        return f"{', '.join(splits)} pairs" + (f", form: {', '.join(forms)}" if forms else "")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How many pairs of each split a step has kept and dropped."""
+
+    pairs: dict[str, PairCounts]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{split} {counts}" for split, counts in self.pairs.items()) + " pairs"
+
+
+class Tokenised(Kept):
+    """Of every split."""
+
+
+class Deduplicated(Kept):
+    """Of the training text alone."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """From how many pairs the subwords were learned."""
+
+    pairs: int
+
+    def __str__(self) -> str:
+        return f"from {self.pairs:,} pairs"
+
+
+@dataclass(frozen=True)
+class Encoded(Kept):
+    """Of every split; with the subwords of each split and language, and what the encoded text was compared with."""
+
+    tokens: dict[str, dict[str, int]]
+    round_trip: dict[str, RoundTrip]
+    overlap: dict[str, Overlap]
+
+
+@dataclass(frozen=True)
+class Binarised:
+    """How many subwords the dictionary has."""
+
+    types: int
+
+    def __str__(self) -> str:
+        return f"dictionary of {self.types:,} subwords"
 
 
 class _Preparation:
     """The steps from texts on disk to the data folder, with what they have in common."""
 
     def __init__(
-        self, manifest: Manifest, options: Options, texts: list[sources.Text], asked: Record, lock: int
+        self,
+        manifest: Manifest,
+        options: Options,
+        texts: list[sources.Text],
+        asked: dict[str, Any],
+        work: Path,
+        lock: int,
     ) -> None:
-        self.manifest, self.options, self.texts, self.asked, self.lock = manifest, options, texts, asked, lock
-        files = {text.label: [text.file.name, text.member, text.known["sha256"]] for text in texts}
+        self.manifest, self.options, self.texts, self.asked = manifest, options, texts, asked
+        self.work, self.lock = work, lock
         self.limits = clean.Limits(manifest.max_pieces, manifest.max_ratio) if manifest.clean else None
         and_clean = " and clean" if manifest.clean else ""
+        # The settings are part of the folders' names, by which an interrupted run goes on.
+        files = {text.label: [text.file.name, text.member, text.known.sha256] for text in texts}
         form = [manifest.form, manifest.plain_form, manifest.normalize, manifest.split_hyphens, version("sacremoses")]
-        made_by = [form, manifest.clean and clean.MAX_CHARACTERS]
-        kept = self.limits and asdict(self.limits)
-        learned = [manifest.vocab_size, manifest.spm_normalizer, subwords.SENTENCEPIECE, subwords.SAMPLED]
-        learn_title = f"learn a joined BPE of {manifest.vocab_size:,} pieces"
-        # Which step the text to learn from comes from.
-        self.text_step = "deduplicate" if manifest.deduplicate else "tokenise"
-        self.steps = [
-            Step("extract", "extract and count", [files, options.limit], (), self.extract, continues=True),
-            Step(
-                "tokenise", "tokenise" + and_clean, made_by, ("extract",), self._checked(self.tokenise), continues=True
-            ),
-            Step("deduplicate", "deduplicate", [], ("tokenise",), self._checked(self.deduplicate)),
-            Step(
-                "learn",
-                learn_title,
-                [*learned, version("sentencepiece")],
-                (self.text_step,),
-                self._checked(self.learn),
-            ),
-            Step(
-                "encode",
-                "encode" + and_clean,
-                kept,
-                ("tokenise", self.text_step, "learn"),
-                self._checked(self.encode),
-                continues=True,
-            ),
-            Step("binarise", "fairseq-preprocess", asked, ("encode", "learn"), self._checked(self.binarise)),
-        ]
-        if not manifest.deduplicate:
-            self.steps = [step for step in self.steps if step.name != "deduplicate"]
+        learning = [manifest.vocab_size, manifest.spm_normalizer, subwords.SENTENCEPIECE, subwords.SAMPLED]
+        # The step that the training text for the subwords comes from.
+        train = "deduplicate" if manifest.deduplicate else "tokenise"
+        self.extracting = Step(
+            "extract", "extract and count", [files, options.limit], (), self.extract, Extracted, continues=True
+        )
+        self.tokenising = Step(
+            "tokenise",
+            f"tokenise{and_clean}",
+            [form, manifest.clean and clean.MAX_CHARACTERS],
+            ("extract",),
+            self._checked(self.tokenise),
+            Tokenised,
+            continues=True,
+        )
+        self.deduplicating = Step(
+            "deduplicate", "deduplicate", [], ("tokenise",), self._checked(self.deduplicate), Deduplicated
+        )
+        self.learning = Step(
+            "learn",
+            f"learn a joined BPE of {manifest.vocab_size:,} subwords",
+            [*learning, version("sentencepiece")],
+            (train,),
+            self._checked(self.learn),
+            Learned,
+        )
+        self.encoding = Step(
+            "encode",
+            f"encode{and_clean}",
+            self.limits and asdict(self.limits),
+            ("tokenise", train, "learn"),
+            self._checked(self.encode),
+            Encoded,
+            continues=True,
+        )
+        self.binarising = Step(
+            "binarise", "fairseq-preprocess", asked, ("encode", "learn"), self._checked(self.binarise), Binarised
+        )
+        steps: list[Step[Any]] = [self.extracting, self.tokenising]
+        steps += [self.deduplicating] if manifest.deduplicate else []
+        self.pipeline = Pipeline(work, [*steps, self.learning, self.encoding, self.binarising])
 
-    def run(self, work: Path) -> None:
-        """Do what is not done, and give the data folder its name.
+    def run(self) -> None:
+        """Run the unfinished steps, then rename the result.
 
-        Raises: ValueError where WORK holds unfinished work on another text.
+        Raises: ValueError if the working folder holds unfinished work on another text.
         """
-        mine = {"name": self.manifest.name, "limit": self.options.limit}
-        told = work / "text.json"
+        work, file = self.work, self.work / "text.json"
         strangers = [path.name for path in work.iterdir() if path.name != ".lock"]
-        if strangers and not told.is_file():
+        if strangers and not file.is_file():
             raise ValueError(f"{work}: holds {strangers[0]} and is none of ours; remove it or choose another --out")
-        if told.is_file() and (found := json.loads(told.read_text(encoding="utf-8"))) != mine:
-            said = ", ".join(
-                f"{key} is {found.get(key)}, not {mine[key]}" for key in mine if found.get(key) != mine[key]
-            )
+        mine = Unfinished(self.manifest.name, self.options.limit)
+        found = records.read_if_there(file, Unfinished)
+        if found is not None and found != mine:
+            values = {key: (getattr(found, key), value) for key, value in asdict(mine).items()}
+            changes = ", ".join(f"{key} is {old}, not {new}" for key, (old, new) in values.items() if old != new)
             raise ValueError(
-                f"{work}: holds unfinished work on another text ({said}); remove it or choose another folder with --out"
+                f"{work}: holds unfinished work on another text ({changes}); "
+                "remove it or choose another folder with --out"
             )
-        write_text(told, json.dumps(mine) + "\n")
-        self.progress = Pipeline(work, self.steps)
-        self.progress.run()
-        self._refuse_differences()  # also if every step was done before, under --allow-other-data
-        os.replace(self.progress.folders["binarise"] / "data", self.options.out)
+        records.write(file, mine)
+        self.pipeline.run()
+        self._refuse_differences()  # also if an earlier run finished all steps, with --allow-other-data
+        os.replace(self.pipeline.folder(self.binarising) / "data", self.options.out)
         shutil.rmtree(work, ignore_errors=True)
+
+    @property
+    def extracted(self) -> Extracted:
+        return self.pipeline.result(self.extracting)
 
     def _both(self, folder: Path, split: str) -> tuple[Path, Path]:
         return folder / f"{split}.{self.manifest.source}", folder / f"{split}.{self.manifest.target}"
 
-    def _pairs(self, split: str) -> list[tuple[Path, Path]]:
+    def _raw_pairs(self, split: str) -> list[tuple[Path, Path]]:
         """Return the raw texts of a split, part by part."""
-        extracted = self.progress.record("extract")["paths"]
-        folder = self.progress.folders["extract"]
+        extracted, folder = self.extracted.texts, self.pipeline.folder(self.extracting)
+        # A text that needed no extraction is where it is now: it may have been moved since it was counted.
         sides = [
-            # Text that needed no extraction is where it is now, wherever it was when it was counted.
             [
-                folder / extracted[text.label] if text.label in extracted else text.file
+                folder / name if (name := extracted[text.label].file) else text.file
                 for text in self.texts
                 if (text.split, text.language) == (split, language)
             ]
@@ -290,7 +393,7 @@ class _Preparation:
     def _forms(self) -> dict[str, TextForm]:
         """Return how each language's text goes to the model."""
         form, normalize, split_hyphens = self.manifest.form, self.manifest.normalize, self.manifest.split_hyphens
-        if form == "escaped" and sources.one_form(self.progress.record("extract")["kinds"]) != "stanford":
+        if form == "escaped" and sources.one_form(self.extracted.forms()) != "stanford":
             form = self.manifest.plain_form
         if form == "escaped" and (normalize != "none" or split_hyphens):
             raise ValueError(
@@ -299,50 +402,46 @@ class _Preparation:
             )
         return TextForm.of_sides(*self.manifest.languages, form, normalize, split_hyphens)
 
-    def extract(self, folder: Path) -> Record:
-        """Make every text a plain file, and count its lines. Texts that are one already stay where they are."""
-        paths = sources.bring(self.texts, folder, self.options.limit)
-        found: dict[str, Record] = {}
-        for text in self.texts:
-            path = paths[text.label]
-            # A text that stays where it is has been read for its checksum already.
-            digest = text.known["sha256"] if path == text.file else sha256(path)
-            found[text.label] = {"lines": stream.count_lines(path), "sha256": digest}
-            if self.manifest.form == "escaped":
-                found[text.label]["kind"] = sources.form_of(path, text.name)
+    def extract(self, folder: Path) -> Extracted:
+        """Make every text a plain file, and count its lines. A text that is one already stays where it is."""
+        paths = sources.extract_all(self.texts, folder, self.options.limit)
+        found: dict[str, ExtractedText] = {}
+        size = sum(path.stat().st_size for path in paths.values())
+        with Progress("count lines", size, "B") as progress:
+            for text in self.texts:
+                path = paths[text.label]
+                lines, digest = stream.measure(path, progress)
+                form = sources.form_of(path, text.name) if self.manifest.form == "escaped" else None
+                # The name alone: the folder is renamed when the step is done.
+                found[text.label] = ExtractedText(lines, digest, path.name if path.parent == folder else None, form)
         for source, target in zip(self.texts[::2], self.texts[1::2], strict=True):
-            if found[source.label]["lines"] != found[target.label]["lines"]:
+            if found[source.label].lines != found[target.label].lines:
                 raise stream.unequal((paths[source.label], paths[target.label]))
         for text in self.texts:
             if text.split != "train":
                 check_evaluation_text(paths[text.label])
-        counts = {split: {} for split in SPLITS}  # type: dict[str, dict[str, int]]
+        pairs: dict[str, dict[str, int]] = {split: {} for split in SPLITS}
         for text in self.texts[::2]:
-            counts[text.split][text.part.name] = found[text.label]["lines"]
-        kinds = {label: item.pop("kind") for label, item in found.items() if "kind" in item}
-        # By their names alone: the folder is renamed when the step is done.
-        places = {label: path.name for label, path in paths.items() if path.parent == folder}
-        if kinds:
-            print(f"  form: {', '.join(sorted(set(kinds.values())))}", flush=True)
-        return {"counts": counts, "texts": found, "kinds": kinds, "paths": places}
+            pairs[text.split][text.part.name] = found[text.label].lines
+        return Extracted(found, pairs)
 
     def judge(self, text: sources.Text) -> tuple[str, list[str]]:
-        """Return the status of a text, and in what it is not that of the manifest.
+        """Return the status of a text, and how it differs from that of the manifest.
 
         Status: "released" if a checksum vouches for it, "other" if its checksum or its line count is wrong, else
         "unverified".
         """
-        found, limit = self.progress.record("extract"), self.options.limit
-        lines, expected = found["texts"][text.label]["lines"], text.part.lines
+        extracted, limit, expected = self.extracted.texts[text.label], self.options.limit, text.part.lines
         if expected is not None and limit is not None:
             expected = min(expected, limit)
         # The checksum of the text itself is of Stanford's form, and of the whole text.
-        digest = text.known["sha256"] if text.is_ready else None if limit else found["texts"][text.label]["sha256"]
-        is_native = found["kinds"].get(text.label) == "stanford"
-        known = text.part.sha256.get(text.language) if is_native and digest else None
+        digest = text.known.sha256 if text.is_ready else None if limit else extracted.sha256
+        known = text.part.sha256.get(text.language) if extracted.form == "stanford" and digest else None
         differences = [f"{text.file.name}: {text.difference}"] if text.difference else []
-        if expected is not None and lines != expected:
-            differences.append(f"{text.split} {text.part.name} has {lines:,} pairs, and {expected:,} are expected")
+        if expected is not None and extracted.lines != expected:
+            differences.append(
+                f"{text.split} {text.part.name} has {extracted.lines:,} pairs, and {expected:,} are expected"
+            )
         if known and digest != known:
             differences.append(f"{text.label} is not the released text (its sha256 differs)")
         if differences:
@@ -350,38 +449,38 @@ class _Preparation:
         return "released" if text.is_verified or known else "unverified", []
 
     def differences(self) -> list[str]:
-        """Say in what the texts are not those of the manifest."""
-        return list(dict.fromkeys(said for text in self.texts for said in self.judge(text)[1]))
+        """Return how the texts differ from those of the manifest."""
+        return list(dict.fromkeys(difference for text in self.texts for difference in self.judge(text)[1]))
 
     def cut(self) -> list[str]:
         """Return the labels of the texts that --limit has cut, or may have."""
-        found = self.progress.record("extract")["texts"]
-        return [text.label for text in self.texts if found[text.label]["lines"] == self.options.limit]
+        extracted = self.extracted.texts
+        return [text.label for text in self.texts if extracted[text.label].lines == self.options.limit]
 
     def _refuse_differences(self) -> None:
         if (differences := self.differences()) and not self.options.way.allow_other:
-            told = "; ".join(differences)
-            raise ValueError(f"not the corpus {self.manifest.name}: {told} (--allow-other-data accepts this)")
+            raise ValueError(
+                f"not the corpus {self.manifest.name}: {'; '.join(differences)} (--allow-other-data accepts this)"
+            )
 
-    def _checked(self, run: Callable[[Path], Record]) -> Callable[[Path], Record]:
-        """Return a step that first makes sure that the texts are those that were asked for, whoever extracted them."""
+    def _checked(self, run: Callable[[Path], T]) -> Callable[[Path], T]:
+        """Return a step that first makes sure that the texts are the manifest's, whichever run extracted them."""
 
-        def checked(folder: Path) -> Record:
+        def checked(folder: Path) -> T:
             self._refuse_differences()
             return run(folder)
 
         return checked
 
-    def tokenise(self, folder: Path) -> Record:
+    def tokenise(self, folder: Path) -> Tokenised:
         """Take all text to the form that sentencepiece sees; keep the untouched valid and test text."""
         forms = self._forms()
+        both_forms = (forms[self.manifest.source], forms[self.manifest.target])
         counts = {}
         (folder / "ref").mkdir(exist_ok=True)
-        for split in SPLITS:
-            pairs = self._pairs(split)
+        for split, parts in self.extracted.pairs.items():
+            pairs = self._raw_pairs(split)
             is_train = split == "train"
-            total = sum(self.progress.record("extract")["counts"][split].values())
-            both_forms = (forms[self.manifest.source], forms[self.manifest.target])
             counts[split] = tokenise.tokenise(
                 f"tokenise {split}",
                 pairs,
@@ -389,7 +488,7 @@ class _Preparation:
                 both_forms,
                 self.manifest.clean and is_train,
                 self.options.workers if is_train else 1,
-                total,
+                sum(parts.values()),
             )
             self._check_left(split, counts[split])
             if not is_train:
@@ -398,42 +497,43 @@ class _Preparation:
                         for pair in pairs:
                             raw = pair[side].read_bytes()
                             reference.write(raw if raw.endswith(b"\n") else raw + b"\n")
-        return {"counts": counts}
+        return Tokenised(counts)
 
-    def _check_left(self, split: str, counts: dict[str, int]) -> None:
-        if not counts["out"]:
-            told = ", ".join(f"{count:,} {reason}" for reason, count in counts.items() if count)
-            raise ValueError(f"{self.manifest.name}: no pair of the {split} text can be used: {told or 'it is empty'}")
+    def _check_left(self, split: str, counts: PairCounts) -> None:
+        if not counts.kept:
+            raise ValueError(f"{self.manifest.name}: no pair of the {split} text can be used: {counts}")
 
-    def deduplicate(self, folder: Path) -> Record:
-        """Leave out training pairs that came before, or that are valid or test pairs."""
-        evaluation = [self._tokenised(split)[0] for split in SPLITS[1:]]
-        total = self.progress.record("tokenise")["counts"]["train"]["out"]
-        files = self._both(self.progress.folders["tokenise"], "train")
-        counts = repeats.deduplicate(files, evaluation, self._both(folder, "train"), total)
+    def deduplicate(self, folder: Path) -> Deduplicated:
+        """Drop training pairs that came before, or that are valid or test pairs."""
+        (files, total), *others = (self._made(self.tokenising, split) for split in SPLITS)
+        counts = repeats.deduplicate(files, [pair for pair, _ in others], self._both(folder, "train"), total)
         self._check_left("train", counts)
-        return {"counts": {"train": counts}}
+        return Deduplicated({"train": counts})
+
+    def _made(self, step: Step[Any], split: str) -> tuple[tuple[Path, Path], int]:
+        """Return both sides of a split as a step has written them, and how many pairs they hold."""
+        result: Kept = self.pipeline.result(step)
+        return self._both(self.pipeline.folder(step), split), result.pairs[split].kept
 
     def _tokenised(self, split: str) -> tuple[tuple[Path, Path], int]:
         """Return both sides of a split as sentencepiece shall see them, and how many pairs they hold."""
-        step = self.text_step if split == "train" else "tokenise"
-        return self._both(self.progress.folders[step], split), self.progress.record(step)["counts"][split]["out"]
+        is_less = split == "train" and self.manifest.deduplicate
+        return self._made(self.deduplicating if is_less else self.tokenising, split)
 
-    def learn(self, folder: Path) -> Record:
+    def learn(self, folder: Path) -> Learned:
         """Learn the BPE from the training text."""
-        made = subwords.learn(
-            *self._tokenised("train"), self.manifest.vocab_size, folder / "spm.model", self.manifest.spm_normalizer
-        )
-        return {"counts": {"bpe": made}}
+        files, total = self._tokenised("train")
+        model, normalizer = folder / "spm.model", self.manifest.spm_normalizer
+        return Learned(subwords.learn(files, total, self.manifest.vocab_size, model, normalizer))
 
-    def encode(self, folder: Path) -> Record:
-        """Cut all text into pieces; find what a perfect model could score, and what evaluation text is in training."""
-        counts = {}
-        model = self.progress.folders["learn"] / "spm.model"
+    def encode(self, folder: Path) -> Encoded:
+        """Cut all text into subwords; score a perfect model; find the evaluation text that is in the training text."""
+        counts, tokens = {}, {}
+        model = self.pipeline.folder(self.learning) / "spm.model"
         for split in SPLITS:
             is_train = split == "train"
             files, total = self._tokenised(split)
-            counts[split] = subwords.encode(
+            counts[split], sides = subwords.encode(
                 f"encode {split}",
                 files,
                 self._both(folder, split),
@@ -442,8 +542,9 @@ class _Preparation:
                 self.options.workers if is_train else 1,
                 total,
             )
+            tokens[split] = dict(zip(self.manifest.languages, sides, strict=True))
             self._check_left(split, counts[split])
-        references = self.progress.folders["tokenise"] / "ref"
+        references = self.pipeline.folder(self.tokenising) / "ref"
         shutil.copytree(references, folder / "ref", dirs_exist_ok=True)
         form = self._forms()[self.manifest.target]
         trips = {
@@ -457,89 +558,68 @@ class _Preparation:
             for split in SPLITS[1:]
         }
         evaluation = {split: self._both(folder, split) for split in SPLITS[1:]}
-        overlap = repeats.overlap(self._both(folder, "train"), evaluation, counts["train"]["out"])
-        return {"counts": counts, "round_trip": trips, "overlap": overlap}
+        overlap = repeats.overlap(self._both(folder, "train"), evaluation, counts["train"].kept)
+        return Encoded(counts, tokens, trips, overlap)
 
-    def binarise(self, folder: Path) -> Record:
+    def binarise(self, folder: Path) -> Binarised:
         """Run fairseq-preprocess and write corpus.json.
 
         Raises: ValueError if not even a perfect model could score well.
         """
-        folders, record = self.progress.folders, self.progress.record
-        tokenised, encoded = record("tokenise")["counts"], record("encode")["counts"]
+        manifest, limit, cut = self.manifest, self.options.limit, self.cut()
+        tokenised, encoded = self.pipeline.result(self.tokenising), self.pipeline.result(self.encoding)
+        is_cut = any(label.startswith("train ") for label in cut)
         ceiling.judge(
-            self.manifest.name,
-            record("encode")["round_trip"],
-            self.manifest.spm_normalizer,
-            any(label.startswith("train ") for label in self.cut()),
-            self.options.allow_low_ceiling,
+            manifest.name, encoded.round_trip, manifest.spm_normalizer, is_cut, self.options.allow_low_ceiling
         )
-        # Of the steps that drop pairs, those that ran.
-        dropping = [record(step)["counts"] for step in dict.fromkeys(("tokenise", self.text_step, "encode"))]
-        not_a_drop = ("in", "out", "source_pieces", "target_pieces")
+        dropped = {split: dict(counts.dropped) for split, counts in tokenised.pairs.items()}
+        if manifest.deduplicate:
+            dropped["train"] |= self.pipeline.result(self.deduplicating).pairs["train"].dropped
         lines = {
-            split: {
-                "in": tokenised[split]["in"],
-                "out": encoded[split]["out"],
-                "dropped": {
-                    reason: count
-                    for counts in dropping
-                    for reason, count in counts.get(split, {}).items()
-                    if reason not in not_a_drop
-                },
-            }
-            for split in SPLITS
+            split: PairCounts(tokenised.pairs[split].read, counts.kept, dropped[split] | counts.dropped)
+            for split, counts in encoded.pairs.items()
         }
-        status = {text.label: self.judge(text)[0] for text in self.texts}
-        texts = {
-            text.label: {
-                "file": text.file.name,
-                "member": text.member,
-                # Only a checksum says that it is what is to be had there.
-                "origin": text.address if status[text.label] == "released" else None,
-                "file_sha256": text.known["sha256"],
-                "status": status[text.label],
-                **record("extract")["texts"][text.label],
-            }
-            for text in self.texts
-        }
-        limit = self.options.limit
-        cut = [f"no more than the first {limit:,} pairs of a text are used (--limit {limit})"] if self.cut() else []
-        known = {
-            "asked": self.asked,
-            "texts": texts,
-            "differences": [*self.differences(), *cut],
-            # A corpus of one's own promises nothing.
-            "unverified": [
-                label for label, item in texts.items() if self.manifest.files and item["status"] == "unverified"
-            ],
-            "lines": lines,
-            "tokens": {
-                split: {
-                    self.manifest.source: encoded[split]["source_pieces"],
-                    self.manifest.target: encoded[split]["target_pieces"],
-                }
-                for split in SPLITS
-            },
-            "round_trip": record("encode")["round_trip"],
-            "overlap": record("encode")["overlap"],
-        }
-        binarise.make(
-            self.manifest,
-            self.options.workers,
-            known,
-            self._forms(),
-            folders["encode"],
-            folders["encode"] / "ref",
-            folders["learn"] / "spm.model",
-            folder / "data",
-            self.lock,
+        texts = {text.label: self._source(text) for text in self.texts}
+        limited = [f"no more than the first {limit:,} pairs of a text are used (--limit {limit})"] if cut else []
+        # The user's own corpus promises nothing.
+        unverified = [label for label, text in texts.items() if manifest.files and text.status == "unverified"]
+        form = self._forms()[manifest.target]
+        normalize = manifest.normalize if form.form == "moses" else "none"
+        record = CorpusRecord(
+            name=manifest.name,
+            source=manifest.source,
+            target=manifest.target,
+            vocab_size=manifest.vocab_size,
+            asked=self.asked,
+            texts=texts,
+            differences=(*self.differences(), *limited),
+            unverified=tuple(unverified),
+            lines=lines,
+            tokens=encoded.tokens,
+            round_trip=encoded.round_trip,
+            overlap=encoded.overlap,
+            text=TextSettings(form.form, normalize, form.split_hyphens),
+            subwords=SubwordSettings(normalizer=manifest.spm_normalizer),
+            restore=Restore("sentencepiece", "spm.model"),
+            bleu_tokenize=binarise.bleu_tokenize(form),
         )
-        return {}
+        text, data = self.pipeline.folder(self.encoding), folder / "data"
+        model = self.pipeline.folder(self.learning) / "spm.model"
+        binarise.make(record, text, text / "ref", model, data, self.options.workers, self.lock)
+        return Binarised(len(read_lines(data / f"dict.{manifest.source}.txt")))
+
+    def _source(self, text: sources.Text) -> SourceText:
+        """Return what corpus.json says of a text."""
+        status, extracted = self.judge(text)[0], self.extracted.texts[text.label]
+        # Only a checksum shows that this is the text of that address.
+        origin = text.address if status == "released" else None
+        return SourceText(
+            text.file.name, text.member, origin, text.known.sha256, status, extracted.lines, extracted.sha256
+        )
 
 
 def check_evaluation_text(path: Path) -> None:
-    """Raise ValueError naming the file where a valid or test text cannot be used as it is; it is never changed."""
+    """Raise ValueError naming the file if a valid or test text cannot be used as it is; it is never changed."""
     with path.open("rb") as file:
         if file.read(3) == stream.BYTE_ORDER_MARK:
             raise ValueError(f"{path}: begins with a byte-order mark; valid and test text is never changed: remove it")

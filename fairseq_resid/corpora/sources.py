@@ -1,9 +1,9 @@
-"""The raw texts of a corpus as files on disk: from folders of the user's, from sacrebleu, or downloaded.
+"""The raw texts of a corpus as files on disk: from the user's folders, from sacrebleu, or downloaded.
 
-IWSLT'15 EN-VI is spread in three forms, told apart by what is in the files:
+IWSLT'15 EN-VI exists in three forms. The content of the files shows which one it is:
 
     stanford   tokenised, with Moses' escapes
-    plain      as it was written
+    plain      not tokenised
     xml        the official release: <seg> elements, train.tags.*
 """
 
@@ -20,29 +20,29 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from . import extract
-from .fetch import SILENCE, FetchError, address, fetch, problem, size_at, usable
+from .fetch import SILENCE, FetchError, Fingerprint, address, fetch, problem, size_at, usable
 from .fingerprints import Fingerprints
 from .manifest import SPLITS, Manifest, Part, RemoteFile
 
-SNIFFED = 2000  # lines read to tell tokenised text from plain text
+SNIFFED = 2000  # lines that show whether a text is tokenised
 
 
 @dataclass(frozen=True)
 class Text:
-    """One side of one part: the file on disk that holds it, and the archive member where it is one."""
+    """One side of one part: the file on disk that holds it, and the member if the file is an archive."""
 
     split: str
     part: Part
     language: str
     file: Path
     member: str | None
-    known: dict[str, Any]  # size and checksums of `file`
-    expected: RemoteFile | None = None  # what the manifest, or sacrebleu, knows of it
-    address: str | None = None  # where `expected` is to be had
+    known: Fingerprint  # of `file`
+    expected: RemoteFile | None = None  # what the manifest, or sacrebleu, knows of `file`
+    address: str | None = None  # where `expected` can be downloaded
 
     @property
     def name(self) -> str:
-        """The name that tells the format."""
+        """The name that shows the format."""
         return self.member or self.file.name
 
     @property
@@ -56,12 +56,12 @@ class Text:
 
     @property
     def difference(self) -> str | None:
-        """Say how `file` is not the expected one; None if it is, or nothing is known of it."""
+        """Say how `file` differs from the expected one; None if it does not, or nothing is known of it."""
         return problem(self.expected, self.known) if self.expected else None
 
     @property
     def is_verified(self) -> bool:
-        """Whether a checksum says that `file` is the expected one."""
+        """Whether a checksum shows that `file` is the expected one."""
         expected = self.expected
         return expected is not None and bool(expected.sha256 or expected.md5) and self.difference is None
 
@@ -83,33 +83,34 @@ class Way:
     def sizes(self, manifest: Manifest) -> dict[Path, int | None]:
         """Return the files that a run without --raw uses, each with its size; None if it is not known.
 
-        The size is the file's if it is downloaded, else what the mirror answers, else the manifest's.
+        The size is that of the file if it has been downloaded, else the mirror's answer, else the manifest's.
         """
         parts = [part for split in SPLITS for part in manifest.parts[split]]
         # For each part its alternatives, each the names of its files.
         places = [list(zip(*part.places.values(), strict=True)) for part in parts]
         files = [[[place.split("/")[0] for place in both] for both in alternatives] for alternatives in places]
         names = list(dict.fromkeys(name for alternatives in files for both in alternatives for name in both))
-        there = {name: (self.downloads / name).stat().st_size for name in names if (self.downloads / name).is_file()}
-        told = dict(there)
+        here = {name: (self.downloads / name).stat().st_size for name in names if (self.downloads / name).is_file()}
+        sizes = dict(here)
         if self.mirror:
-            asked = [name for name in names if name not in there]
+            asked = [name for name in names if name not in here]
             with ThreadPoolExecutor(len(names)) as pool:  # all at once: a silent host costs one timeout
                 answers = pool.map(size_at, [address(name, self.mirror) for name in asked])
-            told |= {name: size for name, size in zip(asked, answers, strict=True) if size is not None}
+            sizes |= {name: size for name, size in zip(asked, answers, strict=True) if size is not None}
         used: dict[Path, int | None] = {}
         for alternatives in files:
-            # As `find` chooses: what is downloaded, else the first that the mirror has, else the first.
-            best = min(alternatives, key=lambda both: (not there.keys() >= {*both}, not told.keys() >= {*both}))
+            # As `find` chooses: what has been downloaded, else the first that the mirror has, else the first.
+            best = min(alternatives, key=lambda both: (not here.keys() >= {*both}, not sizes.keys() >= {*both}))
             for file in map(manifest.file, best):
-                used[self.downloads / file.name] = told.get(file.name, file.bytes or file.about)
+                used[self.downloads / file.name] = sizes.get(file.name, file.bytes or file.about)
         return used
 
 
 def find(manifest: Manifest, way: Way) -> list[Text]:
-    """Return both sides of every part, downloading what is not there.
+    """Return both sides of every part; download them unless they are here.
 
-    Raises: ValueError naming what is in none of the --raw folders, or is not what its name says; FetchError.
+    Raises: ValueError naming the text that is in none of the --raw folders, or the file that is not the released one;
+    FetchError.
     """
     texts = [text for split in SPLITS for part in manifest.parts[split] for text in _part(manifest, way, split, part)]
     wrong = dict.fromkeys(f"{text.file}: {text.difference}" for text in texts if text.difference)
@@ -121,15 +122,15 @@ def find(manifest: Manifest, way: Way) -> list[Text]:
 def _part(manifest: Manifest, way: Way, split: str, part: Part) -> list[Text]:
     if way.raw:
         return _on_disk(manifest, way, split, part)
-    # What an earlier run had to fall back to is taken again: the corpus does not change with the weather.
+    # Earlier downloads come first: a host that is down for a while must not change the corpus.
     indices = range(len(part.places[manifest.source]))
-    there = [index for index in indices if _is_there(way, part, index)]
-    if part.sacrebleu and not (way.mirror or there):
-        found = _from_sacrebleu(manifest, way, split, part, part.sacrebleu)
-        if found:
-            return found
+    downloaded = [index for index in indices if _is_there(way, part, index)]
+    if part.sacrebleu and not (way.mirror or downloaded):
+        texts = _from_sacrebleu(manifest, way, split, part, part.sacrebleu)
+        if texts:
+            return texts
     refusals = []
-    for index in [*there, *(index for index in indices if index not in there)]:
+    for index in [*downloaded, *(index for index in indices if index not in downloaded)]:
         try:
             return [_downloaded(manifest, way, split, part, language, index) for language in manifest.languages]
         except FetchError as error:
@@ -159,7 +160,7 @@ def _member(place: str) -> str | None:
 
 
 def _candidates(place: str) -> list[tuple[str, str | None]]:
-    """Return the (file, member) that a place may be on a user's disk: the archive, or the text out of it."""
+    """Return the (file, member) that a place can be on a user's disk: the archive, or the extracted text."""
     member = _member(place)
     if member is None:
         plain: list[tuple[str, str | None]] = [(place, None)]
@@ -194,9 +195,9 @@ def _on_disk(manifest: Manifest, way: Way, split: str, part: Part) -> list[Text]
 def _from_sacrebleu(manifest: Manifest, way: Way, split: str, part: Part, test_set: str) -> list[Text] | None:
     """Return a test set's texts in the archive that sacrebleu has downloaded; None if it cannot.
 
-    From the archive, not from sacrebleu's own plain text, in which every no-break space has become a space: the
-    reference is the same by every route. The checksum that sacrebleu knows is compared here too, as a run that was
-    killed can have left half a file in its cache.
+    The archive is used and not sacrebleu's plain text, in which every no-break space has become a space: the reference
+    must be the same from every source. The checksum that sacrebleu knows is compared here too, because a killed run can
+    leave half a file in its cache.
     """
     from sacrebleu.utils import DATASETS
 
@@ -207,7 +208,7 @@ def _from_sacrebleu(manifest: Manifest, way: Way, split: str, part: Part, test_s
     socket.setdefaulttimeout(SILENCE)
     try:
         dataset: Any = DATASETS[test_set]
-        # Its own messages go to a log; if it cannot go on, it ends the process.
+        # It prints messages, and ends the process if it cannot go on.
         with contextlib.redirect_stdout(None):
             dataset.maybe_download()
         file = Path(dataset._rawdir) / dataset._get_tarball_filename(dataset.data[0])
@@ -217,7 +218,7 @@ def _from_sacrebleu(manifest: Manifest, way: Way, split: str, part: Part, test_s
             raise ValueError(f"{file}: {wrong}")
         members = dataset.langpairs[pair]
     except (Exception, SystemExit) as error:
-        print(f"{part.name}: sacrebleu could not bring it ({error}); from its archive then", flush=True)
+        print(f"{part.name}: sacrebleu could not download it ({error}); trying the archive", flush=True)
         return None
     finally:
         socket.setdefaulttimeout(before)
@@ -227,8 +228,8 @@ def _from_sacrebleu(manifest: Manifest, way: Way, split: str, part: Part, test_s
     ]
 
 
-def bring(texts: Sequence[Text], folder: Path, limit: int | None) -> dict[str, Path]:
-    """Make every text a plain file; return its path by label. Those that are one already stay where they are.
+def extract_all(texts: Sequence[Text], folder: Path, limit: int | None) -> dict[str, Path]:
+    """Write every text to FOLDER as a plain file, unless it is one already; return the paths by label.
 
     Raises: ValueError naming the file that is damaged, or the member that is missing.
     """
@@ -242,7 +243,7 @@ def bring(texts: Sequence[Text], folder: Path, limit: int | None) -> dict[str, P
         if text.is_ready and limit is None:
             paths[text.label] = text.file
         elif output.is_file():
-            continue  # of an earlier call that was stopped; it appears only when it is whole
+            continue  # from an earlier call that was stopped; the file appears when it is whole
         elif text.member is not None and extract.is_archive(text.file.name):
             archives.setdefault(text.file, {})[text.member] = output
         else:
@@ -255,7 +256,7 @@ def bring(texts: Sequence[Text], folder: Path, limit: int | None) -> dict[str, P
 
 
 def form_of(path: Path, name: str) -> str:
-    """Tell the form of an EN-VI text: "stanford", "plain" or "xml"; `name` is the file's name where it came from."""
+    """Return the form of an EN-VI text: "stanford", "plain" or "xml"; `name` is the name of the file it comes from."""
     if name.endswith(".xml") or extract.is_tagged(name):
         return "xml"
     attached = detached = 0
@@ -267,12 +268,12 @@ def form_of(path: Path, name: str) -> str:
 
 
 def one_form(forms: dict[str, str]) -> str:
-    """Return the form that all texts have; `forms` tells it by label.
+    """Return the form that all texts have; `forms` is the form of each text by label.
 
-    Raises: ValueError naming a text of each form where they differ.
+    Raises: ValueError naming a text of each form if they differ.
     """
     examples = {form: label for label, form in forms.items()}
     if len(examples) > 1:
-        told = ", ".join(f"{label} is {form}" for form, label in sorted(examples.items()))
-        raise ValueError(f"--raw mixes forms of the corpus: {told}; all texts of one run must be of one form")
+        mixed = ", ".join(f"{label} is {form}" for form, label in sorted(examples.items()))
+        raise ValueError(f"--raw mixes forms of the corpus: {mixed}; all texts of one run must be of one form")
     return next(iter(examples))

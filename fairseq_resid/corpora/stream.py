@@ -1,13 +1,13 @@
 """Two aligned texts through a function, chunk by chunk, on all cores, in order.
 
-Memory is bounded by the chunks under way, whatever the length of the text: at most 3 chunks a worker, each of at most
-CHUNK_LINES pairs and about CHUNK_BYTES bytes. The output is the same for any number of workers, and when the work is
-killed and run again: OUTPUT.journal says how far it is.
+Memory is bounded, whatever the length of the text: at most 3 chunks a worker, each of at most CHUNK_LINES pairs and
+about CHUNK_BYTES bytes. The output is the same for any number of workers, and if the work is killed and run again:
+OUTPUT.journal says how far it is.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
 import signal
 import sys
@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.context import ForkContext, SpawnContext
@@ -26,7 +26,7 @@ from threading import Thread
 from typing import IO, Any, NamedTuple
 
 from ..commands.progress import Progress
-from ..folders.files import write_text
+from ..folders import records
 
 CHUNK_LINES = 1000
 FEW_PAIRS = 30_000
@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some pairs of raw lines: the files that they come from, both sides, where they end."""
+    """Some pairs of raw lines: the files that they come from, both sides, and their end."""
 
     files: tuple[str, str]
     sides: tuple[list[bytes], list[bytes]]
@@ -67,49 +67,55 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a chunk: its text on both sides, and counts to be added up."""
+    """What a chunk was made into: its text on both sides, and counts to be added up."""
 
     sides: tuple[bytes, bytes]
     counts: Counter[str]
 
 
+@dataclass
 class Journal:
-    """How much of two outputs is made, in OUTPUT.journal beside the first: where a run goes on after a kill.
+    """OUTPUT.journal, beside the first of two outputs: how much of them is written, so that a killed run goes on there.
 
+    inputs: bytes of the input files
+    sizes: bytes of the outputs up to `place`
     place: the end of the last chunk in the outputs
     counts: the sum over all chunks in the outputs
-    sizes: the outputs' bytes up to there
     """
 
-    def __init__(self, pairs: Sequence[tuple[Path, Path]], outputs: tuple[Path, Path]) -> None:
-        """Read the journal of an earlier run.
+    inputs: list[int]
+    sizes: tuple[int, int] = (0, 0)
+    place: Place = field(default_factory=Place)
+    counts: dict[str, int] = field(default_factory=dict)
 
-        Begin anew if it is of inputs of other sizes, or if an output is shorter than it says: it is not what it was.
-        A longer one is: its end was written after the journal.
+    @classmethod
+    def read(cls, path: Path, pairs: Sequence[tuple[Path, Path]], outputs: tuple[Path, Path]) -> Journal:
+        """Return the journal of an earlier run, or a new one.
+
+        A new one if the inputs had other sizes, or an output is shorter than it was. A longer output is right: its end
+        was written after the journal.
         """
-        self.path = outputs[0].with_name(f"{outputs[0].name}.journal")
-        self.inputs = [path.stat().st_size for path in chain(*pairs)]
-        self.place, self.counts, self.sizes = Place(), Counter[str](), [0, 0]
-        self.written = time.monotonic()
-        try:
-            told = json.loads(self.path.read_text(encoding="utf-8"))
-            are_there = all(path.stat().st_size >= size for path, size in zip(outputs, told["sizes"], strict=True))
-            if told["inputs"] == self.inputs and are_there:
-                self.place, self.counts, self.sizes = Place(*told["place"]), Counter(told["counts"]), told["sizes"]
-                return
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
-        self.path.unlink(missing_ok=True)
+        inputs = [file.stat().st_size for file in chain(*pairs)]
+        found = records.remembered(path, cls)
+        sizes = [file.stat().st_size if file.is_file() else -1 for file in outputs]
+        if found and found.inputs == inputs and sizes[0] >= found.sizes[0] and sizes[1] >= found.sizes[1]:
+            return found
+        path.unlink(missing_ok=True)
+        return cls(inputs)
 
-    def write(self, outputs: tuple[IO[bytes], IO[bytes]]) -> None:
-        """Bring the outputs to the disk, then say that they are made up to `place`."""
+    def add(self, counts: Counter[str], place: Place) -> None:
+        """Count a chunk as written."""
+        for name, count in counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+        self.place = place
+
+    def write(self, path: Path, outputs: tuple[IO[bytes], IO[bytes]]) -> None:
+        """Bring the outputs to the disk, then say that they are written up to `place`."""
         for file in outputs:
             file.flush()
             os.fsync(file.fileno())
-        self.sizes = [os.fstat(file.fileno()).st_size for file in outputs]
-        told = {"inputs": self.inputs, "sizes": self.sizes, "place": self.place, "counts": self.counts}
-        write_text(self.path, json.dumps(told) + "\n")
-        self.written = time.monotonic()
+        self.sizes = os.fstat(outputs[0].fileno()).st_size, os.fstat(outputs[1].fileno()).st_size
+        records.write(path, self)
 
 
 def lines(file: IO[bytes]) -> Iterator[bytes]:
@@ -129,7 +135,7 @@ def lines(file: IO[bytes]) -> Iterator[bytes]:
 def chunks(pairs: Sequence[tuple[Path, Path]], start: Place) -> Iterator[Chunk]:
     """Yield the pairs of one or more parallel texts from `start` on, chunk by chunk; no chunk spans two texts.
 
-    Raises: ValueError naming both files and their line counts where they differ.
+    Raises: ValueError naming both files and their line counts if they differ.
     """
     place = start
     for text, paths in enumerate(pairs[start.text :], start.text):
@@ -162,19 +168,22 @@ def _chunk_sides(
         yield sides
 
 
-def count_lines(path: Path) -> int:
-    """Return the number of lines of a file; a last one without LF counts."""
-    count, last = 0, b"\n"
+def measure(path: Path, progress: Progress | None = None) -> tuple[int, str]:
+    """Return the number of lines of a file and its SHA-256; a last line without LF counts."""
+    count, last, digest = 0, b"\n", hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
+            digest.update(block)
             count += block.count(b"\n")
             last = block[-1:]
-    return count + (last != b"\n")
+            if progress is not None:
+                progress.advance(len(block))
+    return count + (last != b"\n"), digest.hexdigest()
 
 
 def unequal(paths: tuple[Path, Path]) -> ValueError:
     """Return the error for sides of unequal length, naming files and counts."""
-    counts = [count_lines(path) for path in paths]
+    counts = [measure(path)[0] for path in paths]
     return ValueError(f"{paths[0]} has {counts[0]} lines, {paths[1]} has {counts[1]}: they must be equal")
 
 
@@ -190,12 +199,15 @@ def transform(
 ) -> Counter[str]:
     """Write what `function` makes of every chunk of one or more parallel texts, in order; return the counts' sum.
 
-    If an earlier run made a part of the outputs, this one goes on after it: outputs are of one function and its texts.
+    If an earlier run wrote a part of the outputs, this one goes on after it: the same outputs must always come from the
+    same function and texts.
     With several workers, `function` and `initializer(*arguments)` run in other processes, unless there is so little to
     do that starting them would take longer.
-    Raises: whatever `function` raises; ChildProcessError where a worker dies; OSError where writing fails.
+    Raises: whatever `function` raises; ChildProcessError if a worker dies; OSError if writing fails.
     """
-    journal = Journal(pairs, outputs)
+    file = outputs[0].with_name(f"{outputs[0].name}.journal")
+    journal = Journal.read(file, pairs, outputs)
+    written = time.monotonic()
     if journal.place.pairs:
         print(f"  {what}: goes on after {journal.place.pairs:,} pairs", flush=True)
     if total is not None and total - journal.place.pairs < FEW_PAIRS:
@@ -209,17 +221,17 @@ def transform(
             for result, place in chain([first] if first else [], results):
                 source.write(result.sides[0])
                 target.write(result.sides[1])
-                journal.counts.update(result.counts)
-                journal.place = place
-                if time.monotonic() - journal.written >= JOURNAL_EVERY:
-                    journal.write((source, target))
+                journal.add(result.counts, place)
+                if time.monotonic() - written >= JOURNAL_EVERY:
+                    journal.write(file, (source, target))
+                    written = time.monotonic()
                 progress.advance(place.pairs - progress.done)
-        journal.write((source, target))
-    return journal.counts
+        journal.write(file, (source, target))
+    return Counter(journal.counts)
 
 
 def context() -> ForkContext | SpawnContext:
-    """Return how workers are started: forked, where that is safe, as importing fairseq again takes seconds."""
+    """Return how workers are started: forked if that is safe, because importing fairseq again takes seconds."""
     return get_context("fork") if sys.platform == "linux" else get_context("spawn")
 
 
@@ -253,7 +265,7 @@ def _results(
 
 
 def start_worker(initializer: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()) -> None:
-    """Begin a worker: it leaves Ctrl-C to the parent, and ends with it, however that ends."""
+    """Begin a worker: it leaves Ctrl-C to the parent, and ends when the parent ends, for whatever reason."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
     if initializer is not None:

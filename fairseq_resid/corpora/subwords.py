@@ -10,10 +10,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ..commands import quiet
 from ..commands.progress import POLL, Progress
+from ..folders.data import PairCounts
 from . import clean, stream
 
-# Learned from at most so many training pairs, evenly spread: memory does not grow with the corpus.
+# Learned from at most so many training pairs, evenly spread, so that memory does not grow with the corpus.
 SAMPLED = 1_000_000
 SENTENCEPIECE: dict[str, Any] = {
     "model_type": "bpe",
@@ -21,12 +23,12 @@ SENTENCEPIECE: dict[str, Any] = {
     "num_threads": 1,  # the model must not depend on the machine
     "minloglevel": 1,
 }
-# sentencepiece's names: NFKC with what machine translation wants besides, Unicode's NFKC, nothing.
+# sentencepiece's names: NFKC with more rules for machine translation, Unicode's NFKC, nothing.
 NORMALIZERS = ("nmt_nfkc", "nfkc", "identity")
 
 
 def sample(files: tuple[Path, Path], pairs: int) -> Iterator[str]:
-    """Yield both sides of at most SAMPLED of so many pairs, evenly spread over the text."""
+    """Yield both sides of at most SAMPLED of the `pairs` of a text, evenly spread over it."""
     step = max(1, -(-pairs // SAMPLED))
     with (
         files[0].open(encoding="utf-8", newline="\n") as source,
@@ -37,42 +39,40 @@ def sample(files: tuple[Path, Path], pairs: int) -> Iterator[str]:
             yield right.removesuffix("\n")
 
 
-def learn(
-    files: tuple[Path, Path], pairs: int, vocab_size: int, model: Path, normalizer: str = NORMALIZERS[0]
-) -> dict[str, int]:
-    """Learn one model over both sides of the training text; returns how many pairs it was learned from.
+def learn(files: tuple[Path, Path], pairs: int, vocab_size: int, model: Path, normalizer: str = NORMALIZERS[0]) -> int:
+    """Learn one model over both sides of the training text; return from how many pairs.
 
-    normalizer: what sentencepiece does to text before it cuts it, one of NORMALIZERS
-    Raises: ValueError if the text does not hold as many pieces as asked for; ChildProcessError if the library's process
-    is killed.
+    normalizer: how sentencepiece normalises text before it cuts it, one of NORMALIZERS
+    Raises: ValueError if the text holds fewer subwords than `vocab_size`; ChildProcessError if the library's process is
+    killed.
     """
-    asked = {**SENTENCEPIECE, "normalization_rule_name": normalizer, "vocab_size": vocab_size}
-    settings = " ".join(f"{key}={value}" for key, value in asked.items())
+    settings = {**SENTENCEPIECE, "normalization_rule_name": normalizer, "vocab_size": vocab_size}
     used = -(-pairs // max(1, -(-pairs // SAMPLED)))
-    print(f"  sentencepiece: {settings} on {2 * used:,} sentences", flush=True)
-    # In a process of its own: while the library works, for minutes, Python would not see Ctrl-C.
+    if quiet.is_verbose():
+        print(f"  sentencepiece: {' '.join(f'{key}={value}' for key, value in settings.items())}", flush=True)
+    # In a process of its own: the library works for minutes, in which Python would not see Ctrl-C.
     receiver, sender = stream.context().Pipe(duplex=False)
-    process = stream.context().Process(target=_learn, args=(sender, files, pairs, asked))
-    told: int | bytes = 0
+    process = stream.context().Process(target=_learn, args=(sender, files, pairs, settings))
+    received: int | bytes = 0
     process.start()  # before a progress bar starts a thread
     try:
         sender.close()
         with Progress("read", 2 * used, "sentences") as progress:
-            while progress.done < 2 * used and isinstance(told := _hear(receiver), int):
-                progress.advance(told)
+            while progress.done < 2 * used and isinstance(received := _receive(receiver), int):
+                progress.advance(received)
         with Progress("learn") as progress:
-            while isinstance(told, int):
+            while isinstance(received, int):
                 progress.advance(0)
-                told = _hear(receiver)
+                received = _receive(receiver)
     finally:
         process.kill()
         process.join()
-    model.write_bytes(told)
-    return {"pairs": used, "vocab_size": vocab_size}
+    model.write_bytes(received)
+    return used
 
 
-def _learn(sender: Connection, files: tuple[Path, Path], pairs: int, asked: dict[str, Any]) -> None:
-    """Learn the model: send every 10,000 sentences how many were read, at the end the model or an exception."""
+def _learn(sender: Connection, files: tuple[Path, Path], pairs: int, settings: dict[str, Any]) -> None:
+    """Learn the model; send how many sentences were read, every 10,000, and at the end the model or an exception."""
     stream.start_worker()
     import sentencepiece
 
@@ -91,16 +91,16 @@ def _learn(sender: Connection, files: tuple[Path, Path], pairs: int, asked: dict
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=counted(),
             model_writer=content,  # a file name would be stored in the model
-            **asked,
+            **settings,
         )
         sender.send(content.getvalue())
     except RuntimeError as error:
-        sender.send(ValueError(f"--vocab-size {asked['vocab_size']}: sentencepiece could not learn it: {error}"))
+        sender.send(ValueError(f"--vocab-size {settings['vocab_size']}: sentencepiece could not learn it: {error}"))
     except Exception as error:
         sender.send(error)
 
 
-def _hear(receiver: Connection) -> int | bytes:
+def _receive(receiver: Connection) -> int | bytes:
     """Return what `_learn` sends, or 0 if it sends nothing for POLL seconds.
 
     Raises: the exception that it sends; ChildProcessError if it ended without one.
@@ -108,15 +108,15 @@ def _hear(receiver: Connection) -> int | bytes:
     if not receiver.poll(POLL):
         return 0
     try:
-        told: int | bytes | Exception = receiver.recv()
+        received: int | bytes | Exception = receiver.recv()
     except EOFError:
         raise ChildProcessError("sentencepiece was ended (out of memory?)") from None
-    if isinstance(told, Exception):
-        raise told
-    return told
+    if isinstance(received, Exception):
+        raise received
+    return received
 
 
-_processor: Any = None  # a worker's own; it cannot be sent to it
+_processor: Any = None  # each worker loads its own: it cannot be sent to a process
 
 
 def _load(model: str) -> None:
@@ -127,10 +127,10 @@ def _load(model: str) -> None:
 
 
 def encoded(lines: list[bytes]) -> list[list[str]]:
-    """Return the pieces of every line; on one thread, as there is a process for every core."""
+    """Return the subwords of every line; on one thread, as there is a process for every core."""
     texts = [line.decode().rstrip("\n") for line in lines]
-    pieces: list[list[str]] = _processor.encode(texts, out_type=str, num_threads=1)
-    return pieces
+    subwords: list[list[str]] = _processor.encode(texts, out_type=str, num_threads=1)
+    return subwords
 
 
 class Encode:
@@ -150,6 +150,7 @@ class Encode:
                 counts[reason] += 1
                 continue
             counts["out"] += 1
+            # The names that journals of earlier versions hold.
             counts["source_pieces"] += len(source)
             counts["target_pieces"] += len(target)
             outputs[0].append(" ".join(source) + "\n")
@@ -165,11 +166,12 @@ def encode(
     limits: clean.Limits | None,
     workers: int,
     total: int,
-) -> dict[str, int]:
-    """Write a parallel text as pieces with spaces between; with limits, without the pairs that are beyond them.
+) -> tuple[PairCounts, tuple[int, int]]:
+    """Write a parallel text as subwords with spaces between; with limits, without the pairs that are beyond them.
 
-    Returns lines in, lines out, drops by reason, and the pieces of both sides that were written.
+    Returns: what was kept and dropped, and the subwords that were written of each side.
     """
     counts = stream.transform(what, [files], outputs, Encode(limits), workers, total, _load, (str(model),))
-    kept = ("in", "out", *(clean.PIECE_REASONS if limits else ()), "source_pieces", "target_pieces")
-    return {name: counts[name] for name in kept}
+    reasons = clean.SUBWORD_REASONS if limits else ()
+    pairs = PairCounts(counts["in"], counts["out"], {reason: counts[reason] for reason in reasons})
+    return pairs, (counts["source_pieces"], counts["target_pieces"])

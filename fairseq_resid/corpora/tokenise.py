@@ -1,12 +1,19 @@
-"""Raw text to the text that sentencepiece sees; training pairs that cannot be used are dropped, or refused."""
+"""From raw text to the text that sentencepiece sees. Training pairs that cannot be used are dropped, or an error."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
 
+from ..folders.data import PairCounts
 from ..text import TextForm
 from . import clean, stream
+
+PROBLEMS = {
+    "not_utf8": "not UTF-8",
+    "control_characters": "holds a NUL byte",
+    "too_long": f"a line of more than {clean.MAX_CHARACTERS:,} characters",
+}
 
 
 class Tokenise:
@@ -26,12 +33,12 @@ class Tokenise:
             if reason and not self.cleaned:
                 side = 0 if decoded[0][1] else 1
                 raise ValueError(
-                    f"{chunk.files[side]}:{chunk.first + offset}: {_said(reason)}; --clean drops such pairs"
+                    f"{chunk.files[side]}:{chunk.first + offset}: {PROBLEMS[reason]}; --clean drops such pairs"
                 )
             pair = (decoded[0][0], decoded[1][0])
             reason = reason or (clean.raw_reason(*pair) if self.cleaned else None)
             if not reason:
-                # sentencepiece takes what is left of control characters for spaces; a line stays a line.
+                # sentencepiece takes the control characters that are left for spaces. A line must stay one line.
                 pair = (self.forms[0].to_model(pair[0]), self.forms[1].to_model(pair[1]))
                 reason = clean.text_reason(*pair) if self.cleaned else None
             if reason:
@@ -43,14 +50,6 @@ class Tokenise:
         return stream.Result(("".join(outputs[0]).encode(), "".join(outputs[1]).encode()), counts)
 
 
-def _said(reason: str) -> str:
-    return {
-        "not_utf8": "not UTF-8",
-        "control_characters": "holds a NUL byte",
-        "too_long": f"a line of more than {clean.MAX_CHARACTERS:,} characters",
-    }[reason]
-
-
 def tokenise(
     what: str,
     pairs: list[tuple[Path, Path]],
@@ -59,12 +58,11 @@ def tokenise(
     cleaned: bool,
     workers: int,
     total: int | None,
-) -> dict[str, int]:
+) -> PairCounts:
     """Write one or more parallel texts, one after the other, as sentencepiece shall see them.
 
-    Returns lines in, lines out, and drops by reason.
-    Raises: ValueError naming file and line of text that cannot be used, where cleaning is off.
+    Raises: ValueError naming file and line of text that cannot be used, if cleaning is off.
     """
     counts = stream.transform(what, pairs, outputs, Tokenise(forms, cleaned), workers, total)
-    kept = ("in", "out", *(clean.RAW_REASONS if cleaned else ()))
-    return {name: counts[name] for name in kept}
+    reasons = clean.RAW_REASONS if cleaned else ()
+    return PairCounts(counts["in"], counts["out"], {reason: counts[reason] for reason in reasons})

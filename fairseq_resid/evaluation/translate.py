@@ -13,16 +13,15 @@ evaluate: beam 4, length penalty 0.6.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..commands import frame
+from ..folders import data as data_folder
 from ..folders.data import Corpus, find_data
 from ..folders.run import Run
-from ..text import TextForm
 from . import averaging
 from .decoding import SETTINGS
 
@@ -57,8 +56,7 @@ class Translator:
         model = corpus.path / "spm.model"
         if corpus.post_process != "sentencepiece" or not model.is_file():
             raise ValueError(f"{corpus.path}: has no spm.model: its text cannot be cut into subwords here")
-        told = json.loads((corpus.path / "corpus.json").read_text(encoding="utf-8"))
-        self.source = TextForm.of_corpus(told, corpus.source)
+        self.source = data_folder.read(corpus.path).forms()[corpus.source]
         self.target = corpus.form
         loaded = hub_utils.from_pretrained(
             str(folder.path.resolve()),

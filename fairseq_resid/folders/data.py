@@ -2,17 +2,167 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ..text import TextForm
+from . import records
 from .files import sha256
 from .run import Run
 
 CORPUS = "corpus.json"
+WRITER = "fairseq-resid prepare"
+
+
+class PairCounts(msgspec.Struct, frozen=True):
+    """How many pairs a text had, how many are left, and how many were dropped for each reason."""
+
+    read: int = msgspec.field(name="in")
+    kept: int = msgspec.field(name="out")
+    dropped: dict[str, int] = {}
+
+    def __str__(self) -> str:
+        reasons = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in self.dropped.items() if count]
+        return f"{self.kept:,}" + (f" of {self.read:,} (dropped: {', '.join(reasons)})" if reasons else "")
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """One side of one raw text.
+
+    file, member: the file, and the member if it is an archive
+    origin: the address of the released text; None unless a checksum shows that this is the released text
+    status: "released", "unverified" or "other"; None if a version before 0.3.2 made it
+    """
+
+    file: str
+    member: str | None = None
+    origin: str | None = None
+    file_sha256: str | None = None
+    status: str | None = None
+    lines: int = 0
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class LostLine:
+    """The first line that does not come back from subwords."""
+
+    line: int
+    cause: str
+    reference: str
+    restored: str
+
+
+@dataclass(frozen=True)
+class RoundTrip:
+    """The reference text cut into subwords and restored: what a perfect model would score.
+
+    exact, of: how many lines come back unchanged, of how many; lost: the others by cause
+    """
+
+    exact: int
+    of: int
+    bleu: float
+    signature: str
+    lost: dict[str, int] = field(default_factory=dict)
+    example: LostLine | None = None
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """The lines of a valid or test text, from 1, whose source, target or both as one pair are in the training text."""
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    pair: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """The form of the text, as fairseq_resid/text.py explains it."""
+
+    form: str = "plain"
+    normalize: str = "none"
+    split_hyphens: bool = False
+
+
+@dataclass(frozen=True)
+class SubwordSettings:
+    """How the subwords were learned."""
+
+    model: str = "bpe"
+    normalizer: str = "nmt_nfkc"
+
+
+@dataclass(frozen=True)
+class Restore:
+    """How decoded text becomes plain text: fairseq's --post-process, and the subword model in the data folder."""
+
+    post_process: str | None
+    model: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusRecord:
+    """DATA/corpus.json. Fields with a default are absent from the files of some earlier version.
+
+    asked: the settings that the folder was made with
+    differences: how it differs from the corpus that its name promises
+    unverified: texts that no checksum vouches for; None if a version before 0.3.2 made it
+    lines, tokens: pairs of each split; subwords of each split and language
+    sizes, checksums: bytes and SHA-256 of every other file of the folder
+    """
+
+    name: str
+    source: str
+    target: str
+    vocab_size: int = 0
+    asked: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, SourceText] = field(default_factory=dict)
+    differences: tuple[str, ...] = ()
+    unverified: tuple[str, ...] | None = None
+    lines: dict[str, PairCounts] = field(default_factory=dict)
+    tokens: dict[str, dict[str, int]] = field(default_factory=dict)
+    round_trip: dict[str, RoundTrip] = field(default_factory=dict)
+    overlap: dict[str, Overlap] = field(default_factory=dict)
+    text: TextSettings = TextSettings()
+    subwords: SubwordSettings = SubwordSettings()
+    restore: Restore
+    bleu_tokenize: str
+    tools: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def unverified_texts(self) -> tuple[str, ...]:
+        """The texts that no checksum vouches for.
+
+        Before 0.3.2 text from --raw was compared with nothing, and its official origin was named all the same.
+        """
+        if self.unverified is not None:
+            return self.unverified
+        is_named = any(text.origin for text in self.texts.values())
+        return ("all texts (an earlier version did not compare them)",) if is_named else ()
+
+    def forms(self) -> dict[str, TextForm]:
+        """Return the form of each language's text.
+
+        Raises: ValueError for a form that this version does not know.
+        """
+        text = self.text
+        return TextForm.of_sides(self.source, self.target, text.form, text.normalize, text.split_hyphens)
+
+
+def read(data: Path) -> CorpusRecord:
+    """Read DATA/corpus.json.
+
+    Raises: OSError if there is none, ValueError naming it and what is wrong.
+    """
+    return records.read(data / CORPUS, CorpusRecord, WRITER)
 
 
 @dataclass(frozen=True)
@@ -34,31 +184,27 @@ class Corpus:
     def read(cls, path: Path) -> Corpus:
         """Read DATA/corpus.json.
 
-        Raises: OSError where there is none, ValueError naming it and what is wrong.
+        Raises: OSError if there is none, ValueError naming it and what is wrong.
         """
-        file = path / CORPUS
         if not path.is_dir():
             raise ValueError(f"{path}: no such data folder: name it with --data")
+        known = read(path)
         try:
-            known = json.loads(file.read_text(encoding="utf-8"))
-            post_process = known["restore"]["post_process"]
-            form = TextForm.of_corpus(known, known["target"])
-            return cls(
-                path,
-                known["name"],
-                known["source"],
-                known["target"],
-                post_process,
-                known["bleu_tokenize"],
-                form,
-                tuple(map(str, known.get("differences", []))),
-                tuple(unverified(known)),
-                dict(known.get("asked", {})),
-            )
-        except KeyError as error:
-            raise ValueError(f"{file}: no {error}") from None
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{file}: cannot be read: {error}") from None
+            form = known.forms()[known.target]
+        except ValueError as error:
+            raise ValueError(f"{path / CORPUS}: {error}") from None
+        return cls(
+            path,
+            known.name,
+            known.source,
+            known.target,
+            known.restore.post_process,
+            known.bleu_tokenize,
+            form,
+            known.differences,
+            known.unverified_texts,
+            known.asked,
+        )
 
     def reference(self, subset: str) -> Path:
         return self.path / "ref" / f"{subset}.{self.target}"
@@ -70,42 +216,17 @@ class Corpus:
         )
 
 
-def fingerprints(data: Path) -> dict[str, dict[str, Any]]:
-    """Return what corpus.json holds to know every file of a data folder again: sizes in bytes, SHA-256 checksums."""
-    files = {str(file.relative_to(data)): file for file in sorted(data.rglob("*")) if file.is_file()}
-    return {
-        "sizes": {name: file.stat().st_size for name, file in files.items()},
-        "checksums": {name: sha256(file) for name, file in files.items()},
-    }
-
-
-def unverified(known: Mapping[str, Any]) -> list[str]:
-    """Return the texts that no checksum vouches for, by what corpus.json says.
-
-    Before 0.3.2 nothing was compared where text came from --raw, and the official origin was named all the same.
-    """
-    if "unverified" in known:
-        return list(map(str, known["unverified"]))
-    origins = [item.get("origin") for item in known.get("texts", {}).values()]
-    return ["all texts (an earlier version did not compare them)"] if any(origins) else []
-
-
 def check(data: Path, verify: bool = False) -> bool:
     """Compare the files of a data folder with corpus.json: their sizes, and with `verify` their checksums.
 
     Returns: whether the sizes are known. A folder that fairseq-preprocess made alone has no corpus.json, and one that a
     version before 0.3.2 made has checksums only.
-    Raises: ValueError naming every file that is missing or damaged, or corpus.json where it cannot be read.
+    Raises: ValueError naming every file that is missing or damaged, or corpus.json if it cannot be read.
     """
-    told = data / CORPUS
-    if not told.is_file():
+    known = records.read_if_there(data / CORPUS, CorpusRecord, WRITER)
+    if known is None:
         return False
-    try:
-        known = json.loads(told.read_text(encoding="utf-8"))
-        sizes = {str(name): int(size) for name, size in known.get("sizes", {}).items()}
-        checksums = dict(known.get("checksums", {}))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{told}: cannot be read: {error}") from None
+    sizes, checksums = known.sizes, known.checksums
     damaged = []
     for name in dict.fromkeys([*sizes, *(checksums if verify else ())]):
         file = data / name
@@ -126,11 +247,11 @@ def setting(section: Any, name: str) -> Any:
 
 
 def find_data(run: Run, state: dict[str, Any]) -> Path:
-    """Return the data folder a checkpoint was trained on.
+    """Return the data folder that a checkpoint was trained on.
 
-    A relative name counts from the current folder, else from where the training was started: the folder from which the
-    checkpoint's --save-dir leads to this run.
-    Raises: ValueError where it is not there any more.
+    A relative name is first tried from the current folder, then from the folder that the training was started in: there
+    the checkpoint's --save-dir leads to this run.
+    Raises: ValueError if it is not there any more.
     """
     cfg = state.get("cfg") or {}
     recorded = setting(cfg.get("task"), "data") or setting(state.get("args"), "data")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,7 +51,7 @@ def partial_of(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the temporary name to write a file under; it becomes `path` at the end, and nothing is left on an error.
+    """Yield the temporary name to write a file or folder under; it becomes `path` at the end, and goes on an error.
 
     A reader sees the old file or the new one, never half of one.
     """
@@ -59,7 +60,10 @@ def replacing(path: Path) -> Iterator[Path]:
         yield partial
         os.replace(partial, path)
     finally:
-        partial.unlink(missing_ok=True)
+        if partial.is_dir() and not partial.is_symlink():
+            shutil.rmtree(partial)
+        else:
+            partial.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -76,6 +80,7 @@ def locked(path: Path, busy: str, wait: bool = False) -> Iterator[int]:
     Raises: ValueError with `busy` if another process holds it and `wait` is not set.
     """
     while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,7 +93,6 @@ def locked(path: Path, busy: str, wait: bool = False) -> Iterator[int]:
             if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 yield file.fileno()
                 return
-        path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def sha256(path: Path) -> str:

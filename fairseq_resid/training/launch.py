@@ -269,6 +269,7 @@ def train(command: Sequence[str], run: Run, record: Record, rank: devices.Rank |
             records.write(run.record, record)
         argv = [children.program(command[0]), *command[1:]]
         log = run.train_log if is_first else run.path / f"train.rank{rank.rank if rank else 0}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)  # whichever process is the first
         done = run.training_summary().num_updates if has_begun else 0
         if is_first:
             children.show(argv, f" >> {shlex.quote(str(log))} 2>&1")

@@ -1,6 +1,6 @@
 """An English to Vietnamese phrasebook, generated from a grammar and the words of `lexicon`.
 
-    python -m fairseq_resid.corpora.phrasebook --out DIR [--seed 1] [--train 8000] [--valid 500] [--test 500]
+    fairseq-resid prepare phrasebook --out DIR [--seed 1] [--train 8000] [--valid 500] [--test 500]
 
 writes DIR/{train,valid,test}.{en,vi}. In every template the fillers of some slots (its combination: a noun with its
 adjective, a verb with its place ...) are dealt once and for all, whatever the seed, to training, validation or test:
@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-import os
 import random
 import re
 import shutil
@@ -21,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from ...folders.files import partial_of, replacing
 from . import lexicon
 
 SPLITS = ("train", "valid", "test")
@@ -190,7 +190,7 @@ def _weekdays(english: str, vietnamese: str) -> list[Entry]:
 
 
 def _hours(hours: Iterable[int]) -> list[Entry]:
-    """Return the clock times told by these hours, every five or ten minutes."""
+    """Return the clock times of these hours, every five or ten minutes."""
     return [
         Entry(english.format(hour=english_number(hour)), vietnamese.format(hour=vietnamese_number(hour)))
         for hour in hours
@@ -315,7 +315,7 @@ class _Space(NamedTuple):
 
 
 def _articles(english: str) -> str:
-    """Turn "a" into "an" where the next word begins with the sound of a vowel."""
+    """Turn "a" into "an" if the next word begins with the sound of a vowel."""
     return re.sub(r"\ba (?=(?!useful)[aeiou]|honest)", "an ", english)
 
 
@@ -393,7 +393,7 @@ def draw(seed: int = 1, train: int = 8000, valid: int = 500, test: int = 500) ->
 
     Test and validation examples do not depend on the number of training pairs.
 
-    Raises: ValueError where a size is not positive or above what the grammar holds.
+    Raises: ValueError if a size is not positive, or larger than the grammar.
     """
     sizes = {"train": train, "valid": valid, "test": test}
     for split, held in capacity().items():
@@ -443,7 +443,7 @@ def _draw_split(
 def generate(seed: int = 1, train: int = 8000, valid: int = 500, test: int = 500) -> dict[str, list[tuple[str, str]]]:
     """Return the (English, Vietnamese) pairs of train, valid and test.
 
-    Raises: ValueError where a size is not positive or above what the grammar holds.
+    Raises: ValueError if a size is not positive, or larger than the grammar.
     """
     drawn = draw(seed, train, valid, test)
     return {split: [(item.english, item.vietnamese) for item in examples] for split, examples in drawn.items()}
@@ -459,10 +459,10 @@ def files(pairs: dict[str, list[tuple[str, str]]]) -> dict[str, bytes]:
 
 
 def write(folder: Path, contents: dict[str, bytes]) -> bool:
-    """Write the files into a new folder as a whole, or leave it alone where it holds them already.
+    """Write the files into a new folder, all or none; leave it alone if it holds them already.
 
     Returns: whether anything was written.
-    Raises: ValueError where the folder, or its .partial, holds something else.
+    Raises: ValueError if the folder, or its .partial, holds something else.
     """
     if folder.exists() or folder.is_symlink():
         if not folder.is_dir():
@@ -474,14 +474,14 @@ def write(folder: Path, contents: dict[str, bytes]) -> bool:
             return False
         if names:
             raise ValueError(f"{folder}: exists with other content; name another folder or remove it")
-    partial = folder.with_name(f"{folder.name}.partial")
-    if partial.exists() or partial.is_symlink():
-        # a run that was stopped leaves some of our files; anything else is somebody's work
-        if partial.is_symlink() or not partial.is_dir() or {path.name for path in partial.iterdir()} - set(contents):
-            raise ValueError(f"{partial}: in the way, and not left by this command; remove it first")
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
-    for name, content in contents.items():
-        (partial / name).write_bytes(content)
-    os.replace(partial, folder)
+    left = partial_of(folder)
+    if left.exists() or left.is_symlink():
+        # A run that was stopped leaves some of our files. Anything else is the user's.
+        if left.is_symlink() or not left.is_dir() or {path.name for path in left.iterdir()} - set(contents):
+            raise ValueError(f"{left}: in the way, and not left by this command; remove it first")
+        shutil.rmtree(left)
+    with replacing(folder) as partial:
+        partial.mkdir(parents=True)
+        for name, content in contents.items():
+            (partial / name).write_bytes(content)
     return True
