@@ -119,9 +119,7 @@ def test_python_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"x": x, "sublayer": torch.nn.Linear(512, 512)}
     exec(use, known)
     assert known["y"].shape == (5, 2, 512)
-    start = "from dataclasses import dataclass\nimport torch\nfrom torch.nn import Parameter\n"
-    start += "from fairseq_resid.connections import Options, ResidualConnection, Structure, option, register\n"
-    exec(start + add, {"__name__": __name__})
+    exec(add, {"__name__": __name__})
     site = connections.build("scaled_branch", 512, branch_start=0.5)
     torch.testing.assert_close(site(x, f), torch.nn.functional.layer_norm(x + 0.5 * f, (512,)))
 

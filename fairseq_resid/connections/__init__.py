@@ -5,7 +5,19 @@
 >>> y = site(x, sublayer(site.branch_input(x)))
 """
 
-from . import dropout_shortcut, expanded, gated, linear_shortcut, plain, recursive, self_adaptive, weighted
+from . import (
+    deep_norm,
+    dropout_shortcut,
+    expanded,
+    gated,
+    linear_shortcut,
+    plain,
+    pre_norm,
+    recursive,
+    resi_dual,
+    self_adaptive,
+    weighted,
+)
 from .base import ResidualConnection
 from .options import InvalidOption, Option, Options, option
 from .place import Place
@@ -40,6 +52,7 @@ __all__ = [
     "build_stream",
     "canonical",
     "check_backend",
+    "deep_norm",
     "dropout_shortcut",
     "expanded",
     "gated",
@@ -48,8 +61,10 @@ __all__ = [
     "option",
     "options",
     "plain",
+    "pre_norm",
     "recursive",
     "register",
+    "resi_dual",
     "resolve",
     "resolve_final_norm",
     "self_adaptive",

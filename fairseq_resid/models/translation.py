@@ -120,6 +120,12 @@ def rename_stock_keys(state_dict: dict[str, Any], name: str) -> None:
             del state_dict[key]
 
 
+def depths_of(cfg, stack: str) -> dict[str, int]:  # type: ignore[no-untyped-def]
+    """Return the layers of both stacks of the trained model; of one alone, if no attention joins them."""
+    depths = dict(zip(("encoder", "decoder"), cfg.residual_depths, strict=True))
+    return {stack: depths[stack]} if cfg.no_cross_attention else depths
+
+
 def layer_places(cfg, stack: str, kinds: Sequence[str], built: int) -> list[Place]:  # type: ignore[no-untyped-def]
     """Return the places of the sites of a stack's next layer, of which `built` have been built.
 
@@ -128,7 +134,7 @@ def layer_places(cfg, stack: str, kinds: Sequence[str], built: int) -> list[Plac
     part = getattr(cfg, stack)
     kept = part.layers_to_keep
     layer = sorted(int(number) for number in kept.split(","))[built] if kept else built
-    depths = dict(zip(("encoder", "decoder"), cfg.residual_depths, strict=True))
+    depths = depths_of(cfg, stack)
     return [
         Place(
             part.embed_dim, stack, kind, layer, number + 1 == len(kinds), layer * len(kinds) + number,
@@ -140,7 +146,7 @@ def layer_places(cfg, stack: str, kinds: Sequence[str], built: int) -> list[Plac
 
 def stack_end(cfg, stack: str, sites: int) -> connections.ResidualStream | None:  # type: ignore[no-untyped-def]
     """Return what ends a stack, in the slot that stock calls `layer_norm`."""
-    depths = dict(zip(("encoder", "decoder"), cfg.residual_depths, strict=True))
+    depths = depths_of(cfg, stack)
     place = Place(
         getattr(cfg, stack).embed_dim, stack, "stream", depths[stack], True, sites * depths[stack],
         sites * depths[stack], depths,
