@@ -65,7 +65,7 @@ Call = Callable[[], object]
 
 
 def eager(site: str, channels: int) -> nn.Module:
-    return connections.build(**SITES[site], dim=channels, dropout=DROPOUT, backend="eager")
+    return connections.build(**SITES[site], place=channels, dropout=DROPOUT, backend="eager")
 
 
 def compiled(site: str, channels: int) -> Any:
@@ -74,7 +74,7 @@ def compiled(site: str, channels: int) -> Any:
 
 
 def fused(site: str, channels: int) -> nn.Module:
-    return connections.build(**SITES[site], dim=channels, dropout=DROPOUT, backend="triton")
+    return connections.build(**SITES[site], place=channels, dropout=DROPOUT, backend="triton")
 
 
 class NormChain(nn.Module):

@@ -6,6 +6,7 @@ import itertools
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fairseq_resid import connections
+from fairseq_resid.connections import Place
 
 ROOT = Path(__file__).resolve().parent.parent
 C = 8
@@ -25,7 +27,16 @@ def grid(name, **values):
     return [(name, dict(zip(values, chosen, strict=True))) for chosen in itertools.product(*values.values())]
 
 
+# Where every site of these tests stands: the last of six sublayers of a decoder.
+HERE = Place(C, "decoder", "ffn", 1, True, 5, 6, {"encoder": 3, "decoder": 2})
+
+
+def build(name, dim=C, dropout=0.0, **options):
+    return connections.build(name, replace(HERE, dim=dim), dropout, **options)
+
+
 NORMS = ["none", "layer"]
+# All but resi_dual, whose state is wider: test_streams.py.
 EVERY = [
     *grid("post_ln"),
     *grid("pre_ln"),
@@ -44,6 +55,13 @@ EVERY = [
     *grid("shortcut_gate", gate_bias=[-1, 2], residual_norm=NORMS),
     *grid("linear_shortcut", residual_norm=NORMS),
     *grid("dropout_shortcut", residual_norm=NORMS),
+    *grid("deep_norm"),
+    *grid("keel"),
+    *grid("layer_scale"),
+    *grid("sandwich_ln"),
+    *grid("res_post_norm"),
+    *grid("scaled_pre_ln"),
+    *grid("mix_ln", post_share=[0.25, 1]),
 ]
 # One of each structure, for what no value of an option can change.
 SHAPES = [
@@ -53,6 +71,8 @@ SHAPES = [
     *[(name, {}) for name in ("shortcut_gate", "linear_shortcut", "dropout_shortcut")],
     *[(name, {"residual_norm": "layer"}) for name in ("highway", "shortcut_gate", "linear_shortcut")],
     ("dropout_shortcut", {"residual_norm": "layer"}),
+    *[(name, {}) for name in ("deep_norm", "keel", "layer_scale", "sandwich_ln", "res_post_norm", "scaled_pre_ln")],
+    *grid("mix_ln", post_share=[0.25, 1]),
 ]
 
 
@@ -67,7 +87,7 @@ shapes = pytest.mark.parametrize(("name", "options"), SHAPES, ids=label)
 def make(name, options, dim=C, dtype=torch.float64, dropout=0.0, noise=0.3):
     """A connection in eval mode whose parameters all differ from their start values."""
     torch.manual_seed(1)
-    site = connections.build(name, dim, dropout, **options).to(dtype).eval()
+    site = build(name, dim, dropout, **options).to(dtype).eval()
     with torch.no_grad():
         for parameter in site.parameters():
             parameter += noise * torch.randn_like(parameter)
@@ -125,6 +145,20 @@ def reference(name, options, p, x, f):
         free = options.get("sas_gamma") == "free"
         c = torch.sigmoid(sas_logits(form, p, x, f, 2)) if free else (1 - a) * (1 - b)
         return a * x + b * f + c * norm(x + f, p)
+    if name == "deep_norm":
+        return norm(6**0.25 * x + f, p)
+    if name == "keel":
+        return norm(6 * x + f, p)
+    if name == "layer_scale":
+        return x + p["branch_weight"] * f
+    if name == "sandwich_ln":
+        return x + norm(f, p, "outer_norm")
+    if name == "res_post_norm":
+        return x + norm(f, p)
+    if name == "scaled_pre_ln":
+        return x + f
+    if name == "mix_ln":
+        return norm(x + f, p) if options.get("post_share") == 1 else x + f
     if name == "linear_shortcut":
         return last(x @ p["shortcut_weight"].T + p["shortcut_bias"] + f, p)
     if name == "dropout_shortcut":  # in eval mode
@@ -133,14 +167,22 @@ def reference(name, options, p, x, f):
     return last({"highway": (1 - gate) * x + gate * f, "shortcut_gate": (1 - gate) * x + f}[name], p)
 
 
+def seen(name, options, p, x):
+    """What the branch sees."""
+    if name in ("pre_ln", "layer_scale", "sandwich_ln") or (name == "mix_ln" and options.get("post_share") != 1):
+        return norm(x, p)
+    if name == "scaled_pre_ln":
+        return norm(x, p) / 2**0.5
+    return norm(x, p, "inner_norm") if name == "keel" else x
+
+
 @every
 def test_equation(name, options):
     site = make(name, options)
     p = dict(site.named_parameters())
     x, f = inputs(3, 4, C)
     torch.testing.assert_close(site(x, f), reference(name, options, p, x, f), rtol=1e-10, atol=1e-10)
-    seen = norm(x, p) if name == "pre_ln" else x
-    torch.testing.assert_close(site.branch_input(x), seen, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(site.branch_input(x), seen(name, options, p, x), rtol=1e-10, atol=1e-10)
 
 
 @every
@@ -175,8 +217,8 @@ def test_gradcheck(name, options):
 def test_dtype_out_is_dtype_in(name, options, dtype):
     site = make(name, options, dtype=dtype)
     x, f = inputs(3, 4, C, dtype=dtype)
-    y, seen = site(x, f), site.branch_input(x)
-    assert y.dtype == seen.dtype == dtype
+    y = site(x, f)
+    assert y.dtype == site.branch_input(x).dtype == dtype
     p = {key: value.double() for key, value in site.named_parameters()}
     tolerance = 24 * torch.finfo(dtype).eps
     expected = reference(name, options, p, x.double(), f.double())
@@ -305,14 +347,23 @@ EXTRA = {
     "shortcut_gate": lambda o, c: c * c + c - 2 * c,
     "linear_shortcut": lambda o, c: c * c + c - 2 * c,
     "dropout_shortcut": lambda o, c: -2 * c,
+    "deep_norm": lambda o, c: 0,
+    "keel": lambda o, c: 2 * c,
+    "layer_scale": lambda o, c: c,
+    "sandwich_ln": lambda o, c: 2 * c,
+    "res_post_norm": lambda o, c: 0,
+    "scaled_pre_ln": lambda o, c: 0,
+    "mix_ln": lambda o, c: 0,
+    "resi_dual": lambda o, c: 0,
 }
+ALIASES = {"exclusive_gate", "peri_ln"}
 
 
 @pytest.mark.parametrize("c", [1, 6, 64])
 @every
 def test_number_of_parameters(name, options, c):
     extra = EXTRA[name](options, c) + (2 * c if options.get("residual_norm") == "layer" else 0)
-    site = connections.build(name, c, **options)
+    site = build(name, c, **options)
     assert sum(p.numel() for p in site.parameters()) == 2 * c + extra
     assert all(p.requires_grad for p in site.parameters())
 
@@ -337,7 +388,7 @@ def test_number_of_parameters_in_figures(name, options, extra):
 
 
 def test_the_table_is_complete():
-    assert set(connections.names()) == {*EXTRA, "exclusive_gate"}
+    assert set(connections.names()) == {*EXTRA, *ALIASES}
     assert connections.all_options().keys() == {key for _, options in EVERY for key in options}
 
 
@@ -399,16 +450,18 @@ def test_start_values_of_the_other_variants():
 
 
 def test_defaults():
-    assert connections.resolve("rskip_ln", {}) == {"skip_lambda": 2}
-    assert connections.resolve("xskip_ln", {}) == {"skip_lambda": 2, "branch_scale": 1}
-    assert connections.resolve("xskip", {}) == {"skip_lambda": 1, "branch_scale": 1}
-    assert connections.resolve("wskip_ln", {"wskip_init": None}) == {"wskip_init": 1}
+    assert connections.resolve("rskip_ln", {}).values() == {"skip_lambda": 2}
+    assert connections.resolve("xskip_ln", {}).values() == {"skip_lambda": 2, "branch_scale": 1}
+    assert connections.resolve("xskip", {}).values() == {"skip_lambda": 1, "branch_scale": 1}
+    assert connections.resolve("wskip_ln", {"wskip_init": None}).values() == {"wskip_init": 1}
     gated = {"gate_bias": -1, "residual_norm": "none"}
-    assert connections.resolve("exclusive_gate", {}) == connections.resolve("shortcut_gate", {}) == gated
+    assert (
+        connections.resolve("exclusive_gate", {}).values() == connections.resolve("shortcut_gate", {}).values() == gated
+    )
     sas = {"sas_gate": "full", "sas_gamma": "coupled", "sas_alpha_bias": 0, "sas_beta_bias": 0}
-    assert connections.resolve("sas", {}) == sas
+    assert connections.resolve("sas", {}).values() == sas
     assert connections.resolve("linear_shortcut", {}) == connections.resolve("dropout_shortcut", {})
-    assert isinstance(connections.resolve("rskip_ln", {"skip_lambda": 3.0})["skip_lambda"], int)
+    assert isinstance(connections.resolve("rskip_ln", {"skip_lambda": 3.0}).skip_lambda, int)
 
 
 # --- dropout -------------------------------------------------------------------------------------------------------
@@ -539,6 +592,7 @@ VALUES = {
     "sas_gamma": "free",
     "sas_alpha_bias": 3,
     "sas_beta_bias": -3,
+    "post_share": 0.5,
 }
 FOREIGN = [
     (name, option)
@@ -551,7 +605,7 @@ FOREIGN = [
 @pytest.mark.parametrize(("name", "option"), FOREIGN)
 def test_option_of_another_variant(name, option):
     with pytest.raises(ValueError, match="not an option") as error:
-        connections.build(name, C, **{option: VALUES[option]})
+        build(name, C, **{option: VALUES[option]})
     text = str(error.value)
     assert f"--{option.replace('_', '-')} {VALUES[option]}" in text
     assert name in text
@@ -583,15 +637,15 @@ NAN, INF = float("nan"), float("inf")
 )
 def test_wrong_value(name, option, value, allowed):
     with pytest.raises(ValueError, match=allowed) as error:
-        connections.build(name, C, **{option: value})
+        build(name, C, **{option: value})
     assert f"--{option.replace('_', '-')} {value}" in str(error.value)
 
 
-@pytest.mark.parametrize("call", [connections.canonical, connections.options, lambda name: connections.build(name, C)])
+@pytest.mark.parametrize("call", [connections.canonical, connections.options, lambda name: build(name, C)])
 def test_unknown_name(call):
     with pytest.raises(ValueError, match="--residual postln") as error:
         call("postln")
-    for name in (*EXTRA, "exclusive_gate"):
+    for name in (*EXTRA, *ALIASES):
         assert name in str(error.value)
 
 
@@ -602,7 +656,7 @@ def test_width_below_one():
 
 def test_registering_a_name_twice():
     with pytest.raises(ValueError, match=r"exclusive_gate.*twice"):
-        connections.register("exclusive_gate")(nn.Module)
+        connections.register("exclusive_gate", connections.structure("post_ln"))
 
 
 def test_alias():
@@ -614,9 +668,9 @@ def test_alias():
 
 @every
 def test_repr_shows_the_structure(name, options):
-    first = repr(connections.build(name, C, **options))
+    first = repr(build(name, C, **options))
     assert f"{C}, residual={name}" in first
-    for key, value in connections.resolve(name, options).items():
+    for key, value in connections.resolve(name, options).values().items():
         assert f"{key}={value}" in first
 
 
@@ -635,6 +689,7 @@ class Filter:
 sys.meta_path[:] = [Filter(finder) for finder in sys.meta_path]
 sys.path.insert(0, {str(ROOT)!r})
 import torch
+from dataclasses import replace
 from fairseq_resid import connections, ops
 assert not [name for name in sys.modules if name.split(".")[0] in ABSENT]
 x = torch.randn(4, 8)
@@ -643,13 +698,17 @@ assert ops.recursive_layer_norm(x, x, [torch.ones(8)], [torch.zeros(8)], 1e-5).s
 class Model(torch.nn.Module):
     def __init__(self, name):
         super().__init__()
-        self.sites = torch.nn.ModuleList(connections.build(name, 8) for _ in range(2))
+        places = [connections.Place(8, "encoder", "ffn", i, True, i, 2, {{"encoder": 2}}) for i in range(2)]
+        self.sites = torch.nn.ModuleList(connections.build(name, place) for place in places)
+        has_norm = connections.resolve_final_norm(name, None)
+        self.end = connections.build_stream(name, replace(places[1], index=2), has_norm)
         self.branches = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
         self.out = torch.nn.Linear(8, 2)
     def forward(self, x):
         for site, branch in zip(self.sites, self.branches):
+            x = site.enter(x)
             x = site(x, branch(site.branch_input(x)).relu())
-        return self.out(x)
+        return self.out(self.end(x) if self.end else x)
 
 for name in connections.names():
     torch.manual_seed(0)
@@ -670,14 +729,14 @@ print("trained", len(connections.names()))
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["trained", "12"]
+    assert run.stdout.split() == ["trained", "21"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", connections.names())
+@pytest.mark.parametrize("name", [name for name in connections.names() if name != "resi_dual"])
 def test_autocast_takes_a_branch_of_another_dtype(name: str, dtype: torch.dtype) -> None:
     """Under autocast the shortcut is fp32 and the branch, out of a matrix product, 16-bit."""
-    site = connections.build(name, 16).eval()
+    site = build(name, 16).eval()
     x, f = torch.randn(5, 2, 16), torch.randn(5, 2, 16)
     with torch.autocast("cpu", dtype=dtype):
         y = site(x, f.to(dtype))

@@ -101,7 +101,8 @@ def test_a_named_architecture_is_built_from_python(
     found = structures(model)
     assert len(found) == 10
     assert all(site[name] == value for site in found for name, value in expected.items() if name in site)
-    assert (model.encoder.layer_norm is not None) == (expected["residual"] == "pre_ln")
+    ends_in_norm = connections.structure(expected["residual"]).final_norm is not False
+    assert (model.encoder.layer_norm is not None) == ends_in_norm
 
     before, names = copy.deepcopy(vars(settings)), list(model.state_dict())
     again = task.build_model(settings)
@@ -146,7 +147,9 @@ def test_what_is_written_back_is_what_stock_writes(given: dict[str, Any], corpus
     theirs, ours = (argparse.Namespace(**{**size, "decoder_layers": 1, **given}) for _ in range(2))
     expected = TransformerModel.build_model(theirs, task)
     model = ResidualTransformerModel.build_model(ours, task)
-    assert vars(ours) == {**vars(theirs), "residual": "post_ln", "residual_backend": "auto"}
+    depths = [given.get("encoder_layers", 1), given.get("decoder_layers", 1)]
+    mine = {"residual": "post_ln", "residual_backend": "auto", "final_norm": "none", "residual_depths": depths}
+    assert vars(ours) == {**vars(theirs), **mine}
     assert (model.args is model.cfg) == (expected.args is expected.cfg)
     for name in vars(theirs):
         assert getattr(model.args, name) == getattr(expected.args, name), name

@@ -443,9 +443,9 @@ def test_another_dropout_is_called(name: str, dropout: nn.Module) -> None:
 
 
 def fairseq_dropout(p: float) -> Any:
-    from fairseq.modules import FairseqDropout
+    from fairseq_resid.models.layers import SiteDropout
 
-    return FairseqDropout(p, module_name="layer")
+    return SiteDropout(p, module_name="layer")
 
 
 @pytest.mark.parametrize("made", [nn.Dropout, fairseq_dropout])

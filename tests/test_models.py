@@ -62,8 +62,9 @@ COPIES = {
 }
 COPY = re.compile(rf"encoder\.layers\.\d+\.({'|'.join(COPIES)})")
 
+RESIDUALS = sorted({connections.canonical(name) for name in connections.names()})
 VARIANTS = {
-    **{name: {"residual": name} for name in connections.names() if name != "exclusive_gate"},
+    **{name: {"residual": name} for name in RESIDUALS},
     "rskip_ln λ=3": {"residual": "rskip_ln", "skip_lambda": 3},
     "sas free": {"residual": "sas", "sas_gamma": "free"},
     "sas single": {"residual": "sas", "sas_gate": "single"},
@@ -235,20 +236,25 @@ def test_flags_override_an_architecture():
     assert (args.dropout, args.encoder_layers, args.decoder_layers) == (0.0, 6, 3)
 
 
-@pytest.mark.parametrize("name", list(VARIANTS)[:11])
+@pytest.mark.parametrize("name", RESIDUALS)
 def test_parameters_of_every_variant(name):
     site = {
-        **dict.fromkeys(["post_ln", "pre_ln", "xskip_ln"], 0),
+        **dict.fromkeys(["post_ln", "pre_ln", "xskip_ln", "deep_norm", "mix_ln", "resi_dual"], 0),
+        **dict.fromkeys(["res_post_norm", "scaled_pre_ln"], 0),
+        **dict.fromkeys(["keel", "sandwich_ln"], 128),
+        "layer_scale": 64,
         **dict.fromkeys(["xskip", "dropout_shortcut"], -128),
         **dict.fromkeys(["highway", "shortcut_gate", "linear_shortcut"], 64 * 64 + 64 - 128),
         "wskip_ln": 64,
         "rskip_ln": 128,
         "sas": 4 * 64**2 + 4 * 64 + 2,
     }[name]
-    final_norms = 2 * 128 if name == "pre_ln" else 0
+    ends_in_norm = connections.structure(name).final_norm is not False
+    # The first site of each stack of keel has no outer norm.
+    ends = 2 * 128 * (ends_in_norm - (name == "keel"))
     model = build(residual=name)
-    assert parameters(model) == STOCK[64] + 10 * site + final_norms
-    assert (model.encoder.layer_norm is None) == (model.decoder.layer_norm is None) == (name != "pre_ln")
+    assert parameters(model) == STOCK[64] + 10 * site + ends
+    assert (model.encoder.layer_norm is not None) == (model.decoder.layer_norm is not None) == ends_in_norm
 
 
 # --- options -------------------------------------------------------------------------------------------------------

@@ -113,13 +113,13 @@ def test_commands(tree: Path) -> None:
 def test_python_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     from fairseq_resid import connections
 
-    monkeypatch.setattr(connections.registry, "_CLASSES", dict(connections.registry._CLASSES))
+    monkeypatch.setattr(connections.registry, "_STRUCTURES", dict(connections.registry._STRUCTURES))
     use, add = [block for kind, block in BLOCKS if kind == "python"]
     x, f = torch.randn(5, 2, 512), torch.randn(5, 2, 512)
     known = {"x": x, "sublayer": torch.nn.Linear(512, 512)}
     exec(use, known)
     assert known["y"].shape == (5, 2, 512)
-    exec(add, {})
+    exec(add, {"__name__": __name__})
     site = connections.build("scaled_branch", 512, branch_start=0.5)
     torch.testing.assert_close(site(x, f), torch.nn.functional.layer_norm(x + 0.5 * f, (512,)))
 

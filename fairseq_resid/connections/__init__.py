@@ -1,31 +1,73 @@
-"""Residual connections as torch modules, one class per --residual name; usable in any model, without fairseq.
+"""Residual connections as torch modules, one structure per --residual name; usable in any model, without fairseq.
 
 >>> from fairseq_resid import connections
 >>> site = connections.build("sas", 512, dropout=0.1)
 >>> y = site(x, sublayer(site.branch_input(x)))
 """
 
-from . import dropout_shortcut, expanded, gated, linear_shortcut, plain, recursive, self_adaptive, weighted
-from .base import InvalidOption, ResidualConnection
-from .registry import Option, all_options, build, canonical, names, options, register, resolve
+from . import (
+    deep_norm,
+    dropout_shortcut,
+    expanded,
+    gated,
+    linear_shortcut,
+    plain,
+    pre_norm,
+    recursive,
+    resi_dual,
+    self_adaptive,
+    weighted,
+)
+from .base import ResidualConnection
+from .options import InvalidOption, Option, Options, option
+from .place import Place
+from .registry import (
+    FINAL_NORMS,
+    Structure,
+    all_options,
+    build,
+    build_stream,
+    canonical,
+    check_backend,
+    names,
+    options,
+    register,
+    resolve,
+    resolve_final_norm,
+    structure,
+)
+from .stream import ResidualStream
 
 __all__ = [
+    "FINAL_NORMS",
     "InvalidOption",
     "Option",
+    "Options",
+    "Place",
     "ResidualConnection",
+    "ResidualStream",
+    "Structure",
     "all_options",
     "build",
+    "build_stream",
     "canonical",
+    "check_backend",
+    "deep_norm",
     "dropout_shortcut",
     "expanded",
     "gated",
     "linear_shortcut",
     "names",
+    "option",
     "options",
     "plain",
+    "pre_norm",
     "recursive",
     "register",
+    "resi_dual",
     "resolve",
+    "resolve_final_norm",
     "self_adaptive",
+    "structure",
     "weighted",
 ]

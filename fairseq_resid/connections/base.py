@@ -1,102 +1,107 @@
-"""What every residual connection is: one object per sublayer site, with two verbs."""
+"""What every residual connection is: one object per sublayer site, which knows its place and its options."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..ops import use_kernels
-
-EPS = 1e-5
-
-
-class InvalidOption(ValueError):
-    """A name, an option or a backend that cannot be: a mistake of the caller."""
-
-
-def invalid(option: str, value: object, allowed: str) -> InvalidOption:
-    """Return the error for an option's bad value; it names the flag, what was given and what is allowed."""
-    return InvalidOption(f"--{option.replace('_', '-')} {value}: {allowed}")
+from .options import Options
+from .place import Place
 
 
 class ResidualConnection(nn.Module):
-    """Joins a sublayer's shortcut x and its output f into y.
+    """Joins the state of a stack and a sublayer's output f into the next state.
 
-    Use, the same for pre-norm and post-norm structures:
+    Use, the same for every structure:
 
-        y = site(x, sublayer(site.branch_input(x)))
+        state = site.enter(x)                                        # once, where a stack begins
+        state = site(state, sublayer(site.branch_input(state)))     # at every site
 
-    A subclass gives the formula in `combine`; its constructor's keyword-only arguments are the options of the
-    variant, and what `fairseq_resid.connections.registry` shows to the user. One that has a kernel gives the same
-    formula, dropout included, in `combine_fused`; `backend` (--residual-backend) decides which of them runs.
+    A subclass gives the formula in `combine`. One that has a kernel gives the same formula, dropout included, in
+    `combine_fused`; `backend` (--residual-backend) decides which of them runs.
 
-    Shapes:   x, f_out: (T, B, C) -> (T, B, C); T time, B batch, C channels (any leading shape works)
+    Shapes:   state: (..., n·C), one tensor; f_out: (..., C). n is 1 for most structures: the state is the shortcut x
     Dtype:    fp16 / bf16 / fp32 / fp64 in, the same out; LayerNorm is affine, eps 1e-5, its statistics in fp32
-    Args:     dim: C; dropout: the branch's dropout, a module or a probability: F = dropout(f_out)
-    Raises:   ValueError naming the option, what was given and what is allowed
+    Args:     place: where the site stands; options: of the structure; dropout: the branch's, a module or a probability:
+              F = dropout(f_out); described: what print(model) shows: its name and its options
     """
 
-    has_kernel = False  # whether `combine_fused` computes the variant, with the options it has
-
-    def __init__(self, dim: int, dropout: nn.Module | float = 0.0) -> None:
+    def __init__(
+        self,
+        place: Place,
+        options: Options,
+        dropout: nn.Module | float = 0.0,
+        backend: str = "auto",
+        described: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__()
-        if dim < 1:
-            raise ValueError(f"dim {dim}: must be at least 1")
-        self.dim = dim
+        # TorchScript sees none of these three: a subclass copies the numbers that its formula needs.
+        self.place, self.options, self.described = place, options, dict(described or {})
         self.dropout = dropout if isinstance(dropout, nn.Module) else nn.Dropout(dropout)
-        self.described: dict[str, Any] = {}
-        self.backend = "auto"
+        self.backend = backend
 
     @torch.jit.export
-    def branch_input(self, x: Tensor) -> Tensor:
-        """Return what the sublayer sees of the shortcut x: x itself, unless the structure normalises before."""
+    def enter(self, x: Tensor) -> Tensor:
+        """Return the state that a stack begins with, from its input (..., C). A state is returned as it is."""
         return x
 
-    def forward(self, x: Tensor, f_out: Tensor) -> Tensor:
-        """Return y from the shortcut x and the sublayer's raw output f_out."""
+    @torch.jit.export
+    def branch_input(self, state: Tensor) -> Tensor:
+        """Return what the sublayer sees of the state: all of it, unless the structure says otherwise."""
+        return state
+
+    def forward(self, state: Tensor, f_out: Tensor) -> Tensor:
+        """Return the next state from the state and the sublayer's raw output f_out."""
         if not torch.jit.is_scripting():  # noqa: SIM102  (TorchScript leaves out what stands under this alone)
-            if self.has_kernel and use_kernels(self.backend, self.training, x, f_out):
+            if use_kernels(self.backend, self.training, state, f_out):
                 p = dropout_probability(self.dropout)
-                return self.combine_fused(x, self.dropout(f_out), 0.0) if p is None else self.combine_fused(x, f_out, p)
-        return self.combine(x, self.dropout(f_out))
+                if p is None:
+                    return self.combine_fused(state, self.dropout(f_out), 0.0)
+                return self.combine_fused(state, f_out, p)
+        return self.combine(state, self.dropout(f_out))
 
-    def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
-        """Return what `combine` returns for x and F = dropout(f_out, p), computed by the kernels of `ops`."""
-        raise NotImplementedError("a ResidualConnection with a kernel defines combine_fused")
+    def combine_fused(self, state: Tensor, f_out: Tensor, p: float) -> Tensor:
+        """Return what `combine` returns for F = dropout(f_out, p), computed by the kernels of `ops`."""
+        raise NotImplementedError("a structure with a kernel defines combine_fused")
 
-    def combine(self, x: Tensor, f: Tensor) -> Tensor:
-        """Return y from the shortcut x and the branch F = dropout(f_out): the formula of the variant."""
+    def combine(self, state: Tensor, f: Tensor) -> Tensor:
+        """Return the next state from the state and the branch F = dropout(f_out): the formula of the structure."""
         raise NotImplementedError("a ResidualConnection defines combine")
+
+    def init_branch(self, **linears: nn.Linear) -> None:
+        """Draw start values of the sublayer's weights anew, once, before anything is loaded.
+
+        linears: query, key, value, output of an attention; fc1, fc2 of a feed-forward
+        """
+
+    def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:
+        """Return what the structure weighs its parts by, by name: what analysis shows."""
+        return {}
 
     def extra_repr(self) -> str:
         """Return what print(model) shows of the connection: its width, its --residual name and its options."""
-        return ", ".join([str(self.dim), *(f"{name}={value}" for name, value in self.described.items())])
+        return ", ".join([str(self.place.dim), *(f"{name}={value}" for name, value in self.described.items())])
 
 
 def dropout_probability(dropout: nn.Module) -> float | None:
-    """Return the probability with which a dropout module drops now; None if only the module itself knows it.
+    """Return the probability with which a dropout module drops now; None if only the module itself can drop.
 
-    What is known: nn.Dropout, and fairseq's FairseqDropout, which goes on in inference if it is set so
-    (--retain-dropout).
+    A module of another class than nn.Dropout says it by a method `probability()`.
     """
-    kind = type(dropout)
-    if kind is nn.Dropout:
-        drops = dropout.training
-    elif kind.__name__ == "FairseqDropout" and kind.__module__ == "fairseq.modules.fairseq_dropout":
-        drops = dropout.training or bool(dropout.apply_during_inference)
+    known = getattr(dropout, "probability", None)
+    if type(dropout) is nn.Dropout:
+        p, drops = float(dropout.p), dropout.training
+    elif known is not None:
+        p, drops = float(known()), True
     else:
         return None
-    p: Any = dropout.p
     if p >= 1:  # everything: F / (1 - p) has no value
         return None
     return p if drops else 0.0
-
-
-def layer_norm(dim: int) -> nn.LayerNorm:
-    """Return the affine LayerNorm of every variant."""
-    return nn.LayerNorm(dim, eps=EPS)
 
 
 def xavier_uniform(rows: int, columns: int) -> Tensor:

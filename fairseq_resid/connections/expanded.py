@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-import math
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..ops import fused_recursive_layer_norm
-from .base import ResidualConnection, invalid, layer_norm
-from .registry import register
+from .base import ResidualConnection
+from .options import Options, option
+from .place import Place
+from .plain import always
+from .registry import Structure, register
 
 
-@register("xskip")
+@dataclass(frozen=True)
+class ExpandedOptions(Options):
+    """Of xskip."""
+
+    skip_lambda: float = option(1.0, "λ > 0, weight of the shortcut", above=0)
+    branch_scale: float = option(1.0, "μ > 0, weight of the branch", above=0)
+
+
+@dataclass(frozen=True)
+class ExpandedNormOptions(ExpandedOptions):
+    """Of xskip_ln."""
+
+    skip_lambda: float = option(2.0, "λ > 0, weight of the shortcut", above=0)
+
+
 class ExpandedSkip(ResidualConnection):
     """Adds the branch to an expanded shortcut, without a norm.
 
@@ -21,20 +38,9 @@ class ExpandedSkip(ResidualConnection):
               λ = μ = 0.5 He 2016b's constant scaling
     """
 
-    def __init__(
-        self,
-        dim: int,
-        dropout: nn.Module | float = 0.0,
-        *,
-        skip_lambda: Annotated[float, "λ > 0, weight of the shortcut"] = 1.0,
-        branch_scale: Annotated[float, "μ > 0, weight of the branch"] = 1.0,
-    ) -> None:
-        super().__init__(dim, dropout)
-        for option, value in (("skip_lambda", skip_lambda), ("branch_scale", branch_scale)):
-            if not (math.isfinite(value) and value > 0):
-                raise invalid(option, value, "must be a positive number")
-        self.skip_lambda = float(skip_lambda)
-        self.branch_scale = float(branch_scale)
+    def __init__(self, place: Place, options: ExpandedOptions, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.skip_lambda, self.branch_scale = options.skip_lambda, options.branch_scale
 
     def expanded_sum(self, x: Tensor, f: Tensor) -> Tensor:
         """Return λ x + μ F in one pass over memory, or two if μ is not 1."""
@@ -45,25 +51,15 @@ class ExpandedSkip(ResidualConnection):
         return self.expanded_sum(x, f)
 
 
-@register("xskip_ln")
 class ExpandedSkipLayerNorm(ExpandedSkip):
     """Normalises the sum of an expanded shortcut and the branch.
 
     Formula:  y = LN(λ x + μ F)            Source: rSkip paper, eq. 3 (μ = 1) and table 3 (μ = 2, 3)
     """
 
-    has_kernel = True
-
-    def __init__(
-        self,
-        dim: int,
-        dropout: nn.Module | float = 0.0,
-        *,
-        skip_lambda: Annotated[float, "λ > 0, weight of the shortcut"] = 2.0,
-        branch_scale: Annotated[float, "μ > 0, weight of the branch"] = 1.0,
-    ) -> None:
-        super().__init__(dim, dropout, skip_lambda=skip_lambda, branch_scale=branch_scale)
-        self.norm = layer_norm(dim)
+    def __init__(self, place: Place, options: ExpandedOptions, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.norm = place.norm(place.dim)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         return self.norm(self.expanded_sum(x, f))
@@ -73,3 +69,7 @@ class ExpandedSkipLayerNorm(ExpandedSkip):
         return fused_recursive_layer_norm(
             x, f_out, weights, biases, self.norm.eps, p, self.skip_lambda, self.branch_scale
         )
+
+
+register("xskip", Structure(ExpandedOptions, ExpandedSkip))
+register("xskip_ln", Structure(ExpandedNormOptions, ExpandedSkipLayerNorm, has_kernel=always))

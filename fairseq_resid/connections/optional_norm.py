@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
-from .base import ResidualConnection, invalid, layer_norm
+from .base import ResidualConnection
+from .options import Options, option
+from .place import Place
 
-NormOption = Annotated[Literal["none", "layer"], "norm applied to y"]
+
+@dataclass(frozen=True)
+class OptionalNorm(Options):
+    """Of a structure that may have a norm."""
+
+    residual_norm: str = option("none", "norm applied to y", choices=("none", "layer"))
 
 
 class OptionallyNormed(ResidualConnection):
-    """A connection whose result is y, or LN(y) with --residual-norm layer."""
+    """A connection whose result is y, or LN(y) with --residual-norm layer. A subclass gives y in `join`."""
 
-    def __init__(self, dim: int, dropout: nn.Module | float = 0.0, *, residual_norm: NormOption = "none") -> None:
-        super().__init__(dim, dropout)
-        if residual_norm not in ("none", "layer"):
-            raise invalid("residual_norm", residual_norm, "choose one of none, layer")
-        self.norm = layer_norm(dim) if residual_norm == "layer" else nn.Identity()
+    def __init__(self, place: Place, options: OptionalNorm, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.norm = place.norm(place.dim) if options.residual_norm == "layer" else nn.Identity()
 
-    def forward(self, x: Tensor, f_out: Tensor) -> Tensor:
-        return self.norm(self.combine(x, self.dropout(f_out)))
+    def join(self, x: Tensor, f: Tensor) -> Tensor:
+        """Return y from the shortcut x and the branch F."""
+        raise NotImplementedError("an OptionallyNormed connection defines join")
+
+    def combine(self, x: Tensor, f: Tensor) -> Tensor:
+        return self.norm(self.join(x, f))

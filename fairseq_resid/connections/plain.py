@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..ops import fused_recursive_layer_norm, recursive_layer_norm
-from .base import ResidualConnection, layer_norm
-from .registry import register
+from ..ops import fused_recursive_layer_norm
+from .base import ResidualConnection
+from .options import Options
+from .place import Place
+from .registry import Structure, register
 
 
-@register("post_ln")
 class PostLayerNorm(ResidualConnection):
     """Normalises the sum of shortcut and branch.
 
     Formula:  y = LN(x + F)            Source: Vaswani 2017; the baseline of both papers
     """
 
-    has_kernel = True
-
-    def __init__(self, dim: int, dropout: nn.Module | float = 0.0) -> None:
-        super().__init__(dim, dropout)
-        self.norm = layer_norm(dim)
+    def __init__(self, place: Place, options: Options, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.norm = place.norm(place.dim)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
-        return recursive_layer_norm(x, f, [self.norm.weight], [self.norm.bias], self.norm.eps)
+        return self.norm(x + f)
 
     def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
         return fused_recursive_layer_norm(x, f_out, [self.norm.weight], [self.norm.bias], self.norm.eps, p)
 
 
-@register("pre_ln")
 class PreLayerNorm(ResidualConnection):
     """Normalises what the branch sees and leaves the shortcut untouched; the stack ends in a norm of its own.
 
     Formula:  y = x + dropout(f(LN(x)))            Source: He 2016b's pre-activation, in Transformer form
     """
 
-    def __init__(self, dim: int, dropout: nn.Module | float = 0.0) -> None:
-        super().__init__(dim, dropout)
-        self.norm = layer_norm(dim)
+    def __init__(self, place: Place, options: Options, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.norm = place.norm(place.dim)
 
     @torch.jit.export
     def branch_input(self, x: Tensor) -> Tensor:
@@ -47,3 +47,12 @@ class PreLayerNorm(ResidualConnection):
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         return x + f
+
+
+def always(_: Options) -> bool:
+    """Say that every choice of options has a kernel."""
+    return True
+
+
+register("post_ln", Structure(Options, PostLayerNorm, has_kernel=always))
+register("pre_ln", Structure(Options, PreLayerNorm, final_norm=True))

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
-from ..ops import fused_recursive_layer_norm, recursive_layer_norm
-from .base import ResidualConnection, invalid, layer_norm
-from .registry import register
+from ..ops import fused_recursive_layer_norm
+from .base import ResidualConnection
+from .options import Options, option
+from .place import Place
+from .plain import always
+from .registry import Structure, register
 
 
-@register("rskip_ln")
+@dataclass(frozen=True)
+class RecursiveOptions(Options):
+    """Of rskip_ln."""
+
+    skip_lambda: int = option(2, "λ >= 1, how many times the shortcut is added", least=1)
+
+
 class RecursiveSkipLayerNorm(ResidualConnection):
     """Adds the shortcut and normalises λ times, each time on what the last time gave.
 
@@ -20,33 +30,21 @@ class RecursiveSkipLayerNorm(ResidualConnection):
               (the paper prints λ as the upper limit, which contradicts its eq. 6 and the unrolled formula)
     """
 
-    has_kernel = True
-
-    def __init__(
-        self,
-        dim: int,
-        dropout: nn.Module | float = 0.0,
-        *,
-        skip_lambda: Annotated[int, "λ >= 1, how many times the shortcut is added"] = 2,
-    ) -> None:
-        super().__init__(dim, dropout)
-        if skip_lambda < 1:
-            raise invalid("skip_lambda", skip_lambda, "rskip_ln takes an integer >= 1")
-        self.norm = layer_norm(dim)
-        self.recursive_norms = nn.ModuleList([layer_norm(dim) for _ in range(skip_lambda - 1)])
-
-    def affine(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the weights and the biases of all norms, first to last."""
-        weights: list[Tensor] = [self.norm.weight]
-        biases: list[Tensor] = [self.norm.bias]
-        for norm in self.recursive_norms:
-            weights.append(norm.weight)  # type: ignore[arg-type]
-            biases.append(norm.bias)  # type: ignore[arg-type]
-        return weights, biases
+    def __init__(self, place: Place, options: RecursiveOptions, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.norm = place.norm(place.dim)
+        self.recursive_norms = nn.ModuleList([place.norm(place.dim) for _ in range(options.skip_lambda - 1)])
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
-        weights, biases = self.affine()
-        return recursive_layer_norm(x, f, weights, biases, self.norm.eps)
+        y = self.norm(x + f)
+        for norm in self.recursive_norms:
+            y = norm(x + y)
+        return y
 
     def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
-        return fused_recursive_layer_norm(x, f_out, *self.affine(), self.norm.eps, p)
+        norms: list[Any] = [self.norm, *self.recursive_norms]
+        weights, biases = [norm.weight for norm in norms], [norm.bias for norm in norms]
+        return fused_recursive_layer_norm(x, f_out, weights, biases, norms[0].eps, p)
+
+
+register("rskip_ln", Structure(RecursiveOptions, RecursiveSkipLayerNorm, has_kernel=always))

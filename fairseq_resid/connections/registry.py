@@ -1,146 +1,165 @@
-"""The table of --residual names: which class each is, which options it has, and how a choice is resolved."""
+"""The table of --residual names: what each structure is made of, and how a choice is resolved."""
 
 from __future__ import annotations
 
-import inspect
-import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
 from ..ops import BACKENDS
-from .base import ResidualConnection, invalid
+from .base import ResidualConnection
+from .options import Option, Options, invalid
+from .place import Place
+from .stream import ResidualStream
 
-_CLASSES: dict[str, type[ResidualConnection]] = {}
+FINAL_NORMS = ("none", "layer")
+_STRUCTURES: dict[str, Structure] = {}
 _ALIASES: dict[str, str] = {}
-Connection = TypeVar("Connection", bound=type[ResidualConnection])
+
+
+def never(_: Any) -> bool:
+    """Say that no options of a structure have a kernel."""
+    return False
 
 
 @dataclass(frozen=True)
-class Option:
-    """An option of a variant: a keyword-only argument of its class, annotated as `Annotated[TYPE, "help"]`."""
+class Structure:
+    """What --residual names.
 
-    name: str
-    type: type
-    default: Any
-    choices: tuple[str, ...]
-    help: str
+    options: a frozen dataclass; connection: the class of its sites; stream: the class that ends a stack
+    has_kernel: whether `combine_fused` computes the structure with these options
+    final_norm: whether its source ends a stack in a norm, the default of --final-norm; None: the end of the stream
+                holds a norm, and the flag has no meaning
+    """
+
+    options: type[Options]
+    connection: type[ResidualConnection]
+    stream: type[ResidualStream] = ResidualStream
+    has_kernel: Callable[[Any], bool] = never
+    final_norm: bool | None = False
 
 
-def register(name: str, *aliases: str) -> Callable[[Connection], Connection]:
-    """Enter a class in the table under `name`, and under each alias."""
+def register(name: str, structure: Structure, *aliases: str) -> None:
+    """Enter a structure in the table under `name`, and under each alias.
 
-    def enter(cls: Connection) -> Connection:
-        for key in (name, *aliases):
-            if key in _CLASSES or key in _ALIASES:
-                raise ValueError(f"residual {key!r} is registered twice")
-        _CLASSES[name] = cls
-        _ALIASES.update(dict.fromkeys(aliases, name))
-        return cls
-
-    return enter
+    Raises: ValueError if a name is taken.
+    """
+    for key in (name, *aliases):
+        if key in _STRUCTURES or key in _ALIASES:
+            raise ValueError(f"residual {key!r} is registered twice")
+    _STRUCTURES[name] = structure
+    _ALIASES.update(dict.fromkeys(aliases, name))
 
 
 def names() -> list[str]:
     """Return every name that --residual takes, aliases last."""
-    return [*_CLASSES, *_ALIASES]
+    return [*_STRUCTURES, *_ALIASES]
 
 
 def canonical(name: str) -> str:
-    """Return the name of a variant, given it or its alias.
+    """Return the name of a structure, given it or its alias.
 
-    Raises: ValueError naming what is allowed.
+    Raises: InvalidOption naming what is allowed.
     """
     name = _ALIASES.get(name, name)
-    if name not in _CLASSES:
+    if name not in _STRUCTURES:
         raise invalid("residual", name, f"choose one of {', '.join(names())}")
     return name
 
 
+def structure(name: str) -> Structure:
+    """Return a structure by its name or alias.
+
+    Raises: InvalidOption naming what is allowed.
+    """
+    return _STRUCTURES[canonical(name)]
+
+
 def options(name: str) -> dict[str, Option]:
-    """Return the options of a variant, read off its constructor."""
-    constructor = _CLASSES[canonical(name)].__init__
-    hints = typing.get_type_hints(constructor, include_extras=True)
-    found = {}
-    for parameter in inspect.signature(constructor).parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            kind, text = typing.get_args(hints[parameter.name])
-            literal = typing.get_origin(kind) is typing.Literal
-            found[parameter.name] = Option(
-                name=parameter.name,
-                type=str if literal else kind,
-                default=parameter.default,
-                choices=typing.get_args(kind) if literal else (),
-                help=text,
-            )
-    return found
+    """Return the options of a structure by name."""
+    return structure(name).options.known()
 
 
 def all_options() -> dict[str, dict[str, Option]]:
-    """Return every option of any variant: {option: {variant: what it is there}}."""
-    found: dict[str, dict[str, Option]] = {}
-    for name in _CLASSES:
+    """Return every option of any structure: {option: {structure: what it is there}}."""
+    everything: dict[str, dict[str, Option]] = {}
+    for name in _STRUCTURES:
         for option in options(name).values():
-            found.setdefault(option.name, {})[name] = option
-    return found
+            everything.setdefault(option.name, {})[name] = option
+    return everything
 
 
-def resolve(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the value of every option of a variant: what was given, else its default; None counts as not given.
+def resolve(name: str, given: dict[str, Any]) -> Options:
+    """Return the options of a structure: what was given, else the defaults; None counts as not given.
 
-    Raises: ValueError if an option is given that the variant does not have, or a value of the wrong type.
+    Raises: InvalidOption if an option is given that the structure does not have, or a value that is not allowed.
     """
-    name = canonical(name)
     known = options(name)
-    for option, value in given.items():
-        if value is not None and option not in known:
+    chosen = {option: value for option, value in given.items() if value is not None}
+    for option, value in chosen.items():
+        if option not in known:
             has = ", ".join("--" + key.replace("_", "-") for key in known) or "none"
-            raise invalid(option, value, f"not an option of the residual {name}, whose options are: {has}")
-    values = {}
-    for option, spec in known.items():
-        value = given.get(option)
-        if value is None:
-            value = spec.default
-        elif spec.choices and value not in spec.choices:
-            raise invalid(option, value, f"{name} takes one of {', '.join(spec.choices)}")
-        elif spec.type is not str:
-            value = _number(option, value, spec.type, name)
-        values[option] = value
-    return values
+            raise invalid(option, value, f"not an option of the residual {canonical(name)}, whose options are: {has}")
+    return structure(name).options(**chosen)
 
 
-def _number(option: str, value: Any, kind: type, name: str) -> int | float:
-    """Return an option's value as the number it must be; the command line gives every number as a float."""
-    kinds = {int: "an integer", float: "a number"}
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise invalid(option, value, f"{name} takes {kinds[kind]}") from None
-    if kind is int and not number.is_integer():
-        raise invalid(option, value, f"{name} takes {kinds[kind]}")
-    return kind(number)
+def resolve_final_norm(name: str, given: str | None) -> bool:
+    """Return whether a norm ends the stacks of a structure: as given, else as its source has it.
+
+    Raises: InvalidOption for another value, or if the structure's own end holds a norm.
+    """
+    default = structure(name).final_norm
+    if given is None:
+        return bool(default)
+    if default is None:
+        raise invalid("final_norm", given, f"the residual {canonical(name)} ends a stack in a norm of its own")
+    if given not in FINAL_NORMS:
+        raise invalid("final_norm", given, f"choose one of {', '.join(FINAL_NORMS)}")
+    return given == "layer"
+
+
+def check_backend(name: str, chosen: Options, backend: str) -> None:
+    """Check a --residual-backend for a structure with these options.
+
+    Raises: InvalidOption for an unknown one, or for triton if there is no kernel.
+    """
+    if backend not in BACKENDS:
+        raise invalid("residual_backend", backend, f"choose one of {', '.join(BACKENDS)}")
+    if backend == "triton" and not structure(name).has_kernel(chosen):
+        shown = {"residual": canonical(name), **chosen.values()}
+        said = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in shown.items())
+        raise invalid("residual_backend", backend, f"there is no kernel for {said}; use auto or eager")
 
 
 def build(
-    name: str, dim: int, dropout: nn.Module | float = 0.0, *, backend: str = "auto", **given: Any
+    name: str, place: Place | int, dropout: nn.Module | float = 0.0, *, backend: str = "auto", **given: Any
 ) -> ResidualConnection:
     """Return a new connection by its --residual name.
 
     >>> site = build("rskip_ln", 512, dropout=0.1, skip_lambda=3)
     >>> y = site(x, sublayer(site.branch_input(x)))
 
-    Args:   backend: auto, the fused kernels wherever they serve; eager; triton, an error in training if they do not
-    Raises: ValueError for an unknown name, an option the variant does not have, or a value out of range.
+    Args:   place: where it stands; the number of channels alone, if the structure does not depend on it
+            backend: auto, the fused kernels wherever they serve; eager; triton, an error in training if they do not
+    Raises: InvalidOption for an unknown name, an option the structure does not have, or a value that is not allowed;
+            ValueError if the structure needs a Place.
     """
-    if backend not in BACKENDS:
-        raise invalid("residual_backend", backend, f"choose one of {', '.join(BACKENDS)}")
-    values = resolve(name, given)
-    connection = _CLASSES[canonical(name)](dim, dropout, **values)
-    connection.described = {"residual": canonical(name), **values}
-    if backend == "triton" and not connection.has_kernel:
-        shown = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in connection.described.items())
-        raise invalid("residual_backend", backend, f"there is no kernel for {shown}; use auto or eager")
-    connection.backend = backend
-    return connection
+    made, chosen = structure(name), resolve(name, given)
+    check_backend(name, chosen, backend)
+    if not made.has_kernel(chosen):
+        backend = "eager"
+    at = place if isinstance(place, Place) else Place(place)
+    return made.connection(at, chosen, dropout, backend, {"residual": canonical(name), **chosen.values()})
+
+
+def build_stream(name: str, place: Place, final_norm: bool, **given: Any) -> ResidualStream | None:
+    """Return what ends a stack of a structure; None if there is nothing to do.
+
+    Raises: as `build`.
+    """
+    made = structure(name)
+    if made.stream is ResidualStream and not final_norm:
+        return None
+    return made.stream(place, resolve(name, given), final_norm)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Literal, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from ..ops import (
-    dense_gate,
-    fused_self_adaptive_scaling,
-    scaling_gate,
-    self_adaptive_scaling,
-    single_layer_gate,
-)
-from .base import ResidualConnection, invalid, layer_norm, xavier_uniform
-from .registry import register
+from ..ops import dense_gate, fused_self_adaptive_scaling, scaling_gate, single_layer_gate
+from .base import ResidualConnection, xavier_uniform
+from .options import Options, option
+from .place import Place
+from .registry import Structure, register
 
 
 class ScalingGate(nn.Module):
@@ -75,7 +71,20 @@ class TransformGate(nn.Module):
 GATES = {"full": ScalingGate, "single": SingleLayerGate, "transform": TransformGate}
 
 
-@register("sas")
+@dataclass(frozen=True)
+class ScalingOptions(Options):
+    """Of sas."""
+
+    sas_gate: str = option("full", "form of the gate (SAS paper, table 6)", choices=tuple(GATES))
+    sas_gamma: str = option("coupled", "γ = (1-α)(1-β), or a third gate", choices=("coupled", "free"))
+    sas_alpha_bias: float = option(0.0, "start value of α's bias; the paper has 3 for images")
+    sas_beta_bias: float = option(0.0, "start value of β's bias; the paper has -3 for images")
+
+    def has_kernel(self) -> bool:
+        """Return whether the kernel computes these gates."""
+        return self.sas_gate == "full" and self.sas_gamma == "coupled"
+
+
 class SelfAdaptiveScaling(ResidualConnection):
     """Weighs shortcut, branch and their normalised sum by gates that read both.
 
@@ -86,32 +95,13 @@ class SelfAdaptiveScaling(ResidualConnection):
     single-layer gate, b of the transform gate); the γ gate of `free` starts at 0.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        dropout: nn.Module | float = 0.0,
-        *,
-        sas_gate: Annotated[Literal["full", "single", "transform"], "form of the gate (SAS paper, table 6)"] = "full",
-        sas_gamma: Annotated[Literal["coupled", "free"], "γ = (1-α)(1-β), or a third gate"] = "coupled",
-        sas_alpha_bias: Annotated[float, "start value of α's bias; the paper has 3 for images"] = 0.0,
-        sas_beta_bias: Annotated[float, "start value of β's bias; the paper has -3 for images"] = 0.0,
-    ) -> None:
-        super().__init__(dim, dropout)
-        if sas_gate not in GATES:
-            raise invalid("sas_gate", sas_gate, f"choose one of {', '.join(GATES)}")
-        if sas_gamma not in ("coupled", "free"):
-            raise invalid("sas_gamma", sas_gamma, "choose one of coupled, free")
-        for option, value in (("sas_alpha_bias", sas_alpha_bias), ("sas_beta_bias", sas_beta_bias)):
-            if not math.isfinite(value):
-                raise invalid(option, value, "must be a finite number")
-        biases = [float(sas_alpha_bias), float(sas_beta_bias)]
-        self.free_gamma = sas_gamma == "free"
-        if self.free_gamma:
-            biases.append(0.0)
-        self.norm = layer_norm(dim)
-        self.gate = GATES[sas_gate](dim, biases)
+    def __init__(self, place: Place, options: ScalingOptions, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.free_gamma = options.sas_gamma == "free"
+        biases = [options.sas_alpha_bias, options.sas_beta_bias, *([0.0] if self.free_gamma else [])]
+        self.norm = place.norm(place.dim)
+        self.gate = GATES[options.sas_gate](place.dim, biases)
         self.gates = len(biases)
-        self.has_kernel = sas_gate == "full" and sas_gamma == "coupled"
 
     def factors(self, x: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return α, β and γ, each (T, B, 1), or (T, B, C) from the transform gate."""
@@ -122,7 +112,7 @@ class SelfAdaptiveScaling(ResidualConnection):
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         alpha, beta, gamma = self.factors(x, f)
-        return self_adaptive_scaling(x, f, alpha, beta, gamma, self.norm.weight, self.norm.bias, self.norm.eps)
+        return torch.addcmul(torch.addcmul(alpha * x, beta, f), gamma, self.norm(x + f))
 
     def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
         gate, norm = cast(ScalingGate, self.gate), self.norm
@@ -130,3 +120,9 @@ class SelfAdaptiveScaling(ResidualConnection):
             x, f_out, gate.hidden_weight, gate.hidden_bias, gate.output_weight, gate.output_bias,
             norm.weight, norm.bias, norm.eps, p,
         )  # fmt: skip
+
+    def coefficients(self, x: Tensor, f: Tensor) -> dict[str, Tensor]:
+        return dict(zip(("alpha", "beta", "gamma"), self.factors(x, f), strict=True))
+
+
+register("sas", Structure(ScalingOptions, SelfAdaptiveScaling, has_kernel=ScalingOptions.has_kernel))

@@ -3,13 +3,17 @@
 Sublayers (attention, feed-forward, quant-noise, their names in state dicts) are stock's; only what joins a sublayer
 to its shortcut is ours:
 
-    x ──┬────────────────────────────────► site ──► y        y = site(x, f(site.branch_input(x)))
-        └─► site.branch_input ─► f ─────────┘
+    state ──┬────────────────────────────────► site ──► state        state = site(state, f(site.branch_input(state)))
+            └─► site.branch_input ─► f ─────────┘
 
-Shapes: T target or source time, B batch, C channels, S source time.
+Shapes: T target or source time, B batch, C channels, S source time. The state is (T, B, n·C), n = 1 for most
+structures.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from fairseq.modules.fairseq_dropout import FairseqDropout
@@ -18,6 +22,7 @@ from torch import Tensor, nn
 
 from .. import connections
 from ..compat import BETTER_TRANSFORMER_COPIES
+from ..connections import Place
 
 
 class ResidualEncoderLayer(TransformerEncoderLayerBase):
@@ -29,14 +34,14 @@ class ResidualEncoderLayer(TransformerEncoderLayerBase):
     # 0.12.2 overrides this to fill its copies from the state dict; there are none here.
     _load_from_state_dict = nn.Module._load_from_state_dict
 
-    def __init__(self, cfg, return_fc: bool = False) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, cfg, places: Sequence[Place], return_fc: bool = False) -> None:  # type: ignore[no-untyped-def]
         super().__init__(cfg, return_fc=return_fc)
         for name in (*BETTER_TRANSFORMER_COPIES, "self_attn_layer_norm", "final_layer_norm", "dropout_module"):
             if hasattr(self, name):
                 delattr(self, name)
         self.can_use_fastpath = False
-        self.self_attn_residual = build_site(cfg, self.embed_dim, type(self).__name__)
-        self.ffn_residual = build_site(cfg, self.embed_dim, type(self).__name__)
+        self.self_attn_residual, self.ffn_residual = (build_site(cfg, place, type(self).__name__) for place in places)
+        init_branches(self)
 
     def forward(
         self,
@@ -44,16 +49,17 @@ class ResidualEncoderLayer(TransformerEncoderLayerBase):
         encoder_padding_mask: Tensor | None,
         attn_mask: Tensor | None = None,
     ):
-        """Return the layer's output (T, B, C).
+        """Return the layer's state (T, B, n·C).
 
         Args:
-            x: (T, B, C)
+            x: (T, B, C) or a state
             encoder_padding_mask: (B, T), true at padding
             attn_mask: (T, T), true where a query must not look
         """
         if attn_mask is not None:
             attn_mask = attn_mask.masked_fill(attn_mask.to(torch.bool), -1e8 if x.dtype == torch.float32 else -1e4)
 
+        x = self.self_attn_residual.enter(x)
         seen = self.self_attn_residual.branch_input(x)
         attended, _ = self.self_attn(
             query=seen,
@@ -78,15 +84,14 @@ class ResidualEncoderLayer(TransformerEncoderLayerBase):
 class ResidualDecoderLayer(TransformerDecoderLayerBase):
     """Stock's decoder layer around the sites `self_attn_residual`, `encoder_attn_residual` and `ffn_residual`."""
 
-    def __init__(  # type: ignore[no-untyped-def]
-        self, cfg, no_encoder_attn: bool = False, add_bias_kv: bool = False, add_zero_attn: bool = False
-    ) -> None:
-        super().__init__(cfg, no_encoder_attn, add_bias_kv, add_zero_attn)
+    def __init__(self, cfg, places: Sequence[Place], no_encoder_attn: bool = False) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(cfg, no_encoder_attn)
         for name in ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm", "dropout_module"):
             delattr(self, name)
-        self.self_attn_residual = build_site(cfg, self.embed_dim, type(self).__name__)
-        self.encoder_attn_residual = None if no_encoder_attn else build_site(cfg, self.embed_dim, type(self).__name__)
-        self.ffn_residual = build_site(cfg, self.embed_dim, type(self).__name__)
+        sites = [build_site(cfg, place, type(self).__name__) for place in places]
+        self.self_attn_residual, self.ffn_residual = sites[0], sites[-1]
+        self.encoder_attn_residual = None if no_encoder_attn else sites[1]
+        init_branches(self)
 
     def forward(
         self,
@@ -101,10 +106,10 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
         need_attn: bool = False,
         need_head_weights: bool = False,
     ):
-        """Return the layer's output (T, B, C), its encoder attention and, under ONNX tracing, its new state.
+        """Return the layer's state (T, B, n·C), its encoder attention and, under ONNX tracing, its attentions' buffers.
 
         Args:
-            x: (T, B, C); T is 1 in incremental decoding
+            x: (T, B, C) or a state; T is 1 in incremental decoding
             encoder_out: (S, B, C)
             encoder_padding_mask: (B, S), true at padding
             incremental_state: keys and values of earlier steps, by attention module
@@ -115,6 +120,7 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
         if need_head_weights:
             need_attn = True
 
+        x = self.self_attn_residual.enter(x)
         seen = self.self_attn_residual.branch_input(x)
         if prev_self_attn_state is not None:
             assert incremental_state is not None
@@ -181,12 +187,35 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
         return saved
 
 
-def build_site(cfg, dim: int, layer_name: str) -> connections.ResidualConnection:  # type: ignore[no-untyped-def]
+class SiteDropout(FairseqDropout):
+    """fairseq's dropout, which says with which probability it drops."""
+
+    def probability(self) -> float:
+        """Return the probability now: --retain-dropout keeps it in inference."""
+        return float(self.p) if self.training or self.apply_during_inference else 0.0
+
+
+def options_of(cfg) -> dict[str, Any]:  # type: ignore[no-untyped-def]
+    """Return the options of the structure that a config holds."""
+    return {name: getattr(cfg, name) for name in connections.options(cfg.residual)}
+
+
+def build_site(cfg, place: Place, layer_name: str) -> connections.ResidualConnection:  # type: ignore[no-untyped-def]
     """Return the connection of one site; `layer_name` is what --retain-dropout-modules calls its dropouts."""
-    options = {name: getattr(cfg, name) for name in connections.options(cfg.residual)}
-    dropout = FairseqDropout(cfg.dropout, module_name=layer_name)
-    site = connections.build(cfg.residual, dim, dropout, backend=cfg.residual_backend, **options)
+    dropout = SiteDropout(cfg.dropout, module_name=layer_name)
+    site = connections.build(cfg.residual, place, dropout, backend=cfg.residual_backend, **options_of(cfg))
     for name, module in site.named_children():
         if type(module) is nn.Dropout:  # the structure's own: --retain-dropout reaches FairseqDropouts alone
-            setattr(site, name, FairseqDropout(module.p, module_name=layer_name))
+            setattr(site, name, SiteDropout(module.p, module_name=layer_name))
     return site
+
+
+def init_branches(layer: Any) -> None:
+    """Let every site of a layer draw the start values of its sublayer anew, as its structure wants them."""
+    for name in ("self_attn", "encoder_attn"):
+        attention, site = getattr(layer, name, None), getattr(layer, f"{name}_residual", None)
+        if attention is not None and site is not None:
+            site.init_branch(
+                query=attention.q_proj, key=attention.k_proj, value=attention.v_proj, output=attention.out_proj
+            )
+    layer.ffn_residual.init_branch(fc1=layer.fc1, fc2=layer.fc2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -21,8 +22,9 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 
 from .. import connections
 from ..compat import BETTER_TRANSFORMER_COPIES, UserError
+from ..connections import Place
 from ..ops import BACKENDS, absence
-from .layers import ResidualDecoderLayer, ResidualEncoderLayer
+from .layers import ResidualDecoderLayer, ResidualEncoderLayer, options_of
 
 # Scalings that fairseq's own decoder layer reads off a config (modules/transformer_layer.py). They belong to another
 # residual structure (NormFormer), and would be silently ignored here.
@@ -72,8 +74,8 @@ def resolve_residual(args: argparse.Namespace) -> None:
     try:
         residual = connections.canonical(given or ("pre_ln" if all(flags.values()) else "post_ln"))
         options = connections.resolve(residual, {name: getattr(args, name, None) for name in connections.all_options()})
-        # Values out of range: now, not after the data is loaded.
-        connections.build(residual, 1, backend=backend, **options)
+        final_norm = connections.resolve_final_norm(residual, getattr(args, "final_norm", None))
+        connections.check_backend(residual, options, backend)
     except connections.InvalidOption as error:
         raise UserError(str(error)) from None
     # Only of a training: a namespace with _name is a checkpoint's, and decodes wherever it is.
@@ -83,11 +85,16 @@ def resolve_residual(args: argparse.Namespace) -> None:
         shown = " ".join(f"--{name.replace('_', '-')}" for name, on in flags.items() if on)
         raise UserError(f"{shown} with --residual {residual}: only pre_ln normalises before, and in both stacks")
     if getattr(args, "no_decoder_final_norm", False) and residual != "pre_ln":
-        raise UserError(f"--no-decoder-final-norm with --residual {residual}: only pre_ln ends a stack in a norm")
+        raise UserError(f"--no-decoder-final-norm with --residual {residual}: it is for pre_ln; see --final-norm")
+    # Of the trained model: with --encoder-layers-to-keep fairseq writes another number over the layers.
+    if getattr(args, "residual_depths", None) is None:
+        args.residual_depths = [args.encoder_layers, args.decoder_layers]
     args.residual = residual
+    if connections.structure(residual).final_norm is not None:
+        args.final_norm = "layer" if final_norm else "none"
     args.residual_backend = backend
     args.encoder_normalize_before = args.decoder_normalize_before = residual == "pre_ln"
-    vars(args).update(options)
+    vars(args).update(options.values())
 
 
 def wrap(layer, cfg):  # type: ignore[no-untyped-def]
@@ -113,28 +120,86 @@ def rename_stock_keys(state_dict: dict[str, Any], name: str) -> None:
             del state_dict[key]
 
 
+def depths_of(cfg, stack: str) -> dict[str, int]:  # type: ignore[no-untyped-def]
+    """Return the layers of both stacks of the trained model; of one alone, if no attention joins them."""
+    depths = dict(zip(("encoder", "decoder"), cfg.residual_depths, strict=True))
+    return {stack: depths[stack]} if cfg.no_cross_attention else depths
+
+
+def layer_places(cfg, stack: str, kinds: Sequence[str], built: int) -> list[Place]:  # type: ignore[no-untyped-def]
+    """Return the places of the sites of a stack's next layer, of which `built` have been built.
+
+    A model whose layers were pruned (--encoder-layers-to-keep) has the places that they were trained in.
+    """
+    part = getattr(cfg, stack)
+    kept = part.layers_to_keep
+    layer = sorted(int(number) for number in kept.split(","))[built] if kept else built
+    depths = depths_of(cfg, stack)
+    return [
+        Place(
+            part.embed_dim, stack, kind, layer, number + 1 == len(kinds), layer * len(kinds) + number,
+            depths[stack] * len(kinds), depths,
+        )
+        for number, kind in enumerate(kinds)
+    ]  # fmt: skip
+
+
+def stack_end(cfg, stack: str, sites: int) -> connections.ResidualStream | None:  # type: ignore[no-untyped-def]
+    """Return what ends a stack, in the slot that stock calls `layer_norm`."""
+    depths = depths_of(cfg, stack)
+    place = Place(
+        getattr(cfg, stack).embed_dim, stack, "stream", depths[stack], True, sites * depths[stack],
+        sites * depths[stack], depths,
+    )  # fmt: skip
+    has_norm = getattr(cfg, "final_norm", "none") == "layer" and not (stack == "decoder" and cfg.no_decoder_final_norm)
+    return connections.build_stream(cfg.residual, place, has_norm, **options_of(cfg))
+
+
 class ResidualTransformerEncoder(TransformerEncoderBase):
-    """Stock's encoder over ResidualEncoderLayers."""
+    """Stock's encoder over ResidualEncoderLayers. The states that it returns on request are the raw ones."""
+
+    KINDS = ("self_attn", "ffn")
+
+    def __init__(self, cfg, *rest, **more):  # type: ignore[no-untyped-def]
+        super().__init__(cfg, *rest, **more)
+        self.layer_norm = stack_end(cfg, "encoder", len(self.KINDS))
 
     def build_encoder_layer(self, cfg):  # type: ignore[no-untyped-def]
-        return wrap(ResidualEncoderLayer(cfg, return_fc=self.return_fc), cfg)
+        self.built = getattr(self, "built", 0) + 1  # stock builds its layers in a row, and says no number
+        places = layer_places(cfg, "encoder", self.KINDS, self.built - 1)
+        return wrap(ResidualEncoderLayer(cfg, places, return_fc=self.return_fc), cfg)
 
     def upgrade_state_dict_named(self, state_dict, name):  # type: ignore[no-untyped-def]
+        end = self.layer_norm  # stock takes it away for a file of its first version, and for one that has no version
         state_dict = super().upgrade_state_dict_named(state_dict, name)
+        self.layer_norm = end
         rename_stock_keys(state_dict, name)
         return state_dict
 
 
 class ResidualTransformerDecoder(TransformerDecoderBase):
-    """Stock's decoder over ResidualDecoderLayers."""
+    """Stock's decoder over ResidualDecoderLayers. The states that it returns on request are the raw ones."""
+
+    def __init__(self, cfg, dictionary, embed_tokens, no_encoder_attn=False, **more):  # type: ignore[no-untyped-def]
+        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn, **more)
+        self.layer_norm = stack_end(cfg, "decoder", len(decoder_kinds(no_encoder_attn)))
 
     def build_decoder_layer(self, cfg, no_encoder_attn: bool = False):  # type: ignore[no-untyped-def]
-        return wrap(ResidualDecoderLayer(cfg, no_encoder_attn), cfg)
+        self.built = getattr(self, "built", 0) + 1
+        places = layer_places(cfg, "decoder", decoder_kinds(no_encoder_attn), self.built - 1)
+        return wrap(ResidualDecoderLayer(cfg, places, no_encoder_attn), cfg)
 
     def upgrade_state_dict_named(self, state_dict, name):  # type: ignore[no-untyped-def]
+        end = self.layer_norm
         state_dict = super().upgrade_state_dict_named(state_dict, name)
+        self.layer_norm = end
         rename_stock_keys(state_dict, name)
         return state_dict
+
+
+def decoder_kinds(no_encoder_attn: bool) -> tuple[str, ...]:
+    """Return the sublayers of a decoder layer."""
+    return ("self_attn", "ffn") if no_encoder_attn else ("self_attn", "encoder_attn", "ffn")
 
 
 @register_model("transformer_resid")
@@ -156,6 +221,11 @@ class ResidualTransformerModel(TransformerModel):
             choices=BACKENDS,
             help="what computes the residual structure: auto, fused kernels wherever they serve; eager, plain PyTorch; "
             "triton, the kernels, or an error if they do not serve in training (default: auto)",
+        )
+        parser.add_argument(
+            "--final-norm",
+            choices=connections.FINAL_NORMS,
+            help="a LayerNorm at the end of both stacks (default: as the structure's source has it)",
         )
         for name, meanings in connections.all_options().items():
             text = "; ".join(f"{variant}: {spec.help} (default: {spec.default})" for variant, spec in meanings.items())

@@ -1,0 +1,83 @@
+"""Post-norm structures for deep stacks, with a shortcut scaled by the depth of the model: DeepNorm and Keel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..ops import fused_recursive_layer_norm
+from .base import ResidualConnection
+from .options import Options
+from .place import Place
+from .plain import always
+from .registry import Structure, register
+
+
+def deep_norm_scales(place: Place) -> tuple[float, float]:
+    """Return DeepNorm's α and β for a stack.
+
+    Source: Wang 2022, table 1: of an encoder-decoder with N and M layers, the encoder has 0.81 (N⁴M)^(1/16) and
+    0.87 (N⁴M)^(-1/16), the decoder (3M)^(1/4) and (12M)^(-1/4); a stack of N layers alone (2N)^(1/4) and (8N)^(-1/4).
+    """
+    if len(place.depths) < 2:
+        alone = place.depth(place.stack)
+        return (2 * alone) ** 0.25, (8 * alone) ** -0.25
+    n, m = place.depth("encoder"), place.depth("decoder")
+    if place.stack == "decoder":
+        return (3 * m) ** 0.25, (12 * m) ** -0.25
+    return 0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16)
+
+
+class DeepNorm(ResidualConnection):
+    """Normalises the sum of a shortcut, scaled up with the depth, and a branch, scaled down at the start.
+
+    Formula:  y = LN(α x + F), at every site, cross-attention too; no norm ends a stack
+    Source:   Wang 2022, DeepNet, section 3 and table 1
+    Start:    Xavier-normal, with gain β for value, output and feed-forward, 1 for query and key; biases as they are
+    """
+
+    def __init__(self, place: Place, options: Options, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.alpha, self.beta = deep_norm_scales(place)
+        self.norm = place.norm(place.dim)
+
+    def combine(self, x: Tensor, f: Tensor) -> Tensor:
+        return self.norm(torch.add(f, x, alpha=self.alpha))
+
+    def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
+        norm = self.norm
+        return fused_recursive_layer_norm(x, f_out, [norm.weight], [norm.bias], norm.eps, p, self.alpha)
+
+    def init_branch(self, **linears: nn.Linear) -> None:
+        for name, linear in linears.items():
+            nn.init.xavier_normal_(linear.weight, gain=1.0 if name in ("query", "key") else self.beta)
+
+
+class Keel(ResidualConnection):
+    """Normalises what the branch sees, and again the sum with a shortcut that is scaled by the number of sublayers.
+
+    Formula:  y = LN_out(α x + f(LN_in(x))), α = sublayers of the stack, not learned; the stack ends on the last LN_out
+              first layer: α = 1, and its first site has no LN_out
+    Source:   Chen 2026, arXiv 2601.19895. Its norms are RMS and its stack is a decoder alone. Ours: LN, the sublayers
+              counted in each stack, and α = 1 for the first cross-attention too.
+    """
+
+    def __init__(self, place: Place, options: Options, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        place.depth(place.stack)  # raises if it is not known
+        self.alpha = 1.0 if place.layer == 0 else float(place.sites)
+        self.inner_norm = place.norm(place.dim)
+        self.norm = nn.Identity() if place.index == 0 else place.norm(place.dim)
+
+    @torch.jit.export
+    def branch_input(self, x: Tensor) -> Tensor:
+        return self.inner_norm(x)
+
+    def combine(self, x: Tensor, f: Tensor) -> Tensor:
+        return self.norm(torch.add(f, x, alpha=self.alpha))
+
+
+register("deep_norm", Structure(Options, DeepNorm, has_kernel=always))
+register("keel", Structure(Options, Keel))

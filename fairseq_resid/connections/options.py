@@ -1,0 +1,100 @@
+"""The options of a structure: a frozen dataclass that checks itself, and what a command line shows of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+
+class InvalidOption(ValueError):
+    """A name, an option or a backend that cannot be: a mistake of the caller."""
+
+
+def invalid(option: str, value: object, allowed: str) -> InvalidOption:
+    """Return the error for an option's bad value; it names the flag, what was given and what is allowed."""
+    return InvalidOption(f"--{option.replace('_', '-')} {value}: {allowed}")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: its name, type, default and help, and what is allowed.
+
+    choices: all allowed values of a text; above, least: bounds of a number, the first not allowed itself
+    """
+
+    name: str
+    type: type
+    default: Any
+    help: str
+    choices: tuple[str, ...] = ()
+    above: float | None = None
+    least: float | None = None
+
+    @property
+    def allowed(self) -> str:
+        """What is allowed, in words."""
+        if self.choices:
+            return f"choose one of {', '.join(self.choices)}"
+        kind = "an integer" if self.type is int else "a finite number"
+        if self.above == 0:
+            return "must be a positive number"
+        return f"must be {kind}" + (f" >= {self.least:g}" if self.least is not None else "")
+
+    def checked(self, value: Any) -> Any:
+        """Return a value, which may be text from a command line, in the option's type.
+
+        Raises: InvalidOption naming the flag, what was given and what is allowed.
+        """
+        if self.type is str:
+            if value not in self.choices:
+                raise invalid(self.name, value, self.allowed)
+            return value
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise invalid(self.name, value, self.allowed) from None
+        if (
+            not math.isfinite(number)
+            or (self.type is int and not number.is_integer())
+            or (self.above is not None and number <= self.above)
+            or (self.least is not None and number < self.least)
+        ):
+            raise invalid(self.name, value, self.allowed)
+        return self.type(number)
+
+
+def option(
+    default: Any, help: str, *, choices: tuple[str, ...] = (), above: float | None = None, least: float | None = None
+) -> Any:
+    """Declare a field of an Options class."""
+    rules = {"help": help, "choices": choices, "above": above, "least": least}
+    return dataclasses.field(default=default, metadata=rules)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a structure that has none, and the base of all others. Its fields are made by `option`.
+
+    A field is an int, a float, or a str with choices. No field is called like a flag of fairseq's own.
+    Raises: InvalidOption naming the flag, what was given and what is allowed.
+    """
+
+    @classmethod
+    def known(cls) -> dict[str, Option]:
+        """Return every option by name."""
+        types = typing.get_type_hints(cls)
+        return {
+            field.name: Option(field.name, types[field.name], field.default, **field.metadata)
+            for field in dataclasses.fields(cls)
+        }
+
+    def __post_init__(self) -> None:
+        for name, known in self.known().items():
+            object.__setattr__(self, name, known.checked(getattr(self, name)))
+
+    def values(self) -> dict[str, Any]:
+        """Return the value of every option: what a checkpoint's config holds."""
+        return dataclasses.asdict(self)

@@ -1,0 +1,116 @@
+"""Relatives of the pre-norm Transformer: the shortcut stays as it is, and norms or scales stand around the branch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .base import ResidualConnection
+from .options import Options, option
+from .place import Place
+from .plain import PreLayerNorm
+from .registry import Structure, register
+
+
+class LayerScale(PreLayerNorm):
+    """Scales each channel of the branch, by little at the start.
+
+    Formula:  y = x + s ⊙ f(LN(x)), s in R^C learned; a norm ends the stack
+    Source:   Touvron 2021, CaiT: s starts at 0.1 up to 18 layers, 1e-5 up to 24, 1e-6 beyond (19 to 23 are not stated,
+              and taken as 24). The layers are those of the site's own stack.
+    """
+
+    def __init__(self, place: Place, options: Options, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        layers = place.depth(place.stack)
+        start = 0.1 if layers <= 18 else 1e-5 if layers <= 24 else 1e-6
+        self.branch_weight = nn.Parameter(torch.full((place.dim,), start))
+
+    def combine(self, x: Tensor, f: Tensor) -> Tensor:
+        return torch.addcmul(x, self.branch_weight, f)
+
+    def coefficients(self, x: Tensor, f: Tensor) -> dict[str, Tensor]:
+        return {"s": self.branch_weight}
+
+
+class SandwichLayerNorm(PreLayerNorm):
+    """Normalises what the branch sees and what it gives.
+
+    Formula:  y = x + LN_out(F), F = dropout(f(LN_in(x))); a norm ends the stack
+    Source:   Ding 2021, CogView (its division by max |x| is left out); Peri-LN, Kim 2025, is the same formula
+    """
+
+    def __init__(self, place: Place, options: Options, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.outer_norm = place.norm(place.dim)
+
+    def combine(self, x: Tensor, f: Tensor) -> Tensor:
+        return x + self.outer_norm(f)
+
+
+class ResidualPostNorm(ResidualConnection):
+    """Normalises what the branch gives, and nothing else.
+
+    Formula:  y = x + LN(F), F = dropout(f(x)); a norm ends the stack            Source: OLMo 2, 2024; its norm is RMS
+    """
+
+    def __init__(self, place: Place, options: Options, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.norm = place.norm(place.dim)
+
+    def combine(self, x: Tensor, f: Tensor) -> Tensor:
+        return x + self.norm(f)
+
+
+class ScaledPreLayerNorm(PreLayerNorm):
+    """Scales what the branch sees down with the depth of its layer.
+
+    Formula:  y = x + f(LN(x) / √l), l the layer in its stack, from 1; the norm that ends the stack is not scaled
+    Source:   Sun 2025, LayerNorm Scaling
+    """
+
+    def __init__(self, place: Place, options: Options, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.scale = 1 / math.sqrt(place.layer + 1)
+
+    @torch.jit.export
+    def branch_input(self, x: Tensor) -> Tensor:
+        return self.norm(x) * self.scale
+
+
+@dataclass(frozen=True)
+class MixedOptions(Options):
+    """Of mix_ln."""
+
+    post_share: float = option(0.25, "share of the layers that are post-LN, the first ones", above=0)
+
+
+class MixedLayerNorm(ResidualConnection):
+    """Is post-norm in the first layers of a stack and pre-norm in the others.
+
+    Formula:  y = LN(x + F) in the first share of the layers, x + f(LN(x)) in the rest; a norm ends the stack
+    Source:   Li 2024, Mix-LN: a share of 0.25, 3 of 12 and 6 of 24 layers; rounded up (ours)
+    """
+
+    def __init__(self, place: Place, options: MixedOptions, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.is_post = place.layer < math.ceil(options.post_share * place.depth(place.stack))
+        self.norm = place.norm(place.dim)
+
+    @torch.jit.export
+    def branch_input(self, x: Tensor) -> Tensor:
+        return x if self.is_post else self.norm(x)
+
+    def combine(self, x: Tensor, f: Tensor) -> Tensor:
+        return self.norm(x + f) if self.is_post else x + f
+
+
+register("layer_scale", Structure(Options, LayerScale, final_norm=True))
+register("sandwich_ln", Structure(Options, SandwichLayerNorm, final_norm=True), "peri_ln")
+register("res_post_norm", Structure(Options, ResidualPostNorm, final_norm=True))
+register("scaled_pre_ln", Structure(Options, ScaledPreLayerNorm, final_norm=True))
+register("mix_ln", Structure(MixedOptions, MixedLayerNorm, final_norm=True))

@@ -1,0 +1,66 @@
+"""Two streams, one normalised and one not: ResiDual."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from .base import ResidualConnection
+from .options import Options
+from .place import Place
+from .registry import Structure, register
+from .stream import ResidualStream
+
+EXIT_EPS = 1e-7  # of the norm that ends a stack, in the source's code
+
+
+class ResiDual(ResidualConnection):
+    """Carries a post-norm stream, which the branches see, and beside it the plain sum of all branches.
+
+    Formula:  x' = LN(x + F);  d' = d + F;  F = dropout(f(x));  a stack ends in x + LN(d); d starts as x
+    Source:   Xie 2023, ResiDual, and the authors' code (microsoft/ResiDual, resi_dual_layers.py) at its scales of 1
+    State:    (..., 2C): x, then d
+    """
+
+    def __init__(self, place: Place, options: Options, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.dim = place.dim
+        self.norm = place.norm(place.dim)
+
+    @torch.jit.export
+    def enter(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x], dim=-1) if x.size(-1) == self.dim else x
+
+    @torch.jit.export
+    def branch_input(self, state: Tensor) -> Tensor:
+        return state[..., : self.dim]
+
+    def combine(self, state: Tensor, f: Tensor) -> Tensor:
+        x, d = state[..., : self.dim], state[..., self.dim :]
+        y = self.norm(x + f)
+        # Under autocast the branch is 16-bit and the streams are not.
+        return torch.cat([y, (d + f).to(y.dtype)], dim=-1)
+
+
+class ResiDualStream(ResidualStream):
+    """Ends a stack of ResiDual.
+
+    Formula:  x + LN(d), affine, eps 1e-7
+    """
+
+    def __init__(self, place: Place, options: Options, final_norm: bool) -> None:
+        super().__init__(place, options, final_norm=False)
+        self.dim = place.dim
+        self.weight, self.bias = nn.Parameter(torch.ones(place.dim)), nn.Parameter(torch.zeros(place.dim))
+        self.eps = EXIT_EPS
+
+    def leave(self, state: Tensor) -> Tensor:
+        x = state[..., : self.dim]
+        d = x if state.size(-1) == self.dim else state[..., self.dim :]
+        return x + functional.layer_norm(d, self.shape, self.weight, self.bias, self.eps)
+
+
+register("resi_dual", Structure(Options, ResiDual, ResiDualStream, final_norm=None))

@@ -1,0 +1,175 @@
+"""Whole stacks of the structures that depend on where a site stands, or whose state is wider than C."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fairseq_resid import connections
+from fairseq_resid.connections import Place
+from fairseq_resid.connections.deep_norm import deep_norm_scales
+
+C = 8
+KINDS = {"encoder": ("self_attn", "ffn"), "decoder": ("self_attn", "encoder_attn", "ffn")}
+
+
+def places(stack: str, depths: dict[str, int], dim: int = C) -> list[Place]:
+    """The places of a stack's sites, first to last."""
+    kinds = KINDS[stack]
+    sites = depths[stack] * len(kinds)
+    return [
+        Place(dim, stack, kind, layer, kind == "ffn", layer * len(kinds) + number, sites, depths)
+        for layer in range(depths[stack])
+        for number, kind in enumerate(kinds)
+    ]
+
+
+class Stack(nn.Module):
+    """A stack with tanh of a linear map for every sublayer."""
+
+    def __init__(self, name: str, stack: str, depths: dict[str, int], **options: Any) -> None:
+        super().__init__()
+        at = places(stack, depths)
+        self.sites = nn.ModuleList(connections.build(name, place, **options) for place in at)
+        self.branches = nn.ModuleList(nn.Linear(C, C) for _ in at)
+        end = Place(C, stack, "stream", depths[stack], True, len(at), len(at), depths)
+        self.end = connections.build_stream(name, end, connections.resolve_final_norm(name, None), **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for site, branch in zip(self.sites, self.branches):  # noqa: B905  (TorchScript)
+            x = site.enter(x)
+            x = site(x, torch.tanh(branch(site.branch_input(x))))
+        return x if self.end is None else self.end(x)
+
+
+def shaken(name: str, stack: str = "decoder", depth: int = 3, **options: Any) -> Stack:
+    torch.manual_seed(1)
+    made = Stack(name, stack, {"encoder": 4, "decoder": 3, stack: depth}, **options).double().eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return made
+
+
+def norm(v: Tensor, module: Any, eps: float = 1e-5) -> Tensor:
+    centred = v - v.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * module.weight + module.bias
+
+
+def branch(stack: Stack, index: int, seen: Tensor) -> Tensor:
+    return torch.tanh(seen @ stack.branches[index].weight.T + stack.branches[index].bias)
+
+
+def whole(name: str, stack: Stack, x: Tensor, kinds: int, depth: int) -> Tensor:
+    """A whole stack, from the sources' formulas."""
+    d = x
+    for i, site in enumerate(stack.sites):
+        layer = i // kinds
+        f = lambda seen: branch(stack, i, seen)  # noqa: B023, E731
+        if name == "scaled_pre_ln":
+            x = x + f(norm(x, site.norm) / math.sqrt(layer + 1))
+        elif name == "mix_ln":
+            first = layer < math.ceil(depth / 4)
+            x = norm(x + f(x), site.norm) if first else x + f(norm(x, site.norm))
+        elif name == "keel":
+            y = (1 if layer == 0 else kinds * depth) * x + f(norm(x, site.inner_norm))
+            x = y if i == 0 else norm(y, site.norm)
+        elif name == "resi_dual":
+            out = f(x)
+            d, x = d + out, norm(x + out, site.norm)
+    if name == "resi_dual":
+        return x + norm(d, stack.end, 1e-7)
+    return x if stack.end is None else norm(x, stack.end)
+
+
+@pytest.mark.parametrize("depth", [1, 3, 8])
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+@pytest.mark.parametrize("name", ["scaled_pre_ln", "mix_ln", "keel", "resi_dual"])
+def test_a_whole_stack(name: str, stack: str, depth: int) -> None:
+    made = shaken(name, stack, depth)
+    x = torch.randn(5, 2, C, dtype=torch.float64, requires_grad=True)
+    expected = whole(name, made, x, len(KINDS[stack]), depth)
+    torch.testing.assert_close(made(x), expected, rtol=1e-9, atol=1e-9)
+    ours, theirs = (torch.autograd.grad(y.square().sum(), [x, *made.parameters()]) for y in (made(x), expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+
+
+def test_the_state_of_resi_dual() -> None:
+    site = connections.build("resi_dual", C).double()
+    x, d, f = (torch.randn(3, C, dtype=torch.float64) for _ in range(3))
+    state = torch.cat([x, d], dim=-1)
+    assert torch.equal(site.enter(x), torch.cat([x, x], dim=-1)) and site.enter(state) is state
+    assert torch.equal(site.branch_input(state), x)
+    torch.testing.assert_close(site(state, f), torch.cat([norm(x + f, site.norm), d + f], dim=-1))
+    end = connections.build_stream("resi_dual", Place(C, kind="stream"), False)
+    assert end is not None
+    torch.testing.assert_close(end.double()(x), x + norm(x, end, 1e-7))  # if every layer was dropped
+
+
+@pytest.mark.parametrize("name", ["resi_dual", "keel", "mix_ln", "pre_ln"])
+def test_a_stack_under_torchscript_and_autocast(name: str) -> None:
+    made = shaken(name).float()
+    x = torch.randn(5, 2, C)
+    torch.testing.assert_close(torch.jit.script(made)(x), made(x))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(made(x).float(), made(x), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("stack", "depths", "alpha", "beta"),
+    [
+        # Wang 2022, table 1, in numbers of this test's own.
+        ("encoder", {"encoder": 6, "decoder": 6}, 0.81 * 6 ** (5 / 16), 0.87 * 6 ** (-5 / 16)),
+        ("decoder", {"encoder": 6, "decoder": 6}, 18**0.25, 72**-0.25),
+        ("encoder", {"encoder": 24, "decoder": 4}, 0.81 * (24**4 * 4) ** 0.0625, 0.87 * (24**4 * 4) ** -0.0625),
+        ("encoder", {"encoder": 12}, 24**0.25, 96**-0.25),
+        ("decoder", {"decoder": 12}, 24**0.25, 96**-0.25),
+    ],
+)
+def test_scales_of_deep_norm(stack: str, depths: dict[str, int], alpha: float, beta: float) -> None:
+    assert deep_norm_scales(places(stack, depths)[0]) == pytest.approx((alpha, beta), rel=1e-12)
+
+
+def test_start_values_of_deep_norm() -> None:
+    torch.manual_seed(0)
+    site = connections.build("deep_norm", places("encoder", {"encoder": 12})[0])
+    linears = {name: nn.Linear(400, 200) for name in ("query", "key", "value", "output", "fc1", "fc2")}
+    biases = {name: linear.bias.clone() for name, linear in linears.items()}
+    site.init_branch(**linears)
+    for name, linear in linears.items():
+        gain = 1.0 if name in ("query", "key") else 96**-0.25
+        assert linear.weight.std().item() == pytest.approx(gain * math.sqrt(2 / 600), rel=0.02)
+        assert torch.equal(linear.bias, biases[name])
+
+
+@pytest.mark.parametrize(("layers", "start"), [(18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6)])
+def test_start_values_of_layer_scale(layers: int, start: float) -> None:
+    site = connections.build("layer_scale", places("encoder", {"encoder": layers, "decoder": 1})[0])
+    assert (site.branch_weight == start).all()
+
+
+@pytest.mark.parametrize("name", ["deep_norm", "keel", "layer_scale", "mix_ln"])
+def test_a_structure_that_depends_on_the_depth_says_so(name: str) -> None:
+    with pytest.raises(ValueError, match="depends on the depth of its model: give build"):
+        connections.build(name, C)
+
+
+@pytest.mark.parametrize("name", connections.names())
+def test_final_norms(name: str) -> None:
+    source = connections.structure(name).final_norm
+    if source is None:
+        with pytest.raises(connections.InvalidOption, match="--final-norm layer: the residual"):
+            connections.resolve_final_norm(name, "layer")
+        return
+    assert [connections.resolve_final_norm(name, given) for given in (None, "none", "layer")] == [source, False, True]
+    with pytest.raises(connections.InvalidOption, match="--final-norm batch: choose one of none, layer"):
+        connections.resolve_final_norm(name, "batch")
+    end = Place(C, kind="stream")
+    assert connections.build_stream(name, end, False) is None
+    made, x = connections.build_stream(name, end, True), torch.randn(3, C)
+    assert made is not None and list(made.state_dict()) == ["weight", "bias"]
+    torch.testing.assert_close(made(x), nn.functional.layer_norm(x, (C,)))
