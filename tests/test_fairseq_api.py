@@ -148,8 +148,8 @@ def test_what_is_written_back_is_what_stock_writes(given: dict[str, Any], corpus
     expected = TransformerModel.build_model(theirs, task)
     model = ResidualTransformerModel.build_model(ours, task)
     depths = [given.get("encoder_layers", 1), given.get("decoder_layers", 1)]
-    mine = {"residual": "post_ln", "residual_backend": "auto", "final_norm": "none", "residual_depths": depths}
-    assert vars(ours) == {**vars(theirs), **mine}
+    mine = {"residual": "post_ln", "residual_backend": "auto", "final_norm": "none", "ffn_init": "default"}
+    assert vars(ours) == {**vars(theirs), **mine, "residual_depths": depths}
     assert (model.args is model.cfg) == (expected.args is expected.cfg)
     for name in vars(theirs):
         assert getattr(model.args, name) == getattr(expected.args, name), name

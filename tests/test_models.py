@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import re
 from pathlib import Path
@@ -447,6 +448,66 @@ def test_mistakes_are_user_errors():
     other = argparse.Namespace(source_dictionary=DICT, target_dictionary=dictionary(9))
     with pytest.raises(UserError, match="joined dictionary"):
         build("transformer_sas_tiny", other, share_all_embeddings=True)
+
+
+# --- start values, ends of stacks, places ---------------------------------------------------------------------------
+
+
+def test_the_feed_forward_starts_as_in_tensor2tensor():
+    torch.manual_seed(0)
+    made = ARCH_MODEL_REGISTRY["transformer_resid"].build_model(
+        settings("transformer_resid", ffn_init="xavier", **TINY, dropout=0.0), TASK
+    )
+    bound = (6 / (64 + 128)) ** 0.5
+    for layer in (*made.encoder.layers, *made.decoder.layers):
+        for linear in (layer.fc1, layer.fc2):
+            assert 0.97 * bound < linear.weight.abs().max() <= bound and not linear.bias.any()
+            assert linear.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
+    with pytest.raises(UserError, match="--ffn-init xavier: the residual deep_norm has start values of its own"):
+        build(residual="deep_norm", ffn_init="xavier")
+
+
+def test_without_a_flag_the_start_values_are_stocks():
+    """The same draws in the same order: a structure that draws nothing changes no generator."""
+    torch.manual_seed(0)
+    theirs = TransformerModel.build_model(settings("transformer", **TINY), TASK)
+    torch.manual_seed(0)
+    ours = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(settings("transformer_resid_tiny"), TASK)
+    for name in ("encoder.layers.1.fc1.weight", "decoder.layers.0.encoder_attn.v_proj.weight"):
+        assert torch.equal(ours.state_dict()[name], theirs.state_dict()[name])
+
+
+@pytest.mark.parametrize("residual", ["post_ln", "sas", "rskip_ln", "xskip"])
+def test_a_final_norm_for_every_structure(residual):
+    plain, normed = build(residual=residual), build(residual=residual, final_norm="layer")
+    ends = {f"{stack}.layer_norm.{name}" for stack in ("encoder", "decoder") for name in ("weight", "bias")}
+    assert normed.state_dict().keys() - plain.state_dict().keys() == ends
+    assert plain.cfg.final_norm == "none" and normed.cfg.final_norm == "layer"
+    with torch.no_grad():
+        for stack in (normed.encoder, normed.decoder):
+            stack.layer_norm.weight.fill_(2.0), stack.layer_norm.bias.fill_(0.5)
+        out = normed.encoder(*batch()[:2])["encoder_out"][0]
+    torch.testing.assert_close(out.mean(-1), torch.full(out.shape[:2], 0.5), atol=1e-4, rtol=0)
+    torch.testing.assert_close(out.std(-1, unbiased=False), torch.full(out.shape[:2], 2.0), atol=1e-3, rtol=0)
+
+
+def test_the_depths_are_those_of_the_trained_model():
+    """Pruned layers keep their places: --encoder-layers-to-keep must not change α or the layers' numbers."""
+    given = {"residual": "deep_norm", "encoder_layers": 4, "decoder_layers": 3}
+    args = settings("transformer_resid_tiny", **given)
+    whole = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)
+    pruned = build(**given, encoder_layers_to_keep="1,3", decoder_layers_to_keep="2")
+    assert len(pruned.encoder.layers) == 2 and pruned.cfg.residual_depths == [4, 3]
+    for stack, kept in (("encoder", [1, 3]), ("decoder", [2])):
+        layers = getattr(pruned, stack).layers
+        for layer, number in zip(layers, kept, strict=True):
+            old = getattr(whole, stack).layers[number]
+            assert layer.ffn_residual.place == old.ffn_residual.place
+            assert layer.ffn_residual.alpha == old.ffn_residual.alpha
+    # Decoding prunes a checkpoint's model: its config has the depths.
+    again = copy.copy(args)
+    again.encoder_layers_to_keep = "0"
+    assert ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(again, TASK).cfg.residual_depths == [4, 3]
 
 
 # --- names in checkpoints ------------------------------------------------------------------------------------------

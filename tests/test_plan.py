@@ -257,8 +257,8 @@ PAPERS = {name for name in recipe.available() if name.startswith(("iwslt15", "wm
 
 def test_the_papers_settings_are_all_there() -> None:
     assert sorted(PAPERS) == [
-        "iwslt15-en-vi", "iwslt15-en-vi-big", "wmt14-en-de", "wmt14-en-de-16k", "wmt14-en-de-big", "wmt14-en-fr",
-        "wmt14-en-fr-16k", "wmt14-en-fr-big",
+        "iwslt15-en-vi", "iwslt15-en-vi-big", "iwslt15-en-vi-t2t-v3", "wmt14-en-de", "wmt14-en-de-16k",
+        "wmt14-en-de-big", "wmt14-en-de-t2t-v3", "wmt14-en-fr", "wmt14-en-fr-16k", "wmt14-en-fr-big",
     ]  # fmt: skip
 
 
@@ -269,7 +269,8 @@ def test_a_papers_recipe_is_its_named_architecture_and_its_arithmetic(name: str)
     import fairseq_resid.models  # noqa: F401  (registers the architectures)
 
     given_ = flags.options(recipe.read(name))
-    suffix = name.removeprefix("iwslt15-").removeprefix("wmt14-").removesuffix("-16k").replace("-", "_")
+    suffix = name.removeprefix("iwslt15-").removeprefix("wmt14-").removesuffix("-16k").removesuffix("-t2t-v3")
+    suffix = suffix.replace("-", "_")
     arch = f"transformer_sas_{'iwslt' if name.startswith('iwslt') else 'wmt'}_{suffix}"
     preset = argparse.Namespace()
     ARCH_CONFIG_REGISTRY[arch](preset)
@@ -281,8 +282,10 @@ def test_a_papers_recipe_is_its_named_architecture_and_its_arithmetic(name: str)
     numbers = [int(given_[flag][0]) for flag in ("--distributed-world-size", "--max-tokens")]
     expected = {"iwslt15": 4096, "wmt14": 16_384 if name.endswith("16k") else 32_768}[name.split("-")[0]]
     assert math.prod(numbers) == expected
-    peak = preset.encoder_embed_dim**-0.5 * 4000**-0.5
-    assert float(given_["--lr"][0]) == pytest.approx(peak, rel=1e-3) and given_["--warmup-updates"] == ("4000",)
+    factor, warmup, betas = (2, 8000, "(0.9, 0.997)") if name.endswith("v3") else (1, 4000, "(0.9, 0.98)")
+    peak = factor * preset.encoder_embed_dim**-0.5 * warmup**-0.5
+    assert float(given_["--lr"][0]) == pytest.approx(peak, rel=1e-3)
+    assert given_["--warmup-updates"] == (str(warmup),) and given_["--adam-betas"] == (betas,)
     # the last update is saved, and averaged
     assert int(given_["--max-update"][0]) % int(given_["--save-interval-updates"][0]) == 0
     updates = {"wmt14-en-de-big": 300_000, "wmt14-en-fr-big": 300_000}.get(name, 100_000)

@@ -133,6 +133,11 @@ def check_backend(name: str, chosen: Options, backend: str) -> None:
         raise invalid("residual_backend", backend, f"there is no kernel for {said}; use auto or eager")
 
 
+def draws_branches(name: str) -> bool:
+    """Return whether a structure draws the start values of the sublayers itself."""
+    return structure(name).connection.init_branch is not ResidualConnection.init_branch
+
+
 def build(
     name: str, place: Place | int, dropout: nn.Module | float = 0.0, *, backend: str = "auto", **given: Any
 ) -> ResidualConnection:

@@ -24,6 +24,9 @@ from .. import connections
 from ..compat import BETTER_TRANSFORMER_COPIES
 from ..connections import Place
 
+# nn.Linear's start values, as stock fairseq has them, or tensor2tensor's.
+FFN_INITS = ("default", "xavier")
+
 
 class ResidualEncoderLayer(TransformerEncoderLayerBase):
     """Stock's encoder layer around the sites `self_attn_residual` and `ffn_residual`.
@@ -41,7 +44,7 @@ class ResidualEncoderLayer(TransformerEncoderLayerBase):
                 delattr(self, name)
         self.can_use_fastpath = False
         self.self_attn_residual, self.ffn_residual = (build_site(cfg, place, type(self).__name__) for place in places)
-        init_branches(self)
+        init_branches(self, cfg.ffn_init)
 
     def forward(
         self,
@@ -91,7 +94,7 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
         sites = [build_site(cfg, place, type(self).__name__) for place in places]
         self.self_attn_residual, self.ffn_residual = sites[0], sites[-1]
         self.encoder_attn_residual = None if no_encoder_attn else sites[1]
-        init_branches(self)
+        init_branches(self, cfg.ffn_init)
 
     def forward(
         self,
@@ -210,8 +213,12 @@ def build_site(cfg, place: Place, layer_name: str) -> connections.ResidualConnec
     return site
 
 
-def init_branches(layer: Any) -> None:
-    """Let every site of a layer draw the start values of its sublayer anew, as its structure wants them."""
+def init_branches(layer: Any, ffn_init: str) -> None:
+    """Draw start values of a layer's sublayers anew: as --ffn-init says, and as its structure wants them."""
+    if ffn_init == "xavier":
+        for linear in (layer.fc1, layer.fc2):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
     for name in ("self_attn", "encoder_attn"):
         attention, site = getattr(layer, name, None), getattr(layer, f"{name}_residual", None)
         if attention is not None and site is not None:

@@ -24,7 +24,7 @@ from .. import connections
 from ..compat import BETTER_TRANSFORMER_COPIES, UserError
 from ..connections import Place
 from ..ops import BACKENDS, absence
-from .layers import ResidualDecoderLayer, ResidualEncoderLayer, options_of
+from .layers import FFN_INITS, ResidualDecoderLayer, ResidualEncoderLayer, options_of
 
 # Scalings that fairseq's own decoder layer reads off a config (modules/transformer_layer.py). They belong to another
 # residual structure (NormFormer), and would be silently ignored here.
@@ -89,6 +89,12 @@ def resolve_residual(args: argparse.Namespace) -> None:
     # Of the trained model: with --encoder-layers-to-keep fairseq writes another number over the layers.
     if getattr(args, "residual_depths", None) is None:
         args.residual_depths = [args.encoder_layers, args.decoder_layers]
+    ffn_init = getattr(args, "ffn_init", None) or "default"
+    if ffn_init not in FFN_INITS:
+        raise UserError(f"--ffn-init {ffn_init}: choose one of {', '.join(FFN_INITS)}")
+    if ffn_init != "default" and connections.draws_branches(residual):
+        raise UserError(f"--ffn-init {ffn_init}: the residual {residual} has start values of its own")
+    args.ffn_init = ffn_init
     args.residual = residual
     if connections.structure(residual).final_norm is not None:
         args.final_norm = "layer" if final_norm else "none"
@@ -226,6 +232,12 @@ class ResidualTransformerModel(TransformerModel):
             "--final-norm",
             choices=connections.FINAL_NORMS,
             help="a LayerNorm at the end of both stacks (default: as the structure's source has it)",
+        )
+        parser.add_argument(
+            "--ffn-init",
+            choices=FFN_INITS,
+            help="start values of the feed-forward: default, those of nn.Linear; xavier, Xavier-uniform weights and "
+            "biases of 0, as tensor2tensor has them (default: default)",
         )
         for name, meanings in connections.all_options().items():
             text = "; ".join(f"{variant}: {spec.help} (default: {spec.default})" for variant, spec in meanings.items())
