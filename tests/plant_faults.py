@@ -59,8 +59,8 @@ FAULTS = [
     Fault(
         "sas: the gates see F before dropout",
         "fairseq_resid/connections/base.py",
-        "return self.combine(x, self.dropout(f_out))",
-        "return self.dropout(self.combine(x, f_out))",
+        "return self.combine(state, self.dropout(f_out))",
+        "return self.dropout(self.combine(state, f_out))",
         "test_connections.py",
     ),
     Fault(
@@ -79,16 +79,16 @@ FAULTS = [
     ),
     Fault(
         "rskip_ln: the recursion adds F in place of x",
-        "fairseq_resid/ops/recursive.py",
-        "y = functional.layer_norm(x + y, weight.shape, weight, bias, eps)",
-        "y = functional.layer_norm(f + y, weight.shape, weight, bias, eps)",
+        "fairseq_resid/connections/recursive.py",
+        "y = norm(x + y)",
+        "y = norm(f + y)",
         "test_connections.py",
     ),
     Fault(
-        "rskip_ln: all norms share the first one's bias",
+        "rskip_ln: all norms are the first one",
         "fairseq_resid/connections/recursive.py",
-        "biases.append(norm.bias)",
-        "biases.append(self.norm.bias)",
+        "for norm in self.recursive_norms:",
+        "for norm in [self.norm for _ in self.recursive_norms]:",
         "test_connections.py",
     ),
     Fault(
@@ -121,10 +121,45 @@ FAULTS = [
     ),
     Fault(
         "norm: another eps",
-        "fairseq_resid/connections/base.py",
+        "fairseq_resid/connections/place.py",
         "EPS = 1e-5",
         "EPS = 1e-6",
         "test_connections.py test_models.py",
+    ),
+    Fault(
+        "deep_norm: the decoder has the scales of a single stack",
+        "fairseq_resid/connections/deep_norm.py",
+        "return (3 * m) ** 0.25, (12 * m) ** -0.25",
+        "return (2 * m) ** 0.25, (8 * m) ** -0.25",
+        "test_streams.py",
+    ),
+    Fault(
+        "keel: the first layer's shortcut is scaled too",
+        "fairseq_resid/connections/deep_norm.py",
+        "self.alpha = 1.0 if place.layer == 0 else float(place.sites)",
+        "self.alpha = float(place.sites)",
+        "test_streams.py",
+    ),
+    Fault(
+        "resi_dual: the sum of the branches gets the normalised stream",
+        "fairseq_resid/connections/resi_dual.py",
+        "(d + f).to(y.dtype)",
+        "(d + y).to(y.dtype)",
+        "test_streams.py",
+    ),
+    Fault(
+        "places: pruned layers are counted anew",
+        "fairseq_resid/models/translation.py",
+        'layer = sorted(int(number) for number in kept.split(","))[built] if kept else built',
+        "layer = built",
+        "test_models.py",
+    ),
+    Fault(
+        "--final-norm: the decoder's is forgotten",
+        "fairseq_resid/models/translation.py",
+        'has_norm = getattr(cfg, "final_norm", "none") == "layer" and not (',
+        'has_norm = getattr(cfg, "final_norm", "none") == "layer" and stack == "encoder" and not (',
+        "test_models.py",
     ),
     # --- kernels
     Fault(
