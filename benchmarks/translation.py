@@ -20,19 +20,21 @@ from measure import check_data, half_precision, plot_ratios, positive
 from torch import nn
 
 import fairseq_resid.models  # noqa: F401  (registers the models)
+from fairseq_resid import connections
 from fairseq_resid.ops import BACKENDS
 
 STOCK = "transformer"
 
-# What is compared, and the flags that make it: rskip_ln-3 is rskip_ln with λ = 3.
+# What can be compared, and the flags that make it: every --residual name, rskip_ln-3 for λ = 3, sas with each gate.
 STRUCTURES = {
     STOCK: "--arch transformer",
-    "post_ln": "--arch transformer_resid --residual post_ln",
-    "rskip_ln-1": "--arch transformer_rskip_ln --skip-lambda 1",
-    "rskip_ln-2": "--arch transformer_rskip_ln --skip-lambda 2",
-    "rskip_ln-3": "--arch transformer_rskip_ln --skip-lambda 3",
-    "sas": "--arch transformer_sas",
+    **{name: f"--arch transformer_resid --residual {name}" for name in connections.names()},
+    **{f"rskip_ln-{number}": f"--arch transformer_rskip_ln --skip-lambda {number}" for number in (1, 2, 3)},
+    **{f"sas-{gate}": f"--arch transformer_sas --sas-gate {gate}" for gate in ("single", "transform")},
+    "sas-free": "--arch transformer_sas --sas-gamma free",
 }
+# Unless --structures says otherwise.
+COMPARED = [STOCK, "post_ln", "rskip_ln-1", "rskip_ln-2", "rskip_ln-3", "sas"]
 
 # Layers of each stack, C, FFN, heads, dropout, pieces of random data. base and big: Vaswani 2017, table 3; small: the
 # model of scripts/recipes/multi30k-en-de.txt; tiny: to see that a benchmark runs.
@@ -54,7 +56,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--precision", choices=PRECISIONS, help="default: fp32 on a CPU, bf16 on a GPU (before Ampere fp16)"
     )
     parser.add_argument(
-        "--structures", nargs="+", choices=STRUCTURES, default=list(STRUCTURES), metavar="NAME", help=f"some of {names}"
+        "--structures", nargs="+", choices=STRUCTURES, default=COMPARED, metavar="NAME", help=f"some of {names}"
     )
     parser.add_argument(
         "--residual-backend", choices=BACKENDS, default="auto", help="of all but stock (default: %(default)s)"
