@@ -402,7 +402,11 @@ def started(code, folder, ignore=None):
     env = {key: value for key, value in os.environ.items() if key != "FAIRSEQ_RESID_TORCH"}
     env |= {"FAIRSEQ_RESID_NEED_MB": "0"}
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    before = signal.signal(ignore, signal.SIG_IGN) if ignore else None
+    # A child inherits what is ignored, and these tests may have been started by a shell that ignores SIGINT.
+    before = {
+        number: signal.signal(number, signal.SIG_IGN if number == ignore else lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     command = [
         sys.executable,
         "-I",
@@ -411,8 +415,8 @@ def started(code, folder, ignore=None):
         str(folder),
     ]
     child = subprocess.Popen(command, env=env, text=True, **both)
-    if ignore:
-        signal.signal(ignore, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     try:
         yield child
     finally:
