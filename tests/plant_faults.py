@@ -148,6 +148,20 @@ FAULTS = [
         "test_streams.py",
     ),
     Fault(
+        "hyper: every site reads the first stream",
+        "fairseq_resid/connections/hyper.py",
+        "reading[0, place.index % self.streams] = 1.0",
+        "reading[0, 0] = 1.0",
+        "test_streams.py",
+    ),
+    Fault(
+        "rezero: the sites of a layer do not share their scalar",
+        "fairseq_resid/models/layers.py",
+        "        site.share(first)",
+        "        pass",
+        "test_models.py",
+    ),
+    Fault(
         "places: pruned layers are counted anew",
         "fairseq_resid/models/translation.py",
         'layer = sorted(int(number) for number in kept.split(","))[built] if kept else built',

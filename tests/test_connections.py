@@ -36,7 +36,7 @@ def build(name, dim=C, dropout=0.0, **options):
 
 
 NORMS = ["none", "layer"]
-# All but resi_dual, whose state is wider: test_streams.py.
+# All but those whose state is wider: test_streams.py.
 EVERY = [
     *grid("post_ln"),
     *grid("pre_ln"),
@@ -56,6 +56,7 @@ EVERY = [
     *grid("linear_shortcut", residual_norm=NORMS),
     *grid("dropout_shortcut", residual_norm=NORMS),
     *grid("deep_norm"),
+    *grid("rezero"),
     *grid("keel"),
     *grid("layer_scale"),
     *grid("sandwich_ln"),
@@ -71,7 +72,10 @@ SHAPES = [
     *[(name, {}) for name in ("shortcut_gate", "linear_shortcut", "dropout_shortcut")],
     *[(name, {"residual_norm": "layer"}) for name in ("highway", "shortcut_gate", "linear_shortcut")],
     ("dropout_shortcut", {"residual_norm": "layer"}),
-    *[(name, {}) for name in ("deep_norm", "keel", "layer_scale", "sandwich_ln", "res_post_norm", "scaled_pre_ln")],
+    *[
+        (name, {})
+        for name in ("rezero", "deep_norm", "keel", "layer_scale", "sandwich_ln", "res_post_norm", "scaled_pre_ln")
+    ],
     *grid("mix_ln", post_share=[0.25, 1]),
 ]
 
@@ -147,6 +151,8 @@ def reference(name, options, p, x, f):
         return a * x + b * f + c * norm(x + f, p)
     if name == "deep_norm":
         return norm(6**0.25 * x + f, p)
+    if name == "rezero":
+        return x + p["branch_scalar"] * f
     if name == "keel":
         return norm(6 * x + f, p)
     if name == "layer_scale":
@@ -349,12 +355,14 @@ EXTRA = {
     "dropout_shortcut": lambda o, c: -2 * c,
     "deep_norm": lambda o, c: 0,
     "keel": lambda o, c: 2 * c,
+    "rezero": lambda o, c: 1 - 2 * c,
     "layer_scale": lambda o, c: c,
     "sandwich_ln": lambda o, c: 2 * c,
     "res_post_norm": lambda o, c: 0,
     "scaled_pre_ln": lambda o, c: 0,
     "mix_ln": lambda o, c: 0,
     "resi_dual": lambda o, c: 0,
+    "hyper": lambda o, c: 2 * c + 4 * 5 + 4 + 6 * c + 2,
 }
 ALIASES = {"exclusive_gate", "peri_ln"}
 
@@ -389,7 +397,7 @@ def test_number_of_parameters_in_figures(name, options, extra):
 
 def test_the_table_is_complete():
     assert set(connections.names()) == {*EXTRA, *ALIASES}
-    assert connections.all_options().keys() == {key for _, options in EVERY for key in options}
+    assert connections.all_options().keys() == VALUES.keys()
 
 
 def uniform(values, fan_in, fan_out):
@@ -593,13 +601,10 @@ VALUES = {
     "sas_alpha_bias": 3,
     "sas_beta_bias": -3,
     "post_share": 0.5,
+    "hyper_streams": 2,
+    "hyper_weights": "static",
 }
-FOREIGN = [
-    (name, option)
-    for name in EXTRA
-    for option in VALUES
-    if option not in {key for owner, options in EVERY if owner == name for key in options}
-]
+FOREIGN = [(name, option) for name in EXTRA for option in VALUES if option not in connections.options(name)]
 
 
 @pytest.mark.parametrize(("name", "option"), FOREIGN)
@@ -729,11 +734,11 @@ print("trained", len(connections.names()))
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["trained", "21"]
+    assert run.stdout.split() == ["trained", "23"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", [name for name in connections.names() if name != "resi_dual"])
+@pytest.mark.parametrize("name", [name for name in connections.names() if name not in ("resi_dual", "hyper")])
 def test_autocast_takes_a_branch_of_another_dtype(name: str, dtype: torch.dtype) -> None:
     """Under autocast the shortcut is fp32 and the branch, out of a matrix product, 16-bit."""
     site = build(name, 16).eval()

@@ -244,7 +244,9 @@ def test_parameters_of_every_variant(name):
         **dict.fromkeys(["res_post_norm", "scaled_pre_ln"], 0),
         **dict.fromkeys(["keel", "sandwich_ln"], 128),
         "layer_scale": 64,
-        **dict.fromkeys(["xskip", "dropout_shortcut"], -128),
+        # The site's norm, which stock has too; that of the streams, 6 weights of 64, 20 and 4 numbers, two scales.
+        "hyper": 128 + 6 * 64 + 20 + 4 + 2,
+        **dict.fromkeys(["xskip", "dropout_shortcut", "rezero"], -128),
         **dict.fromkeys(["highway", "shortcut_gate", "linear_shortcut"], 64 * 64 + 64 - 128),
         "wskip_ln": 64,
         "rskip_ln": 128,
@@ -253,6 +255,7 @@ def test_parameters_of_every_variant(name):
     ends_in_norm = connections.structure(name).final_norm is not False
     # The first site of each stack of keel has no outer norm.
     ends = 2 * 128 * (ends_in_norm - (name == "keel"))
+    ends += 4 if name == "rezero" else 0  # a scalar for each layer
     model = build(residual=name)
     assert parameters(model) == STOCK[64] + 10 * site + ends
     assert (model.encoder.layer_norm is not None) == (model.decoder.layer_norm is not None) == ends_in_norm
@@ -508,6 +511,20 @@ def test_the_depths_are_those_of_the_trained_model():
     again = copy.copy(args)
     again.encoder_layers_to_keep = "0"
     assert ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(again, TASK).cfg.residual_depths == [4, 3]
+
+
+def test_the_sites_of_a_layer_share_rezeros_scalar():
+    args = settings("transformer_resid_tiny", residual="rezero")
+    model = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        scalars = {id(m.branch_scalar) for m in layer.modules() if isinstance(m, connections.ResidualConnection)}
+        assert len(scalars) == 1 and layer.ffn_residual.branch_scalar.item() == 0
+    encoder = model.eval().encoder
+    source, lengths = batch()[:2]
+    out = encoder(source, lengths)["encoder_out"][0]
+    torch.testing.assert_close(
+        out, encoder.forward_embedding(source)[0].transpose(0, 1) * (source != PAD).t()[..., None]
+    )
 
 
 # --- names in checkpoints ------------------------------------------------------------------------------------------

@@ -46,6 +46,52 @@ class Stack(nn.Module):
         return x if self.end is None else self.end(x)
 
 
+def hyper_formula(stack: Stack, x: Tensor, streams: int, dynamic: bool) -> Tensor:
+    """Zhu 2024, eq. 1 to 13, stream by stream."""
+    columns = [x for _ in range(streams)]
+    for i, site in enumerate(stack.sites):
+        a, b = site.mixing, site.writing
+        reads = [a[0, j] + torch.zeros((*x.shape[:-1], 1), dtype=x.dtype) for j in range(streams)]
+        writes = [b[j] + torch.zeros_like(reads[0]) for j in range(streams)]
+        mixes = [[a[1 + k, j] + torch.zeros_like(reads[0]) for j in range(streams)] for k in range(streams)]
+        if dynamic:
+            normed = [norm(column, site.stream_norm) for column in columns]
+            for j, seen in enumerate(normed):
+                reads[j] = reads[j] + site.mixing_scale * torch.tanh(seen @ site.mixing_weight[0]).unsqueeze(-1)
+                writes[j] = writes[j] + site.writing_scale * torch.tanh(seen @ site.writing_weight[0]).unsqueeze(-1)
+                for k in range(streams):
+                    logits = (seen @ site.mixing_weight[1 + k]).unsqueeze(-1)
+                    mixes[k][j] = mixes[k][j] + site.mixing_scale * torch.tanh(logits)
+        h = sum(reads[j] * columns[j] for j in range(streams))
+        f = branch(stack, i, norm(h, site.norm))
+        columns = [sum(mixes[k][j] * columns[j] for j in range(streams)) + writes[k] * f for k in range(streams)]
+    return norm(sum(columns), stack.end)
+
+
+@pytest.mark.parametrize("streams", [1, 2, 4])
+@pytest.mark.parametrize("weights", ["static", "dynamic"])
+def test_a_whole_stack_of_hyper_connections(weights: str, streams: int) -> None:
+    made = shaken("hyper", hyper_streams=streams, hyper_weights=weights)
+    x = torch.randn(5, 2, C, dtype=torch.float64, requires_grad=True)
+    expected = hyper_formula(made, x, streams, weights == "dynamic")
+    torch.testing.assert_close(made(x), expected, rtol=1e-9, atol=1e-9)
+    ours, theirs = (torch.autograd.grad(y.square().sum(), [x, *made.parameters()]) for y in (made(x), expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+
+
+def test_hyper_connections_start_as_a_pre_norm_stack() -> None:
+    """n equal streams, of which each branch reads one: n times the pre-norm stream, before the norm at the end."""
+    torch.manual_seed(0)
+    hyper = Stack("hyper", "decoder", {"encoder": 4, "decoder": 3}).double()
+    plain = Stack("pre_ln", "decoder", {"encoder": 4, "decoder": 3}).double()
+    plain.branches.load_state_dict(hyper.branches.state_dict())
+    x = torch.randn(5, 2, C, dtype=torch.float64)
+    torch.testing.assert_close(hyper(x), plain(x), rtol=1e-4, atol=1e-4)  # the last norm's eps sees 4 x
+    for index, site in enumerate(hyper.sites):
+        assert site.mixing[0].tolist() == [float(index % 4 == j) for j in range(4)]
+        assert torch.equal(site.mixing[1:], torch.eye(4, dtype=torch.float64)) and (site.writing == 1).all()
+
+
 def shaken(name: str, stack: str = "decoder", depth: int = 3, **options: Any) -> Stack:
     torch.manual_seed(1)
     made = Stack(name, stack, {"encoder": 4, "decoder": 3, stack: depth}, **options).double().eval()
@@ -110,7 +156,7 @@ def test_the_state_of_resi_dual() -> None:
     torch.testing.assert_close(end.double()(x), x + norm(x, end, 1e-7))  # if every layer was dropped
 
 
-@pytest.mark.parametrize("name", ["resi_dual", "keel", "mix_ln", "pre_ln"])
+@pytest.mark.parametrize("name", ["resi_dual", "keel", "mix_ln", "pre_ln", "hyper"])
 def test_a_stack_under_torchscript_and_autocast(name: str) -> None:
     made = shaken(name).float()
     x = torch.randn(5, 2, C)

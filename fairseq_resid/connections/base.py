@@ -72,6 +72,9 @@ class ResidualConnection(nn.Module):
         """Return the next state from the state and the branch F = dropout(f_out): the formula of the structure."""
         raise NotImplementedError("a ResidualConnection defines combine")
 
+    def share(self, first: ResidualConnection) -> None:
+        """Take over what all sites of a layer have in common from its first one; called once for each of the others."""
+
     def init_branch(self, **linears: nn.Linear) -> None:
         """Draw start values of the sublayer's weights anew, once, before anything is loaded.
 

@@ -43,7 +43,7 @@ class ResidualEncoderLayer(TransformerEncoderLayerBase):
             if hasattr(self, name):
                 delattr(self, name)
         self.can_use_fastpath = False
-        self.self_attn_residual, self.ffn_residual = (build_site(cfg, place, type(self).__name__) for place in places)
+        self.self_attn_residual, self.ffn_residual = build_sites(cfg, places, type(self).__name__)
         init_branches(self, cfg.ffn_init)
 
     def forward(
@@ -91,7 +91,7 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
         super().__init__(cfg, no_encoder_attn)
         for name in ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm", "dropout_module"):
             delattr(self, name)
-        sites = [build_site(cfg, place, type(self).__name__) for place in places]
+        sites = build_sites(cfg, places, type(self).__name__)
         self.self_attn_residual, self.ffn_residual = sites[0], sites[-1]
         self.encoder_attn_residual = None if no_encoder_attn else sites[1]
         init_branches(self, cfg.ffn_init)
@@ -211,6 +211,14 @@ def build_site(cfg, place: Place, layer_name: str) -> connections.ResidualConnec
         if type(module) is nn.Dropout:  # the structure's own: --retain-dropout reaches FairseqDropouts alone
             setattr(site, name, SiteDropout(module.p, module_name=layer_name))
     return site
+
+
+def build_sites(cfg, places: Sequence[Place], layer_name: str) -> list[connections.ResidualConnection]:  # type: ignore[no-untyped-def]
+    """Return the connections of a layer."""
+    first, *others = (build_site(cfg, place, layer_name) for place in places)
+    for site in others:
+        site.share(first)
+    return [first, *others]
 
 
 def init_branches(layer: Any, ffn_init: str) -> None:

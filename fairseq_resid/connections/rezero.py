@@ -1,0 +1,37 @@
+"""A branch behind one learned number that starts at zero: ReZero."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from .base import ResidualConnection
+from .options import Options
+from .place import Place
+from .registry import Structure, register
+
+
+class ReZero(ResidualConnection):
+    """Adds the branch times a learned scalar, without any norm; every layer starts as the identity.
+
+    Formula:  y = x + a F, a in R, a = 0 at the start; one a for all sublayers of a layer
+    Source:   Bachlechner 2020, ReZero, eq. 5, and its code (rezero/transformer/rztx.py: `resweight` of a layer)
+    """
+
+    def __init__(self, place: Place, options: Options, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.branch_scalar = nn.Parameter(torch.zeros(()))
+
+    def share(self, first: ResidualConnection) -> None:
+        self.branch_scalar = cast(ReZero, first).branch_scalar
+
+    def combine(self, x: Tensor, f: Tensor) -> Tensor:
+        return torch.addcmul(x, self.branch_scalar, f)
+
+    def coefficients(self, x: Tensor, f: Tensor) -> dict[str, Tensor]:
+        return {"a": self.branch_scalar}
+
+
+register("rezero", Structure(Options, ReZero))
