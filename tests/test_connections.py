@@ -362,6 +362,7 @@ EXTRA = {
     "scaled_pre_ln": lambda o, c: 0,
     "mix_ln": lambda o, c: 0,
     "resi_dual": lambda o, c: 0,
+    "mhc": lambda o, c: 4 * c + 4 * c * (4 + 4 + 16) + 4 + 4 + 16 + 3,
     "hyper": lambda o, c: 2 * c + 4 * 5 + 4 + 6 * c + 2,
 }
 ALIASES = {"exclusive_gate", "peri_ln"}
@@ -734,11 +735,11 @@ print("trained", len(connections.names()))
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["trained", "23"]
+    assert run.stdout.split() == ["trained", "24"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", [name for name in connections.names() if name not in ("resi_dual", "hyper")])
+@pytest.mark.parametrize("name", [name for name in connections.names() if name not in ("resi_dual", "hyper", "mhc")])
 def test_autocast_takes_a_branch_of_another_dtype(name: str, dtype: torch.dtype) -> None:
     """Under autocast the shortcut is fp32 and the branch, out of a matrix product, 16-bit."""
     site = build(name, 16).eval()

@@ -245,6 +245,7 @@ def test_parameters_of_every_variant(name):
         **dict.fromkeys(["keel", "sandwich_ln"], 128),
         "layer_scale": 64,
         # The site's norm, which stock has too; that of the streams, 6 weights of 64, 20 and 4 numbers, two scales.
+        "mhc": 256 + 256 * 24 + 24 + 3,
         "hyper": 128 + 6 * 64 + 20 + 4 + 2,
         **dict.fromkeys(["xskip", "dropout_shortcut", "rezero"], -128),
         **dict.fromkeys(["highway", "shortcut_gate", "linear_shortcut"], 64 * 64 + 64 - 128),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fairseq_resid import connections
 from fairseq_resid.connections import Place
 from fairseq_resid.connections.deep_norm import deep_norm_scales
+from fairseq_resid.connections.hyper import sinkhorn
 
 C = 8
 KINDS = {"encoder": ("self_attn", "ffn"), "decoder": ("self_attn", "encoder_attn", "ffn")}
@@ -77,6 +78,49 @@ def test_a_whole_stack_of_hyper_connections(weights: str, streams: int) -> None:
     torch.testing.assert_close(made(x), expected, rtol=1e-9, atol=1e-9)
     ours, theirs = (torch.autograd.grad(y.square().sum(), [x, *made.parameters()]) for y in (made(x), expected))
     torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+
+
+def mhc_formula(stack: Stack, x: Tensor, streams: int) -> Tensor:
+    """Xie 2025, stream by stream; the doubly stochastic matrix by loops over rows and columns."""
+    columns = [x for _ in range(streams)]
+    for i, site in enumerate(stack.sites):
+        flat = torch.cat(columns, dim=-1)
+        u = flat / (flat.square().mean(-1, keepdim=True) + 1e-5).sqrt() * site.stream_weight
+        pre = torch.sigmoid(site.scales[0] * (u @ site.pre_weight.T) + site.pre_bias)
+        post = 2 / (1 + torch.exp(-(site.scales[1] * (u @ site.post_weight.T) + site.post_bias)))
+        logits = site.scales[2] * (u @ site.mixing_weight.T) + site.mixing_bias
+        m = [[logits[..., streams * k + j].exp() for j in range(streams)] for k in range(streams)]
+        for _ in range(20):
+            sums = [sum(m[k][j] for k in range(streams)) for j in range(streams)]
+            m = [[m[k][j] / sums[j] for j in range(streams)] for k in range(streams)]
+            m = [[row[j] / sum(row) for j in range(streams)] for row in m]
+        f = branch(stack, i, norm(sum(pre[..., j, None] * columns[j] for j in range(streams)), site.norm))
+        columns = [
+            sum(m[k][j].unsqueeze(-1) * columns[j] for j in range(streams)) + post[..., k, None] * f
+            for k in range(streams)
+        ]
+    return norm(sum(columns), stack.end)
+
+
+@pytest.mark.parametrize("streams", [1, 2, 4])
+def test_a_whole_stack_of_mhc(streams: int) -> None:
+    made = shaken("mhc", hyper_streams=streams)
+    x = torch.randn(5, 2, C, dtype=torch.float64, requires_grad=True)
+    expected = mhc_formula(made, x, streams)
+    torch.testing.assert_close(made(x), expected, rtol=1e-9, atol=1e-9)
+    ours, theirs = (torch.autograd.grad(y.square().sum(), [x, *made.parameters()]) for y in (made(x), expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+
+
+def test_mhc_mixes_by_a_doubly_stochastic_matrix() -> None:
+    found = sinkhorn(3 * torch.randn(50, 4, 4, dtype=torch.float64), 20)
+    assert (found > 0).all()
+    torch.testing.assert_close(found.sum(-1), torch.ones(50, 4, dtype=torch.float64))  # it ends on the rows
+    torch.testing.assert_close(found.sum(-2), torch.ones(50, 4, dtype=torch.float64), atol=0.05, rtol=0)
+    assert sinkhorn(torch.tensor([[1e4, 0.0], [0.0, 1e4]]), 20).isfinite().all()
+    site = connections.build("mhc", 4)
+    start = sinkhorn(site.mixing_bias.view(4, 4), 20)
+    assert (start.diagonal() > 0.99).all()
 
 
 def test_hyper_connections_start_as_a_pre_norm_stack() -> None:
@@ -156,7 +200,7 @@ def test_the_state_of_resi_dual() -> None:
     torch.testing.assert_close(end.double()(x), x + norm(x, end, 1e-7))  # if every layer was dropped
 
 
-@pytest.mark.parametrize("name", ["resi_dual", "keel", "mix_ln", "pre_ln", "hyper"])
+@pytest.mark.parametrize("name", ["resi_dual", "keel", "mix_ln", "pre_ln", "hyper", "mhc"])
 def test_a_stack_under_torchscript_and_autocast(name: str) -> None:
     made = shaken(name).float()
     x = torch.randn(5, 2, C)

@@ -1,4 +1,4 @@
-"""Several copies of the stream, mixed anew at every site: hyper-connections."""
+"""Several streams, mixed anew at every site: hyper-connections, and mHC, whose mixing preserves their sum."""
 
 from __future__ import annotations
 
@@ -6,22 +6,32 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from .base import ResidualConnection
+from .base import ResidualConnection, xavier_uniform
 from .options import Options, option
-from .place import Place
+from .place import EPS, Place
 from .registry import Structure, register
 from .stream import ResidualStream
 
-SCALE = 0.01  # start value of both s: Zhu 2024, section 3.2
+SCALE = 0.01  # start value of s (Zhu 2024, section 3.2) and of a (Xie 2025)
+SINKHORN_STEPS = 20
+# Start values of mHC's biases: what is read of the own stream and of the others (0.98 and 0.02), and kept of each.
+READ, KEPT = 4.0, 8.0
 
 
 @dataclass(frozen=True)
-class HyperOptions(Options):
-    """Of hyper."""
+class StreamsOptions(Options):
+    """Of mhc."""
 
     hyper_streams: int = option(4, "n, how many streams", least=1)
+
+
+@dataclass(frozen=True)
+class HyperOptions(StreamsOptions):
+    """Of hyper."""
+
     hyper_weights: str = option(
         "dynamic", "static: learned numbers; dynamic: they also depend on the streams", choices=("static", "dynamic")
     )
@@ -35,21 +45,37 @@ def mix(weights: Tensor, streams: Tensor) -> Tensor:
         return torch.matmul(weights.to(streams.dtype), streams)
 
 
-class HyperConnection(ResidualConnection):
+class ManyStreams(ResidualConnection):
+    """Holds n streams side by side. State: (..., nC), n copies of the input at first."""
+
+    def __init__(self, place: Place, options: StreamsOptions, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.dim, self.streams = place.dim, options.hyper_streams
+        self.norm = place.norm(place.dim)
+
+    def split(self, state: Tensor) -> Tensor:
+        """Return the state as (..., n, C)."""
+        return state.unflatten(-1, [self.streams, self.dim])
+
+    @torch.jit.export
+    def enter(self, x: Tensor) -> Tensor:
+        if self.streams == 1 or x.size(-1) != self.dim:
+            return x
+        return torch.cat([x for _ in range(self.streams)], dim=-1)
+
+
+class HyperConnection(ManyStreams):
     """Reads its branch's input off n streams, and writes mixed streams and its branch back.
 
     Formula:  h = A_mᵀ H;  H' = A_rᵀ H + B F, F = dropout(f(LN(h))), H in R^{n×C};  static: A_m, A_r, B learned;
               dynamic: each of them + s tanh(LN'(H) W), LN' over C of each stream, one s for A_m and A_r, one for B
     Source:   Zhu 2024, arXiv 2409.19606, eq. 1 to 13. Scaling the output projections at the start by √n is left out.
     Start:    A_m = e_(i mod n) of site i, A_r = I, B = 1, W = 0, s = 0.01: n times a pre-norm stream
-    State:    (..., nC), n copies of the input at first; the streams' sum and a norm end a stack
     """
 
     def __init__(self, place: Place, options: HyperOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        self.dim, self.streams = place.dim, options.hyper_streams
         self.is_dynamic = options.hyper_weights == "dynamic"
-        self.norm = place.norm(place.dim)
         reading = torch.zeros(1, self.streams)
         reading[0, place.index % self.streams] = 1.0
         # Rows: A_mᵀ, then A_rᵀ.
@@ -61,16 +87,6 @@ class HyperConnection(ResidualConnection):
             self.writing_weight = nn.Parameter(torch.zeros(1, place.dim))
             self.mixing_scale = nn.Parameter(torch.tensor(SCALE))
             self.writing_scale = nn.Parameter(torch.tensor(SCALE))
-
-    def split(self, state: Tensor) -> Tensor:
-        """Return the state as (..., n, C)."""
-        return state.unflatten(-1, [self.streams, self.dim])
-
-    @torch.jit.export
-    def enter(self, x: Tensor) -> Tensor:
-        if self.streams == 1 or x.size(-1) != self.dim:
-            return x
-        return torch.cat([x for _ in range(self.streams)], dim=-1)
 
     @torch.jit.export
     def branch_input(self, state: Tensor) -> Tensor:
@@ -95,13 +111,73 @@ class HyperConnection(ResidualConnection):
         return (mix(weights, streams) + written).flatten(-2)
 
 
+def sinkhorn(logits: Tensor, steps: int) -> Tensor:
+    """Return exp(logits) (..., n, n) with its columns, then its rows, brought to a sum of 1, so many times.
+
+    Dtype:  fp32 for 16-bit logits, else theirs
+    Source: Sinkhorn and Knopp 1967; Xie 2025, arXiv 2512.24880: it ends on the rows
+    """
+    if logits.dtype == torch.float16 or logits.dtype == torch.bfloat16:
+        logits = logits.float()
+    # A factor of all entries changes nothing, and exp must not overflow.
+    weights = torch.exp(logits - logits.amax(dim=(-2, -1), keepdim=True))
+    for _ in range(steps):
+        weights = weights / weights.sum(-2, keepdim=True)
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights
+
+
+class ManifoldHyperConnection(ManyStreams):
+    """Hyper-connections whose mixing of the streams is doubly stochastic: it neither grows nor shrinks their sum.
+
+    Formula:  h = H_pre H;  H' = H_res H + H_postᵀ F, F = dropout(f(LN(h))), H in R^{n×C};  u = RMSNorm(vec H), over nC;
+              each from a (u φ) + b: H_pre = σ(.), H_post = 2σ(.), H_res = Sinkhorn(.), 20 times columns, then rows
+    Source:   Xie 2025, mHC, arXiv 2512.24880
+    Start:    a = 0.01, three scalars. Not stated, so ours: φ Xavier-uniform; b_pre 4 at stream i mod n of site i and -4
+              elsewhere; b_post = 0; b_res 8 on its diagonal and 0 elsewhere; copies in; LN of their sum at the end
+    """
+
+    def __init__(self, place: Place, options: StreamsOptions, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        n = self.streams
+        self.width, self.eps, self.steps = [n * place.dim], EPS, SINKHORN_STEPS
+        self.stream_weight = nn.Parameter(torch.ones(n * place.dim))
+        reading = torch.full((n,), -READ)
+        reading[place.index % n] = READ
+        self.pre_weight = nn.Parameter(xavier_uniform(n, n * place.dim))
+        self.pre_bias = nn.Parameter(reading)
+        self.post_weight = nn.Parameter(xavier_uniform(n, n * place.dim))
+        self.post_bias = nn.Parameter(torch.zeros(n))
+        self.mixing_weight = nn.Parameter(xavier_uniform(n * n, n * place.dim))
+        self.mixing_bias = nn.Parameter(KEPT * torch.eye(n).flatten())
+        self.scales = nn.Parameter(torch.full((3,), SCALE))
+
+    def logits(self, state: Tensor, which: int, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return a (u φ) + b."""
+        u = functional.rms_norm(state, self.width, self.stream_weight, self.eps)
+        return self.scales[which] * functional.linear(u, weight) + bias
+
+    @torch.jit.export
+    def branch_input(self, state: Tensor) -> Tensor:
+        weights = torch.sigmoid(self.logits(state, 0, self.pre_weight, self.pre_bias))
+        return self.norm(mix(weights.unsqueeze(-2), self.split(state)).squeeze(-2))
+
+    def combine(self, state: Tensor, f: Tensor) -> Tensor:
+        streams = self.split(state)
+        writing = 2 * torch.sigmoid(self.logits(state, 1, self.post_weight, self.post_bias))
+        logits = self.logits(state, 2, self.mixing_weight, self.mixing_bias)
+        mixing = sinkhorn(logits.unflatten(-1, [self.streams, self.streams]), self.steps)
+        written = writing.to(streams.dtype).unsqueeze(-1) * f.to(streams.dtype).unsqueeze(-2)
+        return (mix(mixing, streams) + written).flatten(-2)
+
+
 class HyperStream(ResidualStream):
     """Ends a stack of hyper-connections.
 
     Formula:  LN(Σ_i H_i)
     """
 
-    def __init__(self, place: Place, options: HyperOptions, final_norm: bool) -> None:
+    def __init__(self, place: Place, options: StreamsOptions, final_norm: bool) -> None:
         super().__init__(place, options, final_norm=True)
         self.dim = place.dim
 
@@ -109,4 +185,5 @@ class HyperStream(ResidualStream):
         return state.unflatten(-1, [-1, self.dim]).sum(-2)
 
 
+register("mhc", Structure(StreamsOptions, ManifoldHyperConnection, HyperStream, final_norm=None))
 register("hyper", Structure(HyperOptions, HyperConnection, HyperStream, final_norm=None))
