@@ -51,7 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif name == USER_DIR:
         print(PACKAGE)
     elif name in COMMANDS:
-        code: int = import_module(f".{COMMANDS[name][0]}", __package__).main(rest)
+        try:
+            code: int = import_module(f".{COMMANDS[name][0]}", __package__).main(rest)
+        except KeyboardInterrupt:  # while the command's libraries were imported
+            return 130
         return code
     else:
         near = difflib.get_close_matches(name, [*COMMANDS, USER_DIR], n=1)

@@ -6,7 +6,7 @@ table_flags=() # of `fairseq-resid table`; the script that sources this may add 
 
 # train_and_score RECIPE [fairseq-train flag...]
 train_and_score() {
-    local recipe=$1 arch word runs=()
+    local recipe=$1 arch word runs=() flags=()
     shift
     for word in "$@"; do
         case $word in
@@ -15,10 +15,13 @@ train_and_score() {
                 return 2
                 ;;
             --verbose) export FAIRSEQ_RESID_VERBOSE=1 ;;
+            *) flags+=("$word") ;;
         esac
     done
+    # A run under other flags is an experiment; the recipe's own has a known result.
+    if [[ -n ${at_least:-} && ${#flags[@]} == 0 ]]; then table_flags+=(--at-least "$at_least"); fi
     for arch in transformer transformer_sas transformer_rskip_ln; do
-        scripts/train.sh "$recipe" --arch "$arch" "$@"
+        scripts/train.sh "$recipe" --arch "$arch" ${flags[@]+"${flags[@]}"}
         scripts/evaluate.sh "checkpoints/$recipe-$arch"
         runs+=("checkpoints/$recipe-$arch")
     done

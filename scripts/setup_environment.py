@@ -505,7 +505,10 @@ def leave(venv: Path) -> None:
     """Start again with the Python under the environment, if this is the environment's own: it cannot make itself."""
     if sys.prefix != sys.base_prefix and Path(sys.prefix).resolve() == venv.resolve():
         base = os.path.join(sys.base_prefix, "bin", "python{}.{}".format(*sys.version_info))
-        os.execv(base, [base, "-I", *sys.argv])
+        try:
+            os.execv(base, [base, "-I", *sys.argv])
+        except OSError as error:
+            raise SystemExit(f"setup: the Python under {venv} cannot be started: {error}") from None
 
 
 def say_nothing_to_do(environment: Environment) -> None:

@@ -632,6 +632,7 @@ NAN, INF = float("nan"), float("inf")
         ("xskip", "skip_lambda", "two", "number"),
         ("xskip", "branch_scale", 0, "positive number"),
         ("wskip_ln", "wskip_init", NAN, "finite number"),
+        *[("mix_ln", "post_share", value, "positive number <= 1") for value in (0, 1.5, 25)],
         ("highway", "gate_bias", INF, "finite number"),
         ("shortcut_gate", "gate_bias", NAN, "finite number"),
         ("sas", "sas_alpha_bias", INF, "finite number"),
@@ -653,6 +654,13 @@ def test_unknown_name(call):
         call("postln")
     for name in (*EXTRA, *ALIASES):
         assert name in str(error.value)
+
+
+def test_another_norm_has_no_kernel():
+    """The kernels compute a LayerNorm."""
+    site = connections.build("post_ln", Place(C, norm=nn.RMSNorm))
+    assert site.backend == "eager" and isinstance(site.norm, nn.RMSNorm)
+    assert connections.build("post_ln", C).backend == "auto"
 
 
 def test_width_below_one():

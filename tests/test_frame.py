@@ -87,7 +87,7 @@ def test_what_was_renamed_says_its_new_name(capsys: Capture) -> None:
         assert done.stderr == f"python -m fairseq_resid.{module}: error: it is called fairseq-resid {new} now\n"
 
 
-def test_a_closed_pipe_is_no_error() -> None:
+def test_a_closed_pipe_is_told_by_the_exit_code_alone() -> None:
     code = (
         "import sys\n"
         "from fairseq_resid.commands import frame\n"
@@ -98,7 +98,7 @@ def test_a_closed_pipe_is_no_error() -> None:
     )
     pipe = f'{sys.executable} -c "$CODE" | head -1; exit ${{PIPESTATUS[0]}}'
     done = subprocess.run(["bash", "-c", pipe], env={**os.environ, "CODE": code}, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (141, "0\n", "")
 
 
 def chatter() -> int:
@@ -139,8 +139,35 @@ def test_a_log_is_followed_to_its_last_line(tmp_path: Path) -> None:
     with log.open("ab") as file, children.followed(log, taken.append):
         assert children.run([sys.executable, "-c", code], file) == 0
         file.write(b"cut in the mid")
-    assert [line for line in taken if line] == ["0", "1", "2"]
+        file.flush()
+    assert [line for line in taken if line] == ["0", "1", "2", "cut in the mid"]
     assert children.last_lines(log).splitlines()[-2:] == ["    2", "    cut in the mid"]
+
+
+def test_a_log_is_followed_from_its_first_line(tmp_path: Path) -> None:
+    for number in range(20):
+        taken: list[str] = []
+        log = tmp_path / str(number)
+        with children.followed(log, taken.append):
+            log.write_text("at once\n")
+        assert "at once" in taken
+
+
+def test_an_error_while_a_log_is_followed_is_raised_at_the_end(tmp_path: Path) -> None:
+    def take(line: str) -> None:
+        raise ValueError("cannot show this")
+
+    done = []
+    with pytest.raises(ValueError, match="cannot show this"), children.followed(tmp_path / "log", take):
+        done.append("the work")
+    assert done == ["the work"]
+
+
+def test_a_user_error_of_the_models_is_bad_input(capsys: Capture) -> None:
+    from fairseq_resid.compat import UserError
+
+    assert command(raising(UserError("--residual xskip: no")))([]) == 2
+    assert capsys.readouterr().err == "fairseq-resid try: error: --residual xskip: no\n"
 
 
 def test_the_console_command_has_every_main() -> None:

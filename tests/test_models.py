@@ -528,6 +528,27 @@ def test_the_sites_of_a_layer_share_rezeros_scalar():
     )
 
 
+@pytest.mark.parametrize("residual", ["resi_dual", "hyper"])
+def test_a_wide_state_and_base_layers_do_not_go_together(residual):
+    with pytest.raises(UserError, match=f"--base-layers 1 with --residual {residual}"):
+        settings("transformer_resid_tiny", residual=residual, base_layers=1)
+
+
+def test_a_namespace_that_is_used_again_has_the_depths_of_now():
+    args = settings("transformer_resid_tiny", residual="deep_norm", encoder_layers=4)
+    ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)
+    args.encoder_layers = 3
+    assert ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK).cfg.residual_depths == [3, 2]
+
+
+def test_the_order_of_the_parameters_is_frozen():
+    """Adam's state in a checkpoint goes by position. The file was written by version 0.1."""
+    stored = torch.load(NAMES.parent / "stored" / "transformer_sas.pt", weights_only=False)["model"]
+    model = build("transformer_sas_tiny", encoder_layers=1, decoder_layers=1)
+    names = [name for name, _ in model.named_parameters() if ".layers.0." in name]
+    assert [name for name in stored if name in set(names)] == names
+
+
 # --- names in checkpoints ------------------------------------------------------------------------------------------
 
 

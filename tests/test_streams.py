@@ -117,7 +117,15 @@ def test_mhc_mixes_by_a_doubly_stochastic_matrix() -> None:
     assert (found > 0).all()
     torch.testing.assert_close(found.sum(-1), torch.ones(50, 4, dtype=torch.float64))  # it ends on the rows
     torch.testing.assert_close(found.sum(-2), torch.ones(50, 4, dtype=torch.float64), atol=0.05, rtol=0)
-    assert sinkhorn(torch.tensor([[1e4, 0.0], [0.0, 1e4]]), 20).isfinite().all()
+    for logits in ([[1e4, 0.0], [0.0, 1e4]], [[200.0, 200.0], [0.0, 0.0]]):
+        assert sinkhorn(torch.tensor(logits), 20).isfinite().all()
+    wide = connections.build("mhc", 4).half()
+    state = torch.full((1, 16), 300.0, dtype=torch.float16)
+    state[..., ::2] = -300.0
+    gates = wide.logits(state, 1, wide.post_weight, wide.post_bias)
+    torch.testing.assert_close(
+        gates.float(), wide.float().logits(state.float(), 1, wide.post_weight, wide.post_bias), atol=1e-3, rtol=1e-2
+    )
     site = connections.build("mhc", 4)
     start = sinkhorn(site.mixing_bias.view(4, 4), 20)
     assert (start.diagonal() > 0.99).all()

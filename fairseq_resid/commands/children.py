@@ -60,36 +60,48 @@ def followed(log: Path, take: Callable[[str], None]) -> Iterator[None]:
     """Give every line that is written to the end of `log` in the block to `take`, and "" if for POLL seconds none is.
 
     With --verbose the lines are printed too.
+    Raises: what `take` raises, when the block has ended.
     """
     ended = threading.Event()
+    failures: list[Exception] = []
 
-    def follow() -> None:
-        with log.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            rest = b""
-            while True:
-                is_last = ended.is_set()
-                block = file.read(1 << 16)
-                *lines, rest = (rest + block).split(b"\n")
-                for line in (raw.decode("utf-8", "replace") for raw in lines):
-                    if is_verbose():
-                        print(line, flush=True)
-                    take(line)
-                if block:
-                    continue
-                if is_last:
-                    return
-                take("")
-                ended.wait(POLL)
+    def follow(file: IO[bytes]) -> None:
+        rest = b""
+        while True:
+            is_last = ended.is_set()
+            block = file.read(1 << 16)
+            *lines, rest = (rest + block).split(b"\n")
+            if is_last and not block and rest:
+                lines, rest = [rest], b""
+            for line in (raw.decode("utf-8", "replace") for raw in lines):
+                if is_verbose():
+                    print(line, flush=True)
+                take(line)
+            if block:
+                continue
+            if is_last:
+                return
+            take("")
+            ended.wait(POLL)
+
+    def keep_failure(file: IO[bytes]) -> None:
+        try:
+            follow(file)
+        except Exception as failure:  # whoever reads our output has gone, for example
+            failures.append(failure)
 
     log.touch()
-    follower = threading.Thread(target=follow)
-    follower.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        follower.join()
+    with log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        follower = threading.Thread(target=keep_failure, args=(file,))
+        follower.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            follower.join()
+    if failures:
+        raise failures[0]
 
 
 def run(

@@ -3,7 +3,7 @@
 exit code   0 done
             1 a program that the command runs has failed, or a result is below what was asked for
             2 bad input: one line on stderr names it
-            128 + N interrupted by signal N
+            128 + N interrupted by signal N; 141 if the reader of its output has gone
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import errno
 import functools
 import os
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -44,19 +45,19 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
                     return work(parser, argv) or 0
             except KeyboardInterrupt:
                 return _interrupted(parser.prog, again, 130)
-            except SystemExit as end:
-                if isinstance(end.code, int) and end.code > 128:
-                    _interrupted(parser.prog, again, end.code)
-                raise
             except BrokenPipeError:
-                # Whoever reads has read enough. Python would complain when it flushes stdout at the end.
+                # Whoever reads has gone. Python would complain when it flushes stdout at the end.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                return 0
+                return 128 + signal.SIGPIPE
             except (ValueError, OSError) as error:
                 if quiet.is_verbose():
                     traceback.print_exc()
                 print(f"{parser.prog}: error: {_reason(error)}", file=sys.stderr)
                 return 1 if isinstance(error, ChildProcessError) else 2
+            except SystemExit as end:  # after the others: compat.UserError is a ValueError too
+                if isinstance(end.code, int) and end.code > 128:
+                    _interrupted(parser.prog, again, end.code)
+                raise
             finally:
                 quiet.set_verbose(None)
 

@@ -69,7 +69,8 @@ class HyperConnection(ManyStreams):
 
     Formula:  h = A_mᵀ H;  H' = A_rᵀ H + B F, F = dropout(f(LN(h))), H in R^{n×C};  static: A_m, A_r, B learned;
               dynamic: each of them + s tanh(LN'(H) W), LN' over C of each stream, one s for A_m and A_r, one for B
-    Source:   Zhu 2024, arXiv 2409.19606, eq. 1 to 13. Scaling the output projections at the start by √n is left out.
+    Source:   Zhu 2024, arXiv 2409.19606, eq. 1 to 13. Left out: scaling the output projections at the start by √n, and
+              sparing A_m, A_r and B from weight decay
     Start:    A_m = e_(i mod n) of site i, A_r = I, B = 1, W = 0, s = 0.01: n times a pre-norm stream
     """
 
@@ -119,8 +120,8 @@ def sinkhorn(logits: Tensor, steps: int) -> Tensor:
     """
     if logits.dtype == torch.float16 or logits.dtype == torch.bfloat16:
         logits = logits.float()
-    # A factor of all entries changes nothing, and exp must not overflow.
-    weights = torch.exp(logits - logits.amax(dim=(-2, -1), keepdim=True))
+    # A factor of all entries changes nothing, and exp must neither overflow nor leave a row of zeros.
+    weights = torch.exp(torch.clamp(logits - logits.amax(dim=(-2, -1), keepdim=True), min=-80.0))
     for _ in range(steps):
         weights = weights / weights.sum(-2, keepdim=True)
         weights = weights / weights.sum(-1, keepdim=True)
@@ -154,7 +155,10 @@ class ManifoldHyperConnection(ManyStreams):
 
     def logits(self, state: Tensor, which: int, weight: Tensor, bias: Tensor) -> Tensor:
         """Return a (u φ) + b."""
-        u = functional.rms_norm(state, self.width, self.stream_weight, self.eps)
+        x = state
+        if x.dtype == torch.float16 or x.dtype == torch.bfloat16:
+            x = x.float()  # the squares of fp16 overflow
+        u = functional.rms_norm(x, self.width, self.stream_weight.to(x.dtype), self.eps).to(state.dtype)
         return self.scales[which] * functional.linear(u, weight) + bias
 
     @torch.jit.export

@@ -22,7 +22,7 @@ def invalid(option: str, value: object, allowed: str) -> InvalidOption:
 class Option:
     """One option: its name, type, default and help, and what is allowed.
 
-    choices: all allowed values of a text; above, least: bounds of a number, the first not allowed itself
+    choices: all allowed values of a text; above, least, most: bounds of a number, the first not allowed itself
     """
 
     name: str
@@ -32,6 +32,7 @@ class Option:
     choices: tuple[str, ...] = ()
     above: float | None = None
     least: float | None = None
+    most: float | None = None
 
     @property
     def allowed(self) -> str:
@@ -40,7 +41,7 @@ class Option:
             return f"choose one of {', '.join(self.choices)}"
         kind = "an integer" if self.type is int else "a finite number"
         if self.above == 0:
-            return "must be a positive number"
+            return "must be a positive number" + (f" <= {self.most:g}" if self.most is not None else "")
         return f"must be {kind}" + (f" >= {self.least:g}" if self.least is not None else "")
 
     def checked(self, value: Any) -> Any:
@@ -61,16 +62,23 @@ class Option:
             or (self.type is int and not number.is_integer())
             or (self.above is not None and number <= self.above)
             or (self.least is not None and number < self.least)
+            or (self.most is not None and number > self.most)
         ):
             raise invalid(self.name, value, self.allowed)
         return self.type(number)
 
 
 def option(
-    default: Any, help: str, *, choices: tuple[str, ...] = (), above: float | None = None, least: float | None = None
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
 ) -> Any:
-    """Declare a field of an Options class."""
-    rules = {"help": help, "choices": choices, "above": above, "least": least}
+    """Declare a field of an Options class; the arguments are those of Option."""
+    rules = {"help": help, "choices": choices, "above": above, "least": least, "most": most}
     return dataclasses.field(default=default, metadata=rules)
 
 

@@ -86,7 +86,7 @@ class ScaledPreLayerNorm(PreLayerNorm):
 class MixedOptions(Options):
     """Of mix_ln."""
 
-    post_share: float = option(0.25, "share of the layers that are post-LN, the first ones", above=0)
+    post_share: float = option(0.25, "share of the layers that are post-LN, the first ones", above=0, most=1)
 
 
 class MixedLayerNorm(ResidualConnection):

@@ -11,7 +11,7 @@ from torch import nn
 from ..ops import BACKENDS
 from .base import ResidualConnection
 from .options import Option, Options, invalid
-from .place import Place
+from .place import Place, layer_norm
 from .stream import ResidualStream
 
 FINAL_NORMS = ("none", "layer")
@@ -138,6 +138,11 @@ def draws_branches(name: str) -> bool:
     return structure(name).connection.init_branch is not ResidualConnection.init_branch
 
 
+def has_wide_state(name: str) -> bool:
+    """Return whether a structure's state has more than C channels."""
+    return structure(name).connection.enter is not ResidualConnection.enter
+
+
 def build(
     name: str, place: Place | int, dropout: nn.Module | float = 0.0, *, backend: str = "auto", **given: Any
 ) -> ResidualConnection:
@@ -153,9 +158,9 @@ def build(
     """
     made, chosen = structure(name), resolve(name, given)
     check_backend(name, chosen, backend)
-    if not made.has_kernel(chosen):
-        backend = "eager"
     at = place if isinstance(place, Place) else Place(place)
+    if not made.has_kernel(chosen) or at.norm is not layer_norm:  # the kernels' norm
+        backend = "eager"
     return made.connection(at, chosen, dropout, backend, {"residual": canonical(name), **chosen.values()})
 
 

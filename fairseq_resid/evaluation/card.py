@@ -46,7 +46,9 @@ def facts(run: Run, record: Record | None, results: Results) -> list[str]:
         "not verified": ", ".join(results.unverified),
         "preparation": prepared(results.preparation),
         "command": f"`{shlex.join(record.command)}`" if record else "not recorded",
-        "effective batch": f"{plan['effective batch']:,} {plan['unit']} on {plan['devices']}" if plan else "",
+        "effective batch": f"{plan['effective batch']:,} {plan['unit']} on {plan['devices']}"
+        if {"effective batch", "unit", "devices"} <= plan.keys()
+        else "",
         "precision": str(plan.get("precision", "")),
         "seed": "" if record is None or record.seed is None else str(record.seed),
         "hardware": each([machine(session.hardware) for session in sessions]) or "not recorded",

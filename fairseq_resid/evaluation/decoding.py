@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 from ..commands import children
@@ -35,15 +36,20 @@ def decode(argv: list[str], log: Path, lock: int | None = None, sentences: int |
     sentences: how many there are to translate
     Raises: DecodingError naming exit code and log, with its last lines, if it fails.
     """
-    children.show(argv, f" > {shlex.quote(str(log))} 2>&1")
+    children.show(argv, f" > {shlex.quote(str(log))}")
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.unlink(missing_ok=True)
+    messages = log.with_suffix(".err")
     with (
         log.open("wb") as output,
+        # Apart until the end: a message must not come between the two halves of a hypothesis' line.
+        messages.open("w+b") as errors,
         Progress(f"decode {log.stem}", sentences, "sentences") as progress,
         children.followed(log, lambda line: progress.advance(line.startswith("D-"))),
     ):
-        code = children.run(argv, output, lock, output)
+        code = children.run(argv, output, lock, errors)
+        errors.seek(0)
+        shutil.copyfileobj(errors, output)
+    messages.unlink()
     if code:
         raise DecodingError(
             f"fairseq-generate failed with exit code {code}; the last lines of {log}:{children.last_lines(log)}"

@@ -92,8 +92,10 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
         for name in ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm", "dropout_module"):
             delattr(self, name)
         sites = build_sites(cfg, places, type(self).__name__)
-        self.self_attn_residual, self.ffn_residual = sites[0], sites[-1]
+        # In this order: Adam's state in a checkpoint goes by the position of the parameters.
+        self.self_attn_residual = sites[0]
         self.encoder_attn_residual = None if no_encoder_attn else sites[1]
+        self.ffn_residual = sites[-1]
         init_branches(self, cfg.ffn_init)
 
     def forward(

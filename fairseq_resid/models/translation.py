@@ -87,8 +87,13 @@ def resolve_residual(args: argparse.Namespace) -> None:
     if getattr(args, "no_decoder_final_norm", False) and residual != "pre_ln":
         raise UserError(f"--no-decoder-final-norm with --residual {residual}: it is for pre_ln; see --final-norm")
     # Of the trained model: with --encoder-layers-to-keep fairseq writes another number over the layers.
-    if getattr(args, "residual_depths", None) is None:
+    is_pruned = getattr(args, "encoder_layers_to_keep", None) or getattr(args, "decoder_layers_to_keep", None)
+    if not is_pruned or getattr(args, "residual_depths", None) is None:
         args.residual_depths = [args.encoder_layers, args.decoder_layers]
+    if getattr(args, "base_layers", 0) and connections.has_wide_state(residual):
+        raise UserError(
+            f"--base-layers {args.base_layers} with --residual {residual}: its state is wider than a layer's"
+        )
     ffn_init = getattr(args, "ffn_init", None) or "default"
     if ffn_init not in FFN_INITS:
         raise UserError(f"--ffn-init {ffn_init}: choose one of {', '.join(FFN_INITS)}")
