@@ -481,6 +481,24 @@ def test_without_a_flag_the_start_values_are_stocks():
         assert torch.equal(ours.state_dict()[name], theirs.state_dict()[name])
 
 
+# One weight of the embedding and one of the last layer, as version 0.3.2 started them.
+STARTS = {
+    "post_ln": (0.06955984979867935, 0.01904134452342987),
+    "sas": (-0.004490195773541927, 0.01731438934803009),
+    **dict.fromkeys(["highway", "shortcut_gate", "linear_shortcut"], (0.02383662946522236, 0.053538791835308075)),
+    "rskip_ln": (0.06955984979867935, 0.01904134452342987),
+}
+
+
+@pytest.mark.parametrize("residual", STARTS)
+def test_a_seed_gives_the_start_values_that_it_gave(residual):
+    args = settings("transformer_resid_tiny", residual=residual)
+    torch.manual_seed(0)
+    model = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)
+    found = model.encoder.embed_tokens.weight[7, 3].item(), model.decoder.layers[1].fc2.weight[5, 6].item()
+    assert found == pytest.approx(STARTS[residual], rel=1e-6)
+
+
 @pytest.mark.parametrize("residual", ["post_ln", "sas", "rskip_ln", "xskip"])
 def test_a_final_norm_for_every_structure(residual):
     plain, normed = build(residual=residual), build(residual=residual, final_norm="layer")

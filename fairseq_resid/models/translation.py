@@ -30,6 +30,10 @@ from .layers import FFN_INITS, ResidualDecoderLayer, ResidualEncoderLayer, optio
 # residual structure (NormFormer), and would be silently ignored here.
 FOREIGN_SCALINGS = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
 
+# Versions before 0.3.3 built one small site of these ahead of the model. It is drawn still: a seed gives the start values
+# that it gave then.
+DRAWN_AHEAD = ("highway", "linear_shortcut", "sas", "shortcut_gate")
+
 # Stock's name of each site's norm, and ours of its first one.
 STOCK_NORMS = {
     "self_attn_layer_norm": "self_attn_residual.norm",
@@ -264,6 +268,8 @@ class ResidualTransformerModel(TransformerModel):
         require_namespace(args)
         base_architecture(args)
         resolve_residual(args)
+        if args.residual in DRAWN_AHEAD:
+            connections.build(args.residual, 1, **options_of(args))
         for stack in ("encoder", "decoder"):
             heads, width = getattr(args, f"{stack}_attention_heads"), getattr(args, f"{stack}_embed_dim")
             if heads < 1 or width % heads:
