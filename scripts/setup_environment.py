@@ -316,7 +316,9 @@ class Steps:
 
     def run(self, *command: str | Path, **variables: str) -> None:
         """Run a command with its output in the log; a signal ends it at once, with all that it has started."""
-        with open(self.log, "ab") as log:
+        # A signal that came while the child is started would leave it behind: it waits until the child is known.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, EXIT_CODES)
+        with open(self.log, "ab") as log, unmasked_on_error(mask):
             # A session of its own, so that one signal reaches the compilers under pip too. The lock stays open in
             # it: should this process be killed, the next setup waits for what is still running.
             child = subprocess.Popen(
@@ -327,8 +329,10 @@ class Steps:
                 env={**child_environment(), **variables},
                 start_new_session=True,
                 pass_fds=self.keep_open,
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
             )
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             status = child.wait()
         except BaseException:
             end_all(child)
@@ -344,6 +348,16 @@ class Steps:
                 diagnose(output),
                 f"What was downloaded is kept: the next {GO_ON}",
             )
+
+
+@contextmanager
+def unmasked_on_error(mask: set[int | signal.Signals]) -> Iterator[None]:
+    """Take signals again, as `mask` has it, if the block fails."""
+    try:
+        yield
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        raise
 
 
 def child_environment() -> dict[str, str]:

@@ -112,7 +112,9 @@ class SelfAdaptiveScaling(ResidualConnection):
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         alpha, beta, gamma = self.factors(x, f)
-        return torch.addcmul(torch.addcmul(alpha * x, beta, f), gamma, self.norm(x + f))
+        # First the norm, as in 0.3: gradients are summed in the order of these operations.
+        normalised = self.norm(x + f)
+        return torch.addcmul(torch.addcmul(alpha * x, beta, f), gamma, normalised)
 
     def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
         gate, norm = cast(ScalingGate, self.gate), self.norm

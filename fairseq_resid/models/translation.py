@@ -30,8 +30,8 @@ from .layers import FFN_INITS, ResidualDecoderLayer, ResidualEncoderLayer, optio
 # residual structure (NormFormer), and would be silently ignored here.
 FOREIGN_SCALINGS = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
 
-# Versions before 0.3.3 built one small site of these ahead of the model. It is drawn still: a seed gives the start values
-# that it gave then.
+# Versions before 0.3.3 built one small site of these ahead of the model. It is still drawn, so that a seed gives the
+# start values that it gave then.
 DRAWN_AHEAD = ("highway", "linear_shortcut", "sas", "shortcut_gate")
 
 # Stock's name of each site's norm, and ours of its first one.
