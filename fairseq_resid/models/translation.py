@@ -30,8 +30,8 @@ from .layers import FFN_INITS, ResidualDecoderLayer, ResidualEncoderLayer, optio
 # residual structure (NormFormer), and would be silently ignored here.
 FOREIGN_SCALINGS = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
 
-# Versions before 0.3.3 built one small site of these ahead of the model. It is still drawn, so that a seed gives the
-# start values that it gave then.
+# Versions before 0.3.3 built a small site of these whenever options were resolved, also ahead of the model. It is still
+# drawn, so that a seed gives the start values that it gave then.
 DRAWN_AHEAD = ("highway", "linear_shortcut", "sas", "shortcut_gate")
 
 # Stock's name of each site's norm, and ours of its first one.
@@ -80,6 +80,8 @@ def resolve_residual(args: argparse.Namespace) -> None:
         options = connections.resolve(residual, {name: getattr(args, name, None) for name in connections.all_options()})
         final_norm = connections.resolve_final_norm(residual, getattr(args, "final_norm", None))
         connections.check_backend(residual, options, backend)
+        if residual in DRAWN_AHEAD:
+            connections.build(residual, 1, **options.values())
     except connections.InvalidOption as error:
         raise UserError(str(error)) from None
     # Only of a training: a namespace with _name is a checkpoint's, and decodes wherever it is.
@@ -268,8 +270,6 @@ class ResidualTransformerModel(TransformerModel):
         require_namespace(args)
         base_architecture(args)
         resolve_residual(args)
-        if args.residual in DRAWN_AHEAD:
-            connections.build(args.residual, 1, **options_of(args))
         for stack in ("encoder", "decoder"):
             heads, width = getattr(args, f"{stack}_attention_heads"), getattr(args, f"{stack}_embed_dim")
             if heads < 1 or width % heads:
