@@ -18,6 +18,7 @@ from torch import nn
 from fairseq_resid import connections
 from fairseq_resid.connections import Place
 
+pytestmark = pytest.mark.once  # torch alone
 ROOT = Path(__file__).resolve().parent.parent
 C = 8
 

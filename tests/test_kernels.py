@@ -26,6 +26,7 @@ if sys.platform != "linux":
     pytest.skip("triton has no build for this system", allow_module_level=True)
 
 ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.once  # torch and triton alone
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 EPS = 1e-5
 KERNELS = ("dropout", "chain_forward", "chain_backward", "sas_forward", "sas_backward")
@@ -448,6 +449,7 @@ def fairseq_dropout(p: float) -> Any:
     return SiteDropout(p, module_name="layer")
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("made", [nn.Dropout, fairseq_dropout])
 def test_dropout_is_folded_in(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither dropout module is called; each drops when it would have, and of the channels of an F of ones a half."""
