@@ -24,7 +24,6 @@ LOGGERS = {
     "fairseq.models.fairseq_model": logging.INFO,
     "fairseq_resid.compat": logging.INFO,
     "fairseq_resid.ops.dispatch": logging.INFO,  # which backend: a training's log has it
-    "torch.distributed.elastic": logging.WARNING,
     "root": logging.INFO,
 }
 # Beginnings of warnings' texts, as regular expressions.
@@ -37,7 +36,6 @@ WARNINGS = (
     r".*torch.cuda.amp.autocast",
     r".*pin_memory",
     r".*mismatched key_padding_mask",
-    r"pkg_resources is deprecated",
 )
 
 _verbose: bool | None = None  # --verbose; None: not given

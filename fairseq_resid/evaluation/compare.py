@@ -25,7 +25,7 @@ from ..commands import flags, frame
 from ..folders import records
 from ..folders.data import Corpus, find_data
 from ..folders.files import read_lines
-from ..folders.run import EVALUATE, Results, Run
+from ..folders.run import EVALUATE, Record, Results, Run
 from . import averaging, layout, scoring
 
 HEADINGS = ("run", "architecture", "BLEU", "difference", "95% interval", "p bootstrap", "p randomisation")
@@ -91,19 +91,12 @@ def comparable(results: Results, model: str) -> dict[str, object]:
     return {**facts, "averaged checkpoints": len(results.averaged_checkpoints)} if model == "averaged" else facts
 
 
-@dataclass(frozen=True)
-class Trained:
-    """Of run.json, the command of the training."""
-
-    command: list[str]
-
-
 def training(run: Run) -> tuple[str, str]:
     """Return a training's command without the flags that differ between seeds, and its seed.
 
     If no command is known, the folder stands for it.
     """
-    record = records.remembered(run.record, Trained)
+    record = records.remembered(run.record, Record)
     if record is None:
         return str(run.path.resolve()), ""
     seed = " ".join(flags.options(record.command).get("--seed", ("1",)))

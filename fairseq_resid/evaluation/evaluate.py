@@ -15,7 +15,7 @@ from pathlib import Path
 from ..commands import children, frame
 from ..folders import records
 from ..folders.files import read_lines, write_text
-from ..folders.run import ByModel, Fingerprint, Results, Run, Scored
+from ..folders.run import ByModel, Fingerprint, Record, Results, Run, Scored
 from . import averaging, card, decoding, scoring
 from .job import Job, find
 
@@ -83,18 +83,12 @@ def translate(job: Job, name: str, checkpoint: Path, made_from: list[Path], lock
 
 def evaluate(job: Job) -> Results:
     """Average, decode and score one run, and write its results."""
-    record = records.remembered(job.run.record, RunState)
+    # A run that another command trained has no run.json.
+    record = records.remembered(job.run.record, Record)
     if record is not None and not record.finished:
         print(f"{job.run.path}: warning: its training has not finished", file=sys.stderr)
     with job.run.lock() as lock:
         return score(job, lock)
-
-
-@dataclass(frozen=True)
-class RunState:
-    """Of run.json, whether the training has finished; a run that another command trained has none."""
-
-    finished: bool
 
 
 def score(job: Job, lock: int) -> Results:
