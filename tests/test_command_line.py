@@ -21,6 +21,7 @@ Shape = dict[str, torch.Size]
 # A value beside the default for every option that takes a number.
 NUMBERS = {"skip_lambda": 3, "branch_scale": 0.5, "wskip_init": 2, "gate_bias": -2}
 NUMBERS |= {"sas_alpha_bias": 3, "sas_beta_bias": -3, "post_share": 0.5, "hyper_streams": 2}
+NUMBERS |= {"block_size": 2, "gate_layers": 1}
 
 
 def option_cases() -> list[tuple[str, dict[str, Any]]]:

@@ -53,6 +53,7 @@ EVERY = [
         sas_beta_bias=[0, -3],
     ),
     *grid("highway", gate_bias=[-1, 2], residual_norm=NORMS),
+    *grid("highway", gate_bias=[-1, 2], gate_input=["both"], gate_layers=[1, 2], residual_norm=NORMS),
     *grid("shortcut_gate", gate_bias=[-1, 2], residual_norm=NORMS),
     *grid("linear_shortcut", residual_norm=NORMS),
     *grid("dropout_shortcut", residual_norm=NORMS),
@@ -64,6 +65,8 @@ EVERY = [
     *grid("res_post_norm"),
     *grid("scaled_pre_ln"),
     *grid("mix_ln", post_share=[0.25, 1]),
+    *grid("admin", admin_start=["profiled", "closed"]),
+    *grid("b2t"),
 ]
 # One of each structure, for what no value of an option can change.
 SHAPES = [
@@ -77,6 +80,8 @@ SHAPES = [
         (name, {})
         for name in ("rezero", "deep_norm", "keel", "layer_scale", "sandwich_ln", "res_post_norm", "scaled_pre_ln")
     ],
+    *grid("highway", gate_input=["both"], gate_layers=[1, 2]),
+    *[(name, {}) for name in ("admin", "b2t")],
     *grid("mix_ln", post_share=[0.25, 1]),
 ]
 
@@ -137,7 +142,7 @@ def reference(name, options, p, x, f):
         return (lam or 1) * x + mu * f
     if name == "xskip_ln":
         return norm((lam or 2) * x + mu * f, p)
-    if name == "wskip_ln":
+    if name in ("wskip_ln", "admin"):
         return norm(p["skip_weight"] * x + f, p)
     if name == "rskip_ln":
         y = norm(x + f, p)
@@ -170,6 +175,11 @@ def reference(name, options, p, x, f):
         return last(x @ p["shortcut_weight"].T + p["shortcut_bias"] + f, p)
     if name == "dropout_shortcut":  # in eval mode
         return last(x + f, p)
+    if name == "b2t":  # the last site of a layer, which is its only one here
+        return norm(x + f + x, p)
+    if options.get("gate_input") == "both":
+        gate = torch.sigmoid(sas_logits({1: "single", 2: "full"}[options["gate_layers"]], p, x, f, 0))
+        return last((1 - gate) * x + gate * f, p)
     gate = torch.sigmoid(x @ p["gate_weight"].T + p["gate_bias"])
     return last({"highway": (1 - gate) * x + gate * f, "shortcut_gate": (1 - gate) * x + f}[name], p)
 
@@ -350,7 +360,9 @@ EXTRA = {
     "wskip_ln": lambda o, c: c,
     "rskip_ln": lambda o, c: 2 * c * (o.get("skip_lambda", 2) - 1),
     "sas": gate_parameters,
-    "highway": lambda o, c: c * c + c - 2 * c,
+    "highway": lambda o, c: (
+        ({1: 2 * c + 1, 2: 2 * c * c + 2 * c + 1}[o["gate_layers"]] if "gate_input" in o else c * c + c) - 2 * c
+    ),
     "shortcut_gate": lambda o, c: c * c + c - 2 * c,
     "linear_shortcut": lambda o, c: c * c + c - 2 * c,
     "dropout_shortcut": lambda o, c: -2 * c,
@@ -365,6 +377,10 @@ EXTRA = {
     "resi_dual": lambda o, c: 0,
     "mhc": lambda o, c: 4 * c + 4 * c * (4 + 4 + 16) + 4 + 4 + 16 + 3,
     "hyper": lambda o, c: 2 * c + 4 * 5 + 4 + 6 * c + 2,
+    "admin": lambda o, c: c,
+    "b2t": lambda o, c: 0,
+    "attn_residual": lambda o, c: 2 * c,
+    "dense_former": lambda o, c: 3,  # X_0, X_1 and X_2
 }
 ALIASES = {"exclusive_gate", "peri_ln"}
 
@@ -465,9 +481,9 @@ def test_defaults():
     assert connections.resolve("xskip", {}).values() == {"skip_lambda": 1, "branch_scale": 1}
     assert connections.resolve("wskip_ln", {"wskip_init": None}).values() == {"wskip_init": 1}
     gated = {"gate_bias": -1, "residual_norm": "none"}
-    assert (
-        connections.resolve("exclusive_gate", {}).values() == connections.resolve("shortcut_gate", {}).values() == gated
-    )
+    assert connections.resolve("shortcut_gate", {}).values() == gated
+    highway = {**gated, "gate_input": "shortcut", "gate_layers": 1}
+    assert connections.resolve("exclusive_gate", {}).values() == highway
     sas = {"sas_gate": "full", "sas_gamma": "coupled", "sas_alpha_bias": 0, "sas_beta_bias": 0}
     assert connections.resolve("sas", {}).values() == sas
     assert connections.resolve("linear_shortcut", {}) == connections.resolve("dropout_shortcut", {})
@@ -605,6 +621,10 @@ VALUES = {
     "post_share": 0.5,
     "hyper_streams": 2,
     "hyper_weights": "static",
+    "admin_start": "closed",
+    "block_size": 2,
+    "gate_input": "both",
+    "gate_layers": 2,
 }
 FOREIGN = [(name, option) for name in EXTRA for option in VALUES if option not in connections.options(name)]
 
@@ -640,6 +660,10 @@ NAN, INF = float("nan"), float("inf")
         ("sas", "sas_beta_bias", NAN, "finite number"),
         ("sas", "sas_gate", "half", "full, single, transform"),
         ("sas", "sas_gamma", "fixed", "coupled, free"),
+        ("highway", "gate_layers", 3, "an integer >= 1 and <= 2"),
+        ("highway", "gate_layers", 2, "needs --gate-input both"),
+        ("attn_residual", "block_size", 0, "an integer >= 1"),
+        ("admin", "admin_start", "open", "profiled, closed"),
         *[(name, "residual_norm", "batch", "none, layer") for name in ("highway", "linear_shortcut")],
     ],
 )
@@ -744,11 +768,11 @@ print("trained", len(connections.names()))
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["trained", "24"]
+    assert run.stdout.split() == ["trained", "28"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", [name for name in connections.names() if name not in ("resi_dual", "hyper", "mhc")])
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in EVERY))
 def test_autocast_takes_a_branch_of_another_dtype(name: str, dtype: torch.dtype) -> None:
     """Under autocast the shortcut is fp32 and the branch, out of a matrix product, 16-bit."""
     site = build(name, 16).eval()

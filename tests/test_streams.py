@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 import pytest
+import second_writing
 import torch
 from torch import Tensor, nn
 
 from fairseq_resid import connections
-from fairseq_resid.connections import Place
+from fairseq_resid.connections import Place, attention, dense
 from fairseq_resid.connections.deep_norm import deep_norm_scales
 from fairseq_resid.connections.hyper import sinkhorn
 
@@ -196,6 +197,138 @@ def test_a_whole_stack(name: str, stack: str, depth: int) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
 
 
+def parts(stack: Stack) -> list[Any]:
+    """Of every site: its branch, and the weight and bias of its norm."""
+    branches = [lambda seen, i=i: branch(stack, i, seen) for i in range(len(stack.sites))]
+    return [(f, site.norm.weight, site.norm.bias) for f, site in zip(branches, stack.sites, strict=True)]
+
+
+def by_layer(sites: list[Any], kinds: int) -> list[list[Any]]:
+    return [sites[start : start + kinds] for start in range(0, len(sites), kinds)]
+
+
+def written_again(name: str, stack: Stack, x: Tensor, kinds: int, block_size: int) -> Tensor:
+    """The stack by the formulas of somebody who did not know ours."""
+    if name == "b2t":
+        return second_writing.b2t(x, by_layer(parts(stack), kinds))
+    end: Any = stack.end
+    if name == "dense_former":
+        weights = [site.layer_weights for site in stack.sites if site.layer_weights is not None]
+        return second_writing.dense_former(x, by_layer(parts(stack), kinds), weights, (end.weight, end.bias))
+    depths = [(None, None), *((site.depth.query, site.depth.weight) for site in list(stack.sites)[1:])]
+    sites = [(f, *depth, *norms) for (f, *norms), depth in zip(parts(stack), depths, strict=True)]
+    exit_parts = (end.depth.query, end.depth.weight, end.weight, end.bias)
+    return second_writing.attn_residual(x, sites, exit_parts, block_size)
+
+
+@pytest.mark.parametrize("depth", [1, 3, 5])
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("b2t", {}), ("dense_former", {}), *[("attn_residual", {"block_size": size}) for size in (1, 2, 3, 4, 50)]],
+)
+def test_a_whole_stack_beside_a_second_writing(name: str, options: dict[str, int], stack: str, depth: int) -> None:
+    made = shaken(name, stack, depth, **options)
+    x = torch.randn(5, 2, C, dtype=torch.float64, requires_grad=True)
+    expected = written_again(name, made, x, len(KINDS[stack]), options.get("block_size", 1))
+    torch.testing.assert_close(made(x), expected, rtol=1e-9, atol=1e-9)
+    ours, theirs = (torch.autograd.grad(y.square().sum(), [x, *made.parameters()]) for y in (made(x), expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+
+
+GROWING = [("attn_residual", {}), ("attn_residual", {"block_size": 2}), ("dense_former", {})]
+
+
+@pytest.mark.parametrize(("name", "options"), GROWING)
+def test_a_growing_state_in_one_buffer_is_the_state_put_together(
+    name: str, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = shaken(name, **options)
+    x = torch.randn(5, 2, C, dtype=torch.float64, requires_grad=True)
+    found = []
+    for _ in range(2):
+        y = made(x)
+        found.append([y, *torch.autograd.grad(y.square().sum(), [x, *made.parameters()])])
+        for module in (attention, dense):
+            monkeypatch.setattr(module, "append", lambda state, value, _: torch.cat([state, value], dim=-1))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "options"), GROWING)
+def test_a_growing_state_is_allocated_once(name: str, options: dict[str, int]) -> None:
+    made, x = shaken(name, **options), torch.randn(5, 2, C, dtype=torch.float64)
+    before, state, places_in_memory = x.clone(), x, set()
+    for index, site in enumerate(made.sites):
+        state = site(site.enter(state), branch(made, index, site.branch_input(state)))
+        places_in_memory.add(state.untyped_storage().data_ptr())
+    assert len(places_in_memory) == 1 and torch.equal(x, before)
+    widest = 9 + 1 + (3 if name == "dense_former" else 0)
+    assert state.size(-1) == widest * C == state.untyped_storage().nbytes() // 8 // 10
+    # A slice of something wider is not taken for the buffer.
+    wide = torch.randn(5, 2, widest * C, dtype=torch.float64)
+    kept = wide.clone()
+    made.sites[0](wide[..., :C], x)
+    assert torch.equal(wide, kept)
+    if name == "dense_former" or options:
+        with pytest.raises(RuntimeError, match=r"was (one|a sublayer) left out"):
+            made.sites[2](x, x)
+
+
+@pytest.mark.parametrize("name", ["attn_residual", "dense_former"])
+def test_states_under_autocast_keep_their_dtype(name: str) -> None:
+    site = connections.build(name, places("encoder", {"encoder": 2})[0])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        state = site(torch.randn(3, C), torch.randn(3, C, dtype=torch.bfloat16))
+    assert state.dtype == torch.float32 and state.shape == (3, 2 * C)
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_profiled_start_of_admin(stack: str) -> None:
+    torch.manual_seed(1)
+    made = Stack("admin", stack, {"encoder": 4, "decoder": 3}).double()
+    x = torch.randn(5, 2, C, dtype=torch.float64)
+    omegas, expected = second_writing.admin_start(x, parts(made))
+    sites = list(made.sites)
+    with torch.no_grad(), connections.profiler("admin", connections.resolve("admin", {}))(sites):
+        y = made(x)
+    assert omegas[0] == 1 and len({round(omega, 3) for omega in omegas}) == len(omegas)
+    for site, omega in zip(sites, omegas, strict=True):
+        torch.testing.assert_close(site.skip_weight, torch.full((C,), omega, dtype=torch.float64))
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(made(x), expected)  # the sites are themselves again
+    assert connections.profiler("admin", connections.resolve("admin", {"admin_start": "closed"})) is None
+
+
+def test_closed_start_of_admin() -> None:
+    sites = [connections.build("admin", place, admin_start="closed") for place in places("decoder", {"decoder": 6})]
+    assert {value for site in sites for value in site.skip_weight.tolist()} == {sites[0].skip_weight[0].item()}
+    assert sites[0].skip_weight[0].item() == pytest.approx((19 / math.log(19) - 1) ** 0.5)
+    with pytest.raises(ValueError, match="depends on the depth"):
+        connections.build("admin", C, admin_start="closed")
+
+
+def test_start_values_of_b2t() -> None:
+    torch.manual_seed(0)
+    site = connections.build("b2t", places("encoder", {"encoder": 9, "decoder": 1})[0])
+    linears = {name: nn.Linear(4, 4) for name in ("query", "key", "value", "output")}
+    before = {name: (linear.weight.clone(), linear.bias.clone()) for name, linear in linears.items()}
+    site.init_branch(**linears)
+    for name, (weight, bias) in before.items():
+        torch.testing.assert_close(linears[name].weight, weight / 3)
+        assert torch.equal(linears[name].bias, bias)
+
+
+def test_attention_over_depth_starts_as_a_mean_and_dense_former_as_pre_norm() -> None:
+    torch.manual_seed(0)
+    made, x = Stack("attn_residual", "encoder", {"encoder": 3}), torch.randn(5, C)
+    state = torch.randn(5, 4 * C)
+    torch.testing.assert_close(made.sites[3].branch_input(state), norm(state.view(5, 4, C).mean(1), made.sites[3].norm))
+    dense_one = Stack("dense_former", "encoder", {"encoder": 3})
+    plain = Stack("pre_ln", "encoder", {"encoder": 3})
+    plain.branches.load_state_dict(dense_one.branches.state_dict())
+    torch.testing.assert_close(dense_one(x), plain(x))
+
+
 def test_the_state_of_resi_dual() -> None:
     site = connections.build("resi_dual", C).double()
     x, d, f = (torch.randn(3, C, dtype=torch.float64) for _ in range(3))
@@ -208,7 +341,9 @@ def test_the_state_of_resi_dual() -> None:
     torch.testing.assert_close(end.double()(x), x + norm(x, end, 1e-7))  # if every layer was dropped
 
 
-@pytest.mark.parametrize("name", ["resi_dual", "keel", "mix_ln", "pre_ln", "hyper", "mhc"])
+@pytest.mark.parametrize(
+    "name", ["resi_dual", "keel", "mix_ln", "pre_ln", "hyper", "mhc", "b2t", "attn_residual", "dense_former"]
+)
 def test_a_stack_under_torchscript_and_autocast(name: str) -> None:
     made = shaken(name).float()
     x = torch.randn(5, 2, C)
@@ -250,7 +385,7 @@ def test_start_values_of_layer_scale(layers: int, start: float) -> None:
     assert (site.branch_weight == start).all()
 
 
-@pytest.mark.parametrize("name", ["deep_norm", "keel", "layer_scale", "mix_ln"])
+@pytest.mark.parametrize("name", ["deep_norm", "keel", "layer_scale", "mix_ln", "b2t", "dense_former"])
 def test_a_structure_that_depends_on_the_depth_says_so(name: str) -> None:
     with pytest.raises(ValueError, match="depends on the depth of its model: give build"):
         connections.build(name, C)
@@ -267,7 +402,8 @@ def test_final_norms(name: str) -> None:
     with pytest.raises(connections.InvalidOption, match="--final-norm batch: choose one of none, layer"):
         connections.resolve_final_norm(name, "batch")
     end = Place(C, kind="stream")
-    assert connections.build_stream(name, end, False) is None
+    bare = connections.build_stream(name, end, False)
+    assert (bare is None) == (name != "dense_former") and not (bare and list(bare.parameters()))
     made, x = connections.build_stream(name, end, True), torch.randn(3, C)
     assert made is not None and list(made.state_dict()) == ["weight", "bias"]
     torch.testing.assert_close(made(x), nn.functional.layer_norm(x, (C,)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -80,6 +81,14 @@ class ResidualConnection(nn.Module):
 
         linears: query, key, value, output of an attention; fc1, fc2 of a feed-forward
         """
+
+    @classmethod
+    def profile(cls, sites: Sequence[ResidualConnection]) -> AbstractContextManager[None]:
+        """Set start values of a stack's sites, first to last, during one pass through them in the block.
+
+        Called once for each stack of a new model, if the structure's `is_profiled` says so; the pass has no gradients.
+        """
+        raise NotImplementedError("a structure that is profiled defines profile")
 
     def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:
         """Return what the structure weighs its parts by, by name: what analysis shows."""

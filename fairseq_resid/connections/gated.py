@@ -1,4 +1,4 @@
-"""Shortcuts behind a gate over x: Highway networks (He 2016b's exclusive gating) and shortcut-only gating."""
+"""Shortcuts behind a gate: Highway networks (He 2016b's exclusive gating) and shortcut-only gating."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from ..ops import dense_gate
 from .base import xavier_uniform
 from .optional_norm import OptionallyNormed, OptionalNorm
-from .options import option
+from .options import invalid, option
 from .place import Place
 from .registry import Structure, register
+from .self_adaptive import ScalingGate, SingleLayerGate
 
 
 @dataclass(frozen=True)
@@ -23,26 +24,63 @@ class GateOptions(OptionalNorm):
     gate_bias: float = option(-1.0, "start value of the gate's bias; negative favours the shortcut")
 
 
+@dataclass(frozen=True)
+class HighwayOptions(GateOptions):
+    """Of highway."""
+
+    gate_input: str = option(
+        "shortcut", "what the gate reads: x, a vector gate; or x and F, a scalar gate", choices=("shortcut", "both")
+    )
+    gate_layers: int = option(1, "layers of the gate, 1 or 2; 2 needs --gate-input both", least=1, most=2)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gate_layers == 2 and self.gate_input == "shortcut":
+            raise invalid("gate_layers", 2, "needs --gate-input both")
+
+
 class GatedShortcut(OptionallyNormed):
-    """Holds the gate σ(xW + b), W in R^{C×C}, Xavier-uniform."""
+    """Has the gate σ(xW + b), W in R^{C×C}, Xavier-uniform, unless another one is given."""
 
     def __init__(self, place: Place, options: GateOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        # Bare parameters, not nn.Linear: fairseq's quantisation replaces every nn.Linear, and gates are not for it.
-        self.gate_weight = nn.Parameter(xavier_uniform(place.dim, place.dim))
-        self.gate_bias = nn.Parameter(torch.full((place.dim,), options.gate_bias))
+        self.gate = self.other_gate(place.dim, options)
+        if self.gate is None:
+            # Bare parameters, not nn.Linear: fairseq's quantisation replaces every nn.Linear, and gates are not for it.
+            self.gate_weight = nn.Parameter(xavier_uniform(place.dim, place.dim))
+            self.gate_bias = nn.Parameter(torch.full((place.dim,), options.gate_bias))
+
+    def other_gate(self, dim: int, options: Any) -> nn.Module | None:
+        """Return the module that computes the gate's logits from x and F; None for the usual gate."""
+        return None
+
+    def gated(self, x: Tensor, f: Tensor) -> Tensor:
+        """Return the gate, (..., C), or (..., 1) where it is a scalar."""
+        if self.gate is not None:
+            return torch.sigmoid(self.gate(x, f))
+        return torch.sigmoid(dense_gate(x, self.gate_weight, self.gate_bias))
 
 
 class Highway(GatedShortcut):
     """Interpolates between shortcut and branch.
 
-    Formula:  y = (1 - t) x + t F, t = σ(xW + b)
-    Source:   Srivastava 2015; He 2016b's exclusive gating is the same formula
+    Formula:  y = (1 - t) x + t F; t = σ(xW + b), or with --gate-input both t = σ([x;F] W + b), W in R^{2C×1}, and with
+              --gate-layers 2 t = σ(tanh([x;F] W_f + b_f) W_ff + b_ff), SAS's gate
+    Source:   Srivastava 2015; He 2016b's exclusive gating is the same formula. A gate that reads F too is our reading
+              of the SAS paper's table 6, which does not say how its gates combine x and F.
     """
+
+    def other_gate(self, dim: int, options: Any) -> nn.Module | None:
+        if options.gate_input == "shortcut":
+            return None
+        return (SingleLayerGate if options.gate_layers == 1 else ScalingGate)(dim, [options.gate_bias])
 
     def join(self, x: Tensor, f: Tensor) -> Tensor:
         # Not torch.lerp: under autocast x can be fp32 and F 16-bit, and lerp does not promote.
-        return x + torch.sigmoid(dense_gate(x, self.gate_weight, self.gate_bias)) * (f - x)
+        return x + self.gated(x, f) * (f - x)
+
+    def coefficients(self, x: Tensor, f: Tensor) -> dict[str, Tensor]:
+        return {"t": self.gated(x, f)}
 
 
 class ShortcutGate(GatedShortcut):
@@ -52,8 +90,11 @@ class ShortcutGate(GatedShortcut):
     """
 
     def join(self, x: Tensor, f: Tensor) -> Tensor:
-        return torch.addcmul(f, 1 - torch.sigmoid(dense_gate(x, self.gate_weight, self.gate_bias)), x)
+        return torch.addcmul(f, 1 - self.gated(x, f), x)
+
+    def coefficients(self, x: Tensor, f: Tensor) -> dict[str, Tensor]:
+        return {"g": self.gated(x, f)}
 
 
-register("highway", Structure(GateOptions, Highway), "exclusive_gate")
+register("highway", Structure(HighwayOptions, Highway), "exclusive_gate")
 register("shortcut_gate", Structure(GateOptions, ShortcutGate))

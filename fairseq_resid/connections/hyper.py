@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from .base import ResidualConnection, xavier_uniform
+from .mixing import dot, mix
 from .options import Options, option
 from .place import EPS, Place
 from .registry import Structure, register
@@ -37,12 +38,10 @@ class HyperOptions(StreamsOptions):
     )
 
 
-def mix(weights: Tensor, streams: Tensor) -> Tensor:
-    """Return weights (..., m, n) times streams (..., n, C), in the streams' dtype: autocast would halve it."""
-    if torch.jit.is_scripting():
-        return torch.matmul(weights.to(streams.dtype), streams)
-    with torch.autocast(streams.device.type, enabled=False):
-        return torch.matmul(weights.to(streams.dtype), streams)
+def mixed(weights: Tensor, writing: Tensor, streams: Tensor, f: Tensor) -> Tensor:
+    """Return the next state: the streams mixed by weights (..., n, n), plus the branch times `writing` (..., n)."""
+    written = writing.to(streams.dtype).unsqueeze(-1) * f.to(streams.dtype).unsqueeze(-2)
+    return (mix(weights, streams) + written).flatten(-2)
 
 
 class ManyStreams(ResidualConnection):
@@ -76,40 +75,53 @@ class HyperConnection(ManyStreams):
 
     def __init__(self, place: Place, options: HyperOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        self.is_dynamic = options.hyper_weights == "dynamic"
         reading = torch.zeros(1, self.streams)
         reading[0, place.index % self.streams] = 1.0
         # Rows: A_mᵀ, then A_rᵀ.
         self.mixing = nn.Parameter(torch.cat([reading, torch.eye(self.streams)]))
         self.writing = nn.Parameter(torch.ones(self.streams))
-        if self.is_dynamic:
+        self.stream_norm = None
+        if options.hyper_weights == "dynamic":
             self.stream_norm = place.norm(place.dim)
             self.mixing_weight = nn.Parameter(torch.zeros(self.streams + 1, place.dim))
             self.writing_weight = nn.Parameter(torch.zeros(1, place.dim))
             self.mixing_scale = nn.Parameter(torch.tensor(SCALE))
             self.writing_scale = nn.Parameter(torch.tensor(SCALE))
 
-    @torch.jit.export
-    def branch_input(self, state: Tensor) -> Tensor:
-        streams = self.split(state)
+    def reading_weights(self, streams: Tensor) -> Tensor:
+        """Return A_mᵀ, (..., 1, n) or (1, n)."""
         weights: Tensor = self.mixing[:1]
-        if self.is_dynamic:
-            logits = torch.matmul(self.stream_norm(streams), self.mixing_weight[0].unsqueeze(-1))
-            weights = weights + self.mixing_scale * torch.tanh(logits).transpose(-1, -2)
-        return self.norm(mix(weights, streams).squeeze(-2))
+        if self.stream_norm is not None:
+            logits = dot(self.stream_norm(streams), self.mixing_weight[0]).unsqueeze(-2)
+            weights = weights + self.mixing_scale * torch.tanh(logits)
+        return weights
 
-    def combine(self, state: Tensor, f: Tensor) -> Tensor:
-        streams = self.split(state)
+    def writing_weights(self, streams: Tensor) -> tuple[Tensor, Tensor]:
+        """Return A_rᵀ, (..., n, n) or (n, n), and B, (..., n) or (n,)."""
         weights: Tensor = self.mixing[1:]
         writing: Tensor = self.writing
-        if self.is_dynamic:
+        if self.stream_norm is not None:
             normed = self.stream_norm(streams)
             logits = torch.matmul(normed, self.mixing_weight[1:].t())
             weights = weights + self.mixing_scale * torch.tanh(logits).transpose(-1, -2)
             logits = torch.matmul(normed, self.writing_weight.t()).squeeze(-1)
             writing = writing + self.writing_scale * torch.tanh(logits)
-        written = writing.to(streams.dtype).unsqueeze(-1) * f.to(streams.dtype).unsqueeze(-2)
-        return (mix(weights, streams) + written).flatten(-2)
+        return weights, writing
+
+    @torch.jit.export
+    def branch_input(self, state: Tensor) -> Tensor:
+        streams = self.split(state)
+        return self.norm(mix(self.reading_weights(streams), streams).squeeze(-2))
+
+    def combine(self, state: Tensor, f: Tensor) -> Tensor:
+        streams = self.split(state)
+        weights, writing = self.writing_weights(streams)
+        return mixed(weights, writing, streams, f)
+
+    def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:
+        streams = self.split(state)
+        weights, writing = self.writing_weights(streams)
+        return {"A_m": self.reading_weights(streams), "A_r": weights, "B": writing}
 
 
 def sinkhorn(logits: Tensor, steps: int) -> Tensor:
@@ -161,18 +173,27 @@ class ManifoldHyperConnection(ManyStreams):
         u = functional.rms_norm(x, self.width, self.stream_weight.to(x.dtype), self.eps).to(state.dtype)
         return self.scales[which] * functional.linear(u, weight) + bias
 
-    @torch.jit.export
-    def branch_input(self, state: Tensor) -> Tensor:
-        weights = torch.sigmoid(self.logits(state, 0, self.pre_weight, self.pre_bias))
-        return self.norm(mix(weights.unsqueeze(-2), self.split(state)).squeeze(-2))
+    def reading_weights(self, state: Tensor) -> Tensor:
+        """Return H_pre, (..., n)."""
+        return torch.sigmoid(self.logits(state, 0, self.pre_weight, self.pre_bias))
 
-    def combine(self, state: Tensor, f: Tensor) -> Tensor:
-        streams = self.split(state)
+    def writing_weights(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return H_res, (..., n, n), and H_post, (..., n)."""
         writing = 2 * torch.sigmoid(self.logits(state, 1, self.post_weight, self.post_bias))
         logits = self.logits(state, 2, self.mixing_weight, self.mixing_bias)
-        mixing = sinkhorn(logits.unflatten(-1, [self.streams, self.streams]), self.steps)
-        written = writing.to(streams.dtype).unsqueeze(-1) * f.to(streams.dtype).unsqueeze(-2)
-        return (mix(mixing, streams) + written).flatten(-2)
+        return sinkhorn(logits.unflatten(-1, [self.streams, self.streams]), self.steps), writing
+
+    @torch.jit.export
+    def branch_input(self, state: Tensor) -> Tensor:
+        return self.norm(mix(self.reading_weights(state).unsqueeze(-2), self.split(state)).squeeze(-2))
+
+    def combine(self, state: Tensor, f: Tensor) -> Tensor:
+        weights, writing = self.writing_weights(state)
+        return mixed(weights, writing, self.split(state), f)
+
+    def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:
+        weights, writing = self.writing_weights(state)
+        return {"H_pre": self.reading_weights(state), "H_res": weights, "H_post": writing}
 
 
 class HyperStream(ResidualStream):

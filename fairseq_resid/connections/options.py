@@ -42,7 +42,8 @@ class Option:
         kind = "an integer" if self.type is int else "a finite number"
         if self.above == 0:
             return "must be a positive number" + (f" <= {self.most:g}" if self.most is not None else "")
-        return f"must be {kind}" + (f" >= {self.least:g}" if self.least is not None else "")
+        least = f" >= {self.least:g}" if self.least is not None else ""
+        return f"must be {kind}{least}" + (f" and <= {self.most:g}" if self.most is not None else "")
 
     def checked(self, value: Any) -> Any:
         """Return a value, which may be text from a command line, in the option's type.

@@ -11,7 +11,7 @@ from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection
 from .options import Options
 from .place import Place
-from .registry import Structure, register
+from .registry import Structure, always, register
 
 
 class PostLayerNorm(ResidualConnection):
@@ -47,11 +47,6 @@ class PreLayerNorm(ResidualConnection):
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         return x + f
-
-
-def always(_: Options) -> bool:
-    """Say that every choice of options has a kernel."""
-    return True
 
 
 register("post_ln", Structure(Options, PostLayerNorm, has_kernel=always))

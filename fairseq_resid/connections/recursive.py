@@ -11,8 +11,7 @@ from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection
 from .options import Options, option
 from .place import Place
-from .plain import always
-from .registry import Structure, register
+from .registry import Structure, always, register
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,13 @@ _ALIASES: dict[str, str] = {}
 
 
 def never(_: Any) -> bool:
-    """Say that no options of a structure have a kernel."""
+    """Say no of all options of a structure."""
     return False
+
+
+def always(_: Any) -> bool:
+    """Say yes of all options of a structure."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,8 @@ class Structure:
     has_kernel: whether `combine_fused` computes the structure with these options
     final_norm: whether its source ends a stack in a norm, the default of --final-norm; None: the end of the stream
                 holds a norm, and the flag has no meaning
+    needs_every_layer: whether with these options no layer may be left out
+    is_profiled: whether with these options a first pass through the model sets start values: `profile`
     """
 
     options: type[Options]
@@ -39,6 +47,8 @@ class Structure:
     stream: type[ResidualStream] = ResidualStream
     has_kernel: Callable[[Any], bool] = never
     final_norm: bool | None = False
+    needs_every_layer: Callable[[Any], bool] = never
+    is_profiled: Callable[[Any], bool] = never
 
 
 def register(name: str, structure: Structure, *aliases: str) -> None:
@@ -138,9 +148,24 @@ def draws_branches(name: str) -> bool:
     return structure(name).connection.init_branch is not ResidualConnection.init_branch
 
 
+def needs_every_layer(name: str, chosen: Options) -> bool:
+    """Return whether no layer of a structure with these options may be left out."""
+    return structure(name).needs_every_layer(chosen)
+
+
+Profiler = Callable[[Sequence[ResidualConnection]], AbstractContextManager[None]]
+
+
+def profiler(name: str, chosen: Options) -> Profiler | None:
+    """Return the `ResidualConnection.profile` of a structure, if with these options a first pass sets start values."""
+    made = structure(name)
+    return made.connection.profile if made.is_profiled(chosen) else None
+
+
 def has_wide_state(name: str) -> bool:
     """Return whether a structure's state has more than C channels."""
-    return structure(name).connection.enter is not ResidualConnection.enter
+    made = structure(name)
+    return made.connection.enter is not ResidualConnection.enter or made.stream is not ResidualStream
 
 
 def build(

@@ -1,9 +1,13 @@
-"""A shortcut with a learned weight per channel: wSkip+LN."""
+"""A shortcut with a learned weight per channel: wSkip+LN, and Admin, which starts it by the depth of the model."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +31,14 @@ class WeightedSkipLayerNorm(ResidualConnection):
     Formula:  y = LN(w ⊙ x + F), w in R^C            Source: rSkip paper, section 4.3, "Learning λ"
     """
 
-    def __init__(self, place: Place, options: WeightedOptions, *rest: Any) -> None:
+    def __init__(self, place: Place, options: Options, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         self.norm = place.norm(place.dim)
-        self.skip_weight = nn.Parameter(torch.full((place.dim,), options.wskip_init))
+        self.skip_weight = nn.Parameter(torch.full((place.dim,), self.start(place, options)))
+
+    def start(self, place: Place, options: Any) -> float:
+        """Return w's start value."""
+        return float(options.wskip_init)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         return self.norm(torch.addcmul(f, self.skip_weight, x))
@@ -39,4 +47,59 @@ class WeightedSkipLayerNorm(ResidualConnection):
         return {"w": self.skip_weight}
 
 
+@dataclass(frozen=True)
+class AdminOptions(Options):
+    """Of admin."""
+
+    admin_start: str = option(
+        "profiled",
+        "of ω: profiled, by a first pass; closed, by the number of sublayers",
+        choices=("profiled", "closed"),
+    )
+
+    def is_profiled(self) -> bool:
+        """Return whether a first pass sets ω."""
+        return self.admin_start == "profiled"
+
+
+class Admin(WeightedSkipLayerNorm):
+    """Weighs the shortcut by what the stack has gathered before the site, so that each branch changes the sum as much.
+
+    Formula:  y = LN(ω ⊙ x + F), ω in R^C learned
+    Source:   Liu 2020, Understanding the Difficulty of Training Transformers, section 4.3, and its code
+              (LiyuanLucasLiu/Transformer-Clinic, transformer_layer.py); the closed form is admin-torch's
+    Start:    profiled, by a first pass in training mode, one chain per stack: ω_1 = 1,
+              ω²_{i+1} = Var(ω_i x_i) + Var(F_i), over all entries, F after dropout, each ω used at once;
+              closed: ω = √((n + 1) / ln(n + 1) - 1), n sublayers in the stack
+    """
+
+    def start(self, place: Place, options: Any) -> float:
+        if options.is_profiled():
+            return 1.0
+        place.depth(place.stack)  # raises if it is not known
+        return math.sqrt((place.sites + 1) / math.log(place.sites + 1) - 1)
+
+    @classmethod
+    @contextmanager
+    def profile(cls, sites: Sequence[ResidualConnection]) -> Iterator[None]:
+        gathered = 1.0
+
+        def measured(site: ResidualConnection, x: Tensor, f_out: Tensor) -> Tensor:
+            nonlocal gathered
+            omega = cast(Admin, site).skip_weight
+            omega.fill_(math.sqrt(gathered))
+            f = site.dropout(f_out)
+            gathered = float((x.float() * omega).var(correction=0) + f.float().var(correction=0))
+            return site.combine(x, f)
+
+        for site in sites:
+            site.forward = partial(measured, site)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            for site in sites:
+                del site.forward  # the class's again
+
+
 register("wskip_ln", Structure(WeightedOptions, WeightedSkipLayerNorm))
+register("admin", Structure(AdminOptions, Admin, is_profiled=AdminOptions.is_profiled))

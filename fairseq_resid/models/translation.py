@@ -25,6 +25,7 @@ from ..compat import BETTER_TRANSFORMER_COPIES, UserError
 from ..connections import Place
 from ..ops import BACKENDS, absence
 from .layers import FFN_INITS, ResidualDecoderLayer, ResidualEncoderLayer, options_of
+from .profiling import profile
 
 # Scalings that fairseq's own decoder layer reads off a config (modules/transformer_layer.py). They belong to another
 # residual structure (NormFormer), and would be silently ignored here.
@@ -100,6 +101,17 @@ def resolve_residual(args: argparse.Namespace) -> None:
         raise UserError(
             f"--base-layers {args.base_layers} with --residual {residual}: its state is wider than a layer's"
         )
+    if connections.needs_every_layer(residual, options):
+        leaving_out = ("encoder_layerdrop", "decoder_layerdrop", "encoder_layers_to_keep", "decoder_layers_to_keep")
+        for name in leaving_out:
+            if getattr(args, name, None):
+                said = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in options.values().items())
+                raise UserError(
+                    f"--{name.replace('_', '-')} {getattr(args, name)} with --residual {residual} {said}".rstrip()
+                    + ": each layer's weights belong to its place, and its source leaves none out"
+                )
+    if connections.profiler(residual, options) and getattr(args, "ddp_backend", "") == "fully_sharded":
+        raise UserError(f"--ddp-backend fully_sharded with --residual {residual}: use --admin-start closed")
     ffn_init = getattr(args, "ffn_init", None) or "default"
     if ffn_init not in FFN_INITS:
         raise UserError(f"--ffn-init {ffn_init}: choose one of {', '.join(FFN_INITS)}")
@@ -275,12 +287,18 @@ class ResidualTransformerModel(TransformerModel):
             if heads < 1 or width % heads:
                 raise UserError(f"--{stack}-attention-heads {heads}: must divide --{stack}-embed-dim {width}")
         try:
-            return super().build_model(args, task)
+            model = super().build_model(args, task)
         except ValueError as error:
             # Stock's build_model itself raises if options contradict each other; anything below it is a bug.
             if traceback.extract_tb(error.__traceback__)[-1].name == "build_model":
                 raise UserError(str(error)) from None
             raise
+        profiler = connections.profiler(args.residual, connections.resolve(args.residual, options_of(args)))
+        # Said in the config, so that a checkpoint's model, which gets trained values, is not profiled.
+        if profiler is not None and not getattr(args, "residual_profiled", False):
+            profile(model, profiler, task.source_dictionary, task.target_dictionary)
+            args.residual_profiled = True
+        return model
 
     @classmethod
     def build_encoder(cls, cfg, src_dict, embed_tokens):  # type: ignore[no-untyped-def]

@@ -1,0 +1,129 @@
+"""Attention over depth: what a branch sees is a softmax-weighted mean of all that earlier sublayers gave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .base import ResidualConnection
+from .growing import append
+from .mixing import dot, mix
+from .options import Options, option
+from .place import EPS, Place
+from .registry import Structure, register
+from .stream import ResidualStream
+
+
+@dataclass(frozen=True)
+class AttentionOptions(Options):
+    """Of attn_residual."""
+
+    block_size: int = option(1, "S, attend to the sums of blocks of S sublayers; 1: to every sublayer", least=1)
+
+    def has_blocks(self) -> bool:
+        """Return whether a sublayer's block goes by its number."""
+        return self.block_size > 1
+
+
+class DepthAttention(nn.Module):
+    """Attends to the values of a state.
+
+    Formula:  h = Σ_i a_i v_i, a = softmax_i(w · RMSNorm(v_i)), w = 0 at the start: the mean
+    Shapes:   (..., n·C) -> (..., C)
+    Dtype:    that of the state; norms and softmax in fp32 at least
+    A state of n values v_0 .. v_{n-1} has as value i > 0 the sum of its block up to sublayer i - 1. Attended to are
+    v_0, every block's last value, and the last value of all.
+    """
+
+    def __init__(self, dim: int, block_size: int) -> None:
+        super().__init__()
+        self.dim, self.block_size, self.eps = dim, block_size, EPS
+        self.query = nn.Parameter(torch.zeros(dim))
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def logits(self, values: Tensor) -> Tensor:
+        """Return w · RMSNorm(v) of every value, (..., n, C) -> (..., n)."""
+        wide = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else values.dtype
+        length = torch.linalg.vector_norm(values, 2.0, [-1], False, dtype=wide)
+        return dot(values, self.query * self.weight).to(wide) * torch.rsqrt(length * length / self.dim + self.eps)
+
+    def attended(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values that are attended to, but for the last one of an unfinished block, and all weights."""
+        values = state.unflatten(-1, [-1, self.dim])
+        last = values.size(-2) - 1
+        blocks = values[..., :: self.block_size, :]
+        logits = self.logits(blocks)
+        if last % self.block_size != 0:
+            logits = torch.cat([logits, self.logits(values[..., last:, :])], dim=-1)
+        return blocks, torch.softmax(logits, dim=-1)
+
+    def forward(self, state: Tensor) -> Tensor:
+        blocks, weights = self.attended(state)
+        complete = blocks.size(-2)
+        h = mix(weights[..., :complete].unsqueeze(-2), blocks).squeeze(-2)
+        if weights.size(-1) > complete:
+            h = h + weights[..., complete:].to(state.dtype) * state[..., -self.dim :]
+        return h
+
+
+class AttentionResidual(ResidualConnection):
+    """Attends over depth in front of every sublayer; nothing is added up.
+
+    Formula:  the branch sees LN(h), h = Σ_i a_i v_i, a = softmax_i(w · RMSNorm(v_i)); v_0 is the stack's input and
+              v_i = F_i, or with --block-size S the sum of F in block i; within a block its sum so far counts too.
+              w and the gain of RMSNorm are the site's own; the first site sees LN(v_0); a stack ends in LN(h), with one
+              more w and gain
+    Source:   Kimi Team 2026, Attention Residuals, arXiv 2603.15031. Its stack is a decoder alone: per stack is ours.
+    State:    grows by C a site: v_0, then for every sublayer its F, or the sum of its block up to it
+    """
+
+    def __init__(self, place: Place, options: AttentionOptions, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.dim, self.block_size = place.dim, options.block_size
+        self.width = (place.sites + 1) * place.dim
+        self.position = place.index + 1 if options.has_blocks() else 0
+        self.norm = place.norm(place.dim)
+        self.depth = nn.Identity() if place.index == 0 else DepthAttention(place.dim, options.block_size)
+
+    @torch.jit.export
+    def branch_input(self, state: Tensor) -> Tensor:
+        return self.norm(self.depth(state))
+
+    def combine(self, state: Tensor, f: Tensor) -> Tensor:
+        values = state.size(-1) // self.dim
+        if self.position > 0 and values != self.position:
+            raise RuntimeError(f"attn_residual in blocks: {values} values at site {self.position}: was one left out?")
+        is_first = (values - 1) % self.block_size == 0
+        return append(state, f if is_first else state[..., -self.dim :] + f, self.width)
+
+    def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:
+        return {"a": self.depth.attended(state)[1]} if isinstance(self.depth, DepthAttention) else {}
+
+
+class AttentionStream(ResidualStream):
+    """Ends a stack of attention residuals.
+
+    Formula:  LN(h), h as in front of a sublayer, with a query and a gain of its own
+    """
+
+    def __init__(self, place: Place, options: AttentionOptions, final_norm: bool) -> None:
+        super().__init__(place, options, final_norm=True)
+        self.depth = DepthAttention(place.dim, options.block_size)
+
+    def leave(self, state: Tensor) -> Tensor:
+        return self.depth(state)
+
+
+register(
+    "attn_residual",
+    Structure(
+        AttentionOptions,
+        AttentionResidual,
+        AttentionStream,
+        final_norm=None,
+        needs_every_layer=AttentionOptions.has_blocks,
+    ),
+)

@@ -1,0 +1,48 @@
+"""Post-norm layers with a connection from their bottom to their top: B2T."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .base import ResidualConnection
+from .options import Options
+from .place import Place
+from .registry import Structure, register
+
+
+class BottomToTop(ResidualConnection):
+    """Adds what a layer got to what its last norm sees.
+
+    Formula:  y = LN(x + F); at the last site of a layer y = LN(x + F + x_layer), x_layer what the layer got
+    Source:   Takase 2022, B2T connection, eq. 9, and the authors' code (takase/b2t_connection, transformer_layer.py)
+    Start:    every weight of the sublayers, biases not, times (layers of the stack)^(-1/2), as in the code
+    State:    (..., 2C) within a layer: x, then x_layer; (..., C) between layers
+    """
+
+    def __init__(self, place: Place, options: Options, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.dim, self.is_last = place.dim, place.last
+        self.scale = place.depth(place.stack) ** -0.5
+        self.norm = place.norm(place.dim)
+
+    @torch.jit.export
+    def branch_input(self, state: Tensor) -> Tensor:
+        return state[..., : self.dim]
+
+    def combine(self, state: Tensor, f: Tensor) -> Tensor:
+        x, bottom = state[..., : self.dim], state[..., -self.dim :]  # both are x at the first site
+        if self.is_last:
+            return self.norm(x + f + bottom)
+        y = self.norm(x + f)
+        return torch.cat([y, bottom.to(y.dtype)], dim=-1)
+
+    def init_branch(self, **linears: nn.Linear) -> None:
+        with torch.no_grad():
+            for linear in linears.values():
+                linear.weight.mul_(self.scale)
+
+
+register("b2t", Structure(Options, BottomToTop))

@@ -1,0 +1,75 @@
+"""A weighted mean over all earlier layers after every layer: DenseFormer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .growing import append
+from .mixing import mix
+from .options import Options
+from .place import Place
+from .plain import PreLayerNorm
+from .registry import Structure, always, register
+from .stream import ResidualStream
+
+
+class DenseFormer(PreLayerNorm):
+    """Is pre-norm within a layer; the next layer sees a learned mean of all layers' outputs so far.
+
+    Formula:  x + f(LN(x)) at every site; after layer i: y_i = Σ_{j≤i} a_ij X_j, X_j the output of layer j before this
+              mean, X_0 the stack's input; layer i + 1 begins with y_i; LN(y) of the last layer ends the stack
+    Source:   Pagliardini 2024, DenseFormer, eq. 1, and its code (denseformer.py) at dilation and period 1. Its stack is
+              a decoder alone: per stack is ours.
+    Start:    a_ii = 1, the others 0: a pre-norm stack
+    State:    grows: X_0, then of every layer its sites' x, the last of which is X_i, then y_i. A branch sees the last
+              value.
+    """
+
+    def __init__(self, place: Place, options: Options, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        layers = place.depth(place.stack)
+        per_layer = place.sites // layers
+        self.dim, self.step = place.dim, per_layer + 1
+        self.width = (place.sites + layers + 1) * place.dim
+        self.position = place.layer + place.index + 1  # values that the state has here
+        self.is_last = place.last
+        start = torch.zeros(place.layer + 2)
+        start[-1] = 1.0
+        self.layer_weights = nn.Parameter(start) if place.last else None
+
+    @torch.jit.export
+    def branch_input(self, state: Tensor) -> Tensor:
+        return self.norm(state[..., -self.dim :])
+
+    def combine(self, state: Tensor, f: Tensor) -> Tensor:
+        values = state.size(-1) // self.dim
+        if values != self.position:
+            raise RuntimeError(f"dense_former: {values} values where {self.position} belong: was a sublayer left out?")
+        state = append(state, state[..., -self.dim :] + f, self.width)
+        weights = self.layer_weights
+        if weights is not None:
+            layers = state.unflatten(-1, [-1, self.dim])[..., self.step - 1 :: self.step, :]
+            mean = mix(weights[1:].unsqueeze(0), layers).squeeze(-2)
+            mean = mean + weights[0].to(state.dtype) * state[..., : self.dim]
+            state = append(state, mean, self.width)
+        return state
+
+    def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:
+        return {} if self.layer_weights is None else {"a": self.layer_weights}
+
+
+class DenseStream(ResidualStream):
+    """Ends a stack of DenseFormer: LN of the last layer's mean, affine, eps 1e-5, or without a norm the mean itself."""
+
+    def __init__(self, place: Place, options: Options, final_norm: bool) -> None:
+        super().__init__(place, options, final_norm)
+        self.dim = place.dim
+
+    def leave(self, state: Tensor) -> Tensor:
+        return state[..., -self.dim :]
+
+
+register("dense_former", Structure(Options, DenseFormer, DenseStream, final_norm=True, needs_every_layer=always))

@@ -1,0 +1,64 @@
+"""The first pass through a new model that sets start values, for the structures that ask for it (admin)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.modules.layer_drop import LayerDropModuleList
+from torch import Tensor, nn
+
+from ..connections import Profiler, ResidualConnection
+
+SENTENCES, LENGTH = 64, 24
+SEED = 1
+
+
+def sentences(dictionary: Dictionary, length: int, generator: torch.Generator) -> Tensor:
+    """Return (SENTENCES, length) tokens drawn by their counts in dict.txt, the last one EOS."""
+    counts = torch.tensor(dictionary.count, dtype=torch.float64)
+    counts[: dictionary.nspecial] = 0
+    if not counts.any():  # nothing but special symbols, or no counts
+        counts[dictionary.unk()] = 1
+    tokens = torch.multinomial(counts, SENTENCES * length, replacement=True, generator=generator)
+    tokens = tokens.view(SENTENCES, length)
+    tokens[:, -1] = dictionary.eos()
+    return tokens
+
+
+def profile(model: Any, profiler: Profiler, source: Dictionary, target: Dictionary) -> None:
+    """Run a new model once, in training mode with all its layers, while `profiler` sets the start values of each stack.
+
+    What it reads are random sentences of words as frequent as in the training text, the same in every process: so are
+    the start values, without a word between the processes. The random numbers of the training stay what they were.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    words = {}
+    for stack, dictionary, longest in (
+        ("source", source, model.encoder.max_positions()),
+        ("target", target, model.decoder.max_positions()),
+    ):
+        words[stack] = sentences(dictionary, min(LENGTH, longest), generator)
+    lengths = torch.full((SENTENCES,), words["source"].size(1))
+    was_training = model.training
+    drops = [(module, module.p) for module in model.modules() if isinstance(module, LayerDropModuleList)]
+    with ExitStack() as passing, torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(SEED)
+        for stack in (model.encoder, model.decoder):
+            passing.enter_context(profiler(sites(stack)))
+        model.train()
+        for layers, _ in drops:
+            layers.p = 0.0
+        try:
+            model(words["source"], lengths, words["target"].roll(1, 1))
+        finally:
+            model.train(was_training)
+            for layers, p in drops:
+                layers.p = p
+
+
+def sites(stack: nn.Module) -> list[ResidualConnection]:
+    """Return the sites of a stack, first to last: as its layers hold them."""
+    return [module for module in stack.modules() if isinstance(module, ResidualConnection)]
