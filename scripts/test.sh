@@ -4,19 +4,22 @@ set -euo pipefail
 
 usage() {
     cat <<'EOF'
-usage: scripts/test.sh [--no-lint] [--] [PYTEST ARGUMENTS]
+usage: scripts/test.sh [--no-lint] [--references] [--] [PYTEST ARGUMENTS]
 
 Makes or repairs the environment (scripts/setup.sh --with-tests), then runs ruff, mypy, import-linter,
 shellcheck and pytest. Every check runs, whatever the others found; the exit code is that of the first
 that failed. Arguments go to pytest:  scripts/test.sh -k gate
 
-  --no-lint   pytest only
+  --no-lint      pytest only
+  --references   also installs other people's implementations of some structures (constraints/references.txt), which
+                 ours are compared with; without them those tests are skipped
 
 Environment variables: those of scripts/setup.sh.
 EOF
 }
 
 lint=yes
+references=""
 while (($#)); do
     case $1 in
         -h | --help)
@@ -24,6 +27,7 @@ while (($#)); do
             exit 0
             ;;
         --no-lint) lint="" ;;
+        --references) references=yes ;;
         --)
             shift
             break
@@ -40,6 +44,14 @@ venv=${FAIRSEQ_RESID_VENV:-$root/.venv}
 export FAIRSEQ_RESID_VENV=$venv
 
 "$root/scripts/setup.sh" --with-tests
+
+# In a folder of their own, without what they ask for: see the list.
+if [[ -n $references ]] && ! cmp -s "$root/constraints/references.txt" "$venv/references/list.txt"; then
+    rm -rf "$venv/references"
+    "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps --target "$venv/references" \
+        -r "$root/constraints/references.txt"
+    cp "$root/constraints/references.txt" "$venv/references/list.txt"
+fi
 
 # The commands of the environment (fairseq-train and the like) and its Python come first.
 export PATH="$venv/bin:$PATH" VIRTUAL_ENV="$venv"
