@@ -25,7 +25,16 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # In this order: what one page makes, the next one uses.
 PAGES = [
     (ROOT / folder / "README.md").read_text(encoding="utf-8")
-    for folder in ("data-prep", "scripts/recipes", "fairseq_resid", "fairseq_resid/evaluation", ".")
+    for folder in (
+        *(
+            "data-prep",
+            "scripts/recipes",
+            "fairseq_resid",
+            "fairseq_resid/evaluation",
+            "fairseq_resid/connections",
+            ".",
+        ),
+    )
 ]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", "\n".join(PAGES), flags=re.DOTALL | re.MULTILINE)
 COMMANDS = list(dict.fromkeys(line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()))
@@ -78,6 +87,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     phrasebook.write(copy / "raw", phrasebook.files(phrasebook.generate(1, 400, 20, 20)))
     prefixes = {split: copy / "raw" / split for split in ("train", "valid", "test")}
     custom.build("phrasebook-en-vi", prefixes, "en", "vi", 300, copy / "data-bin" / "phrasebook")
+    (structure,) = [block for kind, block in BLOCKS if kind == "python" and "register(" in block]
+    (copy / "fairseq_resid" / "connections" / "scaled_branch.py").write_text(structure)
     return copy
 
 
@@ -110,18 +121,11 @@ def test_commands(tree: Path) -> None:
             assert again.count("trained already") == 3 and "+ fairseq" not in again
 
 
-def test_python_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fairseq_resid import connections
-
-    monkeypatch.setattr(connections.registry, "_STRUCTURES", dict(connections.registry._STRUCTURES))
-    use, add = [block for kind, block in BLOCKS if kind == "python"]
-    x, f = torch.randn(5, 2, 512), torch.randn(5, 2, 512)
-    known = {"x": x, "sublayer": torch.nn.Linear(512, 512)}
+def test_python_blocks() -> None:
+    (use,) = [block for kind, block in BLOCKS if kind == "python" and "build(" in block]
+    known = {"x": torch.randn(5, 2, 512), "sublayer": torch.nn.Linear(512, 512)}
     exec(use, known)
     assert known["y"].shape == (5, 2, 512)
-    exec(add, {"__name__": __name__})
-    site = connections.build("scaled_branch", 512, branch_start=0.5)
-    torch.testing.assert_close(site(x, f), torch.nn.functional.layer_norm(x + 0.5 * f, (512,)))
 
 
 def test_there_are_commands_and_every_script_is_among_them() -> None:
@@ -134,9 +138,21 @@ def test_there_are_commands_and_every_script_is_among_them() -> None:
 def test_the_table_of_structures_is_the_registry() -> None:
     from fairseq_resid import connections
 
-    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| .*\| (.*)\|$", README, flags=re.MULTILINE)
-    table = {name: options for names, options in rows for name in re.findall(r"\w+", names)}
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|(?:.*)\| (.*) \| (.*) \| (.*) \|$", README, flags=re.MULTILINE)
+    table = {name: cells for names, *cells in rows for name in re.findall(r"\w+", names)}
     assert set(table) >= set(connections.names())
+    # What a site adds to stock's norm, for C = 7: the numbers of the formula, each before its power of C.
+    place = connections.Place(7, "encoder", "ffn", 1, True, 3, 4, {"encoder": 2, "decoder": 2})
     for name in connections.names():
-        flags = {flag[2:].replace("-", "_") for flag in re.findall(r"--[\w-]+", table[name])}
+        options, parameters, _ = table[name]
+        flags = {flag[2:].replace("-", "_") for flag in re.findall(r"--[\w-]+", options)}
         assert flags == set(connections.options(name)), name
+        formula = parameters.replace("(λ−1)", "").removesuffix(" (n = 4)").replace("−", "-").replace(" ", "")
+        terms = re.findall(r"([+-]?)(\d*)(C²|C)?", formula.replace("1foreachearlierlayer", ""))
+        counted = sum(
+            int(f"{sign}{number or 1}") * {"C²": 49, "C": 7, "": 1}[power]
+            for sign, number, power in terms
+            if number + power
+        )
+        own = sum(parameter.numel() for parameter in connections.build(name, place).parameters()) - 14
+        assert counted == own - {"rezero": 1, "dense_former": 3}.get(name, 0), name
