@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import os
 import re
 import subprocess
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from fairseq.tasks.translation import TranslationTask
 from measure import check_data, machine, positive
 from translation import STOCK, STRUCTURES
 
+from fairseq_resid import connections
 from fairseq_resid.commands.children import last_lines, program, user_dir
 
 BELOW_UNIGRAM = 0.5  # nats
@@ -35,7 +38,8 @@ MODEL = "--{0}-embed-dim 64 --{0}-ffn-embed-dim 256 --{0}-attention-heads 4 --{0
 TRAINING = """
     --share-all-embeddings --dropout 0.1 --criterion label_smoothed_cross_entropy --label-smoothing 0.1
     --optimizer adam --adam-betas (0.9,0.98) --clip-norm 0 --lr-scheduler inverse_sqrt --max-tokens 1024
-    --max-tokens-valid 4096 --seed 1 --log-format json --log-interval 10 --no-save --num-workers 0 --required-batch-size-multiple 1
+    --max-tokens-valid 4096 --seed 1 --log-format json --log-interval 10 --no-save --num-workers 0
+    --required-batch-size-multiple 1
 """
 
 
@@ -92,12 +96,15 @@ def main() -> None:
     parser.add_argument("--layers", nargs=2, type=positive, default=[18, 18], metavar=("ENCODER", "DECODER"))
     parser.add_argument("--updates", type=positive, default=200, metavar="N")
     parser.add_argument("--lr", nargs="+", type=float, default=[2e-3, 5e-3])
-    parser.add_argument("--structures", nargs="+", choices=STRUCTURES, default=list(STRUCTURES), metavar="NAME")
+    names = list(dict.fromkeys(map(connections.canonical, connections.names())))
+    parser.add_argument("--structures", nargs="+", choices=STRUCTURES, default=names, metavar="NAME")
     parser.add_argument("--flags", default="", help="further flags of fairseq-train, in one text")
     parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="where figures are kept, and taken from")
     args = parser.parse_args()
     check_data(parser, args)
+    logging.disable(logging.WARNING)  # fairseq's, of every file that it reads
+    warnings.simplefilter("ignore")
     bound = unigram_nll(args.data) - BELOW_UNIGRAM
     setting = {"layers": args.layers, "updates": args.updates, "flags": args.flags, "bound": round(bound, 3)}
     rows: list[dict[str, Any]] = []

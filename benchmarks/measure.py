@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,6 +74,23 @@ def synchronise(device: str) -> None:
     """Wait until a GPU has done what it was given."""
     if device == "cuda":
         torch.cuda.synchronize()
+
+
+def saved_bytes(forward: Callable[[], object], known: Iterable[torch.Tensor]) -> int:
+    """Return the bytes that autograd saves in a forward pass: memory counts once and whole, known memory not."""
+    addresses = {tensor.untyped_storage().data_ptr() for tensor in known}
+    sizes: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in addresses:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        result = forward()  # held until all is counted, so that no address is used twice
+    del result
+    return sum(sizes.values())
 
 
 def clock(device: str, kind: str) -> Clock:

@@ -182,19 +182,7 @@ class Run:
 
     def saved(self) -> float:
         """Return what autograd saves beyond x and the parameters, in u; a tensor saved twice counts once."""
-        known = {tensor.untyped_storage().data_ptr() for tensor in (self.given.x, *self.site.parameters())}
-        sizes: dict[int, int] = {}
-
-        def note(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known:
-                sizes[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            y = self.forward()  # held until all is counted, so that no address is used twice
-        del y
-        return sum(sizes.values()) / self.given.unit
+        return measure.saved_bytes(self.forward, [self.given.x, *self.site.parameters()]) / self.given.unit
 
     def peak(self) -> float:
         """Return by how much a forward and backward pass rises above what is allocated before it, in u."""

@@ -37,6 +37,12 @@ def peak_memory(steps: Any) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
+def saved(trainer: Trainer, batch: Any) -> int:
+    """Return the bytes that a batch's forward pass and loss keep for the backward pass."""
+    batch, _ = trainer._prepare_sample(batch)
+    return measure.saved_bytes(lambda: trainer.criterion(trainer.model, batch), trainer.model.parameters())
+
+
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """Time all structures; return the figures of each."""
     task, dataset = translation.load(args)
@@ -57,12 +63,13 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     take_turns(calls, 1, seconds_of)  # the first steps make Adam's state, and a GPU's kernels
     seconds = take_turns(calls, args.rounds, seconds_of)
     tokens = translation.tokens(batches)
-    structures = {}
+    structures: dict[str, Any] = {}
     for name, trainer in trainers.items():
         structures[name] = {
             "parameters": translation.parameters(trainer.model),
             "tokens_per_second": spread([tokens / each for each in seconds[name]]),
             "to_stock": speed_ratio(seconds, name, STOCK),
+            "saved_bytes": saved(trainer, batches[0]),
         }
         if "post_ln" in trainers:
             structures[name]["to_post_ln"] = speed_ratio(seconds, name, "post_ln")
@@ -90,11 +97,12 @@ def main() -> None:
     work = f"{found['batches']} batches of {found['target_tokens_per_batch']} target tokens, {args.rounds} rounds"
     print(", ".join([*translation.described(args).values(), work]))
     print(f"stock's norm: {found['stock_layer_norm']}\n")
-    print(f"{'structure':14} {'parameters':>12} {'tokens/s':>10}  {'to stock':20} {'to post_ln':20}")
+    print(f"{'structure':14} {'parameters':>12} {'tokens/s':>10}  {'to stock':20} {'to post_ln':20} saved, MiB")
     for name, row in found["structures"].items():
         ratios = [shown(row[key]) if key in row else "" for key in ("to_stock", "to_post_ln")]
         speed = row["tokens_per_second"]["median"]
-        print(f"{name:14} {row['parameters']:12,} {speed:10,.0f}  {ratios[0]:20} {ratios[1]:20}")
+        size = row["saved_bytes"] / 2**20
+        print(f"{name:14} {row['parameters']:12,} {speed:10,.0f}  {ratios[0]:20} {ratios[1]:20} {size:10,.1f}")
     translation.write(args, found, f"training, {args.size}, {args.precision}")
 
 

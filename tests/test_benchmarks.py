@@ -30,6 +30,20 @@ def test_data_prep(tmp_path: Path) -> None:
     assert all(row["pairs_per_second"] > 0 for row in found["steps"].values())
 
 
+def test_depth(tmp_path: Path, corpus: Path) -> None:
+    """What trains, what does not within two updates, what is not finite; a second call runs nothing again."""
+    flags = [corpus, "--layers", 4, 1, "--updates", 2, "--lr", 1e-3]
+    flags += ["--structures", "post_ln", "xskip", "--json", tmp_path / "depth.json"]
+    command = list(map(str, [sys.executable, ROOT / "benchmarks" / "depth.py", *flags]))
+    first, again = (subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(2))
+    rows = json.loads((tmp_path / "depth.json").read_text())["rows"]
+    assert first == again and len(first.splitlines()) == 3
+    assert [row["structure"] for row in rows] == ["post_ln", "xskip"]
+    assert rows[0]["is_finite"] and 2 < rows[0]["valid_nll"] < 12
+    other = subprocess.run([*command, "--updates", "3"], capture_output=True, text=True)
+    assert other.returncode == 2 and "holds figures of" in other.stderr
+
+
 # --- residual structures -------------------------------------------------------------------------------------------
 
 
