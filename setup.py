@@ -49,14 +49,10 @@ setup(
         "pyyaml>=5.1",
         "rich>=13",
         "rapidfuzz>=3",
+        "matplotlib>=3.7",
     ],
     extras_require={
-        # Plots; a benchmark without --plot runs without them.
-        "benchmarks": [
-            "matplotlib>=3.7",
-        ],
         "test": [
-            "matplotlib>=3.7",
             "pytest>=8",
             "pytest-xdist>=3.5",
             "hypothesis>=6.100",

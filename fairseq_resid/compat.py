@@ -11,8 +11,10 @@ import ast
 import functools
 import logging
 import os
+import pickle
 import re
 import sys
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -82,6 +84,28 @@ EVALUATED = set(
     wer_args xformers_att_config
     """.split()  # noqa: SIM905
 )
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Load a fairseq checkpoint, weights-only, on the CPU, memory-mapped if its format allows it.
+
+    Raises: ValueError naming the file if it is damaged, holds what may not be unpickled, or is none of fairseq's.
+    """
+    allow_checkpoint_globals()
+    try:
+        # Files from before torch 1.6 are no zip archives and cannot be mapped.
+        state = torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except (OSError, MemoryError):
+        raise
+    except pickle.UnpicklingError as error:
+        unsafe = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"it holds {unsafe[1]}, which weights-only loading refuses" if unsafe else "damaged, or no checkpoint"
+        raise ValueError(f"{path}: cannot be loaded: {reason}") from None
+    except Exception:  # a damaged pickle can raise anything
+        raise ValueError(f"{path}: cannot be loaded: damaged, or no checkpoint") from None
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise ValueError(f"{path}: not a fairseq checkpoint: it holds no 'model'")
+    return state
 
 
 def is_literal(text: str) -> bool:

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from fairseq_resid import compat
+from fairseq_resid.compat import load_checkpoint
 from fairseq_resid.evaluation import averaging
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,7 +84,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 def test_equals_the_sum_in_wide_precision_divided_by_n(files: list[Path], tmp_path: Path) -> None:
     averaging.average(files, tmp_path / "out.pt")
-    got = averaging.load(tmp_path / "out.pt")["model"]
+    got = load_checkpoint(tmp_path / "out.pt")["model"]
     models = [state(seed)["model"] for seed in (1, 2, 3)]
     assert list(got) == list(models[0])
     for name in got:
@@ -100,14 +101,14 @@ def test_equals_the_sum_in_wide_precision_divided_by_n(files: list[Path], tmp_pa
 
 def test_integers_and_marks_are_the_newest_files_whatever_the_order(files: list[Path], tmp_path: Path) -> None:
     averaging.average([files[2], files[0], files[1]], tmp_path / "out.pt")
-    out = averaging.load(tmp_path / "out.pt")
+    out = load_checkpoint(tmp_path / "out.pt")
     assert out["model"]["steps"].tolist() == [3] and out["model"]["mask"].tolist() == [False]
     assert out["cfg"]["model"].seed == 3 and out["extra_state"]["val_loss"] == 3.0
 
 
 def test_tied_tensors_are_averaged_once_and_stay_tied(files: list[Path], tmp_path: Path) -> None:
     averaging.average(files, tmp_path / "out.pt")
-    model = averaging.load(tmp_path / "out.pt")["model"]
+    model = load_checkpoint(tmp_path / "out.pt")["model"]
     one, two = model["encoder.embed_tokens.weight"], model["decoder.output_projection.weight"]
     assert one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
     assert torch.allclose(one, sum(state(seed)["model"]["encoder.embed_tokens.weight"] for seed in (1, 2, 3)) / 3)
@@ -117,7 +118,7 @@ def test_tied_tensors_are_averaged_once_and_stay_tied(files: list[Path], tmp_pat
 
 def test_drops_the_optimizer_and_records_its_inputs(files: list[Path], tmp_path: Path) -> None:
     averaging.average(files, tmp_path / "out.pt")
-    out = averaging.load(tmp_path / "out.pt")
+    out = load_checkpoint(tmp_path / "out.pt")
     assert "last_optimizer_state" not in out
     assert out["task_state"] == {} and out["optimizer_history"][-1]["num_updates"] == 300
     assert out["averaged_from"] == [
@@ -128,7 +129,7 @@ def test_drops_the_optimizer_and_records_its_inputs(files: list[Path], tmp_path:
 
 def test_one_file_is_its_own_average(files: list[Path], tmp_path: Path) -> None:
     averaging.average(files[:1], tmp_path / "out.pt")
-    got = averaging.load(tmp_path / "out.pt")["model"]
+    got = load_checkpoint(tmp_path / "out.pt")["model"]
     assert all(torch.equal(got[name], tensor) for name, tensor in state(1)["model"].items())
 
 
@@ -136,7 +137,7 @@ def test_reads_the_format_from_before_torch_1_6(tmp_path: Path) -> None:
     torch.save(state(1), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     save(tmp_path / "new.pt", 3)
     averaging.average([tmp_path / "old.pt", tmp_path / "new.pt"], tmp_path / "out.pt")
-    assert averaging.load(tmp_path / "out.pt")["model"]["scalar"] == 2
+    assert load_checkpoint(tmp_path / "out.pt")["model"]["scalar"] == 2
 
 
 # --- which files
@@ -281,7 +282,7 @@ def test_a_kill_in_the_middle_leaves_the_old_output_and_the_script_runs_anywhere
     done = subprocess.run([sys.executable, SCRIPT, *arguments], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{out}: the average of checkpoint_1_200.pt, checkpoint_1_300.pt\n"
-    assert averaging.load(out)["model"]["scalar"] == 2.5
+    assert load_checkpoint(out)["model"]["scalar"] == 2.5
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -406,7 +407,7 @@ def test_memory_is_one_model_more_than_the_largest_checkpoint(tmp_path: Path) ->
     peak = int(done.stdout) * 1024
     assert peak < model + (model + optimizer) + 24 * mib, f"{peak / mib:.0f} MiB"
     assert (tmp_path / "out.pt").stat().st_size < model + mib
-    assert averaging.load(tmp_path / "out.pt")["model"]["w7"][0] == 1.5
+    assert load_checkpoint(tmp_path / "out.pt")["model"]["w7"][0] == 1.5
     shutil.rmtree(tmp_path)
 
 

@@ -21,7 +21,8 @@ import torch
 from rich.console import Console
 
 from fairseq_resid.commands import children
-from fairseq_resid.evaluation import averaging, card, decoding, scoring, table
+from fairseq_resid.compat import load_checkpoint
+from fairseq_resid.evaluation import card, decoding, scoring, table
 from fairseq_resid.evaluation.evaluate import main, make_average, translate
 from fairseq_resid.evaluation.job import Job, architecture, count_parameters, find
 from fairseq_resid.folders.data import Corpus, find_data
@@ -123,7 +124,7 @@ def test_end_to_end(evaluated: str, here: Run) -> None:
     assert results["architecture"] == "transformer_iwslt_de_en"
     assert results["parameters"] == sum(
         tensor.numel()
-        for name, tensor in averaging.load(here.last)["model"].items()
+        for name, tensor in load_checkpoint(here.last)["model"].items()
         if name.endswith((".weight", ".bias"))
         and name not in ("decoder.embed_tokens.weight", "decoder.output_projection.weight")
         and not name.removeprefix("encoder.layers.0.").startswith(("in_proj_", "out_proj_", "fc1_", "fc2_"))
@@ -256,7 +257,7 @@ def test_what_is_finished_is_kept_and_what_changed_is_redone(copy: Run, decoder:
     assert [words[words.index("--path") + 1] for words in decoder.commands[2:]] == [str(copy.last)]
     assert main([*arguments(copy), "--last", "1"]) == 0  # another average
     assert [words[words.index("--path") + 1] for words in decoder.commands[3:]] == [str(copy.averaged)]
-    assert len(averaging.load(copy.averaged)["averaged_from"]) == 1
+    assert len(load_checkpoint(copy.averaged)["averaged_from"]) == 1
     (copy.decode / "test.last.hyp").unlink()
     assert main([*arguments(copy), "--last", "1"]) == 0
     assert len(decoder.commands) == 5
@@ -366,7 +367,7 @@ def test_another_corpus_dictionary_is_refused(copy: Run, decoder: Decoder, capsy
 
 
 def test_the_data_folder_is_found_again(here: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    state = averaging.load(here.last)
+    state = load_checkpoint(here.last)
     run = Run(here.path.resolve())
     assert find_data(here, state) == Path("data")
     monkeypatch.chdir(tmp_path)
@@ -613,7 +614,7 @@ def test_the_average_is_of_the_checkpoints_that_are_asked_for(here: Run, capsys:
     files = here.numbered("update")
 
     def inputs() -> list[str]:
-        return [item["file"] for item in averaging.load(here.averaged)["averaged_from"]]
+        return [item["file"] for item in load_checkpoint(here.averaged)["averaged_from"]]
 
     make_average(here, files[-3:])
     assert inputs() == [file.name for file in files[-3:]]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection
 from .options import Options, option
-from .place import Place
+from .place import EPS, Place
 from .registry import Structure, always, register
 
 
@@ -39,6 +40,17 @@ class RecursiveSkipLayerNorm(ResidualConnection):
         for norm in self.recursive_norms:
             y = norm(x + y)
         return y
+
+    def coefficients(self, x: Tensor, f: Tensor) -> dict[str, Tensor]:
+        y, product = f, torch.ones_like(x)
+        ratio = product
+        for norm in [self.norm, *self.recursive_norms][:-1]:
+            total = x + y
+            sigma = (total.float().var(-1, correction=0, keepdim=True) + EPS).sqrt()
+            product = product * sigma / norm.weight
+            ratio = ratio + product
+            y = norm(total)
+        return {"ratio": ratio}
 
     def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
         norms: list[Any] = [self.norm, *self.recursive_norms]

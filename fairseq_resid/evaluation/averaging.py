@@ -17,8 +17,6 @@ Files are memory-mapped and read one at a time: memory holds the sum and one mod
 from __future__ import annotations
 
 import argparse
-import pickle
-import re
 import sys
 import zipfile
 from collections import OrderedDict
@@ -30,7 +28,7 @@ import torch
 
 from ..commands import frame
 from ..commands.progress import Progress
-from ..compat import allow_checkpoint_globals
+from ..compat import load_checkpoint
 from ..folders.files import replacing, sha256
 from ..folders.run import Numbering, Run
 
@@ -60,28 +58,6 @@ def find(folder: Path, last: int, by: Numbering | None = None) -> list[Path]:
         sort = f"{kind}-numbered" if kind else "numbered"
         raise ValueError(f"{folder}: --last {last}, but it holds {len(numbered)} {sort} checkpoints: {names}")
     return numbered[-last:]
-
-
-def load(path: Path) -> dict[str, Any]:
-    """Load a fairseq checkpoint, weights-only, on the CPU, memory-mapped if its format allows it.
-
-    Raises: ValueError naming the file if it is damaged, holds what may not be unpickled, or is none of fairseq's.
-    """
-    allow_checkpoint_globals()
-    try:
-        # Files from before torch 1.6 are no zip archives and cannot be mapped.
-        state = torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except (OSError, MemoryError):
-        raise
-    except pickle.UnpicklingError as error:
-        unsafe = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it holds {unsafe[1]}, which weights-only loading refuses" if unsafe else "damaged, or no checkpoint"
-        raise ValueError(f"{path}: cannot be loaded: {reason}") from None
-    except Exception:  # a damaged pickle can raise anything
-        raise ValueError(f"{path}: cannot be loaded: damaged, or no checkpoint") from None
-    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise ValueError(f"{path}: not a fairseq checkpoint: it holds no 'model'")
-    return state
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -160,7 +136,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
         f"average {output}", 2 * sum(path.stat().st_size for path in paths if path.is_file()), "B"
     ) as progress:
         for path in paths:
-            state = load(path)
+            state = load_checkpoint(path)
             _check_sums(path)
             layouts[path] = layout(state["model"])
             inputs.append({"file": path.name, "sha256": sha256(path), "num_updates": num_updates(state)})
@@ -171,11 +147,11 @@ def average(paths: Sequence[Path], output: Path) -> None:
             name for name, (_, dtype, tied) in layouts[paths[0]].items() if dtype.is_floating_point and tied == name
         ]
         for path in paths:
-            _add(load(path)["model"], names, sums)
+            _add(load_checkpoint(path)["model"], names, sums)
             progress.advance(path.stat().st_size)
 
     newest = max(range(len(paths)), key=lambda index: (inputs[index]["num_updates"] or 0, index))
-    state = load(paths[newest])
+    state = load_checkpoint(paths[newest])
     model = OrderedDict(state["model"])
     for name, (_, dtype, tied) in layouts[paths[newest]].items():
         if dtype.is_floating_point:

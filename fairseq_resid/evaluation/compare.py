@@ -22,11 +22,12 @@ from typing import Any
 from rich.console import Console
 
 from ..commands import flags, frame
+from ..compat import load_checkpoint
 from ..folders import records
 from ..folders.data import Corpus, find_data
 from ..folders.files import read_lines
 from ..folders.run import EVALUATE, Record, Results, Run
-from . import averaging, layout, scoring
+from . import layout, scoring
 
 HEADINGS = ("run", "architecture", "BLEU", "difference", "95% interval", "p bootstrap", "p randomisation")
 LEFT = 2  # columns of text
@@ -76,7 +77,7 @@ def read(path: Path, model: str, subset: str, data: Path | None) -> Candidate:
 def data_of(run: Run, results: Results) -> Path:
     """Return the data folder of a run's results; if they name it from another folder, as evaluation finds it."""
     named = Path(results.data)
-    return named if named.is_dir() or not run.last.is_file() else find_data(run, averaging.load(run.last))
+    return named if named.is_dir() or not run.last.is_file() else find_data(run, load_checkpoint(run.last))
 
 
 def comparable(results: Results, model: str) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..compat import BETTER_TRANSFORMER_COPIES
+from ..compat import BETTER_TRANSFORMER_COPIES, load_checkpoint
 from ..folders import data as data_folder
 from ..folders.data import Corpus, find_data, setting
 from ..folders.files import read_lines
@@ -92,7 +92,7 @@ def find(path: Path, data: Path | None, last: int, by: Numbering | None, subset:
     checkpoints = averaging.find(path, last, by)
     if not run.last.is_file():
         raise ValueError(f"{run.last}: no such checkpoint")
-    state = averaging.load(run.last)
+    state = load_checkpoint(run.last)
     corpus = Corpus.read(data or find_data(run, state))
     data_folder.check(corpus.path)
     check_dictionaries(run, state, corpus)

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..commands import frame
+from ..compat import load_checkpoint
 from ..folders import data as data_folder
 from ..folders.data import Corpus, find_data
 from ..folders.run import Run
-from . import averaging
 from .decoding import SETTINGS
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Translator:
         if not folder.path.is_dir():
             raise ValueError(f"{run}: no such run folder")
         file = folder.path / checkpoint if checkpoint else folder.averaged if folder.averaged.is_file() else folder.last
-        state = averaging.load(file)
+        state = load_checkpoint(file)
         corpus = Corpus.read(Path(data) if data else find_data(folder, state))
         model = corpus.path / "spm.model"
         if corpus.post_process != "sentencepiece" or not model.is_file():

@@ -1,0 +1,1 @@
+"""What a trained model learned: coefficients, norms and gradients of every site, attention, learning curves."""

@@ -1,0 +1,80 @@
+"""From a run folder to RUN/analysis: what every site of its model learned, as figures and as plots.
+
+    fairseq-resid analyze RUN...
+
+analysis.json holds all figures (analysis/results.py), *.svg are its plots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..commands import frame
+from ..folders import records
+from ..folders.run import Run
+from . import plots
+from .results import Analysis
+
+
+def file(run: Run) -> Path:
+    """Return the path of a run's analysis."""
+    return run.path / "analysis" / "analysis.json"
+
+
+def summary(analysis: Analysis) -> list[str]:
+    """Return what a user reads of it at once."""
+    lines = [
+        f"{analysis.structure}, {analysis.checkpoint}: NLL {analysis.nll:.3f} nats a token on {analysis.sentences:,} "
+        f"sentences of {analysis.subset}" + (f" ({analysis.start_nll:.3f} at the start)" if analysis.start_nll else "")
+    ]
+    off = analysis.off()
+    lines.append(f"sites whose branch is switched off: {', '.join(off)}" if off else "no site's branch is switched off")
+    return lines + analysis.notes
+
+
+@frame.command(
+    "analyze",
+    "Say what every site of a run's model learned: coefficients, norms, the branch's share, gradient norms, what the "
+    "model loses without each branch. Writes RUN/analysis/analysis.json and plots.",
+    again="begins again",
+)
+def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    """Command line of scripts/analyze.sh."""
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
+    add("--data", type=Path, help="the data folder (default: the one that the run was trained on)")
+    add("--subset", default="valid", metavar="NAME", help="the part of the data that is read (default valid)")
+    add("--sentences", type=int, default=400, metavar="N", help="how many, spread evenly over it (default 400)")
+    add("--max-tokens", type=int, default=4096, metavar="N", help="padded positions of a batch (default 4096)")
+    add("--checkpoint", metavar="FILE", help="a checkpoint in the run folder (default: averaged.pt, else the last)")
+    add("--no-ablation", action="store_true", help="do not set each branch to 0 in turn, which takes longest")
+    add("--cpu", action="store_true", help="stay on the CPU even if there is a GPU")
+    options = parser.parse_intermixed_args(argv)
+    for flag in ("sentences", "max_tokens"):
+        if getattr(options, flag) < 1:
+            parser.error(f"--{flag.replace('_', '-')} {getattr(options, flag)}: must be at least 1")
+    # fairseq is imported here, where its libraries are kept quiet.
+    from .figures import analyze
+    from .model import load
+
+    failed = 0
+    for path in options.runs:
+        try:
+            loaded = load(path, options.data, options.checkpoint, options.cpu)
+            found = analyze(loaded, options.subset, options.sentences, options.max_tokens, not options.no_ablation)
+        except (ValueError, OSError) as error:  # the other runs are analysed all the same
+            if len(options.runs) == 1:
+                raise
+            failed += 1
+            print(f"{parser.prog}: error: {error}", file=sys.stderr)
+            continue
+        file(loaded.run).parent.mkdir(exist_ok=True)
+        records.write(file(loaded.run), found)
+        written = plots.draw(found, file(loaded.run).parent)
+        for line in summary(found):
+            print(f"{path}: {line}", flush=True)
+        print(f"{file(loaded.run).parent}: analysis.json, {', '.join(plot.name for plot in written.values())}")
+    return 2 if failed else 0

@@ -1,0 +1,163 @@
+"""Where a model looks while it translates a sentence: the attention of every decoder layer to the source.
+
+fairseq-resid attention RUN [--sentence 3 | --text "A sentence."] [--out attention.svg]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..commands import frame
+from .style import figure
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .model import Loaded
+
+
+@dataclass(frozen=True)
+class Map:
+    """Attention of one translated sentence.
+
+    source, target: tokens, with the end mark; layers: of each layer (target, source), mean over heads, rows sum to 1
+    """
+
+    source: list[str]
+    target: list[str]
+    layers: list[list[list[float]]]
+
+    def mean(self) -> list[list[float]]:
+        """Return the mean over layers."""
+        rows = range(len(self.target))
+        columns = range(len(self.source))
+        return [[sum(layer[i][j] for layer in self.layers) / len(self.layers) for j in columns] for i in rows]
+
+
+def encode(loaded: Loaded, text: str) -> Tensor:
+    """Return a raw sentence as the model numbers it.
+
+    Raises: ValueError if the data folder has no sentencepiece model, or there is nothing in the text.
+    """
+    import sentencepiece
+
+    from ..folders import data as data_folder
+
+    model = loaded.data / "spm.model"
+    if not model.is_file():
+        raise ValueError(f"{loaded.data}: has no spm.model: name a sentence of the data with --sentence")
+    if not text.strip():
+        raise ValueError("--text: nothing in it")
+    form = data_folder.read(loaded.data).forms()[loaded.task.cfg.source_lang]
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model)).encode(form.to_model(text), out_type=str)
+    tokens: Tensor = loaded.task.source_dictionary.encode_line(
+        " ".join(pieces), append_eos=True, add_if_not_exist=False
+    ).long()
+    return tokens
+
+
+def of_data(loaded: Loaded, subset: str, number: int) -> Tensor:
+    """Return a sentence of the data, the first one 1.
+
+    Raises: ValueError if there is no such part or sentence.
+    """
+    from .model import choose
+
+    choose(loaded, subset, 1)
+    dataset = loaded.task.dataset(subset)
+    if not 1 <= number <= len(dataset):
+        raise ValueError(f"--sentence {number}: {subset} has {len(dataset):,} sentences, the first one is 1")
+    source: Tensor = dataset[number - 1]["source"]
+    return source
+
+
+def attention(loaded: Loaded, source: Tensor) -> Map:
+    """Translate a sentence as fairseq-resid evaluate does, and return what each layer looked at."""
+    import torch
+    from fairseq.sequence_generator import SequenceGenerator
+
+    model, task = loaded.model, loaded.task
+    source = source.to(loaded.device)
+    inputs = {"src_tokens": source.unsqueeze(0), "src_lengths": torch.tensor([len(source)], device=loaded.device)}
+    generator = SequenceGenerator(
+        [model], task.target_dictionary, beam_size=4, len_penalty=0.6, max_len_a=1, max_len_b=50
+    )
+    target = generator.generate([model], {"net_input": inputs})[0][0]["tokens"]
+    previous = target.roll(1).unsqueeze(0)  # the end mark, which is last, comes first
+    found: list[Tensor] = []
+    layers = [layer.encoder_attn for layer in model.decoder.layers if layer.encoder_attn is not None]
+
+    def note(_: Any, __: Any, output: tuple[Tensor, Tensor]) -> None:
+        weights = output[1]
+        # The last layer gives those of each head, (H, 1, T, S), the others their mean, (1, T, S).
+        found.append(weights.mean(0) if weights.dim() == 4 else weights)
+
+    hooks = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        with torch.no_grad():
+            model(**inputs, prev_output_tokens=previous)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Map(
+        [task.source_dictionary[int(token)] for token in source],
+        [task.target_dictionary[int(token)] for token in target],
+        [weights[0].float().cpu().tolist() for weights in found],
+    )
+
+
+def draw(found: Map, path: Path) -> None:
+    """Draw the mean over layers and every layer: a row for a target token, a column for a source token."""
+    tables = {"mean of the layers": found.mean()}
+    tables |= {f"layer {number}": layer for number, layer in enumerate(found.layers, start=1)}
+    columns = min(2, len(tables))
+    rows = -(-len(tables) // columns)
+    height = max(2.2, 0.16 * len(found.target) + 0.9)
+    with figure(path, rows, columns, (max(7.0, 0.36 * len(found.source) + 2), height)) as axes:
+        for axis in axes.flat[len(tables) :]:
+            axis.set_visible(False)
+        for axis, (title, table) in zip(axes.flat, tables.items(), strict=False):
+            axis.imshow(table, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+            axis.set_title(title)
+            axis.set_xticks(range(len(found.source)), shown(found.source), rotation=90, fontsize=7)
+            axis.set_yticks(range(len(found.target)), shown(found.target), fontsize=7)
+            axis.grid(False)
+            axis.set_xlabel("source")
+            axis.set_ylabel("translation")
+
+
+def shown(tokens: Sequence[str]) -> list[str]:
+    """Return subwords as a reader sees them: sentencepiece's mark of a word's beginning as a low line."""
+    return [token.replace("▁", "_").replace("$", r"\$") for token in tokens]  # $ begins a formula
+
+
+@frame.command("attention", "Draw where a model looks while it translates a sentence: per layer, and averaged.")
+def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+    """Command line of `fairseq-resid attention`."""
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="a run folder")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--sentence", type=int, default=1, metavar="N", help="the N-th of the data (default 1)")
+    chosen.add_argument("--text", help="a raw sentence")
+    add("--out", type=Path, metavar="FILE", help="svg, png or pdf (default RUN/analysis/attention.svg)")
+    add("--data", type=Path, help="the data folder (default: the one that the run was trained on)")
+    add("--subset", default="valid", metavar="NAME", help="the part of the data (default valid)")
+    add("--checkpoint", metavar="FILE", help="a checkpoint in the run folder (default: averaged.pt, else the last)")
+    add("--cpu", action="store_true", help="stay on the CPU even if there is a GPU")
+    options = parser.parse_args(argv)
+    out = options.out or options.run / "analysis" / "attention.svg"
+    if out.suffix not in (".svg", ".png", ".pdf"):
+        parser.error(f"--out {out}: must end in .svg, .png or .pdf")
+    # fairseq is imported here, where its libraries are kept quiet.
+    from .model import load
+
+    loaded = load(options.run, options.data, options.checkpoint, options.cpu)
+    given = options.text is not None
+    source = encode(loaded, options.text) if given else of_data(loaded, options.subset, options.sentence)
+    found = attention(loaded, source)
+    draw(found, out)
+    print(f"{out}: {len(found.source)} source and {len(found.target)} target tokens, {len(found.layers)} layers")

@@ -1,0 +1,158 @@
+"""Curves of several trainings in one plot, from their train.log.
+
+    fairseq-resid curves RUN... [--out curves.svg] [--by hours]
+
+Runs that differ in their seed alone are one line: the mean, in a band from the least to the greatest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..commands import flags, frame
+from ..folders.run import Run
+from .style import COLOURS, figure
+
+# What is drawn: the record's key, the label, and the factor to its unit. fairseq's losses are in bits.
+QUANTITIES: dict[str, tuple[tuple[str, ...], str, float]] = {
+    "train loss": (("loss", "train_loss"), "train loss, nats", math.log(2)),
+    "valid loss": (("valid_loss",), "valid loss, nats", math.log(2)),
+    "valid NLL": (("valid_nll_loss",), "valid NLL, nats a token", math.log(2)),
+    "BLEU": (("valid_bleu",), "BLEU of fairseq's validation", 1.0),
+    "gradient norm": (("gnorm", "train_gnorm"), "gradient norm", 1.0),
+    "tokens/s": (("wps", "train_wps"), "target tokens/s", 1.0),
+}
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What train.log says of one run: of every quantity its points, (updates, seconds since the start, value)."""
+
+    run: str
+    points: dict[str, list[tuple[int, float, float]]] = field(default_factory=dict)
+
+
+def read(run: Run) -> Curves:
+    """Read a run's train.log; a line that was cut off is left out.
+
+    A training that went back to an older checkpoint replaces what came after it.
+    Raises: ValueError if there is nothing to draw.
+    """
+    found: dict[str, dict[int, tuple[float, float]]] = {key: {} for keys, _, _ in QUANTITIES.values() for key in keys}
+    passed = before = 0.0
+    for record in run.log_records():
+        updates = next((int(record[key]) for key in record if key.endswith("num_updates")), None)
+        if updates is None:
+            continue
+        # The wall clock of a session begins at 0.
+        wall = next((float(record[key]) for key in ("wall", "train_wall", "valid_wall") if key in record), None)
+        if wall is not None:
+            passed += wall - before if wall >= before else wall
+            before = wall
+        for key, rows in found.items():
+            value = number(record.get(key))
+            if value is not None:
+                for later in [at for at in rows if at > updates]:
+                    del rows[later]
+                rows[updates] = (passed, value)
+    points = {}
+    for name, (keys, _, factor) in QUANTITIES.items():
+        # Those of log intervals; else those of epochs, which are means of another kind.
+        rows = next((found[key] for key in keys if found[key]), {})
+        if rows:
+            points[name] = [(at, seconds, factor * value) for at, (seconds, value) in sorted(rows.items())]
+    if not points:
+        raise ValueError(f"{run.train_log}: no records of a training (--log-format json writes them)")
+    return Curves(run.name, points)
+
+
+def number(value: Any) -> float | None:
+    """Return a logged value; None if it is no finite number."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs by name, those that differ in --seed and --save-dir alone together."""
+    found: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        record = run.read_record()
+        same = flags.without(record.command, ("--seed", "--save-dir")) if record else [str(run.path)]
+        found.setdefault(tuple(same), []).append(run)
+    return {
+        alike[0].name if len(alike) == 1 else f"{alike[0].name} and {len(alike) - 1} more seeds": alike
+        for alike in found.values()
+    }
+
+
+def band(curves: Sequence[Curves], name: str, by: str) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Return x, mean, least and greatest of a quantity, where all runs have a point; hours are their mean."""
+    tables = [{at: (seconds, value) for at, seconds, value in each.points.get(name, ())} for each in curves]
+    common = sorted(set.intersection(*map(set, tables)))
+    x = [at if by == "updates" else sum(table[at][0] for table in tables) / len(tables) / 3600 for at in common]
+    values = [[table[at][1] for table in tables] for at in common]
+    return x, [sum(row) / len(row) for row in values], [min(row) for row in values], [max(row) for row in values]
+
+
+def draw(by_group: dict[str, list[Curves]], path: Path, by: str = "updates") -> None:
+    """Draw every quantity that any run has, a panel for each."""
+    shown = [name for name in QUANTITIES if any(name in each.points for some in by_group.values() for each in some)]
+    with figure(path, math.ceil(len(shown) / 2), 2) as axes:
+        for axis in axes.flat[len(shown) :]:
+            axis.set_visible(False)
+        for axis, name in zip(axes.flat, shown, strict=False):
+            for index, (label, curves) in enumerate(by_group.items()):
+                having = [each for each in curves if name in each.points]
+                if not having:
+                    continue
+                x, mean, least, greatest = band(having, name, by)
+                colour = COLOURS[index % len(COLOURS)]
+                style = "-" if index < len(COLOURS) else "--"
+                axis.plot(x, mean, style, color=colour, label=label, linewidth=1.0, marker="." if len(x) < 12 else "")
+                if len(having) > 1:
+                    axis.fill_between(x, least, greatest, color=colour, alpha=0.2, linewidth=0)
+            axis.set_ylabel(QUANTITIES[name][1])
+            axis.set_xlabel("updates" if by == "updates" else "hours")
+            if name == "gradient norm":
+                axis.set_yscale("log")
+        handles, labels = axes.flat[0].get_legend_handles_labels()
+        axes.flat[0].figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)
+
+
+@frame.command("curves", "Draw the curves of several trainings in one plot, from their logs; seeds become a band.")
+def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    """Command line of `fairseq-resid curves`."""
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
+    add("--out", type=Path, default=Path("curves.svg"), metavar="FILE", help="svg, png or pdf (default curves.svg)")
+    add("--by", choices=("updates", "hours"), default="updates", help="what lies along the axis (default updates)")
+    options = parser.parse_intermixed_args(argv)
+    if options.out.suffix not in (".svg", ".png", ".pdf"):
+        parser.error(f"--out {options.out}: must end in .svg, .png or .pdf")
+    curves: dict[str, list[Curves]] = {}
+    failed = 0
+    for path in options.runs:
+        if not path.is_dir():
+            raise ValueError(f"{path}: no such run folder")
+    for label, runs in groups([Run(path) for path in dict.fromkeys(options.runs)]).items():
+        for run in runs:
+            try:
+                curves.setdefault(label, []).append(read(run))
+            except ValueError as error:
+                failed += 1
+                print(f"{parser.prog}: warning: {error}", file=sys.stderr)
+    curves = {label: some for label, some in curves.items() if some}
+    if not curves:
+        raise ValueError("none of the runs has a log to draw")
+    draw(curves, options.out, options.by)
+    print(f"{options.out}: {sum(map(len, curves.values()))} runs in {len(curves)} lines")
+    return 1 if failed else 0

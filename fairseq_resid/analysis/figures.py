@@ -1,0 +1,119 @@
+"""All figures of one model: every site observed, at the start and trained, and without each branch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .. import connections
+from ..commands.progress import Progress
+from ..compat import load_checkpoint
+from ..folders.run import NUMBERED
+from .model import Loaded, batches, choose, sites
+from .observe import Moments, components, gradient_norms, nll_without, observe
+from .results import Analysis, Coefficient, Site
+
+
+def learned(loaded: Loaded) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """Return the coefficients that are the same everywhere at each numbered checkpoint, as Analysis.learning has them.
+
+    A checkpoint that cannot be read is left out.
+    """
+    found: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    model, run = loaded.initial(), loaded.run
+    x = torch.zeros(1, 1, loaded.cfg.model.encoder_embed_dim, device=loaded.device)
+    fixed = {
+        name: site
+        for name, site in sites(model).items()
+        if any(value.shape[:2] != (1, 1) for value in site.coefficients(site.enter(x), x).values())
+    }
+    if not fixed:
+        return {}
+    for path in [*run.numbered("epoch"), *run.numbered("update")]:
+        try:
+            state = load_checkpoint(path)
+        except ValueError:
+            continue
+        history = state.get("optimizer_history") or [{}]
+        updates = history[-1].get("num_updates") or int(NUMBERED["update"].sub(r"\1", path.name))
+        model.load_state_dict(state["model"])
+        for name, site in fixed.items():
+            with torch.no_grad():
+                values = site.coefficients(site.enter(x), x)
+            for label, value in values.items():
+                for part, each in components(label, value, False):
+                    found.setdefault(name, {}).setdefault(part, []).append(
+                        (updates, float(each.detach().float().mean()))
+                    )
+    return {name: {part: sorted(row) for part, row in rows.items()} for name, rows in found.items()}
+
+
+def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate: bool) -> Analysis:
+    """Return what analysis finds in one model, on so many sentences of a part of its data."""
+    chosen = choose(loaded, subset, sentences)
+    model, initial = loaded.model, loaded.initial()
+    everything = sites(model)
+    passes = 4 + len(everything) * ablate
+    notes = []
+
+    def text() -> Any:
+        return batches(loaded, subset, chosen, max_tokens)
+
+    with Progress(f"{loaded.run.path}: reading {len(chosen):,} sentences", passes, "times") as progress:
+        found, nll, tokens = observe(model, loaded.task, text())
+        progress.advance(1)
+        start, start_nll, _ = observe(initial, loaded.task, text())
+        progress.advance(1)
+        gradients = gradient_norms(model, text())
+        progress.advance(1)
+        start_gradients = gradient_norms(initial, text())
+        progress.advance(1)
+        without: dict[str, float] = {}
+        for name, site in everything.items() if ablate else ():
+            without[name] = nll_without(model, site, text())
+            progress.advance(1)
+
+    def coefficient(site: str, name: str, moments: Moments) -> Coefficient:
+        at_start = start.sites[site].coefficients.get(name)
+        made = moments.coefficient()
+        return made if at_start is None else replace(made, start=at_start.mean)
+
+    figures = {
+        name: Site(
+            stack=site.place.stack,
+            layer=site.place.layer,
+            kind=site.place.kind,
+            shortcut=found.sites[name].shortcut.mean,
+            branch=found.sites[name].branch.mean,
+            output=found.sites[name].output.mean,
+            share=found.sites[name].share.mean,
+            nll_without=without.get(name),
+            gradient=gradients[name],
+            start_gradient=start_gradients[name],
+            coefficients={
+                part: coefficient(name, part, moments) for part, moments in found.sites[name].coefficients.items()
+            },
+        )
+        for name, site in everything.items()
+    }
+    residual = str(loaded.cfg.model.residual)
+    if not any(site.coefficients for site in figures.values()):
+        notes.append(f"the structure {residual} has no coefficients that could be shown")
+    return Analysis(
+        run=loaded.run.name,
+        checkpoint=loaded.checkpoint.name,
+        updates=loaded.updates,
+        structure=residual,
+        options={name: getattr(loaded.cfg.model, name) for name in connections.options(residual)},
+        data=str(loaded.data),
+        subset=subset,
+        sentences=len(chosen),
+        tokens=tokens,
+        nll=nll,
+        start_nll=start_nll,
+        sites=figures,
+        learning=learned(loaded),
+        notes=notes,
+    )

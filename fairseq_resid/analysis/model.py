@@ -1,0 +1,140 @@
+"""A run's model and text, loaded for analysis: any structure of ours, and stock `transformer` as post_ln or pre_ln."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq import checkpoint_utils, utils
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+from torch import Tensor, nn
+
+from .. import models  # noqa: F401  (bridges fairseq, registers the architectures)
+from ..compat import load_checkpoint
+from ..connections import ResidualConnection
+from ..folders.data import find_data, setting
+from ..folders.run import Run
+
+OWN = "transformer_resid"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in eval mode, fairseq's task with its data, and the config that it was trained with."""
+
+    run: Run
+    checkpoint: Path
+    data: Path
+    model: Any
+    task: Any
+    cfg: Any
+    updates: int | None
+    device: torch.device
+
+    def initial(self) -> Any:
+        """Return the model as it was before its first update: built anew with the run's seed, in eval mode."""
+        config = Namespace(**vars(self.cfg.model)) if isinstance(self.cfg.model, Namespace) else self.cfg.model
+        config.residual_profiled = False  # what a first pass sets, it sets again
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.cfg.common.seed)
+            model = self.task.build_model(config)
+        return model.to(self.device).eval()
+
+
+def load(path: Path, data: Path | None = None, which: str | None = None, cpu: bool = False) -> Loaded:
+    """Load a run's averaged model, or without one its last checkpoint; `which` names another file of the run.
+
+    Raises: ValueError or OSError naming what is missing or does not fit.
+    """
+    run = Run(path)
+    if not path.is_dir():
+        raise ValueError(f"{path}: no such run folder")
+    file = path / which if which else run.averaged if run.averaged.is_file() else run.last
+    if not file.is_file():
+        raise ValueError(f"{file}: no such checkpoint: fairseq-resid train makes one")
+    folder = data or find_data(run, load_checkpoint(file))
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(file), {"data": str(folder)})
+    config = state["cfg"]["model"]
+    name = str(setting(config, "_name") or setting(config, "arch"))
+    if ARCH_MODEL_NAME_REGISTRY.get(name, name) == "transformer":
+        config = config if isinstance(config, Namespace) else Namespace(**config)
+        before = config.encoder_normalize_before and config.decoder_normalize_before
+        config._name, config.arch, config.residual = OWN, OWN, "pre_ln" if before else "post_ln"
+        state["cfg"]["model"] = config
+    elif ARCH_MODEL_NAME_REGISTRY.get(name, name) != OWN:
+        raise ValueError(f"{file}: a model of the architecture {name}: analysis knows transformer and {OWN}")
+    (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(file)], state=state)
+    device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
+    history = state.get("optimizer_history")
+    updates = history[-1].get("num_updates") if history else None
+    return Loaded(run, file, folder, model.to(device).eval(), task, cfg, updates, device)
+
+
+def sites(model: nn.Module) -> dict[str, ResidualConnection]:
+    """Return the sites of a model by name, such as encoder.0.self_attn, in the order in which a sentence meets them."""
+    found = (module for module in model.modules() if isinstance(module, ResidualConnection))
+    return {f"{site.place.stack}.{site.place.layer}.{site.place.kind}": site for site in found}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sentences that a model reads together.
+
+    net_input: of the model; target: (B, T); kept: by stack, (T, B), true where there is no padding; tokens: by stack,
+    (T, B), what is read there; places: by stack, (T, B), the place in the sentence, from 0
+    """
+
+    net_input: dict[str, Any]
+    target: Tensor
+    kept: dict[str, Tensor]
+    tokens: dict[str, Tensor]
+    places: dict[str, Tensor]
+
+    @property
+    def sentences(self) -> int:
+        return self.target.size(0)
+
+
+def choose(loaded: Loaded, subset: str, count: int) -> list[int]:
+    """Load a part of the data, and return the numbers of `count` sentences spread evenly over it.
+
+    Raises: ValueError if the data folder has no such part.
+    """
+    try:
+        loaded.task.load_dataset(subset)
+    except FileNotFoundError:
+        raise ValueError(f"{loaded.data}: holds no binarised {subset} set") from None
+    size = len(loaded.task.dataset(subset))
+    return np.unique(np.linspace(0, size - 1, min(count, size)).astype(int)).tolist()  # type: ignore[no-any-return]
+
+
+def batches(loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
+    """Yield the chosen sentences, long ones first, in batches of at most so many padded positions on a side."""
+    dataset = loaded.task.dataset(subset)
+    lengths = {index: int(max(dataset.src_sizes[index], dataset.tgt_sizes[index])) for index in chosen}
+    waiting = sorted(chosen, key=lambda index: (-lengths[index], index))
+    while waiting:
+        together = max(1, max_tokens // max(1, lengths[waiting[0]]))
+        now, waiting = waiting[:together], waiting[together:]
+        sample = dataset.collater([dataset[index] for index in now])
+        if loaded.device.type == "cuda":
+            sample = utils.move_to_cuda(sample)
+        net_input, target = sample["net_input"], sample["target"]
+        padding = loaded.task.source_dictionary.pad()
+        kept = {"encoder": net_input["src_tokens"].ne(padding).t(), "decoder": target.ne(padding).t()}
+        tokens = {"encoder": net_input["src_tokens"].t(), "decoder": net_input["prev_output_tokens"].t()}
+        places = {stack: (mask.long().cumsum(0) - 1).clamp(min=0) for stack, mask in kept.items()}
+        yield Batch(net_input, target, kept, tokens, places)
+
+
+def token_nll(model: Any, batch: Batch) -> Tensor:
+    """Return the NLL of every target token in nats, (B, T), 0 at padding."""
+    output = model(**batch.net_input)
+    log_probabilities = model.get_normalized_probs(output, log_probs=True)
+    nll = -log_probabilities.float().gather(-1, batch.target.unsqueeze(-1)).squeeze(-1)
+    return nll.masked_fill(~batch.kept["decoder"].t(), 0.0)

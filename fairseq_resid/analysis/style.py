@@ -1,0 +1,68 @@
+"""The look of every plot: sizes, colours that colour-blind readers tell apart, the papers' letters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..folders.files import replacing
+
+# Okabe and Ito 2008, in an order in which neighbours differ in lightness too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+KINDS = {
+    "self_attn": "self-attention",
+    "encoder_attn": "encoder attention",
+    "ffn": "feed-forward",
+    "conv": "convolution",
+}
+LETTERS = {"alpha": "α", "beta": "β", "gamma": "γ", "ratio": "σ₁/w₁ + 1", "w": "w"}
+SETTINGS: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib and has the letters of the formulas
+    "font.size": 9,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+    "svg.hashsalt": "fairseq_resid",  # the same plot is the same file
+}
+
+
+def letter(coefficient: str) -> str:
+    """Return what the papers call a coefficient: α for alpha, α[2] for alpha[2]."""
+    name, bracket, rest = coefficient.partition("[")
+    return LETTERS.get(name, name) + bracket + rest
+
+
+@contextmanager
+def figure(
+    path: Path, rows: int = 1, columns: int = 1, size: tuple[float, float] = (7.0, 2.6), **more: Any
+) -> Iterator[Any]:
+    """Yield the axes, (rows, columns), of a figure that is written to `path` (svg, png, pdf) at the end, whole or not.
+
+    size: of one row, in inches
+    """
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of every font
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with pyplot.rc_context(SETTINGS):
+        drawn, axes = pyplot.subplots(rows, columns, figsize=(size[0], size[1] * rows), squeeze=False, **more)
+        try:
+            yield axes
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as partial:
+                drawn.savefig(
+                    partial, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None
+                )
+        finally:
+            pyplot.close(drawn)

@@ -1,0 +1,320 @@
+"""What analysis says of a model, beside the same figures worked out by hand."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import shutil
+import xml.etree.ElementTree as ElementTree
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_resid import connections
+from fairseq_resid.analysis import analyze, attention, curves
+from fairseq_resid.analysis.figures import analyze as analysed
+from fairseq_resid.analysis.figures import learned
+from fairseq_resid.analysis.model import Loaded, batches, choose, load, sites, token_nll
+from fairseq_resid.analysis.observe import gradient_norms, nll_without, observe
+from fairseq_resid.analysis.results import BINS, Analysis
+from fairseq_resid.folders import records
+from fairseq_resid.folders.run import Run
+
+STRUCTURES = list(dict.fromkeys(map(connections.canonical, connections.names())))
+
+
+@pytest.fixture(scope="module")
+def sas(sas_checkpoint: Path, corpus: Path) -> Loaded:
+    return load(sas_checkpoint.parent, corpus, cpu=True)
+
+
+def text(loaded: Loaded, max_tokens: int = 4096, count: int = 20) -> list[Any]:
+    return list(batches(loaded, "valid", choose(loaded, "valid", count), max_tokens))
+
+
+def test_figures_are_those_of_sentences_read_one_by_one(sas: Loaded) -> None:
+    """Mean, spread and histogram of α at a site, its norms and its share, from a forward pass written again."""
+    observer, nll, tokens = observe(sas.model, sas.task, text(sas))
+    values: dict[str, list[Tensor]] = {"alpha": [], "gamma": []}
+    shortcut, shares, losses = [], [], []
+    site = sas.model.decoder.layers[1].encoder_attn_residual
+
+    def note(module: Any, given: Any, y: Tensor) -> None:
+        x, f = given
+        a, b = torch.sigmoid(module.gate(x, f)).unbind(-1)
+        values["alpha"].append(a.flatten())
+        values["gamma"].append(((1 - a) * (1 - b)).flatten())
+        shortcut.append(x.norm(dim=-1).flatten())
+        shares.append(((y - module.combine(x, 0 * f)).norm(dim=-1) / y.norm(dim=-1)).flatten())
+
+    dataset = sas.task.dataset("valid")
+    with torch.no_grad():
+        hook = site.register_forward_hook(note)
+        for index in choose(sas, "valid", 20):
+            sample = dataset.collater([dataset[index]])
+            log = torch.log_softmax(sas.model(**sample["net_input"])[0].double(), dim=-1)
+            losses.append(-log.gather(-1, sample["target"].unsqueeze(-1)).flatten())
+        hook.remove()
+    found = observer.sites["decoder.1.encoder_attn"]
+    for name, rows in values.items():
+        expected, made = torch.cat(rows).double(), found.coefficients[name]
+        assert made.mean == pytest.approx(expected.mean().item(), abs=1e-6)
+        assert made.sd == pytest.approx(expected.std(correction=0).item(), abs=1e-5)
+        histogram = torch.histc(expected, BINS, 0, 1)
+        assert (made.histogram[1:-1] - histogram).abs().sum() <= 2  # a value on a border
+        assert made.count == tokens == len(expected)
+    assert found.shortcut.mean == pytest.approx(torch.cat(shortcut).mean().item(), rel=1e-5)
+    assert found.share.mean == pytest.approx(torch.cat(shares).mean().item(), rel=1e-4)
+    assert nll == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
+
+
+def test_the_same_figures_whatever_the_batches(sas: Loaded) -> None:
+    many, few = (analysed(sas, "valid", 15, size, True) for size in (40, 4096))
+    assert len(text(sas, 40, 15)) > 5 * len(text(sas, 4096, 15)) > 0
+    for name, site in many.sites.items():
+        other = few.sites[name]
+        for key in ("shortcut", "branch", "output", "share", "nll_without", "gradient", "start_gradient"):
+            assert getattr(site, key) == pytest.approx(getattr(other, key), rel=1e-4, abs=1e-6), (name, key)
+        for label, made in site.coefficients.items():
+            assert made.mean == pytest.approx(other.coefficients[label].mean, abs=1e-6)
+            for ours, theirs in zip(made.by_position, other.coefficients[label].by_position, strict=True):
+                assert ours == pytest.approx(theirs, abs=1e-5)
+            assert made.by_frequency == pytest.approx(other.coefficients[label].by_frequency, abs=1e-5)
+    assert (many.nll, many.tokens) == (pytest.approx(few.nll, abs=1e-6), few.tokens)
+
+
+def test_gradient_norms_are_those_of_single_sentences(sas: Loaded) -> None:
+    found = gradient_norms(sas.model, text(sas, count=4))
+    dataset = sas.task.dataset("valid")
+    site, norms = sas.model.encoder.layers[0].ffn_residual, []
+    for index in choose(sas, "valid", 4):
+        kept: list[Tensor] = []
+        hook = site.register_forward_hook(lambda _, __, y, kept=kept: kept.append(y))
+        sample = dataset.collater([dataset[index]])
+        log = torch.log_softmax(sas.model(**sample["net_input"])[0], dim=-1)
+        loss = -log.gather(-1, sample["target"].unsqueeze(-1)).sum()
+        norms.append(torch.autograd.grad(loss, kept[0])[0].norm().item())
+        hook.remove()
+    assert found["encoder.0.ffn"] == pytest.approx(sum(norms) / 4, rel=1e-4)
+    assert all(value > 0 for value in found.values())
+    assert all(parameter.grad is None for parameter in sas.model.parameters())
+
+
+def test_a_site_that_is_switched_off_is_named(sas: Loaded) -> None:
+    """The branch gives 0: nothing changes without it."""
+    model = copy.deepcopy(sas.model)
+    for parameter in model.encoder.layers[1].fc2.parameters():
+        parameter.data.zero_()
+    off = Loaded(sas.run, sas.checkpoint, sas.data, model, sas.task, sas.cfg, 50, sas.device)
+    found = analysed(off, "valid", 20, 4096, True)
+    assert found.sites["encoder.1.ffn"].nll_without == pytest.approx(found.nll, abs=1e-6)
+    assert found.sites["encoder.1.ffn"].share == 0 and "encoder.1.ffn" in found.off()
+    assert "decoder.0.encoder_attn" not in found.off() or found.sites["decoder.0.encoder_attn"].nll_without
+    site = sites(model)["decoder.0.ffn"]
+    before = float(sum(token_nll(model, batch).sum().detach() for batch in text(off)))
+    without = nll_without(model, site, text(off))
+    for parameter in model.decoder.layers[0].fc2.parameters():
+        parameter.data.zero_()
+    tokens = found.tokens
+    assert float(sum(token_nll(model, batch).sum().detach() for batch in text(off))) / tokens == pytest.approx(
+        without, rel=1e-5
+    )
+    assert before / tokens != pytest.approx(without, rel=1e-3) and "forward" not in vars(site)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_every_structure_and_its_coefficients(name: str, sas: Loaded) -> None:
+    config = SimpleNamespace(model=Namespace(**vars(sas.cfg.model)), common=sas.cfg.common)
+    for option in connections.all_options():
+        setattr(config.model, option, None)
+    config.model.arch = config.model._name = "transformer_resid_tiny"
+    config.model.residual, config.model.final_norm, config.model.residual_depths = name, None, None
+    if "residual_norm" in connections.options(name):
+        config.model.residual_norm = "layer"
+    torch.manual_seed(1)
+    model = sas.task.build_model(config.model).eval()
+    loaded = Loaded(sas.run, sas.checkpoint, sas.data, model, sas.task, config, 0, sas.device)
+    observer, nll, _ = observe(model, sas.task, text(loaded, count=6))
+    assert math.isfinite(nll) and all(math.isfinite(each.share.mean) for each in observer.sites.values())
+    labels = {label for each in observer.sites.values() for label in each.coefficients}
+    expected = {
+        "sas": {"alpha", "beta", "gamma"}, "highway": {"t"}, "shortcut_gate": {"g"}, "rskip_ln": {"ratio"},
+        "wskip_ln": {"w"}, "admin": {"w"}, "rezero": {"a"}, "layer_scale": {"s"},
+    }.get(name)  # fmt: skip
+    if expected is not None:
+        assert labels == expected
+    if name in ("hyper", "mhc", "attn_residual", "dense_former"):
+        assert len(labels) > 2
+    if name == "attn_residual":  # weights of a mean
+        for each in observer.sites.values():
+            assert not each.coefficients or sum(m.mean for m in each.coefficients.values()) == pytest.approx(
+                1, abs=1e-5
+            )
+    # The seed's start again.
+    for ours, theirs in zip(loaded.initial().state_dict().values(), model.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_the_ratio_of_rskip() -> None:
+    """1 + σ₁/w₁ + σ₁σ₂/(w₁w₂), elementwise."""
+    torch.manual_seed(0)
+    site = connections.build("rskip_ln", 8, skip_lambda=3).double()
+    for norm in (site.norm, *site.recursive_norms):
+        norm.weight.data.uniform_(0.5, 2)
+    x, f = torch.randn(2, 3, 4, 8, dtype=torch.float64)
+    first = x + f
+    y = torch.nn.functional.layer_norm(first, (8,), site.norm.weight, site.norm.bias)
+    one = (first.var(-1, correction=0, keepdim=True) + 1e-5).sqrt() / site.norm.weight
+    two = ((x + y).var(-1, correction=0, keepdim=True) + 1e-5).sqrt() / site.recursive_norms[0].weight
+    torch.testing.assert_close(site.coefficients(x, f)["ratio"], 1 + one + one * two, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("residual", ["sas", "admin"])
+def test_the_initial_model_is_the_one_before_the_first_update(
+    residual: str, train: Callable[..., Any], corpus: Path, tmp_path: Path
+) -> None:
+    train(tmp_path, "--residual", residual, "--lr", 0, "--max-update", 1, "--seed", 7)
+    loaded = load(tmp_path, corpus, cpu=True)
+    start = loaded.initial().state_dict()
+    for key, value in loaded.model.state_dict().items():
+        assert torch.equal(value, start[key]), key
+
+
+def test_a_stock_model(stock_checkpoint: Path, corpus: Path) -> None:
+    loaded = load(stock_checkpoint.parent, corpus, cpu=True)
+    found = analysed(loaded, "valid", 10, 4096, False)
+    assert found.structure == "post_ln" and found.nll < found.start_nll
+    assert found.notes == ["the structure post_ln has no coefficients that could be shown"]
+    assert all(site.nll_without is None and site.gradient for site in found.sites.values())
+
+
+def test_learning_curves_of_fixed_coefficients(train: Callable[..., Any], corpus: Path, tmp_path: Path) -> None:
+    train(tmp_path, "--residual", "wskip_ln", "--save-interval-updates", 2, "--max-update", 6, "--wskip-init", 2)
+    (tmp_path / "checkpoint_1_4.pt").write_bytes(b"damaged")
+    loaded = load(tmp_path, corpus, cpu=True)
+    found = learned(loaded)
+    assert len(found) == 10 and [at for at, _ in found["decoder.1.ffn"]["w"]] == [2, 6]
+    trained = loaded.model.decoder.layers[1].ffn_residual.skip_weight.mean().item()
+    assert found["decoder.1.ffn"]["w"][-1][1] == pytest.approx(trained, rel=1e-6)
+
+
+# --- the command lines ---------------------------------------------------------------------------------------------
+
+
+def test_analyze(sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(sas_checkpoint.parent, run)
+    flags = ["--data", str(corpus), "--cpu", "--sentences", "8"]
+    assert analyze.main([str(tmp_path / "none"), str(run), *flags]) == 2  # the other one is analysed
+    said = capsys.readouterr()
+    assert f"{tmp_path / 'none'}: no such run folder" in said.err and "NLL" in said.out
+    found = records.read(analyze.file(Run(run)), Analysis)
+    assert found.sentences == 8 and next(iter(found.sites)) == "encoder.0.self_attn" and len(found.sites) == 10
+    plots = {path.stem for path in (run / "analysis").glob("*.svg")}
+    assert plots == {"coefficients", "histograms", "places", "norms", "gradients", "losses"}
+    for path in (run / "analysis").glob("*.svg"):
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
+    (run / "analysis" / "learning.svg").write_text("of an earlier analysis")
+    before = (run / "analysis" / "coefficients.svg").read_bytes()
+    assert analyze.main([str(run), *flags, "--no-ablation"]) == 0
+    assert (run / "analysis" / "coefficients.svg").read_bytes() == before  # the same figures, the same file
+    assert not (run / "analysis" / "learning.svg").exists() and not (run / "analysis" / "losses.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--subset", "nowhere"], "holds no binarised nowhere set"),
+        (["--checkpoint", "checkpoint9.pt"], "checkpoint9.pt: no such checkpoint"),
+        (["--data", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_analyze_names_what_is_missing(
+    flags: list[str], error: str, sas_checkpoint: Path, corpus: Path, capsys: Any
+) -> None:
+    given = [] if "--data" in flags else ["--data", str(corpus)]
+    assert analyze.main([str(sas_checkpoint.parent), "--cpu", *flags, *given]) == 2
+    assert error in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--sentences", "--max-tokens"])
+def test_analyze_of_nothing(flag: str, tmp_path: Path, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        analyze.main([str(tmp_path), flag, "0"])
+    assert f"{flag} 0: must be at least 1" in capsys.readouterr().err
+
+
+def test_attention(sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+    loaded = load(sas_checkpoint.parent, corpus, cpu=True)
+    found = attention.attention(loaded, attention.of_data(loaded, "valid", 3))
+    assert found.source[-1] == found.target[-1] == "</s>" and len(found.layers) == 2
+    for table in (*found.layers, found.mean()):
+        assert len(table) == len(found.target)
+        assert all(len(row) == len(found.source) and sum(row) == pytest.approx(1, abs=1e-5) for row in table)
+    flags = [str(sas_checkpoint.parent), "--data", str(corpus), "--cpu", "--out"]
+    assert attention.main([*flags, str(tmp_path / "a.png"), "--text", "the small dog sees a bird ."]) == 0
+    assert (tmp_path / "a.png").stat().st_size > 5000
+    for more, error in ((["--sentence", "4000"], "--sentence 4000: valid has"), (["--text", " "], "nothing in it")):
+        assert attention.main([*flags, str(tmp_path / "b.svg"), *more]) == 2
+        assert error in capsys.readouterr().err and not (tmp_path / "b.svg").exists()
+
+
+def record(updates: int, wall: float, **more: float) -> str:
+    return json.dumps(
+        {"epoch": 1, "num_updates": str(updates), "wall": str(wall), **{k: str(v) for k, v in more.items()}}
+    )
+
+
+def made_up(folder: Path, seed: int, offset: float, lines: list[str] | None = None) -> Path:
+    folder.mkdir()
+    own = [record(at, 10.0 * at, loss=8 - 0.1 * at + offset, gnorm=1 + offset, wps=100) for at in (10, 20, 30)]
+    (folder / "train.log").write_text("\n".join(lines or own) + "\n")
+    command = ["fairseq-train", "data", "--seed", str(seed), "--lr", "1", "--save-dir", str(folder)]
+    (folder / "run.json").write_text(json.dumps({"command": command, "finished": True}))
+    return folder
+
+
+def test_curves_of_seeds_are_a_band(tmp_path: Path) -> None:
+    paths = [made_up(tmp_path / f"s{seed}", seed, offset) for seed, offset in ((1, 0.0), (2, 0.5), (3, 1.0))]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "train.log").write_text(record(10, 1, loss=3))
+    grouped = curves.groups([Run(path) for path in [*paths, tmp_path / "other"]])
+    assert list(grouped) == ["s1 and 2 more seeds", "other"]
+    seeds = [curves.read(run) for run in grouped["s1 and 2 more seeds"]]
+    x, mean, least, greatest = curves.band(seeds, "train loss", "updates")
+    nat = math.log(2)
+    assert x == [10, 20, 30]
+    assert mean == pytest.approx([7.5 * nat, 6.5 * nat, 5.5 * nat])
+    assert (least[0], greatest[0]) == pytest.approx((7.0 * nat, 8.0 * nat))
+    assert curves.band(seeds, "tokens/s", "hours")[0] == pytest.approx([100 / 3600, 200 / 3600, 300 / 3600])
+    out = tmp_path / "curves.svg"
+    assert curves.main([*map(str, paths), str(tmp_path / "other"), "--out", str(out)]) == 0
+    assert "svg" in out.read_text()[:200]
+
+
+def test_curves_of_a_log_that_was_cut_off_and_of_a_training_that_went_back(tmp_path: Path, capsys: Any) -> None:
+    lines = [
+        record(10, 100, loss=8), record(20, 200, loss=7), record(30, 300, loss="nan"),
+        record(15, 50, loss=7.5), record(20, 100, loss=6.5), '{"epoch": 1, "num_upda',
+    ]  # fmt: skip
+    run = Run(made_up(tmp_path / "run", 1, 0, lines))
+    assert [(at, seconds) for at, seconds, _ in curves.read(run).points["train loss"]] == [
+        (10, 100),
+        (15, 350),
+        (20, 400),
+    ]
+    made_up(tmp_path / "empty", 1, 0, ["no record"])
+    out = tmp_path / "curves.svg"
+    assert curves.main([str(tmp_path / "run"), str(tmp_path / "empty"), "--out", str(out)]) == 1
+    assert "no records of a training" in capsys.readouterr().err and out.is_file()
+    assert curves.main([str(tmp_path / "empty"), "--out", str(tmp_path / "none.svg")]) == 2
+    assert curves.main([str(tmp_path / "nowhere")]) == 2
+    with pytest.raises(SystemExit):
+        curves.main([str(tmp_path / "run"), "--out", "curves.txt"])
