@@ -306,3 +306,25 @@ def test_what_a_stock_checkpoint_lacks_is_named(
     assert missing in error
     assert "encoder.layers.0.self_attn_residual." in error and "decoder.layers.1.ffn_residual." in error
     assert "Traceback" not in done.output and list(save.iterdir()) == []
+
+
+@pytest.mark.parametrize("more", [[], ["--update-freq", 2], ["--checkpoint-activations"]], ids=str)
+def test_coefficients_in_the_log(more: list[Any], train: Command, tmp_path: Path) -> None:
+    """At log intervals, for every site, and nothing of the training changes."""
+    flags = ["--arch", "transformer_sas_tiny", "--max-update", 5, "--log-interval", 2, *more]
+    outputs = [train(tmp_path / name, *flags, *own).output for name, own in (("a", ["--log-coefficients"]), ("b", []))]
+    logged, plain = (
+        [json.loads(line) for line in output.splitlines() if line.startswith("{") and '"num_updates"' in line]
+        for output in outputs
+    )
+    assert (
+        [row["num_updates"] for row in logged] == [row["num_updates"] for row in plain] == ["2", "4", "5"][: len(plain)]
+    )
+    for row in logged[:2]:
+        means = {key: float(value) for key, value in row.items() if key.startswith("alpha.")}
+        assert len(means) == 10 and all(0 < value < 1 for value in means.values())
+        assert len([key for key in row if key.startswith(("beta.", "gamma."))]) == 20
+    assert [row["loss"] for row in logged] == [row["loss"] for row in plain]
+    assert not [key for row in plain for key in row if key.startswith("alpha.")]
+    models = [torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=False)["model"] for name in ("a", "b")]
+    assert all(torch.equal(value, models[1][key]) for key, value in models[0].items())

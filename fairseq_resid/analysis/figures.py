@@ -12,7 +12,7 @@ from ..commands.progress import Progress
 from ..compat import load_checkpoint
 from ..folders.run import NUMBERED
 from .model import Loaded, batches, choose, sites
-from .observe import Moments, components, gradient_norms, nll_without, observe
+from .observe import Moments, gradient_norms, nll_without, observe
 from .results import Analysis, Coefficient, Site
 
 
@@ -43,7 +43,7 @@ def learned(loaded: Loaded) -> dict[str, dict[str, list[tuple[int, float]]]]:
             with torch.no_grad():
                 values = site.coefficients(site.enter(x), x)
             for label, value in values.items():
-                for part, each in components(label, value, False):
+                for part, each in connections.components(label, value, False):
                     found.setdefault(name, {}).setdefault(part, []).append(
                         (updates, float(each.detach().float().mean()))
                     )

@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..connections import ResidualConnection
+from ..connections import ResidualConnection, components
 from .model import Batch, sites, token_nll
 from .results import BINS, FREQUENCIES, POSITIONS, Coefficient
-
-FEW = 32  # components of a coefficient that are shown apart, such as n·n weights of streams; more are channels
 
 
 @dataclass
@@ -79,18 +77,6 @@ class Observed:
     output: Moments = field(default_factory=Moments)
     share: Moments = field(default_factory=Moments)
     coefficients: dict[str, Moments] = field(default_factory=dict)
-
-
-def components(name: str, value: Tensor, is_positional: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parts of a coefficient that have a figure of their own; (T, B, ...) each, if it has positions."""
-    rest = value.shape[2:] if is_positional else value.shape
-    if len(rest) and 1 < math.prod(rest) <= FEW:
-        flat = value.flatten(2) if is_positional else value.flatten()
-        for number in range(flat.size(-1)):
-            places = [number // math.prod(rest[i + 1 :]) % rest[i] + 1 for i in range(len(rest))]
-            yield f"{name}[{','.join(map(str, places))}]", flat[..., number]
-    else:
-        yield name, value
 
 
 def frequency_classes(dictionary: Any) -> Tensor:

@@ -23,7 +23,7 @@ from . import (
     self_adaptive,
     weighted,
 )
-from .base import ResidualConnection
+from .base import ResidualConnection, components
 from .options import InvalidOption, Option, Options, option
 from .place import Place
 from .registry import (
@@ -65,6 +65,7 @@ __all__ = [
     "build_stream",
     "canonical",
     "check_backend",
+    "components",
     "deep_norm",
     "dense",
     "draws_branches",

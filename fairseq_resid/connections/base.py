@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -114,6 +115,21 @@ def dropout_probability(dropout: nn.Module) -> float | None:
     if p >= 1:  # everything: F / (1 - p) has no value
         return None
     return p if drops else 0.0
+
+
+FEW = 32  # components of a coefficient that are shown apart, such as n·n weights of streams; more are channels
+
+
+def components(name: str, value: Tensor, is_positional: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parts of a coefficient that have a figure of their own; (T, B, ...) each, if it has positions."""
+    rest = value.shape[2:] if is_positional else value.shape
+    if len(rest) and 1 < math.prod(rest) <= FEW:
+        flat = value.flatten(2) if is_positional else value.flatten()
+        for number in range(flat.size(-1)):
+            places = [number // math.prod(rest[i + 1 :]) % rest[i] + 1 for i in range(len(rest))]
+            yield f"{name}[{','.join(map(str, places))}]", flat[..., number]
+    else:
+        yield name, value
 
 
 def xavier_uniform(rows: int, columns: int) -> Tensor:

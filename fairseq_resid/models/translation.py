@@ -24,6 +24,7 @@ from .. import connections
 from ..compat import BETTER_TRANSFORMER_COPIES, UserError
 from ..connections import Place
 from ..ops import BACKENDS, absence
+from .coefficients import CoefficientLog
 from .layers import FFN_INITS, ResidualDecoderLayer, ResidualEncoderLayer, options_of
 from .profiling import profile
 
@@ -235,6 +236,8 @@ def decoder_kinds(no_encoder_attn: bool) -> tuple[str, ...]:
 class ResidualTransformerModel(TransformerModel):
     """fairseq's Transformer with a choice of residual structure: --arch transformer_resid --residual NAME."""
 
+    coefficient_log: CoefficientLog | None = None
+
     @classmethod
     def hub_models(cls) -> dict[str, Any]:
         """Return the pretrained models of this architecture: there are none, and stock's are not ours."""
@@ -261,6 +264,12 @@ class ResidualTransformerModel(TransformerModel):
             choices=FFN_INITS,
             help="start values of the feed-forward: default, those of nn.Linear; xavier, Xavier-uniform weights and "
             "biases of 0, as tensor2tensor has them (default: default)",
+        )
+        parser.add_argument(
+            "--log-coefficients",
+            action="store_true",
+            default=None,
+            help="the mean of every coefficient of every site goes into fairseq's log, at log intervals",
         )
         for name, meanings in connections.all_options().items():
             text = "; ".join(f"{variant}: {spec.help} (default: {spec.default})" for variant, spec in meanings.items())
@@ -298,7 +307,15 @@ class ResidualTransformerModel(TransformerModel):
         if profiler is not None and not getattr(args, "residual_profiled", False):
             profile(model, profiler, task.source_dictionary, task.target_dictionary)
             args.residual_profiled = True
+        if getattr(args, "log_coefficients", None):
+            model.coefficient_log = CoefficientLog(model, args.log_interval)
         return model
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Take note of the number of updates, ahead of the next one."""
+        super().set_num_updates(num_updates)
+        if self.coefficient_log is not None:
+            self.coefficient_log.before(num_updates)
 
     @classmethod
     def build_encoder(cls, cfg, src_dict, embed_tokens):  # type: ignore[no-untyped-def]

@@ -1,0 +1,43 @@
+"""The mean of every coefficient of every site in fairseq's log of a training, at log intervals: --log-coefficients."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from fairseq.logging import metrics
+from torch import Tensor, nn
+
+from ..connections import ResidualConnection, components
+
+
+class CoefficientLog:
+    """Listens to the sites of a model in the updates that fairseq logs, and in no other."""
+
+    def __init__(self, model: nn.Module, interval: int) -> None:
+        self.sites = [module for module in model.modules() if isinstance(module, ResidualConnection)]
+        self.interval = interval
+        self.hooks: list[Any] = []
+
+    def before(self, update: int) -> None:
+        """Listen in the update that follows so many, if fairseq logs after it."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks.clear()
+        if (update + 1) % self.interval == 0:
+            for site in self.sites:
+                name = f"{site.place.stack}.{site.place.layer}.{site.place.kind}"
+                self.hooks.append(site.register_forward_hook(partial(note, name)))
+
+
+def note(name: str, site: ResidualConnection, given: tuple[Tensor, Tensor], _: Tensor) -> None:
+    """Log the means of a site's coefficients, over all positions and the branch before dropout."""
+    if not site.training:
+        return
+    state, f_out = given
+    with torch.no_grad():
+        for label, value in site.coefficients(state, f_out).items():
+            is_positional = value.dim() >= 2 and value.shape[:2] == f_out.shape[:2]
+            for part, each in components(label, value, is_positional):
+                metrics.log_scalar(f"{part}.{name}", float(each.float().mean()), priority=2000, round=4)
