@@ -27,4 +27,7 @@ train_and_score() {
     done
     printf '\n'
     python -m fairseq_resid table "${runs[@]}" ${table_flags[@]+"${table_flags[@]}"}
+    printf '\n'
+    scripts/analyze.sh "${runs[@]}"
+    scripts/report.sh "${runs[@]}" --out "checkpoints/$recipe.html"
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..commands import frame
 from ..folders import records
-from ..folders.run import Run
+from ..folders.run import Fingerprint, Run
 from . import plots
 from .results import Analysis
 
@@ -58,23 +58,29 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             parser.error(f"--{flag.replace('_', '-')} {getattr(options, flag)}: must be at least 1")
     # fairseq is imported here, where its libraries are kept quiet.
     from .figures import analyze
-    from .model import load
+    from .model import checkpoint, load
 
     failed = 0
     for path in options.runs:
+        run = Run(path)
         try:
-            loaded = load(path, options.data, options.checkpoint, options.cpu)
-            found = analyze(loaded, options.subset, options.sentences, options.max_tokens, not options.no_ablation)
+            source = Fingerprint.of(checkpoint(run, options.checkpoint))
+            found = records.remembered(file(run), Analysis)
+            if found is None or not found.is_of(source, options.subset, options.sentences, not options.no_ablation):
+                loaded = load(path, options.data, options.checkpoint, options.cpu)
+                found = analyze(loaded, options.subset, options.sentences, options.max_tokens, not options.no_ablation)
+                file(run).parent.mkdir(exist_ok=True)
+                records.write(file(run), found)
+            else:
+                print(f"{file(run)}: of the same checkpoint with the same settings, kept")
         except (ValueError, OSError) as error:  # the other runs are analysed all the same
             if len(options.runs) == 1:
                 raise
             failed += 1
             print(f"{parser.prog}: error: {error}", file=sys.stderr)
             continue
-        file(loaded.run).parent.mkdir(exist_ok=True)
-        records.write(file(loaded.run), found)
-        written = plots.draw(found, file(loaded.run).parent)
+        written = plots.draw(found, file(run).parent)
         for line in summary(found):
             print(f"{path}: {line}", flush=True)
-        print(f"{file(loaded.run).parent}: analysis.json, {', '.join(plot.name for plot in written.values())}")
+        print(f"{file(run).parent}: analysis.json, {', '.join(plot.name for plot in written.values())}")
     return 2 if failed else 0

@@ -146,11 +146,12 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     for label, runs in groups([Run(path) for path in dict.fromkeys(options.runs)]).items():
         for run in runs:
             try:
-                curves.setdefault(label, []).append(read(run))
+                one = read(run)
             except ValueError as error:
                 failed += 1
                 print(f"{parser.prog}: warning: {error}", file=sys.stderr)
-    curves = {label: some for label, some in curves.items() if some}
+            else:
+                curves.setdefault(label, []).append(one)
     if not curves:
         raise ValueError("none of the runs has a log to draw")
     draw(curves, options.out, options.by)

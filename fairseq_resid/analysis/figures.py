@@ -10,7 +10,7 @@ import torch
 from .. import connections
 from ..commands.progress import Progress
 from ..compat import load_checkpoint
-from ..folders.run import NUMBERED
+from ..folders.run import NUMBERED, Fingerprint
 from .model import Loaded, batches, choose, sites
 from .observe import Moments, gradient_norms, nll_without, observe
 from .results import Analysis, Coefficient, Site
@@ -110,10 +110,12 @@ def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate
         data=str(loaded.data),
         subset=subset,
         sentences=len(chosen),
+        is_whole=len(chosen) == len(loaded.task.dataset(subset)),
         tokens=tokens,
         nll=nll,
         start_nll=start_nll,
         sites=figures,
+        made_from=Fingerprint.of(loaded.checkpoint),
         learning=learned(loaded),
         notes=notes,
     )

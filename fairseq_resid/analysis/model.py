@@ -46,17 +46,26 @@ class Loaded:
         return model.to(self.device).eval()
 
 
+def checkpoint(run: Run, which: str | None) -> Path:
+    """Return the file that is analysed: the averaged model, or without one the last checkpoint, or the one named.
+
+    Raises: ValueError naming the folder or the file that is missing.
+    """
+    if not run.path.is_dir():
+        raise ValueError(f"{run.path}: no such run folder")
+    file = run.path / which if which else run.averaged if run.averaged.is_file() else run.last
+    if not file.is_file():
+        raise ValueError(f"{file}: no such checkpoint: fairseq-resid train makes one")
+    return file
+
+
 def load(path: Path, data: Path | None = None, which: str | None = None, cpu: bool = False) -> Loaded:
     """Load a run's averaged model, or without one its last checkpoint; `which` names another file of the run.
 
     Raises: ValueError or OSError naming what is missing or does not fit.
     """
     run = Run(path)
-    if not path.is_dir():
-        raise ValueError(f"{path}: no such run folder")
-    file = path / which if which else run.averaged if run.averaged.is_file() else run.last
-    if not file.is_file():
-        raise ValueError(f"{file}: no such checkpoint: fairseq-resid train makes one")
+    file = checkpoint(run, which)
     folder = data or find_data(run, load_checkpoint(file))
     state = checkpoint_utils.load_checkpoint_to_cpu(str(file), {"data": str(folder)})
     config = state["cfg"]["model"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..folders.run import Fingerprint
+
 BINS = 50  # of a histogram, over [0, 1]
 POSITIONS = 64  # that have a figure of their own; later ones count as the last
 FREQUENCIES = 8  # classes of tokens by their rank in dict.txt: the 1st to 10th, 11th to 30th, 31st to 100th, ...
@@ -57,7 +59,7 @@ class Site:
 class Analysis:
     """One model, on one text.
 
-    nll: nats per target token with EOS, unsmoothed, teacher-forced; checkpoint: the file's name
+    nll: nats per target token with EOS, unsmoothed, teacher-forced; checkpoint: the file's name, made_from: the file
     learning: of the coefficients that are the same everywhere, by site and name: updates and mean of each checkpoint
     """
 
@@ -69,12 +71,20 @@ class Analysis:
     data: str
     subset: str
     sentences: int
+    is_whole: bool  # all sentences of the subset
     tokens: int
     nll: float
     start_nll: float | None
     sites: dict[str, Site]
+    made_from: Fingerprint
     learning: dict[str, dict[str, list[tuple[int, float]]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    def is_of(self, made_from: Fingerprint, subset: str, sentences: int, ablated: bool) -> bool:
+        """Return whether this is the analysis of that file, with these settings."""
+        was_ablated = all(site.nll_without is not None for site in self.sites.values())
+        asked = self.sentences == sentences or (self.sentences < sentences and self.is_whole)
+        return self.made_from == made_from and self.subset == subset and asked and was_ablated == ablated
 
     def off(self) -> list[str]:
         """Return the sites whose branch is switched off: the model, or if that was not tried their output, is the same

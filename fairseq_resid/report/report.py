@@ -1,0 +1,211 @@
+"""One self-contained HTML page of several runs: scores, findings, settings, curves, coefficients, translations.
+
+    fairseq-resid report RUN... [--out report.html]
+
+It takes what evaluation and analysis left in the run folders. What is missing is said in the page, the rest goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ..analysis import analyze, curves, plots
+from ..analysis.results import Analysis
+from ..commands import flags, frame
+from ..evaluation import compare
+from ..folders import records
+from ..folders.data import Corpus
+from ..folders.files import read_lines, write_text
+from ..folders.run import Record, Run
+from ..version import __version__
+from .differences import samples
+from .findings import Finding, findings
+from .glossary import entry
+
+SIZE = 5_000_000  # bytes that a page should stay below
+CAPTIONS = {
+    "coefficients": "Mean (line) and spread (band) of each coefficient by layer; dashed: before the first update.",
+    "histograms": "How often a coefficient lies where in [0, 1]; a row is a site, darker is more often.",
+    "places": "Means by place in the sentence and by the token's frequency; a line is a site.",
+    "learning": "Coefficients that are the same for every token, over the training.",
+    "norms": "Norms of shortcut, branch and output, and how much of the output the branch makes up.",
+    "gradients": "Gradient norm of each site's output, mean over sentences; dashed: before the first update.",
+    "losses": "What the model loses in nats a token if the branch of one site is set to 0.",
+}
+HEADINGS = ("run", "architecture", "BLEU", "difference", "mean ± 95%", "p (bootstrap)", "p (randomisation)")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plot as the page has it: the file itself in base 64, and what it shows in words."""
+
+    data: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What the page says of one run's model."""
+
+    run: str
+    summary: list[str]
+    figures: list[Figure]
+    findings: list[Finding]
+
+    @property
+    def anchor(self) -> str:
+        """A name that can be linked to."""
+        return "run-" + re.sub(r"[^A-Za-z0-9_-]", "-", self.run)
+
+
+def figure(path: Path, caption: str) -> Figure:
+    """Return a plot that was written to a file."""
+    return Figure(base64.b64encode(path.read_bytes()).decode("ascii"), caption)
+
+
+def settings(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
+    """Return every flag of the runs' commands with its value in each run; those that differ come first."""
+    values = []
+    for run in runs:
+        record = records.remembered(run.record, Record)
+        values.append(None if record is None else flags.options(record.command))
+    rows = []
+    for flag in dict.fromkeys(name for each in values if each for name in each):
+        row = ["unknown" if each is None else shown(each, flag) for each in values]
+        rows.append((flag or "data", row, len(set(row)) > 1))
+    return sorted(rows, key=lambda row: not row[2])
+
+
+def shown(given: flags.Options, flag: str) -> str:
+    """Return a flag's value as a reader reads it; nothing if it is not given."""
+    return (" ".join(given[flag]) or "yes") if flag in given else ""
+
+
+def scores(runs: Sequence[Run], subset: str, notes: list[str]) -> tuple[dict[str, Any] | None, list[compare.Candidate]]:
+    """Return the table of scores, tested against the first run where they can be, and the runs that have scores."""
+    candidates = []
+    for run in runs:
+        try:
+            candidates.append(compare.read(run.path, "averaged", subset, None))
+        except (ValueError, OSError) as error:
+            notes.append(f"{run.name} has no scores here: {error}")
+    if not candidates:
+        return None, []
+    try:
+        compare.check(candidates, "averaged")
+    except ValueError as error:
+        notes.append(str(error))
+        candidates, alone = candidates[:1], candidates
+    else:
+        alone = candidates if len(candidates) == 1 else []
+    if alone:
+        rows = [(each.name, each.results.architecture, f"{each.results.bleu.averaged:.2f}") for each in alone]
+        results = [each.results for each in alone]
+        marks = dict.fromkeys(f"{one.corpus} {one.subset}: BLEU {one.signature}" for one in results)
+        return {"headings": HEADINGS[:3], "rows": rows, "notes": list(marks)}, candidates
+    tested, signatures = compare.significance(candidates)
+    first = candidates[0].results
+    lines = [f"{first.corpus} {first.subset}, averaged model; tested against {candidates[0].name}.", *signatures]
+    lines += compare.seeds(candidates, "averaged")
+    return {"headings": HEADINGS, "rows": tested, "notes": lines}, candidates
+
+
+def sources(candidate: compare.Candidate, subset: str) -> list[str]:
+    """Return the raw source sentences of a scored part of the data; empty lines where they are not kept."""
+    corpus = Corpus.read(compare.data_of(Run(candidate.path), candidate.results))
+    path = corpus.reference(subset).with_suffix(f".{corpus.source}")
+    return read_lines(path) if path.is_file() else [""] * len(candidate.references)
+
+
+def read_analyses(runs: Sequence[Run], notes: list[str]) -> dict[str, Analysis]:
+    """Return the analysis of every run that has one."""
+    found = {}
+    for run in runs:
+        try:
+            found[run.name] = records.read(analyze.file(run), Analysis, f"fairseq-resid analyze {run.path}")
+        except (ValueError, OSError) as error:
+            notes.append(f"{run.name} has no analysis: {error}")
+    return found
+
+
+def draw_curves(runs: Sequence[Run], path: Path, notes: list[str]) -> list[Figure]:
+    """Draw the curves of every run that has a log; nothing if none has."""
+    logged: dict[str, list[curves.Curves]] = {}
+    for label, alike in curves.groups(runs).items():
+        for run in alike:
+            try:
+                one = curves.read(run)
+            except ValueError as error:
+                notes.append(str(error))
+            else:
+                logged.setdefault(label, []).append(one)
+    if not logged:
+        return []
+    curves.draw(logged, path)
+    return [figure(path, "Training and validation, by updates.")]
+
+
+def build(runs: Sequence[Run], subset: str) -> str:
+    """Return the page."""
+    notes: list[str] = []
+    table, candidates = scores(runs, subset, notes)
+    analyses = read_analyses(runs, notes)
+    with tempfile.TemporaryDirectory() as folder:
+        learned = [
+            Learned(
+                name,
+                analyze.summary(analysis),
+                [figure(path, CAPTIONS[plot]) for plot, path in plots.draw(analysis, Path(folder)).items()],
+                findings(analysis),
+            )
+            for name, analysis in analyses.items()
+        ]
+        drawn = draw_curves(runs, Path(folder) / "curves.svg", notes)
+    texts = []
+    if candidates:
+        systems = {each.name: each.hypotheses for each in candidates}
+        texts = samples(sources(candidates[0], subset), candidates[0].references, systems)
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
+    template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    return template.render(
+        title=f"Report on {', '.join(run.name for run in runs)}",
+        about=f"Made by fairseq_resid {__version__} from what is in the run folders. It needs no network.",
+        notes=notes,
+        scores=table,
+        runs=[run.name for run in runs],
+        settings=settings(runs),
+        curves=drawn,
+        learned=learned,
+        samples=texts,
+        glossary=[entry(name) for name in dict.fromkeys(analysis.structure for analysis in analyses.values())],
+    )
+
+
+@frame.command("report", "Write one self-contained HTML page of several runs: scores, findings, curves, translations.")
+def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+    """Command line of scripts/report.sh."""
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="run folders; the first is the baseline")
+    add("--out", type=Path, default=Path("report.html"), metavar="FILE", help="the page (default report.html)")
+    add("--subset", default="test", metavar="NAME", help="the part of the data whose scores are shown (default test)")
+    options = parser.parse_intermixed_args(argv)
+    for path in options.runs:
+        if not path.is_dir():
+            raise ValueError(f"{path}: no such run folder")
+    page = build([Run(path) for path in dict.fromkeys(options.runs)], options.subset)
+    write_text(options.out, page)
+    size = len(page.encode())
+    if size > SIZE:
+        print(f"{parser.prog}: warning: {options.out}: {size:,} bytes: name fewer runs at once", file=sys.stderr)
+    print(f"{options.out}: {size / 1e6:.1f} MB; open it in a browser")
