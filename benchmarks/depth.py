@@ -85,7 +85,7 @@ def train(args: argparse.Namespace, name: str, lr: float, log: Path) -> dict[str
         )
     found = figures(log)
     is_finite = done.returncode == 0 and found["valid_nll"] is not None and math.isfinite(found["valid_nll"])
-    if done.returncode and not re.search(r"(?i)nan|inf|gradient", last_lines(log)):
+    if done.returncode and "the training diverged at update" not in last_lines(log):
         raise SystemExit(f"depth.py: error: {name} at lr {lr} failed:{last_lines(log)}")
     return {**found, "is_finite": is_finite, "seconds": time.monotonic() - start}
 
@@ -106,7 +106,8 @@ def main() -> None:
     logging.disable(logging.WARNING)  # fairseq's, of every file that it reads
     warnings.simplefilter("ignore")
     bound = unigram_nll(args.data) - BELOW_UNIGRAM
-    setting = {"layers": args.layers, "updates": args.updates, "flags": args.flags, "bound": round(bound, 3)}
+    setting = {"data": args.data.name, "layers": args.layers, "updates": args.updates, "flags": args.flags}
+    setting["bound"] = round(bound, 3)
     rows: list[dict[str, Any]] = []
     if args.json and args.json.is_file():
         kept = json.loads(args.json.read_text(encoding="utf-8"))

@@ -158,7 +158,7 @@ def test_every_structure_and_its_coefficients(name: str, sas: Loaded) -> None:
                 1, abs=1e-5
             )
     # The seed's start again.
-    for ours, theirs in zip(loaded.initial().state_dict().values(), model.state_dict().values(), strict=True):
+    for ours, theirs in zip(loaded.initial().parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
 
@@ -182,8 +182,8 @@ def test_the_initial_model_is_the_one_before_the_first_update(
 ) -> None:
     train(tmp_path, "--residual", residual, "--lr", 0, "--max-update", 1, "--seed", 7)
     loaded = load(tmp_path, corpus, cpu=True)
-    start = loaded.initial().state_dict()
-    for key, value in loaded.model.state_dict().items():
+    start = dict(loaded.initial().named_parameters())
+    for key, value in loaded.model.named_parameters():
         assert torch.equal(value, start[key]), key
 
 
@@ -195,11 +195,16 @@ def test_a_stock_model(stock_checkpoint: Path, corpus: Path) -> None:
     assert all(site.nll_without is None and site.gradient for site in found.sites.values())
 
 
-def test_learning_curves_of_fixed_coefficients(train: Callable[..., Any], corpus: Path, tmp_path: Path) -> None:
+def test_learning_curves_of_fixed_coefficients(
+    train: Callable[..., Any], corpus: Path, sas_checkpoint: Path, tmp_path: Path
+) -> None:
     train(tmp_path, "--residual", "wskip_ln", "--save-interval-updates", 2, "--max-update", 6, "--wskip-init", 2)
     (tmp_path / "checkpoint_1_4.pt").write_bytes(b"damaged")
     loaded = load(tmp_path, corpus, cpu=True)
-    found = learned(loaded)
+    (tmp_path / "checkpoint_1_5.pt").write_bytes(sas_checkpoint.read_bytes())
+    notes: list[str] = []
+    found = learned(loaded, notes)
+    assert [note.split()[:2] for note in notes] == [["left", "out:"]] * 2 and "checkpoint_1_4.pt" in notes[0]
     assert len(found) == 10 and [at for at, _ in found["decoder.1.ffn"]["w"]] == [2, 6]
     trained = loaded.model.decoder.layers[1].ffn_residual.skip_weight.mean().item()
     assert found["decoder.1.ffn"]["w"][-1][1] == pytest.approx(trained, rel=1e-6)
@@ -266,15 +271,15 @@ def test_attention(sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: A
         assert error in capsys.readouterr().err and not (tmp_path / "b.svg").exists()
 
 
-def record(updates: int, wall: float, **more: float) -> str:
-    return json.dumps(
-        {"epoch": 1, "num_updates": str(updates), "wall": str(wall), **{k: str(v) for k, v in more.items()}}
-    )
+def record(updates: int, seconds: int, **more: Any) -> str:
+    stamp = f"2026-01-01 {seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    logged = {"epoch": 1, "num_updates": str(updates), "wall": "0", **{k: str(v) for k, v in more.items()}}
+    return f"{stamp} | INFO | train_inner | {json.dumps(logged)}"
 
 
 def made_up(folder: Path, seed: int, offset: float, lines: list[str] | None = None) -> Path:
-    folder.mkdir()
-    own = [record(at, 10.0 * at, loss=8 - 0.1 * at + offset, gnorm=1 + offset, wps=100) for at in (10, 20, 30)]
+    folder.mkdir(parents=True)
+    own = [record(at, 10 * at, loss=8 - 0.1 * at + offset, gnorm=1 + offset, wps=100) for at in (10, 20, 30)]
     (folder / "train.log").write_text("\n".join(lines or own) + "\n")
     command = ["fairseq-train", "data", "--seed", str(seed), "--lr", "1", "--save-dir", str(folder)]
     (folder / "run.json").write_text(json.dumps({"command": command, "finished": True}))
@@ -293,23 +298,21 @@ def test_curves_of_seeds_are_a_band(tmp_path: Path) -> None:
     assert x == [10, 20, 30]
     assert mean == pytest.approx([7.5 * nat, 6.5 * nat, 5.5 * nat])
     assert (least[0], greatest[0]) == pytest.approx((7.0 * nat, 8.0 * nat))
-    assert curves.band(seeds, "tokens/s", "hours")[0] == pytest.approx([100 / 3600, 200 / 3600, 300 / 3600])
+    assert curves.band(seeds, "tokens/s", "hours")[0] == pytest.approx([0, 100 / 3600, 200 / 3600])
     out = tmp_path / "curves.svg"
     assert curves.main([*map(str, paths), str(tmp_path / "other"), "--out", str(out)]) == 0
     assert "svg" in out.read_text()[:200]
 
 
 def test_curves_of_a_log_that_was_cut_off_and_of_a_training_that_went_back(tmp_path: Path, capsys: Any) -> None:
+    began = "2026-01-01 02:00:00 | INFO | fairseq_cli.train | {'_name': None}"
     lines = [
-        record(10, 100, loss=8), record(20, 200, loss=7), record(30, 300, loss="nan"),
-        record(15, 50, loss=7.5), record(20, 100, loss=6.5), '{"epoch": 1, "num_upda',
+        record(10, 100, loss=8), record(20, 200, loss=7, valid_loss=6), record(30, 300, loss="nan", valid_loss=5),
+        began, record(15, 7250, loss=7.5), record(20, 7300, loss=6.5), '{"epoch": 1, "num_upda',
     ]  # fmt: skip
-    run = Run(made_up(tmp_path / "run", 1, 0, lines))
-    assert [(at, seconds) for at, seconds, _ in curves.read(run).points["train loss"]] == [
-        (10, 100),
-        (15, 350),
-        (20, 400),
-    ]
+    found = curves.read(Run(made_up(tmp_path / "run", 1, 0, lines))).points
+    assert [(at, seconds) for at, seconds, _ in found["train loss"]] == [(10, 0), (15, 250), (20, 300)]
+    assert "valid loss" not in found  # of a part of the training that was replaced
     made_up(tmp_path / "empty", 1, 0, ["no record"])
     out = tmp_path / "curves.svg"
     assert curves.main([str(tmp_path / "run"), str(tmp_path / "empty"), "--out", str(out)]) == 1
@@ -318,3 +321,29 @@ def test_curves_of_a_log_that_was_cut_off_and_of_a_training_that_went_back(tmp_p
     assert curves.main([str(tmp_path / "nowhere")]) == 2
     with pytest.raises(SystemExit):
         curves.main([str(tmp_path / "run"), "--out", "curves.txt"])
+
+
+def test_runs_of_the_same_name_are_two_lines(tmp_path: Path) -> None:
+    paths = [made_up(tmp_path / folder / "x", 1, 0) for folder in ("a", "b")]
+    (paths[1] / "run.json").unlink()
+    assert sorted(curves.groups([Run(path) for path in paths])) == sorted(map(str, paths))
+
+
+def test_sentences_that_are_too_long_are_left_out(train: Callable[..., Any], corpus: Path, tmp_path: Path) -> None:
+    longest = ["--max-source-positions", 20, "--max-target-positions", 20, "--skip-invalid-size-inputs-valid-test"]
+    train(tmp_path, "--encoder-learned-pos", "--decoder-learned-pos", *longest, "--decoder-embed-dim", 32,
+          "--decoder-output-dim", 32, "--residual", "wskip_ln", without=("--share-all-embeddings",))  # fmt: skip
+    loaded = load(tmp_path, corpus, cpu=True)
+    found = analysed(loaded, "valid", 400, 4096, False)
+    assert "sentences are longer than the model takes" in found.notes[0] and found.is_whole and found.sentences < 40
+    dataset = loaded.task.dataset("valid")
+    number = 1 + next(index for index in range(len(dataset)) if dataset.src_sizes[index] > 20)
+    with pytest.raises(ValueError, match="subwords, and the model takes 20"):
+        attention.attention(loaded, attention.of_data(loaded, "valid", number))
+
+
+def test_attention_of_a_model_that_has_none(train: Callable[..., Any], corpus: Path, tmp_path: Path) -> None:
+    train(tmp_path, "--no-cross-attention", "--residual", "sas")
+    loaded = load(tmp_path, corpus, cpu=True)
+    with pytest.raises(ValueError, match="a model without encoder attention"):
+        attention.attention(loaded, attention.of_data(loaded, "valid", 1))

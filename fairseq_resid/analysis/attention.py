@@ -76,11 +76,19 @@ def of_data(loaded: Loaded, subset: str, number: int) -> Tensor:
 
 
 def attention(loaded: Loaded, source: Tensor) -> Map:
-    """Translate a sentence as fairseq-resid evaluate does, and return what each layer looked at."""
+    """Translate a sentence as fairseq-resid evaluate does, and return what each layer looked at.
+
+    Raises: ValueError if the model has no encoder attention, or the sentence is too long for it.
+    """
     import torch
     from fairseq.sequence_generator import SequenceGenerator
 
     model, task = loaded.model, loaded.task
+    layers = [layer.encoder_attn for layer in model.decoder.layers if layer.encoder_attn is not None]
+    if not layers:
+        raise ValueError(f"{loaded.checkpoint}: a model without encoder attention")
+    if len(source) > model.max_positions()[0]:
+        raise ValueError(f"{len(source):,} subwords, and the model takes {model.max_positions()[0]:,}")
     source = source.to(loaded.device)
     inputs = {"src_tokens": source.unsqueeze(0), "src_lengths": torch.tensor([len(source)], device=loaded.device)}
     generator = SequenceGenerator(
@@ -89,7 +97,6 @@ def attention(loaded: Loaded, source: Tensor) -> Map:
     target = generator.generate([model], {"net_input": inputs})[0][0]["tokens"]
     previous = target.roll(1).unsqueeze(0)  # the end mark, which is last, comes first
     found: list[Tensor] = []
-    layers = [layer.encoder_attn for layer in model.decoder.layers if layer.encoder_attn is not None]
 
     def note(_: Any, __: Any, output: tuple[Tensor, Tensor]) -> None:
         weights = output[1]

@@ -10,13 +10,16 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ..commands import flags, frame
-from ..folders.run import Run
+from ..folders import records
+from ..folders.run import Record, Run, log_record
 from .style import COLOURS, figure
 
 # What is drawn: the record's key, the label, and the factor to its unit. fairseq's losses are in bits.
@@ -28,6 +31,8 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str, float]] = {
     "gradient norm": (("gnorm", "train_gnorm"), "gradient norm", 1.0),
     "tokens/s": (("wps", "train_wps"), "target tokens/s", 1.0),
 }
+
+SESSION = "fairseq_cli.train | {"  # what a training says first, its settings
 
 
 @dataclass(frozen=True)
@@ -41,25 +46,27 @@ class Curves:
 def read(run: Run) -> Curves:
     """Read a run's train.log; a line that was cut off is left out.
 
-    A training that went back to an older checkpoint replaces what came after it.
+    A training that went back to an older checkpoint replaces what came after it. Time is that of the lines, without the
+    time between two sessions: fairseq's own clocks stand at 0 after a resumption in the middle of an epoch.
     Raises: ValueError if there is nothing to draw.
     """
     found: dict[str, dict[int, tuple[float, float]]] = {key: {} for keys, _, _ in QUANTITIES.values() for key in keys}
-    passed = before = 0.0
-    for record in run.log_records():
-        updates = next((int(record[key]) for key in record if key.endswith("num_updates")), None)
-        if updates is None:
+    passed, before = 0.0, None
+    for line in lines(run.train_log):
+        stamp = time_of(line)
+        if stamp is not None:
+            if before is not None and SESSION not in line:
+                passed += max(0.0, stamp - before)
+            before = stamp
+        record = log_record(line)
+        updates = next((int(record[key]) for key in record if key.endswith("num_updates")), None) if record else None
+        if record is None or updates is None:
             continue
-        # The wall clock of a session begins at 0.
-        wall = next((float(record[key]) for key in ("wall", "train_wall", "valid_wall") if key in record), None)
-        if wall is not None:
-            passed += wall - before if wall >= before else wall
-            before = wall
         for key, rows in found.items():
+            for later in [at for at in rows if at > updates]:
+                del rows[later]
             value = number(record.get(key))
             if value is not None:
-                for later in [at for at in rows if at > updates]:
-                    del rows[later]
                 rows[updates] = (passed, value)
     points = {}
     for name, (keys, _, factor) in QUANTITIES.items():
@@ -72,6 +79,21 @@ def read(run: Run) -> Curves:
     return Curves(run.name, points)
 
 
+def lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a log; none if there is none."""
+    if path.is_file():
+        with path.open(encoding="utf-8", errors="replace") as log:
+            yield from log
+
+
+def time_of(line: str) -> float | None:
+    """Return the time at the beginning of a line of a log, in seconds; None if it has none."""
+    try:
+        return datetime.strptime(line[:19], "%Y-%m-%d %H:%M:%S").timestamp()
+    except ValueError:
+        return None
+
+
 def number(value: Any) -> float | None:
     """Return a logged value; None if it is no finite number."""
     try:
@@ -82,16 +104,18 @@ def number(value: Any) -> float | None:
 
 
 def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs by name, those that differ in --seed and --save-dir alone together."""
+    """Return the runs by a label, those that differ in --seed and --save-dir alone together."""
     found: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        record = run.read_record()
-        same = flags.without(record.command, ("--seed", "--save-dir")) if record else [str(run.path)]
+        record = records.remembered(run.record, Record)
+        same = flags.without(record.command, ("--seed", "--save-dir")) if record else [str(run.path.resolve())]
         found.setdefault(tuple(same), []).append(run)
-    return {
-        alike[0].name if len(alike) == 1 else f"{alike[0].name} and {len(alike) - 1} more seeds": alike
-        for alike in found.values()
-    }
+    names = Counter(alike[0].name for alike in found.values())
+    labels = {}
+    for alike in found.values():
+        label = alike[0].name if names[alike[0].name] == 1 else str(alike[0].path)
+        labels[label if len(alike) == 1 else f"{label} and {len(alike) - 1} more seeds"] = alike
+    return labels
 
 
 def band(curves: Sequence[Curves], name: str, by: str) -> tuple[list[float], list[float], list[float], list[float]]:

@@ -6,57 +6,60 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .. import connections
 from ..commands.progress import Progress
 from ..compat import load_checkpoint
+from ..connections import ResidualConnection
 from ..folders.run import NUMBERED, Fingerprint
-from .model import Loaded, batches, choose, sites
+from .model import Loaded, batches, choose, fits, sites
 from .observe import Moments, gradient_norms, nll_without, observe
 from .results import Analysis, Coefficient, Site
 
 
-def learned(loaded: Loaded) -> dict[str, dict[str, list[tuple[int, float]]]]:
+def learned(loaded: Loaded, notes: list[str]) -> dict[str, dict[str, list[tuple[int, float]]]]:
     """Return the coefficients that are the same everywhere at each numbered checkpoint, as Analysis.learning has them.
 
-    A checkpoint that cannot be read is left out.
+    A checkpoint that cannot be read, or is of another model, is left out, and a note says so.
     """
     found: dict[str, dict[str, list[tuple[int, float]]]] = {}
     model, run = loaded.initial(), loaded.run
-    x = torch.zeros(1, 1, loaded.cfg.model.encoder_embed_dim, device=loaded.device)
-    fixed = {
-        name: site
-        for name, site in sites(model).items()
-        if any(value.shape[:2] != (1, 1) for value in site.coefficients(site.enter(x), x).values())
-    }
-    if not fixed:
-        return {}
-    for path in [*run.numbered("epoch"), *run.numbered("update")]:
+
+    def fixed(site: ResidualConnection) -> dict[str, Tensor]:
+        x = torch.zeros(1, 1, site.place.dim, device=loaded.device)
+        with torch.no_grad():
+            values = site.coefficients(site.enter(x), x)
+        return {name: value for name, value in values.items() if value.dim() < 3}
+
+    having = {name: site for name, site in sites(model).items() if fixed(site)}
+    for path in [*run.numbered("epoch"), *run.numbered("update")] if having else ():
         try:
             state = load_checkpoint(path)
-        except ValueError:
+            model.load_state_dict(state["model"])
+        except (ValueError, SystemExit) as error:
+            notes.append(f"left out: {str(error).splitlines()[0]}")
             continue
+        named = NUMBERED["update"].fullmatch(path.name)
         history = state.get("optimizer_history") or [{}]
-        updates = history[-1].get("num_updates") or int(NUMBERED["update"].sub(r"\1", path.name))
-        model.load_state_dict(state["model"])
-        for name, site in fixed.items():
-            with torch.no_grad():
-                values = site.coefficients(site.enter(x), x)
-            for label, value in values.items():
+        updates = history[-1].get("num_updates") or (int(named[1]) if named else None)
+        if updates is None:
+            notes.append(f"left out: {path}: does not say after how many updates it was saved")
+            continue
+        for name, site in having.items():
+            for label, value in fixed(site).items():
                 for part, each in connections.components(label, value, False):
-                    found.setdefault(name, {}).setdefault(part, []).append(
-                        (updates, float(each.detach().float().mean()))
-                    )
+                    found.setdefault(name, {}).setdefault(part, []).append((updates, float(each.float().mean())))
     return {name: {part: sorted(row) for part, row in rows.items()} for name, rows in found.items()}
 
 
 def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate: bool) -> Analysis:
     """Return what analysis finds in one model, on so many sentences of a part of its data."""
-    chosen = choose(loaded, subset, sentences)
+    notes: list[str] = []
+    chosen = choose(loaded, subset, sentences, notes)
     model, initial = loaded.model, loaded.initial()
     everything = sites(model)
     passes = 4 + len(everything) * ablate
-    notes = []
 
     def text() -> Any:
         return batches(loaded, subset, chosen, max_tokens)
@@ -110,12 +113,12 @@ def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate
         data=str(loaded.data),
         subset=subset,
         sentences=len(chosen),
-        is_whole=len(chosen) == len(loaded.task.dataset(subset)),
+        is_whole=len(chosen) == int(fits(loaded, subset).sum()),
         tokens=tokens,
         nll=nll,
         start_nll=start_nll,
         sites=figures,
         made_from=Fingerprint.of(loaded.checkpoint),
-        learning=learned(loaded),
+        learning=learned(loaded, notes),
         notes=notes,
     )

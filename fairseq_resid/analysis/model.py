@@ -74,7 +74,8 @@ def load(path: Path, data: Path | None = None, which: str | None = None, cpu: bo
         config = config if isinstance(config, Namespace) else Namespace(**config)
         before = config.encoder_normalize_before and config.decoder_normalize_before
         config._name, config.arch, config.residual = OWN, OWN, "pre_ln" if before else "post_ln"
-        state["cfg"]["model"] = config
+        # A plain Namespace: omegaconf takes no other object in.
+        state["cfg"] = Namespace(**{section: state["cfg"][section] for section in state["cfg"]} | {"model": config})
     elif ARCH_MODEL_NAME_REGISTRY.get(name, name) != OWN:
         raise ValueError(f"{file}: a model of the architecture {name}: analysis knows transformer and {OWN}")
     (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(file)], state=state)
@@ -109,17 +110,31 @@ class Batch:
         return self.target.size(0)
 
 
-def choose(loaded: Loaded, subset: str, count: int) -> list[int]:
+def choose(loaded: Loaded, subset: str, count: int, notes: list[str] | None = None) -> list[int]:
     """Load a part of the data, and return the numbers of `count` sentences spread evenly over it.
 
-    Raises: ValueError if the data folder has no such part.
+    A sentence that is longer than the model takes is not among them; a note says how many are.
+    Raises: ValueError if the data folder has no such part, or no sentence that fits.
     """
     try:
         loaded.task.load_dataset(subset)
     except FileNotFoundError:
         raise ValueError(f"{loaded.data}: holds no binarised {subset} set") from None
+    fitting = np.flatnonzero(fits(loaded, subset))
     size = len(loaded.task.dataset(subset))
-    return np.unique(np.linspace(0, size - 1, min(count, size)).astype(int)).tolist()  # type: ignore[no-any-return]
+    if not len(fitting):
+        raise ValueError(f"{loaded.data}: {subset}: no sentence is short enough for the model")
+    if len(fitting) < size and notes is not None:
+        notes.append(f"{size - len(fitting):,} of {size:,} sentences are longer than the model takes")
+    places = np.unique(np.linspace(0, len(fitting) - 1, min(count, len(fitting))).astype(int))
+    return fitting[places].tolist()  # type: ignore[no-any-return]
+
+
+def fits(loaded: Loaded, subset: str) -> Any:
+    """Return, of every sentence of a loaded part, whether both its sides are short enough for the model."""
+    dataset = loaded.task.dataset(subset)
+    longest = loaded.model.max_positions()
+    return (np.asarray(dataset.src_sizes) <= longest[0]) & (np.asarray(dataset.tgt_sizes) <= longest[1])
 
 
 def batches(loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:

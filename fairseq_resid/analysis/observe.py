@@ -127,7 +127,7 @@ class Observer:
         places = self.batch.places[stack][kept]
         classes = self.classes[stack].to(kept.device)[self.batch.tokens[stack][kept]]
         for label, value in site.coefficients(state, f).items():
-            is_positional = value.dim() >= 2 and value.shape[:2] == kept.shape
+            is_positional = value.dim() >= 3 and value.shape[:2] == kept.shape
             for part, values in components(label, value, is_positional):
                 moments = found.coefficients.setdefault(part, Moments())
                 if not is_positional:

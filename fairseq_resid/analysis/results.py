@@ -71,7 +71,7 @@ class Analysis:
     data: str
     subset: str
     sentences: int
-    is_whole: bool  # all sentences of the subset
+    is_whole: bool  # all sentences of the subset that the model can read
     tokens: int
     nll: float
     start_nll: float | None

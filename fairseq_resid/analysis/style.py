@@ -19,7 +19,7 @@ KINDS = {
     "ffn": "feed-forward",
     "conv": "convolution",
 }
-LETTERS = {"alpha": "α", "beta": "β", "gamma": "γ", "ratio": "σ₁/w₁ + 1", "w": "w"}
+LETTERS = {"alpha": "α", "beta": "β", "gamma": "γ", "ratio": "effective ratio of x to F", "w": "w"}
 SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib and has the letters of the formulas
     "font.size": 9,

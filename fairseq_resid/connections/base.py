@@ -92,7 +92,10 @@ class ResidualConnection(nn.Module):
         raise NotImplementedError("a structure that is profiled defines profile")
 
     def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:
-        """Return what the structure weighs its parts by, by name: what analysis shows."""
+        """Return what the structure weighs its parts by, by name: what analysis shows.
+
+        Shapes: one for each position (T, B, ...), of three dimensions or more; the same everywhere: two or fewer
+        """
         return {}
 
     def extra_repr(self) -> str:
