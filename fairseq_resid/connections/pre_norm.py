@@ -41,7 +41,8 @@ class SandwichLayerNorm(PreLayerNorm):
     """Normalises what the branch sees and what it gives.
 
     Formula:  y = x + LN_out(F), F = dropout(f(LN_in(x))); a norm ends the stack
-    Source:   Ding 2021, CogView (its division by max |x| is left out); Peri-LN, Kim 2025, is the same formula
+    Source:   Ding 2021, CogView (its division by max |x| is left out); Peri-LN, Kim 2025, is the same formula, and its
+              optional norm on the embedding is fairseq's --layernorm-embedding
     """
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
