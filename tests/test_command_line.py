@@ -327,4 +327,5 @@ def test_coefficients_in_the_log(more: list[Any], train: Command, tmp_path: Path
     assert [row["loss"] for row in logged] == [row["loss"] for row in plain]
     assert not [key for row in plain for key in row if key.startswith("alpha.")]
     models = [torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=False)["model"] for name in ("a", "b")]
-    assert all(torch.equal(value, models[1][key]) for key, value in models[0].items())
+    for key, value in models[0].items():  # 0.12.2 keeps a buffer of no fixed value
+        assert torch.equal(value, models[1][key]) or key.endswith("_float_tensor"), key

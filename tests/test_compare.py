@@ -151,7 +151,7 @@ def test_the_data_is_found_from_another_folder(data: Path, capsys: Capture, monk
     for run in runs:
         results = json.loads((run / "results.json").read_text())
         (run / "results.json").write_text(json.dumps({**results, "data": "data-bin/tiny"}))
-    monkeypatch.setattr(compare.averaging, "load", lambda path: path)
+    monkeypatch.setattr(compare, "load_checkpoint", lambda path: path)
     monkeypatch.setattr(compare, "find_data", lambda run, state: data)
     assert compare.main(list(map(str, runs))) == 2
     assert "data-bin/tiny: no such data folder" in capsys.readouterr().err

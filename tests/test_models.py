@@ -343,7 +343,16 @@ SAS_IMAGE = {"residual": "sas", "sas_gate": "full", "sas_gamma": "coupled", "sas
         ({}, {"residual": "post_ln"}),
         ({"residual": "rskip_ln"}, {"residual": "rskip_ln", "skip_lambda": 2}),
         ({"residual": "xskip"}, {"residual": "xskip", "skip_lambda": 1, "branch_scale": 1}),
-        ({"residual": "exclusive_gate"}, {"residual": "highway", "gate_bias": -1, "residual_norm": "none"}),
+        (
+            {"residual": "exclusive_gate"},
+            {
+                "residual": "highway",
+                "gate_bias": -1,
+                "residual_norm": "none",
+                "gate_input": "shortcut",
+                "gate_layers": 1,
+            },
+        ),
         ({"residual": "sas", "sas_alpha_bias": 3.0}, SAS_IMAGE),
     ],
     ids=str,

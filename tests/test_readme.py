@@ -23,19 +23,9 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # In this order: what one page makes, the next one uses.
-PAGES = [
-    (ROOT / folder / "README.md").read_text(encoding="utf-8")
-    for folder in (
-        *(
-            "data-prep",
-            "scripts/recipes",
-            "fairseq_resid",
-            "fairseq_resid/evaluation",
-            "fairseq_resid/connections",
-            ".",
-        ),
-    )
-]
+FOLDERS = "data-prep scripts/recipes fairseq_resid fairseq_resid/evaluation fairseq_resid/connections"
+FOLDERS += " . fairseq_resid/analysis"
+PAGES = [(ROOT / folder / "README.md").read_text(encoding="utf-8") for folder in FOLDERS.split()]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", "\n".join(PAGES), flags=re.DOTALL | re.MULTILINE)
 COMMANDS = list(dict.fromkeys(line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()))
 
