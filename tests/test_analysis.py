@@ -21,9 +21,10 @@ from fairseq_resid import connections
 from fairseq_resid.analysis import analyze, attention, curves
 from fairseq_resid.analysis.figures import analyze as analysed
 from fairseq_resid.analysis.figures import learned
-from fairseq_resid.analysis.model import Loaded, batches, choose, load, sites, token_nll
+from fairseq_resid.analysis.model import Loaded, batches, choose, load, token_nll
 from fairseq_resid.analysis.observe import gradient_norms, nll_without, observe
 from fairseq_resid.analysis.results import BINS, Analysis
+from fairseq_resid.connections import sites
 from fairseq_resid.folders import records
 from fairseq_resid.folders.run import Run
 

@@ -119,7 +119,7 @@ def test_the_page_is_whole_and_needs_no_network(page: Path) -> None:
     assert len(text.encode()) < 1_000_000
     said = " ".join(found.text)
     assert "base has no analysis" in said and "fairseq-resid analyze" in said
-    assert "nrefs:1|bs:1000|seed:12345|case:mixed" in said and "p (bootstrap)" in said
+    assert "nrefs:1|bs:1000|seed:12345|case:mixed" in said and "p bootstrap" in said
 
 
 def test_settings_that_differ_come_first(page: Path, runs: list[Path]) -> None:
@@ -153,7 +153,7 @@ def test_runs_that_cannot_be_compared(data: Path, tmp_path: Path) -> None:  # no
     assert report.main([str(first), str(other), "--out", str(tmp_path / "report.html")]) == 0
     said = " ".join(Page((tmp_path / "report.html").read_text()).text)
     assert "cannot be compared: corpus is tiny in the one and another in the other" in said
-    assert "arch_one" in said and "arch_two" in said and "p (bootstrap)" not in said
+    assert "arch_one" in said and "arch_two" in said and "p bootstrap" not in said
 
 
 def test_findings_of_sas() -> None:

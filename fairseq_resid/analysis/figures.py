@@ -11,9 +11,9 @@ from torch import Tensor
 from .. import connections
 from ..commands.progress import Progress
 from ..compat import load_checkpoint
-from ..connections import ResidualConnection
+from ..connections import ResidualConnection, sites
 from ..folders.run import NUMBERED, Fingerprint
-from .model import Loaded, batches, choose, fits, sites
+from .model import Loaded, batches, choose, fits
 from .observe import Moments, gradient_norms, nll_without, observe
 from .results import Analysis, Coefficient, Site
 

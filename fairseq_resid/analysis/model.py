@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import models  # noqa: F401  (bridges fairseq, registers the architectures)
 from ..compat import load_checkpoint
-from ..connections import ResidualConnection
 from ..folders.data import find_data, setting
 from ..folders.run import Run
 
@@ -83,12 +82,6 @@ def load(path: Path, data: Path | None = None, which: str | None = None, cpu: bo
     history = state.get("optimizer_history")
     updates = history[-1].get("num_updates") if history else None
     return Loaded(run, file, folder, model.to(device).eval(), task, cfg, updates, device)
-
-
-def sites(model: nn.Module) -> dict[str, ResidualConnection]:
-    """Return the sites of a model by name, such as encoder.0.self_attn, in the order in which a sentence meets them."""
-    found = (module for module in model.modules() if isinstance(module, ResidualConnection))
-    return {f"{site.place.stack}.{site.place.layer}.{site.place.kind}": site for site in found}
 
 
 @dataclass(frozen=True)

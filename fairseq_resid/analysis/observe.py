@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..connections import ResidualConnection, components
-from .model import Batch, sites, token_nll
+from ..connections import ResidualConnection, components, sites
+from .model import Batch, token_nll
 from .results import BINS, FREQUENCIES, POSITIONS, Coefficient
 
 

@@ -23,7 +23,7 @@ from . import (
     self_adaptive,
     weighted,
 )
-from .base import ResidualConnection, components
+from .base import ResidualConnection, components, sites
 from .options import InvalidOption, Option, Options, option
 from .place import Place
 from .registry import (
@@ -89,6 +89,7 @@ __all__ = [
     "resolve_final_norm",
     "rezero",
     "self_adaptive",
+    "sites",
     "structure",
     "weighted",
 ]

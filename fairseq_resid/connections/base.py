@@ -120,6 +120,12 @@ def dropout_probability(dropout: nn.Module) -> float | None:
     return p if drops else 0.0
 
 
+def sites(module: nn.Module) -> dict[str, ResidualConnection]:
+    """Return the sites in a module by name, such as encoder.0.self_attn, as a sentence meets them."""
+    found = (each for each in module.modules() if isinstance(each, ResidualConnection))
+    return {f"{site.place.stack}.{site.place.layer}.{site.place.kind}": site for site in found}
+
+
 FEW = 32  # components of a coefficient that are shown apart, such as n·n weights of streams; more are channels
 
 

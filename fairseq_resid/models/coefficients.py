@@ -9,14 +9,14 @@ import torch
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
-from ..connections import ResidualConnection, components
+from ..connections import ResidualConnection, components, sites
 
 
 class CoefficientLog:
     """Listens to the sites of a model in the updates that fairseq logs, and in no other."""
 
     def __init__(self, model: nn.Module, interval: int) -> None:
-        self.sites = [module for module in model.modules() if isinstance(module, ResidualConnection)]
+        self.sites = sites(model)
         self.interval = interval
         self.hooks: list[Any] = []
 
@@ -26,8 +26,7 @@ class CoefficientLog:
             hook.remove()
         self.hooks.clear()
         if (update + 1) % self.interval == 0:
-            for site in self.sites:
-                name = f"{site.place.stack}.{site.place.layer}.{site.place.kind}"
+            for name, site in self.sites.items():
                 self.hooks.append(site.register_forward_hook(partial(note, name)))
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from fairseq.data import Dictionary
 from fairseq.modules.layer_drop import LayerDropModuleList
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..connections import Profiler, ResidualConnection
+from ..connections import Profiler, sites
 
 SENTENCES, LENGTH = 64, 24
 SEED = 1
@@ -47,7 +47,7 @@ def profile(model: Any, profiler: Profiler, source: Dictionary, target: Dictiona
     with ExitStack() as passing, torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(SEED)
         for stack in (model.encoder, model.decoder):
-            passing.enter_context(profiler(sites(stack)))
+            passing.enter_context(profiler(list(sites(stack).values())))
         model.train()
         for layers, _ in drops:
             layers.p = 0.0
@@ -57,8 +57,3 @@ def profile(model: Any, profiler: Profiler, source: Dictionary, target: Dictiona
             model.train(was_training)
             for layers, p in drops:
                 layers.p = p
-
-
-def sites(stack: nn.Module) -> list[ResidualConnection]:
-    """Return the sites of a stack, first to last: as its layers hold them."""
-    return [module for module in stack.modules() if isinstance(module, ResidualConnection)]

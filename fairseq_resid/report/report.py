@@ -43,7 +43,6 @@ CAPTIONS = {
     "gradients": "Gradient norm of each site's output, mean over sentences; dashed: before the first update.",
     "losses": "What the model loses in nats a token if the branch of one site is set to 0.",
 }
-HEADINGS = ("run", "architecture", "BLEU", "difference", "mean ± 95%", "p (bootstrap)", "p (randomisation)")
 
 
 @dataclass(frozen=True)
@@ -113,12 +112,12 @@ def scores(runs: Sequence[Run], subset: str, notes: list[str]) -> tuple[dict[str
         rows = [(each.name, each.results.architecture, f"{each.results.bleu.averaged:.2f}") for each in alone]
         results = [each.results for each in alone]
         marks = dict.fromkeys(f"{one.corpus} {one.subset}: BLEU {one.signature}" for one in results)
-        return {"headings": HEADINGS[:3], "rows": rows, "notes": list(marks)}, candidates
+        return {"headings": compare.HEADINGS[:3], "rows": rows, "notes": list(marks)}, candidates
     tested, signatures = compare.significance(candidates)
     first = candidates[0].results
     lines = [f"{first.corpus} {first.subset}, averaged model; tested against {candidates[0].name}.", *signatures]
     lines += compare.seeds(candidates, "averaged")
-    return {"headings": HEADINGS, "rows": tested, "notes": lines}, candidates
+    return {"headings": compare.HEADINGS, "rows": tested, "notes": lines}, candidates
 
 
 def sources(candidate: compare.Candidate, subset: str) -> list[str]:
