@@ -22,7 +22,7 @@ from rich.console import Console
 
 from fairseq_resid.commands import children
 from fairseq_resid.compat import load_checkpoint
-from fairseq_resid.evaluation import card, decoding, scoring, table
+from fairseq_resid.evaluation import card, decoding, likelihood, scoring, table
 from fairseq_resid.evaluation.evaluate import main, make_average, translate
 from fairseq_resid.evaluation.job import Job, architecture, count_parameters, find
 from fairseq_resid.folders.data import Corpus, find_data
@@ -109,6 +109,9 @@ def test_end_to_end(evaluated: str, here: Run) -> None:
         assert results["bleu"][name] == pytest.approx(score.value, abs=1e-3)
         beside = results["scores"][name]
         assert beside["detokenised"] == {"score": round(score.value, 4), "signature": score.signature}
+        sentences = likelihood.read(here.decode / f"test.{name}.nll")
+        assert [one.tokens for one in sentences] == [len(line.split()) + 1 for line in read_lines(Path("raw/test.fr"))]
+        assert beside.pop("NLL") == {"score": round(likelihood.mean(sentences), 4), "signature": likelihood.UNIT}
         assert set(beside) == {"detokenised", "detokenised, lower case", "tokenised", "chrF"}
         assert all(found["signature"].startswith("nrefs:1|") for found in beside.values())
         assert score.signature == results["signature"] and score.signature.startswith(SIGNATURE)
@@ -133,6 +136,19 @@ def test_end_to_end(evaluated: str, here: Run) -> None:
     assert evaluated.index("run valid: BLEU") < evaluated.index("run test: BLEU")
     assert results["training"]["num_updates"] == 12
     assert results["training"]["tokens_per_second"] > 0
+
+
+def test_nll_is_what_fairseq_generate_scores(evaluated: str, here: Run, tmp_path: Path) -> None:
+    """fairseq-generate --score-reference gives the log-probability (base 2) of every reference token."""
+    flags = f"data --user-dir {children.PACKAGE} --path {here.averaged} --gen-subset test --score-reference --cpu"
+    out = shell(BIN / "fairseq-generate", *flags.split(), cwd=Path.cwd())
+    found = {}
+    for number, scores in re.findall(r"^P-(\d+)\t(.*)$", out, re.MULTILINE):
+        found[int(number)] = [-math.log(2) * float(score) for score in scores.split()]
+    ours = likelihood.read(here.decode / "test.averaged.nll")
+    assert [one.tokens for one in ours] == [len(found[number]) for number in range(SENTENCES)]
+    for number, one in enumerate(ours):
+        assert one.nll == pytest.approx(sum(found[number]), abs=1e-4 * one.tokens)
 
 
 def test_damaged_data_is_not_evaluated(evaluated: str, here: Run, tmp_path: Path, capsys: Capture) -> None:
@@ -248,7 +264,7 @@ def test_what_is_finished_is_kept_and_what_changed_is_redone(copy: Run, decoder:
     assert len(decoder.commands) == 2
     assert main(arguments(copy)) == 0
     assert len(decoder.commands) == 2 and copy.results().read_text() == first
-    assert capsys.readouterr().out.count("kept\n") == 2
+    assert capsys.readouterr().out.count("kept\n") == 4
 
     content = copy.last.read_bytes()
     copy.last.unlink()

@@ -710,7 +710,7 @@ def test_a_full_disk_in_fairseq_preprocess_is_told(
 
     @frame.command("prepare", "")
     def preprocess(parser: Any, argv: Any) -> None:
-        binarise.preprocess(tmp_path, tmp_path / "data", "a", "b", 1, 9)
+        binarise.preprocess(tmp_path, tmp_path / "data", "a", "b", ("train", "valid", "test"), 1, 9)
 
     assert preprocess([]) == code
     assert said in capsys.readouterr().err

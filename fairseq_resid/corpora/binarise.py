@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,17 +22,25 @@ TOOLS = ("fairseq", "fairseq-fixed", "sacremoses", "sentencepiece")
 
 
 def preprocess(
-    text: Path, data: Path, source: str, target: str, workers: int, size: int, lock: int | None = None
+    text: Path,
+    data: Path,
+    source: str,
+    target: str,
+    splits: Iterable[str],
+    workers: int,
+    size: int,
+    lock: int | None = None,
 ) -> None:
-    """Run fairseq-preprocess on TEXT/{train,valid,test} and write DATA; show the command and how far it is.
+    """Run fairseq-preprocess on TEXT/SPLIT of every split and write DATA; show the command and how far it is.
 
+    splits: train, valid, test; further test sets as fairseq names them, test1, test2, ...
     size: the bytes that its .bin files will have
     Raises: ChildProcessError if it fails; OSError if the disk is full.
     """
     argv = [children.program("fairseq-preprocess"), "--source-lang", source, "--target-lang", target]
     argv += ["--joined-dictionary"]
-    for flag, split in (("--trainpref", "train"), ("--validpref", "valid"), ("--testpref", "test")):
-        argv += [flag, str(text / split)]
+    for flag, kind in (("--trainpref", "train"), ("--validpref", "valid"), ("--testpref", "test")):
+        argv += [flag, ",".join(str(text / split) for split in splits if split.startswith(kind))]
     argv += ["--destdir", str(data), "--workers", str(workers)]
     children.show(argv)
     log = data.with_name(data.name + ".log")
@@ -87,7 +95,7 @@ def bleu_tokenize(form: TextForm) -> str:
 def make(
     record: CorpusRecord, text: Path, references: Path, model: Path, data: Path, workers: int, lock: int | None = None
 ) -> None:
-    """Make DATA from TEXT/{train,valid,test} (subwords), the reference texts and the subword model.
+    """Make DATA from TEXT/SPLIT (subwords), the reference texts and the subword model.
 
     record: corpus.json without the tools and files, which are added here
     Raises: ChildProcessError if fairseq-preprocess fails.
@@ -95,7 +103,7 @@ def make(
     # With an end of sentence on each side of every pair; a token's bytes are fairseq's best_fitting_int_dtype.
     tokens = sum(sum(record.tokens[split].values()) + 2 * lines.kept for split, lines in record.lines.items())
     size = tokens * (2 if record.vocab_size < 65500 else 4)
-    preprocess(text, data, record.source, record.target, workers, size, lock)
+    preprocess(text, data, record.source, record.target, record.lines, workers, size, lock)
     shutil.copytree(references, data / "ref")
     shutil.copyfile(model, data / "spm.model")
     files = {str(file.relative_to(data)): file for file in sorted(data.rglob("*")) if file.is_file()}

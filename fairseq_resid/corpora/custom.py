@@ -1,7 +1,7 @@
 """A data folder from raw parallel text of your own.
 
     fairseq-resid prepare custom --name NAME --source SRC --target TGT --vocab-size N
-        --train PREFIX --valid PREFIX --test PREFIX --out DATA
+        --train PREFIX --valid PREFIX --test PREFIX... --out DATA
 
 PREFIX.SRC and PREFIX.TGT are the two sides. The text goes to sentencepiece as it is.
 """
@@ -25,8 +25,16 @@ from .preparation import Options, prepare_data
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Command line of `fairseq-resid prepare custom`."""
     parser.add_argument("--name", required=True, help="name of the corpus, for corpus.json")
-    for split in SPLITS:
+    for split in SPLITS[:2]:
         parser.add_argument(f"--{split}", required=True, type=Path, metavar="PREFIX", help=f"raw {split} text")
+    parser.add_argument(
+        "--test",
+        required=True,
+        type=Path,
+        nargs="+",
+        metavar="PREFIX",
+        help="raw test text, and further ones",
+    )
     parser.add_argument("--source", required=True, metavar="LANG")
     parser.add_argument("--target", required=True, metavar="LANG")
     parser.add_argument("--vocab-size", required=True, type=int, help="subwords of the joined vocabulary")
@@ -40,7 +48,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     del given["vocab_size"]
     build(
         args.name,
-        {split: getattr(args, split) for split in SPLITS},
+        {"train": args.train, "valid": args.valid}
+        | {f"test{number or ''}": prefix for number, prefix in enumerate(args.test)},
         args.source,
         args.target,
         args.vocab_size,
@@ -73,11 +82,11 @@ def build(
     fingerprints = Fingerprints(None)
     texts = []
     parts = {}
-    for split in SPLITS:
-        part = Part(prefixes[split].name, {})
+    for split, prefix in prefixes.items():
+        part = Part(prefix.name, {})
         parts[split] = (part,)
         for language in (source, target):
-            path = Path(f"{prefixes[split]}.{language}")
+            path = Path(f"{prefix}.{language}")
             if not path.is_file():
                 raise ValueError(f"{path}: no such file")
             texts.append(sources.Text(split, part, language, path, None, fingerprints.of(path)))

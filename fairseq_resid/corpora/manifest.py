@@ -6,7 +6,8 @@ hold them with URLs and checksums, and how text goes to the model. manifests/wmt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -15,7 +16,8 @@ from msgspec.structs import replace
 from ..folders import records
 from ..text import TextForm
 
-SPLITS = ("train", "valid", "test")
+SPLITS = ("train", "valid", "test")  # of every corpus; further test sets are test1, test2, ...
+FURTHER = re.compile(r"test[1-9]\d*")
 MANIFESTS = Path(__file__).with_name("manifests")
 
 
@@ -62,6 +64,16 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     files: Mapping[str, RemoteFile] = {}
 
     @property
+    def splits(self) -> tuple[str, ...]:
+        """The parts of the data folder, in order."""
+        return (*SPLITS, *further_tests(self.parts))
+
+    @property
+    def evaluated(self) -> tuple[str, ...]:
+        """Those whose text stays untouched."""
+        return self.splits[1:]
+
+    @property
     def languages(self) -> tuple[str, str]:
         return self.source, self.target
 
@@ -69,6 +81,20 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         """Return the file that a place FILE or FILE/MEMBER names."""
         name = place.split("/")[0]
         return replace(self.files.get(name, RemoteFile()), name=name)
+
+
+def further_tests(splits: Iterable[str]) -> list[str]:
+    """Return the test sets beyond the first: fairseq names them test1, test2, ..., without a gap.
+
+    Raises: ValueError naming a part that is none of the known ones, or the test set that is missing.
+    """
+    others = [split for split in splits if split not in SPLITS]
+    if strange := [split for split in others if not FURTHER.fullmatch(split)]:
+        raise ValueError(f"`parts` has {strange[0]}: allowed are {', '.join(SPLITS)}, test1, test2, ...")
+    expected = [f"test{number}" for number in range(1, len(others) + 1)]
+    if missing := [split for split in expected if split not in others]:
+        raise ValueError(f"`parts` has no {missing[0]}, but {max(others)}")
+    return expected
 
 
 def names() -> list[str]:
@@ -91,7 +117,7 @@ def read(path: Path) -> Manifest:
 
 def _check(manifest: Manifest) -> None:
     TextForm.of_sides(*manifest.languages, manifest.form, manifest.normalize, manifest.split_hyphens)
-    for split in SPLITS:
+    for split in manifest.splits:
         for part in manifest.parts.get(split, ()):
             if part.places.keys() != {*manifest.languages}:
                 raise ValueError(f"{split} {part.name}: `places` must be of {' and '.join(manifest.languages)}")

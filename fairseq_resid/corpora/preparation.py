@@ -6,7 +6,7 @@ The data folder, as every other tool of the project reads it:
 
     DATA/dict.SRC.txt, dict.TGT.txt   the joined dictionary, and fairseq's binary files beside it
     DATA/spm.model                    the sentencepiece model that cut the text into subwords
-    DATA/ref/{valid,test}.{SRC,TGT}   the untouched text: what BLEU is scored against
+    DATA/ref/SPLIT.{SRC,TGT}          the untouched valid and test texts: what BLEU is scored against
     DATA/corpus.json                  sources, checksums, counts, versions, how text is restored
 
 DATA appears when it is whole; until then everything is in DATA.partial. Nothing in it depends on the time, the
@@ -41,7 +41,7 @@ from ..folders.data import (
 from ..folders.files import locked, partial_of, read_lines
 from ..text import TextForm
 from . import binarise, ceiling, clean, disk, repeats, sources, stream, subwords, tokenise
-from .manifest import SPLITS, Manifest
+from .manifest import Manifest
 from .pipeline import Pipeline, Step
 
 T = TypeVar("T")
@@ -420,7 +420,7 @@ class _Preparation:
         for text in self.texts:
             if text.split != "train":
                 check_evaluation_text(paths[text.label])
-        pairs: dict[str, dict[str, int]] = {split: {} for split in SPLITS}
+        pairs: dict[str, dict[str, int]] = {split: {} for split in self.manifest.splits}
         for text in self.texts[::2]:
             pairs[text.split][text.part.name] = found[text.label].lines
         return Extracted(found, pairs)
@@ -505,7 +505,7 @@ class _Preparation:
 
     def deduplicate(self, folder: Path) -> Deduplicated:
         """Drop training pairs that came before, or that are valid or test pairs."""
-        (files, total), *others = (self._made(self.tokenising, split) for split in SPLITS)
+        (files, total), *others = (self._made(self.tokenising, split) for split in self.manifest.splits)
         counts = repeats.deduplicate(files, [pair for pair, _ in others], self._both(folder, "train"), total)
         self._check_left("train", counts)
         return Deduplicated({"train": counts})
@@ -530,7 +530,7 @@ class _Preparation:
         """Cut all text into subwords; score a perfect model; find the evaluation text that is in the training text."""
         counts, tokens = {}, {}
         model = self.pipeline.folder(self.learning) / "spm.model"
-        for split in SPLITS:
+        for split in self.manifest.splits:
             is_train = split == "train"
             files, total = self._tokenised(split)
             counts[split], sides = subwords.encode(
@@ -555,9 +555,9 @@ class _Preparation:
                 binarise.bleu_tokenize(form),
                 model,
             )
-            for split in SPLITS[1:]
+            for split in self.manifest.evaluated
         }
-        evaluation = {split: self._both(folder, split) for split in SPLITS[1:]}
+        evaluation = {split: self._both(folder, split) for split in self.manifest.evaluated}
         overlap = repeats.overlap(self._both(folder, "train"), evaluation, counts["train"].kept)
         return Encoded(counts, tokens, trips, overlap)
 

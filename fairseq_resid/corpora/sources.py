@@ -22,7 +22,7 @@ from typing import Any
 from . import extract
 from .fetch import SILENCE, FetchError, Fingerprint, address, fetch, problem, size_at, usable
 from .fingerprints import Fingerprints
-from .manifest import SPLITS, Manifest, Part, RemoteFile
+from .manifest import Manifest, Part, RemoteFile
 
 SNIFFED = 2000  # lines that show whether a text is tokenised
 
@@ -85,7 +85,7 @@ class Way:
 
         The size is that of the file if it has been downloaded, else the mirror's answer, else the manifest's.
         """
-        parts = [part for split in SPLITS for part in manifest.parts[split]]
+        parts = [part for split in manifest.splits for part in manifest.parts[split]]
         # For each part its alternatives, each the names of its files.
         places = [list(zip(*part.places.values(), strict=True)) for part in parts]
         files = [[[place.split("/")[0] for place in both] for both in alternatives] for alternatives in places]
@@ -112,7 +112,12 @@ def find(manifest: Manifest, way: Way) -> list[Text]:
     Raises: ValueError naming the text that is in none of the --raw folders, or the file that is not the released one;
     FetchError.
     """
-    texts = [text for split in SPLITS for part in manifest.parts[split] for text in _part(manifest, way, split, part)]
+    texts = [
+        text
+        for split in manifest.splits
+        for part in manifest.parts[split]
+        for text in _part(manifest, way, split, part)
+    ]
     wrong = dict.fromkeys(f"{text.file}: {text.difference}" for text in texts if text.difference)
     if wrong and not way.allow_other:
         raise ValueError("\n  ".join(["not the released files (--allow-other-data accepts them):", *wrong]))

@@ -16,6 +16,7 @@ from typing import Any
 from ..commands import frame
 from ..folders import records
 from ..folders.run import EVALUATE, Hardware, Record, Results, Run
+from . import likelihood
 
 
 def write(run: Run) -> str:
@@ -83,7 +84,8 @@ def scores(subsets: Sequence[Results]) -> list[str]:
     for results in subsets:
         last = results.scores.get("last", {})
         for label, score in results.scores.get("averaged", {}).items():
-            numbers = f"{score.score:.2f} | {last[label].score:.2f}"
+            digits = 4 if label == likelihood.LABEL else 2
+            numbers = f"{score.score:.{digits}f} | {last[label].score:.{digits}f}"
             signature = score.signature.replace("|", "\\|")
             lines.append(f"| {results.subset}, {results.sentences:,} | {label} | {numbers} | {signature} |")
     return lines

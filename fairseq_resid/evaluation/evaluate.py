@@ -1,7 +1,8 @@
-"""From a run folder to BLEU: average, decode valid and test, score, RUN/results.json, RUN/card.md.
+"""From a run folder to scores: average, NLL, decode valid and test, score, RUN/results.json, RUN/card.md.
 
 The averaged model and the single last checkpoint are decoded with stock fairseq-generate and scored against the raw
-reference text. What is finished and made from the same files with the same settings is not done again.
+reference text; their NLL of the references is measured too. What is finished and made from the same files with the same
+settings is not done again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..commands import children, frame
 from ..folders import records
 from ..folders.files import read_lines, write_text
 from ..folders.run import ByModel, Fingerprint, Record, Results, Run, Scored
-from . import averaging, card, decoding, scoring
+from . import averaging, card, decoding, likelihood, scoring
 from .job import Job, find
 
 SUBSETS = ("valid", "test")
@@ -32,7 +33,7 @@ class AverageNote:
 
 @dataclass(frozen=True)
 class DecodingNote:
-    """decode/SUBSET.MODEL.json: all that the hypotheses beside it depend on."""
+    """decode/SUBSET.MODEL.json, SUBSET.MODEL.nll.json: all that the hypotheses, or the NLL, beside it depend on."""
 
     checkpoints: list[Fingerprint]
     data: str
@@ -54,21 +55,33 @@ def make_average(run: Run, made_from: list[Path]) -> None:
     records.write(note, AverageNote(inputs, Fingerprint.of(run.averaged)))
 
 
+def depends_on(job: Job, made_from: list[Path], settings: dict[str, str | bool | None]) -> DecodingNote:
+    """Return the note on what is made of a model and a part of the data with these settings."""
+    return DecodingNote(
+        [Fingerprint.of(file) for file in made_from],
+        str(job.corpus.path.resolve()),
+        [Fingerprint.of(file) for file in job.corpus.inputs(job.subset)],
+        {**settings, "cpu": job.cpu},
+        {"form": job.corpus.form.form},
+    )
+
+
+def is_kept(file: Path, note: Path, mine: DecodingNote) -> bool:
+    """Return whether a file is there and was made from the same files with the same settings; say so."""
+    kept = file.is_file() and records.remembered(note, DecodingNote) == mine
+    if kept:
+        print(f"{file}: made from the same files with the same settings, kept")
+    return kept
+
+
 def translate(job: Job, name: str, checkpoint: Path, made_from: list[Path], lock: int | None = None) -> list[str]:
     """Return the hypotheses of one model, from RUN/decode if they are there and of the same inputs and settings.
 
     Raises: DecodingError if fairseq-generate fails or leaves out a sentence.
     """
     log, hypotheses, note = (job.run.decode / f"{job.subset}.{name}.{kind}" for kind in ("log", "hyp", "json"))
-    mine = DecodingNote(
-        [Fingerprint.of(file) for file in made_from],
-        str(job.corpus.path.resolve()),
-        [Fingerprint.of(file) for file in job.corpus.inputs(job.subset)],
-        {**decoding.SETTINGS, "post-process": job.corpus.post_process, "cpu": job.cpu},
-        {"form": job.corpus.form.form},
-    )
-    if hypotheses.is_file() and records.remembered(note, DecodingNote) == mine:
-        print(f"{hypotheses}: made from the same files with the same settings, kept")
+    mine = depends_on(job, made_from, {**decoding.SETTINGS, "post-process": job.corpus.post_process})
+    if is_kept(hypotheses, note, mine):
         return read_lines(hypotheses)
     command = decoding.command(job.corpus.path, checkpoint, job.subset, job.corpus.post_process, job.cpu)
     decoding.decode(command, log, lock, len(job.references))
@@ -79,6 +92,19 @@ def translate(job: Job, name: str, checkpoint: Path, made_from: list[Path], lock
     write_text(hypotheses, "".join(f"{line}\n" for line in lines))
     records.write(note, mine)
     return lines
+
+
+def measure(job: Job, name: str, checkpoint: Path, made_from: list[Path]) -> list[likelihood.Sentence]:
+    """Return one model's NLL of every reference, from RUN/decode if it is there and of the same inputs."""
+    file, note = (job.run.decode / f"{job.subset}.{name}.{kind}" for kind in ("nll", "nll.json"))
+    mine = depends_on(job, made_from, {})
+    if is_kept(file, note, mine):
+        return likelihood.read(file)
+    sentences = likelihood.measure(job, checkpoint)
+    file.parent.mkdir(exist_ok=True)
+    likelihood.write(file, sentences)
+    records.write(note, mine)
+    return sentences
 
 
 def evaluate(job: Job) -> Results:
@@ -100,7 +126,11 @@ def score(job: Job, lock: int) -> Results:
     for name, (checkpoint, made_from) in models.items():
         hypotheses = translate(job, name, checkpoint, made_from, lock)
         scores[name] = scoring.bleu(hypotheses, job.references, corpus.tokenize)
-        beside[name] = scoring.side_by_side(hypotheses, job.references, corpus.form)
+        value = likelihood.mean(measure(job, name, checkpoint, made_from))
+        beside[name] = {
+            **scoring.side_by_side(hypotheses, job.references, corpus.form),
+            likelihood.LABEL: scoring.Score(value, likelihood.UNIT),
+        }
     texts = [str(run.decode / f"{job.subset}.{name}.hyp") for name in models]
     children.show(["sacrebleu", str(corpus.reference(job.subset)), "-i", *texts, "-tok", corpus.tokenize])
     results = Results(
@@ -126,14 +156,16 @@ def score(job: Job, lock: int) -> Results:
     records.write(run.results(job.subset), results)
     bleu = ", ".join(f"{name} {score.value:.2f}" for name, score in scores.items())
     print(f"{run.path} {job.subset}: BLEU {bleu}  {results.signature}", flush=True)
+    nll = ", ".join(f"{name} {by_label[likelihood.LABEL].value:.4f}" for name, by_label in beside.items())
+    print(f"{run.path} {job.subset}: NLL {nll}  {likelihood.UNIT}", flush=True)
     return results
 
 
 @frame.command(
     "evaluate",
     "Average the last checkpoints of each run, decode valid and test set with the average and the single last "
-    "checkpoint by fairseq-generate, score them with sacrebleu against the raw references, write results.json and the "
-    "card of the run.",
+    "checkpoint by fairseq-generate, score them with sacrebleu against the raw references, measure the NLL of the "
+    "references, write results.json and the card of the run.",
     again="goes on",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:

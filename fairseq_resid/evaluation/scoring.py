@@ -44,6 +44,22 @@ def bleu(
     return Score(score.score, metric.get_signature().format())
 
 
+def statistics(hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> list[list[int]]:
+    """Return what BLEU adds up over sentences: length, the reference's, n-grams matched, n-grams, n = 1 to 4 each."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU(tokenize=tokenize, force=tokenize == "none")
+    return [list(map(int, one)) for one in metric._extract_corpus_statistics(hypotheses, [references])]
+
+
+def bleu_of(summed: Sequence[int]) -> float:
+    """Return the BLEU of summed statistics, smoothed as `bleu` does."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    length, reference, *counts = summed
+    return float(BLEU.compute_bleu(counts[:4], counts[4:], int(length), int(reference), smooth_method="exp").score)
+
+
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     """Score hypotheses by chrF2 (character n-grams up to 6), as sacrebleu's default has it."""
     from sacrebleu.metrics.chrf import CHRF

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Iterable[bytes]]:
+    """Open a file to be read; where there is none, its compressed form FILE.gz, which is what a study keeps.
+
+    Raises: FileNotFoundError if there is neither.
+    """
+    packed = path.with_name(f"{path.name}.gz")
+    if packed.is_file() and not path.is_file():
+        with gzip.open(packed, "rb") as file:
+            yield file
+    else:
+        with path.open("rb") as plain:
+            yield plain
 
 
 def read_lines(path: Path) -> list[str]:
@@ -16,18 +33,21 @@ def read_lines(path: Path) -> list[str]:
 
     Raises: ValueError naming the file if it is missing, and file and line if it is not UTF-8 or holds a NUL.
     """
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file")
     lines = []
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            try:
-                line = raw.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start})") from None
-            if "\0" in line:
-                raise ValueError(f"{path}:{number}: holds a NUL byte")
-            lines.append(line.rstrip("\r\n"))
+    try:
+        with reading(path) as file:
+            for number, raw in enumerate(file, start=1):
+                try:
+                    line = raw.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    raise ValueError(f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start})") from None
+                if "\0" in line:
+                    raise ValueError(f"{path}:{number}: holds a NUL byte")
+                lines.append(line.rstrip("\r\n"))
+    except (FileNotFoundError, IsADirectoryError):
+        raise ValueError(f"{path}: no such file") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}.gz: damaged: {error}") from None
     return lines
 
 
@@ -64,6 +84,12 @@ def replacing(path: Path) -> Iterator[Path]:
             shutil.rmtree(partial)
         else:
             partial.unlink(missing_ok=True)
+
+
+def pack(source: Path, folder: Path) -> None:
+    """Write FOLDER/NAME.gz, the compressed form of a file; the same content gives the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{source.name}.gz").write_bytes(gzip.compress(source.read_bytes(), 9, mtime=0))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from . import records
-from .files import locked
+from .files import locked, reading
 
 Numbering = Literal["epoch", "update"]
 NUMBERED = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"checkpoint_\d+_(\d+)\.pt")}
@@ -31,6 +31,8 @@ NUMBERED = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"
 
 # A record of fairseq's log, on a line of its own or after time, level and logger.
 LOGGED = re.compile(r"(?:[^|{]*\|){0,3} ?(\{.*\})\s*")
+# What a training says first, its settings.
+SESSION = "fairseq_cli.train | {"
 TRAIN, EVALUATE = "fairseq-resid train", "fairseq-resid evaluate"
 
 
@@ -206,15 +208,20 @@ class Run:
         Before version 0.3.3 fairseq wrote the file itself (--log-file), and a record of a process's k-th epoch stands
         there k times. Values are strings, rounded; epoch and update are numbers.
         """
-        if not self.train_log.is_file():
-            return
         previous = ""
-        with self.train_log.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                record = log_record(line)
-                if record is not None and line != previous:
-                    previous = line
-                    yield record
+        for line in self.log_lines():
+            record = log_record(line)
+            if record is not None and line != previous:
+                previous = line
+                yield record
+
+    def log_lines(self) -> Iterator[str]:
+        """Yield the lines of train.log; none if there is none."""
+        try:
+            with reading(self.train_log) as log:
+                yield from (line.decode("utf-8", "replace") for line in log)
+        except FileNotFoundError:
+            return
 
     def training_summary(self) -> TrainingSummary:
         """Read from train.log how much was trained, how fast, and the best validation loss.

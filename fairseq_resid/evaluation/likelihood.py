@@ -1,0 +1,90 @@
+"""NLL per reference token: what a model gives the reference translation, sentence by sentence, without decoding.
+
+It is measured in nats (natural logarithm) per subword of the reference, end-of-sentence mark included, without label
+smoothing, teacher-forced. It depends on the subwords: it can be compared between models of one data folder only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..commands.progress import Progress
+from ..folders.files import read_lines, write_text
+from .job import Job
+
+LABEL = "NLL"  # among the scores
+UNIT = "nats per reference subword with EOS, unsmoothed, teacher-forced"
+MAX_TOKENS = 4096  # padded positions of a batch; the result does not depend on it
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """The summed NLL of one reference sentence in nats, and its number of tokens."""
+
+    nll: float
+    tokens: int
+
+
+def mean(sentences: Sequence[Sentence]) -> float:
+    """Return the NLL per token."""
+    return sum(one.nll for one in sentences) / sum(one.tokens for one in sentences)
+
+
+def write(path: Path, sentences: Sequence[Sentence]) -> None:
+    """Write a line for every sentence: NLL, a tab, tokens."""
+    write_text(path, "".join(f"{one.nll:.4f}\t{one.tokens}\n" for one in sentences))
+
+
+def read(path: Path) -> list[Sentence]:
+    """Read what `write` wrote.
+
+    Raises: ValueError naming file and line.
+    """
+    found = []
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            nll, tokens = line.split("\t")
+            found.append(Sentence(float(nll), int(tokens)))
+        except ValueError:
+            raise ValueError(f"{path}:{number}: {line[:40]!r}: NLL, a tab and tokens are expected") from None
+    return found
+
+
+def measure(job: Job, checkpoint: Path) -> list[Sentence]:
+    """Return the NLL of every reference sentence of a part of the data, in order.
+
+    Raises: ValueError if a sentence is longer than the model takes.
+    """
+    import torch
+    from fairseq import checkpoint_utils, utils
+
+    from ..models.likelihood import sentence_nll  # registers the architectures too
+
+    overrides = {"data": str(job.corpus.path)}
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
+    on_gpu = torch.cuda.is_available() and not job.cpu
+    model = (model.cuda() if on_gpu else model).eval()
+    task.load_dataset(job.subset)
+    dataset = task.dataset(job.subset)
+    longest = max(int(max(dataset.size(index))) for index in range(len(dataset)))
+    if longest > min(model.max_positions()):
+        raise ValueError(
+            f"{job.corpus.path}: {job.subset}: a sentence of {longest:,} subwords, and {checkpoint} takes "
+            f"{min(model.max_positions()):,}"
+        )
+    batches = task.get_batch_iterator(
+        dataset, max_tokens=max(MAX_TOKENS, longest), max_positions=model.max_positions()
+    ).next_epoch_itr(shuffle=False)
+    found: dict[int, Sentence] = {}
+    with Progress(f"NLL {job.subset} of {checkpoint.name}", len(dataset), "sentences") as progress:
+        for sample in batches:
+            if on_gpu:
+                sample = utils.move_to_cuda(sample)
+            padding = task.target_dictionary.pad()
+            nll, tokens = sentence_nll(model, sample["net_input"], sample["target"], padding)
+            for number, total, count in zip(sample["id"].tolist(), nll, tokens, strict=True):
+                found[number] = Sentence(total, count)
+            progress.advance(len(nll))
+    return [found[number] for number in range(len(dataset))]

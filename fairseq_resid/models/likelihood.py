@@ -1,0 +1,30 @@
+"""How likely a model finds the reference translations: the NLL of every target token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def token_nll(model: Any, net_input: Mapping[str, Any], target: Tensor, padding: int) -> Tensor:
+    """Return the NLL of every target token, given the source and the target tokens before it (teacher-forced).
+
+    Formula:  -ln p(target_t | target_<t, source), without label smoothing
+    Shapes:   target (B, T), end-of-sentence mark included; the result too, 0 at padding
+    Dtype:    fp32; unit: nats
+    """
+    log_probabilities = model.get_normalized_probs(model(**net_input), log_probs=True)
+    nll = -log_probabilities.float().gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    return nll.masked_fill(target.eq(padding), 0.0)
+
+
+def sentence_nll(
+    model: Any, net_input: Mapping[str, Any], target: Tensor, padding: int
+) -> tuple[list[float], list[int]]:
+    """Return the summed NLL of every sentence, in nats, and its number of target tokens."""
+    with torch.no_grad():
+        nll = token_nll(model, net_input, target, padding).double().sum(dim=1)
+    return nll.tolist(), target.ne(padding).sum(dim=1).tolist()
