@@ -8,10 +8,13 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import test_study
 from test_compare import data, evaluated  # noqa: F401  (a fixture)
 
 from fairseq_resid import connections
@@ -20,6 +23,7 @@ from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
 from fairseq_resid.folders import records
 from fairseq_resid.folders.run import Fingerprint, Run
 from fairseq_resid.report import differences, findings, glossary, report
+from fairseq_resid.study import plan
 
 pytestmark = pytest.mark.once
 
@@ -156,6 +160,50 @@ def test_runs_that_cannot_be_compared(data: Path, tmp_path: Path) -> None:  # no
     assert "arch_one" in said and "arch_two" in said and "p bootstrap" not in said
 
 
+def test_a_study_in_the_page(tmp_path: Path, capsys: Any) -> None:
+    file = test_study.written(tmp_path)
+    trial = plan.read(file)
+    test_study.all_kept(tmp_path / "trial", trial)
+    out = tmp_path / "report.html"
+    assert report.main(["--study", str(file), "--out", str(out)]) == 0
+    found = Page(out.read_text())
+    assert found.ids == ["study-trial"] and found.links == ["#study-trial"] and len(found.images) == 4
+    said = " ".join(found.text)
+    assert "NLL less the baseline's" in said and "-0.2000" in said and "Not run yet: none." in said
+    with pytest.raises(SystemExit):
+        report.main(["--out", str(out)])
+    assert "name one run folder or more, or a study" in capsys.readouterr().err
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of #rrggbb (WCAG 2)."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_contrast_is_enough_in_light_and_dark(page: Path) -> None:
+    """WCAG 2 AA: 4.5 for text, on every ground that it stands on."""
+    schemes = re.findall(r":root \{([^}]*)\}", page.read_text())
+    assert len(schemes) == 2
+    for scheme in schemes:
+        colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", scheme))
+        for front in ("text", "faint", "link", "good", "bad"):
+            for ground in ("back", "card", *(["mark"] if front == "text" else [])):
+                low, high = sorted((luminance(colours[front]), luminance(colours[ground])))
+                assert (high + 0.05) / (low + 0.05) >= 4.5, (front, ground, colours)
+
+
+def test_headings_and_tables_can_be_read_aloud(page: Path) -> None:
+    """Headings go down one level at a time; every table says what its columns are; what scrolls takes the focus."""
+    text = page.read_text()
+    levels = [int(tag[1]) for tag in Page(text).tags if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1 and all(after - before <= 1 for before, after in pairwise(levels))
+    for table in re.findall(r"<table>.*?</table>", text, re.DOTALL):
+        assert 'scope="col"' in table
+    assert all('tabindex="0"' in tag for tag in re.findall(r'<\w+ class="(?:wide|formula)"[^>]*>', text))
+
+
 def test_findings_of_sas() -> None:
     found = {each.claim: each for each in findings.findings(sas())}
     assert found["α is above 0.9 nearly everywhere"].agrees is True
@@ -174,7 +222,47 @@ def test_findings_of_other_structures() -> None:
     assert found["every branch is used"].agrees is False
     assert found["every branch is used"].found == "1 of 2: decoder.0.ffn"
     plain = findings.findings(analysis("p", "post_ln", [site("encoder", 0, "ffn")]))
-    assert [each.claim for each in plain] == ["the gradient norm is much the same over depth", "every branch is used"]
+    assert [each.claim for each in plain] == [
+        "the gradient norm is flatter over depth than in the baseline",
+        "every branch is used",
+    ]
+
+
+def test_gradients_beside_the_baseline() -> None:
+    def of(*norms: float) -> Analysis:
+        sites = [replace(site("encoder", layer, "ffn"), gradient=norm) for layer, norm in enumerate(norms)]
+        return analysis("r", "post_ln", sites)
+
+    steep, flat = of(1.0, 8.0), of(1.0, 2.0)
+    claims = [
+        next(each for each in findings.findings(mine, base) if "gradient" in each.claim)
+        for mine, base in ((flat, steep), (steep, flat), (flat, flat), (flat, None))
+    ]
+    assert [each.agrees for each in claims] == [True, False, None, None]
+    assert claims[0].found == "encoder: greatest over least 2.0, baseline 8.0"
+
+
+def test_nll_beside_the_baseline() -> None:
+    base, better = sas(), replace(sas(), nll=2.5)
+    (first,) = [each for each in findings.findings(better, base) if "predicts" in each.claim]
+    assert first.agrees is True and first.found == "2.500 nats a token on 10 sentences of valid, baseline 3.000"
+    assert findings.findings(base, better)[0].agrees is False
+    for other in (None, base, replace(better, sentences=9), replace(better, data="elsewhere")):
+        assert not any("predicts" in each.claim for each in findings.findings(base, other))
+
+
+@pytest.mark.parametrize(
+    ("formula", "html_text"),
+    [
+        ("y_k = LN_k(x + y_{k-1})", "y<sub>k</sub> = LN<sub>k</sub>(x + y<sub>k-1</sub>)"),
+        ("W in R^{C×C}, a < b", "W in R<sup>C×C</sup>, a &lt; b"),
+        ("(layers)^(-1/2)", "(layers)<sup>-1/2</sup>"),
+        ("Σ_{j≤i} a_ij X_j'", "Σ<sub>j≤i</sub> a<sub>ij</sub> X<sub>j&#39;</sub>"),
+        ("ω_1 = 1", "ω<sub>1</sub> = 1"),
+    ],
+)
+def test_formulas_are_typeset(formula: str, html_text: str) -> None:
+    assert glossary.typeset(formula) == html_text
 
 
 def test_words_that_differ() -> None:
@@ -193,6 +281,7 @@ def test_the_glossary_has_every_structure(name: str) -> None:
     found = glossary.entry(name)
     assert found.about.endswith(".") and "Formula" in found.fields and "Source" in found.fields
     assert "Source:" not in found.fields["Formula"]
+    assert not re.search(r"[_^{}]", "".join(found.formulas))
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")

@@ -11,7 +11,7 @@ import argparse
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 from ..commands import flags, frame
 from ..folders import records
-from ..folders.run import Record, Run, log_record
+from ..folders.run import SESSION, Record, Run, log_record
 from .style import COLOURS, figure
 
 # What is drawn: the record's key, the label, and the factor to its unit. fairseq's losses are in bits.
@@ -31,8 +31,6 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str, float]] = {
     "gradient norm": (("gnorm", "train_gnorm"), "gradient norm", 1.0),
     "tokens/s": (("wps", "train_wps"), "target tokens/s", 1.0),
 }
-
-SESSION = "fairseq_cli.train | {"  # what a training says first, its settings
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def read(run: Run) -> Curves:
     """
     found: dict[str, dict[int, tuple[float, float]]] = {key: {} for keys, _, _ in QUANTITIES.values() for key in keys}
     passed, before = 0.0, None
-    for line in lines(run.train_log):
+    for line in run.log_lines():
         stamp = time_of(line)
         if stamp is not None:
             if before is not None and SESSION not in line:
@@ -77,13 +75,6 @@ def read(run: Run) -> Curves:
     if not points:
         raise ValueError(f"{run.train_log}: no records of a training (--log-format json writes them)")
     return Curves(run.name, points)
-
-
-def lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a log; none if there is none."""
-    if path.is_file():
-        with path.open(encoding="utf-8", errors="replace") as log:
-            yield from log
 
 
 def time_of(line: str) -> float | None:

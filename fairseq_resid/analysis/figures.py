@@ -17,6 +17,8 @@ from .model import Loaded, batches, choose, fits
 from .observe import Moments, gradient_norms, nll_without, observe
 from .results import Analysis, Coefficient, Site
 
+ONE = torch.Size((1, 1))  # a single position
+
 
 def learned(loaded: Loaded, notes: list[str]) -> dict[str, dict[str, list[tuple[int, float]]]]:
     """Return the coefficients that are the same everywhere at each numbered checkpoint, as Analysis.learning has them.
@@ -27,10 +29,10 @@ def learned(loaded: Loaded, notes: list[str]) -> dict[str, dict[str, list[tuple[
     model, run = loaded.initial(), loaded.run
 
     def fixed(site: ResidualConnection) -> dict[str, Tensor]:
-        x = torch.zeros(1, 1, site.place.dim, device=loaded.device)
+        x = torch.zeros(*ONE, site.place.dim, device=loaded.device)
         with torch.no_grad():
             values = site.coefficients(site.enter(x), x)
-        return {name: value for name, value in values.items() if value.dim() < 3}
+        return {name: value for name, value in values.items() if not connections.is_positional(value, ONE)}
 
     having = {name: site for name, site in sites(model).items() if fixed(site)}
     for path in [*run.numbered("epoch"), *run.numbered("update")] if having else ():
@@ -48,8 +50,10 @@ def learned(loaded: Loaded, notes: list[str]) -> dict[str, dict[str, list[tuple[
             continue
         for name, site in having.items():
             for label, value in fixed(site).items():
-                for part, each in connections.components(label, value, False):
-                    found.setdefault(name, {}).setdefault(part, []).append((updates, float(each.float().mean())))
+                for part, each in connections.components(label, value, ONE):
+                    found.setdefault(name, {}).setdefault(part, []).append(
+                        (updates, float(each.detach().float().mean()))
+                    )
     return {name: {part: sorted(row) for part, row in rows.items()} for name, rows in found.items()}
 
 

@@ -14,10 +14,10 @@ from fairseq import checkpoint_utils, utils
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from torch import Tensor
 
-from .. import models  # noqa: F401  (bridges fairseq, registers the architectures)
 from ..compat import load_checkpoint
 from ..folders.data import find_data, setting
 from ..folders.run import Run
+from ..models import likelihood  # bridges fairseq, registers the architectures
 
 OWN = "transformer_resid"
 
@@ -89,7 +89,7 @@ class Batch:
     """Sentences that a model reads together.
 
     net_input: of the model; target: (B, T); kept: by stack, (T, B), true where there is no padding; tokens: by stack,
-    (T, B), what is read there; places: by stack, (T, B), the place in the sentence, from 0
+    (T, B), what is read there; places: by stack, (T, B), the place in the sentence, from 0; padding: its token
     """
 
     net_input: dict[str, Any]
@@ -97,6 +97,7 @@ class Batch:
     kept: dict[str, Tensor]
     tokens: dict[str, Tensor]
     places: dict[str, Tensor]
+    padding: int
 
     @property
     def sentences(self) -> int:
@@ -146,12 +147,9 @@ def batches(loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> 
         kept = {"encoder": net_input["src_tokens"].ne(padding).t(), "decoder": target.ne(padding).t()}
         tokens = {"encoder": net_input["src_tokens"].t(), "decoder": net_input["prev_output_tokens"].t()}
         places = {stack: (mask.long().cumsum(0) - 1).clamp(min=0) for stack, mask in kept.items()}
-        yield Batch(net_input, target, kept, tokens, places)
+        yield Batch(net_input, target, kept, tokens, places, padding)
 
 
 def token_nll(model: Any, batch: Batch) -> Tensor:
     """Return the NLL of every target token in nats, (B, T), 0 at padding."""
-    output = model(**batch.net_input)
-    log_probabilities = model.get_normalized_probs(output, log_probs=True)
-    nll = -log_probabilities.float().gather(-1, batch.target.unsqueeze(-1)).squeeze(-1)
-    return nll.masked_fill(~batch.kept["decoder"].t(), 0.0)
+    return likelihood.token_nll(model, batch.net_input, batch.target, batch.padding)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..connections import ResidualConnection, components, sites
+from ..connections import ResidualConnection, components, is_positional, sites
 from .model import Batch, token_nll
 from .results import BINS, FREQUENCIES, POSITIONS, Coefficient
 
@@ -127,10 +127,10 @@ class Observer:
         places = self.batch.places[stack][kept]
         classes = self.classes[stack].to(kept.device)[self.batch.tokens[stack][kept]]
         for label, value in site.coefficients(state, f).items():
-            is_positional = value.dim() >= 3 and value.shape[:2] == kept.shape
-            for part, values in components(label, value, is_positional):
+            has_positions = is_positional(value, kept.shape)
+            for part, values in components(label, value, kept.shape):
                 moments = found.coefficients.setdefault(part, Moments())
-                if not is_positional:
+                if not has_positions:
                     if not moments.count:
                         moments.add(values)
                     continue

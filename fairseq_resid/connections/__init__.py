@@ -23,7 +23,7 @@ from . import (
     self_adaptive,
     weighted,
 )
-from .base import ResidualConnection, components, sites
+from .base import ResidualConnection, components, is_positional, sites
 from .options import InvalidOption, Option, Options, option
 from .place import Place
 from .registry import (
@@ -74,6 +74,7 @@ __all__ = [
     "gated",
     "has_wide_state",
     "hyper",
+    "is_positional",
     "linear_shortcut",
     "names",
     "needs_every_layer",

@@ -129,11 +129,17 @@ def sites(module: nn.Module) -> dict[str, ResidualConnection]:
 FEW = 32  # components of a coefficient that are shown apart, such as n·n weights of streams; more are channels
 
 
-def components(name: str, value: Tensor, is_positional: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parts of a coefficient that have a figure of their own; (T, B, ...) each, if it has positions."""
-    rest = value.shape[2:] if is_positional else value.shape
+def is_positional(coefficient: Tensor, positions: torch.Size) -> bool:
+    """Return whether a coefficient has a value for each of the (T, B) positions; else it is the same everywhere."""
+    return coefficient.dim() >= 3 and coefficient.shape[:2] == positions
+
+
+def components(name: str, value: Tensor, positions: torch.Size) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parts of a coefficient that have a figure of their own; (T, B, ...) each, if it is positional."""
+    has_positions = is_positional(value, positions)
+    rest = value.shape[2:] if has_positions else value.shape
     if len(rest) and 1 < math.prod(rest) <= FEW:
-        flat = value.flatten(2) if is_positional else value.flatten()
+        flat = value.flatten(2) if has_positions else value.flatten()
         for number in range(flat.size(-1)):
             places = [number // math.prod(rest[i + 1 :]) % rest[i] + 1 for i in range(len(rest))]
             yield f"{name}[{','.join(map(str, places))}]", flat[..., number]

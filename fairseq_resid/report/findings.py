@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -60,20 +60,32 @@ def open_gates(analysis: Analysis) -> Finding:
     return Finding("α is above 0.9 nearly everywhere", "SAS paper, section 5, figure 3", found, agrees)
 
 
-def flatness(analysis: Analysis) -> Finding | None:
-    """Compare the spread of the gradient norms over the sites, trained, with that of the initial model."""
-    found = []
+def spreads(analysis: Analysis) -> dict[str, float]:
+    """Return the greatest gradient norm of each stack's sites over the least."""
+    found = {}
     for stack in ("encoder", "decoder"):
         norms = [site.gradient for site in analysis.sites.values() if site.stack == stack and site.gradient]
         if norms:
-            found.append(f"{stack} {min(norms):.2g} to {max(norms):.2g}, ratio {max(norms) / min(norms):.1f}")
+            found[stack] = max(norms) / min(norms)
+    return found
+
+
+def flatness(analysis: Analysis, baseline: Analysis | None) -> Finding | None:
+    """Say how much the gradient norm differs over a stack's sites, and whether less than in the baseline."""
+    mine = spreads(analysis)
+    theirs = spreads(baseline) if baseline is not None and baseline is not analysis else {}
+    found = [
+        f"{stack}: greatest over least {ratio:.1f}" + (f", baseline {theirs[stack]:.1f}" if stack in theirs else "")
+        for stack, ratio in mine.items()
+    ]
     if not found:
         return None
+    flatter = {mine[stack] < theirs[stack] for stack in mine if stack in theirs}
     return Finding(
-        "the gradient norm is much the same over depth",
-        "rSkip paper, figure 3; SAS paper, figure 4",
+        "the gradient norm is flatter over depth than in the baseline",
+        "rSkip paper, figure 3; SAS paper, figure 4 (images)",
         "; ".join(found),
-        None,
+        flatter.pop() if len(flatter) == 1 else None,
     )
 
 
@@ -89,6 +101,18 @@ def ratio(analysis: Analysis) -> Finding:
     return Finding(claim, "rSkip paper, section 5 (images)", found, agrees)
 
 
+def ahead(analysis: Analysis, baseline: Analysis | None) -> Finding | None:
+    """Compare the model's NLL with the baseline's, if both were read on the same text."""
+    if baseline is None or baseline is analysis:
+        return None
+    if (analysis.data, analysis.subset, analysis.sentences) != (baseline.data, baseline.subset, baseline.sentences):
+        return None
+    found = f"{analysis.nll:.3f} nats a token on {analysis.sentences:,} sentences of {analysis.subset}"
+    found += f", baseline {baseline.nll:.3f}"
+    claim = "it predicts better than the baseline (one run of each: no test)"
+    return Finding(claim, "both papers, in BLEU", found, analysis.nll < baseline.nll)
+
+
 def off(analysis: Analysis) -> Finding | None:
     if all(site.nll_without is None for site in analysis.sites.values()):
         return None
@@ -97,10 +121,10 @@ def off(analysis: Analysis) -> Finding | None:
     return Finding("every branch is used", "our own question", found, not shut)
 
 
-def findings(analysis: Analysis) -> list[Finding]:
-    """Return what can be said of one model."""
+def findings(analysis: Analysis, baseline: Analysis | None = None) -> list[Finding]:
+    """Return what can be said of one model, beside the baseline's if there is one."""
     names = {name for site in analysis.sites.values() for name in site.coefficients}
-    made: list[Finding | None] = []
+    made: list[Finding | None] = [ahead(analysis, baseline)]
     if "alpha" in names:
         claims: list[tuple[str, bool, str]] = [
             ("beta", True, "β rises with depth"),
@@ -109,6 +133,5 @@ def findings(analysis: Analysis) -> list[Finding]:
         made += [open_gates(analysis), *(trend(analysis, *claim) for claim in claims)]
     if "ratio" in names:
         made.append(ratio(analysis))
-    rest: list[Callable[[Analysis], Finding | None]] = [flatness, off]
-    made += [find(analysis) for find in rest]
+    made += [flatness(analysis, baseline), off(analysis)]
     return [finding for finding in made if finding is not None]

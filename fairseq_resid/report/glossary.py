@@ -6,6 +6,8 @@ import inspect
 import re
 from dataclasses import dataclass
 
+from markupsafe import Markup, escape
+
 from .. import connections
 
 
@@ -17,8 +19,32 @@ class Entry:
     about: str
     fields: dict[str, str]
 
+    @property
+    def formulas(self) -> list[Markup]:
+        """The formula, a line for each of its parts."""
+        return [typeset(part) for part in re.split(r"; ", self.fields.get("Formula", ""))]
+
 
 FIELD = re.compile(r"^ *(Formula|Source|Start|State):\s+(.*?)(?=\n *\w+:\s{2}|\n\n|\Z)", re.MULTILINE | re.DOTALL)
+
+
+# An index or an exponent: one sign, or what stands in braces or parentheses.
+SCRIPT = re.compile(r"([_^])(?:\{([^{}]*)\}|\(([^()]*)\)|([^\W_]+'*|[.]))")
+TAGS = {"_": Markup("<sub>{}</sub>"), "^": Markup("<sup>{}</sup>")}
+
+
+def typeset(formula: str) -> Markup:
+    """Return a formula of a docstring as HTML, its indices and exponents lowered and raised.
+
+    >>> typeset("y_k = LN_k(x + y_{k-1})")
+    Markup('y<sub>k</sub> = LN<sub>k</sub>(x + y<sub>k-1</sub>)')
+    """
+    made, at = Markup(""), 0
+    for found in SCRIPT.finditer(formula):
+        inner = next(text for text in found.groups()[1:] if text is not None)
+        made += escape(formula[at : found.start()]) + TAGS[found[1]].format(typeset(inner))
+        at = found.end()
+    return made + escape(formula[at:])
 
 
 def entry(name: str) -> Entry:

@@ -1,6 +1,6 @@
-"""One self-contained HTML page of several runs: scores, findings, settings, curves, coefficients, translations.
+"""One self-contained HTML page: of runs scores, findings, settings, curves, translations; of studies all figures.
 
-    fairseq-resid report RUN... [--out report.html]
+    fairseq-resid report RUN... [--study STUDY.yaml] [--out report.html]
 
 It takes what evaluation and analysis left in the run folders. What is missing is said in the page, the rest goes on.
 """
@@ -28,12 +28,20 @@ from ..folders import records
 from ..folders.data import Corpus
 from ..folders.files import read_lines, write_text
 from ..folders.run import Record, Run
+from ..study import kept, plan, results, tables
+from ..study import plots as study_plots
 from ..version import __version__
 from .differences import samples
 from .findings import Finding, findings
 from .glossary import entry
 
 SIZE = 5_000_000  # bytes that a page should stay below
+STUDY_CAPTIONS = {
+    "effects": "Every arm's difference from the baseline, with its intervals.",
+    "settings": "How each arm's difference from the baseline changes over the settings.",
+    "tuning": "Tuning: NLL on the valid set by the tuned flag, and the difference from the baseline at the same value.",
+    "curves": "Training and validation of the arms, by updates; a band spans the seeds.",
+}
 CAPTIONS = {
     "coefficients": "Mean (line) and spread (band) of each coefficient by layer; dashed: before the first update.",
     "histograms": "How often a coefficient lies where in [0, 1]; a row is a site, darker is more often.",
@@ -51,6 +59,17 @@ class Figure:
 
     data: str
     caption: str
+
+
+@dataclass(frozen=True)
+class StudyPart:
+    """What the page says of one study."""
+
+    name: str
+    title: str
+    notes: list[str]
+    tables: list[tables.Table]
+    figures: list[Figure]
 
 
 @dataclass(frozen=True)
@@ -78,7 +97,7 @@ def settings(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
     values = []
     for run in runs:
         record = records.remembered(run.record, Record)
-        values.append(None if record is None else flags.options(record.command))
+        values.append(None if record is None else flags.options(record.command[1:]))
     rows = []
     for flag in dict.fromkeys(name for each in values if each for name in each):
         row = ["unknown" if each is None else shown(each, flag) for each in values]
@@ -155,7 +174,16 @@ def draw_curves(runs: Sequence[Run], path: Path, notes: list[str]) -> list[Figur
     return [figure(path, "Training and validation, by updates.")]
 
 
-def build(runs: Sequence[Run], subset: str) -> str:
+def study_part(file: Path, folder: Path) -> StudyPart:
+    """Return what a study has found so far; its plots are drawn into `folder`."""
+    study, name = plan.read(file), file.stem
+    found = results.build(study, kept.load(study, file, file.with_suffix("")), file.with_suffix(""))
+    drawn = study_plots.draw(study, found, file.with_suffix(""), folder)
+    figures = [figure(path, STUDY_CAPTIONS[path.stem]) for path in drawn]
+    return StudyPart(name, found.title, tables.notes(found), tables.tables(found), figures)
+
+
+def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = ()) -> str:
     """Return the page."""
     notes: list[str] = []
     table, candidates = scores(runs, subset, notes)
@@ -166,11 +194,12 @@ def build(runs: Sequence[Run], subset: str) -> str:
                 name,
                 analyze.summary(analysis),
                 [figure(path, CAPTIONS[plot]) for plot, path in plots.draw(analysis, Path(folder)).items()],
-                findings(analysis),
+                findings(analysis, analyses.get(runs[0].name)),
             )
             for name, analysis in analyses.items()
         ]
         drawn = draw_curves(runs, Path(folder) / "curves.svg", notes)
+        parts = [study_part(file, Path(folder) / file.stem) for file in studies]
     texts = []
     if candidates:
         systems = {each.name: each.hypotheses for each in candidates}
@@ -178,9 +207,10 @@ def build(runs: Sequence[Run], subset: str) -> str:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
-        title=f"Report on {', '.join(run.name for run in runs)}",
+        title=f"Report on {', '.join([*(file.stem for file in studies), *(run.name for run in runs)])}",
         about=f"Made by fairseq_resid {__version__} from what is in the run folders. It needs no network.",
         notes=notes,
+        studies=parts,
         scores=table,
         runs=[run.name for run in runs],
         settings=settings(runs),
@@ -191,18 +221,26 @@ def build(runs: Sequence[Run], subset: str) -> str:
     )
 
 
-@frame.command("report", "Write one self-contained HTML page of several runs: scores, findings, curves, translations.")
+@frame.command(
+    "report",
+    "Write one self-contained HTML page of several runs, or of a study: scores, findings, curves, translations.",
+)
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Command line of scripts/report.sh."""
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="run folders; the first is the baseline")
+    add("runs", nargs="*", type=Path, metavar="RUN", help="run folders; the first is the baseline")
+    add(
+        "--study", action="append", default=[], type=Path, metavar="STUDY.yaml", help="a study, too; can be given again"
+    )
     add("--out", type=Path, default=Path("report.html"), metavar="FILE", help="the page (default report.html)")
     add("--subset", default="test", metavar="NAME", help="the part of the data whose scores are shown (default test)")
     options = parser.parse_intermixed_args(argv)
+    if not options.runs and not options.study:
+        parser.error("name one run folder or more, or a study with --study")
     for path in options.runs:
         if not path.is_dir():
             raise ValueError(f"{path}: no such run folder")
-    page = build([Run(path) for path in dict.fromkeys(options.runs)], options.subset)
+    page = build([Run(path) for path in dict.fromkeys(options.runs)], options.subset, options.study)
     write_text(options.out, page)
     size = len(page.encode())
     if size > SIZE:
