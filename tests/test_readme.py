@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # In this order: what one page makes, the next one uses.
 FOLDERS = "data-prep scripts/recipes fairseq_resid fairseq_resid/evaluation fairseq_resid/connections"
-FOLDERS += " . fairseq_resid/analysis"
+FOLDERS += " . fairseq_resid/analysis studies"
 PAGES = [(ROOT / folder / "README.md").read_text(encoding="utf-8") for folder in FOLDERS.split()]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", "\n".join(PAGES), flags=re.DOTALL | re.MULTILINE)
 COMMANDS = list(dict.fromkeys(line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()))
@@ -36,6 +36,8 @@ def mirrored(target: str) -> str:
     return f"--mirror file://$PWD/mirrors/{target} --downloads downloads/{target} --allow-other-data --vocab-size 250"
 
 
+# The small texts of Multi30k.
+MULTI30K = ("val", "test_2016_flickr", "test_2017_flickr", "test_2017_mscoco", "test_2018_flickr")
 # What is put behind a command so that it ends soon. Whatever is not here runs as it stands.
 SHORTENED = {
     "data-prep/iwslt15-en-vi.sh": mirrored("vi"),
@@ -44,6 +46,7 @@ SHORTENED = {
     "data-prep/multi30k-en-de.sh": "--allow-other-data",
     "scripts/multi30k.sh": SMALL,
     "scripts/train.sh multi30k-en-de": SMALL,
+    "scripts/study.sh": "--plan",
     "torchrun": SMALL,
     "fairseq-train": "--max-update 2 --disable-validation",
 }
@@ -62,7 +65,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     choose = random.Random(1)
     words = ["".join(choose.choices(string.ascii_lowercase, k=choose.randint(4, 9))) for _ in range(6000)]
     (copy / "multi30k").mkdir()
-    for name, lines in (("train", 1500), ("val", 8), ("test_2016_flickr", 11)):
+    for name, lines in (("train", 1500), *dict.fromkeys(MULTI30K, 9).items()):
         for side in ("en", "de"):
             text = "".join(" ".join(choose.choices(words, k=8)) + "\n" for _ in range(lines))
             (copy / "multi30k" / f"{name}.{side}").write_text(text)

@@ -19,7 +19,7 @@ import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
@@ -290,6 +290,59 @@ def train(command: Sequence[str], run: Run, record: Record, rank: devices.Rank |
         return True
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A training that was asked for, checked as far as it can be without its data."""
+
+    run: Run
+    plan: plan.Plan
+    command: list[str]
+    seed: int | None
+    gpus: list[devices.Gpu]
+    rank: devices.Rank | None
+
+    def record(self) -> Record:
+        """Return what run.json shall say of it, with a session that begins now."""
+        session = Session(
+            datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            machine.commit(),
+            Hardware(machine.processor(), machine.cores(), [gpu.line for gpu in self.gpus]),
+            {"python": machine.python(), **machine.versions(PACKAGES)},
+        )
+        return Record(flags.without(self.command, WHICH), False, self.plan.record(), self.seed, [session])
+
+
+def ask(
+    name: str,
+    arch: str,
+    extra: list[str],
+    folder: Path | None = None,
+    effective_batch: int | None = None,
+    precision: str = "auto",
+) -> Asked:
+    """Return the training of a recipe with an architecture and further flags of fairseq-train.
+
+    folder: the run folder; checkpoints/RECIPE-ARCH if it is not given
+    Raises: ValueError naming the recipe, architecture or flag that is wrong, or the run folder.
+    """
+    recipe_argv = recipe.read(name)
+    check_own_flags(recipe_argv, extra)
+    check_architecture(arch, [*recipe_argv, *extra])
+    # Before fairseq reads the flags: it takes --bf16 for a TPU's, and says so.
+    plan.own_precision(flags.options([*recipe_argv, *extra]))
+    recipe_argv, extra = place_data(recipe_argv, arch, extra)
+    run = Run(folder or Path("checkpoints") / f"{Path(name).stem}-{arch}")
+    if run.path.exists() and not run.path.is_dir():
+        raise ValueError(f"--run {run.path}: is a file")
+    given = flags.options([*recipe_argv, *extra])
+    check_tensorboard(given)
+    gpus = [] if "--cpu" in given else devices.gpus()
+    rank = devices.rank(os.environ, given, len(gpus))
+    planned = plan.make(recipe_argv, extra, gpus, rank, effective_batch, precision)
+    command = build_command(recipe_argv, arch, run, extra, [*planned.argv, *(rank.flags if rank else ())])
+    return Asked(run, planned, command, flags.integer(given, "--seed", 1, least=0), gpus, rank)
+
+
 def tell_changes(run: Run, before: Session, now: Session) -> None:
     """Print which of commit and versions a resumed training has otherwise than before."""
     changed = [
@@ -339,37 +392,16 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Command line of scripts/train.sh."""
     args, extra = parse(parser, argv)
-    recipe_argv = recipe.read(args.recipe)
-    check_own_flags(recipe_argv, extra)
-    check_architecture(args.arch, [*recipe_argv, *extra])
-    # Before fairseq reads the flags: it takes --bf16 for a TPU's, and says so.
-    plan.own_precision(flags.options([*recipe_argv, *extra]))
-    recipe_argv, extra = place_data(recipe_argv, args.arch, extra)
-    run = Run(args.run or Path("checkpoints") / f"{Path(args.recipe).stem}-{args.arch}")
-    if run.path.exists() and not run.path.is_dir():
-        raise ValueError(f"--run {run.path}: is a file")
-    given = flags.options([*recipe_argv, *extra])
-    check_tensorboard(given)
-    gpus = [] if "--cpu" in given else devices.gpus()
-    rank = devices.rank(os.environ, given, len(gpus))
-    planned = plan.make(recipe_argv, extra, gpus, rank, args.effective_batch, args.precision)
-    command = build_command(recipe_argv, args.arch, run, extra, [*planned.argv, *(rank.flags if rank else ())])
-    is_first = rank is None or rank.rank == 0
+    asked = ask(args.recipe, args.arch, extra, args.run, args.effective_batch, args.precision)
+    is_first = asked.rank is None or asked.rank.rank == 0
     if is_first:
-        print(f"{run.path}: {planned.line()}", flush=True)
+        print(f"{asked.run.path}: {asked.plan.line()}", flush=True)
     if args.dry_run:
         if is_first:
-            children.show(command)
+            children.show(asked.command)
         return
-    check_data(command[1:])
-    session = Session(
-        datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        machine.commit(),
-        Hardware(machine.processor(), machine.cores(), [gpu.line for gpu in gpus]),
-        {"python": machine.python(), **machine.versions(PACKAGES)},
-    )
-    seed = flags.integer(given, "--seed", 1, least=0)
-    train(command, run, Record(flags.without(command, WHICH), False, planned.record(), seed, [session]), rank)
+    check_data(asked.command[1:])
+    train(asked.command, asked.run, asked.record(), asked.rank)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,190 @@
+"""Who runs the runs of a study: this machine, or a cluster by submitit. Each run is a command in its own process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Job(Protocol):
+    """A run that was started."""
+
+    def code(self) -> int | None:
+        """Return its exit code; None as long as it runs."""
+
+
+class Executor(Protocol):
+    """Starts runs; room: how many more it takes now; stop: ends all that it has started."""
+
+    def room(self) -> int: ...
+
+    def stop(self) -> None: ...
+
+    def start(self, commands: Mapping[str, list[str]]) -> dict[str, Job]:
+        """Start a command for each name."""
+
+
+@dataclass
+class Process:
+    """A run on this machine, in one of the slots."""
+
+    child: subprocess.Popen[bytes]
+    slot: int
+
+    def code(self) -> int | None:
+        return self.child.poll()
+
+
+@dataclass
+class Here:
+    """This machine: so many runs at a time, each with so many threads on cores of its own; without `threads` on all.
+
+    logs: the folder of what each run says, NAME.out
+    gpus: what CUDA_VISIBLE_DEVICES is in each slot, in turn; empty: every run sees what this process sees
+    """
+
+    slots: int
+    threads: int | None
+    logs: Path
+    gpus: Sequence[str] = ()
+    started: list[Process] = field(default_factory=list)
+
+    def _free(self) -> list[int]:
+        taken = {process.slot for process in self.started if process.code() is None}
+        return [slot for slot in range(self.slots) if slot not in taken]
+
+    def _cores(self, slot: int, threads: int) -> set[int]:
+        """Return the cores of a slot; if there are more threads than cores, the last slots share them."""
+        every = sorted(os.sched_getaffinity(0))
+        return {every[(slot * threads + thread) % len(every)] for thread in range(threads)}
+
+    def room(self) -> int:
+        return len(self._free())
+
+    def stop(self) -> None:
+        for process in self.started:
+            process.child.terminate()
+        for process in self.started:
+            process.child.wait()
+
+    def start(self, commands: Mapping[str, list[str]]) -> dict[str, Job]:
+        jobs: dict[str, Job] = {}
+        for (name, command), slot in zip(commands.items(), self._free(), strict=False):
+            self.logs.mkdir(parents=True, exist_ok=True)
+            own = {"OMP_NUM_THREADS": str(self.threads)} if self.threads else {}
+            if self.gpus:
+                own["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
+            with (self.logs / f"{name}.out").open("wb") as output:
+                child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **own},
+                )
+            jobs[name] = process = Process(child, slot)
+            self.started.append(process)
+            if self.threads and hasattr(os, "sched_setaffinity"):  # Linux
+                os.sched_setaffinity(child.pid, self._cores(slot, self.threads))
+        return jobs
+
+
+def parted(visible: Sequence[str], each: int) -> list[str]:
+    """Return CUDA_VISIBLE_DEVICES of slots with so many of the GPUs each.
+
+    Raises: ValueError if they cannot be parted so.
+    """
+    if not visible or len(visible) % each:
+        raise ValueError(f"--gpus {each}: here are {len(visible)} GPUs, which cannot be parted so")
+    return [",".join(visible[at : at + each]) for at in range(0, len(visible), each)]
+
+
+TIMEOUTS = 100
+
+
+class Command:
+    """What submitit runs: a command. Preempted, it is queued again, and the same command goes on."""
+
+    def __init__(self, argv: Sequence[str], output: Path) -> None:
+        self.argv = list(argv)
+        self.output = output
+
+    def __call__(self) -> None:
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            self.output.open("wb") as output,
+            subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT) as child,
+        ):
+            try:
+                code = child.wait()
+            except BaseException:  # preempted: submitit leaves, and nobody else would end the training
+                child.terminate()
+                raise
+        if code:
+            raise RuntimeError(f"exit code {code}")
+
+    def checkpoint(self, *_: Any) -> Any:
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+@dataclass
+class Submitted:
+    """A run that submitit has submitted."""
+
+    job: Any
+    is_debug: bool  # it runs when its exception is asked for; done() would open a debugger where it fails
+
+    def code(self) -> int | None:
+        if not self.is_debug and not self.job.done():
+            return None
+        return 0 if self.job.exception() is None else 1
+
+
+class Cluster:
+    """Runs by submitit: Slurm, or submitit's own `local` and `debug`. All runs that can run are one job array.
+
+    logs: the folder of what each run says, NAME.out, and of submitit's own files
+    parameters: of submitit's AutoExecutor.update_parameters, such as timeout_min, gpus_per_node, slurm_partition
+    Raises: ValueError if submitit is missing, the cluster is not there, or a parameter is none of submitit's.
+    """
+
+    def __init__(self, kind: str, logs: Path, parameters: Mapping[str, Any]) -> None:
+        self.kind, self.logs, self.started = kind, logs.resolve(), list[Any]()
+        try:
+            import submitit
+        except ImportError:
+            raise ValueError(f'--cluster {kind}: needs submitit: run pip install "fairseq_resid[cluster]"') from None
+        try:
+            # A run may take more than one slot of time: it goes on.
+            self.executor = submitit.AutoExecutor(
+                folder=logs / "submitit", cluster=kind, slurm_max_num_timeout=TIMEOUTS
+            )
+            self.executor.update_parameters(**parameters)
+        except (RuntimeError, NameError, TypeError, ValueError, AssertionError) as error:
+            raise ValueError(f"--cluster {kind}: {str(error).splitlines()[0]}") from None
+
+    def room(self) -> int:
+        return sys.maxsize
+
+    def stop(self) -> None:
+        for job in self.started:
+            job.cancel(check=False)
+
+    def start(self, commands: Mapping[str, list[str]]) -> dict[str, Job]:
+        try:
+            with self.executor.batch():
+                jobs = {
+                    name: self.executor.submit(Command(command, self.logs / f"{name}.out"))
+                    for name, command in commands.items()
+                }
+        except RuntimeError as error:
+            raise ValueError(f"--cluster {self.kind}: the runs were not taken: {str(error).strip()}") from None
+        self.started += jobs.values()
+        return {name: Submitted(job, self.kind == "debug") for name, job in jobs.items()}

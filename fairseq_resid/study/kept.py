@@ -1,0 +1,158 @@
+"""What a study keeps of a run: a run folder without weights, small enough for a repository.
+
+KEPT/RUN/study.json                        the run's place in the study, its flags, how it ended, its scores
+KEPT/RUN/run.json, train.log.gz            the training: command, machine, versions; every record of its log
+KEPT/RUN/results*.json                     what evaluation found on each test set
+KEPT/RUN/decode/SUBSET.MODEL.nll.gz        NLL and tokens of every reference sentence
+KEPT/RUN/decode/SUBSET.averaged.hyp.gz     translations
+KEPT/RUN/decode/SUBSET.averaged.bleu.gz    of every sentence what BLEU adds up: lengths, n-grams matched, n-grams
+KEPT/RUN/analysis/analysis.json            what the sites learned, where the run was analysed
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ..commands import flags
+from ..folders import records
+from ..folders.data import Corpus
+from ..folders.files import pack, replacing, sha256
+from ..folders.run import SESSION, Record, Run, Scored, log_record
+from ..training import launch
+from .plan import Planned, Study, settings
+
+MODELS = ("averaged", "last")
+Outcome = Literal["finished", "diverged"]
+
+
+@dataclass(frozen=True)
+class Note:
+    """study.json: one run of a study.
+
+    flags: all that do not depend on the machine, as on a command line
+    scores: over all test sets together, by model and measure
+    valid: NLL on the valid set, by model; seconds: of training and evaluation
+    terms: what the study file said of the measure; data: a digest of dictionaries and reference texts
+    """
+
+    study: str
+    run: Planned
+    flags: str
+    outcome: Outcome
+    valid: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, dict[str, Scored]] = field(default_factory=dict)
+    seconds: float | None = None
+    parameters: int | None = None
+    terms: dict[str, Any] = field(default_factory=dict)
+    data: str = ""
+
+
+def file(folder: Path) -> Path:
+    """Return the path of a run's study.json."""
+    return folder / "study.json"
+
+
+def keep(run: Run, note: Note, folder: Path) -> None:
+    """Put what is kept of a run into FOLDER, whole or not at all."""
+    with replacing(folder) as partial:
+        if partial.exists():  # of a run that was killed here
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
+        record = run.read_record()
+        if record is not None:
+            records.write(Run(partial).record, replace(record, command=without_places(record)))
+        write_log(run, Run(partial))
+        for path in sorted(run.path.glob("results*.json")):
+            shutil.copyfile(path, partial / path.name)
+        for pattern in ("*.nll", "*.averaged.hyp", "*.averaged.bleu"):
+            for path in sorted(run.decode.glob(pattern)):
+                pack(path, Run(partial).decode)
+        analysis = run.path / "analysis" / "analysis.json"
+        if analysis.is_file():
+            (partial / "analysis").mkdir()
+            shutil.copyfile(analysis, partial / "analysis" / analysis.name)
+        records.write(file(partial), note)
+        if folder.exists():
+            shutil.rmtree(folder)
+
+
+def without_places(record: Record) -> list[str]:
+    """Return a training's command without the folders of the machine that it ran on."""
+    return flags.without(record.command, launch.WHERE)
+
+
+def write_log(run: Run, into: Run) -> None:
+    """Write the lines of train.log that hold a record; what else fairseq says is of the machine."""
+    plain = into.train_log
+    with plain.open("w", encoding="utf-8") as log:
+        for line in run.log_lines():
+            if SESSION in line:  # its time is needed: what lies between two sessions is no training
+                log.write(f"{line[:19]} | INFO | {SESSION}}}\n")
+            elif log_record(line) is not None:
+                log.write(line)
+    pack(plain, into.path)
+    plain.unlink()
+
+
+def terms(study: Study, run: Planned) -> dict[str, Any]:
+    """Return what a study file says of how a run is scored: no run may be scored otherwise than the others."""
+    if run.is_tuning and study.tuning is not None:
+        return {"average": study.tuning.average, "seed": study.tuning.seed}
+    return {"average": study.average, "measure": study.measure, "tests": list(study.tests)}
+
+
+def digest(corpus: Corpus) -> str:
+    """Return what a data folder is known again by: its dictionaries and its reference texts."""
+    files = [*sorted(corpus.path.glob("dict.*.txt")), *sorted((corpus.path / "ref").iterdir())]
+    return hashlib.sha256("".join(sha256(path) for path in files).encode()).hexdigest()[:16]
+
+
+def read(folder: Path, study: str) -> dict[str, Note]:
+    """Return the note of every run that is kept of a study, by the run's name.
+
+    Raises: ValueError naming the folder that belongs to another study or another data folder, or the damaged file.
+    """
+    found: dict[str, Note] = {}
+    for path in sorted(folder.glob("*/study.json")):
+        if path.parent.name.endswith(".partial"):  # of a run that is being kept, or was killed then
+            continue
+        try:
+            note = records.read(path, Note, "fairseq-resid study")
+        except FileNotFoundError:  # it has just been renamed
+            continue
+        if note.study != study or note.run.name != path.parent.name:
+            raise ValueError(f"{path.parent}: holds {note.run.name} of the study {note.study}, not of {study}")
+        other = next((name for name, it in found.items() if note.data and it.data not in ("", note.data)), None)
+        if other is not None:
+            raise ValueError(
+                f"{path.parent}: was scored on other data than {folder / other}: other words or references"
+            )
+        found[note.run.name] = note
+    return found
+
+
+def load(study: Study, file: Path, folder: Path) -> dict[str, Note]:
+    """Return the notes of the runs that are kept of a study file.
+
+    Raises: what `read` raises; ValueError naming the run that was made, or scored, otherwise than the file says now.
+    """
+    notes = read(folder, file.stem)
+    for name, note in notes.items():
+        if note.run.arm not in study.arms or note.run.setting not in study.settings:
+            continue  # the file does not have it any more
+        differences = flags.changes(shlex.split(note.flags), settings(study, note.run))
+        now = terms(study, note.run)
+        differences += [
+            f"{key} was {note.terms[key]}, now {now[key]}" for key in note.terms if note.terms[key] != now[key]
+        ]
+        if differences:
+            raise ValueError(
+                f"{folder / name}: was made with other settings ({'; '.join(differences)}); restore them in {file}, or "
+                "remove that folder"
+            )
+    return notes

@@ -1,0 +1,324 @@
+"""A study: which runs there are to be, in which order, decided before the first of them. STUDY.yaml, read and checked.
+
+A study compares arms (a structure with its options) in settings (a depth, say), each arm over several seeds. If it says
+so, one flag is tuned first, for every arm in every setting in the same way: each value of a grid, one seed that is not
+used again, a part of the length, chosen by the NLL on the valid set of the averaged checkpoint. If the best value lies
+on the edge of what was tried, the next one beyond it is tried too.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct, field
+
+from ..commands import flags
+from ..folders import records
+from ..folders.data import Corpus
+from ..training import launch, recipe
+
+LENGTHS = ("--max-epoch", "--max-update")
+LOWER = 3  # values below the grid that are tried if every value of it diverges
+# Names of arms and settings are parts of file names.
+ALLOWED = "letters, digits and _ + - ="
+
+
+class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
+    """How one flag is tuned.
+
+    seed: of these runs alone; length: their part of a run's length; average: so many last checkpoints
+    factor: from the edge to the next value beyond it; least, most: no value beyond these
+    """
+
+    flag: str
+    grid: tuple[float | str, ...]  # YAML takes 1e-3 for a text
+    seed: int
+    length: float = 0.5
+    average: int = 5
+    factor: float = 2.0
+    least: float = 0.0
+    most: float = math.inf
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return tuple(map(float, self.grid))
+
+
+class Step(Struct, frozen=True, forbid_unknown_fields=True):
+    """A comparison: these arms in a setting, so many seeds each, from 1.
+
+    at: the value of the tuned flag: "own", each arm's best, or "baseline", that of the baseline for all
+    """
+
+    setting: str
+    arms: tuple[str, ...]
+    seeds: int
+    at: Literal["own", "baseline"] = "own"
+
+
+class Study(Struct, frozen=True, forbid_unknown_fields=True):
+    """A study file.
+
+    recipe: its name, or a file; data: a data folder in place of the recipe's
+    flags: of every run; arms, settings: their flags, by name; baseline: the arm that the others are compared with
+    measure: decided before the runs, NLL or BLEU; tests: the test sets, taken together
+    average: so many last checkpoints; analyze: so many seeds of each arm are analysed too
+    plan: the comparisons in the order in which they are worth running
+    """
+
+    title: str
+    recipe: str
+    arms: dict[str, str]
+    baseline: str
+    plan: tuple[Step, ...]
+    data: str = ""
+    flags: str = ""
+    settings: dict[str, str] = field(default_factory=lambda: {"recipe": ""})
+    measure: Literal["NLL", "BLEU"] = "NLL"
+    tests: tuple[str, ...] = ("test",)
+    average: int = 10
+    analyze: int = 0
+    tuning: Tuning | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a study. value: of the tuned flag, None without tuning; is_tuning: it is there to choose a value."""
+
+    setting: str
+    arm: str
+    value: float | None
+    seed: int
+    is_tuning: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        value = "" if self.value is None else f".{self.value:g}"
+        return f"{self.setting}.{self.arm}{value}.{'tuning' if self.is_tuning else f'seed{self.seed}'}"
+
+
+def read(path: Path) -> Study:
+    """Read a study file.
+
+    Raises: ValueError naming the file and what is wrong with it; OSError.
+    """
+    study = records.read(path, Study)
+    try:
+        _check(study)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return study
+
+
+def _check(study: Study) -> None:
+    for what, names in (("arms", study.arms), ("settings", study.settings)):
+        for name in names:
+            if not name or not all(letter.isalnum() or letter in "_+-=" for letter in name):
+                raise ValueError(f"{what}: {name!r}: a name is made of {ALLOWED}")
+    if study.baseline not in study.arms:
+        raise ValueError(f"baseline: {study.baseline}: no such arm; there are {', '.join(study.arms)}")
+    if not study.tests or len(set(study.tests)) < len(study.tests):
+        raise ValueError(f"tests: {', '.join(study.tests) or 'no test set'}: each is to be named once")
+    averages = {"average": study.average, **({"tuning: average": study.tuning.average} if study.tuning else {})}
+    for name, value in averages.items():
+        if value < 1:
+            raise ValueError(f"{name}: {value}: must be 1 or more")
+    tuning = study.tuning
+    if tuning is not None:
+        try:
+            values = list(tuning.values)
+        except ValueError as error:
+            raise ValueError(f"tuning: grid: {error}") from None
+        if len(values) < 2 or values != sorted(set(values)) or values[0] <= 0:
+            raise ValueError("tuning: grid: two or more values above 0 that rise are needed")
+        if tuning.factor <= 1:
+            raise ValueError(f"tuning: factor: {tuning.factor:g}: must be above 1")
+        if not 0 < tuning.length <= 1:
+            raise ValueError(f"tuning: length: {tuning.length:g}: must be above 0, and 1 at most")
+    for number, step in enumerate(study.plan, start=1):
+        if step.setting not in study.settings:
+            raise ValueError(f"plan, {number}: setting {step.setting}: there are {', '.join(study.settings)}")
+        if strange := [arm for arm in step.arms if arm not in study.arms]:
+            raise ValueError(f"plan, {number}: arm {strange[0]}: there are {', '.join(study.arms)}")
+        if step.seeds < 1:
+            raise ValueError(f"plan, {number}: seeds: {step.seeds}: must be 1 or more")
+        if step.at == "baseline" and tuning is None:
+            raise ValueError(f"plan, {number}: at: baseline: nothing is tuned")
+        if tuning is not None and tuning.seed in range(1, step.seeds + 1):
+            raise ValueError(f"tuning: seed: {tuning.seed}: plan, {number} uses it too")
+    for setting in dict.fromkeys(step.setting for step in study.plan):
+        own = [step for step in study.plan if step.setting == setting and step.at == "own"]
+        if not any(study.baseline in step.arms for step in own):
+            raise ValueError(f"plan: {setting}: no step has the baseline, {study.baseline}, at its own value")
+
+
+def arguments(study: Study, run: Planned) -> tuple[str, list[str]]:
+    """Return the architecture of a run, and its flags beyond the recipe's.
+
+    Raises: ValueError naming the flag that is missing or wrong.
+    """
+    own = shlex.split(" ".join([study.flags, study.settings[run.setting], study.arms[run.arm]]))
+    given = flags.options([*recipe.read(study.recipe), *own])
+    if len(given.get("--arch", ())) != 1:
+        raise ValueError(f"arm {run.arm}: neither it nor `flags` names the architecture (--arch)")
+    extra = [*([study.data] if study.data else []), *flags.without(own, ["--arch"])]
+    tuning = study.tuning
+    if run.is_tuning and tuning is not None:
+        lengths = [flag for flag in LENGTHS if flag in given]
+        if not lengths:
+            raise ValueError(f"tuning: length: the recipe has neither {' nor '.join(LENGTHS)}")
+        for flag in lengths:
+            extra += [flag, str(math.ceil((flags.integer(given, flag) or 1) * tuning.length))]
+        extra += ["--keep-interval-updates", str(tuning.average)]
+    if run.value is not None and tuning is not None:
+        extra += [tuning.flag, f"{run.value:g}"]
+    return given["--arch"][0], [*extra, "--seed", str(run.seed)]
+
+
+def settings(study: Study, run: Planned) -> list[str]:
+    """Return every flag of a run, the recipe's too, as far as it does not depend on the machine."""
+    arch, extra = arguments(study, run)
+    own_data, rest = launch.place_data(recipe.read(study.recipe), arch, extra)
+    return [*own_data, "--arch", arch, *rest]
+
+
+def check(study: Study, path: Path) -> None:
+    """Check every flag that the study can give, as fairseq reads it.
+
+    Raises: ValueError naming the file, the arm, the setting, and the flag.
+    """
+    value = study.tuning.values[0] if study.tuning else None
+    for setting, arm in dict.fromkeys((step.setting, arm) for step in study.plan for arm in step.arms):
+        for is_tuning in (False, True) if study.tuning else (False,):
+            run = Planned(setting, arm, value, 1, is_tuning)
+            try:
+                asked = launch.ask(study.recipe, *arguments(study, run), Path("unused"))
+                check_average(asked.command, study.tuning.average if is_tuning and study.tuning else study.average)
+                check_tests(asked.command, study.tests)
+            except ValueError as error:
+                raise ValueError(f"{path}: {arm} in {setting}: {error}") from None
+
+
+def check_average(command: Sequence[str], count: int) -> None:
+    """Raise ValueError if a training keeps fewer checkpoints than are averaged."""
+    kept = flags.integer(flags.options(command), "--keep-interval-updates", count)
+    if kept is not None and kept < count:
+        raise ValueError(f"average: {count}, but --keep-interval-updates {kept} keeps fewer checkpoints")
+
+
+def check_tests(command: Sequence[str], tests: Sequence[str]) -> None:
+    """Raise ValueError if the data folder of a training is there and has no reference text of a test set."""
+    data = Path(flags.options(command[1:])[""][0])
+    for subset in ("valid", *tests) if data.is_dir() else ():
+        reference = Corpus.read(data).reference(subset)
+        if not reference.is_file():
+            raise ValueError(f"tests: {subset}: there is no reference text {reference}")
+
+
+# ------------------------------------------------------------------------------------------------------ what is next
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What tuning knows of an arm in a setting: the NLL of every value; the values to try; the best, if it is known.
+
+    With neither of the last two no value trains.
+    """
+
+    tried: dict[float, float]
+    to_try: tuple[float, ...]
+    best: float | None
+
+
+def choose(tuning: Tuning, tried: Mapping[float, float]) -> Choice:
+    """Return the best value of those tried, or the values that are to be tried first.
+
+    tried: NLL by value; infinite where the training failed
+    """
+    known = {value: tried[value] for value in sorted(tried)}
+    if to_try := tuple(value for value in tuning.values if value not in known):
+        return Choice(known, to_try, None)
+    best = min(known, key=lambda value: known[value])
+    values = list(known)
+    if not math.isfinite(known[best]):
+        lower = values[0] / tuning.factor
+        is_tried = values[0] <= tuning.values[0] / tuning.factor**LOWER
+        return Choice(known, () if is_tried or lower < tuning.least else (float(f"{lower:g}"),), None)
+    beyond = {values[0]: values[0] / tuning.factor, values[-1]: values[-1] * tuning.factor}.get(best)
+    if beyond is not None and tuning.least <= beyond <= tuning.most:
+        return Choice(known, (float(f"{beyond:g}"),), None)
+    return Choice(known, (), best)
+
+
+def choices(study: Study, nll: Mapping[Planned, float]) -> dict[tuple[str, str], Choice]:
+    """Return what tuning knows of every arm in every setting of the plan. nll: of the runs that have ended."""
+    if study.tuning is None:
+        return {}
+    found = {}
+    for setting, arm in dict.fromkeys((step.setting, arm) for step in study.plan for arm in _tuned(study, step)):
+        tried = {
+            run.value: value
+            for run, value in nll.items()
+            if run.is_tuning and (run.setting, run.arm) == (setting, arm) and run.value is not None
+        }
+        found[setting, arm] = choose(study.tuning, tried)
+    return found
+
+
+def _tuned(study: Study, step: Step) -> tuple[str, ...]:
+    """Return the arms that must be tuned before a step."""
+    return step.arms if step.at == "own" else (study.baseline,)
+
+
+def value_of(study: Study, step: Step, arm: str, known: Mapping[tuple[str, str], Choice]) -> float | None:
+    """Return the value of the tuned flag for an arm in a step; None while it is not known."""
+    return known[step.setting, arm if step.at == "own" else study.baseline].best
+
+
+def runs(study: Study, nll: Mapping[Planned, float]) -> Iterator[Planned]:
+    """Yield every run that is known to be needed, each once, in the order of the plan. nll: of those that have ended.
+
+    The runs of a step whose tuning has not ended cannot be named yet; those of the next steps follow.
+    """
+    known = choices(study, nll)
+    named: set[Planned] = set()
+    for step in study.plan:
+        found: list[Planned] = []
+        if study.tuning is not None:
+            for arm in _tuned(study, step):
+                choice = known[step.setting, arm]
+                found += [
+                    Planned(step.setting, arm, value, study.tuning.seed, True)
+                    for value in (*choice.tried, *choice.to_try)
+                ]
+        for seed in range(1, step.seeds + 1):
+            for arm in step.arms:
+                value = value_of(study, step, arm, known) if study.tuning else None
+                if study.tuning is None or value is not None:
+                    found.append(Planned(step.setting, arm, value, seed))
+        for run in found:
+            if run not in named:
+                named.add(run)
+                yield run
+
+
+def unnamed(study: Study, nll: Mapping[Planned, float]) -> int:
+    """Return how many runs cannot be named yet, because their value is not known."""
+    known = choices(study, nll)
+    if study.tuning is None:
+        return 0
+    unknown = {
+        (step.setting, step.at, arm, seed)
+        for step in study.plan
+        for arm in step.arms
+        for seed in range(1, step.seeds + 1)
+        if value_of(study, step, arm, known) is None
+        and known[step.setting, arm if step.at == "own" else study.baseline].to_try
+    }
+    return len(unknown)

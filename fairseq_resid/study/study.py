@@ -1,0 +1,309 @@
+"""Run what is missing of a study, and say what it found.
+
+    fairseq-resid study STUDY.yaml [--jobs N] [--hours H]
+
+Runs are done in the order of the study's plan, each once. What is kept of a run lies in STUDY/RUN beside the file;
+unfinished runs lie in --work. Stopped anywhere, the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..commands import frame
+from ..commands.progress import clock
+from ..folders.files import locked, write_text
+from ..training import devices
+from . import kept, plan, work
+from .executors import Cluster, Executor, Here, Job, parted
+from .kept import Note
+from .plan import Planned, Study
+from .work import Place
+
+POLL = 1.0  # seconds between two looks at what runs
+SHARED = 60.0  # seconds until what another machine wrote into a shared folder is seen here
+
+
+@dataclass
+class State:
+    """What has been done of a study: the kept notes and the failed runs, by name."""
+
+    study: Study
+    place: Place
+    notes: dict[str, Note]
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def nll(self) -> dict[Planned, float]:
+        """Return the NLL on the valid set of every run that has ended; infinite if it diverged."""
+        return {note.run: note.valid.get("averaged", math.inf) for note in self.notes.values()}
+
+    def missing(self) -> list[Planned]:
+        """Return the runs that are needed and not done, in order."""
+        return [run for run in plan.runs(self.study, self.nll()) if run.name not in self.notes]
+
+    def unnamed(self) -> int:
+        return plan.unnamed(self.study, self.nll())
+
+    def seconds(self, run: Planned) -> float | None:
+        """Return about how long a run takes, by those that are done; None if there is none to go by."""
+
+        def alike(note: Note, what: tuple[str, ...]) -> bool:
+            return all(getattr(note.run, name) == getattr(run, name) for name in what)
+
+        for what in (("setting", "arm", "is_tuning"), ("setting", "is_tuning"), ("is_tuning",), ()):
+            known = [note.seconds for note in self.notes.values() if note.seconds and alike(note, what)]
+            if known:
+                return sum(known) / len(known)
+        return None
+
+    def left(self, slots: int) -> str:
+        """Say what is missing, and about how long it takes."""
+        missing = self.missing()
+        known = [seconds for run in missing if (seconds := self.seconds(run)) is not None]
+        more = self.unnamed()
+        count = f"{len(missing)} runs missing" + (f", and {more} that tuning has yet to name" if more else "")
+        if not missing and not more:
+            return "no run is missing"
+        if len(known) < len(missing) or not known:
+            return count
+        total = sum(known) + more * sum(known) / len(known)
+        return f"{count}: about {total / 3600:.1f} core-hours of runs like those done, {clock(total / slots)} here"
+
+
+def read_state(study: Study, place: Place) -> State:
+    """Return what has been done of a study.
+
+    Raises: what `kept.load` raises.
+    """
+    notes = kept.load(study, place.file, place.kept)
+    failures = {path.stem: path.read_text(encoding="utf-8") for path in (place.work / "failed").glob("*.txt")}
+    return State(study, place, notes, {name: text for name, text in failures.items() if name not in notes})
+
+
+def command(place: Place, run: Planned, weights: bool) -> list[str]:
+    """Return the command that does one run."""
+    argv = [sys.executable, "-m", "fairseq_resid", "study", str(place.file), "--only", run.name]
+    argv += ["--work", str(place.work), "--kept", str(place.kept)]
+    return argv + (["--weights"] if weights else [])
+
+
+def run_missing(state: State, executor: Executor, slots: int, weights: bool, until: float) -> None:
+    """Do every missing run that can be named, as many at a time as the executor takes; start none after `until`."""
+    place = state.place
+    running: dict[str, Job] = {}
+    planned: dict[str, Planned] = {}
+    for name in () if weights else state.notes:
+        shutil.rmtree(place.work / name, ignore_errors=True)  # of a run that was killed after it had been kept
+    print(f"{place.name}: {state.left(slots)}", flush=True)
+    try:
+        while True:
+            waiting = [run for run in state.missing() if run.name not in {*running, *state.failed}]
+            room = executor.room() if time.monotonic() < until else 0
+            if now := waiting[:room]:
+                planned |= {run.name: run for run in now}
+                running |= executor.start({run.name: command(place, run, weights) for run in now})
+                for run in now:
+                    print(f"{run.name}: started", flush=True)
+            if not running:
+                return
+            time.sleep(POLL)
+            for name, code in [(name, job.code()) for name, job in running.items()]:
+                if code is not None:
+                    del running[name]
+                    ended(state, name, code)
+                    print(f"{name}: {said(state, name)}; {state.left(slots)}", flush=True)
+    finally:
+        if running or sys.exc_info()[0]:
+            executor.stop()
+
+
+def ended(state: State, name: str, code: int) -> None:
+    """Take note of a run that has ended."""
+    place = state.place
+    until = time.monotonic() + (SHARED if code == 0 else 0)
+    while name not in (notes := kept.read(place.kept, place.name)) and time.monotonic() < until:
+        time.sleep(POLL)
+    state.notes = notes
+    if name not in state.notes:
+        state.failed[name] = reason(place, name, code)
+        (place.work / "failed").mkdir(exist_ok=True)
+        write_text(place.work / "failed" / f"{name}.txt", state.failed[name])
+
+
+def reason(place: Place, name: str, code: int) -> str:
+    """Return why a run failed: the last line that it said, and where the others are."""
+    out = place.work / "logs" / f"{name}.out"
+    lines = out.read_text(encoding="utf-8", errors="replace").splitlines() if out.is_file() else []
+    errors = [line for line in lines if "error:" in line]
+    last = (errors or lines or [f"exit code {code}"])[-1].strip()
+    return f"{last} ({out if lines else place.work / 'logs'})"
+
+
+def said(state: State, name: str) -> str:
+    """Say how a run ended."""
+    if name in state.failed:
+        return f"failed: {state.failed[name]}"
+    note = state.notes[name]
+    if note.outcome == "diverged":
+        return "diverged"
+    scores = note.scores.get("averaged")
+    text = ", ".join(f"{kind} {score.score:.4g}" for kind, score in scores.items()) if scores else ""
+    return text or f"valid NLL {note.valid['averaged']:.4f}"
+
+
+def find(state: State, name: str) -> Planned:
+    """Return the run of a name.
+
+    Raises: ValueError naming those that there are.
+    """
+    known = {run.name: run for run in plan.runs(state.study, state.nll())}
+    if name not in known:
+        raise ValueError(f"--only {name}: no run of {state.place.file} so far; missing are {', '.join(known)}")
+    return known[name]
+
+
+def parameters(given: Sequence[str]) -> dict[str, Any]:
+    """Return NAME=VALUE of --cluster-option as submitit takes them; values are read as YAML.
+
+    Raises: ValueError naming what has another form.
+    """
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ValueError(f"--cluster-option {text}: NAME=VALUE is needed, as of submitit's update_parameters")
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            found[name] = value
+    return found
+
+
+def show_plan(state: State) -> None:
+    """Print every run that is known, with what is known of it."""
+    for run in plan.runs(state.study, state.nll()):
+        done = run.name in state.notes or run.name in state.failed
+        seconds = state.seconds(run)
+        about = f"missing, about {clock(seconds)}" if seconds else "missing"
+        print(f"{run.name}: {said(state, run.name) if done else about}")
+
+
+@frame.command(
+    "study",
+    "Run what is missing of a study, in the order of its plan, and write its table and plots. What is kept of a run "
+    "lies beside the study file.",
+    again="goes on",
+)
+def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    """Command line of scripts/study.sh."""
+    options = parse(parser, argv)
+    study = plan.read(options.study)
+    place = Place(
+        options.study,
+        options.work or Path("checkpoints") / f"study-{options.study.stem}",
+        options.kept or options.study.with_suffix(""),
+    )
+    state = read_state(study, place)
+    if options.only:
+        place.claim()
+        work.do(study, find(state, options.only), place, options.weights)
+        return 0
+    if not (options.results or options.plan):
+        plan.check(study, options.study)
+        place.claim()
+        with locked(place.work / ".lock", f"{place.work}: another process runs this study"):
+            if options.retry:
+                for name in state.failed:
+                    (place.work / "failed" / f"{name}.txt").unlink()
+                state.failed.clear()
+            executor, slots = make_executor(options, place)
+            until = time.monotonic() + 3600 * options.hours if options.hours else math.inf
+            signal.signal(signal.SIGTERM, interrupt)
+            run_missing(state, executor, slots, options.weights, until)
+    if options.plan:
+        show_plan(state)
+        print(f"{place.name}: {state.left(1)}")
+    elif state.notes:
+        from .tables import write
+
+        for path in write(state.study, state.notes, place.kept):
+            print(path)
+    hopeless = [
+        where for where, choice in plan.choices(study, state.nll()).items() if not (choice.to_try or choice.best)
+    ]
+    for setting, arm in hopeless:
+        print(
+            f"{arm} in {setting}: diverges at every value of {study.tuning.flag if study.tuning else ''}",
+            file=sys.stderr,
+        )
+    for name, text in state.failed.items():
+        print(f"{name}: failed: {text}; --retry tries it again", file=sys.stderr)
+    return 1 if state.failed or hopeless else 0
+
+
+def interrupt(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def make_executor(options: argparse.Namespace, place: Place) -> tuple[Executor, int]:
+    """Return who runs the runs, and how many at a time, as far as that is known."""
+    if options.cluster:
+        given = parameters(options.cluster_option)
+        if options.cluster == "slurm" and not {"timeout_min", "slurm_time"} & given.keys():
+            raise ValueError("--cluster slurm: give --cluster-option timeout_min=MINUTES: Slurm would be asked for 5")
+        return Cluster(options.cluster, place.work / "logs", given), 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    visible = visible_gpus()
+    gpus = parted(visible, options.gpus) if options.gpus else []
+    # A run on a GPU has processes that load data: it is not held to one core.
+    threads = options.threads or (None if visible else 1)
+    slots = options.jobs or len(gpus) or (1 if visible else max(1, cores // (threads or 1)))
+    return Here(slots, threads, place.work / "logs", gpus), slots
+
+
+def visible_gpus() -> list[str]:
+    """Return the names by which CUDA_VISIBLE_DEVICES can choose each GPU that this process sees."""
+    count = len(devices.gpus())
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return named[:count] or [str(number) for number in range(count)]
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the command line's options, checked."""
+    add = parser.add_argument
+    add("study", type=Path, metavar="STUDY.yaml", help="the study file")
+    add("--work", type=Path, metavar="DIR", help="where runs are made (default: checkpoints/study-NAME)")
+    add("--kept", type=Path, metavar="DIR", help="what is kept (default: the study file's path without .yaml)")
+    add("--jobs", type=int, metavar="N", help="runs at a time (default: one for every --threads cores, or --gpus)")
+    add("--threads", type=int, metavar="N", help="threads, and cores of its own, of a run (default: 1; on GPUs all)")
+    add("--gpus", type=int, metavar="N", help="GPUs of a run; runs on other GPUs go beside it (default: all for each)")
+    add("--hours", type=float, metavar="H", help="start no run after so many hours")
+    add("--retry", action="store_true", help="try failed runs again")
+    add("--weights", action="store_true", help="leave the checkpoints of finished runs in --work")
+    add("--plan", action="store_true", help="list the runs, and run none")
+    add("--results", action="store_true", help="write table and plots of what there is, and run nothing")
+    add("--cluster", choices=("slurm", "local", "debug"), help="by submitit, in place of this machine")
+    add("--cluster-option", action="append", default=[], metavar="NAME=VALUE", help="of submitit's update_parameters")
+    add("--only", metavar="RUN", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    for name in ("jobs", "threads", "gpus", "hours"):
+        value = getattr(options, name)
+        if value is not None and value <= 0:
+            parser.error(f"--{name} {value:g}: must be above 0")
+    if here := [name for name in ("jobs", "threads", "gpus") if options.cluster and getattr(options, name)]:
+        parser.error(f"--{here[0]}: is for this machine; --cluster-option says what a run gets on a cluster")
+    if options.cluster_option and not options.cluster:
+        parser.error("--cluster-option: is for --cluster")
+    return options
