@@ -50,6 +50,7 @@ setup(
         "rich>=13",
         "rapidfuzz>=3",
         "matplotlib>=3.7",
+        "pillow>=10",
         "jinja2>=3",
         "scipy>=1.10",
     ],

@@ -57,7 +57,7 @@ encode("encode", both(prefix), both(out), Path(model), Limits(250, 1.5), int(cor
 EXTRACT = """
 import sys
 from pathlib import Path
-from fairseq_resid.corpora.extract import extract
+from fairseq_resid.commands.extract import extract
 source, target, archive, out = sys.argv[1:]
 extract(Path(archive), {f"text.{side}": Path(f"{out}.{side}") for side in (source, target)})
 """

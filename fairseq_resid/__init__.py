@@ -23,7 +23,7 @@ class _Path(list[str]):
     def __contains__(self, folder: object) -> bool:
         found = super().__contains__(folder)
         if found and "fairseq" in sys.modules:
-            from . import models  # noqa: F401
+            from . import tasks  # noqa: F401  (and models)
         return found
 
 

@@ -13,6 +13,7 @@ from .version import __version__
 # Name: the module whose main() it is, and what it does.
 COMMANDS = {
     "prepare": ("corpora.prepare", "make a data folder: of a known corpus, of your own text, of the phrasebook"),
+    "prepare-images": ("vision.prepare", "make a data folder of images: CIFAR-10, CIFAR-100, a folder by class"),
     "train": ("training.launch", "train by a recipe, or resume"),
     "evaluate": ("evaluation.evaluate", "average the last checkpoints, decode, score"),
     "average": ("evaluation.averaging", "average checkpoints"),
@@ -34,7 +35,7 @@ def usage() -> str:
     """Return the help."""
     about = {name: what for name, (_, what) in COMMANDS.items()}
     about[USER_DIR] = 'print the folder for fairseq: fairseq-train --user-dir "$(fairseq-resid user-dir)" ...'
-    lines = [f"  {name:10} {what}" for name, what in about.items()]
+    lines = [f"  {name:14} {what}" for name, what in about.items()]
     return "\n".join(
         [
             "usage: fairseq-resid COMMAND ...    (fairseq-resid COMMAND --help says more)",

@@ -1,14 +1,18 @@
-"""A mirror of WMT'14 and IWSLT'15 with the official archive names, members and formats, holding made-up text."""
+"""A mirror of WMT'14, IWSLT'15 and CIFAR with the official archive names, members and formats, holding made-up data."""
 
 from __future__ import annotations
 
 import gzip
 import io
+import lzma
 import random
 import tarfile
 import zipfile
 from pathlib import Path
 from xml.sax.saxutils import escape
+
+import numpy as np
+from PIL import Image
 
 TEXT = {
     "en": "the house is small , and we see it every day in a very large city near river with our old friends",
@@ -72,8 +76,12 @@ def archive(path: Path, members: dict[str, str | bytes]) -> None:
             member = tarfile.TarInfo(name)
             member.size = len(raw)
             tar.addfile(member, io.BytesIO(raw))
-    is_compressed = path.name.endswith("gz")
-    path.write_bytes(gzip.compress(content.getvalue(), mtime=0) if is_compressed else content.getvalue())
+    raw = content.getvalue()
+    if path.name.endswith("gz"):
+        raw = gzip.compress(raw, mtime=0)
+    elif path.name.endswith(".xz"):
+        raw = lzma.compress(raw)
+    path.write_bytes(raw)
 
 
 def wmt14(folder: Path, target: str, train: int = 120, evaluation: int = 20) -> Path:
@@ -120,4 +128,48 @@ def iwslt15(folder: Path, form: str, train: int = 200, evaluation: int = 25) -> 
                 (folder / f"train.tags.en-vi.{language}").write_text(tags + text + tags)
             else:
                 (folder / f"IWSLT15.TED.{name}.en-vi.{language}.xml").write_text(xml(text))
+    return folder
+
+
+def pixels(count: int, seed: int) -> np.ndarray:
+    """Return made-up images (count, 3, 32, 32), their channels of different brightness."""
+    draw = np.random.default_rng(seed)
+    return draw.integers(0, [[[100]], [[200]], [[256]]], (count, 3, 32, 32)).astype(np.uint8)
+
+
+def cifar_members(name: str, train: int = 30, test: int = 10) -> dict[str, str | bytes]:
+    """Return the members of a release of CIFAR, with made-up images whose labels go round."""
+    from fairseq_resid.vision import manifest
+
+    known = manifest.read(name)
+    listed = "".join(f"{label}\n" for label in known.classes) + "\n"
+    found: dict[str, str | bytes] = {known.names: listed, f"{Path(known.names).parent}/readme.html": "<p>"}
+    for count, names in ((train, known.members["train"]), (test, known.members["test"])):
+        each = count // len(names)
+        for number, member in enumerate(names):
+            labels = [(index * 7 + number) % len(known.classes) for index in range(each)]
+            before = [bytes([label % 20, label]) if name == "cifar100" else bytes([label]) for label in labels]
+            images = zip(before, pixels(each, count + number), strict=True)
+            found[member] = b"".join(label + image.tobytes() for label, image in images)
+    return found
+
+
+def cifar(folder: Path, name: str, members: dict[str, str | bytes]) -> Path:
+    """Write the archive of a release of CIFAR."""
+    from fairseq_resid.vision import manifest
+
+    folder.mkdir(parents=True, exist_ok=True)
+    file = manifest.read(name).file
+    assert file is not None
+    archive(folder / file.name, members)
+    return folder / file.name
+
+
+def images(folder: Path, classes: tuple[str, ...], train: int = 5, test: int = 2) -> Path:
+    """Write made-up images as PNG files by class."""
+    for part, count in (("train", train), ("test", test)):
+        for number, label in enumerate(classes):
+            (folder / part / label).mkdir(parents=True)
+            for index, image in enumerate(pixels(count, 100 * number + len(part))):
+                Image.fromarray(image.transpose(1, 2, 0)).save(folder / part / label / f"{index:04}.png")
     return folder

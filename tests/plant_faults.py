@@ -366,14 +366,14 @@ FAULTS = [
     # --- corpora
     Fault(
         "archives: a name that leads out of the folder is not noticed",
-        "fairseq_resid/corpora/extract.py",
+        "fairseq_resid/commands/extract.py",
         'or ".." in PurePosixPath(name).parts',
         "",
         "test_extract.py",
     ),
     Fault(
         "archives: a wrong checksum passes",
-        "fairseq_resid/corpora/fetch.py",
+        "fairseq_resid/commands/fetch.py",
         "if expected is not None and actual != expected:",
         'if expected is not None and kind == "bytes" and actual != expected:',
         "test_fetch.py test_provenance.py",
@@ -394,7 +394,7 @@ FAULTS = [
     ),
     Fault(
         "references: written from the normalised text",
-        "fairseq_resid/corpora/extract.py",
+        "fairseq_resid/commands/extract.py",
         'LAYOUT = re.compile(r"[ \\t\\r\\n\\f\\v]+")',
         'LAYOUT = re.compile(r"\\s+")',
         "test_extract.py test_provenance.py",

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fairseq_resid.corpora import extract, fetch, prepare, stream, subwords
+from fairseq_resid.commands import extract, fetch
+from fairseq_resid.corpora import prepare, stream, subwords
 from fairseq_resid.corpora.pipeline import Step
 
 

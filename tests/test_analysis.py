@@ -21,7 +21,7 @@ from fairseq_resid import connections
 from fairseq_resid.analysis import analyze, attention, curves
 from fairseq_resid.analysis.figures import analyze as analysed
 from fairseq_resid.analysis.figures import learned
-from fairseq_resid.analysis.model import Loaded, batches, choose, load, token_nll
+from fairseq_resid.analysis.model import Loaded, batches, choose, load
 from fairseq_resid.analysis.observe import gradient_norms, nll_without, observe
 from fairseq_resid.analysis.results import BINS, Analysis
 from fairseq_resid.connections import sites
@@ -42,7 +42,7 @@ def text(loaded: Loaded, max_tokens: int = 4096, count: int = 20) -> list[Any]:
 
 def test_figures_are_those_of_sentences_read_one_by_one(sas: Loaded) -> None:
     """Mean, spread and histogram of α at a site, its norms and its share, from a forward pass written again."""
-    observer, nll, tokens = observe(sas.model, sas.task, text(sas))
+    observer, nll, tokens = observe(sas.model, text(sas))
     values: dict[str, list[Tensor]] = {"alpha": [], "gamma": []}
     shortcut, shares, losses = [], [], []
     site = sas.model.decoder.layers[1].encoder_attn_residual
@@ -119,12 +119,12 @@ def test_a_site_that_is_switched_off_is_named(sas: Loaded) -> None:
     assert found.sites["encoder.1.ffn"].share == 0 and "encoder.1.ffn" in found.off()
     assert "decoder.0.encoder_attn" not in found.off() or found.sites["decoder.0.encoder_attn"].nll_without
     site = sites(model)["decoder.0.ffn"]
-    before = float(sum(token_nll(model, batch).sum().detach() for batch in text(off)))
+    before = float(sum(batch.nll(model).sum().detach() for batch in text(off)))
     without = nll_without(model, site, text(off))
     for parameter in model.decoder.layers[0].fc2.parameters():
         parameter.data.zero_()
     tokens = found.tokens
-    assert float(sum(token_nll(model, batch).sum().detach() for batch in text(off))) / tokens == pytest.approx(
+    assert float(sum(batch.nll(model).sum().detach() for batch in text(off))) / tokens == pytest.approx(
         without, rel=1e-5
     )
     assert before / tokens != pytest.approx(without, rel=1e-3) and "forward" not in vars(site)
@@ -142,7 +142,7 @@ def test_every_structure_and_its_coefficients(name: str, sas: Loaded) -> None:
     torch.manual_seed(1)
     model = sas.task.build_model(config.model).eval()
     loaded = Loaded(sas.run, sas.checkpoint, sas.data, model, sas.task, config, 0, sas.device)
-    observer, nll, _ = observe(model, sas.task, text(loaded, count=6))
+    observer, nll, _ = observe(model, text(loaded, count=6))
     assert math.isfinite(nll) and all(math.isfinite(each.share.mean) for each in observer.sites.values())
     labels = {label for each in observer.sites.values() for label in each.coefficients}
     expected = {

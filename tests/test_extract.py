@@ -1,4 +1,4 @@
-"""corpora/extract.py: texts out of archives and markup, and the archives that are refused."""
+"""commands/extract.py: texts out of archives and markup, and the archives that are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import mirror
 import pytest
 
-from fairseq_resid.corpora import extract
+from fairseq_resid.commands import extract
 
 pytestmark = pytest.mark.once
 
@@ -34,7 +34,7 @@ def tar(path: Path, members: list[tarfile.TarInfo], data: bytes = b"one\n") -> P
     return path
 
 
-@pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.gz", "a.zip"])
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.gz", "a.tar.xz", "a.zip"])
 def test_wanted_members_and_nothing_else(tmp_path: Path, name: str) -> None:
     mirror.archive(tmp_path / name, {"x/one.en": "1\n", "./x/two.en": b"2\r\n\n", "x/three.en": "3\n"})
     found = out_of(tmp_path / name, ["x/two.en", "x/one.en"], tmp_path / "out")
@@ -88,7 +88,7 @@ def test_iwslt_training_text_has_no_tag_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
-@pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.zip"])
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.xz", "a.zip"])
 def test_a_truncated_archive_is_named(tmp_path: Path, name: str, kept: float) -> None:
     text = mirror.sides(mirror.pairs(3000, ("en", "de")))[0]
     mirror.archive(tmp_path / name, {"a.en": text})
@@ -143,6 +143,37 @@ def test_a_member_that_is_no_file_is_refused(tmp_path: Path, kind: bytes) -> Non
         out_of(tar(tmp_path / "a.tgz", [member]), ["a.en"], tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz", "a.zip"])
+def test_all_files_of_an_archive_as_they_are(tmp_path: Path, name: str) -> None:
+    members: dict[str, str | bytes] = {"x/y/one.gz": b"\x1f\x8bno gzip", "./two.xml": "<seg>text", "x/three": ""}
+    mirror.archive(tmp_path / name, dict(members))
+    extract.unpack(tmp_path / name, tmp_path / "out")
+    found = {file: (tmp_path / "out" / file).read_bytes() for file in members}
+    assert found == {file: data if isinstance(data, bytes) else data.encode() for file, data in members.items()}
+    assert len([file for file in (tmp_path / "out").rglob("*") if file.is_file()]) == 3
+
+
+@pytest.mark.parametrize(
+    "kind, name, said",
+    [
+        (tarfile.REGTYPE, "../evil", "leads out of the archive's folder"),
+        (tarfile.SYMTYPE, "evil", "member evil is no plain file"),
+        (tarfile.LNKTYPE, "evil", "member evil is no plain file"),
+        (tarfile.FIFOTYPE, "evil", "member evil is no plain file"),
+        (tarfile.REGTYPE, "good", "member good is there twice"),
+    ],
+)
+def test_an_archive_that_cannot_be_unpacked(tmp_path: Path, kind: bytes, name: str, said: str) -> None:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, "../outside"
+    folder = tarfile.TarInfo("folder")
+    folder.type = tarfile.DIRTYPE
+    archive = tar(tmp_path / "a.tgz", [folder, tarfile.TarInfo("good"), member])
+    with pytest.raises(ValueError, match=rf"a\.tgz: member .*{said.removeprefix('member ')}"):
+        extract.unpack(archive, tmp_path / "out")
+    assert not list(tmp_path.rglob("evil"))
+
+
 def test_a_web_page_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "a.tgz").write_text("\n<!DOCTYPE html><html>Not found</html>")
     with pytest.raises(ValueError, match=r"a\.tgz: is a web page, not an archive"):
@@ -155,7 +186,7 @@ TEXTS = dict(zip(("a.en", "a.de"), mirror.sides(mirror.pairs(40, ("en", "de"))),
 PACKED = {f"{name}.gz": gzip.compress(text.encode(), mtime=0) for name, text in TEXTS.items()}
 
 
-@pytest.mark.parametrize("name", ["a.tgz", "a.zip", "nested.tar", "nested.zip", "nested.tgz"])
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz", "a.zip", "nested.tar", "nested.zip", "nested.tgz"])
 def test_a_flipped_bit_anywhere_does_no_harm_or_is_found(tmp_path: Path, name: str) -> None:
     members: dict[str, str | bytes] = dict(PACKED if name.startswith("nested") else TEXTS)
     mirror.archive(tmp_path / name, members)
@@ -180,12 +211,13 @@ def test_a_flipped_bit_anywhere_does_no_harm_or_is_found(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("missing", [*range(1, 9), 20])
-def test_a_gzip_without_its_last_bytes_is_named(tmp_path: Path, missing: int) -> None:
-    """The tar in it is whole: only gzip's own end is not there."""
-    mirror.archive(tmp_path / "a.tgz", dict(TEXTS))
-    (tmp_path / "a.tgz").write_bytes((tmp_path / "a.tgz").read_bytes()[:-missing])
-    with pytest.raises(extract.Damaged, match=r"a\.tgz: damaged or cut off"):
-        out_of(tmp_path / "a.tgz", list(TEXTS), tmp_path / "out")
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz"])
+def test_a_compressed_archive_without_its_last_bytes_is_named(tmp_path: Path, name: str, missing: int) -> None:
+    """The tar in it is whole: only the compression's own end is not there."""
+    mirror.archive(tmp_path / name, dict(TEXTS))
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-missing])
+    with pytest.raises(extract.Damaged, match=rf"{name}: damaged or cut off"):
+        out_of(tmp_path / name, list(TEXTS), tmp_path / "out")
     assert not list((tmp_path / "out").glob("text?"))
 
 
@@ -237,6 +269,8 @@ def test_a_damaged_compressed_text_is_named(tmp_path: Path) -> None:
         ("a.en", b"\x1f\x8b\x08", "data of another format"),
         ("a.zip", b"PK\x03\x04", None),
         ("a.tar.gz", b"\x1f\x8b\x08", None),
+        ("a.tar.xz", b"\x1f\x8b\x08", "data of another format"),
+        ("a.tar.xz", b"\xfd7zXZ\0\0", None),
         ("a.xml", b'<?xml version="1.0"?>\n<mteval>', None),
         ("a.en", b"<htmlish> words", None),
     ],

@@ -1,4 +1,4 @@
-"""corpora/fetch.py against a web server that misbehaves: what is downloaded is whole and verified, or not there."""
+"""commands/fetch.py against a web server that misbehaves: what is downloaded is whole and verified, or not there."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-from fairseq_resid.corpora import fetch as fetching
-from fairseq_resid.corpora.extract import Damaged
-from fairseq_resid.corpora.fetch import FetchError, Fingerprint, fetch
-from fairseq_resid.corpora.manifest import RemoteFile
+from fairseq_resid.commands import fetch as fetching
+from fairseq_resid.commands.extract import Damaged
+from fairseq_resid.commands.fetch import FetchError, Fingerprint, RemoteFile, fetch
 
 pytestmark = pytest.mark.once
 

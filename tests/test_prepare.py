@@ -25,8 +25,8 @@ from typing import IO, Any
 import mirror
 import pytest
 
-from fairseq_resid.commands import frame
-from fairseq_resid.corpora import binarise, disk, fetch, pipeline, prepare, sources
+from fairseq_resid.commands import fetch, frame
+from fairseq_resid.corpora import binarise, disk, pipeline, prepare, sources
 from fairseq_resid.corpora import manifest as manifests
 from fairseq_resid.corpora.manifest import SPLITS
 from fairseq_resid.folders import records

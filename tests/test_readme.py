@@ -44,6 +44,7 @@ SHORTENED = {
     "data-prep/wmt14-en-de.sh": mirrored("de"),
     "data-prep/wmt14-en-fr.sh": f"{mirrored('fr')} --limit 100",  # the disk asked for is that of the real corpus
     "data-prep/multi30k-en-de.sh": "--allow-other-data",
+    "data-prep/cifar": "--mirror file://$PWD/mirrors/cifar --downloads downloads --allow-other-data --valid 10",
     "scripts/multi30k.sh": SMALL,
     "scripts/train.sh multi30k-en-de": SMALL,
     "scripts/study.sh": "--plan",
@@ -56,7 +57,7 @@ RUN_ELSEWHERE = ("scripts/quickstart.sh", "scripts/test.sh")
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project whose environment is this one; multi30k/ and mirrors/ have made-up text in them."""
+    """A copy of the project whose environment is this one; multi30k/, flowers/, mirrors/ hold made-up data."""
     copy = tmp_path_factory.mktemp("readme") / "project"
     hidden = shutil.ignore_patterns(".*", "data-bin", "checkpoints", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, copy, ignore=hidden)
@@ -76,6 +77,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for archive, name in (("train", "train"), ("dev-2012", "tst2012"), ("test-2013", "tst2013")):
         members = {f"{name}.{side}": (stanford / f"{name}.{side}").read_bytes() for side in ("en", "vi")}
         mirror.archive(copy / "mirrors" / "vi" / f"{archive}-en-vi.tgz", dict(members))
+    for name in ("cifar10", "cifar100"):
+        mirror.cifar(copy / "mirrors" / "cifar", name, mirror.cifar_members(name, 50, 20))
+    mirror.images(copy / "flowers", ("aster", "rose"), 10, 3)
     # As scripts/quickstart.sh makes it.
     phrasebook.write(copy / "raw", phrasebook.files(phrasebook.generate(1, 400, 20, 20)))
     prefixes = {split: copy / "raw" / split for split in ("train", "valid", "test")}

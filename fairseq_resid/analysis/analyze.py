@@ -27,8 +27,8 @@ def file(run: Run) -> Path:
 def summary(analysis: Analysis) -> list[str]:
     """Return what a user reads of it at once."""
     lines = [
-        f"{analysis.structure}, {analysis.checkpoint}: NLL {analysis.nll:.3f} nats a token on {analysis.sentences:,} "
-        f"sentences of {analysis.subset}" + (f" ({analysis.start_nll:.3f} at the start)" if analysis.start_nll else "")
+        f"{analysis.structure}, {analysis.checkpoint}: NLL {analysis.nll:.3f} {analysis.amount}"
+        + (f" ({analysis.start_nll:.3f} at the start)" if analysis.start_nll else "")
     ]
     off = analysis.off()
     lines.append(f"sites whose branch is switched off: {', '.join(off)}" if off else "no site's branch is switched off")
@@ -47,7 +47,13 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
     add("--data", type=Path, help="the data folder (default: the one that the run was trained on)")
     add("--subset", default="valid", metavar="NAME", help="the part of the data that is read (default valid)")
-    add("--sentences", type=int, default=400, metavar="N", help="how many, spread evenly over it (default 400)")
+    add(
+        "--sentences",
+        type=int,
+        default=400,
+        metavar="N",
+        help="how many, or images, spread evenly over it (default 400)",
+    )
     add("--max-tokens", type=int, default=4096, metavar="N", help="padded positions of a batch (default 4096)")
     add("--checkpoint", metavar="FILE", help="a checkpoint in the run folder (default: averaged.pt, else the last)")
     add("--no-ablation", action="store_true", help="do not set each branch to 0 in turn, which takes longest")

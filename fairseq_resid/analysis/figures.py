@@ -17,7 +17,7 @@ from .model import Loaded, batches, choose, fits
 from .observe import Moments, gradient_norms, nll_without, observe
 from .results import Analysis, Coefficient, Site
 
-ONE = torch.Size((1, 1))  # a single position
+ONE = torch.Size((1, 1))  # a single position, of a text
 
 
 def learned(loaded: Loaded, notes: list[str]) -> dict[str, dict[str, list[tuple[int, float]]]]:
@@ -68,10 +68,10 @@ def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate
     def text() -> Any:
         return batches(loaded, subset, chosen, max_tokens)
 
-    with Progress(f"{loaded.run.path}: reading {len(chosen):,} sentences", passes, "times") as progress:
-        found, nll, tokens = observe(model, loaded.task, text())
+    with Progress(f"{loaded.run.path}: reading {len(chosen):,} {loaded.example}s", passes, "times") as progress:
+        found, nll, tokens = observe(model, text())
         progress.advance(1)
-        start, start_nll, _ = observe(initial, loaded.task, text())
+        start, start_nll, _ = observe(initial, text())
         progress.advance(1)
         gradients = gradient_norms(model, text())
         progress.advance(1)
@@ -124,5 +124,6 @@ def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate
         sites=figures,
         made_from=Fingerprint.of(loaded.checkpoint),
         learning=learned(loaded, notes),
+        example=loaded.example,
         notes=notes,
     )

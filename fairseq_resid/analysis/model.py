@@ -17,9 +17,12 @@ from torch import Tensor
 from ..compat import load_checkpoint
 from ..folders.data import find_data, setting
 from ..folders.run import Run
-from ..models import likelihood  # bridges fairseq, registers the architectures
+from ..models import OWN_MODELS, likelihood
+from ..tasks import images as _images  # noqa: F401  (bridges fairseq, registers tasks and architectures)
+from .results import FREQUENCIES, POSITIONS
 
 OWN = "transformer_resid"
+IMAGES = 100  # of a batch; the result does not depend on it
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,11 @@ class Loaded:
     cfg: Any
     updates: int | None
     device: torch.device
+
+    @property
+    def example(self) -> str:
+        """What the model reads."""
+        return "image" if hasattr(self.task, "known") else "sentence"
 
     def initial(self) -> Any:
         """Return the model as it was before its first update: built anew with the run's seed, in eval mode."""
@@ -75,8 +83,10 @@ def load(path: Path, data: Path | None = None, which: str | None = None, cpu: bo
         config._name, config.arch, config.residual = OWN, OWN, "pre_ln" if before else "post_ln"
         # A plain Namespace: omegaconf takes no other object in.
         state["cfg"] = Namespace(**{section: state["cfg"][section] for section in state["cfg"]} | {"model": config})
-    elif ARCH_MODEL_NAME_REGISTRY.get(name, name) != OWN:
-        raise ValueError(f"{file}: a model of the architecture {name}: analysis knows transformer and {OWN}")
+    elif ARCH_MODEL_NAME_REGISTRY.get(name, name) not in OWN_MODELS:
+        raise ValueError(
+            f"{file}: a model of the architecture {name}: analysis knows transformer and {', '.join(OWN_MODELS)}"
+        )
     (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(file)], state=state)
     device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
     history = state.get("optimizer_history")
@@ -84,24 +94,101 @@ def load(path: Path, data: Path | None = None, which: str | None = None, cpu: bo
     return Loaded(run, file, folder, model.to(device).eval(), task, cfg, updates, device)
 
 
-@dataclass(frozen=True)
 class Batch:
-    """Sentences that a model reads together.
+    """Examples that a model reads together: sentence pairs, or images."""
 
-    net_input: of the model; target: (B, T); kept: by stack, (T, B), true where there is no padding; tokens: by stack,
-    (T, B), what is read there; places: by stack, (T, B), the place in the sentence, from 0; padding: its token
+    net_input: dict[str, Any]
+
+    def nll(self, model: Any) -> Tensor:
+        """Return the NLL in nats of everything that is predicted, 0 at padding; it sums to that of the examples."""
+        raise NotImplementedError
+
+    @property
+    def predicted(self) -> int:
+        """How much is predicted: target tokens, or images."""
+        raise NotImplementedError
+
+    def kept(self, stack: str) -> Tensor | None:
+        """Return where a stack's positions are no padding; None if there is none."""
+        raise NotImplementedError
+
+    def classes(self, stack: str) -> dict[str, tuple[Tensor, int]]:
+        """Return how positions are classed, by what: the class of each, and how many there are."""
+        raise NotImplementedError
+
+    def by_example(self, state: Tensor) -> Tensor:
+        """Return a state with the examples in its first dimension."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TextBatch(Batch):
+    """Sentence pairs.
+
+    target: (B, T); masks: by stack, (T, B), true where there is no padding; places: by stack, (T, B), the place in the
+    sentence, from 0; frequencies: by stack, (T, B), the class of the token that is read there; padding: its token
     """
 
     net_input: dict[str, Any]
     target: Tensor
-    kept: dict[str, Tensor]
-    tokens: dict[str, Tensor]
+    masks: dict[str, Tensor]
     places: dict[str, Tensor]
+    frequencies: dict[str, Tensor]
     padding: int
 
+    def nll(self, model: Any) -> Tensor:
+        return likelihood.token_nll(model, self.net_input, self.target, self.padding)
+
     @property
-    def sentences(self) -> int:
-        return self.target.size(0)
+    def predicted(self) -> int:
+        return int(self.masks["decoder"].sum())
+
+    def kept(self, stack: str) -> Tensor | None:
+        return self.masks[stack]
+
+    def classes(self, stack: str) -> dict[str, tuple[Tensor, int]]:
+        mask = self.masks[stack]
+        return {
+            "position": (self.places[stack][mask], POSITIONS),
+            "frequency": (self.frequencies[stack][mask], FREQUENCIES),
+        }
+
+    def by_example(self, state: Tensor) -> Tensor:
+        return state.transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class ImageBatch(Batch):
+    """Images. target: (N,), their classes."""
+
+    net_input: dict[str, Any]
+    target: Tensor
+
+    def nll(self, model: Any) -> Tensor:
+        log_probabilities = model.get_normalized_probs(model(**self.net_input), log_probs=True)
+        return -log_probabilities.gather(1, self.target.unsqueeze(1)).squeeze(1)
+
+    @property
+    def predicted(self) -> int:
+        return len(self.target)
+
+    def kept(self, stack: str) -> Tensor | None:
+        return None
+
+    def classes(self, stack: str) -> dict[str, tuple[Tensor, int]]:
+        return {}
+
+    def by_example(self, state: Tensor) -> Tensor:
+        return state
+
+
+def frequency_classes(dictionary: Any) -> Tensor:
+    """Return the class of every token by its rank in the dictionary, whose order is by frequency."""
+    ranks = torch.arange(len(dictionary)) - dictionary.nspecial + 1
+    bounds = torch.tensor([round(10 ** (step / 2)) for step in range(2, 1 + FREQUENCIES)])
+    classes = torch.bucketize(ranks, bounds)
+    classes[: dictionary.nspecial] = 0
+    return classes
 
 
 def choose(loaded: Loaded, subset: str, count: int, notes: list[str] | None = None) -> list[int]:
@@ -110,10 +197,13 @@ def choose(loaded: Loaded, subset: str, count: int, notes: list[str] | None = No
     A sentence that is longer than the model takes is not among them; a note says how many are.
     Raises: ValueError if the data folder has no such part, or no sentence that fits.
     """
-    try:
-        loaded.task.load_dataset(subset)
-    except FileNotFoundError:
-        raise ValueError(f"{loaded.data}: holds no binarised {subset} set") from None
+    if loaded.example == "image":
+        loaded.task.datasets[subset] = loaded.task.open(subset)  # as it is, even if it was trained on
+    else:
+        try:
+            loaded.task.load_dataset(subset)
+        except FileNotFoundError:
+            raise ValueError(f"{loaded.data}: holds no binarised {subset} set") from None
     fitting = np.flatnonzero(fits(loaded, subset))
     size = len(loaded.task.dataset(subset))
     if not len(fitting):
@@ -127,13 +217,26 @@ def choose(loaded: Loaded, subset: str, count: int, notes: list[str] | None = No
 def fits(loaded: Loaded, subset: str) -> Any:
     """Return, of every sentence of a loaded part, whether both its sides are short enough for the model."""
     dataset = loaded.task.dataset(subset)
+    if loaded.example == "image":
+        return np.ones(len(dataset), dtype=bool)
     longest = loaded.model.max_positions()
     return (np.asarray(dataset.src_sizes) <= longest[0]) & (np.asarray(dataset.tgt_sizes) <= longest[1])
 
 
 def batches(loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
-    """Yield the chosen sentences, long ones first, in batches of at most so many padded positions on a side."""
+    """Yield the chosen sentences, long ones first, in batches of at most so many padded positions on a side.
+
+    Images come in batches of at most IMAGES.
+    """
     dataset = loaded.task.dataset(subset)
+    if loaded.example == "image":
+        for start in range(0, len(chosen), IMAGES):
+            sample = dataset.collater(chosen[start : start + IMAGES])
+            sample = utils.move_to_cuda(sample) if loaded.device.type == "cuda" else sample
+            yield ImageBatch(sample["net_input"], sample["target"])
+        return
+    dictionaries = {"encoder": loaded.task.source_dictionary, "decoder": loaded.task.target_dictionary}
+    classes = {stack: frequency_classes(each).to(loaded.device) for stack, each in dictionaries.items()}
     lengths = {index: int(max(dataset.src_sizes[index], dataset.tgt_sizes[index])) for index in chosen}
     waiting = sorted(chosen, key=lambda index: (-lengths[index], index))
     while waiting:
@@ -144,12 +247,8 @@ def batches(loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> 
             sample = utils.move_to_cuda(sample)
         net_input, target = sample["net_input"], sample["target"]
         padding = loaded.task.source_dictionary.pad()
-        kept = {"encoder": net_input["src_tokens"].ne(padding).t(), "decoder": target.ne(padding).t()}
+        masks = {"encoder": net_input["src_tokens"].ne(padding).t(), "decoder": target.ne(padding).t()}
         tokens = {"encoder": net_input["src_tokens"].t(), "decoder": net_input["prev_output_tokens"].t()}
-        places = {stack: (mask.long().cumsum(0) - 1).clamp(min=0) for stack, mask in kept.items()}
-        yield Batch(net_input, target, kept, tokens, places, padding)
-
-
-def token_nll(model: Any, batch: Batch) -> Tensor:
-    """Return the NLL of every target token in nats, (B, T), 0 at padding."""
-    return likelihood.token_nll(model, batch.net_input, batch.target, batch.padding)
+        places = {stack: (mask.long().cumsum(0) - 1).clamp(min=0) for stack, mask in masks.items()}
+        frequencies = {stack: classes[stack][tokens[stack]] for stack in masks}
+        yield TextBatch(net_input, target, masks, places, frequencies, padding)

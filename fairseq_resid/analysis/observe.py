@@ -1,4 +1,4 @@
-"""What happens at every site while a model reads a text."""
+"""What happens at every site while a model reads a text, or images."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..connections import ResidualConnection, components, is_positional, sites
-from .model import Batch, token_nll
-from .results import BINS, FREQUENCIES, POSITIONS, Coefficient
+from .model import Batch
+from .results import BINS, Coefficient
 
 
 @dataclass
@@ -27,6 +27,7 @@ class Moments:
     least: float = math.inf
     histogram: Tensor = field(default_factory=lambda: torch.zeros(BINS + 2, dtype=torch.float64))
     by: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # sums and counts
+    is_positional: bool = True  # else it is the same everywhere
 
     def add(self, values: Tensor) -> None:
         """Count every value of a tensor."""
@@ -55,12 +56,12 @@ class Moments:
         return math.sqrt(max(self.squares / self.count - self.mean**2, 0.0)) if self.count else math.nan
 
     def means_by(self, what: str) -> list[float | None]:
-        sums, counts = self.by[what]
+        sums, counts = self.by.get(what, (torch.zeros(0), torch.zeros(0)))
         return [total / count if count else None for total, count in zip(sums.tolist(), counts.tolist(), strict=True)]
 
     def coefficient(self) -> Coefficient:
         """Return all of it as analysis.json has it."""
-        if not self.by:  # the same everywhere
+        if not self.is_positional:
             return Coefficient(self.mean, self.sd)
         below, *histogram, above = map(int, self.histogram.tolist())
         return Coefficient(
@@ -79,25 +80,12 @@ class Observed:
     coefficients: dict[str, Moments] = field(default_factory=dict)
 
 
-def frequency_classes(dictionary: Any) -> Tensor:
-    """Return the class of every token by its rank in the dictionary, whose order is by frequency."""
-    ranks = torch.arange(len(dictionary)) - dictionary.nspecial + 1
-    bounds = torch.tensor([round(10 ** (step / 2)) for step in range(2, 1 + FREQUENCIES)])
-    classes = torch.bucketize(ranks, bounds)
-    classes[: dictionary.nspecial] = 0
-    return classes
-
-
 class Observer:
     """Counts, at every site of a model, what `observe` says; by `with` around its forward passes."""
 
-    def __init__(self, model: nn.Module, task: Any) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.sites = {name: Observed() for name in sites(model)}
-        self.classes = {
-            "encoder": frequency_classes(task.source_dictionary),
-            "decoder": frequency_classes(task.target_dictionary),
-        }
         self.batch: Batch | None = None
 
     @contextmanager
@@ -111,34 +99,37 @@ class Observer:
     def note(self, name: str, site: nn.Module, given: tuple[Tensor, Tensor], y: Tensor) -> None:
         assert isinstance(site, ResidualConnection) and self.batch is not None
         stack = site.place.stack
-        kept = self.batch.kept[stack]
+        mask = self.batch.kept(stack)
         state, f = given
+        positions = f.shape[:-1]
+
+        def kept(values: Tensor) -> Tensor:
+            """Return a row for each position that is no padding."""
+            return values.flatten(0, len(positions) - 1) if mask is None else values[mask]
+
         found = self.sites[name]
-        end = getattr(self.model, stack).layer_norm
+        end = getattr(getattr(self.model, stack, None), "layer_norm", None)
         # A copy: a state that grows is appended to once.
         without = site.combine(state.clone(), torch.zeros_like(f))
-        shown = [read(end, each)[kept].float() for each in (state, y, without)]
-        x, output, rest = shown
+        x, output, rest = (kept(read(end, each)).float() for each in (state, y, without))
         found.shortcut.add(x.norm(dim=-1))
-        found.branch.add(f[kept].float().norm(dim=-1))
+        found.branch.add(kept(f).float().norm(dim=-1))
         norm = output.norm(dim=-1)
         found.output.add(norm)
         found.share.add((output - rest).norm(dim=-1) / norm.clamp(min=1e-12))
-        places = self.batch.places[stack][kept]
-        classes = self.classes[stack].to(kept.device)[self.batch.tokens[stack][kept]]
         for label, value in site.coefficients(state, f).items():
-            has_positions = is_positional(value, kept.shape)
-            for part, values in components(label, value, kept.shape):
-                moments = found.coefficients.setdefault(part, Moments())
+            has_positions = is_positional(value, positions)
+            for part, values in components(label, value, positions):
+                moments = found.coefficients.setdefault(part, Moments(is_positional=has_positions))
                 if not has_positions:
                     if not moments.count:
                         moments.add(values)
                     continue
-                values = values[kept]
+                values = kept(values)
                 moments.add(values)
                 one = values.float().flatten(1).mean(1) if values.dim() > 1 else values.float()
-                moments.add_by("position", one, places, POSITIONS)
-                moments.add_by("frequency", one, classes, FREQUENCIES)
+                for what, (classes, number) in self.batch.classes(stack).items():
+                    moments.add_by(what, one, classes, number)
 
 
 def read(end: Any, state: Tensor) -> Tensor:
@@ -147,15 +138,15 @@ def read(end: Any, state: Tensor) -> Tensor:
     return state if leave is None else leave(state)  # type: ignore[no-any-return]
 
 
-def observe(model: nn.Module, task: Any, batches: Iterable[Batch]) -> tuple[Observer, float, int]:
-    """Return the figures of every site, and NLL in nats per target token and the number of tokens."""
-    observer, nll, tokens = Observer(model, task), 0.0, 0
+def observe(model: nn.Module, batches: Iterable[Batch]) -> tuple[Observer, float, int]:
+    """Return the figures of every site, NLL in nats per target token or image, and the number of those."""
+    observer, nll, count = Observer(model), 0.0, 0
     with torch.no_grad(), observer.reading():
         for batch in batches:
             observer.batch = batch
-            nll += float(token_nll(model, batch).double().sum())
-            tokens += int(batch.kept["decoder"].sum())
-    return observer, nll / max(tokens, 1), tokens
+            nll += float(batch.nll(model).double().sum())
+            count += batch.predicted
+    return observer, nll / max(count, 1), count
 
 
 @contextmanager
@@ -170,17 +161,17 @@ def without_branch(site: ResidualConnection) -> Iterator[None]:
 
 
 def nll_without(model: nn.Module, site: ResidualConnection, batches: Iterable[Batch]) -> float:
-    """Return the NLL per target token with the site's F set to 0."""
-    nll, tokens = 0.0, 0
+    """Return the NLL per target token or image with the site's F set to 0."""
+    nll, count = 0.0, 0
     with torch.no_grad(), without_branch(site):
         for batch in batches:
-            nll += float(token_nll(model, batch).double().sum())
-            tokens += int(batch.kept["decoder"].sum())
-    return nll / max(tokens, 1)
+            nll += float(batch.nll(model).double().sum())
+            count += batch.predicted
+    return nll / max(count, 1)
 
 
 def gradient_norms(model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-    """Return |d(summed NLL of a sentence)/dy| of every site's output, in eval mode, mean over sentences."""
+    """Return |d(summed NLL of an example)/dy| of every site's output, in eval mode, mean over examples."""
     outputs: dict[str, Tensor] = {}
 
     def note(name: str, site: nn.Module, given: Any, y: Tensor) -> Tensor:
@@ -191,18 +182,20 @@ def gradient_norms(model: nn.Module, batches: Iterable[Batch]) -> dict[str, floa
         return y
 
     sums = dict.fromkeys(sites(model), 0.0)
-    sentences = 0
+    examples = 0
     with ExitStack() as hooks:
         for name, site in sites(model).items():
             hooks.callback(site.register_forward_hook(partial(note, name)).remove)
         for batch in batches:
             outputs.clear()
             with torch.enable_grad():
-                token_nll(model, batch).sum().backward()
+                batch.nll(model).sum().backward()
+            count = 0
             for name, y in outputs.items():
-                if y.grad is not None:  # (T, B, ...): sentences do not see each other
-                    norms = y.grad.double().transpose(0, 1).flatten(1).norm(dim=1)
+                if y.grad is not None:  # examples do not see each other
+                    norms = batch.by_example(y.grad.double()).flatten(1).norm(dim=1)
                     sums[name] += float(norms.sum())
+                    count = len(norms)
             model.zero_grad(set_to_none=True)
-            sentences += batch.sentences
-    return {name: total / max(sentences, 1) for name, total in sums.items()}
+            examples += count
+    return {name: total / max(examples, 1) for name, total in sums.items()}

@@ -51,7 +51,7 @@ def lines(axis: Any, sites: dict[str, Site], value: Callable[[Site], float | Non
             settings = {"color": COLOURS[number], "marker": MARKS[number], "label": KINDS.get(kind, kind), "ms": 4}
             settings |= style
             axis.plot(*zip(*points, strict=True), **settings)
-    axis.set_xlabel("layer")
+    axis.set_xlabel("block" if "conv" in by_kind(sites) else "layer")
     axis.xaxis.get_major_locator().set_params(integer=True)
 
 
@@ -135,7 +135,7 @@ def gradients(analysis: Analysis, path: Path) -> None:
             lines(axis, sites, lambda site: site.start_gradient, linestyle="--", linewidth=0.8, marker="", label="_")
             axis.set_title(stack)
             axis.set_yscale("log")
-        axes[0][0].set_ylabel("|∂ NLL of a sentence / ∂y|")
+        axes[0][0].set_ylabel(f"|∂ NLL of {'an image' if analysis.example == 'image' else 'a sentence'} / ∂y|")
         legend(axes)
 
 
@@ -176,14 +176,15 @@ def places(analysis: Analysis, path: Path) -> None:
 def learning(analysis: Analysis, path: Path) -> None:
     """Means of the coefficients that are the same everywhere, over the training (rSkip paper, figure 4)."""
     shown = list(dict.fromkeys(name for found in analysis.learning.values() for name in found))[:MOST_LINES]
+    order = list(stacks(analysis))
     with figure(path, len(shown), 1) as axes:
         for (axis,), name in zip(axes, shown, strict=True):
             for site, found in analysis.learning.items():
                 if name in found:
-                    colour = COLOURS[0] if site.startswith("encoder") else COLOURS[1]
+                    colour = COLOURS[order.index(analysis.sites[site].stack)]
                     axis.plot(*zip(*found[name], strict=True), color=colour, linewidth=0.8, alpha=0.7)
-            for stack, colour in (("encoder", COLOURS[0]), ("decoder", COLOURS[1])):
-                axis.plot([], [], color=colour, label=stack)
+            for number, stack in enumerate(order):
+                axis.plot([], [], color=COLOURS[number], label=stack)
             axis.set_xlabel("updates")
             axis.set_ylabel(letter(name))
         legend(axes)

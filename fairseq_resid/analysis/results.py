@@ -59,7 +59,8 @@ class Site:
 class Analysis:
     """One model, on one text.
 
-    nll: nats per target token with EOS, unsmoothed, teacher-forced; checkpoint: the file's name, made_from: the file
+    example: "sentence" or "image": what `sentences` counts; nll: nats per target token with EOS, unsmoothed,
+    teacher-forced; of images, per image; `tokens` counts those; checkpoint: the file's name, made_from: the file
     learning: of the coefficients that are the same everywhere, by site and name: updates and mean of each checkpoint
     """
 
@@ -79,6 +80,13 @@ class Analysis:
     made_from: Fingerprint
     learning: dict[str, dict[str, list[tuple[int, float]]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    example: str = "sentence"
+
+    @property
+    def amount(self) -> str:
+        """What was read, in words."""
+        unit = "an image" if self.example == "image" else "a token"
+        return f"nats {unit} on {self.sentences:,} {self.example}s of {self.subset}"
 
     def is_of(self, made_from: Fingerprint, subset: str, sentences: int, ablated: bool) -> bool:
         """Return whether this is the analysis of that file, with these settings."""

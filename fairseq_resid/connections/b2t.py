@@ -39,7 +39,7 @@ class BottomToTop(ResidualConnection):
         y = self.norm(x + f)
         return torch.cat([y, bottom.to(y.dtype)], dim=-1)
 
-    def init_branch(self, **linears: nn.Linear) -> None:
+    def init_branch(self, **linears: nn.Linear | nn.Conv2d) -> None:
         with torch.no_grad():
             for linear in linears.values():
                 linear.weight.mul_(self.scale)

@@ -77,10 +77,10 @@ class ResidualConnection(nn.Module):
     def share(self, first: ResidualConnection) -> None:
         """Take over what all sites of a layer have in common from its first one; called once for each of the others."""
 
-    def init_branch(self, **linears: nn.Linear) -> None:
+    def init_branch(self, **linears: nn.Linear | nn.Conv2d) -> None:
         """Draw start values of the sublayer's weights anew, once, before anything is loaded.
 
-        linears: query, key, value, output of an attention; fc1, fc2 of a feed-forward
+        linears: query, key, value, output of an attention; fc1, fc2 of a feed-forward; conv1, conv2, ... of a block
         """
 
     @classmethod
@@ -94,7 +94,7 @@ class ResidualConnection(nn.Module):
     def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:
         """Return what the structure weighs its parts by, by name: what analysis shows.
 
-        Shapes: one for each position (T, B, ...), of three dimensions or more; the same everywhere: two or fewer
+        Shapes: one for each position (T, B, ...) or (N, H, W, ...); the same everywhere: two dimensions or fewer
         """
         return {}
 
@@ -130,16 +130,19 @@ FEW = 32  # components of a coefficient that are shown apart, such as n·n weigh
 
 
 def is_positional(coefficient: Tensor, positions: torch.Size) -> bool:
-    """Return whether a coefficient has a value for each of the (T, B) positions; else it is the same everywhere."""
-    return coefficient.dim() >= 3 and coefficient.shape[:2] == positions
+    """Return whether a coefficient has a value for each position; else it is the same everywhere.
+
+    positions: the sizes (T, B) of a text, (N, H, W) of images
+    """
+    return coefficient.dim() > len(positions) and coefficient.shape[: len(positions)] == positions
 
 
 def components(name: str, value: Tensor, positions: torch.Size) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parts of a coefficient that have a figure of their own; (T, B, ...) each, if it is positional."""
-    has_positions = is_positional(value, positions)
-    rest = value.shape[2:] if has_positions else value.shape
+    """Yield the parts of a coefficient that have a figure of their own; (*positions, ...) each, if it is positional."""
+    leading = len(positions) if is_positional(value, positions) else 0
+    rest = value.shape[leading:]
     if len(rest) and 1 < math.prod(rest) <= FEW:
-        flat = value.flatten(2) if has_positions else value.flatten()
+        flat = value.flatten(leading)
         for number in range(flat.size(-1)):
             places = [number // math.prod(rest[i + 1 :]) % rest[i] + 1 for i in range(len(rest))]
             yield f"{name}[{','.join(map(str, places))}]", flat[..., number]

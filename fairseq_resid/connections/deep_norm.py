@@ -20,8 +20,9 @@ def deep_norm_scales(place: Place) -> tuple[float, float]:
     Source: Wang 2022, table 1: of an encoder-decoder with N and M layers, the encoder has 0.81 (N⁴M)^(1/16) and
     0.87 (N⁴M)^(-1/16), the decoder (3M)^(1/4) and (12M)^(-1/4); a stack of N layers alone (2N)^(1/4) and (8N)^(-1/4).
     """
-    if len(place.depths) < 2:
-        alone = place.depth(place.stack)
+    if not {"encoder", "decoder"} <= place.depths.keys():
+        place.depth(place.stack)  # raises if it is not known
+        alone = sum(place.depths.values())  # the stages of an image model are one stack
         return (2 * alone) ** 0.25, (8 * alone) ** -0.25
     n, m = place.depth("encoder"), place.depth("decoder")
     if place.stack == "decoder":
@@ -49,7 +50,7 @@ class DeepNorm(ResidualConnection):
         norm = self.norm
         return fused_recursive_layer_norm(x, f_out, [norm.weight], [norm.bias], norm.eps, p, self.alpha)
 
-    def init_branch(self, **linears: nn.Linear) -> None:
+    def init_branch(self, **linears: nn.Linear | nn.Conv2d) -> None:
         for name, linear in linears.items():
             nn.init.xavier_normal_(linear.weight, gain=1.0 if name in ("query", "key") else self.beta)
 

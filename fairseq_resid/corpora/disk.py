@@ -8,10 +8,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..commands.extract import is_archive
 from ..commands.progress import amount
 from ..folders.files import partial_of
 from . import sources
-from .extract import is_archive
 from .manifest import Manifest
 
 # Peak of the work, as a multiple of the raw text: the tokenised text with its subwords, or the subwords with fairseq's

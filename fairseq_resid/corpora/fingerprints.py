@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..commands.fetch import Fingerprint, describe
 from ..folders import records
-from .fetch import Fingerprint, describe
 
 
 @dataclass(frozen=True)

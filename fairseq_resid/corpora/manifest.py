@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ..commands.fetch import RemoteFile
 from ..folders import records
 from ..text import TextForm
 
@@ -22,17 +23,6 @@ MANIFESTS = Path(__file__).with_name("manifests")
 
 
 # Written by hand: a field that is none of these is an error.
-class RemoteFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A file to download: its name, where it is (in order of preference), and what is known of its content."""
-
-    name: str = ""
-    urls: tuple[str, ...] = ()
-    bytes: int | None = None
-    about: int | None = None  # bytes, if the exact size is not known: for the check of free disk
-    sha256: str | None = None
-    md5: str | None = None
-
-
 class Part(Struct, frozen=True, forbid_unknown_fields=True):
     """One parallel text: for each language its places, FILE or FILE/MEMBER, in order of preference."""
 

@@ -19,10 +19,20 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from . import extract
-from .fetch import SILENCE, FetchError, Fingerprint, address, fetch, problem, size_at, usable
+from ..commands import extract
+from ..commands.fetch import (
+    SILENCE,
+    FetchError,
+    Fingerprint,
+    RemoteFile,
+    address,
+    fetch,
+    problem,
+    size_at,
+    usable,
+)
 from .fingerprints import Fingerprints
-from .manifest import Manifest, Part, RemoteFile
+from .manifest import Manifest, Part
 
 SNIFFED = 2000  # lines that show whether a text is tokenised
 

@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
-from multiprocessing import connection, get_context, parent_process
-from multiprocessing.context import ForkContext, SpawnContext
 from pathlib import Path
-from threading import Thread
 from typing import IO, Any, NamedTuple
 
 from ..commands.progress import Progress
+from ..commands.workers import ordered
 from ..folders import records
 
 CHUNK_LINES = 1000
@@ -230,11 +224,6 @@ def transform(
     return Counter(journal.counts)
 
 
-def context() -> ForkContext | SpawnContext:
-    """Return how workers are started: forked if that is safe, because importing fairseq again takes seconds."""
-    return get_context("fork") if sys.platform == "linux" else get_context("spawn")
-
-
 def _results(
     work: Iterator[Chunk],
     function: Callable[[Chunk], Result],
@@ -242,38 +231,14 @@ def _results(
     initializer: Callable[..., None] | None,
     arguments: tuple[Any, ...],
 ) -> Generator[tuple[Result, Place], None, None]:
-    if workers == 1:
-        if initializer is not None:
-            initializer(*arguments)
-        yield from ((function(chunk), chunk.end) for chunk in work)
-        return
-    pool = ProcessPoolExecutor(workers, context(), start_worker, (initializer, arguments))
-    waiting: deque[tuple[Future[Result], Place]] = deque()
-    try:
+    """Yield what `function` makes of every chunk, with the chunk's end."""
+    ends: deque[Place] = deque()
+
+    def noted() -> Iterator[Chunk]:
         for chunk in work:
-            waiting.append((pool.submit(function, chunk), chunk.end))
-            if len(waiting) > 2 * workers:
-                future, place = waiting.popleft()
-                yield future.result(), place
-        while waiting:
-            future, place = waiting.popleft()
-            yield future.result(), place
-    except BrokenProcessPool:
-        raise ChildProcessError("a worker process ended (out of memory?); fewer --workers need less") from None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+            ends.append(chunk.end)
+            yield chunk
 
-
-def start_worker(initializer: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()) -> None:
-    """Begin a worker: it leaves Ctrl-C to the parent, and ends when the parent ends, for whatever reason."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
-    if initializer is not None:
-        initializer(*arguments)
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
+    with closing(ordered(noted(), function, workers, initializer, arguments)) as results:
+        for result in results:
+            yield result, ends.popleft()

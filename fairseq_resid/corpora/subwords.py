@@ -12,6 +12,7 @@ from typing import Any
 
 from ..commands import quiet
 from ..commands.progress import POLL, Progress
+from ..commands.workers import context, start_worker
 from ..folders.data import PairCounts
 from . import clean, stream
 
@@ -51,8 +52,8 @@ def learn(files: tuple[Path, Path], pairs: int, vocab_size: int, model: Path, no
     if quiet.is_verbose():
         print(f"  sentencepiece: {' '.join(f'{key}={value}' for key, value in settings.items())}", flush=True)
     # In a process of its own: the library works for minutes, in which Python would not see Ctrl-C.
-    receiver, sender = stream.context().Pipe(duplex=False)
-    process = stream.context().Process(target=_learn, args=(sender, files, pairs, settings))
+    receiver, sender = context().Pipe(duplex=False)
+    process = context().Process(target=_learn, args=(sender, files, pairs, settings))
     received: int | bytes = 0
     process.start()  # before a progress bar starts a thread
     try:
@@ -73,7 +74,7 @@ def learn(files: tuple[Path, Path], pairs: int, vocab_size: int, model: Path, no
 
 def _learn(sender: Connection, files: tuple[Path, Path], pairs: int, settings: dict[str, Any]) -> None:
     """Learn the model; send how many sentences were read, every 10,000, and at the end the model or an exception."""
-    stream.start_worker()
+    start_worker()
     import sentencepiece
 
     def counted() -> Iterator[str]:

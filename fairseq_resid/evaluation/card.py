@@ -54,7 +54,7 @@ def facts(run: Run, record: Record | None, results: Results) -> list[str]:
         "seed": "" if record is None or record.seed is None else str(record.seed),
         "hardware": each([machine(session.hardware) for session in sessions]) or "not recorded",
         "training": f"{training.num_updates or 0:,} updates"
-        + (f", {timedelta(seconds=round(seconds))}, {speed:,.0f} target tokens/s" if seconds and speed else "")
+        + (f", {timedelta(seconds=round(seconds))}, {speed:,.0f} {training.unit}/s" if seconds and speed else "")
         + (", not finished" if record and not record.finished else ""),
         "sessions": each([session.started for session in sessions]),
         "versions": each([", ".join(f"{name} {it}" for name, it in session.versions.items()) for session in sessions]),
@@ -80,12 +80,16 @@ def machine(hardware: Hardware) -> str:
 
 def scores(subsets: Sequence[Results]) -> list[str]:
     """Return every score of every subset as a table."""
-    lines = ["| set | score | average | last | signature |", "|---|---|---:|---:|---|"]
+    names = {"averaged": "average", "last": "last"}
+    models = [name for name in names if any(name in results.scores for results in subsets)] or [*names]
+    lines = [
+        f"| set | score | {' | '.join(names[name] for name in models)} | signature |",
+        f"|---|---|{'---:|' * len(models)}---|",
+    ]
     for results in subsets:
-        last = results.scores.get("last", {})
-        for label, score in results.scores.get("averaged", {}).items():
+        for label, score in results.scores.get(models[0], {}).items():
             digits = 4 if label == likelihood.LABEL else 2
-            numbers = f"{score.score:.{digits}f} | {last[label].score:.{digits}f}"
+            numbers = " | ".join(f"{results.scores[name][label].score:.{digits}f}" for name in models)
             signature = score.signature.replace("|", "\\|")
             lines.append(f"| {results.subset}, {results.sentences:,} | {label} | {numbers} | {signature} |")
     return lines

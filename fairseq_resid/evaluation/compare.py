@@ -27,7 +27,7 @@ from ..folders import records
 from ..folders.data import Corpus, find_data
 from ..folders.files import read_lines
 from ..folders.run import EVALUATE, Record, Results, Run
-from . import layout, scoring
+from . import images, layout, scoring
 
 HEADINGS = ("run", "architecture", "BLEU", "difference", "95% interval", "p bootstrap", "p randomisation")
 LEFT = 2  # columns of text
@@ -60,6 +60,10 @@ def read(path: Path, model: str, subset: str, data: Path | None) -> Candidate:
     """
     run = Run(path)
     results = run.read_results(subset)
+    if results.bleu is None:
+        raise ValueError(
+            f"{run.results(subset)}: of an image model, whose {images.answers_file(run, subset)} is missing"
+        )
     expected = float(getattr(results.bleu, model))
     corpus = Corpus.read(data or data_of(run, results))
     hypotheses = read_lines(run.decode / f"{subset}.{model}.hyp")
@@ -193,15 +197,47 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         parser.error(f"{len(options.runs)} run: two or more are needed to compare")
     if len({path.resolve() for path in options.runs}) < len(options.runs):
         parser.error("the same run is named twice")
-    candidates = [read(path, options.model, options.subset, options.data) for path in options.runs]
-    check(candidates, options.model)
+    headings, rows, notes = compared(options.runs, options.model, options.subset, options.data)
+    if options.markdown:
+        print(layout.markdown(headings, rows, notes, LEFT), end="")
+    else:
+        layout.show(headings, rows, notes, LEFT, Console(highlight=False))
+
+
+def compared(
+    paths: Sequence[Path], model: str, subset: str, data: Path | None
+) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:
+    """Return headings, rows and notes of evaluated runs, the first of which is the baseline.
+
+    Raises: ValueError or FileNotFoundError naming the runs that cannot be compared, or the file that is damaged.
+    """
+    of_images = [path for path in paths if images.has_answers(Run(path), subset)]
+    if of_images and len(of_images) < len(paths):
+        other = next(path for path in paths if path not in of_images)
+        raise ValueError(f"{of_images[0]} and {other} cannot be compared: only the first is of images")
+    if of_images:
+        rows, notes = images.compared(paths, subset)
+        return images.HEADINGS, rows, [*notes, *image_seeds(paths, subset)]
+    candidates = [read(path, model, subset, data) for path in paths]
+    check(candidates, model)
     rows, signatures = significance(candidates)
     results = candidates[0].results
-    notes = [f"{results.corpus} {results.subset}, {options.model}", *signatures, *seeds(candidates, options.model)]
-    if options.markdown:
-        print(layout.markdown(HEADINGS, rows, notes, LEFT), end="")
-    else:
-        layout.show(HEADINGS, rows, notes, LEFT, Console(highlight=False))
+    return HEADINGS, rows, [f"{results.corpus} {results.subset}, {model}", *signatures, *seeds(candidates, model)]
+
+
+def image_seeds(paths: Sequence[Path], subset: str) -> list[str]:
+    """Return a line for every setting of image runs that was run with several seeds."""
+    groups: dict[str, list[Run]] = {}
+    for path in paths:
+        groups.setdefault(training(Run(path))[0], []).append(Run(path))
+    lines = []
+    for group in groups.values():
+        if len(group) > 1:
+            found = [run.read_results(subset) for run in group]
+            errors = [one.scores[images.LAST][images.ERROR].score for one in found]
+            names = ", ".join(run.name for run in group)
+            lines.append(f"{found[0].architecture}, {len(group)} seeds ({names}): {images.over_runs(errors)}")
+    return lines
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """From a run folder to scores: average, NLL, decode valid and test, score, RUN/results.json, RUN/card.md.
 
+An image model is not averaged, and has an error: images.py.
+
 The averaged model and the single last checkpoint are decoded with stock fairseq-generate and scored against the raw
 reference text; their NLL of the references is measured too. What is finished and made from the same files with the same
 settings is not done again.
@@ -17,7 +19,8 @@ from ..commands import children, frame
 from ..folders import records
 from ..folders.files import read_lines, write_text
 from ..folders.run import ByModel, Fingerprint, Record, Results, Run, Scored
-from . import averaging, card, decoding, likelihood, scoring
+from . import averaging, card, compare, decoding, images, likelihood, scoring
+from .images import ImageJob
 from .job import Job, find
 
 SUBSETS = ("valid", "test")
@@ -107,14 +110,14 @@ def measure(job: Job, name: str, checkpoint: Path, made_from: list[Path]) -> lis
     return sentences
 
 
-def evaluate(job: Job) -> Results:
-    """Average, decode and score one run, and write its results."""
+def evaluate(job: Job | ImageJob) -> Results:
+    """Score one run, after averaging and decoding if it translates, and write its results."""
     # A run that another command trained has no run.json.
     record = records.remembered(job.run.record, Record)
     if record is not None and not record.finished:
         print(f"{job.run.path}: warning: its training has not finished", file=sys.stderr)
     with job.run.lock() as lock:
-        return score(job, lock)
+        return images.score(job) if isinstance(job, ImageJob) else score(job, lock)
 
 
 def score(job: Job, lock: int) -> Results:
@@ -165,7 +168,8 @@ def score(job: Job, lock: int) -> Results:
     "evaluate",
     "Average the last checkpoints of each run, decode valid and test set with the average and the single last "
     "checkpoint by fairseq-generate, score them with sacrebleu against the raw references, measure the NLL of the "
-    "references, write results.json and the card of the run.",
+    "references, write results.json and the card of the run. Of an image model: the error of the last checkpoint, and "
+    "its interval over runs.",
     again="goes on",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
@@ -188,8 +192,16 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         for path in options.runs
         for subset in options.subset or SUBSETS
     ]
+    found: dict[tuple[str, str], list[float]] = {}
     for job in jobs:
-        evaluate(job)
+        results = evaluate(job)
+        if isinstance(job, ImageJob):
+            setting, _ = compare.training(job.run)
+            key = (f"{results.architecture} {job.subset}", setting)
+            found.setdefault(key, []).append(results.scores[images.LAST][images.ERROR].score)
+    for (name, _), errors in found.items():
+        if len(errors) > 1:
+            print(f"{name}: error of {len(errors)} runs that differ by their seed: {images.over_runs(errors)}")
     for run in dict.fromkeys(job.run for job in jobs):
         try:
             write_text(run.card, card.write(run))

@@ -14,12 +14,12 @@ from ..folders import data as data_folder
 from ..folders.data import Corpus, find_data, setting
 from ..folders.files import read_lines
 from ..folders.run import Numbering, Run
-from . import averaging
+from . import averaging, images
 
 # fairseq's dictionary has four symbols before those in its file: <s>, <pad>, </s>, <unk>.
 SPECIAL = 4
 # Not parameters: fairseq keeps these small marks among the weights.
-BUFFER = re.compile(r"(^|\.)(version|_float_tensor)$")
+BUFFER = re.compile(r"(^|\.)(version|_float_tensor|running_mean|running_var|num_batches_tracked)$")
 # Saved, never trained.
 DEAD_COPY = re.compile(rf"\.layers\.\d+\.({'|'.join(BETTER_TRANSFORMER_COPIES)})$")
 
@@ -50,12 +50,22 @@ def count_parameters(model: dict[str, Any]) -> int:
     )
 
 
+# Architectures whose name says their structure.
+SAID = ("transformer_sas", "transformer_rskip_ln")
+
+
 def architecture(state: dict[str, Any]) -> str:
     """Return the architecture a checkpoint names, with the residual if that is chosen by --residual."""
     model = (state.get("cfg") or {}).get("model", state.get("args"))
     name = str(setting(model, "arch") or setting(model, "_name"))
     residual = setting(model, "residual")
-    return f"{name} --residual {residual}" if residual and name.startswith("transformer_resid") else name
+    return f"{name} --residual {residual}" if residual and not name.startswith(SAID) else name
+
+
+def is_of_images(state: dict[str, Any]) -> bool:
+    """Say whether a checkpoint is of an image model."""
+    cfg = state.get("cfg") or {}
+    return setting(cfg.get("task"), "_name") == images.TASK or setting(cfg.get("task"), "task") == images.TASK
 
 
 def check_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> None:
@@ -81,7 +91,9 @@ def check_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> None:
             raise ValueError(f"{file}: other words than {own}, which {run.path} was trained with")
 
 
-def find(path: Path, data: Path | None, last: int, by: Numbering | None, subset: str, cpu: bool) -> Job:
+def find(
+    path: Path, data: Path | None, last: int, by: Numbering | None, subset: str, cpu: bool
+) -> Job | images.ImageJob:
     """Find and check everything that the evaluation of one run needs, before anything is computed.
 
     Raises: ValueError or OSError naming what is missing.
@@ -89,10 +101,12 @@ def find(path: Path, data: Path | None, last: int, by: Numbering | None, subset:
     if not path.is_dir():
         raise ValueError(f"{path}: no such run folder")
     run = Run(path)
+    state = load_checkpoint(run.last) if run.last.is_file() else None
+    if state is not None and is_of_images(state):
+        return images.find(run, state, data, subset, architecture(state), count_parameters(state["model"]), cpu)
     checkpoints = averaging.find(path, last, by)
-    if not run.last.is_file():
+    if state is None:
         raise ValueError(f"{run.last}: no such checkpoint")
-    state = load_checkpoint(run.last)
     corpus = Corpus.read(data or find_data(run, state))
     data_folder.check(corpus.path)
     check_dictionaries(run, state, corpus)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..text import TextForm, unescape
 
@@ -52,7 +53,7 @@ def statistics(hypotheses: Sequence[str], references: Sequence[str], tokenize: s
     return [list(map(int, one)) for one in metric._extract_corpus_statistics(hypotheses, [references])]
 
 
-def bleu_of(summed: Sequence[int]) -> float:
+def bleu_of(summed: Any) -> float:
     """Return the BLEU of summed statistics, smoothed as `bleu` does."""
     from sacrebleu.metrics.bleu import BLEU
 

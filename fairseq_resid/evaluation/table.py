@@ -13,22 +13,38 @@ from rich.console import Console
 from ..commands import frame
 from ..folders import records
 from ..folders.run import Results, Run
-from . import layout
+from . import images, layout
 from .baselines import Baselines
 
 HEADINGS = ("run", "architecture", "parameters", "BLEU avg", "BLEU last", "tokens/s", "time")
+IMAGE_HEADINGS = ("run", "architecture", "parameters", "error %", "NLL", "images/s", "time")
 LEFT = 2  # columns of text
+
+
+def headings(runs: dict[Path, Results]) -> tuple[str, ...]:
+    """Return the headings of a table of these runs.
+
+    Raises: ValueError if some of them are of images and some of text.
+    """
+    kinds = {results.bleu is None: path for path, results in runs.items()}
+    if len(kinds) > 1:
+        raise ValueError(f"{kinds[True]} is of images and {kinds[False]} of text: give them a table each")
+    return IMAGE_HEADINGS if True in kinds else HEADINGS
 
 
 def row(path: Path, results: Results) -> tuple[str, ...]:
     """Return the cells of a run; the time is that of its training steps."""
     speed, seconds = results.training.tokens_per_second, results.training.train_seconds
+    if results.bleu is None:
+        own = results.scores[images.LAST]
+        scores = f"{own[images.ERROR].score:.2f}", f"{own[images.NLL].score:.4f}"
+    else:
+        scores = f"{results.bleu.averaged:.2f}", f"{results.bleu.last:.2f}"
     return (
         Run(path).name,
         results.architecture,
         f"{results.parameters:,}",
-        f"{results.bleu.averaged:.2f}",
-        f"{results.bleu.last:.2f}",
+        *scores,
         "-" if speed is None else f"{speed:,.0f}",
         "-" if seconds is None else str(timedelta(seconds=round(seconds))),
     )
@@ -36,12 +52,14 @@ def row(path: Path, results: Results) -> tuple[str, ...]:
 
 def notes(runs: dict[Path, Results], baselines: Baselines | None) -> list[str]:
     """Return the lines below the table: which BLEU it is, once if it is one, and the baselines."""
-    kinds = {Run(path).name: (f"{it.corpus} {it.subset}", it.signature) for path, it in runs.items()}
+    kinds = {
+        Run(path).name: (f"{it.corpus} {it.subset}", f"BLEU {it.signature}" if it.bleu else images.UNITS[images.ERROR])
+        for path, it in runs.items()
+    }
     if len(set(kinds.values())) == 1:
-        text, signature = next(iter(kinds.values()))
-        lines = [text, f"BLEU {signature}"]
+        lines = list(next(iter(kinds.values())))
     else:
-        lines = [line for name, (text, signature) in kinds.items() for line in (f"{name}: {text}", f"BLEU {signature}")]
+        lines = [line for name, (text, score) in kinds.items() for line in (f"{name}: {text}", score)]
     if baselines is not None:
         lines.append(baselines.line())
     return lines
@@ -49,12 +67,12 @@ def notes(runs: dict[Path, Results], baselines: Baselines | None) -> list[str]:
 
 def markdown(runs: dict[Path, Results], baselines: Baselines | None) -> str:
     """Return the table as Markdown."""
-    return layout.markdown(HEADINGS, [row(*run) for run in runs.items()], notes(runs, baselines), LEFT)
+    return layout.markdown(headings(runs), [row(*run) for run in runs.items()], notes(runs, baselines), LEFT)
 
 
 def show(runs: dict[Path, Results], baselines: Baselines | None, console: Console) -> None:
     """Print the table."""
-    layout.show(HEADINGS, [row(*run) for run in runs.items()], notes(runs, baselines), LEFT, console)
+    layout.show(headings(runs), [row(*run) for run in runs.items()], notes(runs, baselines), LEFT, console)
 
 
 @frame.command("table", "Print one table of evaluated runs.")
@@ -73,9 +91,11 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         print(markdown(runs, known), end="")
     else:
         show(runs, known, Console(highlight=False))
-    below = [path for path in runs if runs[path].bleu.averaged < (options.at_least or 0)]
-    for path in below:
-        print(f"{path}: BLEU {runs[path].bleu.averaged:.2f} is below {options.at_least:g}", file=sys.stderr)
+    below = {
+        path: it.bleu.averaged for path, it in runs.items() if it.bleu and it.bleu.averaged < (options.at_least or 0)
+    }
+    for path, score in below.items():
+        print(f"{path}: BLEU {score:.2f} is below {options.at_least:g}", file=sys.stderr)
     return 1 if below else 0
 
 

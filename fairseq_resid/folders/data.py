@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -226,19 +227,26 @@ def check(data: Path, verify: bool = False) -> bool:
     known = records.read_if_there(data / CORPUS, CorpusRecord, WRITER)
     if known is None:
         return False
-    sizes, checksums = known.sizes, known.checksums
+    check_sizes(data, CORPUS, known.sizes, known.checksums if verify else {})
+    return bool(known.sizes)
+
+
+def check_sizes(data: Path, record: str, sizes: Mapping[str, int], checksums: Mapping[str, str]) -> None:
+    """Compare the files of a data folder with what its record says of them.
+
+    Raises: ValueError naming every file that is missing or damaged.
+    """
     damaged = []
-    for name in dict.fromkeys([*sizes, *(checksums if verify else ())]):
+    for name in dict.fromkeys([*sizes, *checksums]):
         file = data / name
         if not file.is_file():
             damaged.append(f"{name} is missing")
         elif name in sizes and file.stat().st_size != sizes[name]:
             damaged.append(f"{name} has {file.stat().st_size:,} bytes, not {sizes[name]:,}")
-        elif verify and name in checksums and sha256(file) != checksums[name]:
-            damaged.append(f"{name} has another checksum than {CORPUS} says")
+        elif name in checksums and sha256(file) != checksums[name]:
+            damaged.append(f"{name} has another checksum than {record} says")
     if damaged:
         raise ValueError(f"{data}: damaged: {'; '.join(damaged)}; remove the folder and prepare it again")
-    return bool(sizes)
 
 
 def setting(section: Any, name: str) -> Any:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +71,7 @@ class TrainingSummary:
     """What train.log says of a training, resumed ones taken together; None if the log does not say it.
 
     train_seconds: time inside training steps; not validation, saving or start-up
-    target_tokens: target tokens trained on, end-of-sentence marks included
+    target_tokens: target tokens trained on, end-of-sentence marks included; images of an image model, says `unit`
     """
 
     num_updates: int | None = None
@@ -80,6 +80,7 @@ class TrainingSummary:
     target_tokens: int | None = None
     tokens_per_second: float | None = None
     best_valid_loss: float | None = None
+    unit: str = "target tokens"
 
 
 @dataclass(frozen=True)
@@ -102,16 +103,17 @@ class Scored:
 class Results:
     """results.json: what evaluation found on one part of the data.
 
-    bleu: four decimals, with `signature`; scores: those of every kind, by model and label
+    bleu: four decimals, with `signature`; None of image models; scores: those of every kind, by model and label
+    sentences: or images
     """
 
     architecture: str
     parameters: int
-    bleu: ByModel
-    signature: str
     corpus: str
     subset: str
     training: TrainingSummary
+    bleu: ByModel | None = None
+    signature: str = ""
     data: str = ""
     sentences: int = 0
     averaged_checkpoints: list[str] = field(default_factory=list)
@@ -263,7 +265,13 @@ class Run:
             target_tokens=round(tokens) if measured else None,
             tokens_per_second=round(tokens / seconds, 1) if measured else None,
             best_valid_loss=min(finite, default=None),
+            unit=unit_of(next(iter(epochs.values()), {})),
         )
+
+
+def unit_of(record: Mapping[str, Any]) -> str:
+    """Return what fairseq counts as tokens in a record of a training: an image model logs its error beside them."""
+    return "images" if any(name.endswith("error") for name in record) else "target tokens"
 
 
 def log_record(line: str) -> dict[str, Any] | None:

@@ -15,4 +15,7 @@ for _module in iter_modules(__path__):
 
 from .translation import ResidualTransformerModel  # noqa: E402
 
-__all__ = ["ResidualTransformerModel"]
+# As fairseq's registry has them.
+OWN_MODELS = ("transformer_resid", "resnet_resid", "all_convolutional")
+
+__all__ = ["OWN_MODELS", "ResidualTransformerModel"]

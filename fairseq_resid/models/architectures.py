@@ -11,7 +11,8 @@ from fairseq.models import register_model_architecture
 from fairseq.models.transformer.transformer_legacy import base_architecture
 
 from ..compat import UserError
-from .translation import require_namespace, resolve_residual
+from .structures import require_namespace
+from .translation import resolve_residual
 
 # Vaswani 2017, table 3, rows "base" and "big". SAS paper section 4.1 and rSkip paper section 4.1.2 keep them, for
 # IWSLT'15 EN-VI too: not fairseq's smaller preset for IWSLT.

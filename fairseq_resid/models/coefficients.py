@@ -37,5 +37,5 @@ def note(name: str, site: ResidualConnection, given: tuple[Tensor, Tensor], _: T
     state, f_out = given
     with torch.no_grad():
         for label, value in site.coefficients(state, f_out).items():
-            for part, each in components(label, value, f_out.shape[:2]):
+            for part, each in components(label, value, f_out.shape[:-1]):
                 metrics.log_scalar(f"{part}.{name}", float(each.float().mean()), priority=2000, round=4)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from .. import connections
 from ..compat import BETTER_TRANSFORMER_COPIES
 from ..connections import Place
+from .structures import options_of
 
 # nn.Linear's start values, as stock fairseq has them, or tensor2tensor's.
 FFN_INITS = ("default", "xavier")
@@ -198,11 +199,6 @@ class SiteDropout(FairseqDropout):
     def probability(self) -> float:
         """Return the probability now: --retain-dropout keeps it in inference."""
         return float(self.p) if self.training or self.apply_during_inference else 0.0
-
-
-def options_of(cfg) -> dict[str, Any]:  # type: ignore[no-untyped-def]
-    """Return the options of the structure that a config holds."""
-    return {name: getattr(cfg, name) for name in connections.options(cfg.residual)}
 
 
 def build_site(cfg, place: Place, layer_name: str) -> connections.ResidualConnection:  # type: ignore[no-untyped-def]

@@ -23,10 +23,9 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from .. import connections
 from ..compat import BETTER_TRANSFORMER_COPIES, UserError
 from ..connections import Place
-from ..ops import BACKENDS, absence
-from .coefficients import CoefficientLog
-from .layers import FFN_INITS, ResidualDecoderLayer, ResidualEncoderLayer, options_of
+from .layers import FFN_INITS, ResidualDecoderLayer, ResidualEncoderLayer
 from .profiling import profile
+from .structures import Structured, add_flags, options_of, require_namespace, settle
 
 # Scalings that fairseq's own decoder layer reads off a config (modules/transformer_layer.py). They belong to another
 # residual structure (NormFormer), and would be silently ignored here.
@@ -52,15 +51,6 @@ OWN_CLASSES = {
 }
 
 
-def require_namespace(args: object) -> None:
-    """Raise UserError unless `args` is an argparse.Namespace, as every model with --arch takes it."""
-    if not isinstance(args, argparse.Namespace):
-        raise UserError(
-            f"transformer_resid takes an argparse.Namespace, not {type(args).__name__}: "
-            "fairseq.options.get_args(DATA, arch=...) makes one"
-        )
-
-
 def resolve_residual(args: argparse.Namespace) -> None:
     """Settle `args.residual`, its options and the normalize_before flags.
 
@@ -72,23 +62,17 @@ def resolve_residual(args: argparse.Namespace) -> None:
     for name in FOREIGN_SCALINGS:
         if getattr(args, name, None):
             raise UserError(f"--{name.replace('_', '-')}: fairseq's own residual scaling cannot go with --residual")
-    given = getattr(args, "residual", None)
     flags = {
         name: bool(getattr(args, name, False)) for name in ("encoder_normalize_before", "decoder_normalize_before")
     }
-    backend = getattr(args, "residual_backend", None) or "auto"  # a file from before the flag has none
+    options = settle(args, "pre_ln" if all(flags.values()) else "post_ln")
+    residual = args.residual
     try:
-        residual = connections.canonical(given or ("pre_ln" if all(flags.values()) else "post_ln"))
-        options = connections.resolve(residual, {name: getattr(args, name, None) for name in connections.all_options()})
         final_norm = connections.resolve_final_norm(residual, getattr(args, "final_norm", None))
-        connections.check_backend(residual, options, backend)
-        if residual in DRAWN_AHEAD:
-            connections.build(residual, 1, **options.values())
     except connections.InvalidOption as error:
         raise UserError(str(error)) from None
-    # Only of a training: a namespace with _name is a checkpoint's, and decodes wherever it is.
-    if backend == "triton" and not hasattr(args, "_name") and (reason := absence(getattr(args, "cpu", False))):
-        raise UserError(f"--residual-backend triton: {reason}; use --residual-backend auto")
+    if residual in DRAWN_AHEAD:
+        connections.build(residual, 1, **options.values())
     if any(flags.values()) and not (residual == "pre_ln" and all(flags.values())):
         shown = " ".join(f"--{name.replace('_', '-')}" for name, on in flags.items() if on)
         raise UserError(f"{shown} with --residual {residual}: only pre_ln normalises before, and in both stacks")
@@ -119,12 +103,9 @@ def resolve_residual(args: argparse.Namespace) -> None:
     if ffn_init != "default" and connections.draws_branches(residual):
         raise UserError(f"--ffn-init {ffn_init}: the residual {residual} has start values of its own")
     args.ffn_init = ffn_init
-    args.residual = residual
     if connections.structure(residual).final_norm is not None:
         args.final_norm = "layer" if final_norm else "none"
-    args.residual_backend = backend
     args.encoder_normalize_before = args.decoder_normalize_before = residual == "pre_ln"
-    vars(args).update(options.values())
 
 
 def wrap(layer, cfg):  # type: ignore[no-untyped-def]
@@ -233,27 +214,14 @@ def decoder_kinds(no_encoder_attn: bool) -> tuple[str, ...]:
 
 
 @register_model("transformer_resid")
-class ResidualTransformerModel(TransformerModel):
+class ResidualTransformerModel(Structured, TransformerModel):
     """fairseq's Transformer with a choice of residual structure: --arch transformer_resid --residual NAME."""
-
-    coefficient_log: CoefficientLog | None = None
-
-    @classmethod
-    def hub_models(cls) -> dict[str, Any]:
-        """Return the pretrained models of this architecture: there are none, and stock's are not ours."""
-        return {}
 
     @classmethod
     def add_args(cls, parser) -> None:  # type: ignore[no-untyped-def]
         """Add stock's Transformer flags, --residual, and the flag of every option of any residual structure."""
         gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
-        parser.add_argument("--residual", choices=connections.names(), help="residual structure (default: post_ln)")
-        parser.add_argument(
-            "--residual-backend",
-            choices=BACKENDS,
-            help="what computes the residual structure: auto, fused kernels wherever they serve; eager, plain PyTorch; "
-            "triton, the kernels, or an error if they do not serve in training (default: auto)",
-        )
+        add_flags(parser, "post_ln")
         parser.add_argument(
             "--final-norm",
             choices=connections.FINAL_NORMS,
@@ -265,20 +233,6 @@ class ResidualTransformerModel(TransformerModel):
             help="start values of the feed-forward: default, those of nn.Linear; xavier, Xavier-uniform weights and "
             "biases of 0, as tensor2tensor has them (default: default)",
         )
-        parser.add_argument(
-            "--log-coefficients",
-            action="store_true",
-            default=None,
-            help="the mean of every coefficient of every site goes into fairseq's log, at log intervals",
-        )
-        for name, meanings in connections.all_options().items():
-            text = "; ".join(f"{variant}: {spec.help} (default: {spec.default})" for variant, spec in meanings.items())
-            option = next(iter(meanings.values()))
-            flag = "--" + name.replace("_", "-")
-            if option.choices:
-                parser.add_argument(flag, choices=option.choices, help=text)
-            else:
-                parser.add_argument(flag, type=float, metavar="X", help=text)
 
     @classmethod
     def build_model(cls, args, task):  # type: ignore[no-untyped-def]
@@ -307,15 +261,8 @@ class ResidualTransformerModel(TransformerModel):
         if profiler is not None and not getattr(args, "residual_profiled", False):
             profile(model, profiler, task.source_dictionary, task.target_dictionary)
             args.residual_profiled = True
-        if getattr(args, "log_coefficients", None):
-            model.coefficient_log = CoefficientLog(model, args.log_interval)
+        model.log_coefficients(args)
         return model
-
-    def set_num_updates(self, num_updates: int) -> None:
-        """Take note of the number of updates, ahead of the next one."""
-        super().set_num_updates(num_updates)
-        if self.coefficient_log is not None:
-            self.coefficient_log.before(num_updates)
 
     @classmethod
     def build_encoder(cls, cfg, src_dict, embed_tokens):  # type: ignore[no-untyped-def]
@@ -325,18 +272,6 @@ class ResidualTransformerModel(TransformerModel):
     def build_decoder(cls, cfg, tgt_dict, embed_tokens):  # type: ignore[no-untyped-def]
         return ResidualTransformerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
-    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):  # type: ignore[no-untyped-def]
-        """Load a checkpoint of this model, or of stock `transformer` if the structure has the same parameters.
-
-        Raises: UserError naming what is missing, unexpected or of another shape.
-        """
-        try:
-            return super().load_state_dict(state_dict, strict, model_cfg, args)
-        except RuntimeError as error:
-            if not str(error).startswith("Error(s) in loading state_dict"):
-                raise
-            raise UserError(f"the checkpoint does not fit --residual {self.cfg.residual}: {error}") from None
-
     def make_generation_fast_(self, name="", retain_dropout_modules=None, **kwargs):  # type: ignore[no-untyped-def]
         """Prepare for inference as stock does; --retain-dropout-modules takes stock's class names, and ours."""
         names = retain_dropout_modules
@@ -345,14 +280,3 @@ class ResidualTransformerModel(TransformerModel):
             own = [mine for theirs, mine in OWN_CLASSES.items() if theirs in names]
             names = " ".join([names, *own]) if isinstance(names, str) else [*names, *own]
         super().make_generation_fast_(retain_dropout_modules=names, **kwargs)
-
-    def divergence_advice(self) -> str:
-        """Return what to do if a training of this model diverges: compat.name_divergence says it."""
-        residual = self.cfg.residual
-        if getattr(self.cfg, "residual_norm", None) == "none":
-            remedy = "--residual-norm layer"
-        elif f"{residual}_ln" in connections.names():
-            remedy = f"--residual {residual}_ln"
-        else:
-            return "use a lower --lr"
-        return f"--residual {residual} has no norm: use {remedy}, or a lower --lr"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from ..analysis.plots import stacks
 from ..analysis.results import Analysis, Site
 
 HALVES = ("lower half", "upper half")
@@ -35,9 +36,9 @@ def halves(analysis: Analysis, stack: str) -> tuple[list[Site], list[Site]] | No
 
 
 def trend(analysis: Analysis, name: str, rises: bool, claim: str) -> Finding | None:
-    """Compare a coefficient's mean between the halves of both stacks."""
+    """Compare a coefficient's mean between the halves of every stack."""
     found, agree = [], []
-    for stack in ("encoder", "decoder"):
+    for stack in stacks(analysis):
         parts = halves(analysis, stack)
         if parts is not None and all(name in site.coefficients for part in parts for site in part):
             low, high = (mean_of(part, name) for part in parts)
@@ -63,7 +64,7 @@ def open_gates(analysis: Analysis) -> Finding:
 def spreads(analysis: Analysis) -> dict[str, float]:
     """Return the greatest gradient norm of each stack's sites over the least."""
     found = {}
-    for stack in ("encoder", "decoder"):
+    for stack in stacks(analysis):
         norms = [site.gradient for site in analysis.sites.values() if site.stack == stack and site.gradient]
         if norms:
             found[stack] = max(norms) / min(norms)
@@ -107,10 +108,10 @@ def ahead(analysis: Analysis, baseline: Analysis | None) -> Finding | None:
         return None
     if (analysis.data, analysis.subset, analysis.sentences) != (baseline.data, baseline.subset, baseline.sentences):
         return None
-    found = f"{analysis.nll:.3f} nats a token on {analysis.sentences:,} sentences of {analysis.subset}"
+    found = f"{analysis.nll:.3f} {analysis.amount}"
     found += f", baseline {baseline.nll:.3f}"
     claim = "it predicts better than the baseline (one run of each: no test)"
-    return Finding(claim, "both papers, in BLEU", found, analysis.nll < baseline.nll)
+    return Finding(claim, "both papers, in BLEU and error", found, analysis.nll < baseline.nll)
 
 
 def off(analysis: Analysis) -> Finding | None:

@@ -23,7 +23,7 @@ import jinja2
 from ..analysis import analyze, curves, plots
 from ..analysis.results import Analysis
 from ..commands import flags, frame
-from ..evaluation import compare
+from ..evaluation import compare, images
 from ..folders import records
 from ..folders.data import Corpus
 from ..folders.files import read_lines, write_text
@@ -46,10 +46,10 @@ CAPTIONS = {
     "coefficients": "Mean (line) and spread (band) of each coefficient by layer; dashed: before the first update.",
     "histograms": "How often a coefficient lies where in [0, 1]; a row is a site, darker is more often.",
     "places": "Means by place in the sentence and by the token's frequency; a line is a site.",
-    "learning": "Coefficients that are the same for every token, over the training.",
+    "learning": "Coefficients that are the same everywhere, over the training.",
     "norms": "Norms of shortcut, branch and output, and how much of the output the branch makes up.",
-    "gradients": "Gradient norm of each site's output, mean over sentences; dashed: before the first update.",
-    "losses": "What the model loses in nats a token if the branch of one site is set to 0.",
+    "gradients": "Gradient norm of each site's output, mean over sentences or images; dashed: before the first update.",
+    "losses": "What the model loses in nats a token, or an image, if the branch of one site is set to 0.",
 }
 
 
@@ -113,6 +113,14 @@ def shown(given: flags.Options, flag: str) -> str:
 def scores(runs: Sequence[Run], subset: str, notes: list[str]) -> tuple[dict[str, Any] | None, list[compare.Candidate]]:
     """Return the table of scores, tested against the first run where they can be, and the runs that have scores."""
     candidates = []
+    if of_images := [run for run in runs if images.has_answers(run, subset)]:
+        notes += [f"{run.name} has no scores here: it is not of images" for run in runs if run not in of_images]
+        try:
+            headings, rows, lines = compare.compared([run.path for run in of_images], "last", subset, None)
+        except (ValueError, OSError) as error:
+            notes.append(str(error))
+            return None, []
+        return {"headings": headings, "rows": rows, "notes": lines}, []
     for run in runs:
         try:
             candidates.append(compare.read(run.path, "averaged", subset, None))
@@ -128,7 +136,11 @@ def scores(runs: Sequence[Run], subset: str, notes: list[str]) -> tuple[dict[str
     else:
         alone = candidates if len(candidates) == 1 else []
     if alone:
-        rows = [(each.name, each.results.architecture, f"{each.results.bleu.averaged:.2f}") for each in alone]
+        rows = [
+            (each.name, each.results.architecture, f"{each.results.bleu.averaged:.2f}")
+            for each in alone
+            if each.results.bleu
+        ]
         results = [each.results for each in alone]
         marks = dict.fromkeys(f"{one.corpus} {one.subset}: BLEU {one.signature}" for one in results)
         return {"headings": compare.HEADINGS[:3], "rows": rows, "notes": list(marks)}, candidates

@@ -6,12 +6,14 @@ KEPT/RUN/results*.json                     what evaluation found on each test se
 KEPT/RUN/decode/SUBSET.MODEL.nll.gz        NLL and tokens of every reference sentence
 KEPT/RUN/decode/SUBSET.averaged.hyp.gz     translations
 KEPT/RUN/decode/SUBSET.averaged.bleu.gz    of every sentence what BLEU adds up: lengths, n-grams matched, n-grams
+KEPT/RUN/decode/SUBSET.last.images.gz      of every image its class, the class that it was given, NLL
 KEPT/RUN/analysis/analysis.json            what the sites learned, where the run was analysed
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import shlex
 import shutil
 from dataclasses import dataclass, field, replace
@@ -19,8 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..commands import flags
-from ..folders import records
-from ..folders.data import Corpus
+from ..folders import images, records
 from ..folders.files import pack, replacing, sha256
 from ..folders.run import SESSION, Record, Run, Scored, log_record
 from ..training import launch
@@ -51,6 +52,11 @@ class Note:
     terms: dict[str, Any] = field(default_factory=dict)
     data: str = ""
 
+    @property
+    def nll(self) -> float:
+        """The NLL on the valid set, of the averaged model if there is one; infinite if the training diverged."""
+        return self.valid.get("averaged", self.valid.get("last", math.inf))
+
 
 def file(folder: Path) -> Path:
     """Return the path of a run's study.json."""
@@ -69,7 +75,7 @@ def keep(run: Run, note: Note, folder: Path) -> None:
         write_log(run, Run(partial))
         for path in sorted(run.path.glob("results*.json")):
             shutil.copyfile(path, partial / path.name)
-        for pattern in ("*.nll", "*.averaged.hyp", "*.averaged.bleu"):
+        for pattern in ("*.nll", "*.averaged.hyp", "*.averaged.bleu", "*.images"):
             for path in sorted(run.decode.glob(pattern)):
                 pack(path, Run(partial).decode)
         analysis = run.path / "analysis" / "analysis.json"
@@ -101,14 +107,19 @@ def write_log(run: Run, into: Run) -> None:
 
 def terms(study: Study, run: Planned) -> dict[str, Any]:
     """Return what a study file says of how a run is scored: no run may be scored otherwise than the others."""
-    if run.is_tuning and study.tuning is not None:
-        return {"average": study.tuning.average, "seed": study.tuning.seed}
-    return {"average": study.average, "measure": study.measure, "tests": list(study.tests)}
+    tuning = study.tuning
+    averages = study.kind.model == "averaged"
+    if run.is_tuning and tuning is not None:
+        return {**({"average": tuning.average} if averages else {}), "seed": tuning.seed}
+    return {**({"average": study.average} if averages else {}), "measure": study.measure, "tests": list(study.tests)}
 
 
-def digest(corpus: Corpus) -> str:
-    """Return what a data folder is known again by: its dictionaries and its reference texts."""
-    files = [*sorted(corpus.path.glob("dict.*.txt")), *sorted((corpus.path / "ref").iterdir())]
+def digest(data: Path) -> str:
+    """Return what a data folder is known again by: its dictionaries and its reference texts, or its images."""
+    if images.is_image_folder(data):
+        sums = images.read(data).checksums
+        return hashlib.sha256("".join(sums[name] for name in sorted(sums)).encode()).hexdigest()[:16]
+    files = [*sorted(data.glob("dict.*.txt")), *sorted((data / "ref").iterdir())]
     return hashlib.sha256("".join(sha256(path) for path in files).encode()).hexdigest()[:16]
 
 

@@ -18,9 +18,12 @@ from typing import Literal
 from msgspec import Struct, field
 
 from ..commands import flags
+from ..evaluation import images
+from ..folders import images as image_folder
 from ..folders import records
 from ..folders.data import Corpus
 from ..training import launch, recipe
+from . import measures
 
 LENGTHS = ("--max-epoch", "--max-update")
 LOWER = 3  # values below the grid that are tried if every value of it diverges
@@ -66,8 +69,8 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
 
     recipe: its name, or a file; data: a data folder in place of the recipe's
     flags: of every run; arms, settings: their flags, by name; baseline: the arm that the others are compared with
-    measure: decided before the runs, NLL or BLEU; tests: the test sets, taken together
-    average: so many last checkpoints; analyze: so many seeds of each arm are analysed too
+    measure: decided before the runs, NLL or BLEU; error: of images; tests: the test sets, taken together
+    average: so many last checkpoints, of translation models; analyze: so many seeds of each arm are analysed too
     plan: the comparisons in the order in which they are worth running
     """
 
@@ -79,11 +82,16 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     data: str = ""
     flags: str = ""
     settings: dict[str, str] = field(default_factory=lambda: {"recipe": ""})
-    measure: Literal["NLL", "BLEU"] = "NLL"
+    measure: Literal["NLL", "BLEU", "error"] = "NLL"
     tests: tuple[str, ...] = ("test",)
     average: int = 10
     analyze: int = 0
     tuning: Tuning | None = None
+
+    @property
+    def kind(self) -> measures.Kind:
+        """What its models are measured by."""
+        return measures.kind(self.measure)
 
 
 @dataclass(frozen=True)
@@ -175,7 +183,8 @@ def arguments(study: Study, run: Planned) -> tuple[str, list[str]]:
             raise ValueError(f"tuning: length: the recipe has neither {' nor '.join(LENGTHS)}")
         for flag in lengths:
             extra += [flag, str(math.ceil((flags.integer(given, flag) or 1) * tuning.length))]
-        extra += ["--keep-interval-updates", str(tuning.average)]
+        if study.kind.model == "averaged":
+            extra += ["--keep-interval-updates", str(tuning.average)]
     if run.value is not None and tuning is not None:
         extra += [tuning.flag, f"{run.value:g}"]
     return given["--arch"][0], [*extra, "--seed", str(run.seed)]
@@ -199,10 +208,21 @@ def check(study: Study, path: Path) -> None:
             run = Planned(setting, arm, value, 1, is_tuning)
             try:
                 asked = launch.ask(study.recipe, *arguments(study, run), Path("unused"))
-                check_average(asked.command, study.tuning.average if is_tuning and study.tuning else study.average)
+                check_kind(asked.command, study.measure)
+                if study.kind.model == "averaged":
+                    check_average(asked.command, study.tuning.average if is_tuning and study.tuning else study.average)
                 check_tests(asked.command, study.tests)
             except ValueError as error:
                 raise ValueError(f"{path}: {arm} in {setting}: {error}") from None
+
+
+def check_kind(command: Sequence[str], measure: str) -> None:
+    """Raise ValueError if the measure is not of what the recipe trains."""
+    task = flags.options(command).get("--task", ("translation",))[-1]
+    of_images = task == images.TASK
+    if of_images != (measures.kind(measure) is measures.IMAGES):
+        allowed = [name for name in ("NLL", "BLEU", "error") if (measures.kind(name) is measures.IMAGES) == of_images]
+        raise ValueError(f"measure: {measure}: the recipe's task is {task}; its measure is {' or '.join(allowed)}")
 
 
 def check_average(command: Sequence[str], count: int) -> None:
@@ -215,6 +235,11 @@ def check_average(command: Sequence[str], count: int) -> None:
 def check_tests(command: Sequence[str], tests: Sequence[str]) -> None:
     """Raise ValueError if the data folder of a training is there and has no reference text of a test set."""
     data = Path(flags.options(command[1:])[""][0])
+    if image_folder.is_image_folder(data):
+        known = image_folder.read(data)
+        if missing := [name for name in ("valid", *tests) if name not in known.counts]:
+            raise ValueError(f"tests: {missing[0]}: {data} has {', '.join(known.counts)}")
+        return
     for subset in ("valid", *tests) if data.is_dir() else ():
         reference = Corpus.read(data).reference(subset)
         if not reference.is_file():

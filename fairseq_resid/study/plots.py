@@ -8,6 +8,7 @@ from typing import Any
 from ..analysis import curves
 from ..analysis.style import COLOURS, MARKS, figure
 from ..folders.run import Run
+from . import measures
 from .plan import Planned, Study
 from .results import Results, Row
 
@@ -26,8 +27,12 @@ def compared(results: Results) -> list[Row]:
     return [row for row in results.rows if row.against]
 
 
+def is_less_better(measure: str) -> bool:
+    return measures.kind(measure).measures[measure].is_less_better
+
+
 def direction(results: Results) -> str:
-    return "less is better" if results.measure == "NLL" else "more is better"
+    return "less is better" if is_less_better(results.measure) else "more is better"
 
 
 def effects(results: Results, path: Path) -> None:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ..evaluation import likelihood, scoring
-from ..folders.files import read_lines
 from ..folders.run import Run
 from . import plan
 from .kept import MODELS, Note
@@ -110,16 +108,8 @@ class Kept:
 
     def _parts(self, name: str, measure: str) -> np.ndarray:
         """Return what a run's measure adds up, (sentences, k), over all test sets."""
-        decode = Run(self.folder / name).decode
-        rows: list[list[float]] = []
-        for subset in self.study.tests:
-            if measure == "NLL":
-                found = likelihood.read(decode / f"{subset}.averaged.nll")
-                rows += [[one.nll, one.tokens] for one in found]
-            else:
-                lines = read_lines(decode / f"{subset}.averaged.bleu")
-                rows += [[float(number) for number in line.split("\t")] for line in lines]
-        return np.array(rows)
+        run, of = Run(self.folder / name), self.study.kind.measures[measure]
+        return np.array([row for subset in self.study.tests for row in of.parts(run, subset)])
 
     def scores(self, runs: Sequence[Planned], measure: str) -> Scores:
         """Return the scores of the finished runs of an arm."""
@@ -128,9 +118,7 @@ class Kept:
             raise ValueError(
                 f"{self.folder / strange[0]}: was scored on another number of sentences than {runs[0].name}"
             )
-        parts = np.stack(found)
-        score = (lambda summed: summed[0] / summed[1]) if measure == "NLL" else scoring.bleu_of
-        return Scores(parts, score)
+        return Scores(np.stack(found), self.study.kind.measures[measure].score)
 
 
 def build(study: Study, notes: Mapping[str, Note], folder: Path) -> Results:
@@ -139,7 +127,7 @@ def build(study: Study, notes: Mapping[str, Note], folder: Path) -> Results:
     Raises: ValueError naming the file that is damaged.
     """
     kept = Kept(study, notes, folder)
-    nll = {note.run: note.valid.get("averaged", float("inf")) for note in notes.values()}
+    nll = {note.run: note.nll for note in notes.values()}
     known = plan.choices(study, nll)
     cells = _cells(study, known)
     rows = [row for cell in cells if (row := _row(kept, cell, known)) is not None]
@@ -151,8 +139,8 @@ def build(study: Study, notes: Mapping[str, Note], folder: Path) -> Results:
         measure=study.measure,
         baseline=study.baseline,
         tests=list(study.tests),
-        sentences=0 if some is None else len(kept.parts(_runs(kept, some)[0].name, "NLL")),
-        signatures={name: score.signature for name, score in first.scores["averaged"].items()} if first else {},
+        sentences=0 if some is None else len(kept.parts(_runs(kept, some)[0].name, study.measure)),
+        signatures={name: score.signature for name, score in first.scores[study.kind.model].items()} if first else {},
         rows=rows,
         interactions=_interactions(kept, rows),
         tuned=[
@@ -222,11 +210,11 @@ def _row(kept: Kept, cell: Cell, known: Mapping[tuple[str, str], Choice]) -> Row
     finished = {seed: note for seed, note in ended.items() if note.outcome == "finished"}
     if not ended:
         return None
-    names = dict.fromkeys(name for note in finished.values() for name in note.scores["averaged"])
+    names = dict.fromkeys(name for note in finished.values() for name in note.scores[study.kind.model])
     means = {
         model: {name: Mean.of([note.scores[model][name].score for note in finished.values()]) for name in names}
         for model in MODELS
-        if finished
+        if finished and all(model in note.scores for note in finished.values())
     }
     parameters = next((note.parameters for note in finished.values()), None)
     row = Row(
@@ -252,7 +240,7 @@ def _row(kept: Kept, cell: Cell, known: Mapping[tuple[str, str], Choice]) -> Row
     theirs = [Planned(cell.setting, study.baseline, base, seed) for seed in common]
     against = {
         measure: effect([(1.0, kept.scores(mine, measure)), (-1.0, kept.scores(theirs, measure))])
-        for measure in ("NLL", "BLEU")
+        for measure in study.kind.measures
     }
     if lost:
         against = {measure: replace(found, p=None) for measure, found in against.items()}

@@ -47,7 +47,7 @@ class State:
 
     def nll(self) -> dict[Planned, float]:
         """Return the NLL on the valid set of every run that has ended; infinite if it diverged."""
-        return {note.run: note.valid.get("averaged", math.inf) for note in self.notes.values()}
+        return {note.run: note.nll for note in self.notes.values()}
 
     def missing(self) -> list[Planned]:
         """Return the runs that are needed and not done, in order."""
@@ -158,9 +158,9 @@ def said(state: State, name: str) -> str:
     note = state.notes[name]
     if note.outcome == "diverged":
         return "diverged"
-    scores = note.scores.get("averaged")
+    scores = note.scores.get(state.study.kind.model)
     text = ", ".join(f"{kind} {score.score:.4g}" for kind, score in scores.items()) if scores else ""
-    return text or f"valid NLL {note.valid['averaged']:.4f}"
+    return text or f"valid NLL {note.nll:.4f}"
 
 
 def find(state: State, name: str) -> Planned:

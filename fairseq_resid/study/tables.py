@@ -10,7 +10,7 @@ from pathlib import Path
 from ..evaluation import layout
 from ..folders import records
 from ..folders.files import write_text
-from . import plots
+from . import measures, plots
 from .kept import Note
 from .plan import Study
 from .results import Results, Row, build
@@ -49,41 +49,42 @@ def effect_cells(one: Effect | None, digits: int) -> list[str]:
     ]
 
 
-def digits_of(measure: str) -> int:
-    return 4 if measure == "NLL" else 2
-
-
 def tables(results: Results) -> list[Table]:
     """Return the tables of a study: a title, headings, rows, and how many columns are text."""
-    measure, digits = results.measure, digits_of(results.measure)
+    kind = measures.kind(results.measure)
+    digits = {name: one.digits for name, one in kind.measures.items()}
+    shown = {**digits, **dict.fromkeys(kind.shown, 2)}
     rows: list[tuple[str, ...]] = []
     for row in results.rows:
-        averaged, last = row.means.get("averaged", {}), row.means.get("last", {})
+        own, last = row.means.get(kind.model, {}), row.means.get("last", {})
         seeds = f"{len(row.seeds)}" + (f" of {row.planned}" if len(row.seeds) < row.planned else "")
         seeds += f", {len(row.diverged)} diverged" if row.diverged else ""
         cells = [row.setting, row.arm, number(row.value, "g"), AT[row.at], seeds]
-        cells += [averaged["NLL"].text(4) if averaged else "", last["NLL"].text(4) if last else ""]
-        cells += [averaged[name].text(2) if averaged else "" for name in ("BLEU", "chrF")]
+        cells += [own[name].text(count) if own else "" for name, count in shown.items()]
+        if kind.model != "last":
+            cells.insert(6, last["NLL"].text(4) if last else "")
         rows.append(tuple(cells))
-    headings = ("setting", "arm", "value", "at", "seeds", "NLL", "NLL, last", "BLEU", "chrF")
-    found: list[Table] = [("Scores", headings, rows, 5)]
-    heads = ("difference", "95%, seeds", "95%, seeds and sentences", "p", "visible")
-    for name in (measure, "BLEU" if measure == "NLL" else "NLL"):
+    names = [*shown]
+    if kind.model != "last":
+        names.insert(1, "NLL, last")
+    found: list[Table] = [("Scores", ("setting", "arm", "value", "at", "seeds", *names), rows, 5)]
+    heads = ("difference", "95%, seeds", f"95%, seeds and {kind.example}", "p", "visible")
+    for name in sorted(kind.measures, key=lambda name: name != results.measure):
         compared: list[tuple[str, ...]] = [
-            (row.setting, row.arm, AT[row.at], seeds_of(row), *effect_cells(row.against[name], digits_of(name)))
-            + ((number(row.holm, ".3f"),) if name == measure else ())
+            (row.setting, row.arm, AT[row.at], seeds_of(row), *effect_cells(row.against[name], digits[name]))
+            + ((number(row.holm, ".3f"),) if name == results.measure else ())
             for row in results.rows
             if row.against
         ]
-        more = ("p, Holm",) if name == measure else ()
+        more = ("p, Holm",) if name == results.measure else ()
         found.append((f"{name} less the baseline's", ("setting", "arm", "at", "seeds", *heads, *more), compared, 4))
     crossed: list[tuple[str, ...]] = [
-        (one.arm, f"{one.setting} less {one.than}", str(one.seeds), *effect_cells(one.effect, digits))
+        (one.arm, f"{one.setting} less {one.than}", str(one.seeds), *effect_cells(one.effect, digits[results.measure]))
         for one in results.interactions
     ]
     found.append(
         (
-            f"How the difference of {measure} changes (p is not corrected)",
+            f"How the difference of {results.measure} changes (p is not corrected)",
             ("arm", "settings", "seeds", *heads),
             crossed,
             2,
@@ -104,12 +105,13 @@ def tables(results: Results) -> list[Table]:
 
 def notes(results: Results) -> list[str]:
     """Return what a reader has to know of the tables."""
-    count = f", {results.sentences:,} sentences" if results.sentences else ""
+    kind = measures.kind(results.measure)
+    count = f", {results.sentences:,} {kind.example}" if results.sentences else ""
     lines = [
         f"{', '.join(results.tests)} together{count}; measure decided before the runs: {results.measure}; baseline: "
         f"{results.baseline}.",
         *(f"{name}: {signature}" for name, signature in results.signatures.items()),
-        "Mean ± standard deviation over seeds, averaged model; differences on the seeds that both arms have; p by "
+        f"Mean ± standard deviation over seeds, {kind.model} model; differences on the seeds that both arms have; p by "
         "Welch's t; in brackets 95% intervals.",
         f"visible: about the smallest effect that would have been seen with power {POWER:.0%} at level {LEVEL:.0%} "
         "(with less power if there are two or three seeds); in brackets with the test sets' share. One seed has no "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import shutil
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -13,9 +14,8 @@ from pathlib import Path
 
 from .. import compat
 from ..commands import children, flags
-from ..evaluation import evaluate, job, likelihood, scoring
+from ..evaluation import evaluate, images, job, likelihood, scoring
 from ..folders import records
-from ..folders.data import Corpus
 from ..folders.files import locked, read_lines, write_text
 from ..folders.run import Run, Scored
 from ..training import launch
@@ -99,7 +99,7 @@ def do(study: Study, run: Planned, place: Place, weights: bool) -> None:
 
 def data_of(asked: launch.Asked) -> str:
     """Return the digest of the data folder of a training."""
-    return kept.digest(Corpus.read(Path(flags.options(asked.command[1:])[""][0])))
+    return kept.digest(Path(flags.options(asked.command[1:])[""][0]))
 
 
 def has_diverged(run: Run) -> bool:
@@ -121,20 +121,38 @@ def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Not
     """
     tuning = study.tuning
     last = tuning.average if run.is_tuning and tuning else study.average
-    valid = job.find(folder.path, None, last, None, "valid", False)
-    models = {"averaged": (folder.averaged, valid.checkpoints), "last": (folder.last, [folder.last])}
-    with folder.lock():
-        evaluate.make_average(folder, valid.checkpoints)
-        nll = {name: likelihood.mean(evaluate.measure(valid, name, *files)) for name, files in models.items()}
+    valid, *jobs = [job.find(folder.path, None, last, None, subset, False) for subset in ("valid", *study.tests)]
+    nll = valid_nll(valid)
     if not all(map(math.isfinite, nll.values())):
         raise FloatingPointError
     note = replace(note, valid=nll, parameters=valid.parameters)
     if run.is_tuning:
         return note
-    jobs = [job.find(folder.path, None, last, None, subset, False) for subset in study.tests]
     for one in jobs:
         evaluate.evaluate(one)
-    return replace(note, scores={name: together(jobs, name) for name in models})
+    of_images = [one for one in jobs if isinstance(one, images.ImageJob)]
+    if of_images:
+        return replace(note, scores={images.LAST: images_together(of_images)})
+    of_text = [one for one in jobs if isinstance(one, job.Job)]
+    return replace(note, scores={name: together(of_text, name) for name in kept.MODELS})
+
+
+def valid_nll(valid: job.Job | images.ImageJob) -> dict[str, float]:
+    """Return the NLL on the valid set of every model of a run."""
+    run = valid.run
+    with run.lock():
+        if isinstance(valid, images.ImageJob):
+            return {images.LAST: statistics.fmean(one.nll for one in images.answers(valid))}
+        evaluate.make_average(run, valid.checkpoints)
+        models = {"averaged": (run.averaged, valid.checkpoints), "last": (run.last, [run.last])}
+        return {name: likelihood.mean(evaluate.measure(valid, name, *files)) for name, files in models.items()}
+
+
+def images_together(jobs: Sequence[images.ImageJob]) -> dict[str, Scored]:
+    """Return the scores of an image model on several test sets as if they were one."""
+    found = [one for each in jobs for one in images.read(images.answers_file(each.run, each.subset))]
+    scores = {images.ERROR: images.error(found), images.NLL: statistics.fmean(one.nll for one in found)}
+    return {name: Scored(round(value, 5), images.UNITS[name]) for name, value in scores.items()}
 
 
 def together(jobs: Sequence[job.Job], model: str) -> dict[str, Scored]:

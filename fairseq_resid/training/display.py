@@ -9,7 +9,7 @@ from typing import Any
 
 from ..commands import flags
 from ..commands.progress import Progress, clock
-from ..folders.run import TrainingSummary, log_record
+from ..folders.run import TrainingSummary, log_record, unit_of
 
 # What is shown, in this order.
 FACTS = ("epoch", "update", "loss", "valid loss", "speed", "left")
@@ -60,7 +60,7 @@ class Display:
                 name = key.replace("_", " ")
                 self.facts[name] = f"{name} {record[key]}"
         if "wps" in record:
-            self.facts["speed"] = f"{float(record['wps']):,.0f} tokens/s"
+            self.facts["speed"] = f"{float(record['wps']):,.0f} {unit_of(record).split()[-1]}/s"
         done = self._share(record, updates)
         now = time.monotonic()
         if done is None:
@@ -82,7 +82,10 @@ def summary(done: TrainingSummary) -> str:
     """Return what a training came to, on a line."""
     facts = [f"{done.num_updates or 0:,} updates"]
     if done.train_seconds is not None and done.tokens_per_second is not None:
-        facts += [f"{clock(done.train_seconds)} of training steps", f"{done.tokens_per_second:,.0f} tokens/s"]
+        facts += [
+            f"{clock(done.train_seconds)} of training steps",
+            f"{done.tokens_per_second:,.0f} {done.unit.split()[-1]}/s",
+        ]
     if done.best_valid_loss is not None:
         facts.append(f"best valid loss {done.best_valid_loss:.3f}")
     return ", ".join(facts)

@@ -27,7 +27,7 @@ from typing import NoReturn
 
 from ..commands import children, flags, frame, machine
 from ..folders import data as data_folder
-from ..folders import records
+from ..folders import images, records
 from ..folders.files import replacing
 from ..folders.run import Hardware, Record, Run, Session
 from . import devices, plan, recipe
@@ -46,6 +46,7 @@ WHICH = (
     "--distributed-port",
     "--device-id",
 )
+IMAGES = ("cifar10", "cifar100")  # corpora of images that are known by name
 # Where a training is, and how long a session of it may take: not what it trains.
 WHERE = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
 
@@ -55,13 +56,14 @@ def check_architecture(arch: str, argv: Sequence[str]) -> None:
 
     Raises: ValueError naming near ones, or the sizes.
     """
-    from fairseq.models import ARCH_CONFIG_REGISTRY
+    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 
+    from ..models import OWN_MODELS
     from ..models.architectures import FAMILIES
 
     families = ["transformer", *FAMILIES]
     if arch not in ARCH_CONFIG_REGISTRY:
-        ours = [name for name in ARCH_CONFIG_REGISTRY if name.startswith("transformer")]
+        ours = [name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if model in ("transformer", *OWN_MODELS)]
         near = difflib.get_close_matches(arch, ours, n=4, cutoff=0.5) or ["transformer", "transformer_sas"]
         raise ValueError(f"--arch {arch}: no such architecture; near ones: {', '.join(near)}")
     if arch in families:
@@ -125,7 +127,7 @@ def check_flags(argv: Sequence[str]) -> list[str]:
     """
     from fairseq import options
 
-    from .. import models  # noqa: F401  (their flags)
+    from .. import tasks  # noqa: F401  (and models: their flags)
 
     def refuse(message: str) -> NoReturn:
         raise ValueError(message)
@@ -173,8 +175,13 @@ def check_data(argv: Sequence[str]) -> None:
     for folder in map(Path, filter(None, data.split(":"))):  # fairseq takes shards of a training set as A:B
         is_known = (machine.PACKAGE / "corpora" / "manifests" / f"{folder.name}.yaml").is_file()
         made = f"; fairseq-resid prepare {folder.name} makes it" if is_known else ""
+        if folder.name in IMAGES:
+            made = f"; fairseq-resid prepare-images {folder.name} makes it"
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such data folder{made}")
+        if images.is_image_folder(folder):
+            images.check(folder)
+            continue
         for pattern in ("dict.*.txt", "train*.bin", "train*.idx"):
             if len(list(folder.glob(pattern))) < 2:
                 raise ValueError(f"{folder}: not a whole data folder: it has no {pattern} of both languages{made}")

@@ -4,8 +4,9 @@ A recipe's --distributed-world-size, --max-tokens and --update-freq say what its
 
     effective batch = processes × max-tokens × update-freq, in padded positions
 
-(fairseq's --max-tokens: sentences of a batch × the longest side of any; --batch-size in its place counts pairs). On
-another number of devices update-freq, and if that does not divide max-tokens, are chosen so that it stays.
+(fairseq's --max-tokens: sentences of a batch × the longest side of any; --batch-size in its place counts sentence pairs
+or images). On another number of devices update-freq, and if that does not divide max-tokens, are chosen so that it
+stays.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PRECISION_FLAGS = (
     "--tpu",
 )
 TOLERANCE = 0.01  # of the effective batch
-UNITS = {"--max-tokens": "padded positions", "--batch-size": "pairs"}
+UNITS = {"--max-tokens": "padded positions", "--batch-size": "examples"}
 # What the plan decides and writes itself.
 DECIDED = ("--distributed-world-size", "--update-freq", *UNITS)
 

@@ -19,11 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from ..commands.progress import Progress
+from msgspec import Struct
+
 from ..folders import records
 from ..folders.files import locked, partial_of
 from .extract import Damaged, instead
-from .manifest import RemoteFile
+from .progress import Progress
 
 BLOCK = 1 << 20
 ATTEMPTS = 4  # for each address
@@ -34,6 +35,18 @@ PATIENCE = 5  # seconds for a question that a download does not depend on
 FINAL = {400, 401, 403, 404, 405, 406, 410, 416, 451}
 BEGINNING = 512  # bytes that show what a file is
 RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")  # a Content-Range
+
+
+# Written by hand, in a corpus' manifest: a field that is none of these is an error.
+class RemoteFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file to download: its name, where it is (in order of preference), and what is known of its content."""
+
+    name: str = ""
+    urls: tuple[str, ...] = ()
+    bytes: int | None = None
+    about: int | None = None  # bytes, if the exact size is not known: for the check of free disk
+    sha256: str | None = None
+    md5: str | None = None
 
 
 @dataclass(frozen=True)

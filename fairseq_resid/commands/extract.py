@@ -1,30 +1,39 @@
-"""Texts out of archives and markup, as plain files of one sentence a line.
+"""Texts out of archives and markup, as plain files of one sentence a line; other files out of archives as they are.
 
-Only the wanted members are written, under names of our own; an archive with a member that climbs out of its folder is
-refused. Formats by name: .tgz .tar.gz .tar .zip (archives), .gz (one text, compressed), .sgm .xml (segments of a WMT or
-IWSLT test set), train.tags.* (IWSLT's training text with <tag> lines), anything else as it is.
+An archive with a member that climbs out of its folder is refused, and links are never followed. Of texts only the
+wanted members are written, under names of our own. Formats by name: .tgz .tar.gz .tar.xz .tar .zip (archives), .gz (one
+text, compressed), .sgm .xml (segments of a WMT or IWSLT test set), train.tags.* (IWSLT's training text with <tag>
+lines), anything else as it is.
 """
 
 from __future__ import annotations
 
 import errno
 import gzip
+import lzma
 import re
+import shutil
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 from xml.sax.saxutils import unescape
 
-from ..commands.progress import Progress
 from ..folders.files import replacing
+from .progress import Progress
 
 BLOCK = 1 << 20
 GZIP = b"\x1f\x8b"  # how a gzip file begins
+XZ = b"\xfd7zXZ\0"  # and an xz file
+DECOMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {
+    GZIP: lambda file: gzip.GzipFile(fileobj=file),
+    XZ: lzma.LZMAFile,
+}
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 # What markup may be laid out with. A no-break space is part of the sentence.
 LAYOUT = re.compile(r"[ \t\r\n\f\v]+")
@@ -38,7 +47,7 @@ class Damaged(ValueError):
 
 
 def is_archive(name: str) -> bool:
-    return name.endswith((".tgz", ".tar.gz", ".tar", ".zip"))
+    return name.endswith((".tgz", ".tar.gz", ".tar.xz", ".tar", ".zip"))
 
 
 def is_tagged(name: str) -> bool:
@@ -54,34 +63,20 @@ def is_plain(name: str) -> bool:
 def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None) -> None:
     """Write members of an archive as texts: `wanted` says which, and to what file each goes.
 
-    The texts appear together, when the archive has been read to its end and its checksums are right: gzip's of the
-    whole archive, zip's of the wanted members. With `limit`, only so many lines of each are written, and reading stops
-    there: the rest of the archive is not checked.
+    The texts appear together, when the archive has been read to its end and its checksums are right: those of gzip and
+    xz of the whole archive, zip's of the wanted members. With `limit`, only so many lines of each are written, and
+    reading stops there: the rest of the archive is not checked.
     Raises: Damaged naming the archive; ValueError naming archive and member if one is missing, is no plain file, or has
     a name that leads out of the archive's folder.
     """
     left = dict(wanted)
     seen: list[str] = []
-    with (
-        ExitStack() as outputs,
-        _damage_named(archive),
-        archive.open("rb") as file,
-        Progress(f"extract {archive.name}", archive.stat().st_size, "B") as progress,
-    ):
-        if is_web_page(file.read(BLOCK)):
-            raise Damaged(f"{archive}: is a web page, not an archive")
-        file.seek(0)
-        for name, stream in _members(archive, file, progress):
-            seen.append(name)
+    with ExitStack() as outputs, _reading(archive) as members:
+        for member in members:
+            seen.append(name := member.name)
             if name not in left:
                 continue
-            try:
-                opened = stream()
-            except (RuntimeError, NotImplementedError) as error:  # a zip with a password, or packed oddly
-                raise ValueError(f"{archive}: member {name} cannot be read: {error}") from None
-            if opened is None:
-                raise ValueError(f"{archive}: member {name} is no plain file")
-            with opened:
+            with member.open() as opened:
                 write_text(opened, name, outputs.enter_context(replacing(left.pop(name))), limit)
             if not left and limit is not None:
                 break
@@ -91,12 +86,70 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
             raise ValueError(f"{archive} ({size}): has no member {', '.join(left)}; it has {_some(seen)}")
 
 
+def unpack(archive: Path, folder: Path) -> None:
+    """Write every file of an archive to FOLDER, as it is, under its own name.
+
+    Raises: Damaged naming the archive; ValueError naming archive and member if one is neither file nor folder (a link),
+    is there twice, or has a name that leads out of the archive's folder.
+    """
+    with _reading(archive) as members:
+        for member in members:
+            if member.is_folder:
+                continue
+            target = folder / member.name
+            if target.exists():
+                raise ValueError(f"{archive}: member {member.name} is there twice")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with member.open() as opened, target.open("wb") as file:
+                shutil.copyfileobj(opened, file, BLOCK)
+
+
+@dataclass(frozen=True)
+class _Member:
+    """What an archive holds under one name; `stream` opens it, and returns None if it is no plain file."""
+
+    archive: Path
+    name: str
+    is_folder: bool
+    stream: Callable[[], IO[bytes] | None]
+
+    def open(self) -> IO[bytes]:
+        """Open it to be read.
+
+        Raises: ValueError naming archive and member if that cannot be.
+        """
+        try:
+            opened = self.stream()
+        except (RuntimeError, NotImplementedError) as error:  # a zip with a password, or packed oddly
+            raise ValueError(f"{self.archive}: member {self.name} cannot be read: {error}") from None
+        if opened is None:
+            raise ValueError(f"{self.archive}: member {self.name} is no plain file")
+        return opened
+
+
+@contextmanager
+def _reading(archive: Path) -> Iterator[Iterator[_Member]]:
+    """Open an archive; yields its members, each to be used before the next one is asked for.
+
+    Raises: Damaged naming the archive, also at the end; ValueError naming a member that leads out of it.
+    """
+    with (
+        _damage_named(archive),
+        archive.open("rb") as file,
+        Progress(f"extract {archive.name}", archive.stat().st_size, "B") as progress,
+    ):
+        if is_web_page(file.read(BLOCK)):
+            raise Damaged(f"{archive}: is a web page, not an archive")
+        file.seek(0)
+        yield _members(archive, file, progress)
+
+
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
     """Turn the errors of damaged compression and archives into Damaged; the disk's errors are raised as they are."""
     try:
         yield
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
         # The disk's errors have a number. EINVAL: a damaged zip points before the file's beginning.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
@@ -117,6 +170,8 @@ def instead(name: str, beginning: bytes) -> str | None:
     is_gzip, is_tar, is_zip = beginning.startswith(GZIP), beginning[257:262] == b"ustar", beginning.startswith(b"PK")
     if name.endswith(".zip"):
         fits = is_zip
+    elif name.endswith(".xz"):
+        fits = beginning.startswith(XZ)
     elif is_archive(name):
         fits = is_gzip or is_tar
     else:
@@ -136,28 +191,27 @@ class _Counted:
         return block
 
 
-def _members(
-    archive: Path, file: IO[bytes], progress: Progress
-) -> Iterator[tuple[str, Callable[[], IO[bytes] | None]]]:
-    """Yield every member's name, and the function that opens it; it returns None if the member is no plain file."""
+def _members(archive: Path, file: IO[bytes], progress: Progress) -> Iterator[_Member]:
     if archive.name.endswith(".zip"):
         with zipfile.ZipFile(file) as opened:
             for item in opened.infolist():
                 _check_name(archive, item.filename)
-                yield str(PurePosixPath(item.filename)), partial(_open_zipped, opened, item)
+                name = str(PurePosixPath(item.filename))
+                yield _Member(archive, name, item.is_dir(), partial(_open_zipped, opened, item))
                 progress.advance(item.compress_size)
         return
     counted: IO[bytes] = _Counted(file, progress)  # type: ignore[assignment]
-    is_gzip = file.read(len(GZIP)) == GZIP
+    beginning = file.read(len(XZ))
     file.seek(0)
-    # Decompressed here, because tarfile's streams compare neither gzip's checksum nor its length.
-    stream = gzip.GzipFile(fileobj=counted) if is_gzip else counted
-    with tarfile.open(fileobj=stream, mode="r|*") as members:  # type: ignore[call-overload]
+    # Decompressed here, because tarfile's streams miss a cut-off end, and the checksum that stands there.
+    stream = next((opened(counted) for magic, opened in DECOMPRESSED.items() if beginning.startswith(magic)), counted)
+    with tarfile.open(fileobj=stream, mode="r|*") as members:
         for member in members:
             _check_name(archive, member.name)
             # Links are never followed: extractfile would.
-            yield str(PurePosixPath(member.name)), partial(_open_tarred, members, member)
-        # The tar ends before the stream does, and gzip compares its checksum at the stream's end.
+            name = str(PurePosixPath(member.name))
+            yield _Member(archive, name, member.isdir(), partial(_open_tarred, members, member))
+        # The tar ends before the stream does, and checksums are compared at the stream's end.
         while members.fileobj.read(BLOCK):
             pass
 

@@ -1,0 +1,69 @@
+"""ALL-CNN-C with batch normalisation: a plain network, to which ResNet Init can be given."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fairseq.models import register_model, register_model_architecture
+from torch import Tensor, nn
+
+from .classifier import ImageClassifier, he_normal
+from .structures import require_namespace
+from .two_streams import TwoStreamConv2d
+
+# Channels, kernel, stride, padding, and what is dropped after it. Springenberg 2014, table 1 and section 3.1.
+LAYERS = (
+    (96, 3, 1, 1, 0.0),
+    (96, 3, 1, 1, 0.0),
+    (96, 3, 2, 1, 0.5),
+    (192, 3, 1, 1, 0.0),
+    (192, 3, 1, 1, 0.0),
+    (192, 3, 2, 1, 0.5),
+    (192, 3, 1, 0, 0.0),
+    (192, 1, 1, 0, 0.0),
+)
+INPUT_DROPOUT = 0.2
+
+
+@register_model("all_convolutional")
+class AllConvolutionalNetwork(ImageClassifier):
+    """ALL-CNN-C, each convolution followed by BN and ReLU, the last one by the mean over positions.
+
+    --two-streams makes every convolution between two streams W + I: Targ 2016, table 4. It has no residual site.
+    """
+
+    @classmethod
+    def add_args(cls, parser: Any) -> None:
+        parser.add_argument(
+            "--two-streams", action="store_true", default=None, help="ResNet Init: convolutions by W + I"
+        )
+
+    @classmethod
+    def settle(cls, args: argparse.Namespace) -> None:
+        args.two_streams = bool(getattr(args, "two_streams", None))
+
+    def __init__(self, cfg: Any, channels: int, classes: int) -> None:
+        super().__init__(cfg, channels, classes)
+        parts: list[nn.Module] = [nn.Dropout(INPUT_DROPOUT)]
+        read = channels
+        for number, (made, kernel, stride, padding, dropped) in enumerate(LAYERS):
+            # The image is no stream.
+            kind = TwoStreamConv2d if cfg.two_streams and number else nn.Conv2d
+            parts += [kind(read, made, kernel, stride, padding, bias=False), nn.BatchNorm2d(made), nn.ReLU()]
+            parts += [nn.Dropout(dropped)] if dropped else []
+            read = made
+        self.layers = nn.Sequential(*parts)
+        self.classify = nn.Conv2d(read, classes, 1)
+        self.apply(he_normal)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of all classes."""
+        return self.classify(self.layers(images)).mean(dim=(2, 3))
+
+
+@register_model_architecture("all_convolutional", "all_cnn_c")
+def all_cnn_c(args: argparse.Namespace) -> None:
+    """ALL-CNN-C as Targ 2016 has it, with BN."""
+    require_namespace(args)
+    AllConvolutionalNetwork.settle(args)

@@ -1,0 +1,245 @@
+"""Residual networks for images: pre-activation ResNets, He 2016b's other orders, and ResNet in ResNet.
+
+A block is a branch of convolutions and a site that joins it to the shortcut. Its parts stand in one of five orders:
+
+    full_preact       BN ReLU conv, BN ReLU conv; join
+    relu_preact       ReLU conv BN, ReLU conv BN; join
+    original          conv BN ReLU, conv BN; join, ReLU
+    bn_after_add      conv BN ReLU, conv; join, BN ReLU
+    relu_before_add   conv BN ReLU, conv BN ReLU; join            Source: He 2016b, figure 4
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from fairseq.models import register_model, register_model_architecture
+from torch import Tensor, nn
+
+from .. import connections
+from ..compat import UserError
+from ..connections import Place
+from .classifier import NORMS, ImageClassifier, build_site, first, he_normal, last
+from .structures import require_namespace
+from .two_streams import TwoStreamConv2d
+
+ORDERS = ("full_preact", "relu_preact", "original", "bn_after_add", "relu_before_add")
+EXPANSION = 4  # of a bottleneck's last convolution
+
+
+def norm_relu(channels: int) -> list[nn.Module]:
+    return [nn.BatchNorm2d(channels), nn.ReLU()]
+
+
+def arranged(convolutions: list[nn.Conv2d], order: str, has_first: bool) -> nn.Sequential:
+    """Return a branch: its convolutions with norms and ReLUs in one of ORDERS.
+
+    has_first: whether the norm and the ReLU ahead of the first convolution belong to the branch
+    """
+    parts: list[nn.Module] = []
+    for number, convolution in enumerate(convolutions):
+        is_last = number == len(convolutions) - 1
+        if order == "full_preact":
+            parts += [*(norm_relu(convolution.in_channels) if number or has_first else ()), convolution]
+        elif order == "relu_preact":
+            parts += [
+                *([nn.ReLU()] if number or has_first else ()),
+                convolution,
+                nn.BatchNorm2d(convolution.out_channels),
+            ]
+        elif not is_last:
+            parts += [convolution, *norm_relu(convolution.out_channels)]
+        else:
+            after = {"original": 1, "bn_after_add": 0, "relu_before_add": 2}[order]
+            parts += [convolution, *norm_relu(convolution.out_channels)[:after]]
+    return nn.Sequential(*parts)
+
+
+class Block(nn.Module):
+    """A branch of convolutions, and the site `residual` that joins it to its shortcut.
+
+    Formula:  y = after(site(p(x), branch(x))), p the identity, or a convolution where the shape changes
+    Shapes:   (N, in, H, W) -> (N, out, H / stride, W / stride)
+    Where the shape changes, and in the network's first block, a pre-activation stands ahead of shortcut and branch. A
+    structure that normalises what the branch sees (pre_ln) has the wrong width where the shape changes: there x + F.
+    Without shortcuts (--no-shortcut) the branch is all.
+    """
+
+    def __init__(self, cfg: Any, place: Place, inputs: int, stride: int, is_first: bool) -> None:
+        super().__init__()
+        outputs = place.dim
+        changes = inputs != outputs or stride != 1
+        convolution = TwoStreamConv2d if cfg.two_streams else nn.Conv2d
+        if cfg.bottleneck:
+            width = outputs // EXPANSION
+            sizes = [(inputs, width, 1, 1), (width, width, 3, stride), (width, outputs, 1, 1)]
+        else:
+            sizes = [(inputs if not number else outputs, outputs, 3, stride if not number else 1)
+                     for number in range(cfg.block_layers)]  # fmt: skip
+        branch = [convolution(read, made, kernel, step, kernel // 2, bias=False) for read, made, kernel, step in sizes]
+        for each in branch:
+            he_normal(each)
+        has_ahead = cfg.block_order in ("full_preact", "relu_preact")
+        shares = has_ahead and (changes or is_first)
+        ahead = norm_relu(inputs) if cfg.block_order == "full_preact" else [nn.ReLU()]
+        self.ahead = nn.Sequential(*ahead) if shares else nn.Identity()
+        self.branch = arranged(branch, cfg.block_order, not shares)
+        after: dict[str, list[nn.Module]] = {"original": [nn.ReLU()], "bn_after_add": norm_relu(outputs)}
+        self.after = nn.Sequential(*after.get(cfg.block_order, []))
+        self.projection: nn.Module | None = None
+        self.residual: connections.ResidualConnection | None = None
+        if cfg.no_shortcut:
+            return
+        reads = connections.structure(cfg.residual).connection.branch_input
+        if changes:
+            kernel = cfg.projection_kernel
+            projection = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+            he_normal(projection)
+            self.projection = projection
+        is_plain = changes and reads is not connections.ResidualConnection.branch_input
+        self.residual = build_site(cfg, place, "xskip" if is_plain else None)
+        self.residual.init_branch(**{f"conv{number}": each for number, each in enumerate(branch, start=1)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.ahead(x)
+        if self.residual is None:
+            return self.after(self.branch(x))
+        if self.projection is not None:
+            y = self.residual(last(self.projection(x)), last(self.branch(x)))
+        else:
+            state = last(x)
+            y = self.residual(state, last(self.branch(first(self.residual.branch_input(state)))))
+        return self.after(first(y))
+
+
+@register_model("resnet_resid")
+class ResidualNetwork(ImageClassifier):
+    """A residual network with a choice of residual structure: --arch preact_resnet110 --residual NAME.
+
+    Source: He 2016b; Targ 2016 for the architectures `rir...` and `resnet_init...`
+    """
+
+    @classmethod
+    def add_args(cls, parser: Any) -> None:
+        """Add the flags of the network's form, and those of the structures."""
+        cls.add_image_flags(parser)
+        add = parser.add_argument
+        add("--stage-blocks", metavar="N,N,...", help="blocks of each stage (default: the architecture's)")
+        add("--stage-channels", metavar="C,C,...", help="channels of each stage (default: the architecture's)")
+        add("--block-layers", type=int, metavar="N", help="3x3 convolutions of a block (default: 2)")
+        add("--block-order", choices=ORDERS, help="order of a block's parts (default: the architecture's)")
+
+    @classmethod
+    def settle(cls, args: argparse.Namespace) -> None:
+        """Settle every option, and write it back to `args`."""
+        fill(args, {})
+        super().settle(args)
+        numbers = {}
+        for name in ("stage_blocks", "stage_channels"):
+            value = getattr(args, name)
+            try:
+                numbers[name] = [int(part) for part in str(value).split(",")]
+            except ValueError:
+                numbers[name] = []
+            if not numbers[name] or min(numbers[name]) < 1:
+                raise UserError(f"--{name.replace('_', '-')} {value}: whole numbers above 0 are needed, as 9,9,9")
+        if len(numbers["stage_blocks"]) != len(numbers["stage_channels"]):
+            raise UserError(
+                f"--stage-blocks {args.stage_blocks} and --stage-channels {args.stage_channels}: of as many stages"
+            )
+        if args.block_layers < 1:
+            raise UserError(f"--block-layers {args.block_layers}: 1 or more are needed")
+
+    def __init__(self, cfg: Any, channels: int, classes: int) -> None:
+        super().__init__(cfg, channels, classes)
+        blocks, widths = ([int(part) for part in each.split(",")] for each in (cfg.stage_blocks, cfg.stage_channels))
+        depths = {f"stage{number}": count for number, count in enumerate(blocks, start=1)}
+        stem = widths[0] // EXPANSION if cfg.bottleneck else widths[0]
+        self.stem = nn.Conv2d(channels, stem, 3, padding=1, bias=False)
+        he_normal(self.stem)
+        has_ahead = cfg.block_order in ("full_preact", "relu_preact")
+        self.start = nn.Sequential(*([] if has_ahead else norm_relu(stem)))
+        self.stages = nn.ModuleList()
+        inputs = stem
+        for number, (count, width) in enumerate(zip(blocks, widths, strict=True)):
+            stack = f"stage{number + 1}"
+            stage = []
+            for layer in range(count):
+                place = Place(width, stack, "conv", layer, True, layer, count, depths, NORMS[cfg.norm])
+                stride = 2 if number and not layer else 1
+                stage.append(Block(cfg, place, inputs, stride, not number and not layer))
+                inputs = width
+            self.stages.append(nn.Sequential(*stage))
+        ends: dict[str, list[nn.Module]] = {"full_preact": norm_relu(inputs), "relu_preact": [nn.ReLU()]}
+        self.end = nn.Sequential(*ends.get(cfg.block_order, []))
+        self.classify = nn.Linear(inputs, classes, bias=not cfg.no_class_bias)
+        if self.classify.bias is not None:
+            nn.init.zeros_(self.classify.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of all classes."""
+        x = self.start(self.stem(images))
+        for stage in self.stages:
+            x = stage(x)
+        return self.classify(self.end(x).mean(dim=(2, 3)))
+
+
+# What a name stands for where no flag says otherwise.
+DEFAULTS: dict[str, Any] = {
+    "stage_blocks": "3,3,3",
+    "stage_channels": "16,32,64",
+    "block_layers": 2,
+    "block_order": "full_preact",
+    "bottleneck": False,
+    "two_streams": False,
+    "no_shortcut": False,
+    "projection_kernel": 1,
+    "no_class_bias": False,
+}
+# He 2016b: 6n + 2 layers; bottlenecks 9n + 2, of four times the channels.
+PREACT: dict[str, dict[str, Any]] = {
+    **{f"preact_resnet{6 * n + 2}": {"stage_blocks": f"{n},{n},{n}"} for n in (3, 5, 7, 9, 18)},
+    **{
+        f"preact_resnet{9 * n + 2}": {
+            "stage_blocks": f"{n},{n},{n}", "stage_channels": "64,128,256", "bottleneck": True,
+        } for n in (18, 111)
+    },
+}  # fmt: skip
+# Targ 2016, figure 2: with generalised blocks or without, with the block's own shortcut or without.
+TARG = {
+    "rir_cnn": {"no_shortcut": True},
+    "rir_resnet": {},
+    "resnet_init": {"no_shortcut": True, "two_streams": True},
+    "rir": {"two_streams": True},
+}
+NARROW = {"stage_blocks": "5,5,5", "block_order": "original", "projection_kernel": 3}
+WIDE = {**NARROW, "stage_blocks": "2,3,3", "stage_channels": "96,192,384", "no_class_bias": True}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    **PREACT,
+    **{name: {**NARROW, **kind} for name, kind in TARG.items()},
+    **{f"{name}_wide": {**WIDE, **kind} for name, kind in TARG.items()},
+}
+
+
+def fill(args: argparse.Namespace, own: dict[str, Any]) -> None:
+    """Give a namespace the values of an architecture wherever no flag gave one."""
+    for name, value in {**DEFAULTS, **own}.items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, value)
+
+
+def preset(own: dict[str, Any]) -> Callable[[argparse.Namespace], None]:
+    """Return the function that makes a namespace an architecture."""
+
+    def architecture(args: argparse.Namespace) -> None:
+        require_namespace(args)
+        fill(args, own)
+        ResidualNetwork.settle(argparse.Namespace(**vars(args)))  # mistakes are found before the data is loaded
+
+    return architecture
+
+
+for _name, _own in ARCHITECTURES.items():
+    register_model_architecture("resnet_resid", _name)(preset(_own))

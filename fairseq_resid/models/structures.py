@@ -1,0 +1,117 @@
+"""What every model of ours has of its residual structure: the flags, how they are settled, the log of coefficients."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from .. import connections
+from ..compat import UserError
+from ..ops import BACKENDS, absence
+from .coefficients import CoefficientLog
+
+
+def require_namespace(args: object) -> None:
+    """Raise UserError unless `args` is an argparse.Namespace, as every model with --arch takes it."""
+    if not isinstance(args, argparse.Namespace):
+        raise UserError(
+            f"the models of fairseq_resid take an argparse.Namespace, not {type(args).__name__}: "
+            "fairseq.options.get_args(DATA, arch=...) makes one"
+        )
+
+
+def add_flags(parser: Any, default: str) -> None:
+    """Add --residual, whose default is said, its backend, its log, and the flag of every option of any structure."""
+    parser.add_argument("--residual", choices=connections.names(), help=f"residual structure (default: {default})")
+    parser.add_argument(
+        "--residual-backend",
+        choices=BACKENDS,
+        help="what computes the residual structure: auto, fused kernels wherever they serve; eager, plain PyTorch; "
+        "triton, the kernels, or an error if they do not serve in training (default: auto)",
+    )
+    parser.add_argument(
+        "--log-coefficients",
+        action="store_true",
+        default=None,
+        help="the mean of every coefficient of every site goes into fairseq's log, at log intervals",
+    )
+    for name, meanings in connections.all_options().items():
+        text = "; ".join(f"{variant}: {spec.help} (default: {spec.default})" for variant, spec in meanings.items())
+        option = next(iter(meanings.values()))
+        flag = "--" + name.replace("_", "-")
+        if option.choices:
+            parser.add_argument(flag, choices=option.choices, help=text)
+        else:
+            parser.add_argument(flag, type=float, metavar="X", help=text)
+
+
+def settle(args: argparse.Namespace, default: str) -> connections.Options:
+    """Settle `args.residual`, its backend and its options, and return these; all is written back to `args`.
+
+    Raises: UserError if flags contradict each other or the structure.
+    """
+    backend = getattr(args, "residual_backend", None) or "auto"  # a file from before the flag has none
+    try:
+        residual = connections.canonical(getattr(args, "residual", None) or default)
+        options = connections.resolve(residual, {name: getattr(args, name, None) for name in connections.all_options()})
+        connections.check_backend(residual, options, backend)
+    except connections.InvalidOption as error:
+        raise UserError(str(error)) from None
+    # Only of a training: a namespace with _name is a checkpoint's, and decodes wherever it is.
+    if backend == "triton" and not hasattr(args, "_name") and (reason := absence(getattr(args, "cpu", False))):
+        raise UserError(f"--residual-backend triton: {reason}; use --residual-backend auto")
+    args.residual, args.residual_backend = residual, backend
+    vars(args).update(options.values())
+    return options
+
+
+def options_of(cfg: Any) -> dict[str, Any]:
+    """Return the options of the structure that a config holds."""
+    return {name: getattr(cfg, name) for name in connections.options(cfg.residual)}
+
+
+class Structured:
+    """A fairseq model with a residual structure; `cfg` is its config. To be mixed in ahead of fairseq's class."""
+
+    if TYPE_CHECKING:  # TorchScript reads the annotations of a class
+        cfg: Any
+    coefficient_log: CoefficientLog | None = None
+
+    @classmethod
+    def hub_models(cls) -> dict[str, Any]:
+        """Return the pretrained models of this architecture: there are none, and stock's are not ours."""
+        return {}
+
+    def log_coefficients(self, args: argparse.Namespace) -> None:
+        """Listen to the sites from now on, if --log-coefficients asks for it."""
+        if getattr(args, "log_coefficients", None):
+            self.coefficient_log = CoefficientLog(self, args.log_interval)  # type: ignore[arg-type]
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Take note of the number of updates, ahead of the next one."""
+        super().set_num_updates(num_updates)  # type: ignore[misc]
+        if self.coefficient_log is not None:
+            self.coefficient_log.before(num_updates)
+
+    def load_state_dict(self, *given: Any, **named: Any) -> Any:
+        """Load a checkpoint of this model, or for translation of stock `transformer` with the same parameters.
+
+        Raises: UserError naming what is missing, unexpected or of another shape.
+        """
+        try:
+            return super().load_state_dict(*given, **named)  # type: ignore[misc]
+        except RuntimeError as error:
+            if not str(error).startswith("Error(s) in loading state_dict"):
+                raise
+            raise UserError(f"the checkpoint does not fit --residual {self.cfg.residual}: {error}") from None
+
+    def divergence_advice(self) -> str:
+        """Return what to do if a training of this model diverges: compat.name_divergence says it."""
+        residual = self.cfg.residual
+        if getattr(self.cfg, "residual_norm", None) == "none":
+            remedy = "--residual-norm layer"
+        elif f"{residual}_ln" in connections.names():
+            remedy = f"--residual {residual}_ln"
+        else:
+            return "use a lower --lr"
+        return f"--residual {residual} has no norm: use {remedy}, or a lower --lr"

@@ -1,0 +1,160 @@
+"""The task image_classification: images of a data folder, in batches that a seed and an epoch decide."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import FairseqDataset
+from fairseq.tasks import LegacyFairseqTask, register_task
+
+from ..compat import UserError
+from ..folders import images
+from ..folders.images import ImageRecord
+from ..vision import augmentation
+
+
+class ImageDataset(FairseqDataset):
+    """The images of one or several splits, "train" or "train+valid".
+
+    In training every epoch has its own order, crops and flips, drawn from seed and epoch alone: they are the same on
+    any number of workers and devices, and after a resume.
+    """
+
+    # fairseq then asks for the batches of every epoch anew.
+    can_reuse_epoch_itr_across_epochs = False
+
+    def __init__(
+        self, data: Path, splits: str, known: ImageRecord, seed: int, trains: bool, padding: int, flips: bool
+    ) -> None:
+        self.parts = [images.open_split(data, split, known) for split in splits.split("+")]
+        self.ends = np.cumsum([len(part) for part in self.parts])
+        self.known, self.seed, self.trains, self.padding, self.flips = known, seed, trains, padding, flips
+        self.epoch = 1
+        self.draws = lru_cache(maxsize=1)(self._draws)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, index: int) -> int:
+        return int(index)  # the images of a batch are read together
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "draws"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.draws = lru_cache(maxsize=1)(self._draws)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def _draws(self, epoch: int) -> augmentation.Draws:
+        return augmentation.draw(self.seed, epoch, len(self), self.padding, self.flips)
+
+    def raw(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return labels (N,) and pixels (N, C, H, W), bytes, of these images."""
+        found = np.empty(len(numbers), dtype=self.parts[0].dtype)
+        of = np.searchsorted(self.ends, numbers, side="right")
+        for place, part in enumerate(self.parts):
+            mine = of == place
+            found[mine] = part[numbers[mine] - (self.ends[place] - len(part))]
+        return found["label"], found["pixels"]
+
+    def collater(self, samples: list[int]) -> dict[str, Any]:
+        """Return a batch: `images` (N, C, H, W) in fp32, channels last in memory, and `target` (N,)."""
+        if not samples:
+            return {}
+        numbers = np.asarray(samples, dtype=np.int64)
+        labels, pixels = self.raw(numbers)
+        batch = augmentation.normalise(pixels, self.known.mean, self.known.deviation)
+        if self.trains:
+            batch = augmentation.shift(batch, numbers, self.draws(self.epoch), self.padding)
+        return {
+            "id": torch.from_numpy(numbers),
+            "net_input": {"images": torch.from_numpy(batch).contiguous(memory_format=torch.channels_last)},
+            "target": torch.from_numpy(labels.astype(np.int64)),
+            "nsentences": len(numbers),
+            "ntokens": len(numbers),
+        }
+
+    def ordered_indices(self) -> np.ndarray:
+        if not self.trains:
+            return np.arange(len(self), dtype=np.int64)
+        generator = np.random.Generator(np.random.Philox(key=[self.seed + 1, self.epoch]))
+        return generator.permutation(len(self))
+
+    def batch_by_size(
+        self,
+        indices: np.ndarray,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        required_batch_size_multiple: int = 1,
+    ) -> list[np.ndarray]:
+        """Return batches of exactly --batch-size images, the last one of what is left."""
+        if max_sentences is None or max_tokens is not None:
+            raise UserError("an image task takes --batch-size, in images; --max-tokens counts words")
+        return [indices[start : start + max_sentences] for start in range(0, len(indices), max_sentences)]
+
+    def num_tokens(self, index: int) -> int:
+        return 1
+
+    def size(self, index: int) -> int:
+        return 1
+
+
+@register_task("image_classification")
+class ImageClassificationTask(LegacyFairseqTask):  # type: ignore[misc]
+    """Tell the class of an image. DATA is what `fairseq-resid prepare-images` makes."""
+
+    @staticmethod
+    def add_args(parser: Any) -> None:
+        parser.add_argument("data", help="data folder of images")
+        parser.add_argument(
+            "--crop-padding",
+            type=int,
+            default=4,
+            metavar="N",
+            help="in training, a random crop of the image padded by N pixels of 0 on each side (default: 4; 0: none)",
+        )
+        parser.add_argument("--no-flip", action="store_true", help="no random mirroring in training")
+
+    @classmethod
+    def setup_task(cls, args: Any, **_: Any) -> ImageClassificationTask:
+        try:
+            known = images.read(Path(args.data))
+        except (ValueError, OSError) as error:
+            raise UserError(str(error)) from None
+        if not 0 <= args.crop_padding <= min(known.shape[1:]):
+            raise UserError(f"--crop-padding {args.crop_padding}: 0 to {min(known.shape[1:])} are allowed here")
+        return cls(args, known)
+
+    def __init__(self, args: Any, known: ImageRecord) -> None:
+        super().__init__(args)
+        self.known = known
+
+    def load_dataset(self, split: str, combine: bool = False, **_: Any) -> None:
+        """Load a split; that of training, and it alone, is shuffled, cropped and mirrored."""
+        self.datasets[split] = self.open(split, split == getattr(self.args, "train_subset", "train"))
+
+    def open(self, split: str, trains: bool = False) -> ImageDataset:
+        """Return a split, as it is on the disk or as training sees it."""
+        moves = self.args.crop_padding, not self.args.no_flip
+        try:
+            return ImageDataset(Path(self.args.data), split, self.known, self.args.seed, trains, *moves)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
+    def max_positions(self) -> None:
+        return None
+
+    @property
+    def source_dictionary(self) -> None:
+        return None
+
+    @property
+    def target_dictionary(self) -> None:
+        return None
