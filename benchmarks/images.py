@@ -104,7 +104,9 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         is_plain = name in (PLAIN, CONTIGUOUS)
         network = PlainNetwork(blocks, len(known.classes)) if is_plain else build(args.layers, name, known)
         layout = torch.contiguous_format if name == CONTIGUOUS else torch.channels_last
-        network = network.to(args.device).to(memory_format=layout).train()
+        network = network.to(args.device).train()
+        if is_plain:
+            network = network.to(memory_format=layout)
         calls[name] = stepper(network, batch.contiguous(memory_format=layout), target)
         parameters[name] = sum(each.numel() for each in network.parameters())
     calls["data"] = lambda: dataset.collater(numbers)

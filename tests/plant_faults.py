@@ -420,6 +420,35 @@ FAULTS = [
         "(folder / file).stat().st_size >= 0",
         "test_prepare.py",
     ),
+    # --- images
+    Fault(
+        "images: the superclass is taken for the class",
+        "fairseq_resid/vision/sources.py",
+        'labels = np.concatenate([some["labels"][:, manifest.labels.index("class")] for some in images])',
+        'labels = np.concatenate([some["labels"][:, 0] for some in images])',
+        "test_images.py",
+    ),
+    Fault(
+        "images: the first of every class are held out",
+        "fairseq_resid/vision/prepare.py",
+        "np.arange(len(labels)) >= ends - held[labels]",
+        "np.arange(len(labels)) < ends - (counts - held)[labels]",
+        "test_images.py",
+    ),
+    Fault(
+        "images: the deviation is that of the whole training part",
+        "fairseq_resid/vision/prepare.py",
+        'if split == "train":',
+        'if split != "test":',
+        "test_images.py",
+    ),
+    Fault(
+        "images: an image of another size passes",
+        "fairseq_resid/vision/by_class.py",
+        "if shape is not None and (height, width) != shape[1:]:",
+        "if shape is not None and height != shape[1]:",
+        "test_images.py",
+    ),
     # --- analysis, report, studies
     Fault(
         "analysis: a branch that matters is called off",

@@ -149,6 +149,12 @@ def test_precision(found: list[Gpu], asked: str, extra: str, name: str, flag: st
     ) + (f" {flag}" if flag else "")
 
 
+def test_image_models_keep_their_weights_in_fp32() -> None:
+    recipe = ["data", "--task", "image_classification", "--batch-size", "128"]
+    assert words(plan.make(recipe, [], [A100], None)) == "--distributed-world-size 1 --batch-size 128 --amp"
+    assert words(plan.make(recipe, [], [P100], None)) == "--distributed-world-size 1 --batch-size 128"
+
+
 def test_two_words_on_precision_are_refused() -> None:
     with pytest.raises(ValueError, match="--precision bf16 and --fp16: give one of them"):
         plan.make(BASE, ["--fp16"], [A100], None, precision="bf16")

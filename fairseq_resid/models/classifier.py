@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import torch
 from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 
@@ -117,7 +116,6 @@ class ImageClassifier(Structured, BaseFairseqModel):  # type: ignore[misc]
             raise UserError(f"--arch {getattr(args, 'arch', '')}: an image model: give --task image_classification")
         cls.settle(args)
         model = cls(args, known.shape[0], len(known.classes))
-        model.to(memory_format=torch.channels_last)
         model.log_coefficients(args)
         return model
 

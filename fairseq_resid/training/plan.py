@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ..commands import flags
 from .devices import Gpu, Rank
 
-PRECISIONS = {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": []}
+PRECISIONS = {"bf16": ["--bf16"], "fp16": ["--fp16"], "amp": ["--amp"], "fp32": []}
 # What a user may say of precision in fairseq's own words.
 PRECISION_FLAGS = (
     "--bf16",
@@ -115,7 +115,8 @@ def choose_precision(asked: str, given: flags.Options, gpus: Sequence[Gpu]) -> t
     """Return the precision, why, and the flags that ask fairseq for it.
 
     bf16 from compute capability 8.0 (Ampere), which has it in its tensor cores and needs no loss scale; fp16 from 7.0
-    (Volta); fp32 on older GPUs and on the CPU.
+    (Volta); fp32 on older GPUs and on the CPU. For images amp in place of either 16-bit form: it keeps weights and the
+    running statistics of batch normalisation in fp32, and bf16 would round these to 8 bits.
     """
     own = own_precision(given)
     if own and asked != "auto":
@@ -129,6 +130,8 @@ def choose_precision(asked: str, given: flags.Options, gpus: Sequence[Gpu]) -> t
     capability = min(gpu.capability for gpu in gpus)
     number = ".".join(map(str, capability))
     name = "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
+    if name != "fp32" and given.get("--task", ())[-1:] == ("image_classification",):
+        return "amp", f"compute capability {number}, batch normalisation in fp32", PRECISIONS["amp"]
     return name, f"compute capability {number}", PRECISIONS[name]
 
 
