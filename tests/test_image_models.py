@@ -30,6 +30,8 @@ from fairseq_resid.models.two_streams import TwoStreamConv2d, TwoStreamLinear
 from fairseq_resid.tasks.images import ImageDataset
 from fairseq_resid.vision import augmentation
 
+pytestmark = pytest.mark.once
+
 Capture = pytest.CaptureFixture[str]
 SHAPE = (3, 32, 32)
 CLASSES = ["ant", "bee", "cow", "dog"]
@@ -245,6 +247,7 @@ def test_weight_decay_draws_two_streams_to_the_identity() -> None:
     assert torch.allclose(layer(x)[:, 2:], torch.zeros(1, 2, 3, 3), atol=1e-4)
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("residual", ["xskip", "sas", "rskip_ln"])
 def test_the_network_is_scripted(residual: str) -> None:
     model = build("preact_resnet20", stage_blocks="1,1,1", residual=residual).eval()
@@ -348,6 +351,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return dict(torch.load(run / "checkpoint_last.pt", weights_only=False)["model"])
 
 
+@pytest.mark.both
 def test_a_training_learns_and_says_its_error(runs: list[Path]) -> None:
     records_of = [row for row in Run(runs[1]).log_records() if "valid_error" in row]
     assert float(records_of[-1]["valid_error"]) + float(records_of[-1]["valid_accuracy"]) == pytest.approx(
@@ -360,6 +364,7 @@ def test_a_training_learns_and_says_its_error(runs: list[Path]) -> None:
     assert rates["6"] == 0.05 and rates["10"] == 0.005
 
 
+@pytest.mark.both
 def test_resumed_bitwise_and_by_any_number_of_workers(recipe: Path, runs: list[Path], tmp_path: Path) -> None:
     halves = tmp_path / "halves"
     assert train(recipe, halves, "--residual", "xskip", "--max-update", "7") == 0
@@ -375,6 +380,7 @@ def test_resumed_bitwise_and_by_any_number_of_workers(recipe: Path, runs: list[P
         assert torch.equal(weights(workers)[name], expected), name
 
 
+@pytest.mark.both
 def test_scores_are_of_the_last_checkpoint(data: Path, runs: list[Path], capsys: Capture) -> None:
     results = Run(runs[0]).read_results()
     model = build("preact_resnet20", classes=4, stage_blocks="1,1,1")
@@ -415,6 +421,7 @@ def test_mcnemar_and_intervals() -> None:
     assert scoring.over_runs([1.0, 2.0, 3.0]) == "mean 2.00 ± 1.00%, 95% interval -0.48 to 4.48, median 2.00%"
 
 
+@pytest.mark.both
 def test_analysis_of_images(runs: list[Path], capsys: Capture) -> None:
     assert main(["analyze", *map(str, runs), "--sentences", "20", "--cpu"]) == 0
     said = capsys.readouterr().out

@@ -308,6 +308,7 @@ def test_again_it_does_nothing(by_classes: Path, made: Path, tmp_path: Path, cap
     out = tmp_path / "animals"
     shutil.copytree(made, out)
     before = content(out)
+    (tmp_path / "animals.partial" / "raw").mkdir(parents=True)  # of a run that was killed at its very end
     for flags, checked in (([], "sizes"), (["--verify"], "checksums")):
         assert main("custom", out, "--raw", by_classes, "--valid", 3, *flags) == 0
         assert capsys.readouterr().out == f"{out}: holds these images already (its {checked} are right)\n"

@@ -122,8 +122,8 @@ def test_a_batch_of_pairs_stays_too() -> None:
         assert both.record()["pairs a process at most"] == 3
     planned = plan.make(["data", "--batch-size", "64"], [], [P100] * 2, None)
     assert words(planned) == "--distributed-world-size 2 --batch-size 32"
-    assert "2 × 32 × 1 = 64 pairs; " in planned.line()
-    with pytest.raises(ValueError, match=r"3 processes × --batch-size 21 × update-freq 1 = 63 pairs, 1\.6% off"):
+    assert "2 × 32 × 1 = 64 examples; " in planned.line()
+    with pytest.raises(ValueError, match=r"3 processes × --batch-size 21 × update-freq 1 = 63 examples, 1\.6% off"):
         plan.make(["data", "--batch-size", "64"], [], [P100] * 3, None)
 
 

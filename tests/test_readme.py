@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # In this order: what one page makes, the next one uses.
 FOLDERS = "data-prep scripts/recipes fairseq_resid fairseq_resid/evaluation fairseq_resid/connections"
-FOLDERS += " . fairseq_resid/analysis studies"
+FOLDERS += " . fairseq_resid/analysis fairseq_resid/vision studies"
 PAGES = [(ROOT / folder / "README.md").read_text(encoding="utf-8") for folder in FOLDERS.split()]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", "\n".join(PAGES), flags=re.DOTALL | re.MULTILINE)
 COMMANDS = list(dict.fromkeys(line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()))
@@ -47,6 +47,7 @@ SHORTENED = {
     "data-prep/cifar": "--mirror file://$PWD/mirrors/cifar --downloads downloads --allow-other-data --valid 10",
     "scripts/multi30k.sh": SMALL,
     "scripts/train.sh multi30k-en-de": SMALL,
+    "scripts/train.sh cifar10-small": "--max-update 4 --stage-blocks 1,1,1 --batch-size 16",
     "scripts/study.sh": "--plan",
     "torchrun": SMALL,
     "fairseq-train": "--max-update 2 --disable-validation",

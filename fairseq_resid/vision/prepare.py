@@ -113,6 +113,8 @@ def prepare(manifest: Manifest, options: Options) -> bool:
             work.rmdir()
     record = _check_same(out, asked, source)
     image_folder.check(out, options.verify)
+    if (work / "raw").is_dir():  # the run was killed after it had renamed its result
+        shutil.rmtree(work, ignore_errors=True)
     _show_differences(record)
     print(f"{out}: holds these images already ({'its checksums' if options.verify else 'its sizes'} are right)")
     return False
