@@ -27,11 +27,12 @@ from fairseq_resid.folders.run import Run
 from fairseq_resid.models.classifier import allowed_structures, batch_norm, first, last
 from fairseq_resid.models.residual_network import ARCHITECTURES, ORDERS
 from fairseq_resid.models.two_streams import TwoStreamConv2d, TwoStreamLinear
-from fairseq_resid.tasks.images import ImageDataset
+from fairseq_resid.tasks.images import ImageClassificationTask, ImageDataset
 from fairseq_resid.vision import augmentation
 
 pytestmark = pytest.mark.once
 
+ROOT = Path(__file__).resolve().parent.parent
 Capture = pytest.CaptureFixture[str]
 SHAPE = (3, 32, 32)
 CLASSES = ["ant", "bee", "cow", "dog"]
@@ -170,8 +171,8 @@ def test_orders_of_a_block_are_figure_4() -> None:
 def test_every_structure_trains(name: str, norm: str) -> None:
     """Every parameter gets a gradient: several GPUs would wait for one that does not."""
     extra = {"admin_start": "closed"} if name == "admin" else {}
-    model = build("preact_resnet20", stage_blocks="2,2,2", residual=name, norm=norm, **extra)
-    loss = nn.functional.cross_entropy(model(torch.randn(4, *SHAPE)), torch.tensor([0, 1, 2, 3]))
+    model = build("preact_resnet20", stage_blocks="2,1,1", stage_channels="4,8,8", residual=name, norm=norm, **extra)
+    loss = nn.functional.cross_entropy(model(torch.randn(2, 3, 8, 8)), torch.tensor([0, 1]))
     loss.backward()
     assert math.isfinite(loss.item())
     without = [key for key, each in model.named_parameters() if each.grad is None]
@@ -305,6 +306,8 @@ def test_batches_depend_on_seed_and_epoch_alone(data: Path) -> None:
     assert not torch.equal(one[0]["id"], other[0]["id"])
     assert not torch.equal(one[0]["id"], epoch(2, 2)[0]["id"])
     assert sorted(number for batch in one for number in batch["id"].tolist()) == list(range(96))
+    draws = [augmentation.draw(1, epoch, 96, 4, True) for epoch in (2, 2, 3)]
+    assert np.array_equal(draws[0].down, draws[1].down) and not np.array_equal(draws[0].down, draws[2].down)
     still = ImageDataset(data, "train+valid", known, 1, False, 4, True)
     sample = still.collater([0, 95, 96, 119])
     raw = [np.load(data / "train.npy")[[0, 95]], np.load(data / "valid.npy")[[0, 23]]]
@@ -312,6 +315,18 @@ def test_batches_depend_on_seed_and_epoch_alone(data: Path) -> None:
     expected = (pixels - np.array([0.5, 0.4, 0.3])[:, None, None]) / np.array([0.2, 0.25, 0.3])[:, None, None]
     assert torch.allclose(sample["net_input"]["images"].double(), torch.from_numpy(expected), atol=1e-5)
     assert sample["target"].tolist() == np.concatenate([part["label"] for part in raw]).tolist()
+
+
+def test_only_training_sees_moved_images(data: Path) -> None:
+    args = Namespace(data=str(data), crop_padding=4, no_flip=False, seed=1, train_subset="train")
+    task = ImageClassificationTask.setup_task(args)
+    for split in ("train", "valid"):
+        task.load_dataset(split)
+        dataset = task.dataset(split)
+        still = task.open(split).collater(list(range(24)))["net_input"]["images"]
+        is_still = torch.equal(dataset.collater(list(range(24)))["net_input"]["images"], still)
+        in_order = dataset.ordered_indices().tolist() == list(range(len(dataset)))
+        assert (is_still, in_order) == (split == "valid", split == "valid")
 
 
 # ------------------------------------------------------------------------------------------------- training and scoring
@@ -467,6 +482,18 @@ def test_a_measure_of_another_task_is_refused(recipe: Path, tmp_path: Path, caps
     assert "measure: NLL: the recipe's task is image_classification; its measure is error" in capsys.readouterr().err
 
 
+def test_text_and_images_are_not_mixed(recipe: Path, runs: list[Path], tmp_path: Path, capsys: Capture) -> None:
+    run = ["--run", str(tmp_path / "run")]
+    assert main(["train", str(recipe), "--arch", "transformer_sas", *run]) == 2
+    assert "--arch transformer_sas: a model of text, and the recipe's task is image_cl" in capsys.readouterr().err
+    assert main(["train", "multi30k-en-de", "--arch", "rir", *run]) == 2
+    assert "--arch rir: a model of images, and the recipe's task is translation" in capsys.readouterr().err
+    assert main(["attention", str(runs[0]), "--cpu"]) == 2
+    assert "a model of images, which does not attend" in capsys.readouterr().err
+    assert main(["analyze", str(runs[0]), "--subset", "nosuch", "--cpu"]) == 2
+    assert "nosuch.npy: no such file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -480,3 +507,12 @@ def test_bad_trainings(recipe: Path, tmp_path: Path, flags: list[str], message: 
     said = capsys.readouterr().err
     log = tmp_path / "run" / "train.log"
     assert message in said + (log.read_text() if log.exists() else "")
+
+
+def test_the_benchmark_has_the_same_network_in_plain_pytorch(data: Path, tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "benchmarks" / "images.py", "--data", data, "--rounds", "1", "--batch", "4"]
+    command += ["--structures", "xskip", "--device", "cpu", "--json", tmp_path / "out.json"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())["structures"]
+    assert found["plain"]["parameters"] == found["xskip"]["parameters"]

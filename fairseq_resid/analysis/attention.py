@@ -163,6 +163,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     from .model import load
 
     loaded = load(options.run, options.data, options.checkpoint, options.cpu)
+    if loaded.example == "image":
+        raise ValueError(f"{options.run}: a model of images, which does not attend")
     given = options.text is not None
     source = encode(loaded, options.text) if given else of_data(loaded, options.subset, options.sentence)
     found = attention(loaded, source)

@@ -28,8 +28,9 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str, float]] = {
     "valid loss": (("valid_loss",), "valid loss, nats", math.log(2)),
     "valid NLL": (("valid_nll_loss",), "valid NLL, nats a token", math.log(2)),
     "BLEU": (("valid_bleu",), "BLEU of fairseq's validation", 1.0),
+    "valid error": (("valid_error",), "valid error, percent", 1.0),
     "gradient norm": (("gnorm", "train_gnorm"), "gradient norm", 1.0),
-    "tokens/s": (("wps", "train_wps"), "target tokens/s", 1.0),
+    "tokens/s": (("wps", "train_wps"), "target tokens/s, or images/s", 1.0),
 }
 
 

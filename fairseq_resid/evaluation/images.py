@@ -20,7 +20,6 @@ from ..folders.files import read_lines, write_text
 from ..folders.images import ImageRecord
 from ..folders.run import Fingerprint, Results, Run, Scored
 
-TASK = "image_classification"
 LAST = "last"  # the only model of an image run
 ERROR, NLL = "error", "NLL"  # among the scores
 UNITS = {ERROR: "percent of the images, last checkpoint", NLL: "nats an image"}

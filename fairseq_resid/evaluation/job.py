@@ -11,6 +11,7 @@ import torch
 
 from ..compat import BETTER_TRANSFORMER_COPIES, load_checkpoint
 from ..folders import data as data_folder
+from ..folders import images as image_folder
 from ..folders.data import Corpus, find_data, setting
 from ..folders.files import read_lines
 from ..folders.run import Numbering, Run
@@ -65,7 +66,9 @@ def architecture(state: dict[str, Any]) -> str:
 def is_of_images(state: dict[str, Any]) -> bool:
     """Say whether a checkpoint is of an image model."""
     cfg = state.get("cfg") or {}
-    return setting(cfg.get("task"), "_name") == images.TASK or setting(cfg.get("task"), "task") == images.TASK
+    return (
+        setting(cfg.get("task"), "_name") == image_folder.TASK or setting(cfg.get("task"), "task") == image_folder.TASK
+    )
 
 
 def check_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> None:

@@ -15,6 +15,7 @@ from . import records
 from .data import check_sizes
 
 RECORD = "images.json"
+TASK = "image_classification"  # fairseq's, that reads such a folder
 WRITER = "fairseq-resid prepare-images"
 SPLITS = ("train", "valid", "test")
 

@@ -16,6 +16,7 @@ for _module in iter_modules(__path__):
 from .translation import ResidualTransformerModel  # noqa: E402
 
 # As fairseq's registry has them.
-OWN_MODELS = ("transformer_resid", "resnet_resid", "all_convolutional")
+IMAGE_MODELS = ("resnet_resid", "all_convolutional")
+OWN_MODELS = ("transformer_resid", *IMAGE_MODELS)
 
-__all__ = ["OWN_MODELS", "ResidualTransformerModel"]
+__all__ = ["IMAGE_MODELS", "OWN_MODELS", "ResidualTransformerModel"]

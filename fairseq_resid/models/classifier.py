@@ -113,7 +113,7 @@ class ImageClassifier(Structured, BaseFairseqModel):  # type: ignore[misc]
         require_namespace(args)
         known = getattr(task, "known", None)
         if known is None:
-            raise UserError(f"--arch {getattr(args, 'arch', '')}: an image model: give --task image_classification")
+            raise UserError(f"--arch {getattr(args, 'arch', '')}: a model of images, and the task is another")
         cls.settle(args)
         model = cls(args, known.shape[0], len(known.classes))
         model.log_coefficients(args)

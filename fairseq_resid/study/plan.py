@@ -18,7 +18,6 @@ from typing import Literal
 from msgspec import Struct, field
 
 from ..commands import flags
-from ..evaluation import images
 from ..folders import images as image_folder
 from ..folders import records
 from ..folders.data import Corpus
@@ -219,7 +218,7 @@ def check(study: Study, path: Path) -> None:
 def check_kind(command: Sequence[str], measure: str) -> None:
     """Raise ValueError if the measure is not of what the recipe trains."""
     task = flags.options(command).get("--task", ("translation",))[-1]
-    of_images = task == images.TASK
+    of_images = task == image_folder.TASK
     if of_images != (measures.kind(measure) is measures.IMAGES):
         allowed = [name for name in ("NLL", "BLEU", "error") if (measures.kind(name) is measures.IMAGES) == of_images]
         raise ValueError(f"measure: {measure}: the recipe's task is {task}; its measure is {' or '.join(allowed)}")

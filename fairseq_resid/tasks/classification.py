@@ -9,8 +9,10 @@ import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.logging import metrics
 
+from ..folders.images import TASK
 
-@register_criterion("image_classification")
+
+@register_criterion(TASK)
 class ImageClassificationCriterion(FairseqCriterion):  # type: ignore[misc]
     """Cross-entropy of the class of every image.
 

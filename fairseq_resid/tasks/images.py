@@ -106,7 +106,7 @@ class ImageDataset(FairseqDataset):
         return 1
 
 
-@register_task("image_classification")
+@register_task(images.TASK)
 class ImageClassificationTask(LegacyFairseqTask):  # type: ignore[misc]
     """Tell the class of an image. DATA is what `fairseq-resid prepare-images` makes."""
 

@@ -81,6 +81,22 @@ def check_architecture(arch: str, argv: Sequence[str]) -> None:
                 )
 
 
+def check_task(arch: str, given: flags.Options) -> None:
+    """Check that an architecture is of what a training's task reads, text or images.
+
+    Raises: ValueError naming both.
+    """
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+
+    from ..models import IMAGE_MODELS
+
+    task = given.get("--task", ("translation",))[-1]
+    of_images = ARCH_MODEL_NAME_REGISTRY[arch] in IMAGE_MODELS
+    if of_images != (task == images.TASK):
+        kind = "images" if of_images else "text"
+        raise ValueError(f"--arch {arch}: a model of {kind}, and the recipe's task is {task}")
+
+
 def check_own_flags(recipe_argv: Sequence[str], extra: Sequence[str]) -> None:
     """Check that neither a recipe nor the user gives a flag that this command sets.
 
@@ -334,14 +350,15 @@ def ask(
     """
     recipe_argv = recipe.read(name)
     check_own_flags(recipe_argv, extra)
+    given = flags.options([*recipe_argv, *extra])
     check_architecture(arch, [*recipe_argv, *extra])
+    check_task(arch, given)
     # Before fairseq reads the flags: it takes --bf16 for a TPU's, and says so.
-    plan.own_precision(flags.options([*recipe_argv, *extra]))
+    plan.own_precision(given)
     recipe_argv, extra = place_data(recipe_argv, arch, extra)
     run = Run(folder or Path("checkpoints") / f"{Path(name).stem}-{arch}")
     if run.path.exists() and not run.path.is_dir():
         raise ValueError(f"--run {run.path}: is a file")
-    given = flags.options([*recipe_argv, *extra])
     check_tensorboard(given)
     gpus = [] if "--cpu" in given else devices.gpus()
     rank = devices.rank(os.environ, given, len(gpus))

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..commands import flags
+from ..folders import images
 from .devices import Gpu, Rank
 
 PRECISIONS = {"bf16": ["--bf16"], "fp16": ["--fp16"], "amp": ["--amp"], "fp32": []}
@@ -130,7 +131,7 @@ def choose_precision(asked: str, given: flags.Options, gpus: Sequence[Gpu]) -> t
     capability = min(gpu.capability for gpu in gpus)
     number = ".".join(map(str, capability))
     name = "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
-    if name != "fp32" and given.get("--task", ())[-1:] == ("image_classification",):
+    if name != "fp32" and given.get("--task", ())[-1:] == (images.TASK,):
         return "amp", f"compute capability {number}, batch normalisation in fp32", PRECISIONS["amp"]
     return name, f"compute capability {number}", PRECISIONS[name]
 
