@@ -18,6 +18,8 @@ from torch import nn
 
 from fairseq_resid import connections, tasks  # noqa: F401  (registers the architectures)
 from fairseq_resid.__main__ import main
+from fairseq_resid.analysis.model import ImageBatch
+from fairseq_resid.analysis.observe import gradient_norms
 from fairseq_resid.compat import UserError
 from fairseq_resid.connections import Place, sites
 from fairseq_resid.evaluation import images as scoring
@@ -27,6 +29,7 @@ from fairseq_resid.folders.run import Run
 from fairseq_resid.models.classifier import allowed_structures, batch_norm, first, last
 from fairseq_resid.models.residual_network import ARCHITECTURES, ORDERS
 from fairseq_resid.models.two_streams import TwoStreamConv2d, TwoStreamLinear
+from fairseq_resid.study import measures
 from fairseq_resid.tasks.images import ImageClassificationTask, ImageDataset
 from fairseq_resid.vision import augmentation
 
@@ -327,6 +330,41 @@ def test_only_training_sees_moved_images(data: Path) -> None:
         is_still = torch.equal(dataset.collater(list(range(24)))["net_input"]["images"], still)
         in_order = dataset.ordered_indices().tolist() == list(range(len(dataset)))
         assert (is_still, in_order) == (split == "valid", split == "valid")
+
+
+# ------------------------------------------------------------------------------------------------------------ figures
+
+
+def test_gradient_norms_are_of_single_images() -> None:
+    model = build("preact_resnet20", stage_blocks="1,1,1", stage_channels="4,6,8", residual="sas").eval()
+    pixels, target = torch.randn(3, 3, 8, 8), torch.tensor([1, 0, 2])
+    found = gradient_norms(model, [ImageBatch({"images": pixels}, target)])
+    expected = dict.fromkeys(sites(model), 0.0)
+    for place in range(3):
+        outputs: dict[str, torch.Tensor] = {}
+        hooks = [
+            site.register_forward_hook(lambda _, given, y, name=name, to=outputs: to.__setitem__(name, y))
+            for name, site in sites(model).items()
+        ]
+        nll = nn.functional.cross_entropy(model(pixels[place : place + 1]), target[place : place + 1])
+        for name, gradient in zip(outputs, torch.autograd.grad(nll, list(outputs.values())), strict=True):
+            expected[name] += float(gradient.norm()) / 3
+        for hook in hooks:
+            hook.remove()
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_measures_of_images_are_means_over_images(tmp_path: Path) -> None:
+    answers = [
+        scoring.Answer(0, 0, 0.5),
+        scoring.Answer(1, 2, 2.0),
+        scoring.Answer(2, 2, 0.5),
+        scoring.Answer(2, 0, 3.0),
+    ]
+    scoring.write(scoring.answers_file(Run(tmp_path), "test"), answers)
+    for name, expected in (("error", 50.0), ("NLL", 1.5)):
+        measure = measures.kind("error").measures[name]
+        assert measure.score(np.array(measure.parts(Run(tmp_path), "test")).sum(axis=0)) == pytest.approx(expected)
 
 
 # ------------------------------------------------------------------------------------------------- training and scoring
