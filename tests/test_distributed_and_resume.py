@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -37,12 +37,6 @@ def start(corpus: Path, *flags: object) -> subprocess.Popen[str]:
         [*command, *map(str, flags)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 def updates(output: str) -> list[dict[str, Any]]:
@@ -111,7 +105,7 @@ def alone(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     """The run folder and the log of one process, which takes --update-freq 2."""
     run = tmp_path_factory.mktemp("alone")
     (output,) = wait([(launched(recipe, run), {})], os.environ["PATH"])
-    assert "processes × batch-size × update-freq = 1 × 14 × 2 = 28 pairs" in output
+    assert "processes × batch-size × update-freq = 1 × 14 × 2 = 28 examples" in output
     return run, (run / "train.log").read_text()
 
 
@@ -128,7 +122,7 @@ def test_two_processes_train_as_one_with_the_same_effective_batch(
     (tmp_path / "scontrol").chmod(0o755)
     run, path = tmp_path / "two", f"{tmp_path}:{os.environ['PATH']}"
     output = "".join(wait(start(launched(recipe, run), free_port()), path))
-    assert output.count("effective batch processes × batch-size × update-freq = 2 × 14 × 1 = 28 pairs") == 1
+    assert output.count("effective batch processes × batch-size × update-freq = 2 × 14 × 1 = 28 examples") == 1
     assert output.count("two: CPU, 2 processes; ") == 1 and (run / "train.rank1.log").is_file()
 
     one = updates(alone[1])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shlex
 import subprocess
 import sys
 from argparse import Namespace
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from ports import free_port
 from torch import nn
 
 from fairseq_resid import connections, tasks  # noqa: F401  (registers the architectures)
@@ -431,6 +434,39 @@ def test_resumed_bitwise_and_by_any_number_of_workers(recipe: Path, runs: list[P
     for name, expected in weights(runs[0]).items():
         assert torch.equal(weights(halves)[name], expected), name
         assert torch.equal(weights(workers)[name], expected), name
+
+
+@pytest.mark.both
+def test_two_processes_train_one_model(recipe: Path, tmp_path: Path) -> None:
+    """fairseq's own gradient buffers take no weight that is channels-last."""
+    run = tmp_path / "two"
+    train_sh = [str(ROOT / "scripts" / "train.sh"), str(recipe), "--arch", "preact_resnet20", "--residual", "sas"]
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "--no-python", "--"]
+    torchrun[1:1] = ["--master-port", str(free_port())]
+    environment = {**os.environ, "FAIRSEQ_RESID_VENV": sys.prefix}
+    command = [*torchrun, *train_sh, "--run", str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((run / "run.json").read_text())
+    assert record["finished"] and record["plan"]["batch-size"] == 16 and record["plan"]["effective batch"] == 32
+    assert Run(run).training_summary().num_updates == 12
+
+
+@pytest.mark.both
+def test_workers_end_with_their_epoch(data: Path, tmp_path: Path) -> None:
+    watched = (
+        "import os\nfrom fairseq_resid.tasks.images import ImageClassificationTask as Task\nbegin = Task.begin_epoch\n"
+        "def counted(self, epoch, model):\n    begin(self, epoch, model)\n    me = os.getpid()\n"
+        "    print('CHILDREN', len(open(f'/proc/{me}/task/{me}/children').read().split()), flush=True)\n"
+        "Task.begin_epoch = counted\nfrom fairseq_cli.train import cli_main\ncli_main()\n"
+    )
+    flags = f"{data} --user-dir fairseq_resid --arch preact_resnet20 --stage-channels 4,4,4 {FLAGS} --max-epoch 4"
+    flags += f" --no-save --save-dir {tmp_path / 'run'} --num-workers 1"
+    command = [sys.executable, "-c", watched, *shlex.split(flags)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    counts = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("CHILDREN")]
+    assert len(counts) == 4 and max(counts[1:]) <= counts[1] and "AssertionError" not in done.stderr
 
 
 @pytest.mark.both

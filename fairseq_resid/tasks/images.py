@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,14 @@ class ImageClassificationTask(LegacyFairseqTask):  # type: ignore[misc]
             return ImageDataset(Path(self.args.data), split, self.known, self.args.seed, trains, *moves)
         except ValueError as error:
             raise UserError(str(error)) from None
+
+    def begin_epoch(self, epoch: int, model: Any) -> None:
+        """End the worker processes of the epoch before.
+
+        Every epoch has its own iterator, and fairseq's iterators hold themselves: without a collection here their
+        workers live on, one more for every epoch.
+        """
+        gc.collect()
 
     def max_positions(self) -> None:
         return None

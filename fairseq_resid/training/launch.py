@@ -350,15 +350,15 @@ def ask(
     """
     recipe_argv = recipe.read(name)
     check_own_flags(recipe_argv, extra)
-    given = flags.options([*recipe_argv, *extra])
     check_architecture(arch, [*recipe_argv, *extra])
-    check_task(arch, given)
+    check_task(arch, flags.options([*recipe_argv, *extra]))
     # Before fairseq reads the flags: it takes --bf16 for a TPU's, and says so.
-    plan.own_precision(given)
+    plan.own_precision(flags.options([*recipe_argv, *extra]))
     recipe_argv, extra = place_data(recipe_argv, arch, extra)
     run = Run(folder or Path("checkpoints") / f"{Path(name).stem}-{arch}")
     if run.path.exists() and not run.path.is_dir():
         raise ValueError(f"--run {run.path}: is a file")
+    given = flags.options([*recipe_argv, *extra])  # without the data folder, which can stand behind any flag
     check_tensorboard(given)
     gpus = [] if "--cpu" in given else devices.gpus()
     rank = devices.rank(os.environ, given, len(gpus))
