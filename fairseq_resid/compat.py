@@ -277,6 +277,22 @@ def name_divergence() -> None:
     Trainer.train_step = train_step
 
 
+def unscale_once() -> None:
+    """Let a training by --amp take whole steps.
+
+    AMPOptimizer.clip_grad_norm unscales the gradients of torch's optimizer, and its step gives the scaler fairseq's
+    wrapper of it, which the scaler takes for another one and unscales again: gradients are divided by the loss scale
+    twice. Adam does not see it; SGD's steps are 1/128 as long, and less with every growth of the scale.
+    """
+    from fairseq.optim.amp_optimizer import AMPOptimizer
+
+    def step(self):  # type: ignore[no-untyped-def]
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    AMPOptimizer.step = step
+
+
 # --- data ----------------------------------------------------------------------------------------------------------
 
 
@@ -413,6 +429,7 @@ def apply() -> None:
     name_misfits()
     say_what_runs()
     name_divergence()
+    unscale_once()
     keep_last_batch()
     keep_batches_on_resume()
     close_better_transformer_path()

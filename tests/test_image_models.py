@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from argparse import Namespace
@@ -22,7 +23,7 @@ from torch import nn
 from fairseq_resid import connections, tasks  # noqa: F401  (registers the architectures)
 from fairseq_resid.__main__ import main
 from fairseq_resid.analysis.model import ImageBatch
-from fairseq_resid.analysis.observe import gradient_norms
+from fairseq_resid.analysis.observe import gradient_norms, settle_statistics
 from fairseq_resid.compat import UserError
 from fairseq_resid.connections import Place, sites
 from fairseq_resid.evaluation import images as scoring
@@ -271,11 +272,35 @@ def test_the_network_is_scripted(residual: str) -> None:
         ({"block_layers": 0}, "--block-layers 0: 1 or more"),
         ({"norm": "group"}, "--norm group: choose one of layer, batch"),
         ({"residual": "admin"}, "--residual admin: .* use --admin-start closed"),
+        ({"norm": "batch", "residual_backend": "triton", "residual": "rskip_ln"}, "--residual-backend triton: "),
     ],
 )
 def test_bad_forms(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build("preact_resnet20", **flags)
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags", "message"),
+    [
+        ("rir_cnn", {"residual": "sas"}, "--residual sas: this architecture has no shortcuts"),
+        ("preact_resnet164", {"block_layers": 5}, "--block-layers 5: a bottleneck has three convolutions of its own"),
+        ("preact_resnet164", {"stage_channels": "2,4,8"}, "--stage-channels 2,4,8: bottlenecks need multiples of 4"),
+    ],
+)
+def test_flags_that_an_architecture_cannot_take(arch: str, flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(arch, **flags)
+
+
+def test_a_network_without_sites_says_what_went_wrong() -> None:
+    model = build("all_cnn_c")
+    assert model.divergence_advice() == "use a lower --lr"
+    with pytest.raises(UserError, match="the checkpoint does not fit --arch all_cnn_c"):
+        model.load_state_dict({}, strict=True)
+    small = Namespace(known=Namespace(shape=(3, 8, 8), classes=CLASSES))
+    with pytest.raises(UserError, match="takes images of 9x9 or more"):
+        ARCH_MODEL_REGISTRY["all_cnn_c"].build_model(Namespace(arch="all_cnn_c"), small)
 
 
 # ------------------------------------------------------------------------------------------------------------- batches
@@ -335,7 +360,46 @@ def test_only_training_sees_moved_images(data: Path) -> None:
         assert (is_still, in_order) == (split == "valid", split == "valid")
 
 
+@pytest.mark.both
+def test_a_step_by_amp_is_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGD, whose step shows by what its gradient was divided; Adam's would not."""
+    from fairseq.optim.amp_optimizer import AMPOptimizer
+    from fairseq.optim.sgd import SGD
+
+    monkeypatch.setattr(torch.cuda.amp, "GradScaler", lambda **given: torch.amp.GradScaler("cpu", **given))
+    weight = nn.Parameter(torch.ones(1))
+    of = Namespace(lr=[0.1], momentum=0.9, weight_decay=0.0)
+    common = Namespace(fp16_init_scale=128, amp_scale_window=None, min_loss_scale=1e-4)
+    optimizer = AMPOptimizer(Namespace(optimizer=of, common=common), [weight], SGD(of, [weight]))
+    optimizer.backward(3 * weight.sum())
+    assert float(optimizer.clip_grad_norm(0.0)) == pytest.approx(3)
+    optimizer.step()
+    assert weight.item() == pytest.approx(1 - 0.1 * 3)
+
+
 # ------------------------------------------------------------------------------------------------------------ figures
+
+
+def test_a_new_network_is_read_with_the_statistics_of_what_it_reads() -> None:
+    model = build("preact_resnet20", residual="xskip").eval()
+    batches = [ImageBatch({"images": 5 + torch.randn(6, 3, 8, 8)}, torch.tensor([0, 1, 2, 3, 4, 5])) for _ in range(3)]
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    settle_statistics(model, batches)
+    assert not any(module.training for module in model.modules())
+    with torch.no_grad():
+        first_input = torch.cat([model.stem(batch.net_input["images"]) for batch in batches])
+    norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
+    assert torch.allclose(norm.running_mean, first_input.mean((0, 2, 3)), rtol=1e-3, atol=1e-4)
+    assert float(torch.cat([batch.nll(model).detach() for batch in batches]).mean()) < 5
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+
+
+def test_the_ratio_of_a_batch_norm_is_its_own() -> None:
+    place = Place(4, "stage1", "conv", 0, True, 0, 1, {"stage1": 1}, batch_norm)
+    site = connections.build("rskip_ln", place).eval()
+    site.norm.running_var.copy_(torch.tensor([1.0, 4.0, 9.0, 16.0]))
+    found = site.coefficients(torch.randn(2, 3, 3, 4), torch.randn(2, 3, 3, 4))["ratio"]
+    assert torch.allclose(found, torch.tensor([2.0, 3.0, 4.0, 5.0]).expand(2, 3, 3, 4), atol=1e-4)
 
 
 def test_gradient_norms_are_of_single_images() -> None:
@@ -489,9 +553,23 @@ def test_scores_are_of_the_last_checkpoint(data: Path, runs: list[Path], capsys:
     assert "| test, 40 | error |" in (runs[0] / "card.md").read_text()
 
 
-def test_compared_and_in_a_table(runs: list[Path], capsys: Capture) -> None:
+def test_compared_and_in_a_table(runs: list[Path], tmp_path: Path, capsys: Capture) -> None:
     assert main(["compare", *map(str, runs), "--markdown"]) == 0
     said = capsys.readouterr().out
+    twin, other = tmp_path / "twin", tmp_path / "other"
+    shutil.copytree(runs[0], twin)
+    shutil.copytree(runs[0], other)
+    record = json.loads((other / "run.json").read_text())
+    (other / "run.json").write_text(json.dumps({**record, "command": [*record["command"], "--seed", "2"]}))
+    assert main(["compare", str(runs[0]), str(twin)]) == 0
+    assert "some have the same seed: there is no spread over seeds" in capsys.readouterr().out
+    assert main(["evaluate", str(runs[0]), str(other), "--cpu", "--subset", "test"]) == 0
+    assert "preact_resnet20 --residual xskip test, 2 seeds (xskip, other): error mean" in capsys.readouterr().out
+    (other / "results.json").unlink()
+    assert main(["compare", str(runs[0]), str(other)]) == 2
+    assert "run fairseq-resid evaluate" in capsys.readouterr().err
+    assert main(["table", *map(str, runs), "--at-least", "20"]) == 2
+    assert "--at-least 20: a BLEU, and these runs are of images" in capsys.readouterr().err
     assert "| run | architecture | error % | difference | 95% interval | p McNemar |" in said
     assert main(["table", *map(str, runs), "--markdown"]) == 0
     assert "| error % | NLL | images/s |" in capsys.readouterr().out
@@ -566,6 +644,29 @@ def test_text_and_images_are_not_mixed(recipe: Path, runs: list[Path], tmp_path:
     assert "a model of images, which does not attend" in capsys.readouterr().err
     assert main(["analyze", str(runs[0]), "--subset", "nosuch", "--cpu"]) == 2
     assert "nosuch.npy: no such file" in capsys.readouterr().err
+
+
+def test_what_was_trained_on_is_said(recipe: Path, data: Path, tmp_path: Path, capsys: Capture) -> None:
+    run = tmp_path / "all"
+    flags = ["--train-subset", "train+valid", "--valid-subset", "test", "--stage-channels", "4,4,4"]
+    assert train(recipe, run, *flags) == 0
+    assert Run(run).training_summary().best_valid_loss is not None
+    assert main(["evaluate", str(run), "--cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "all valid (the model was trained on it): error" in said and "all test: error" in said
+    assert "| valid (trained on), 24 | error |" in (run / "card.md").read_text()
+    assert main(["analyze", str(run), "--sentences", "8", "--no-ablation", "--cpu"]) == 0
+    assert "on 8 images of valid, which it was trained on" in capsys.readouterr().out
+    assert main(["train", "multi30k-en-de-small", str(data), "--arch", "transformer_sas", "--run", str(run) + "2"]) == 2
+    assert "holds images, and the recipe's task reads text" in capsys.readouterr().err
+    file = tmp_path / "farm.yaml"
+    file.write_text(
+        f"title: Farm\nrecipe: {recipe}\nmeasure: error\nflags: --arch preact_resnet20 --train-subset train+valid\n"
+        "baseline: plain\narms: {plain: --residual xskip}\nplan: [{setting: recipe, arms: [plain], seeds: 1}]\n"
+        "tuning: {flag: --lr, grid: [0.1, 0.2], seed: 9}\n"
+    )
+    assert main(["study", str(file), "--work", str(tmp_path / "work")]) == 2
+    assert "tuning: valid: --train-subset has it too" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

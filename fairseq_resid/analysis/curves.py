@@ -25,10 +25,10 @@ from .style import COLOURS, figure
 # What is drawn: the record's key, the label, and the factor to its unit. fairseq's losses are in bits.
 QUANTITIES: dict[str, tuple[tuple[str, ...], str, float]] = {
     "train loss": (("loss", "train_loss"), "train loss, nats", math.log(2)),
-    "valid loss": (("valid_loss",), "valid loss, nats", math.log(2)),
+    "valid loss": (("valid_loss", "test_loss"), "valid loss, nats", math.log(2)),
     "valid NLL": (("valid_nll_loss",), "valid NLL, nats a token", math.log(2)),
     "BLEU": (("valid_bleu",), "BLEU of fairseq's validation", 1.0),
-    "valid error": (("valid_error",), "valid error, percent", 1.0),
+    "valid error": (("valid_error", "test_error"), "valid error, percent", 1.0),
     "gradient norm": (("gnorm", "train_gnorm"), "gradient norm", 1.0),
     "tokens/s": (("wps", "train_wps"), "target tokens/s, or images/s", 1.0),
 }

@@ -14,7 +14,7 @@ from ..compat import load_checkpoint
 from ..connections import ResidualConnection, sites
 from ..folders.run import NUMBERED, Fingerprint
 from .model import Loaded, batches, choose, fits
-from .observe import Moments, gradient_norms, nll_without, observe
+from .observe import Moments, gradient_norms, nll_without, observe, settle_statistics
 from .results import Analysis, Coefficient, Site
 
 ONE = torch.Size((1, 1))  # a single position, of a text
@@ -63,11 +63,14 @@ def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate
     chosen = choose(loaded, subset, sentences, notes)
     model, initial = loaded.model, loaded.initial()
     everything = sites(model)
+    if not everything:
+        raise ValueError(f"{loaded.run.path}: its network has no residual site: there is nothing to analyse")
     passes = 4 + len(everything) * ablate
 
     def text() -> Any:
         return batches(loaded, subset, chosen, max_tokens)
 
+    settle_statistics(initial, text())
     with Progress(f"{loaded.run.path}: reading {len(chosen):,} {loaded.example}s", passes, "times") as progress:
         found, nll, tokens = observe(model, text())
         progress.advance(1)
@@ -125,5 +128,6 @@ def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate
         made_from=Fingerprint.of(loaded.checkpoint),
         learning=learned(loaded, notes),
         example=loaded.example,
+        is_training_data=loaded.was_trained_on(subset),
         notes=notes,
     )

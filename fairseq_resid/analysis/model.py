@@ -43,6 +43,11 @@ class Loaded:
         """What the model reads."""
         return "image" if hasattr(self.task, "known") else "sentence"
 
+    def was_trained_on(self, subset: str) -> bool:
+        """Say whether a part of the data was, by its name, part of the training."""
+        trained = setting(setting(self.cfg, "dataset"), "train_subset") or "train"
+        return bool({*subset.split("+")} & {*str(trained).split("+")})
+
     def initial(self) -> Any:
         """Return the model as it was before its first update: built anew with the run's seed, in eval mode."""
         config = Namespace(**vars(self.cfg.model)) if isinstance(self.cfg.model, Namespace) else self.cfg.model

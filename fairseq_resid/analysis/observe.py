@@ -149,6 +149,25 @@ def observe(model: nn.Module, batches: Iterable[Batch]) -> tuple[Observer, float
     return observer, nll / max(count, 1), count
 
 
+def settle_statistics(model: nn.Module, batches: Iterable[Batch]) -> None:
+    """Give a new model's batch norms the statistics of what it is about to read: their means over batches.
+
+    Before the first update they hold mean 0 and variance 1, and in eval mode normalise nothing.
+    """
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    if not norms:
+        return
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a plain mean
+        norm.train()
+    with torch.no_grad():
+        for batch in batches:
+            batch.nll(model)
+    for norm in norms:
+        norm.eval()
+
+
 @contextmanager
 def without_branch(site: ResidualConnection) -> Iterator[None]:
     """Set the site's F to 0 in the block."""

@@ -181,10 +181,10 @@ def learning(analysis: Analysis, path: Path) -> None:
         for (axis,), name in zip(axes, shown, strict=True):
             for site, found in analysis.learning.items():
                 if name in found:
-                    colour = COLOURS[order.index(analysis.sites[site].stack)]
+                    colour = COLOURS[order.index(analysis.sites[site].stack) % len(COLOURS)]
                     axis.plot(*zip(*found[name], strict=True), color=colour, linewidth=0.8, alpha=0.7)
             for number, stack in enumerate(order):
-                axis.plot([], [], color=COLOURS[number], label=stack)
+                axis.plot([], [], color=COLOURS[number % len(COLOURS)], label=stack)
             axis.set_xlabel("updates")
             axis.set_ylabel(letter(name))
         legend(axes)

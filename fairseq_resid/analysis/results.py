@@ -60,7 +60,8 @@ class Analysis:
     """One model, on one text.
 
     example: "sentence" or "image": what `sentences` counts; nll: nats per target token with EOS, unsmoothed,
-    teacher-forced; of images, per image; `tokens` counts those; checkpoint: the file's name, made_from: the file
+    teacher-forced; of images, per image; `tokens` counts those; is_training_data: the model was trained on them
+    checkpoint: the file's name, made_from: the file
     learning: of the coefficients that are the same everywhere, by site and name: updates and mean of each checkpoint
     """
 
@@ -81,12 +82,14 @@ class Analysis:
     learning: dict[str, dict[str, list[tuple[int, float]]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     example: str = "sentence"
+    is_training_data: bool = False
 
     @property
     def amount(self) -> str:
         """What was read, in words."""
         unit = "an image" if self.example == "image" else "a token"
-        return f"nats {unit} on {self.sentences:,} {self.example}s of {self.subset}"
+        trained = ", which it was trained on" if self.is_training_data else ""
+        return f"nats {unit} on {self.sentences:,} {self.example}s of {self.subset}{trained}"
 
     def is_of(self, made_from: Fingerprint, subset: str, sentences: int, ablated: bool) -> bool:
         """Return whether this is the analysis of that file, with these settings."""

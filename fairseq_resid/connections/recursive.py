@@ -22,6 +22,13 @@ class RecursiveOptions(Options):
     skip_lambda: int = option(2, "λ >= 1, how many times the shortcut is added", least=1)
 
 
+def deviation(norm: nn.Module, x: Tensor) -> Tensor:
+    """Return the σ by which a norm divides x: over channels, or a batch norm's running one of each channel."""
+    running = getattr(norm, "running_var", None)
+    variance = x.float().var(-1, correction=0, keepdim=True) if running is None else running
+    return (variance + EPS).sqrt()
+
+
 class RecursiveSkipLayerNorm(ResidualConnection):
     """Adds the shortcut and normalises λ times, each time on what the last time gave.
 
@@ -46,7 +53,7 @@ class RecursiveSkipLayerNorm(ResidualConnection):
         ratio = product
         for norm in [self.norm, *self.recursive_norms][:-1]:
             total = x + y
-            sigma = (total.float().var(-1, correction=0, keepdim=True) + EPS).sqrt()
+            sigma = deviation(norm, total)
             product = product * sigma / norm.weight
             ratio = ratio + product
             y = norm(total)

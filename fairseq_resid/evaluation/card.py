@@ -91,7 +91,8 @@ def scores(subsets: Sequence[Results]) -> list[str]:
             digits = 4 if label == likelihood.LABEL else 2
             numbers = " | ".join(f"{results.scores[name][label].score:.{digits}f}" for name in models)
             signature = score.signature.replace("|", "\\|")
-            lines.append(f"| {results.subset}, {results.sentences:,} | {label} | {numbers} | {signature} |")
+            subset = f"{results.subset} (trained on)" if results.is_training_data else results.subset
+            lines.append(f"| {subset}, {results.sentences:,} | {label} | {numbers} | {signature} |")
     return lines
 
 

@@ -61,9 +61,7 @@ def read(path: Path, model: str, subset: str, data: Path | None) -> Candidate:
     run = Run(path)
     results = run.read_results(subset)
     if results.bleu is None:
-        raise ValueError(
-            f"{run.results(subset)}: of an image model, whose {images.answers_file(run, subset)} is missing"
-        )
+        raise ValueError(f"{run.results(subset)}: of an image model")
     expected = float(getattr(results.bleu, model))
     corpus = Corpus.read(data or data_of(run, results))
     hypotheses = read_lines(run.decode / f"{subset}.{model}.hyp")
@@ -211,11 +209,12 @@ def compared(
 
     Raises: ValueError or FileNotFoundError naming the runs that cannot be compared, or the file that is damaged.
     """
-    of_images = [path for path in paths if images.has_answers(Run(path), subset)]
-    if of_images and len(of_images) < len(paths):
-        other = next(path for path in paths if path not in of_images)
-        raise ValueError(f"{of_images[0]} and {other} cannot be compared: only the first is of images")
-    if of_images:
+    kinds = {Run(path).read_results(subset).bleu is None: path for path in paths}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{kinds[True]} and {kinds[False]} cannot be compared: the one is of images, the other of text"
+        )
+    if True in kinds:
         rows, notes = images.compared(paths, subset)
         return images.HEADINGS, rows, [*notes, *image_seeds(paths, subset)]
     candidates = [read(path, model, subset, data) for path in paths]
@@ -227,16 +226,20 @@ def compared(
 
 def image_seeds(paths: Sequence[Path], subset: str) -> list[str]:
     """Return a line for every setting of image runs that was run with several seeds."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[tuple[Run, str]]] = {}
     for path in paths:
-        groups.setdefault(training(Run(path))[0], []).append(Run(path))
+        setting, seed = training(Run(path))
+        groups.setdefault(setting, []).append((Run(path), seed))
     lines = []
     for group in groups.values():
-        if len(group) > 1:
-            found = [run.read_results(subset) for run in group]
+        found = [run.read_results(subset) for run, _ in group]
+        names = ", ".join(run.name for run, _ in group)
+        if len({seed for _, seed in group}) < len(group):
+            lines.append(f"{names}: the same settings, and some have the same seed: there is no spread over seeds")
+        elif len(group) > 1:
             errors = [one.scores[images.LAST][images.ERROR].score for one in found]
-            names = ", ".join(run.name for run in group)
-            lines.append(f"{found[0].architecture}, {len(group)} seeds ({names}): {images.over_runs(errors)}")
+            what = f"{found[0].architecture} {subset}, {len(group)} seeds ({names})"
+            lines.append(f"{what}: error {images.over_runs(errors)}")
     return lines
 
 

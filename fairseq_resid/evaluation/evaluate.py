@@ -192,20 +192,16 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         for path in options.runs
         for subset in options.subset or SUBSETS
     ]
-    found: dict[tuple[str, str], list[float]] = {}
     for job in jobs:
-        results = evaluate(job)
-        if isinstance(job, ImageJob):
-            setting, _ = compare.training(job.run)
-            key = (f"{results.architecture} {job.subset}", setting)
-            found.setdefault(key, []).append(results.scores[images.LAST][images.ERROR].score)
-    for (name, _), errors in found.items():
-        if len(errors) > 1:
-            print(f"{name}: error of {len(errors)} runs that differ by their seed: {images.over_runs(errors)}")
+        evaluate(job)
+    of_images = [job for job in jobs if isinstance(job, ImageJob)]
+    for subset in dict.fromkeys(job.subset for job in of_images):
+        for line in compare.image_seeds([job.run.path for job in of_images if job.subset == subset], subset):
+            print(line)
     for run in dict.fromkeys(job.run for job in jobs):
         try:
             write_text(run.card, card.write(run))
         except ValueError as error:  # the scores stand all the same
             print(f"{parser.prog}: warning: no {run.card}: {error}", file=sys.stderr)
         else:
-            print(f"{run.card}: every score of both models, with its signature")
+            print(f"{run.card}: every score, with its signature")

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..commands.progress import Progress
 from ..folders import images, records
-from ..folders.data import find_data
+from ..folders.data import find_data, setting
 from ..folders.files import read_lines, write_text
 from ..folders.images import ImageRecord
 from ..folders.run import Fingerprint, Results, Run, Scored
@@ -38,6 +38,7 @@ class ImageJob:
     architecture: str
     parameters: int
     cpu: bool
+    is_training_data: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,17 +77,13 @@ def find(
     weight = state["model"].get("classify.weight")
     if weight is not None and weight.size(0) != len(known.classes):
         raise ValueError(f"{folder}: {len(known.classes)} classes, but {run.last} was trained with {weight.size(0)}")
-    return ImageJob(run, folder, known, subset, architecture, parameters, cpu)
+    trained = setting((state.get("cfg") or {}).get("dataset"), "train_subset") or "train"
+    is_training_data = bool({*subset.split("+")} & {*str(trained).split("+")})
+    return ImageJob(run, folder, known, subset, architecture, parameters, cpu, is_training_data)
 
 
 def answers_file(run: Run, subset: str) -> Path:
     return run.decode / f"{subset}.{LAST}.images"
-
-
-def has_answers(run: Run, subset: str) -> bool:
-    """Say whether an image model was evaluated on a split; what a study keeps of it is compressed."""
-    file = answers_file(run, subset)
-    return file.is_file() or file.with_name(f"{file.name}.gz").is_file()
 
 
 def write(path: Path, answers: Sequence[Answer]) -> None:
@@ -180,15 +177,17 @@ def score(job: ImageJob) -> Results:
         data=str(job.data),
         sentences=len(found),
         scores={LAST: {name: Scored(round(value, 4), UNITS[name]) for name, value in scores.items()}},
+        is_training_data=job.is_training_data,
         not_as_released=list(job.known.differences),
         unverified=list(job.known.unverified),
         preparation=job.known.asked,
     )
     records.write(job.run.results(job.subset), results)
     low, high = interval(found)
+    trained = " (the model was trained on it)" if job.is_training_data else ""
     print(
-        f"{job.run.path} {job.subset}: error {scores[ERROR]:.2f}% (95% interval {low:.2f} to {high:.2f} over images), "
-        f"accuracy {100 - scores[ERROR]:.2f}%, NLL {scores[NLL]:.4f} {UNITS[NLL]}",
+        f"{job.run.path} {job.subset}{trained}: error {scores[ERROR]:.2f}% (95% interval {low:.2f} to {high:.2f} over "
+        f"images), accuracy {100 - scores[ERROR]:.2f}%, NLL {scores[NLL]:.4f} {UNITS[NLL]}",
         flush=True,
     )
     return results

@@ -60,7 +60,8 @@ def architecture(state: dict[str, Any]) -> str:
     model = (state.get("cfg") or {}).get("model", state.get("args"))
     name = str(setting(model, "arch") or setting(model, "_name"))
     residual = setting(model, "residual")
-    return f"{name} --residual {residual}" if residual and not name.startswith(SAID) else name
+    is_said = name.startswith(SAID) or setting(model, "no_shortcut")
+    return f"{name} --residual {residual}" if residual and not is_said else name
 
 
 def is_of_images(state: dict[str, Any]) -> bool:

@@ -87,6 +87,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     options = parser.parse_args(argv)
     runs = {path: Run(path).read_results() for path in options.runs}
     known = records.read(options.baselines, Baselines, "fairseq-resid baselines") if options.baselines else None
+    if options.at_least is not None and any(results.bleu is None for results in runs.values()):
+        raise ValueError(f"--at-least {options.at_least:g}: a BLEU, and these runs are of images")
     if options.markdown:
         print(markdown(runs, known), end="")
     else:

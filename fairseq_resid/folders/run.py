@@ -104,7 +104,7 @@ class Results:
     """results.json: what evaluation found on one part of the data.
 
     bleu: four decimals, with `signature`; None of image models; scores: those of every kind, by model and label
-    sentences: or images
+    sentences: or images; is_training_data: the model was trained on them
     """
 
     architecture: str
@@ -122,6 +122,7 @@ class Results:
     not_as_released: list[str] = field(default_factory=list)
     unverified: list[str] = field(default_factory=list)
     preparation: dict[str, Any] = field(default_factory=dict)
+    is_training_data: bool = False
 
 
 @dataclass(frozen=True)
@@ -246,8 +247,8 @@ class Run:
             if "train_num_updates" in record:
                 epochs = {number: kept for number, kept in epochs.items() if number < record["epoch"]}
                 epochs[record["epoch"]] = record
-            elif "valid_loss" in record:
-                losses[updates] = float(record["valid_loss"])
+            elif (loss := record.get("valid_loss", record.get("test_loss"))) is not None:  # --valid-subset test
+                losses[updates] = float(loss)
 
         tokens = seconds = 0.0
         done = 0

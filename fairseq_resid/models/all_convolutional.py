@@ -8,6 +8,7 @@ from typing import Any
 from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 
+from ..compat import UserError
 from .classifier import ImageClassifier, he_normal
 from .structures import require_namespace
 from .two_streams import TwoStreamConv2d
@@ -24,6 +25,7 @@ LAYERS = (
     (192, 1, 1, 0, 0.0),
 )
 INPUT_DROPOUT = 0.2
+LEAST = 9  # height and width of an image
 
 
 @register_model("all_convolutional")
@@ -38,6 +40,16 @@ class AllConvolutionalNetwork(ImageClassifier):
         parser.add_argument(
             "--two-streams", action="store_true", default=None, help="ResNet Init: convolutions by W + I"
         )
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> ImageClassifier:
+        """As ImageClassifier.build_model. Raises: UserError for images that its layers shrink to nothing, too."""
+        known = getattr(task, "known", None)
+        if known is not None and min(known.shape[1:]) < LEAST:
+            raise UserError(
+                f"--arch all_cnn_c: takes images of {LEAST}x{LEAST} or more, and these are {known.shape[1:]}"
+            )
+        return super().build_model(args, task)
 
     @classmethod
     def settle(cls, args: argparse.Namespace) -> None:

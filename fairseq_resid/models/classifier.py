@@ -69,6 +69,8 @@ def settle_images(args: argparse.Namespace) -> None:
     args.norm = getattr(args, "norm", None) or "layer"
     if args.norm not in NORMS:
         raise UserError(f"--norm {args.norm}: choose one of {', '.join(NORMS)}")
+    if args.norm != "layer" and args.residual_backend == "triton":
+        raise UserError(f"--residual-backend triton: there is no kernel for --norm {args.norm}; use auto or eager")
 
 
 def build_site(cfg: Any, place: Place, residual: str | None = None) -> connections.ResidualConnection:

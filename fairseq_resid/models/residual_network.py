@@ -64,7 +64,7 @@ class Block(nn.Module):
     Shapes:   (N, in, H, W) -> (N, out, H / stride, W / stride)
     Where the shape changes, and in the network's first block, a pre-activation stands ahead of shortcut and branch. A
     structure that normalises what the branch sees (pre_ln) has the wrong width where the shape changes: there x + F.
-    Without shortcuts (--no-shortcut) the branch is all.
+    Without shortcuts (`rir_cnn`, `resnet_init`) the branch is all.
     """
 
     def __init__(self, cfg: Any, place: Place, inputs: int, stride: int, is_first: bool) -> None:
@@ -134,7 +134,14 @@ class ResidualNetwork(ImageClassifier):
     @classmethod
     def settle(cls, args: argparse.Namespace) -> None:
         """Settle every option, and write it back to `args`."""
+        given = [name for name in ("residual", "norm") if getattr(args, name, None)]
+        layers = getattr(args, "block_layers", None)
         fill(args, {})
+        # Only of a command line: a namespace with _name is a checkpoint's, in which all is settled.
+        if args.no_shortcut and given and not hasattr(args, "_name"):
+            raise UserError(f"--{given[0]} {getattr(args, given[0])}: this architecture has no shortcuts")
+        if args.bottleneck and layers not in (None, DEFAULTS["block_layers"]):
+            raise UserError(f"--block-layers {layers}: a bottleneck has three convolutions of its own")
         super().settle(args)
         numbers = {}
         for name in ("stage_blocks", "stage_channels"):
@@ -149,6 +156,8 @@ class ResidualNetwork(ImageClassifier):
             raise UserError(
                 f"--stage-blocks {args.stage_blocks} and --stage-channels {args.stage_channels}: of as many stages"
             )
+        if args.bottleneck and any(width % EXPANSION for width in numbers["stage_channels"]):
+            raise UserError(f"--stage-channels {args.stage_channels}: bottlenecks need multiples of {EXPANSION}")
         if args.block_layers < 1:
             raise UserError(f"--block-layers {args.block_layers}: 1 or more are needed")
 

@@ -103,11 +103,16 @@ class Structured:
         except RuntimeError as error:
             if not str(error).startswith("Error(s) in loading state_dict"):
                 raise
-            raise UserError(f"the checkpoint does not fit --residual {self.cfg.residual}: {error}") from None
+            raise UserError(f"the checkpoint does not fit {self.named()}: {error}") from None
+
+    def named(self) -> str:
+        """Return what a user calls the model."""
+        residual = getattr(self.cfg, "residual", None)
+        return f"--residual {residual}" if residual else f"--arch {self.cfg.arch}"
 
     def divergence_advice(self) -> str:
         """Return what to do if a training of this model diverges: compat.name_divergence says it."""
-        residual = self.cfg.residual
+        residual = getattr(self.cfg, "residual", None)
         if getattr(self.cfg, "residual_norm", None) == "none":
             remedy = "--residual-norm layer"
         elif f"{residual}_ln" in connections.names():

@@ -84,9 +84,34 @@ def flatness(analysis: Analysis, baseline: Analysis | None) -> Finding | None:
     flatter = {mine[stack] < theirs[stack] for stack in mine if stack in theirs}
     return Finding(
         "the gradient norm is flatter over depth than in the baseline",
-        "rSkip paper, figure 3; SAS paper, figure 4 (images)",
+        "rSkip paper, figure 3 (images)",
         "; ".join(found),
         flatter.pop() if len(flatter) == 1 else None,
+    )
+
+
+def more_below(analysis: Analysis, baseline: Analysis | None) -> Finding | None:
+    """Say whether the lower sites get more gradient than the upper ones, and all sites more than the baseline's."""
+    found, agree = [], []
+    for stack in stacks(analysis):
+        parts = halves(analysis, stack)
+        if parts is None or any(site.gradient is None for part in parts for site in part):
+            continue
+        low, high = (fmean(site.gradient or 0.0 for site in part) for part in parts)
+        line = f"{stack}: {HALVES[0]} {low:.2g}, {HALVES[1]} {high:.2g}"
+        theirs = halves(baseline, stack) if baseline is not None and baseline is not analysis else None
+        if theirs is not None and all(site.gradient is not None for part in theirs for site in part):
+            below, above = (fmean(site.gradient or 0.0 for site in part) for part in theirs)
+            line += f", baseline {below:.2g}, {above:.2g}"
+            agree.append(low > high and low + high > below + above)
+        found.append(line)
+    if not found:
+        return None
+    return Finding(
+        "lower sites get more gradient than upper ones, and all more than in the baseline",
+        "SAS paper, section 5, figure 4 (images)",
+        "; ".join(found),
+        agree[0] if len(set(agree)) == 1 else None,
     )
 
 
@@ -134,5 +159,5 @@ def findings(analysis: Analysis, baseline: Analysis | None = None) -> list[Findi
         made += [open_gates(analysis), *(trend(analysis, *claim) for claim in claims)]
     if "ratio" in names:
         made.append(ratio(analysis))
-    made += [flatness(analysis, baseline), off(analysis)]
+    made += [more_below(analysis, baseline) if "alpha" in names else flatness(analysis, baseline), off(analysis)]
     return [finding for finding in made if finding is not None]

@@ -23,11 +23,11 @@ import jinja2
 from ..analysis import analyze, curves, plots
 from ..analysis.results import Analysis
 from ..commands import flags, frame
-from ..evaluation import compare, images
+from ..evaluation import compare
 from ..folders import records
 from ..folders.data import Corpus
 from ..folders.files import read_lines, write_text
-from ..folders.run import Record, Run
+from ..folders.run import EVALUATE, Record, Results, Run
 from ..study import kept, plan, results, tables
 from ..study import plots as study_plots
 from ..version import __version__
@@ -113,8 +113,12 @@ def shown(given: flags.Options, flag: str) -> str:
 def scores(runs: Sequence[Run], subset: str, notes: list[str]) -> tuple[dict[str, Any] | None, list[compare.Candidate]]:
     """Return the table of scores, tested against the first run where they can be, and the runs that have scores."""
     candidates = []
-    if of_images := [run for run in runs if images.has_answers(run, subset)]:
-        notes += [f"{run.name} has no scores here: it is not of images" for run in runs if run not in of_images]
+    evaluated = {run: found for run in runs if (found := records.remembered(run.results(subset), Results))}
+    if of_images := [run for run, found in evaluated.items() if found.bleu is None]:
+        for run in runs:
+            if run not in of_images:
+                why = "it is not of images" if run in evaluated else f"run {EVALUATE} {run.path} first"
+                notes.append(f"{run.name} has no scores here: {why}")
         try:
             headings, rows, lines = compare.compared([run.path for run in of_images], "last", subset, None)
         except (ValueError, OSError) as error:

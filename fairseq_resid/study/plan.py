@@ -210,7 +210,7 @@ def check(study: Study, path: Path) -> None:
                 check_kind(asked.command, study.measure)
                 if study.kind.model == "averaged":
                     check_average(asked.command, study.tuning.average if is_tuning and study.tuning else study.average)
-                check_tests(asked.command, study.tests)
+                check_tests(asked.command, study.tests, is_tuning)
             except ValueError as error:
                 raise ValueError(f"{path}: {arm} in {setting}: {error}") from None
 
@@ -231,8 +231,11 @@ def check_average(command: Sequence[str], count: int) -> None:
         raise ValueError(f"average: {count}, but --keep-interval-updates {kept} keeps fewer checkpoints")
 
 
-def check_tests(command: Sequence[str], tests: Sequence[str]) -> None:
-    """Raise ValueError if the data folder of a training is there and has no reference text of a test set."""
+def check_tests(command: Sequence[str], tests: Sequence[str], is_tuning: bool = False) -> None:
+    """Raise ValueError if a training reads what it is judged by, or its data folder is there and lacks a test set."""
+    trained = flags.options(command).get("--train-subset", ("train",))[-1].split("+")
+    if wrong := [subset for subset in (*tests, *(["valid"] if is_tuning else [])) if subset in trained]:
+        raise ValueError(f"{'tuning' if wrong[0] == 'valid' else 'tests'}: {wrong[0]}: --train-subset has it too")
     data = Path(flags.options(command[1:])[""][0])
     if image_folder.is_image_folder(data):
         known = image_folder.read(data)

@@ -17,6 +17,9 @@ from ..folders import images
 from ..folders.images import ImageRecord
 from ..vision import augmentation
 
+# Where in the stream of a seed and an epoch the order is drawn: far behind crops and flips.
+ORDER = 1 << 64
+
 
 class ImageDataset(FairseqDataset):
     """The images of one or several splits, "train" or "train+valid".
@@ -85,7 +88,7 @@ class ImageDataset(FairseqDataset):
     def ordered_indices(self) -> np.ndarray:
         if not self.trains:
             return np.arange(len(self), dtype=np.int64)
-        generator = np.random.Generator(np.random.Philox(key=[self.seed + 1, self.epoch]))
+        generator = np.random.Generator(np.random.Philox(key=[self.seed, self.epoch], counter=ORDER))
         return generator.permutation(len(self))
 
     def batch_by_size(

@@ -12,7 +12,7 @@ from ..commands.progress import Progress, clock
 from ..folders.run import TrainingSummary, log_record, unit_of
 
 # What is shown, in this order.
-FACTS = ("epoch", "update", "loss", "valid loss", "speed", "left")
+FACTS = ("epoch", "update", "loss", "valid loss", "test loss", "speed", "left")
 
 
 class Display:
@@ -55,7 +55,7 @@ class Display:
         if "epoch" in record:
             self.facts["epoch"] = f"epoch {record['epoch']}" + (f" of {self.max_epoch}" if self.max_epoch else "")
         self.facts["update"] = f"update {updates:,}" + (f" of {self.max_update:,}" if self.max_update else "")
-        for key in ("loss", "valid_loss"):
+        for key in ("loss", "valid_loss", "test_loss"):
             if key in record:
                 name = key.replace("_", " ")
                 self.facts[name] = f"{name} {record[key]}"

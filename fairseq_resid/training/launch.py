@@ -46,7 +46,6 @@ WHICH = (
     "--distributed-port",
     "--device-id",
 )
-IMAGES = ("cifar10", "cifar100")  # corpora of images that are known by name
 # Where a training is, and how long a session of it may take: not what it trains.
 WHERE = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
 
@@ -188,16 +187,18 @@ def check_data(argv: Sequence[str]) -> None:
     Raises: ValueError naming it, what is missing, and the command that makes it.
     """
     data = flags.options(argv).get("", ("",))[-1]
+    of_images = flags.options(argv).get("--task", ("translation",))[-1] == images.TASK
     for folder in map(Path, filter(None, data.split(":"))):  # fairseq takes shards of a training set as A:B
-        is_known = (machine.PACKAGE / "corpora" / "manifests" / f"{folder.name}.yaml").is_file()
-        made = f"; fairseq-resid prepare {folder.name} makes it" if is_known else ""
-        if folder.name in IMAGES:
-            made = f"; fairseq-resid prepare-images {folder.name} makes it"
+        room, prepare = ("vision", "prepare-images") if of_images else ("corpora", "prepare")
+        is_known = (machine.PACKAGE / room / "manifests" / f"{folder.name}.yaml").is_file()
+        made = f"; fairseq-resid {prepare} {folder.name} makes it" if is_known else ""
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such data folder{made}")
-        if images.is_image_folder(folder):
+        if of_images:
             images.check(folder)
             continue
+        if images.is_image_folder(folder):
+            raise ValueError(f"{folder}: holds images, and the recipe's task reads text")
         for pattern in ("dict.*.txt", "train*.bin", "train*.idx"):
             if len(list(folder.glob(pattern))) < 2:
                 raise ValueError(f"{folder}: not a whole data folder: it has no {pattern} of both languages{made}")
