@@ -459,8 +459,8 @@ FAULTS = [
     Fault(
         "images: the batches of an epoch are those of the first",
         "fairseq_resid/tasks/images.py",
-        "np.random.Philox(key=[self.seed + 1, self.epoch])",
-        "np.random.Philox(key=[self.seed + 1, 1])",
+        "np.random.Philox(key=[self.seed, self.epoch], counter=ORDER)",
+        "np.random.Philox(key=[self.seed, 1], counter=ORDER)",
         "test_image_models.py",
     ),
     Fault(
@@ -578,9 +578,9 @@ FAULTS = [
     ),
     Fault(
         "study: a diverged training is the best",
-        "fairseq_resid/study/study.py",
-        'note.valid.get("averaged", math.inf)',
-        'note.valid.get("averaged", 0.0)',
+        "fairseq_resid/study/kept.py",
+        'self.valid.get("averaged", self.valid.get("last", math.inf))',
+        'self.valid.get("averaged", self.valid.get("last", 0.0))',
         "test_study.py",
     ),
     Fault(

@@ -163,10 +163,10 @@ def test_what_is_written_back_is_what_stock_writes(given: dict[str, Any], corpus
 )
 def test_what_is_no_namespace_is_named(args: Any, corpus: Path) -> None:
     task = tasks.setup_task(options.get_args(str(corpus)))
-    with pytest.raises(UserError, match=rf"takes an argparse\.Namespace, not {type(args).__name__}"):
+    with pytest.raises(UserError, match=rf"take an argparse\.Namespace, not {type(args).__name__}"):
         ResidualTransformerModel.build_model(args, task)
     config = OmegaConf.create({"arch": "transformer_sas_tiny"})
-    with pytest.raises(UserError, match=r"takes an argparse\.Namespace, not DictConfig"):
+    with pytest.raises(UserError, match=r"take an argparse\.Namespace, not DictConfig"):
         task.build_model(config)
     assert dict(config) == {"arch": "transformer_sas_tiny"}
 
