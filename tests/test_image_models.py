@@ -530,7 +530,8 @@ def test_workers_end_with_their_epoch(data: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     counts = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("CHILDREN")]
-    assert len(counts) == 4 and max(counts[1:]) <= counts[1] and "AssertionError" not in done.stderr
+    # A worker of training and one of validation, and one that is just ending; one more for every epoch would be 7.
+    assert len(counts) == 4 and max(counts) <= 4 and "AssertionError" not in done.stderr
 
 
 @pytest.mark.both
