@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from torch import Tensor
 
 from ..compat import load_checkpoint
-from ..folders.data import find_data, setting
+from ..folders.data import find_data, is_trained_on, setting
 from ..folders.run import Run
 from ..models import OWN_MODELS, likelihood
 from ..tasks import images as _images  # noqa: F401  (bridges fairseq, registers tasks and architectures)
@@ -45,8 +46,7 @@ class Loaded:
 
     def was_trained_on(self, subset: str) -> bool:
         """Say whether a part of the data was, by its name, part of the training."""
-        trained = setting(setting(self.cfg, "dataset"), "train_subset") or "train"
-        return bool({*subset.split("+")} & {*str(trained).split("+")})
+        return is_trained_on(self.cfg, subset)
 
     def initial(self) -> Any:
         """Return the model as it was before its first update: built anew with the run's seed, in eval mode."""
@@ -99,31 +99,31 @@ def load(path: Path, data: Path | None = None, which: str | None = None, cpu: bo
     return Loaded(run, file, folder, model.to(device).eval(), task, cfg, updates, device)
 
 
-class Batch:
+class Batch(ABC):
     """Examples that a model reads together: sentence pairs, or images."""
 
     net_input: dict[str, Any]
 
+    @abstractmethod
     def nll(self, model: Any) -> Tensor:
         """Return the NLL in nats of everything that is predicted, 0 at padding; it sums to that of the examples."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def predicted(self) -> int:
         """How much is predicted: target tokens, or images."""
-        raise NotImplementedError
 
+    @abstractmethod
     def kept(self, stack: str) -> Tensor | None:
         """Return where a stack's positions are no padding; None if there is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def classes(self, stack: str) -> dict[str, tuple[Tensor, int]]:
         """Return how positions are classed, by what: the class of each, and how many there are."""
-        raise NotImplementedError
 
+    @abstractmethod
     def by_example(self, state: Tensor) -> Tensor:
         """Return a state with the examples in its first dimension."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import hashlib
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,21 +155,56 @@ def significance(candidates: Sequence[Candidate]) -> tuple[list[tuple[str, ...]]
     return rows, signatures
 
 
-def seeds(candidates: Sequence[Candidate], model: str) -> list[str]:
-    """Return a line for every setting that was run with several seeds."""
-    groups: dict[str, list[Candidate]] = {}
-    for candidate in candidates:
-        groups.setdefault(candidate.setting, []).append(candidate)
+@dataclass(frozen=True)
+class Seed:
+    """One run of a setting: what it is called, its seed, its score."""
+
+    name: str
+    architecture: str
+    setting: str
+    seed: str
+    score: float
+
+
+def by_setting(runs: Sequence[Seed], spread: Callable[[list[float]], str]) -> list[str]:
+    """Return a line for every setting that was run with several seeds; spread: what is said of their scores."""
+    groups: dict[str, list[Seed]] = {}
+    for run in runs:
+        groups.setdefault(run.setting, []).append(run)
     lines = []
     for group in groups.values():
-        names = ", ".join(candidate.name for candidate in group)
-        if len({candidate.seed for candidate in group}) < len(group):
+        names = ", ".join(run.name for run in group)
+        if len({run.seed for run in group}) < len(group):
             lines.append(f"{names}: the same settings, and some have the same seed: there is no spread over seeds")
         elif len(group) > 1:
-            scores = [float(getattr(candidate.results.bleu, model)) for candidate in group]
-            spread = f"{statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
-            lines.append(f"{group[0].results.architecture}, {len(group)} seeds ({names}): BLEU {spread}")
+            said = spread([run.score for run in group])
+            lines.append(f"{group[0].architecture}, {len(group)} seeds ({names}): {said}")
     return lines
+
+
+def seeds(candidates: Sequence[Candidate], model: str) -> list[str]:
+    """Return a line for every setting of translation runs that was run with several seeds."""
+
+    def spread(scores: list[float]) -> str:
+        return f"BLEU {statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
+
+    return by_setting(
+        [
+            Seed(one.name, one.results.architecture, one.setting, one.seed, float(getattr(one.results.bleu, model)))
+            for one in candidates
+        ],
+        spread,
+    )
+
+
+def image_seeds(paths: Sequence[Path], subset: str) -> list[str]:
+    """Return a line for every setting of image runs that was run with several seeds."""
+    runs = []
+    for run in map(Run, paths):
+        found = run.read_results(subset)
+        score = found.scores[images.LAST][images.ERROR].score
+        runs.append(Seed(run.name, f"{found.architecture} {subset}", *training(run), score))
+    return by_setting(runs, lambda errors: f"error {images.over_runs(errors)}")
 
 
 @frame.command(
@@ -185,7 +220,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         "--model",
         choices=("averaged", "last"),
         default="averaged",
-        help="whose translations (default averaged)",
+        help="whose translations (default averaged); of images always the last model",
     )
     add("--subset", default="test", help="the part of the data (default test)")
     add("--data", type=Path, help="the data folder (default: the one named in the results)")
@@ -222,25 +257,6 @@ def compared(
     rows, signatures = significance(candidates)
     results = candidates[0].results
     return HEADINGS, rows, [f"{results.corpus} {results.subset}, {model}", *signatures, *seeds(candidates, model)]
-
-
-def image_seeds(paths: Sequence[Path], subset: str) -> list[str]:
-    """Return a line for every setting of image runs that was run with several seeds."""
-    groups: dict[str, list[tuple[Run, str]]] = {}
-    for path in paths:
-        setting, seed = training(Run(path))
-        groups.setdefault(setting, []).append((Run(path), seed))
-    lines = []
-    for group in groups.values():
-        found = [run.read_results(subset) for run, _ in group]
-        names = ", ".join(run.name for run, _ in group)
-        if len({seed for _, seed in group}) < len(group):
-            lines.append(f"{names}: the same settings, and some have the same seed: there is no spread over seeds")
-        elif len(group) > 1:
-            errors = [one.scores[images.LAST][images.ERROR].score for one in found]
-            what = f"{found[0].architecture} {subset}, {len(group)} seeds ({names})"
-            lines.append(f"{what}: error {images.over_runs(errors)}")
-    return lines
 
 
 if __name__ == "__main__":

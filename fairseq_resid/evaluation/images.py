@@ -15,7 +15,7 @@ from typing import Any
 
 from ..commands.progress import Progress
 from ..folders import images, records
-from ..folders.data import find_data, setting
+from ..folders.data import find_data, is_trained_on
 from ..folders.files import read_lines, write_text
 from ..folders.images import ImageRecord
 from ..folders.run import Fingerprint, Results, Run, Scored
@@ -77,9 +77,9 @@ def find(
     weight = state["model"].get("classify.weight")
     if weight is not None and weight.size(0) != len(known.classes):
         raise ValueError(f"{folder}: {len(known.classes)} classes, but {run.last} was trained with {weight.size(0)}")
-    trained = setting((state.get("cfg") or {}).get("dataset"), "train_subset") or "train"
-    is_training_data = bool({*subset.split("+")} & {*str(trained).split("+")})
-    return ImageJob(run, folder, known, subset, architecture, parameters, cpu, is_training_data)
+    return ImageJob(
+        run, folder, known, subset, architecture, parameters, cpu, is_trained_on(state.get("cfg") or {}, subset)
+    )
 
 
 def answers_file(run: Run, subset: str) -> Path:

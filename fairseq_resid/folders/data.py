@@ -254,6 +254,16 @@ def setting(section: Any, name: str) -> Any:
     return section.get(name) if isinstance(section, dict) else getattr(section, name, None)
 
 
+def share_splits(one: str, other: str) -> bool:
+    """Say whether two subsets have a split in common; train+valid is two splits."""
+    return bool({*one.split("+")} & {*other.split("+")})
+
+
+def is_trained_on(cfg: Any, subset: str) -> bool:
+    """Say whether a subset, by its name, is part of what a checkpoint's cfg says that the model was trained on."""
+    return share_splits(subset, str(setting(setting(cfg, "dataset"), "train_subset") or "train"))
+
+
 def find_data(run: Run, state: dict[str, Any]) -> Path:
     """Return the data folder that a checkpoint was trained on.
 

@@ -20,7 +20,7 @@ from msgspec import Struct, field
 from ..commands import flags
 from ..folders import images as image_folder
 from ..folders import records
-from ..folders.data import Corpus
+from ..folders.data import Corpus, share_splits
 from ..training import launch, recipe
 from . import measures
 
@@ -233,8 +233,9 @@ def check_average(command: Sequence[str], count: int) -> None:
 
 def check_tests(command: Sequence[str], tests: Sequence[str], is_tuning: bool = False) -> None:
     """Raise ValueError if a training reads what it is judged by, or its data folder is there and lacks a test set."""
-    trained = flags.options(command).get("--train-subset", ("train",))[-1].split("+")
-    if wrong := [subset for subset in (*tests, *(["valid"] if is_tuning else [])) if subset in trained]:
+    trained = flags.options(command).get("--train-subset", ("train",))[-1]
+    judged = (*tests, "valid") if is_tuning else tests
+    if wrong := [subset for subset in judged if share_splits(subset, trained)]:
         raise ValueError(f"{'tuning' if wrong[0] == 'valid' else 'tests'}: {wrong[0]}: --train-subset has it too")
     data = Path(flags.options(command[1:])[""][0])
     if image_folder.is_image_folder(data):
