@@ -53,6 +53,36 @@ STOCK = shlex.split("""
 """)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--faults-table", type=Path, help="write the rows that the `fault` fixture was given to this file")
+
+
+@pytest.fixture
+def fault(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """Record a row of the table in tests/README.md: `fault("what was done to it", tried, "what came of it")`.
+
+    tried: how often. The command that made the row is added. A row counts if its test passes.
+    """
+    file = request.path.relative_to(ROOT)
+    only = " -m long" if request.node.get_closest_marker("long") else ""
+
+    def record(what: str, tried: int, outcome: str) -> None:
+        command = f"scripts/test.sh --no-lint -- {file}{only} -k {request.node.originalname}"
+        record_property("fault", [what, f"{tried:,}", outcome, f"`{command}`"])
+
+    return record
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Write the rows of the tests that passed, if a file for them is named."""
+    if (file := config.getoption("--faults-table")) is None:
+        return
+    passed = terminalreporter.stats.get("passed", [])
+    rows = [row for report in passed for name, row in report.user_properties if name == "fault"]
+    lines = [["fault", "tried", "outcome", "command"], ["---", "---:", "---", "---"], *rows]
+    file.write_text("".join(f"| {' | '.join(line)} |\n" for line in lines))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Leave out what fairseq's own use of hydra and torch warns about, in every command."""
     for text in ("version_base", "'config' is validated", "strict flag", "deprecated keyword", "hydra.experimental"):
@@ -64,8 +94,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:.*(pin_memory|mismatched key_padding_mask):UserWarning")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest test: the other workers do the rest meanwhile."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `long` unless -m names it. Begin with the longest test: other workers do the rest."""
+    if "long" not in config.getoption("markexpr"):
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
     items.sort(key=lambda item: "test_readme.py" not in item.nodeid)
 
 
