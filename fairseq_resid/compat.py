@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import errno
 import functools
+import json
 import logging
+import multiprocessing
 import os
 import pickle
 import re
+import shutil
+import signal
 import sys
+import threading
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -293,6 +301,236 @@ def unscale_once() -> None:
     AMPOptimizer.step = step
 
 
+class _Stop:
+    """What this process was asked, and what the processes of a training agreed on: the number of a signal, or 0."""
+
+    asked = 0
+    agreed = 0
+
+
+def _ask(number: int, _: Any) -> None:
+    if number == _Stop.asked == signal.SIGINT:
+        raise KeyboardInterrupt  # Ctrl-C a second time
+    if not _Stop.asked:
+        _Stop.asked = number
+        # A worker that reads data may end by the same signal, and is not needed for the update at hand.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _pass_on(number: int, _: Any) -> None:
+    for process in multiprocessing.active_children():
+        process.terminate()
+
+
+@contextlib.contextmanager
+def _answering(answer: Callable[[int, Any], None]) -> Iterator[None]:
+    """Let `answer` take SIGINT, SIGTERM and SIGHUP, but for those that are ignored: under nohup, for example."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, answer)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def save_when_stopped() -> None:
+    """Let SIGINT, SIGTERM and SIGHUP end a training behind the update at hand, with a checkpoint, as 128 + signal.
+
+    fairseq-train ends at once, and what it did since its last checkpoint is lost. Several processes get a signal at
+    different moments, or one of them alone: the numbers that they sum after every update take it along. Processes that
+    fairseq starts itself, one for each GPU, get it from the one that waits for them.
+    """
+    import fairseq_cli.train as program
+    from fairseq import checkpoint_utils
+    from fairseq.distributed import utils as distributed
+    from fairseq.trainer import Trainer
+
+    train, validate_and_save = program.train, program.validate_and_save
+    aggregate, call_main = Trainer._aggregate_logging_outputs, distributed.call_main
+
+    @functools.wraps(aggregate)
+    def aggregate_and_agree(self, outputs, *stats, **kwargs):  # type: ignore[no-untyped-def]
+        outputs, (*stats, asked) = aggregate(self, outputs, *stats, float(_Stop.asked > 0), **kwargs)
+        if asked:
+            _Stop.agreed = _Stop.asked or signal.SIGTERM
+        return outputs, stats
+
+    @functools.wraps(validate_and_save)
+    def save_and_stop(cfg, trainer, task, epoch_itr, *args, **kwargs):  # type: ignore[no-untyped-def]
+        losses, is_last = validate_and_save(cfg, trainer, task, epoch_itr, *args, **kwargs)
+        is_alone = trainer.data_parallel_world_size == 1
+        if (stop := _Stop.asked if is_alone else _Stop.agreed) and not is_last:
+            checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, losses[0])
+            logger.info(f"stopped by {signal.Signals(stop).name} after update {trainer.get_num_updates()}")
+            if not is_alone:  # whoever waits for these processes ends all of them as soon as one has ended
+                torch.distributed.barrier()
+            raise SystemExit(128 + stop)
+        return losses, is_last
+
+    @functools.wraps(train)
+    def train_until_stopped(*args, **kwargs):  # type: ignore[no-untyped-def]
+        # Before the workers that read data are forked: they inherit it, and outlive a Ctrl-C.
+        with _answering(_ask):
+            try:
+                return train(*args, **kwargs)
+            except RuntimeError as error:
+                if _Stop.asked and "DataLoader worker" in str(error):  # it has ended all the same, between two updates
+                    raise SystemExit(128 + _Stop.asked) from error
+                raise
+
+    @functools.wraps(call_main)
+    def call_and_pass_on(cfg, main, **kwargs):  # type: ignore[no-untyped-def]
+        settings = cfg.distributed_training
+        if main is program.main and settings.distributed_init_method is None:
+            distributed.infer_init_method(settings)
+        if main is not program.main or settings.distributed_init_method is None or settings.distributed_no_spawn:
+            return call_main(cfg, main, **kwargs)
+        with _answering(_pass_on):
+            try:
+                return call_main(cfg, main, **kwargs)
+            except torch.multiprocessing.ProcessExitedException as error:
+                if error.exit_code > 128:
+                    raise SystemExit(error.exit_code) from error
+                raise
+
+    Trainer._aggregate_logging_outputs = aggregate_and_agree
+    program.validate_and_save, program.train = save_and_stop, train_until_stopped
+    distributed.call_main = call_and_pass_on
+
+
+# Seconds that the processes of a training wait for each other at its start.
+PATIENCE = 300
+# Settings that each of them has for itself.
+OWN_SETTINGS = {"data", "device_id", "distributed_rank", "log_file", "num_workers", "save_dir", "user_dir"}
+
+
+def _facts(cfg: Any) -> dict[str, str]:
+    """Return what all processes of a training must have alike: its settings, and by name and size its data files."""
+    facts = {
+        f"--{name.replace('_', '-')}": repr(value)
+        for section in cfg.values()
+        for name, value in (vars(section) if isinstance(section, argparse.Namespace) else section or {}).items()
+        if name not in OWN_SETTINGS
+    }
+    for folder in str(getattr(cfg.task, "data", None) or "").split(os.pathsep):
+        for file in os.scandir(folder) if os.path.isdir(folder) else ():
+            if file.is_file():
+                facts[f"the data's {file.name}"] = f"{file.stat().st_size} bytes"
+    return facts
+
+
+class _MeetingDistributed(ModuleType):
+    """torch.distributed, whose processes compare what they train before they begin, and do not wait for hours."""
+
+    def __init__(self, facts: dict[str, str]) -> None:
+        super().__init__("torch.distributed")
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.distributed, name)
+
+    def init_process_group(self, backend: str, init_method: str, world_size: int, rank: int) -> None:
+        who = f"rank {rank} of {world_size}"
+        try:
+            patience = timedelta(seconds=PATIENCE)
+            store, *_ = next(torch.distributed.rendezvous(init_method, rank, world_size, timeout=patience))
+            # torchrun starts all processes again where one has ended, with the same store.
+            store = torch.distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+            store.set(f"facts{rank}", json.dumps(self.facts))
+            all_facts = [json.loads(store.get(f"facts{number}")) for number in range(world_size)]
+            # Rank 0 holds the store: it may not end before all have read.
+            store.set(f"read{rank}", "")
+            store.wait([f"read{number}" for number in range(world_size)], patience)
+        except (RuntimeError, OSError, ValueError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            in_use = "its port is in use: give another one" if os.strerror(errno.EADDRINUSE) in str(error) else ""
+            raise UserError(
+                f"{who}: the processes of this training do not meet at {init_method} within {PATIENCE} s: "
+                f"{in_use or reason}"
+            ) from error
+        for number, facts in enumerate(all_facts):
+            names = sorted({*facts, *all_facts[0]})
+            pairs = [(name, facts.get(name), all_facts[0].get(name)) for name in names]
+            if wrong := [f"{name} is {there}, and {first} on rank 0" for name, there, first in pairs if there != first]:
+                raise UserError(f"rank {number} would train something else than rank 0: {'; '.join(wrong[:5])}")
+        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+
+
+def compare_processes() -> None:
+    """Let the processes of a training end if they do not train the same, or do not find each other.
+
+    fairseq trains on whatever data, seed and settings each of them has, and waits half an hour for one that never
+    comes.
+    """
+    from fairseq.distributed import utils as distributed
+
+    original = distributed.distributed_init
+
+    @functools.wraps(original)
+    def distributed_init(cfg):  # type: ignore[no-untyped-def]
+        distributed.dist = _MeetingDistributed(_facts(cfg))
+        return original(cfg)
+
+    distributed.distributed_init = distributed_init
+
+
+def _bytes_of(value: Any) -> int:
+    """Return how many bytes the tensors in nested dicts and lists take."""
+    if isinstance(value, torch.Tensor):
+        return value.nelement() * value.element_size()
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return sum(map(_bytes_of, items))
+
+
+@contextlib.contextmanager
+def _writing(path: str, size: int) -> Iterator[None]:
+    """Name a file that could not be written and how much it takes; remove what was written of it as PATH.tmp."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch has a RuntimeError for a write that wrote less
+        with contextlib.suppress(OSError):
+            os.unlink(f"{path}.tmp")
+        free = shutil.disk_usage(os.path.dirname(path) or ".").free
+        reason = os.strerror(errno.ENOSPC) if free < size else str(error).strip().splitlines()[0]
+        raise UserError(
+            f"{path}: cannot be written: {reason}; it takes {size / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free. "
+            "The checkpoints before it are whole"
+        ) from error
+
+
+def write_whole() -> None:
+    """Let a checkpoint be written whole or not at all, under each of its names, and name it if that fails.
+
+    checkpoint_last.pt and checkpoint_best.pt are plain copies of a numbered file: a full disk or a kill leaves a part
+    of one, and the old one is lost.
+    """
+    from fairseq import checkpoint_utils
+    from fairseq.file_io import PathManager
+
+    write, copy_elsewhere = checkpoint_utils.torch_persistent_save, PathManager.copy
+
+    @functools.wraps(write)
+    def torch_persistent_save(obj, filename, *args, **kwargs):  # type: ignore[no-untyped-def]
+        with _writing(filename, _bytes_of(obj)):
+            return write(obj, filename, *args, **kwargs)
+
+    def copy(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+        if not PathManager.supports_rename(dst_path):
+            return copy_elsewhere(src_path, dst_path, overwrite)
+        with _writing(dst_path, os.path.getsize(src_path)):
+            shutil.copyfile(src_path, f"{dst_path}.tmp")
+            os.replace(f"{dst_path}.tmp", dst_path)
+        return True
+
+    checkpoint_utils.torch_persistent_save = torch_persistent_save
+    PathManager.copy = staticmethod(copy)
+
+
 # --- data ----------------------------------------------------------------------------------------------------------
 
 
@@ -345,6 +583,40 @@ def keep_batches_on_resume() -> None:
         return iterator
 
     FairseqTask.get_batch_iterator = get_batch_iterator
+
+
+def keep_place_on_other_devices() -> None:
+    """Let a training go on at the same place of its epoch on another number of processes.
+
+    The state of fairseq's iterator counts the batches of one process. On half as many, half of those that were seen
+    would come again; on twice as many, as many would be left out. Where the batches themselves are others, the place is
+    that with the same share of the epoch behind it.
+    """
+    from fairseq.data.iterators import EpochBatchIterator
+
+    state_dict, load_state_dict = EpochBatchIterator.state_dict, EpochBatchIterator.load_state_dict
+
+    @functools.wraps(state_dict)
+    def state_with_counts(self):  # type: ignore[no-untyped-def]
+        return {**state_dict(self), "processes": self.num_shards, "batches": len(self.frozen_batches)}
+
+    @functools.wraps(load_state_dict)
+    def load_at_same_place(self, state):  # type: ignore[no-untyped-def]
+        done = state.get("iterations_in_epoch", 0)
+        here = (self.num_shards, len(self.frozen_batches))
+        there = (state.get("processes", here[0]), state.get("batches", here[1]))
+        if done and there != here:
+            share = done * there[0] / there[1]
+            place = round(share * here[1] / here[0])
+            logger.info(
+                f"epoch {state['epoch']} goes on behind batch {place} of {len(self)} of this process; "
+                f"it was stopped behind batch {done} on {there[0]} processes, {share:.1%} of the epoch"
+            )
+            at = (state["epoch"], place) if place < len(self) else (state["epoch"] + 1, 0)
+            state = {**state, "epoch": at[0], "iterations_in_epoch": at[1]}
+        return load_state_dict(self, state)
+
+    EpochBatchIterator.state_dict, EpochBatchIterator.load_state_dict = state_with_counts, load_at_same_place
 
 
 # --- models --------------------------------------------------------------------------------------------------------
@@ -430,8 +702,12 @@ def apply() -> None:
     say_what_runs()
     name_divergence()
     unscale_once()
+    save_when_stopped()
+    compare_processes()
+    write_whole()
     keep_last_batch()
     keep_batches_on_resume()
+    keep_place_on_other_devices()
     close_better_transformer_path()
     allow_bf16()
     quiet_root_logger()

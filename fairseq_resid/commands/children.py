@@ -110,10 +110,12 @@ def run(
     lock: int | None = None,
     errors: IO[bytes] | None = None,
     environment: Mapping[str, str] | None = None,
+    notice: str = "",
 ) -> int:
     """Run a command to its end and return its exit code; `output` takes its stdout, `errors` its stderr.
 
     environment: variables that it gets beside those that are set
+    notice: what is written to stderr at the first signal, for a command that takes its time to end
 
     SIGTERM and SIGHUP are passed on to it. After SIGINT it is asked to end, unless it has ended by the same Ctrl-C. It
     is waited for and never left behind. It inherits the file descriptor `lock`: a lock on a folder holds as long as
@@ -128,6 +130,8 @@ def run(
     with subprocess.Popen(argv, stdout=output, stderr=errors, env=variables, pass_fds=kept) as process:
 
         def handle(number: int, _: object) -> None:
+            if not received:
+                os.write(2, notice.encode())  # no print: it may be in the middle of one
             received.append(number)
             if number != signal.SIGINT:
                 process.send_signal(number)

@@ -57,6 +57,7 @@ def facts(run: Run, record: Record | None, results: Results) -> list[str]:
         + (f", {timedelta(seconds=round(seconds))}, {speed:,.0f} {training.unit}/s" if seconds and speed else "")
         + (", not finished" if record and not record.finished else ""),
         "sessions": each([session.started for session in sessions]),
+        "went on with": each([change for session in sessions for change in session.changes]),
         "versions": each([", ".join(f"{name} {it}" for name, it in session.versions.items()) for session in sessions]),
         "commit": each([session.commit or "" for session in sessions]),
         "averaged": ", ".join(results.averaged_checkpoints),

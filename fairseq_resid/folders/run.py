@@ -47,12 +47,16 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Session:
-    """One time that a run was trained, from its start to its end or to an interrupt."""
+    """One time that a run was trained, from its start to its end or to an interrupt.
+
+    changes: what it had otherwise than the session before it
+    """
 
     started: str
     commit: str | None
     hardware: Hardware
     versions: dict[str, str]
+    changes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

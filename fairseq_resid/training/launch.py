@@ -38,6 +38,8 @@ SPIN_COUNT = "1000"
 PACKAGES = ("torch", "fairseq", "fairseq-fixed", "apex", "triton", "numpy", "sacrebleu", "sentencepiece")
 # Set by this command itself.
 OWN = ("--save-dir", "--log-file", "--log-format", "--user-dir")
+# How the processes of a training talk to each other: not what they train.
+TALKING = ("--distributed-backend", "--ddp-backend")
 # Which process of a training this is, and how they meet: not what it trains.
 WHICH = (
     "--distributed-init-method",
@@ -46,6 +48,7 @@ WHICH = (
     "--distributed-port",
     "--device-id",
 )
+STOPPING = "\nstopping behind this update, with a checkpoint; Ctrl-C again stops at once\n"
 # Where a training is, and how long a session of it may take: not what it trains.
 WHERE = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
 
@@ -206,15 +209,10 @@ def check_data(argv: Sequence[str]) -> None:
 
 
 def settings(command: Sequence[str]) -> list[str]:
-    """Return what of a command makes one training another, however it is spelled."""
-    argv = flags.without(command[1:], (*WHERE, *WHICH))
-    default = {"--distributed-world-size": ("1",), "--update-freq": ("1",)}
-    groups = flags.groups(argv)
+    """Return what of a command makes one training another, however it is spelled; how it is dealt out does not."""
+    groups = flags.groups(flags.without(command[1:], (*WHERE, *WHICH, *TALKING, *plan.DECIDED)))
     data = [os.path.normpath(word) for flag, values in groups if not flag for word in values]
-    return [
-        *data,
-        *(word for flag, values in groups if flag and values != default.get(flag) for word in (flag, *values)),
-    ]
+    return [*data, *(word for flag, values in groups if flag for word in (flag, *values))]
 
 
 def repair_last_checkpoint(run: Run) -> None:
@@ -250,12 +248,22 @@ def is_finished(command: Sequence[str], run: Run) -> bool:
         return False
     if record is None:
         raise ValueError(f"{run.path}: holds checkpoints but no run.json; choose another --run folder")
-    if differences := flags.changes(settings(record.command), settings(command)):
+    differences = flags.changes(settings(record.command), settings(command))
+    before, now = (plan.Batches.of(one) for one in (record.command, command))
+    if before and now and not now.is_as(before):
+        differences += flags.changes(*(batch_flags(one) for one in (record.command, command)))
+    if differences:
         raise ValueError(
-            f"{run.path}: was begun with other settings ({'; '.join(differences)}); give those again, on as many "
-            "devices, choose another --run folder, or remove this one"
+            f"{run.path}: was begun with other settings ({'; '.join(differences)}); give those again, choose another "
+            "--run folder, or remove this one"
         )
     return record.finished
+
+
+def batch_flags(command: Sequence[str]) -> list[str]:
+    """Return what of a command says how large its effective batch is."""
+    given = flags.options(command)
+    return [word for flag in plan.DECIDED if flag in given for word in (flag, *given[flag])]
 
 
 def reached_end(command: Sequence[str], run: Run) -> bool:
@@ -285,10 +293,11 @@ def train(command: Sequence[str], run: Run, record: Record, rank: devices.Rank |
         has_begun = any(run.path.glob("checkpoint*.pt"))
         known = run.read_record() if has_begun else None
         before = known.sessions if known else []
-        record = replace(record, sessions=[*before, *record.sessions])
+        changed = changes(known, record) if known else []
+        record = replace(record, sessions=[*before, replace(record.sessions[-1], changes=changed)])
         if is_first:
-            if before:
-                tell_changes(run, before[-1], record.sessions[-1])
+            for change in changed:
+                print(f"{run.path}: goes on with {change}; run.json keeps both", flush=True)
             repair_last_checkpoint(run)
             records.write(run.record, record)
         argv = [children.program(command[0]), *command[1:]]
@@ -301,9 +310,11 @@ def train(command: Sequence[str], run: Run, record: Record, rank: devices.Rank |
         with log.open("ab") as file:
             if is_first:
                 with Display(run.name, argv, done or 0) as shown, children.followed(log, shown.take):
-                    code = children.run(argv, file, lock, file, variables)
+                    code = children.run(argv, file, lock, file, variables, STOPPING)
             else:
                 code = children.run(argv, file, lock, file, variables)
+        if code > 128:
+            raise SystemExit(code)  # by a signal that this process did not get
         if code:
             raise ChildProcessError(
                 f"fairseq-train failed with exit code {code}; the last lines of {log}:{children.last_lines(log)}"
@@ -368,15 +379,22 @@ def ask(
     return Asked(run, planned, command, flags.integer(given, "--seed", 1, least=0), gpus, rank)
 
 
-def tell_changes(run: Run, before: Session, now: Session) -> None:
-    """Print which of commit and versions a resumed training has otherwise than before."""
-    changed = [
-        name
-        for name, is_other in (("commit", before.commit != now.commit), ("versions", before.versions != now.versions))
-        if is_other
-    ]
-    for name in changed:
-        print(f"{run.path}: goes on with other {name}; run.json keeps both", flush=True)
+def changes(before: Record, now: Record) -> list[str]:
+    """Return what a resumed training has otherwise than before: its batches, commit, versions; a phrase for each."""
+    found = []
+    old, new = (plan.Batches.of(record.command) for record in (before, now))
+    if old and new and old != new:
+        rest = (
+            "the same batches in the same order"
+            if (old.size, old.effective) == (new.size, new.effective)
+            else "the rest of the epoch is dealt into other batches, so that some examples come twice in it, or not"
+        )
+        found.append(f"{new.product} in place of {old.product}: {rest}")
+    if before.sessions:
+        last, this = before.sessions[-1], now.sessions[-1]
+        found += ["other commit"] if last.commit != this.commit else []
+        found += ["other versions"] if last.versions != this.versions else []
+    return found
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

@@ -36,40 +36,72 @@ DECIDED = ("--distributed-world-size", "--update-freq", *UNITS)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What was decided, and the flags of fairseq-train that say so."""
+class Batches:
+    """How an effective batch is dealt out to processes; size: what one takes at a time, in the unit of `limit`."""
 
-    devices: str
     world_size: int
     limit: str
     size: int
     update_freq: int
+    pairs: int | None = None  # in one batch of one process at most, if that is limited too
+
+    @classmethod
+    def of(cls, command: Sequence[str]) -> Batches | None:
+        """Return what the flags of a command say; None if they do not say how large a batch is."""
+        given = flags.options(command)
+        limit = next((flag for flag in UNITS if flag in given), None)
+        if limit is None:
+            return None
+        world_size, size, steps = (
+            flags.integer(given, flag, 1) or 1 for flag in ("--distributed-world-size", limit, "--update-freq")
+        )
+        pairs = flags.integer(given, "--batch-size") if limit == "--max-tokens" else None
+        return cls(world_size, limit, size, steps, pairs)
+
+    @property
+    def effective(self) -> int:
+        return self.world_size * self.size * self.update_freq
+
+    @property
+    def product(self) -> str:
+        """The effective batch as the user reads it."""
+        factors = f"{self.world_size} × {self.size:,} × {self.update_freq}"
+        return f"processes × {self.limit[2:]} × update-freq = {factors} = {self.effective:,} {UNITS[self.limit]}"
+
+    def is_as(self, other: Batches) -> bool:
+        """Say whether another way of dealing gives the same effective batch, within the 1% that a plan may be off."""
+        near = abs(self.effective - other.effective) <= TOLERANCE * other.effective
+        return near and (self.limit, self.pairs) == (other.limit, other.pairs)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was decided, and the flags of fairseq-train that say so."""
+
+    devices: str
+    batches: Batches
     effective_batch: int
     precision: str
     why: str
     argv: tuple[str, ...]
-    pairs: int | None = None  # in one batch of one process at most, if that is limited too
 
     def line(self) -> str:
         """Return what the user reads before anything is done."""
-        product = f"processes × {self.limit[2:]} × update-freq = {self.world_size} × {self.size:,} × {self.update_freq}"
-        got = self.world_size * self.size * self.update_freq
-        off = "" if got == self.effective_batch else f", for {self.effective_batch:,}"
-        pairs = f", of at most {self.pairs:,} pairs a process (--batch-size)" if self.pairs else ""
-        batch = f"effective batch {product} = {got:,} {UNITS[self.limit]}{off}{pairs}"
-        return f"{self.devices}; {batch}; {self.precision} ({self.why})"
+        off = "" if self.batches.effective == self.effective_batch else f", for {self.effective_batch:,}"
+        pairs = f", of at most {self.batches.pairs:,} pairs a process (--batch-size)" if self.batches.pairs else ""
+        return f"{self.devices}; effective batch {self.batches.product}{off}{pairs}; {self.precision} ({self.why})"
 
     def record(self) -> dict[str, str | int]:
         """Return what run.json says of it."""
         return {
             "devices": self.devices,
-            "processes": self.world_size,
-            self.limit[2:]: self.size,
-            "update-freq": self.update_freq,
-            "effective batch": self.world_size * self.size * self.update_freq,
-            "unit": UNITS[self.limit],
+            "processes": self.batches.world_size,
+            self.batches.limit[2:]: self.batches.size,
+            "update-freq": self.batches.update_freq,
+            "effective batch": self.batches.effective,
+            "unit": UNITS[self.batches.limit],
             "precision": self.precision,
-            **({"pairs a process at most": self.pairs} if self.pairs else {}),
+            **({"pairs a process at most": self.batches.pairs} if self.batches.pairs else {}),
         }
 
 
@@ -153,9 +185,8 @@ def make(
     if limit is None:
         raise ValueError("neither the recipe nor a flag says how large a batch is: give --max-tokens or --batch-size")
     if effective is None:
-        source = own if limit in own else given
-        numbers = [flags.integer(source, flag, 1) or 1 for flag in ("--distributed-world-size", limit, "--update-freq")]
-        effective = math.prod(numbers)
+        asked = Batches.of(recipe) if limit in own else Batches.of([*recipe, *extra])
+        effective = asked.effective if asked else 1
     byhand = flags.integer(flags.options(extra), "--distributed-world-size")
     if rank:
         world_size = rank.world_size
@@ -190,4 +221,4 @@ def make(
         devices = f"{world_size} × {', '.join(names)}"
     else:
         devices = f"CPU, {world_size} processes" if world_size > 1 else "CPU"
-    return Plan(devices, world_size, limit, size, steps, effective, name, why, tuple(argv), pairs)
+    return Plan(devices, Batches(world_size, limit, size, steps, pairs), effective, name, why, tuple(argv))
