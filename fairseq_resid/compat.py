@@ -417,7 +417,7 @@ def _facts(cfg: Any) -> dict[str, str]:
         for name, value in (vars(section) if isinstance(section, argparse.Namespace) else section or {}).items()
         if name not in OWN_SETTINGS
     }
-    for folder in str(getattr(cfg.task, "data", None) or "").split(os.pathsep):
+    for folder in str(getattr(cfg["task"], "data", None) or "").split(os.pathsep):
         for file in os.scandir(folder) if os.path.isdir(folder) else ():
             if file.is_file():
                 facts[f"the data's {file.name}"] = f"{file.stat().st_size} bytes"
@@ -448,7 +448,7 @@ class _MeetingDistributed(ModuleType):
             store.wait([f"read{number}" for number in range(world_size)], patience)
         except (RuntimeError, OSError, ValueError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            in_use = "its port is in use: give another one" if os.strerror(errno.EADDRINUSE) in str(error) else ""
+            in_use = "its port is in use: give another one" if "EADDRINUSE" in str(error) else ""
             raise UserError(
                 f"{who}: the processes of this training do not meet at {init_method} within {PATIENCE} s: "
                 f"{in_use or reason}"
@@ -496,7 +496,8 @@ def _writing(path: str, size: int) -> Iterator[None]:
         with contextlib.suppress(OSError):
             os.unlink(f"{path}.tmp")
         free = shutil.disk_usage(os.path.dirname(path) or ".").free
-        reason = os.strerror(errno.ENOSPC) if free < size else str(error).strip().splitlines()[0]
+        said = getattr(error, "strerror", None) or (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = os.strerror(errno.ENOSPC) if free < size else said
         raise UserError(
             f"{path}: cannot be written: {reason}; it takes {size / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free. "
             "The checkpoints before it are whole"

@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from fairseq.data.iterators import EpochBatchIterator
 from ports import free_port
+
+import fairseq_resid.models  # noqa: F401  (bridges fairseq)
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -204,3 +207,97 @@ def test_a_killed_training_goes_on_bitwise(corpus: Path, train: Command, tmp_pat
     assert int(updates(resumed.output)[0]["num_updates"]) == 21
     train(tmp_path / "whole", *SAS, *same, "--max-update", 45)
     assert_same_state(tmp_path / "whole" / "checkpoint_last.pt", folder / "checkpoint_last.pt")
+
+
+# ------------------------------------------------------------------------------------------------------ other devices
+
+
+class Numbers(torch.utils.data.Dataset[int]):
+    """The examples 0, 1, 2, ..."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def cut_back(run: Path, to: int) -> None:
+    """Make of a finished run one that was stopped after an update."""
+    for file in run.glob("checkpoint_*_*.pt"):
+        if int(file.stem.split("_")[-1]) > to:
+            file.unlink()
+    (run / "checkpoint_last.pt").unlink()
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**record, "finished": False}))
+
+
+@pytest.mark.long
+def test_a_run_goes_on_on_other_devices(
+    recipe: Path, alone: tuple[Path, str], tmp_path: Path, fault: Callable[..., None]
+) -> None:
+    """Two processes, then one, then two, each for a part of the epoch: the losses of one that was never stopped."""
+    run = tmp_path / "run"
+    wait(by_hand(launched(recipe, run), free_port()), os.environ["PATH"])
+    cut_back(run, 4)
+    (output,) = wait([(launched(recipe, run), {})], os.environ["PATH"])
+    assert "goes on with processes × batch-size × update-freq = 1 × 14 × 2 = 28 examples in place of " in output
+    assert "2 × 14 × 1 = 28 examples: the same batches in the same order; run.json keeps both" in output
+    cut_back(run, 8)
+    wait(by_hand(launched(recipe, run), free_port()), os.environ["PATH"])
+    assert exact_losses(run) == pytest.approx(exact_losses(alone[0]), rel=1e-5)
+    record = json.loads((run / "run.json").read_text())
+    assert record["finished"] and record["plan"]["processes"] == 2
+    assert [len(session["changes"]) for session in record["sessions"]] == [0, 1, 1]
+    (refused,) = [
+        subprocess.run([*launched(recipe, run), *more], capture_output=True, text=True, cwd=ROOT)
+        for more in (["--effective-batch", "56"],)
+    ]
+    assert refused.returncode == 2 and "--update-freq was not given, now 4" in refused.stderr
+    fault("a run goes on on another number of processes", 2, "losses within 1e-5 of a run that was never stopped")
+
+
+@pytest.mark.parametrize(("before", "after", "done"), [(2, 1, 5), (1, 2, 6), (4, 2, 3), (2, 4, 4), (3, 3, 2)])
+def test_every_batch_comes_once_in_an_epoch_on_any_number_of_processes(before: int, after: int, done: int) -> None:
+    """43 batches of two: those before the stop and those behind it are all of them, and none twice."""
+    batches = [[2 * number, 2 * number + 1] for number in range(43)]
+
+    def iterators(shards: int) -> list[Any]:
+        return [EpochBatchIterator(Numbers(), list, batches, 3, shards, shard) for shard in range(shards)]
+
+    seen: list[int] = []
+    states = []
+    for iterator in iterators(before):
+        epoch = iterator.next_epoch_itr()
+        for _ in range(done):
+            seen += next(epoch)
+        states.append(iterator.state_dict())
+    for iterator in iterators(after):
+        iterator.load_state_dict(states[0])
+        for items in iterator.next_epoch_itr():
+            seen += items
+    assert sorted(seen) == list(range(86))
+
+
+def test_the_place_in_other_batches_is_the_same_share(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="fairseq_resid.compat")
+
+    def iterator(count: int, shards: int = 1) -> Any:
+        return EpochBatchIterator(Numbers(), list, [[number] for number in range(count)], 3, shards, 0)
+
+    before = iterator(40)
+    epoch = before.next_epoch_itr()
+    for _ in range(10):
+        next(epoch)
+    state = before.state_dict()
+    after = iterator(80, 2)
+    after.load_state_dict(state)
+    assert after.iterations_in_epoch == 10 and "25.0% of the epoch" in caplog.text
+    for _ in range(29):
+        next(epoch)
+    few = iterator(4)
+    few.load_state_dict(before.state_dict())  # 39 of 40 are nearest to the end of the epoch
+    assert (few.epoch, few.iterations_in_epoch) == (2, 0)
+    old = {key: value for key, value in state.items() if key not in ("processes", "batches")}
+    after.load_state_dict(old)
+    assert after.iterations_in_epoch == 10

@@ -215,23 +215,31 @@ def settings(command: Sequence[str]) -> list[str]:
     return [*data, *(word for flag, values in groups if flag for word in (flag, *values))]
 
 
+def is_whole(file: Path) -> bool:
+    """Say whether a checkpoint is there from end to end: every record has its checksum."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return archive.testzip() is None
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
 def repair_last_checkpoint(run: Run) -> None:
     """Put the newest whole numbered checkpoint in the place of a checkpoint_last.pt that is missing or not whole.
 
-    fairseq writes numbered checkpoints whole or not at all, but checkpoint_last.pt as a plain copy: a full disk or a
-    kill leaves a truncated one, and fairseq resumes from nothing else. Without it, it begins anew, and then deletes
-    its own checkpoints in place of the older ones, whose numbers are higher.
+    fairseq resumes from nothing else. Without it, it begins anew, and then deletes its own checkpoints in place of the
+    older ones, whose numbers are higher. A crash of the machine, or fairseq without the plugin, leaves a part of one.
 
     Raises: ValueError if there are checkpoints and none is whole.
     """
-    if zipfile.is_zipfile(run.last):
+    if is_whole(run.last):
         return
     numbered = run.numbered("update") or run.numbered("epoch")
-    whole = [file for file in numbered if zipfile.is_zipfile(file)]
+    whole = next(filter(is_whole, reversed(numbered)), None)
     if whole:
-        print(f"{run.last}: missing or not whole; going on from {whole[-1].name}", flush=True)
+        print(f"{run.last}: missing or not whole; going on from {whole.name}", flush=True)
         with replacing(run.last) as partial:
-            shutil.copyfile(whole[-1], partial)
+            shutil.copyfile(whole, partial)
     elif numbered or run.last.exists():
         raise ValueError(
             f"{run.path}: none of its checkpoints is whole; choose another --run folder, or remove this one"
