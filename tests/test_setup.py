@@ -787,3 +787,63 @@ def test_scripts_can_be_run_and_are_strict(script):
 def test_help_of_the_test_script():
     answer = setup_sh("--help", script=ROOT / "scripts/test.sh")
     assert answer.returncode == 0 and "--no-lint" in answer.stdout
+
+
+# --- supply chain
+
+hash_writer = importlib.util.spec_from_file_location("write_hashes", ROOT / "constraints" / "write_hashes.py")
+write_hashes = importlib.util.module_from_spec(hash_writer)
+hash_writer.loader.exec_module(write_hashes)
+HASHES = sorted((ROOT / "constraints" / "hashes").glob("*.txt"))
+
+
+@pytest.mark.parametrize("file", HASHES, ids=lambda file: file.stem)
+def test_every_pin_has_its_hash(file):
+    pins = setup.pins(next(path for path in CONSTRAINTS.values() if file.name.startswith(f"{path.stem}-")))
+    lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
+    hashed = dict(line.split(" ")[0].split("==") for line in lines)
+    assert hashed == {name: pin for name, pin in pins.items() if name not in write_hashes.CHOSEN_BY_INDEX}
+
+
+def pip_with_hashes(file):
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps"]
+    command = [*pip, "--no-build-isolation", "--require-hashes", "-r", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.both
+def test_the_index_gives_what_was_hashed(tmp_path, fault):
+    _, file = write_hashes.target()
+    if not file.is_file():
+        pytest.skip(f"no {file.name}: nothing was hashed for this Python and platform")
+    lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+    wrong = tmp_path / "wrong.txt"
+    wrong.write_text(f"{lines[1][:-4]}0000\n")
+    done = pip_with_hashes(wrong)
+    if "No matching distribution" in done.stderr:
+        pytest.skip("no package index is reached")
+    assert done.returncode and "DO NOT MATCH THE HASHES" in done.stderr
+    done = pip_with_hashes(file)
+    assert done.returncode == 0, done.stderr[-2000:]
+    fault(
+        "a package of the index with another hash than was locked", 1, f"refused; the other {len(lines)} are accepted"
+    )
+
+
+@pytest.mark.both
+def test_what_is_installed_agrees():
+    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_no_script_runs_what_it_downloads():
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    names = listed.stdout.splitlines() or [str(path.relative_to(ROOT)) for path in ROOT.glob("*/*.sh")]
+    scripts = [ROOT / name for name in names if name.endswith(".sh") or name == ".ci/run"]
+    assert len(scripts) > 10
+    for script in scripts:
+        piped = re.search(
+            r"\b(curl|wget|urlopen)\b.*\|\s*(ba|z|da)?sh\b|\b(ba)?sh\s+<\(|eval .*(curl|wget)", script.read_text()
+        )
+        assert not piped, f"{script}: {piped.group()}"

@@ -1,0 +1,54 @@
+"""Writes the hashes of what is pinned, as the package index gives them to the Python that runs this.
+
+    .venv/bin/python constraints/write_hashes.py
+
+makes constraints/hashes/PINS-PLATFORM.txt: every pin but torch and its companions, whose build the index decides. Only
+packages for this Python and this platform are listed. `pip install --require-hashes --no-deps -r` refuses whatever else
+an index would give.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CHOSEN_BY_INDEX = ("torch", "torchaudio", "triton")
+
+
+def target() -> tuple[Path, Path]:
+    """Return the pins of this Python, and the file of their hashes on this platform."""
+    pins = HERE / ("fairseq-0.12.2.txt" if sys.version_info < (3, 11) else "fairseq-fixed.txt")
+    platform = re.sub(r"[^a-z0-9]+", "_", sysconfig.get_platform())
+    version = f"{sys.version_info.major}{sys.version_info.minor}"
+    return pins, HERE / "hashes" / f"{pins.stem}-py{version}-{platform}.txt"
+
+
+def main() -> int:
+    pins, file = target()
+    lines = [line for line in pins.read_text(encoding="utf-8").splitlines() if "==" in line and line[0] != "#"]
+    wanted = [line for line in lines if line.split("==")[0] not in CHOSEN_BY_INDEX]
+    with tempfile.TemporaryDirectory() as folder:
+        asked, report = Path(folder) / "asked.txt", Path(folder) / "report.json"
+        asked.write_text("\n".join(wanted), encoding="utf-8")
+        pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
+        subprocess.run([*pip, "--no-build-isolation", "--report", report, "-r", asked], check=True)
+        found = json.loads(report.read_text(encoding="utf-8"))["install"]
+    hashes = {
+        re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower(): item["download_info"]["archive_info"]["hashes"]
+        for item in found
+    }
+    rows = [f"{line} --hash=sha256:{hashes[line.split('==')[0].lower()]['sha256']}\n" for line in wanted]
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"# Made by constraints/{Path(__file__).name} from {pins.name}.\n{''.join(rows)}", encoding="utf-8")
+    print(f"{file}: {len(rows)} of {len(lines)} pins")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
