@@ -112,7 +112,7 @@ def stop(recipe: Path, run: Path, number: signal.Signals, whom: str, after: int)
 
 
 STOPS = [(signal.SIGINT, "group"), (signal.SIGTERM, "launcher")]
-MORE_STOPS = [(signal.SIGINT, "launcher"), (signal.SIGTERM, "group"), (signal.SIGHUP, "group")]
+MORE_STOPS = [(signal.SIGTERM, "group"), (signal.SIGHUP, "group")]
 
 
 @pytest.mark.parametrize(
