@@ -285,6 +285,28 @@ def name_divergence() -> None:
     Trainer.train_step = train_step
 
 
+def skip_overflow_without_gpu() -> None:
+    """Let a training in fp16 on a CPU go on after an overflow of its gradients, as one on a GPU does.
+
+    Trainer.train_step lowers the loss scale, and then moves a zero that nothing reads to the GPU: a traceback from torch.
+    """
+    from fairseq.trainer import Trainer
+
+    original = Trainer.train_step
+
+    @functools.wraps(original)
+    def train_step(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        try:
+            return original(self, *args, **kwargs)
+        except (AssertionError, RuntimeError) as error:  # of a torch without CUDA, and of one with it
+            if self.cuda or not isinstance(error.__context__, OverflowError):
+                raise
+            self.zero_grad()  # all that is left to do
+            return None
+
+    Trainer.train_step = train_step
+
+
 def unscale_once() -> None:
     """Let a training by --amp take whole steps.
 
@@ -702,6 +724,7 @@ def apply() -> None:
     name_misfits()
     say_what_runs()
     name_divergence()
+    skip_overflow_without_gpu()
     unscale_once()
     save_when_stopped()
     compare_processes()
