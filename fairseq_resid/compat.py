@@ -288,7 +288,7 @@ def name_divergence() -> None:
 def skip_overflow_without_gpu() -> None:
     """Let a training in fp16 on a CPU go on after an overflow of its gradients, as one on a GPU does.
 
-    Trainer.train_step lowers the loss scale, and then moves a zero that nothing reads to the GPU: a traceback from torch.
+    After it, Trainer.train_step moves a zero that nothing reads to the GPU: without one, a traceback.
     """
     from fairseq.trainer import Trainer
 

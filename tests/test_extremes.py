@@ -1,4 +1,4 @@
-"""Numbers at the edge: the formats' limits, overflow of gradients, deep and lopsided models, random shapes and options."""
+"""Numbers at the edge: limits of the formats, overflow, deep and lopsided models, random shapes and options."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 pytestmark = pytest.mark.once
 
 Fault = Callable[[str, int, str], None]
+Steps = list[tuple[float, float, bool, bool]]
 
 # --- gradients that overflow: fairseq's loss scaling ---------------------------------------------------------------
 
@@ -21,13 +22,13 @@ OPTIMIZERS = ["--fp16 --fp16-no-flatten-grads", "--memory-efficient-fp16"]
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float, bool, bool]]:
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     """Of every training step: the loss scale before and after it, whether it counts, and whether weights changed."""
     from fairseq.trainer import Trainer
 
     import fairseq_resid.models  # noqa: F401  (the bridges, before what is put around them)
 
-    seen: list[tuple[float, float, bool, bool]] = []
+    seen: Steps = []
     original = Trainer.train_step
 
     def train_step(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -56,7 +57,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float, bool, boo
     ],
 )
 def test_an_overflow_of_gradients_costs_its_update_alone(
-    residual: str, optimizer: str, train: Any, steps: list[tuple[float, float, bool, bool]], tmp_path: Path, fault: Fault
+    residual: str, optimizer: str, train: Any, steps: Steps, tmp_path: Path, fault: Fault
 ) -> None:
     flags = ["--residual", *residual.split(), *optimizer.split(), "--fp16-init-scale", 2**16, "--dropout", 0]
     output = train(tmp_path, *flags).output
