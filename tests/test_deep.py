@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -26,11 +27,18 @@ STRUCTURES = sorted({connections.canonical(name) for name in connections.names()
 NORMED = {name: {"residual_norm": "layer"} for name in STRUCTURES if "residual_norm" in connections.options(name)}
 
 
-def start(residual: str, encoder: int, decoder: int, autocast: bool, **options: object) -> tuple[float, float]:
-    """The loss of a new model, and the norm of its gradient."""
+def build(residual: str, encoder: int, decoder: int, **options: object) -> Any:
+    """A new model, the same one every time."""
     torch.manual_seed(1)
     args = argparse.Namespace(residual=residual, encoder_layers=encoder, decoder_layers=decoder, **SIZE, **options)
-    model = ARCH_MODEL_REGISTRY["transformer_resid"].build_model(args, TASK).train()
+    return ARCH_MODEL_REGISTRY["transformer_resid"].build_model(args, TASK)
+
+
+def start(
+    residual: str, encoder: int, decoder: int, autocast: bool, dtype: torch.dtype = torch.float32, **options: object
+) -> tuple[float, float]:
+    """The loss of a new model, and the norm of its gradient."""
+    model = build(residual, encoder, decoder, **options).to(dtype).train()
     source, target = (torch.randint(4, len(WORDS), (3, 6)) for _ in range(2))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         logits = model(source, torch.full((3,), 6), target)[0]

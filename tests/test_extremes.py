@@ -2,18 +2,295 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import test_connections
+import test_deep
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from fairseq_resid import connections
+from fairseq_resid.ops import use_kernels
 
 pytestmark = pytest.mark.once
 
 Fault = Callable[[str, int, str], None]
 Steps = list[tuple[float, float, bool, bool]]
+
+STRUCTURES = test_deep.STRUCTURES
+FLOATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+# --- numbers up to the limit of a format ---------------------------------------------------------------------------
+
+C = 64
+# What connections/README.md promises of the sum that is normed. In fp32 its squares must fit, 8192 of them.
+LARGEST_SUM = {torch.float16: 65000.0, torch.bfloat16: 1e17, torch.float32: 1e17}
+# Every structure that has a norm somewhere.
+NORMED: list[tuple[str, dict[str, Any]]] = [
+    *((name, test_deep.NORMED.get(name, {})) for name in STRUCTURES if name not in ("xskip", "rezero")),
+    *(("rskip_ln", {"skip_lambda": norms}) for norms in (1, 8)),
+    ("xskip_ln", {"skip_lambda": 8, "branch_scale": 3}),
+    ("wskip_ln", {"wskip_init": -8}),
+    ("sas", {"sas_gate": "single"}),
+    ("sas", {"sas_gate": "transform", "sas_gamma": "free"}),
+    *(("highway", {"residual_norm": "layer", "gate_input": "both", "gate_layers": layers}) for layers in (1, 2)),
+    ("admin", {"admin_start": "closed"}),
+    ("hyper", {"hyper_weights": "static", "hyper_streams": 8}),
+]
+
+
+def has_kernel(name: str, options: dict[str, Any]) -> bool:
+    return connections.structure(name).has_kernel(connections.resolve(name, options))
+
+
+def weight_sum(site: Any) -> float:
+    """The sum of the weights of a formula's largest sum, S in connections/README.md."""
+    name, options = site.described["residual"], site.options
+    if name in ("xskip", "xskip_ln"):
+        return float(options.skip_lambda + options.branch_scale)
+    if name in ("deep_norm", "keel"):
+        return float(site.alpha + 1)
+    if name in ("wskip_ln", "admin"):
+        return float(site.skip_weight.detach().abs().max() + 1)
+    if name in ("hyper", "mhc"):
+        return 3.0 * site.streams  # x + F or x + 2 F of each stream, and their sum at the end
+    products = [p for key, p in site.named_parameters() if p.dim() == 2 and not key.endswith("output_weight")]
+    rows = max((float(p.detach().abs().sum(1).max()) for p in products), default=0.0)
+    return max(3.0 if name == "b2t" else 2.0, rows + (name == "linear_shortcut"))
+
+
+def edge_cases(most: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows of x and F: drawn, all equal, zero, subnormal, one huge number, alternating, opposite, one of both."""
+    drawn = [test_connections.inputs(2, C, seed=seed) for seed in (0, 1)]
+    tiny = torch.finfo(dtype).smallest_normal / 4
+    ones, one = torch.ones(1, C).double(), torch.zeros(1, C).double()
+    signs, zero = ones.clone(), torch.zeros(1, C).double()
+    one[:, 3], signs[:, ::2] = 1, -1
+    units = [(x / x.abs().max(), f / f.abs().max()) for x, f in drawn]
+    units += [(ones, ones), (zero, zero), (one, one), (one, -one), (signs, signs), (signs, -signs), (signs, zero)]
+    units += [(zero, signs), (ones, zero)]
+    rows = [(most * x, most * f) for x, f in units] + [(tiny * x, tiny * f) for x, f in units]
+    return torch.cat([x for x, _ in rows]).to(dtype), torch.cat([f for _, f in rows]).to(dtype)
+
+
+def results(site: Any, end: nn.Module | None, x: Tensor, f: Tensor) -> dict[str, Tensor]:
+    """What a site and a stack's end give, and every gradient of their means, with signs that change."""
+    x, f = x.clone().requires_grad_(), f.clone().requires_grad_()
+    state = torch.cat([x] * site.position, -1) if site.described["residual"] == "dense_former" else site.enter(x)
+    found = {"seen": site.branch_input(state), "y": site(state, f)}
+    found["end"] = end(found["y"]) if end is not None else found["y"]
+    named = {"x": x, "F": f, **dict(site.named_parameters())}
+    mean = [torch.full_like(value, 1 / value.numel()) for value in found.values()]
+    signs = [value * (1 - 2 * (torch.arange(value.numel()).view(value.shape) * 7 % 11 % 2)) for value in mean]
+    gradients = torch.autograd.grad(list(found.values()), list(named.values()), signs, allow_unused=True)
+    return found | {f"d{name}": value for name, value in zip(named, gradients, strict=True) if value is not None}
+
+
+def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype, backend: str) -> int:
+    torch.manual_seed(1)
+    place = test_connections.replace(test_connections.HERE, dim=C)
+    site = connections.build(name, place, 0.0, backend=backend, **options).to(dtype)
+    end = connections.build_stream(name, place, connections.resolve_final_norm(name, None), **options)
+    site, end = site.eval(), end if end is None else end.to(dtype)
+    is_whole = backend == "triton" and dtype == torch.float16 and name != "sas"  # sums in fp32, and y is a norm's
+    most = LARGEST_SUM[dtype] / (1.0 if is_whole else weight_sum(site))
+    x, f = edge_cases(most, dtype)
+    assert backend == "eager" or use_kernels(backend, True, x, f)
+    wide = copy.deepcopy(site).double()
+    wide.backend = "eager"
+    exact = results(wide, copy.deepcopy(end).double() if end is not None else None, x.double(), f.double())
+    found = results(site, end, x, f)
+    half = torch.finfo(dtype).max / 2
+    fits = {key: right.abs() <= half for key, right in exact.items()}
+    in_range = all(bool(fits[key].all()) for key in ("dx", "dF"))
+    # A gate's logit, a sum of huge numbers of both signs, may come out as anything; so may a row of equal numbers.
+    is_compared = not any("gate" in key for key, _ in site.named_parameters()) and name not in ("mhc", "attn_residual")
+    spread = x.isclose(x[:, :1]).all(-1).logical_not()
+    tolerance = 24 * torch.finfo(dtype).eps
+    for key, value in found.items():
+        what = f"{name} {options}: {key}"
+        if not key.startswith("d"):
+            assert value.isfinite().all(), what
+            if is_compared:
+                torch.testing.assert_close(value[spread].double(), exact[key][spread], rtol=tolerance, atol=tolerance)
+        elif in_range or key in ("dx", "dF"):
+            assert value[fits[key]].isfinite().all(), what
+    return len(x)
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        *(("eager", dtype) for dtype in FLOATS),
+        *(pytest.param("triton", dtype, marks=pytest.mark.long) for dtype in FLOATS),
+    ],
+)
+def test_numbers_up_to_the_limit(backend: str, dtype: str, fault: Fault) -> None:
+    chosen = [case for case in NORMED if backend == "eager" or has_kernel(*case)]
+    tried = [check_limits(name, options, FLOATS[dtype], backend) for name, options in chosen]
+    most = "65000" if dtype == "fp16" else "1e17"
+    fault(
+        f"{dtype}, {backend}: rows of x and F whose weighted sum is {most}, or subnormal; {len(chosen)} structures",
+        sum(tried),
+        f"finite; to 24 roundings the fp64 result where no gate reads it; gradients finite where fp64's are in {dtype}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("post_ln", {}), ("xskip_ln", {"skip_lambda": 8, "branch_scale": 3}), ("b2t", {}), ("keel", {})],
+)
+def test_the_limit_is_as_large_as_it_can_be(name: str, options: dict[str, Any]) -> None:
+    """1% above it, the sum of x and F of one sign is beyond fp16."""
+    site = test_connections.make(name, options, dim=C, dtype=torch.float16, noise=0.0)
+    for factor, is_finite in ((1.0, True), (1.02, False)):
+        x = torch.full((1, C), factor * LARGEST_SUM[torch.float16] / weight_sum(site), dtype=torch.float16)
+        x[:, ::2] *= -1
+        assert bool(site(x, x).isfinite().all()) == is_finite
+
+
+# --- deep models, and lopsided ones --------------------------------------------------------------------------------
+
+LAMBDAS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"skip_lambda": weight}) for name in ("rskip_ln", "xskip_ln") for weight in (1, 2, 4, 8)),
+    ("xskip_ln", {"skip_lambda": 0.5, "branch_scale": 8}),
+    *(("wskip_ln", {"wskip_init": start}) for start in (8, -8)),
+]
+
+
+def is_finite(start: tuple[float, float]) -> bool:
+    """Whether a new model's loss and gradient are."""
+    return all(0 < value < math.inf for value in start)
+
+
+@pytest.mark.parametrize("name", ["rskip_ln", "xskip_ln"])
+def test_a_deep_model_with_a_large_lambda_starts_finite(name: str) -> None:
+    assert is_finite(test_deep.start(name, 24, 24, False, torch.float16, skip_lambda=8))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_deep_models_start_finite(dtype: str, fault: Fault) -> None:
+    """In the dtype itself; test_deep.py has autocast."""
+    chosen = [*((name, test_deep.NORMED.get(name, {})) for name in STRUCTURES if name != "xskip"), *LAMBDAS]
+    for name, options in chosen:
+        assert is_finite(test_deep.start(name, 24, 24, False, FLOATS[dtype], **options)), (name, options)
+    fault(
+        f"24 + 24 layers at the start in {dtype}, every structure but xskip, λ and μ up to 8",
+        len(chosen),
+        "loss and gradient are finite, without a loss scale",
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_depth_at_which_a_model_without_a_norm_overflows(dtype: str, fault: Fault) -> None:
+    """By doubling, then halving: of models of one structure, the deeper ones overflow."""
+    most = 128
+    chosen: list[tuple[str, dict[str, Any]]] = [
+        *(("xskip", {"skip_lambda": weight}) for weight in (0.5, 1, 2)),
+        *((name, {}) for name in ("highway", "shortcut_gate", "linear_shortcut", "dropout_shortcut", "rezero")),
+    ]
+    for name, options in chosen:
+        finite, infinite, tried = overflow_depth(name, FLOATS[dtype], most, **options)
+        said = " ".join([name, *(f"λ = {value}" for value in options.values())])
+        fault(
+            f"no norm, {dtype}, {said}: depth at which loss or gradient of a new model is not finite",
+            tried,
+            f"{infinite} + {infinite} layers; {finite} + {finite} are finite" if infinite else f"none up to {finite}",
+        )
+        assert finite >= 1
+
+
+def overflow_depth(name: str, dtype: torch.dtype, most: int, **options: Any) -> tuple[int, int | None, int]:
+    """The largest depth found finite, the smallest found infinite, None if there is none, and how many were tried."""
+    finite, infinite, tried = 0, None, 0
+    while infinite is None or infinite - finite > 1:
+        depth = max(1, 2 * finite) if infinite is None else (finite + infinite) // 2
+        if depth > most:
+            break
+        tried += 1
+        if is_finite(test_deep.start(name, depth, depth, False, dtype, **options)):
+            finite = depth
+        else:
+            infinite = depth
+    return finite, infinite, tried
+
+
+LOPSIDED = [(24, 2), (2, 24), (1, 1), (0, 1), (1, 0), (0, 0)]
+
+
+def check_lopsided(name: str, encoder: int, decoder: int, folder: Path) -> None:
+    """A new model is finite; saved and loaded, another one gives the same."""
+    options = test_deep.NORMED.get(name, {})
+    assert is_finite(test_deep.start(name, encoder, decoder, False, **options)), (name, encoder, decoder)
+    model = test_deep.build(name, encoder, decoder, **options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.01 * torch.randn(parameter.shape)
+    torch.save(model.state_dict(), folder / "model.pt")
+    other = test_deep.build(name, encoder, decoder, **options).eval()
+    other.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
+    words = torch.randint(4, 30, (2, 5), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        first, second = (one(words, torch.full((2,), 5), words)[0] for one in (model, other))
+    assert torch.equal(first, second) and first.isfinite().all(), (name, encoder, decoder)
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), [(5, 1), (1, 0)])
+@pytest.mark.parametrize("name", ["deep_norm", "keel", "dense_former", "attn_residual"])
+def test_a_lopsided_model(name: str, encoder: int, decoder: int, tmp_path: Path) -> None:
+    check_lopsided(name, encoder, decoder, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("encoder", "decoder"), LOPSIDED)
+def test_lopsided_models(encoder: int, decoder: int, tmp_path: Path, fault: Fault) -> None:
+    for name in STRUCTURES:
+        check_lopsided(name, encoder, decoder, tmp_path)
+    fault(
+        f"{encoder} + {decoder} layers, every structure",
+        len(STRUCTURES),
+        "loss and gradient are finite at the start; a saved model, loaded, gives the same logits bit by bit",
+    )
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), [(24, 2), (2, 24), (1, 1)])
+def test_coefficients_of_lopsided_models(encoder: int, decoder: int) -> None:
+    """Each stack's own depth counts, and both in DeepNorm's encoder."""
+    layers = {"encoder": encoder, "decoder": decoder}
+    sublayers = {"encoder": 2 * encoder, "decoder": 3 * decoder}
+
+    def sites(name: str, **options: Any) -> list[tuple[str, Any]]:
+        model = test_deep.build(name, encoder, decoder, **options)
+        return [(key.split(".")[0], site) for key, site in connections.sites(model).items()]
+
+    # Wang 2022, table 1.
+    scales = {"encoder": math.exp((4 * math.log(encoder) + math.log(decoder)) / 16), "decoder": decoder**0.25}
+    factors = {"encoder": (0.81, 0.87), "decoder": (3**0.25, 12**-0.25)}
+    for stack, site in sites("deep_norm"):
+        alpha, beta = factors[stack]
+        assert (site.alpha, site.beta) == pytest.approx((alpha * scales[stack], beta / scales[stack]), rel=1e-12)
+    for stack, site in sites("keel"):
+        assert site.alpha == (1 if site.place.layer == 0 else sublayers[stack])
+    for stack, site in sites("layer_scale"):
+        assert site.branch_weight.unique().tolist() == pytest.approx([1e-5 if layers[stack] == 24 else 0.1])
+    for stack, site in sites("admin", admin_start="closed"):
+        n = sublayers[stack]
+        assert site.skip_weight.unique().tolist() == pytest.approx([math.sqrt((n + 1) / math.log(n + 1) - 1)])
+    for stack, site in sites("b2t"):
+        assert site.scale == pytest.approx(1 / math.sqrt(layers[stack]))
+    for stack, site in sites("mix_ln"):
+        assert site.is_post == (site.place.layer < {24: 6, 2: 1, 1: 1}[layers[stack]])
+    for _, site in sites("dense_former"):
+        weights = None if site.layer_weights is None else site.layer_weights.tolist()
+        assert weights == ([0.0] * (site.place.layer + 1) + [1.0] if site.place.last else None)
+
 
 # --- gradients that overflow: fairseq's loss scaling ---------------------------------------------------------------
 

@@ -360,6 +360,7 @@ def test_a_stack_under_torchscript_and_autocast(name: str) -> None:
         ("decoder", {"encoder": 6, "decoder": 6}, 18**0.25, 72**-0.25),
         ("encoder", {"encoder": 24, "decoder": 4}, 0.81 * (24**4 * 4) ** 0.0625, 0.87 * (24**4 * 4) ** -0.0625),
         ("encoder", {"encoder": 12}, 24**0.25, 96**-0.25),
+        ("encoder", {"encoder": 12, "decoder": 0}, 24**0.25, 96**-0.25),
         ("decoder", {"decoder": 12}, 24**0.25, 96**-0.25),
     ],
 )

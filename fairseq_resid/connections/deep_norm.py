@@ -20,7 +20,7 @@ def deep_norm_scales(place: Place) -> tuple[float, float]:
     Source: Wang 2022, table 1: of an encoder-decoder with N and M layers, the encoder has 0.81 (N⁴M)^(1/16) and
     0.87 (N⁴M)^(-1/16), the decoder (3M)^(1/4) and (12M)^(-1/4); a stack of N layers alone (2N)^(1/4) and (8N)^(-1/4).
     """
-    if not {"encoder", "decoder"} <= place.depths.keys():
+    if "encoder" not in place.depths or not place.depths.get("decoder"):
         place.depth(place.stack)  # raises if it is not known
         alone = sum(place.depths.values())  # the stages of an image model are one stack
         return (2 * alone) ** 0.25, (8 * alone) ** -0.25
