@@ -1,4 +1,4 @@
-"""What must be bridged in fairseq, each piece with the fact it answers. Imports nothing else of this package.
+"""What must be bridged in fairseq, each piece with the fact it answers. Of this package it imports the reader of files.
 
 `apply()` is what `--user-dir fairseq_resid` runs: it changes fairseq in this process, for stock models too. Importing
 this module changes nothing and does not need fairseq.
@@ -15,22 +15,23 @@ import json
 import logging
 import multiprocessing
 import os
-import pickle
 import re
 import shutil
 import signal
 import sys
 import threading
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+
+from .folders import checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -98,40 +99,82 @@ EVALUATED = set(
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Load a fairseq checkpoint, weights-only, on the CPU, memory-mapped if its format allows it.
+    """Load a fairseq checkpoint as data, on the CPU, memory-mapped if its format allows it.
 
-    Raises: ValueError naming the file if it is damaged, holds what may not be unpickled, or is none of fairseq's.
+    Raises: ValueError naming the file if it is damaged, holds what is no data, or is none of fairseq's; OSError if it
+    is not there.
     """
-    allow_checkpoint_globals()
-    try:
-        # Files from before torch 1.6 are no zip archives and cannot be mapped.
-        state = torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except (OSError, MemoryError):
-        raise
-    except pickle.UnpicklingError as error:
-        unsafe = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it holds {unsafe[1]}, which weights-only loading refuses" if unsafe else "damaged, or no checkpoint"
-        raise ValueError(f"{path}: cannot be loaded: {reason}") from None
-    except Exception:  # a damaged pickle can raise anything
-        raise ValueError(f"{path}: cannot be loaded: damaged, or no checkpoint") from None
+    require_file(path)
+    with open(path, "rb") as file:
+        state = checkpoint.read(file, str(path), is_mapped=True)
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise ValueError(f"{path}: not a fairseq checkpoint: it holds no 'model'")
+    refuse_code(state, str(path))
     return state
+
+
+def require_file(path: str | os.PathLike[str]) -> None:
+    """Refuse what is there and is no file: opening a named pipe waits for ever.
+
+    Raises: UserError naming it.
+    """
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise UserError(f"{path}: cannot be loaded: it is not a regular file")
+
+
+def check_finite(model: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Check the weights of a checkpoint.
+
+    Raises: UserError naming the file and the first parameter that holds NaN or an infinite number.
+    """
+    for name, tensor in model.items():
+        # fairseq saves the mark `_float_tensor` without ever setting it.
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or name.endswith("_float_tensor"):
+            continue
+        if not tensor.sum(dtype=torch.float64).isfinite():
+            count = tensor.numel() - int(tensor.isfinite().sum())
+            raise UserError(f"{path}: {name} holds {count:,} numbers of {tensor.numel():,} that are NaN or infinite")
+
+
+LONGEST = 10_000  # characters of a setting that fairseq evaluates, and values that it may have
+
+
+def _values(node: ast.AST) -> int:
+    """Return how many values a literal has at most.
+
+    Raises: ValueError for what is no literal.
+    """
+    if isinstance(node, ast.Constant):
+        return len(node.value) if isinstance(node.value, (str, bytes)) else 1
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.UAdd, ast.USub)):
+        return _values(node.operand)
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return 1 + sum(map(_values, node.elts))
+    if isinstance(node, ast.Dict):
+        return 1 + sum(map(_values, filter(None, node.keys))) + sum(map(_values, node.values))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _values(node.left) + _values(node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        for times, what in ((node.left, node.right), (node.right, node.left)):
+            if isinstance(times, ast.Constant) and isinstance(times.value, int):
+                return max(times.value, 1) * _values(what)
+    raise ValueError("no literal")
 
 
 def is_literal(text: str) -> bool:
     """Return whether a Python expression is made of literals, containers and `+`, `*`, signs between them only.
 
+    Its value is small too: `[0] * 10000000000` is none.
+
     >>> is_literal("(0.9, 0.98)"), is_literal("[(512, 3)] * 20"), is_literal("print(1)")
     (True, True, False)
     """
+    if len(text) > LONGEST:
+        return False
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        return _values(ast.parse(text.strip(), mode="eval").body) <= LONGEST
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    allowed = (ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Load, ast.BinOp, ast.Add, ast.Mult)
-    signs = (ast.UnaryOp, ast.UAdd, ast.USub)
-    return all(isinstance(node, allowed + signs) for node in ast.walk(tree))
 
 
 def _settings(config: Any) -> Iterator[tuple[str, Any]]:
@@ -144,6 +187,7 @@ def _settings(config: Any) -> Iterator[tuple[str, Any]]:
             yield from _settings(value)
     elif isinstance(config, (list, tuple)):
         for value in config:
+            yield "", value
             yield from _settings(value)
 
 
@@ -162,74 +206,141 @@ def is_plain(value: Any) -> bool:
 
 
 def refuse_code(state: Any, path: str) -> None:
-    """Refuse a checkpoint whose config holds something that fairseq would evaluate and that is no literal.
+    """Refuse a checkpoint whose config holds something that fairseq or OmegaConf would evaluate.
 
-    Weights-only loading is no sandbox by itself: fairseq calls eval on settings such as optimizer.adam_betas.
+    Data are no sandbox by themselves: fairseq calls eval on settings such as optimizer.adam_betas, and OmegaConf puts
+    environment variables, or whole configs, in the place of `${oc.env:HOME}` and `${oc.create:...}`.
 
     Raises: UserError naming the file, the setting and its value.
     """
     if not isinstance(state, dict):
         raise UserError(f"{path}: not a fairseq checkpoint")
-    for key in ("cfg", "args"):
-        if not isinstance(state.get(key), (dict, argparse.Namespace, type(None))):
+    for key, kind in (("cfg", dict), ("args", argparse.Namespace)):
+        if not isinstance(state.get(key), (kind, type(None))):
             # OmegaConf.create, which fairseq gives it to, would read a string as YAML, past the check below.
             raise UserError(f"{path}: its {key} is a {type(state[key]).__name__}, not settings by name")
-        for name, value in _settings(state.get(key)):
+        for number, (name, value) in enumerate(_settings(state.get(key))):
+            if number == MOST_SETTINGS:
+                raise UserError(f"{path}: its {key} has more than {MOST_SETTINGS:,} settings")
             if name in EVALUATED and not is_plain(value):
                 raise UserError(
-                    f"{path}: its config has {name}={value!r}, which fairseq would run as code; "
+                    f"{path}: its config has {name}={checkpoint.shown(value)}, which fairseq would run as code; "
                     "only literals (numbers, strings, lists, tuples, dicts, + and * between them) are accepted"
                 )
+            if any(isinstance(text, str) and RESOLVER.search(text) for text in (name, value)):
+                raise UserError(
+                    f"{path}: its config has {name[:80]}={checkpoint.shown(value)}, which OmegaConf would resolve"
+                )
+    if isinstance(state.get("model"), dict):
+        for name, value in state["model"].items():
+            if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+                raise UserError(f"{path}: its model has {checkpoint.shown(name)}, which is no tensor")
+    history = state.get("optimizer_history") or []
+    if not isinstance(history, list) or not all(isinstance(part, dict) for part in history):
+        raise UserError(f"{path}: its optimizer_history is no list of settings")
+    if any(not isinstance(part.get("num_updates", 0), int) for part in history):
+        raise UserError(f"{path}: its optimizer_history has a num_updates that is no number")
+
+
+# Of fairseq's own configs a thousand, and all that it writes are resolved; a reference to another setting is harmless.
+MOST_SETTINGS = 10_000
+RESOLVER = re.compile(r"\$\{(?![\w.]+\})")
+# Files that fairseq would read for start values, which the checkpoint's own weights replace.
+START_VALUES = ("encoder_embed_path", "decoder_embed_path")
+
+
+def forget_start_values(state: dict[str, Any]) -> None:
+    """Take out of a config what names files of start values: they may be missing, another's, or endless."""
+    for config in (*(state.get("cfg") or {}).values(), state.get("args")):
+        settings = vars(config) if isinstance(config, argparse.Namespace) else config
+        if isinstance(settings, dict):
+            settings.update({name: None for name in START_VALUES if name in settings})
 
 
 class _WeightsOnlyTorch(ModuleType):
-    """torch, whose load unpickles weights only and refuses configs with code in them."""
+    """torch, whose load reads data alone, and refuses configs with code in them and weights that are not finite."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
     @staticmethod
-    def load(file: Any, *args: Any, **kwargs: Any) -> Any:
+    def load(file: Any, *_: Any, **__: Any) -> Any:
         path = str(getattr(file, "name", file))
-        kwargs["weights_only"] = True
+        require_file(path)
         try:
-            state = torch.load(file, *args, **kwargs)
-        except Exception as error:  # pickle, zip and torch errors of every kind; the reason is in the first line
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise UserError(f"{path}: cannot be loaded as weights: {reason[0]}") from error
+            # Not mapped: a training that goes on writes over the file.
+            with open(path, "rb") as again:
+                state = checkpoint.read(again, path)
+        except (ValueError, OSError) as error:
+            raise UserError(str(error)) from None
         refuse_code(state, path)
+        forget_start_values(state)
+        if isinstance(state.get("model"), dict):
+            check_finite(state["model"], path)
         return state
 
 
+LOADERS = (
+    "fairseq.checkpoint_utils",
+    "fairseq.data.codedataset",
+    "fairseq.models.speech_to_text.xm_transformer",
+    "fairseq.models.text_to_speech.vocoder",
+)
+
+
 def load_weights_only() -> None:
-    """Make fairseq's own checkpoint loading weights-only, on every torch.
+    """Make fairseq's own checkpoint loading weights-only, on every torch, and let its errors name the file.
 
     torch < 2.6 (fairseq 0.12.2's) unpickles whatever a file says. fairseq/checkpoint_utils.py is where all of train,
-    generate, validate, interactive and hub load; in it, and nowhere else, torch.load is replaced.
+    generate, validate, interactive and hub load. Elsewhere torch.load is called for files that a config names: a
+    checkpoint of such an architecture brings its config with it.
     """
     from fairseq import checkpoint_utils
 
     allow_checkpoint_globals()
-    checkpoint_utils.torch = _WeightsOnlyTorch("torch")
+    for name in LOADERS:
+        vars(import_module(name))["torch"] = _WeightsOnlyTorch("torch")
+
+    original = checkpoint_utils.load_model_ensemble_and_task
+
+    @functools.wraps(original)
+    def load_model_ensemble_and_task(filenames, *args, **kwargs):  # type: ignore[no-untyped-def]
+        for name in filenames:
+            require_file(name)
+        try:
+            return original(filenames, *args, **kwargs)
+        except Exception as error:  # a config can be wrong in any way
+            said = " ".join(str(error).split())
+            if isinstance(error, UserError) and any(said.startswith(f"{name}: ") for name in filenames):
+                raise
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            raise UserError(f"{', '.join(filenames)}: cannot be loaded: {kind}{said[:500]}") from error
+
+    checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
 
 
 def name_misfits() -> None:
-    """Let the trainer say which parameters of a checkpoint do not fit.
+    """Let the trainer say which parameters of a checkpoint do not fit, and what is no file.
 
-    Trainer.load_checkpoint replaces every error of load_state_dict by "please ensure that the architectures match".
+    Trainer.load_checkpoint replaces every error of load_state_dict by "please ensure that the architectures match", and
+    begins anew where it finds no regular file.
     """
     from fairseq.trainer import Trainer
 
     original = Trainer.load_checkpoint
 
     @functools.wraps(original)
-    def load_checkpoint(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def load_checkpoint(self, filename, *args, **kwargs):  # type: ignore[no-untyped-def]
+        require_file(filename)
         try:
-            return original(self, *args, **kwargs)
-        except Exception as error:
-            if isinstance(error.__context__, UserError):
-                raise error.__context__ from None
+            return original(self, filename, *args, **kwargs)
+        except UserError:
             raise
+        except Exception as error:
+            cause = error.__context__ or error
+            said = " ".join(str(cause).split())
+            kind = "" if isinstance(cause, UserError) else f"{type(cause).__name__}: "
+            raise UserError(f"{filename}: cannot be loaded: {kind}{said[:500]}") from error
 
     Trainer.load_checkpoint = load_checkpoint
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import connections
 from ..commands.progress import Progress
-from ..compat import load_checkpoint
+from ..compat import check_finite, load_checkpoint
 from ..connections import ResidualConnection, sites
 from ..folders.run import NUMBERED, Fingerprint
 from .model import Loaded, batches, choose, fits
@@ -38,6 +38,7 @@ def learned(loaded: Loaded, notes: list[str]) -> dict[str, dict[str, list[tuple[
     for path in [*run.numbered("epoch"), *run.numbered("update")] if having else ():
         try:
             state = load_checkpoint(path)
+            check_finite(state["model"], path)
             model.load_state_dict(state["model"])
         except (ValueError, SystemExit) as error:
             notes.append(f"left out: {str(error).splitlines()[0]}")

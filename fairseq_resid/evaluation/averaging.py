@@ -28,7 +28,7 @@ import torch
 
 from ..commands import frame
 from ..commands.progress import Progress
-from ..compat import load_checkpoint
+from ..compat import check_finite, load_checkpoint
 from ..folders.files import replacing, sha256
 from ..folders.run import Numbering, Run
 
@@ -138,6 +138,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
         for path in paths:
             state = load_checkpoint(path)
             _check_sums(path)
+            check_finite(state["model"], path)
             layouts[path] = layout(state["model"])
             inputs.append({"file": path.name, "sha256": sha256(path), "num_updates": num_updates(state)})
             del state

@@ -65,6 +65,7 @@ class Translator:
             bpe="sentencepiece",
             sentencepiece_model=str(model),
         )
+        loaded["args"].tokenizer = None  # of the training's validation; the text has its form already
         self.hub: Any = hub_utils.GeneratorHubInterface(loaded["args"], loaded["task"], loaded["models"])
         self.hub.eval()
         if torch.cuda.is_available() and not cpu:
