@@ -187,7 +187,7 @@ def _settings(config: Any) -> Iterator[tuple[str, Any]]:
             yield from _settings(value)
     elif isinstance(config, (list, tuple)):
         for value in config:
-            yield "", value
+            yield "[]", value
             yield from _settings(value)
 
 
@@ -266,7 +266,6 @@ class _WeightsOnlyTorch(ModuleType):
     @staticmethod
     def load(file: Any, *_: Any, **__: Any) -> Any:
         path = str(getattr(file, "name", file))
-        require_file(path)
         try:
             # Not mapped: a training that goes on writes over the file.
             with open(path, "rb") as again:
@@ -278,6 +277,21 @@ class _WeightsOnlyTorch(ModuleType):
         if isinstance(state.get("model"), dict):
             check_finite(state["model"], path)
         return state
+
+
+@contextlib.contextmanager
+def naming(*files: str) -> Iterator[None]:
+    """Let what goes wrong with checkpoint files, in whatever way, be a UserError on one line that names them."""
+    for file in files:
+        require_file(file)
+    try:
+        yield
+    except Exception as error:
+        said = " ".join(str(error).split())
+        if isinstance(error, UserError) and said.startswith(tuple(f"{file}: " for file in files)):
+            raise
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        raise UserError(f"{', '.join(files)}: cannot be loaded: {kind}{said[:500]}") from error
 
 
 LOADERS = (
@@ -301,21 +315,22 @@ def load_weights_only() -> None:
     for name in LOADERS:
         vars(import_module(name))["torch"] = _WeightsOnlyTorch("torch")
 
-    original = checkpoint_utils.load_model_ensemble_and_task
+    load_file, load_models = checkpoint_utils.load_checkpoint_to_cpu, checkpoint_utils.load_model_ensemble_and_task
 
-    @functools.wraps(original)
+    @functools.wraps(load_file)
+    def load_checkpoint_to_cpu(path, *args, **kwargs):  # type: ignore[no-untyped-def]
+        with naming(path):
+            state = load_file(path, *args, **kwargs)
+            if not isinstance(state.get("model"), dict):
+                raise UserError(f"{path}: not a fairseq checkpoint: it holds no 'model'")
+            return state
+
+    @functools.wraps(load_models)
     def load_model_ensemble_and_task(filenames, *args, **kwargs):  # type: ignore[no-untyped-def]
-        for name in filenames:
-            require_file(name)
-        try:
-            return original(filenames, *args, **kwargs)
-        except Exception as error:  # a config can be wrong in any way
-            said = " ".join(str(error).split())
-            if isinstance(error, UserError) and any(said.startswith(f"{name}: ") for name in filenames):
-                raise
-            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-            raise UserError(f"{', '.join(filenames)}: cannot be loaded: {kind}{said[:500]}") from error
+        with naming(*filenames):
+            return load_models(filenames, *args, **kwargs)
 
+    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
     checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
 
 
@@ -331,16 +346,11 @@ def name_misfits() -> None:
 
     @functools.wraps(original)
     def load_checkpoint(self, filename, *args, **kwargs):  # type: ignore[no-untyped-def]
-        require_file(filename)
-        try:
-            return original(self, filename, *args, **kwargs)
-        except UserError:
-            raise
-        except Exception as error:
-            cause = error.__context__ or error
-            said = " ".join(str(cause).split())
-            kind = "" if isinstance(cause, UserError) else f"{type(cause).__name__}: "
-            raise UserError(f"{filename}: cannot be loaded: {kind}{said[:500]}") from error
+        with naming(filename):
+            try:
+                return original(self, filename, *args, **kwargs)
+            except Exception as error:
+                raise (error.__context__ or error) from None
 
     Trainer.load_checkpoint = load_checkpoint
 

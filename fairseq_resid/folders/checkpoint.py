@@ -33,8 +33,8 @@ from torch import Tensor
 
 # What torch writes first into a file that is no zip archive, and the only version of that format.
 LEGACY_MARK, LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001
-# Reads that a program may take: two for a value on average, some 60 bytes of memory each at worst.
-FREE_READS, BYTES_A_READ = 500_000, 100
+# Reads that a program may take, of which a tensor takes 55 and a value in a list 1: each can make 70 bytes of memory.
+FREE_READS, BYTES_A_READ, MOST_READS = 300_000, 8, 3_000_000
 DEPTH = 100  # of containers in containers
 STORAGES = {
     f"torch.{name}Storage": dtype
@@ -123,8 +123,9 @@ def scalar(kind: Any, data: Any) -> Any:
     return np.frombuffer(data, kind)[0]
 
 
-def rebuild_array(kind: Any, *_: Any) -> np.ndarray[Any, Any]:
-    require(kind is rebuild_array, "an array of another type than numpy.ndarray")
+def rebuild_array(kind: Any, shape: Any, _: Any) -> np.ndarray[Any, Any]:
+    """Return an empty array, which `BUILD` fills."""
+    require(kind is rebuild_array and are_sizes(shape) and shape == (0,), "an array of another type or shape")
     return np.zeros(0)
 
 
@@ -148,12 +149,14 @@ DTYPES = {str(dtype): dtype for dtype in STORAGES.values()}
 class Program:
     """The bytes of a pickle, whose reads are counted. memory: a file in memory, so that no read is longer than it."""
 
-    def __init__(self, memory: Any, reads: int) -> None:
-        self.memory, self.left = memory, reads
+    def __init__(self, memory: Any, size: int) -> None:
+        self.memory, self.reads = memory, 0
+        # A tensor takes more than 55 x 8 bytes of an archive.
+        self.most = min(FREE_READS + size // BYTES_A_READ, MOST_READS)
 
     def read(self, count: int) -> bytes:
-        self.left -= 1
-        require(self.left >= 0, "more values than a file of its size can need")
+        self.reads += 1
+        require(self.reads <= self.most, "more values than a file of its size can need")
         data: bytes = self.memory.read(count)
         require(len(data) == count, "damaged, or no checkpoint")
         return data
@@ -339,13 +342,13 @@ def _read_zip(file: BufferedReader, memory: mmap.mmap, is_mapped: bool) -> Any:
 
     if f"{root}/byteorder" in names:
         require(content(f"{root}/byteorder") == sys.byteorder.encode(), "written on a machine of another byte order")
-    program = content(f"{root}/data.pkl")
-    return Unpickler(Program(BytesIO(program), reads_for(len(memory))), storage).load()
+    program = Program(BytesIO(content(f"{root}/data.pkl")), len(memory))
+    return checked(Unpickler(program, storage).load(), program)
 
 
 def _read_legacy(memory: mmap.mmap) -> Any:
     memory.seek(0)
-    program = Program(memory, reads_for(len(memory)))
+    program = Program(memory, len(memory))
     found: dict[str, torch.UntypedStorage] = {}
     claimed = 0
 
@@ -363,7 +366,7 @@ def _read_legacy(memory: mmap.mmap) -> Any:
 
     head = [Unpickler(program, no_storage).load() for _ in range(3)]
     require(head[:2] == [LEGACY_MARK, LEGACY_VERSION], "damaged, or no checkpoint")
-    state = Unpickler(program, storage).load()
+    state = checked(Unpickler(program, storage).load(), program)
     keys = Unpickler(program, no_storage).load()
     require(type(keys) is list and sorted(map(str, keys)) == sorted(found), "damaged, or no checkpoint")
     for key in keys:
@@ -372,10 +375,6 @@ def _read_legacy(memory: mmap.mmap) -> Any:
         found[key].copy_(data)
         memory.seek(data.nbytes(), os.SEEK_CUR)
     return state
-
-
-def reads_for(size: int) -> int:
-    return FREE_READS + size // BYTES_A_READ
 
 
 def parts(value: Any) -> Iterator[Any]:
@@ -389,12 +388,12 @@ def parts(value: Any) -> Iterator[Any]:
         yield from value
 
 
-def check_tree(state: Any, most: int) -> None:
-    """Check that everything in a file is data, and that whoever walks through it comes to an end.
+def checked(state: Any, program: Program) -> Any:
+    """Return what a program has made, if it is data alone, and whoever walks through it comes to an end.
 
     A list that holds another one twice, which holds another one twice, ... is short in a file and endless to walk.
     """
-    left = most
+    left = 2 * program.reads  # twice what there is if nothing is shared
     layers = [iter([state])]
     while layers:
         for value in layers[-1]:
@@ -408,6 +407,7 @@ def check_tree(state: Any, most: int) -> None:
                 break
         else:
             layers.pop()
+    return state
 
 
 def read(file: BufferedReader, name: str, is_mapped: bool = False) -> Any:
@@ -417,12 +417,9 @@ def read(file: BufferedReader, name: str, is_mapped: bool = False) -> Any:
     Raises: ValueError naming the file if it is damaged, no checkpoint, or holds what is no data.
     """
     try:
-        size = os.fstat(file.fileno()).st_size
-        require(size > 0, "empty")
+        require(os.fstat(file.fileno()).st_size > 0, "empty")
         memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        state = _read_zip(file, memory, is_mapped) if memory[:2] == b"PK" else _read_legacy(memory)
-        check_tree(state, reads_for(size))
-        return state
+        return _read_zip(file, memory, is_mapped) if memory[:2] == b"PK" else _read_legacy(memory)
     except Refused as error:
         raise ValueError(f"{name}: cannot be loaded: {error}") from None
     except (OSError, MemoryError):

@@ -93,13 +93,18 @@ class Structured:
         if self.coefficient_log is not None:
             self.coefficient_log.before(num_updates)
 
-    def load_state_dict(self, *given: Any, **named: Any) -> Any:
+    def load_state_dict(self, state_dict: Any, *given: Any, **named: Any) -> Any:
         """Load a checkpoint of this model, or for translation of stock `transformer` with the same parameters.
 
-        Raises: UserError naming what is missing, unexpected or of another shape.
+        Raises: UserError naming what is missing, unexpected, of another shape or of another kind of numbers.
         """
+        for name, own in self.state_dict().items():  # type: ignore[attr-defined]
+            theirs = state_dict.get(name, own)
+            # torch rounds, and drops what is imaginary.
+            if theirs.is_floating_point() != own.is_floating_point():
+                raise UserError(f"the checkpoint does not fit {self.named()}: {name} is of {theirs.dtype}")
         try:
-            return super().load_state_dict(*given, **named)  # type: ignore[misc]
+            return super().load_state_dict(state_dict, *given, **named)  # type: ignore[misc]
         except RuntimeError as error:
             if not str(error).startswith("Error(s) in loading state_dict"):
                 raise
