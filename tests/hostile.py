@@ -395,7 +395,10 @@ def write(folder: Path, healthy: Path, command: str) -> dict[str, Path]:
         torch.save(state, file(name))
     for name, misfit in MISFITS.items():
         state = fresh()
-        misfit(state["model"], next(name for name in state["model"] if name.endswith("fc1.weight") or "conv" in name))
+        misfit(
+            state["model"],
+            next(name for name, weight in state["model"].items() if weight.dim() > 1 and "embed" not in name),
+        )
         torch.save(state, file(name))
     return made
 
