@@ -15,6 +15,7 @@ took it apart.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -34,6 +35,14 @@ ESCAPES = {
     "[": "&#91;",
     "]": "&#93;",
 }
+
+# fairseq's own words, which text must not write. A run of unknown characters is a subword as it stands.
+SPECIAL = frozenset(("<s>", "<pad>", "</s>"))
+
+
+def plain_words(subwords: Iterable[str]) -> list[str]:
+    """Return subwords of text for fairseq: unknown characters that read as one of its own words are <unk>."""
+    return ["<unk>" if subword in SPECIAL else subword for subword in subwords]
 
 
 @lru_cache

@@ -14,6 +14,7 @@ from ..commands import quiet
 from ..commands.progress import POLL, Progress
 from ..commands.workers import context, start_worker
 from ..folders.data import PairCounts
+from ..text import plain_words
 from . import clean, stream
 
 # Learned from at most so many training pairs, evenly spread, so that memory does not grow with the corpus.
@@ -130,8 +131,7 @@ def _load(model: str) -> None:
 def encoded(lines: list[bytes]) -> list[list[str]]:
     """Return the subwords of every line; on one thread, as there is a process for every core."""
     texts = [line.decode().rstrip("\n") for line in lines]
-    subwords: list[list[str]] = _processor.encode(texts, out_type=str, num_threads=1)
-    return subwords
+    return [plain_words(subwords) for subwords in _processor.encode(texts, out_type=str, num_threads=1)]
 
 
 class Encode:

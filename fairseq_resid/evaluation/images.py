@@ -16,7 +16,7 @@ from typing import Any
 from ..commands.progress import Progress
 from ..folders import images, records
 from ..folders.data import find_data, is_trained_on
-from ..folders.files import read_lines, write_text
+from ..folders.files import read_rows, write_text
 from ..folders.images import ImageRecord
 from ..folders.run import Fingerprint, Results, Run, Scored
 
@@ -97,14 +97,12 @@ def read(path: Path) -> list[Answer]:
 
     Raises: ValueError naming file and line.
     """
-    found = []
-    for number, line in enumerate(read_lines(path), start=1):
-        try:
-            label, given, nll = line.split("\t")
-            found.append(Answer(int(label), int(given), float(nll)))
-        except ValueError:
-            raise ValueError(f"{path}:{number}: {line[:40]!r}: class, class given and NLL are expected") from None
-    return found
+
+    def one(fields: list[str]) -> Answer:
+        label, given, nll = fields
+        return Answer(int(label), int(given), float(nll))
+
+    return read_rows(path, one, "class, class given and NLL")
 
 
 def answer(job: ImageJob) -> list[Answer]:

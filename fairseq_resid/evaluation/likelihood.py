@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..commands.progress import Progress
-from ..folders.files import read_lines, write_text
+from ..folders.files import read_rows, write_text
 from .job import Job
 
 LABEL = "NLL"  # among the scores
@@ -42,14 +42,12 @@ def read(path: Path) -> list[Sentence]:
 
     Raises: ValueError naming file and line.
     """
-    found = []
-    for number, line in enumerate(read_lines(path), start=1):
-        try:
-            nll, tokens = line.split("\t")
-            found.append(Sentence(float(nll), int(tokens)))
-        except ValueError:
-            raise ValueError(f"{path}:{number}: {line[:40]!r}: NLL, a tab and tokens are expected") from None
-    return found
+
+    def sentence(fields: list[str]) -> Sentence:
+        nll, tokens = fields
+        return Sentence(float(nll), int(tokens))
+
+    return read_rows(path, sentence, "NLL, a tab and tokens")
 
 
 def measure(job: Job, checkpoint: Path) -> list[Sentence]:

@@ -23,6 +23,7 @@ from ..compat import load_checkpoint
 from ..folders import data as data_folder
 from ..folders.data import Corpus, find_data
 from ..folders.run import Run
+from ..text import plain_words
 from .decoding import SETTINGS
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Translator:
         return self.decode([self.encode(line, number) for number, line in enumerate(lines, start=1)])
 
     def encode(self, line: str | bytes, number: int) -> Tensor | None:
-        """Return a line's subwords as the model numbers them, None for a blank line.
+        """Return a line's subwords as the model numbers them, None for a line of none.
 
         Raises: ValueError naming the line if it is not UTF-8, or too long for the model.
         """
@@ -90,9 +91,10 @@ class Translator:
                 line = line.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise ValueError(f"line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
-        if not line.strip():
+        words = plain_words(self.hub.apply_bpe(self.source.to_model(line)).split())
+        if not words:
             return None
-        subwords: Tensor = self.hub.encode(self.source.to_model(line))
+        subwords: Tensor = self.hub.binarize(" ".join(words))
         if len(subwords) > self.longest:
             raise ValueError(f"line {number}: {len(subwords):,} subwords, and the model takes {self.longest:,}")
         return subwords

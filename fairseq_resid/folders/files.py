@@ -8,21 +8,27 @@ import hashlib
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[Iterable[bytes]]:
     """Open a file to be read; where there is none, its compressed form FILE.gz, which is what a study keeps.
 
-    Raises: FileNotFoundError if there is neither.
+    Raises: FileNotFoundError if there is neither; ValueError naming the compressed one if it is damaged.
     """
     packed = path.with_name(f"{path.name}.gz")
     if packed.is_file() and not path.is_file():
-        with gzip.open(packed, "rb") as file:
-            yield file
+        try:
+            with gzip.open(packed, "rb") as file:
+                yield file
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{packed}: damaged: {error}") from None
     else:
         with path.open("rb") as plain:
             yield plain
@@ -46,9 +52,21 @@ def read_lines(path: Path) -> list[str]:
                 lines.append(line.rstrip("\r\n"))
     except (FileNotFoundError, IsADirectoryError):
         raise ValueError(f"{path}: no such file") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path}.gz: damaged: {error}") from None
     return lines
+
+
+def read_rows(path: Path, take: Callable[[list[str]], T], expected: str) -> list[T]:
+    """Return what `take` makes of the fields of every line, which tabs part.
+
+    Raises: ValueError naming file and line, and what is expected there, where `take` raises one.
+    """
+    rows = []
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            rows.append(take(line.split("\t")))
+        except ValueError:
+            raise ValueError(f"{path}:{number}: {line[:40]!r}: {expected} are expected") from None
+    return rows
 
 
 def read_pairs(source: Path, target: Path) -> tuple[list[str], list[str]]:

@@ -94,9 +94,10 @@ def open_split(data: Path, split: str, known: ImageRecord) -> np.memmap[Any, Any
     if not file.is_file():
         raise ValueError(f"{file}: no such file; {data} has {', '.join(known.counts)}")
     try:
-        images = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{file}: damaged: {error}") from None
+        # Not np.load, which reads other kinds of files too.
+        images: np.memmap[Any, Any] = np.lib.format.open_memmap(file, mode="r")
+    except Exception as error:  # it parses the header as Python
+        raise ValueError(f"{file}: damaged: {' '.join(str(error).split())}") from None
     if images.dtype != dtype(known.shape) or images.shape != (known.counts.get(split),):
         raise ValueError(
             f"{file}: not the {split} split of {data / RECORD}: its images are {images.shape} of another type"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import yaml
 
 from .files import write_text
 
@@ -28,10 +29,12 @@ def read(path: Path, kind: type[T], writer: str = "") -> T:
         content = path.read_bytes()
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file" + (f": run {writer} first" if writer else "")) from None
-    decode = msgspec.yaml.decode if path.suffix == ".yaml" else msgspec.json.decode
     try:
-        return decode(content, type=kind)
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        if path.suffix == ".yaml":
+            # Not msgspec's decoder: it lets PyYAML parse in C, where deep nesting ends the process.
+            return msgspec.convert(yaml.safe_load(content), kind)
+        return msgspec.json.decode(content, type=kind)
+    except Exception as error:  # of deep nesting RecursionError; of YAML's types whatever their constructors raise
         by = f", or not written by {writer}" if writer else ""
         raise ValueError(f"{path}: damaged{by}: {_reason(error)}") from None
 
@@ -71,5 +74,5 @@ def as_type(value: Any, kind: type[T]) -> T:
 
 
 def _reason(error: Exception) -> str:
-    """Return msgspec's message, a place in it without the sign for the whole file."""
-    return str(error).replace("`$.", "`").replace(" - at `$`", "")
+    """Return a parser's message on one line, a place in it without the sign for the whole file."""
+    return " ".join(str(error).split()).replace("`$.", "`").replace(" - at `$`", "")

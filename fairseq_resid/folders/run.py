@@ -248,9 +248,10 @@ class Run:
                 continue
             num_updates = updates
             losses = {at: loss for at, loss in losses.items() if at <= updates}
-            if "train_num_updates" in record:
-                epochs = {number: kept for number, kept in epochs.items() if number < record["epoch"]}
-                epochs[record["epoch"]] = record
+            if "train_num_updates" in record and "epoch" in record:
+                epoch = int(record["epoch"])
+                epochs = {number: kept for number, kept in epochs.items() if number < epoch}
+                epochs[epoch] = record
             elif (loss := record.get("valid_loss", record.get("test_loss"))) is not None:  # --valid-subset test
                 losses[updates] = float(loss)
 
@@ -280,14 +281,17 @@ def unit_of(record: Mapping[str, Any]) -> str:
 
 
 def log_record(line: str) -> dict[str, Any] | None:
-    """Return the JSON record on a line of train.log; None if it holds none."""
+    """Return the JSON record on a line of train.log; None if it holds none, or one with what is no number."""
     if (match := LOGGED.fullmatch(line)) is None:
         return None
     try:
-        record = json.loads(match[1])
-    except ValueError:  # the configuration, printed as a Python dict
+        record: dict[str, Any] = json.loads(match[1])
+        numbers = {name: float(value) for name, value in record.items()}
+        counts = {name: int(value) for name, value in record.items() if name == "epoch" or name.endswith("num_updates")}
+    # The configuration, printed as a Python dict; what a damaged file holds.
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
-    return record if isinstance(record, dict) else None
+    return record if all(math.isfinite(numbers[name]) for name in (*counts, *({"update"} & record.keys()))) else None
 
 
 def _epoch_seconds(record: dict[str, Any], updates: float) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..evaluation import images, likelihood, scoring
-from ..folders.files import read_lines
+from ..folders.files import read_rows
 from ..folders.run import Run
 
 
@@ -25,8 +25,10 @@ def _nll(run: Run, subset: str) -> list[list[float]]:
 
 
 def _bleu(run: Run, subset: str) -> list[list[float]]:
-    lines = read_lines(run.decode / f"{subset}.averaged.bleu")
-    return [[float(number) for number in line.split("\t")] for line in lines]
+    def counts(fields: list[str]) -> list[float]:
+        return [float(field) for field, _ in zip(fields, range(10), strict=True)]
+
+    return read_rows(run.decode / f"{subset}.averaged.bleu", counts, "two lengths and eight counts of n-grams")
 
 
 def _error(run: Run, subset: str) -> list[list[float]]:

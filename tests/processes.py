@@ -1,0 +1,49 @@
+"""A command and all processes below it, as /proc shows them: what they are, and the memory that they take."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+def tree(pid: int) -> list[int]:
+    """Return a process and all its descendants."""
+    parents = {}
+    for status in PROC.glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(status.parent.name)] = int(status.read_text().rsplit(")", 1)[1].split()[1])
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found)
+
+
+def _field(file: Path, name: str) -> int:
+    """Return a field of a status file of /proc in bytes; 0 if the process has ended."""
+    with contextlib.suppress(OSError):
+        for line in file.read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def resident(pid: int) -> int:
+    """Return the resident memory of a process and its descendants, VmRSS, in bytes."""
+    return sum(_field(PROC / str(one) / "status", "VmRSS:") for one in tree(pid))
+
+
+def proportional(pid: int) -> dict[str, int]:
+    """Return the proportional set size of each process of a tree by its command line, added up where they are equal."""
+    found: dict[str, int] = {}
+    for one in tree(pid):
+        with contextlib.suppress(OSError):
+            command = (PROC / str(one) / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            found[command] = found.get(command, 0) + _field(PROC / str(one) / "smaps_rollup", "Pss:")
+    return found
+
+
+def descriptors(pid: int) -> int:
+    """Return how many files a process holds open."""
+    return len(list((PROC / str(pid) / "fd").iterdir()))
