@@ -586,9 +586,9 @@ class _MeetingDistributed(ModuleType):
             store = torch.distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
             store.set(f"facts{rank}", json.dumps(self.facts))
             all_facts = [json.loads(store.get(f"facts{number}")) for number in range(world_size)]
-            # Rank 0 holds the store: it may not end before all have read.
             store.set(f"read{rank}", "")
-            store.wait([f"read{number}" for number in range(world_size)], patience)
+            if rank == 0:  # it may hold the store, and then must not end before all have read
+                store.wait([f"read{number}" for number in range(world_size)], patience)
         except (RuntimeError, OSError, ValueError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             in_use = "its port is in use: give another one" if "EADDRINUSE" in str(error) else ""
@@ -620,6 +620,28 @@ def compare_processes() -> None:
         return original(cfg)
 
     distributed.distributed_init = distributed_init
+
+
+class _TrustingTorch(ModuleType):
+    """torch, whose load takes any object: what one process of a training sends to another."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def load(file: Any, *args: Any, **kwargs: Any) -> Any:
+        return torch.load(file, *args, **{**kwargs, "weights_only": False})
+
+
+def send_checkpoints() -> None:
+    """Let a training on several processes go on.
+
+    Rank 0 reads the checkpoint and sends it to the others. Its config is an OmegaConf by then, which torch >= 2.6 does
+    not unpickle.
+    """
+    from fairseq.distributed import utils
+
+    utils.torch = _TrustingTorch("torch")
 
 
 def _bytes_of(value: Any) -> int:
@@ -849,6 +871,7 @@ def apply() -> None:
     unscale_once()
     save_when_stopped()
     compare_processes()
+    send_checkpoints()
     write_whole()
     keep_last_batch()
     keep_batches_on_resume()
