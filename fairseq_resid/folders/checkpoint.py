@@ -282,8 +282,8 @@ class Unpickler(_python):
 # --- the formats ----------------------------------------------------------------------------------------------------
 
 
-def view(memory: mmap.mmap | bytearray, start: int, count: int) -> torch.UntypedStorage:
-    """Return bytes in memory, or of a mapped file, as a storage. What is written to it does not reach the file."""
+def view(memory: mmap.mmap, start: int, count: int) -> torch.UntypedStorage:
+    """Return bytes of a mapped file as a storage. What is written to it stays in memory."""
     if not count:
         return torch.UntypedStorage(0)
     return torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=count).untyped_storage()
@@ -331,11 +331,11 @@ def _read_zip(file: BufferedReader, memory: mmap.mmap, is_mapped: bool) -> Any:
             if is_mapped:
                 found[name] = view(memory, start, held)
             else:
-                data = bytearray(held)
+                data = np.empty(held, np.uint8)
                 file.seek(start)
-                require(file.readinto(data) == held, "damaged, or no checkpoint")
-                require(zlib.crc32(data) == names[name].CRC, f"damaged ({name})")
-                found[name] = view(data, 0, held)
+                require(file.readinto(data.data) == held, "damaged, or no checkpoint")
+                require(zlib.crc32(data.data) == names[name].CRC, f"damaged ({name})")
+                found[name] = torch.from_numpy(data).untyped_storage()
         held = found[name].nbytes()
         require(count <= held, f"a storage of {count:,} bytes, of which it holds {held:,}")
         return found[name]
