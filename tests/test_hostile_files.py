@@ -203,7 +203,7 @@ def test_a_damaged_file_is_read_or_named(group: str, tries: int, tmp_path: Path,
     # fairseq's log is read around what is no record.
     assert all(count > tries // 50 for what, count in refused.items() if what != "train.log"), refused
     fault(
-        f"{group}: bytes changed, cut off, put in; of JSON also values taken away and replaced",
+        f"damaged: {group}",
         tries * len(refused),
         f"{sum(refused.values()):,} times one line that names the file, else read; no other exception",
     )
