@@ -24,7 +24,7 @@ from fairseq_resid.corpora.preparation import Unfinished
 from fairseq_resid.evaluation import decoding, likelihood
 from fairseq_resid.evaluation import images as image_answers
 from fairseq_resid.folders import data, files, images, records
-from fairseq_resid.folders.run import Run
+from fairseq_resid.folders.run import Run, log_record
 from fairseq_resid.study import kept, measures, plan
 from fairseq_resid.training import recipe
 from fairseq_resid.training.display import Display
@@ -211,3 +211,34 @@ def test_a_damaged_file_is_read_or_named(group: str, tries: int, tmp_path: Path,
 
 def test_every_reader_is_tried() -> None:
     assert sorted(name for group in GROUPS.values() for name in group) == sorted(READERS)
+
+
+NO_RECORDS = {
+    "a word": '{"epoch": 1, "num_updates": "x"}',
+    "a list": '{"epoch": 1, "num_updates": 3, "loss": []}',
+    "nothing": '{"epoch": null, "num_updates": 3}',
+    "infinite": '{"epoch": 1, "num_updates": 1e999}',
+    "not a number": '{"epoch": 1, "update": NaN, "num_updates": 3}',
+    "a fraction of an update": '{"epoch": 1, "num_updates": "1.5"}',
+    "too many digits": '{"epoch": 1, "train_num_updates": 1' + 400 * "0" + "}",
+    "deep": 50_000 * '{"a":' + "}",
+}
+
+
+@pytest.mark.parametrize("line", NO_RECORDS.values(), ids=NO_RECORDS)
+def test_a_line_of_a_log_that_is_no_record(line: str, tmp_path: Path) -> None:
+    """It is passed over; the records before and after it count."""
+    good = '2024-01-01 00:00:00 | INFO | train | {{"epoch": 1, "num_updates": "{}", "loss": "2"}}'
+    (tmp_path / "train.log").write_text(
+        "\n".join([good.format(3), f"x | INFO | train | {line}", good.format(4)]) + "\n"
+    )
+    assert log_record(line) is None
+    whole_log(tmp_path / "train.log")
+    assert [record["num_updates"] for record in Run(tmp_path).log_records()] == ["3", "4"]
+    assert Run(tmp_path).training_summary().num_updates == 4
+
+
+def test_a_record_without_an_epoch(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text('{"train_num_updates": "4", "train_wpb": "2", "loss": "3"}\n')
+    whole_log(tmp_path / "train.log")
+    assert Run(tmp_path).training_summary().num_updates == 4

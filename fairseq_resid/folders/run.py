@@ -289,7 +289,7 @@ def log_record(line: str) -> dict[str, Any] | None:
         numbers = {name: float(value) for name, value in record.items()}
         counts = {name: int(value) for name, value in record.items() if name == "epoch" or name.endswith("num_updates")}
     # The configuration, printed as a Python dict; what a damaged file holds.
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     return record if all(math.isfinite(numbers[name]) for name in (*counts, *({"update"} & record.keys()))) else None
 
