@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from .commands.frame import reader_has_gone
 from .commands.machine import PACKAGE
 from .version import __version__
 
@@ -51,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code, 2 for a command that there is not."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
-        print(usage())
+        try:
+            print(usage(), flush=True)
+        except BrokenPipeError:
+            return reader_has_gone()
     elif name == "--version":
         print(__version__)
     elif name == USER_DIR:

@@ -100,6 +100,15 @@ def test_a_closed_pipe_is_told_by_the_exit_code_alone() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (141, "0\n", "")
 
 
+def test_a_closed_pipe_behind_the_help() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "fairseq_resid"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def chatter() -> int:
     logging.getLogger("fairseq.tasks.text_to_speech").info("Please install tensorboardX")
     logging.getLogger("fairseq.tasks.text_to_speech").error("an error")

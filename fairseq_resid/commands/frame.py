@@ -46,9 +46,7 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
             except KeyboardInterrupt:
                 return _interrupted(parser.prog, again, 130)
             except BrokenPipeError:
-                # Whoever reads has gone. Python would complain when it flushes stdout at the end.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                return 128 + signal.SIGPIPE
+                return reader_has_gone()
             except (ValueError, OSError) as error:
                 if quiet.is_verbose():
                     traceback.print_exc()
@@ -89,6 +87,12 @@ class _Verbose(argparse.Action):
 
     def __call__(self, *_: Any) -> None:
         quiet.set_verbose(True)
+
+
+def reader_has_gone() -> int:
+    """Return the exit code of a command whose output nobody reads any more; Python would complain at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
 
 
 def _interrupted(prog: str, again: str, code: int) -> int:
