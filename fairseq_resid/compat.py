@@ -350,7 +350,9 @@ def name_misfits() -> None:
             try:
                 return original(self, filename, *args, **kwargs)
             except Exception as error:
-                raise (error.__context__ or error) from None
+                if type(error) is Exception and error.__context__:  # "please ensure ..."
+                    raise error.__context__ from None
+                raise
 
     Trainer.load_checkpoint = load_checkpoint
 

@@ -202,6 +202,7 @@ CODES = [
     "print(1)", "x", "x.y", "[x for x in (1,)]", "(lambda: 1)()", "f'{print(1)}'", "1 if print() else 2", "{print()}",
     "(x := 1)", "[1][0]", "2 ** 9", "not x", "*x", "...()", "`1`", "import os", "1; 2", "", "(", "a" * 9, "(" * 10_000,
     "'\0'", "__import__('os')", "[].__class__", "{**x}", "{'a': f()}", "-f()", "1 + f()", "await f()", "1 < f()",
+    "[0] * 10000000000", "[0] * 1000 * 1000 * 1000", "1000 * [0] * 1000", "'a' * 99999", "[0] * -f()", "1" * 20_000,
 ]  # fmt: skip
 
 
@@ -248,34 +249,6 @@ def test_a_literal_refers_to_no_name(text: str) -> None:
 # --- weights-only loading -------------------------------------------------------------------------------------------
 
 
-class Command_:
-    """An object whose unpickling runs a shell command."""
-
-    def __init__(self, command: str) -> None:
-        self.command = command
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (self.command,)
-
-
-@pytest.mark.parametrize("old_format", [False, True])
-def test_a_pickle_that_runs_code_is_refused(
-    old_format: bool, sas_checkpoint: Path, tmp_path: Path, marker: Path, generate: Command
-) -> None:
-    from fairseq import checkpoint_utils
-
-    from fairseq_resid.compat import UserError
-
-    state = torch.load(sas_checkpoint, weights_only=False) | {"extra_state": Command_(f"touch {marker}")}
-    file = tmp_path / "evil.pt"
-    torch.save(state, file, _use_new_zipfile_serialization=not old_format)
-    with pytest.raises(UserError, match=r"evil\.pt"):
-        checkpoint_utils.load_checkpoint_to_cpu(str(file))
-    assert not marker.exists()
-    done = generate(file, check=False)
-    assert done.code == 1 and "evil.pt" in done.error
-
-
 @pytest.mark.parametrize("core", ["numpy.core", "numpy._core"])
 def test_numpy_values_load_in_both_spellings(core: str, sas_checkpoint: Path, tmp_path: Path) -> None:
     """numpy 1 writes numpy.core.multiarray, numpy 2 numpy._core.multiarray."""
@@ -297,26 +270,6 @@ def test_numpy_values_load_in_both_spellings(core: str, sas_checkpoint: Path, tm
     for key, value in values.items():
         assert type(loaded[key]) is type(value) and loaded[key].dtype == value.dtype
         np.testing.assert_array_equal(loaded[key], value)
-
-
-@pytest.mark.parametrize("damage", ["truncated", "text", "empty", "list"])
-def test_what_is_no_checkpoint_is_named_in_one_line(
-    damage: str, sas_checkpoint: Path, tmp_path: Path, train: Command, generate: Command
-) -> None:
-    file = tmp_path / "broken.pt"
-    if damage == "truncated":
-        content = sas_checkpoint.read_bytes()
-        file.write_bytes(content[: len(content) // 2])
-    elif damage == "list":
-        torch.save([torch.zeros(2)], file)
-    else:
-        file.write_text("a text\nof two lines\n" if damage == "text" else "")
-    save = tmp_path / "run"
-    for done in (generate(file, check=False), train(save, "--restore-file", file, check=False)):
-        assert done.code == 1
-        assert done.error.startswith(f"fairseq_resid: error: {file}: ")
-        assert "Traceback" not in done.output
-    assert list(save.iterdir()) == []
 
 
 # --- the last batch -------------------------------------------------------------------------------------------------
@@ -622,14 +575,3 @@ def test_a_mistake_on_the_command_line_is_one_line(corpus: Path, tmp_path: Path)
     assert [line for line in done.stderr.splitlines() if "error" in line.lower()] == done.stderr.splitlines()[-1:]
     assert "--skip-lambda 3" in done.stderr and "Traceback" not in done.stdout + done.stderr
     assert not save.exists()
-
-
-@pytest.mark.parametrize("key", ["cfg", "args"])
-def test_a_config_that_is_text_is_refused(tmp_path: Path, key: str) -> None:
-    """OmegaConf reads a string as YAML: names and values in it would come in unseen."""
-    from fairseq_resid import compat
-
-    path = tmp_path / "text.pt"
-    torch.save({"model": {}, key: "optimizer: {adam_betas: 'print(1)'}"}, path)
-    with pytest.raises(compat.UserError, match=rf"text\.pt: its {key} is a str"):
-        compat.refuse_code(torch.load(path, weights_only=True), str(path))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..commands import frame
-from ..compat import load_checkpoint
+from ..compat import load_checkpoint, naming
 from ..folders import data as data_folder
 from ..folders.data import Corpus, find_data
 from ..folders.run import Run
@@ -66,8 +66,9 @@ class Translator:
             bpe="sentencepiece",
             sentencepiece_model=str(model),
         )
-        loaded["args"].tokenizer = None  # of the training's validation; the text has its form already
-        self.hub: Any = hub_utils.GeneratorHubInterface(loaded["args"], loaded["task"], loaded["models"])
+        with naming(str(file)):
+            loaded["args"].tokenizer = None  # the text has its form already
+            self.hub: Any = hub_utils.GeneratorHubInterface(loaded["args"], loaded["task"], loaded["models"])
         self.hub.eval()
         if torch.cuda.is_available() and not cpu:
             self.hub.cuda()
