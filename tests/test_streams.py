@@ -33,12 +33,12 @@ def places(stack: str, depths: dict[str, int], dim: int = C) -> list[Place]:
 class Stack(nn.Module):
     """A stack with tanh of a linear map for every sublayer."""
 
-    def __init__(self, name: str, stack: str, depths: dict[str, int], **options: Any) -> None:
+    def __init__(self, name: str, stack: str, depths: dict[str, int], dim: int = C, **options: Any) -> None:
         super().__init__()
-        at = places(stack, depths)
+        at = places(stack, depths, dim)
         self.sites = nn.ModuleList(connections.build(name, place, **options) for place in at)
-        self.branches = nn.ModuleList(nn.Linear(C, C) for _ in at)
-        end = Place(C, stack, "stream", depths[stack], True, len(at), len(at), depths)
+        self.branches = nn.ModuleList(nn.Linear(dim, dim) for _ in at)
+        end = Place(dim, stack, "stream", depths[stack], True, len(at), len(at), depths)
         self.end = connections.build_stream(name, end, connections.resolve_final_norm(name, None), **options)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -28,6 +28,8 @@ class ResidualConnection(nn.Module):
 
     Shapes:   state: (..., n·C), one tensor; f_out: (..., C). n is 1 for most structures: the state is the shortcut x
     Dtype:    fp16 / bf16 / fp32 / fp64 in, the same out; LayerNorm is affine, eps 1e-5, its statistics in fp32
+    Range:    finite for |x|, |F| up to L / S, L = 65,000 in fp16 and 1e17 in bf16 and fp32, S the sum of the formula's
+              weights, 2 for x + F: README.md
     Args:     place: where the site stands; options: of the structure; dropout: the branch's, a module or a probability:
               F = dropout(f_out); described: what print(model) shows: its name and its options
     """
