@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_study
 import torch
 from ports import free_port
 from test_distributed_and_resume import SETTINGS, assert_same_state, by_hand, launched, updates
@@ -290,7 +291,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("what", ["prepare", "average", "evaluate"])
+@pytest.mark.parametrize("what", ["prepare", "average", "evaluate", "study"])
 def test_kills_at_random_moments_of_a_command(
     what: str, raw_text: dict[str, Path], corpus: Path, whole: Path, tmp_path: Path, fault: Fault
 ) -> None:
@@ -299,6 +300,11 @@ def test_kills_at_random_moments_of_a_command(
     texts = [word for split in ("train", "valid", "test") for word in (f"--{split}", str(raw_text[split]))]
 
     def command(folder: Path) -> list[str]:
+        if what == "study":
+            folder.mkdir(exist_ok=True)
+            (folder / "recipe.txt").write_text(test_study.FLAGS)
+            (folder / "real.yaml").write_text(test_study.REAL.format(recipe=folder / "recipe.txt", data=corpus))
+            return [*program, str(folder / "real.yaml"), "--work", str(folder / "work"), "--weights", "--jobs", "1"]
         if what == "prepare":
             words = ["custom", *texts, "--source", "en", "--target", "xx", "--vocab-size", "90", "--name", "tiny"]
             return [*program, *words, "--out", str(folder / "data")]
@@ -321,7 +327,7 @@ def test_kills_at_random_moments_of_a_command(
     finish(command(folder))
     calm, killed = (tree(at) for at in (tmp_path / "calm", folder))
     assert calm.keys() == killed.keys() and kills >= 3
-    with_times = (".log", ".json", ".md")
+    with_times = (".log", ".log.gz", ".out", ".json", ".md", ".svg")
     assert [name for name in calm if calm[name] != killed[name] and not name.endswith(with_times)] == []
     fault(f"SIGKILL at random moments of `{what}`", kills, f"run again, it leaves the same {len(calm)} files")
 
