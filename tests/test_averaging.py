@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_resid import compat
-from fairseq_resid.compat import load_checkpoint
+from fairseq_resid.compat import load_checkpoint, loading
 from fairseq_resid.evaluation import averaging
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -421,7 +420,7 @@ def test_both_spellings_of_numpy_load(tmp_path: Path, core: str, value: Any) -> 
     own = value.__reduce__()[0].__module__.removesuffix(".multiarray")
     content = legacy_pickle(tmp_path / "x.pt").replace(own.encode(), core.encode())
     (tmp_path / "y.pt").write_bytes(content)
-    compat.allow_checkpoint_globals()
+    loading.allow_checkpoint_globals()
     for file in (tmp_path / "x.pt", tmp_path / "y.pt"):
         loaded = torch.load(file, weights_only=True)
         assert type(loaded["value"]) is type(value) and np.array_equal(loaded["value"], value)
@@ -430,20 +429,20 @@ def test_both_spellings_of_numpy_load(tmp_path: Path, core: str, value: Any) -> 
 
 def legacy_pickle(path: Path) -> bytes:
     """The same content in torch's unzipped format, whose bytes can be edited."""
-    compat.allow_checkpoint_globals()
+    loading.allow_checkpoint_globals()
     torch.save(torch.load(path, weights_only=True), path, _use_new_zipfile_serialization=False)
     return path.read_bytes()
 
 
 def test_registering_twice_adds_nothing() -> None:
-    compat.allow_checkpoint_globals()
+    loading.allow_checkpoint_globals()
     before = len(torch.serialization.get_safe_globals())
-    compat.allow_checkpoint_globals()
+    loading.allow_checkpoint_globals()
     assert len(torch.serialization.get_safe_globals()) == before
 
 
 def test_objects_inside_arrays_stay_forbidden(tmp_path: Path) -> None:
     torch.save({"value": np.array([Evil()], dtype=object)}, tmp_path / "x.pt")
-    compat.allow_checkpoint_globals()
+    loading.allow_checkpoint_globals()
     with pytest.raises(Exception, match=r"weights_only|Weights only|Unsupported|Can only"):
         torch.load(tmp_path / "x.pt", weights_only=True)

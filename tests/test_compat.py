@@ -1,4 +1,4 @@
-"""compat.py: each bridge against the fact about fairseq that it answers, on whichever fairseq is installed."""
+"""compat: each bridge against the fact about fairseq that it answers, on whichever fairseq is installed."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ def evaluated_names() -> tuple[set[str], set[str]]:
 
 
 def test_every_evaluated_setting_is_known() -> None:
-    from fairseq_resid import compat
+    from fairseq_resid.compat import loading
 
     names, others = evaluated_names()
     assert {"adam_betas", "xformers_att_config", "conv_feature_layers"} <= names  # the scan finds what there is
-    assert names <= compat.EVALUATED, f"not in compat.EVALUATED: {sorted(names - compat.EVALUATED)}"
+    assert names <= loading.EVALUATED, f"not in EVALUATED: {sorted(names - loading.EVALUATED)}"
     assert others <= {"line.strip()"}, "fairseq evaluates something else (line.strip(): a data file of codedataset.py)"
 
 
@@ -208,14 +208,14 @@ CODES = [
 
 @pytest.mark.parametrize("text", LITERALS)
 def test_literals_are_literals(text: str) -> None:
-    from fairseq_resid.compat import is_literal
+    from fairseq_resid.compat.loading import is_literal
 
     assert is_literal(text)
 
 
 @pytest.mark.parametrize("text", CODES, ids=lambda text: text[:12])
 def test_code_is_no_literal(text: str) -> None:
-    from fairseq_resid.compat import is_literal
+    from fairseq_resid.compat.loading import is_literal
 
     assert not is_literal(text)
 
@@ -230,7 +230,7 @@ tokens = st.lists(st.sampled_from([*"()[]{},:+-*.='\"x1 ", "f(", "lambda", " if 
 @given(literals)
 @settings(max_examples=60, deadline=None)
 def test_every_written_out_value_is_a_literal(value: Any) -> None:
-    from fairseq_resid.compat import is_literal
+    from fairseq_resid.compat.loading import is_literal
 
     assert is_literal(repr(value))
 
@@ -239,7 +239,7 @@ def test_every_written_out_value_is_a_literal(value: Any) -> None:
 @settings(max_examples=300, deadline=None)
 def test_a_literal_refers_to_no_name(text: str) -> None:
     """Without a name there is nothing to call."""
-    from fairseq_resid.compat import is_literal
+    from fairseq_resid.compat.loading import is_literal
 
     if is_literal(text):
         compiled = compile(text.strip(), "literal", "eval")

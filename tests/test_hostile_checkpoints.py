@@ -28,7 +28,7 @@ import torch
 
 from fairseq_resid import compat
 from fairseq_resid.__main__ import main
-from fairseq_resid.folders import checkpoint
+from fairseq_resid.compat import loading, reader
 
 ROOT = Path(__file__).resolve().parent.parent
 Command = Callable[..., Any]
@@ -278,7 +278,7 @@ def test_every_place_where_fairseq_unpickles_is_known() -> None:
             found.add(".".join(parts))
     own = {"fairseq.distributed.utils", "fairseq.modules.quantization.pq.em"}
     assert {"fairseq.checkpoint_utils", *own} <= found  # the scan finds what there is
-    assert found - own <= set(compat.LOADERS)
+    assert found - own <= set(loading.LOADERS)
 
 
 @pytest.mark.parametrize("old_format", [False, True])
@@ -290,8 +290,8 @@ def test_a_healthy_checkpoint_is_read_as_torch_reads_it(old_format: bool, sas_ch
     file = tmp_path / "x.pt"
     torch.save(expected, file, _use_new_zipfile_serialization=not old_format)
     with file.open("rb") as opened:
-        copied = checkpoint.read(opened, str(file))
-        mapped = checkpoint.read(opened, str(file), is_mapped=True)
+        copied = reader.read(opened, str(file))
+        mapped = reader.read(opened, str(file), is_mapped=True)
     for found in (copied, mapped):
         assert_same(found, expected)
         assert found["model"]._metadata == expected["model"]._metadata
@@ -299,7 +299,7 @@ def test_a_healthy_checkpoint_is_read_as_torch_reads_it(old_format: bool, sas_ch
         assert tied[0].data_ptr() == tied[1].data_ptr()
     mapped["model"]["encoder.embed_tokens.weight"].zero_()  # in memory alone
     with file.open("rb") as opened:
-        assert_same(checkpoint.read(opened, str(file)), expected)
+        assert_same(reader.read(opened, str(file)), expected)
 
 
 def assert_same(found: Any, expected: Any) -> None:

@@ -25,6 +25,7 @@ from test_distributed_and_resume import SETTINGS, assert_same_state, by_hand, la
 
 import fairseq_resid.models  # noqa: F401  (bridges fairseq)
 from fairseq_resid import compat
+from fairseq_resid.compat import processes, stopping
 
 ROOT = Path(__file__).resolve().parent.parent
 UPDATES = 150
@@ -136,12 +137,12 @@ def test_a_signal_saves_and_stops(
 
 
 def test_a_second_interrupt_stops_at_once_and_terminating_twice_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat._Stop, "asked", 0)
-    with compat._answering(compat._ask):
+    monkeypatch.setattr(stopping._Stop, "asked", 0)
+    with stopping._answering(stopping._ask):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)  # Slurm sends it to every process, and each passes it on
-        assert compat._Stop.asked == signal.SIGTERM
-        compat._Stop.asked = 0
+        assert stopping._Stop.asked == signal.SIGTERM
+        stopping._Stop.asked = 0
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -151,7 +152,7 @@ def test_a_second_interrupt_stops_at_once_and_terminating_twice_does_not(monkeyp
 def test_signals_that_are_ignored_stay_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with compat._answering(compat._ask):
+        with stopping._answering(stopping._ask):
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -415,7 +416,7 @@ def test_one_of_two_processes_is_killed(rank: int, recipe: Path, tmp_path: Path,
 @pytest.fixture
 def meeting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[BaseException | None]]:
     """Let processes with these facts meet, each in a thread; return what each ended with."""
-    monkeypatch.setattr(compat, "PATIENCE", 3)
+    monkeypatch.setattr(processes, "PATIENCE", 3)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
 
@@ -425,7 +426,7 @@ def meeting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[BaseException
 
         def one(rank: int, mine: dict[str, str]) -> None:
             try:
-                compat._MeetingDistributed(mine).init_process_group("gloo", address, len(facts), rank)
+                processes._MeetingDistributed(mine).init_process_group("gloo", address, len(facts), rank)
             except SystemExit as end:
                 ends[rank] = end
 
@@ -487,11 +488,11 @@ def test_what_processes_compare(corpus: Path) -> None:
     from omegaconf import OmegaConf
 
     cfg = OmegaConf.create({"common": {"seed": 1, "user_dir": "here"}, "task": {"data": str(corpus)}, "none": None})
-    facts = compat._facts(cfg)
+    facts = processes._facts(cfg)
     assert facts["--seed"] == "1" and "--user-dir" not in facts and "--data" not in facts
     dictionary = corpus / "dict.en.txt"
     assert facts["the data's dict.en.txt"] == f"{dictionary.stat().st_size} bytes"
-    assert compat._facts({"task": Namespace(data="nowhere", seed=2)}) == {"--seed": "2"}
+    assert processes._facts({"task": Namespace(data="nowhere", seed=2)}) == {"--seed": "2"}
 
 
 @pytest.mark.long

@@ -1,0 +1,46 @@
+"""What must be bridged in fairseq, each piece with the fact it answers. Imports nothing else of this package.
+
+`apply()` is what `--user-dir fairseq_resid` runs: it changes fairseq in this process, for stock models too. Importing
+this package changes nothing and does not need fairseq.
+"""
+
+from .command_line import allow_bf16, quiet_root_logger, refuse_hydra_train
+from .data import keep_batches_on_resume, keep_last_batch, keep_place_on_other_devices
+from .errors import UserError
+from .loading import check_finite, load_checkpoint, load_weights_only, name_misfits, naming
+from .model import BETTER_TRANSFORMER_COPIES, close_better_transformer_path
+from .processes import compare_processes, send_checkpoints
+from .stopping import save_when_stopped
+from .training import DIVERGED, name_divergence, say_what_runs, skip_overflow_without_gpu, unscale_once
+from .writing import write_whole
+
+__all__ = [
+    "BETTER_TRANSFORMER_COPIES",
+    "DIVERGED",
+    "UserError",
+    "apply",
+    "check_finite",
+    "load_checkpoint",
+    "naming",
+]
+
+
+def apply() -> None:
+    """Apply every bridge, once: fairseq imports a user-dir once, and Python a module."""
+    refuse_hydra_train()
+    load_weights_only()
+    name_misfits()
+    say_what_runs()
+    name_divergence()
+    skip_overflow_without_gpu()
+    unscale_once()
+    save_when_stopped()
+    compare_processes()
+    send_checkpoints()
+    write_whole()
+    keep_last_batch()
+    keep_batches_on_resume()
+    keep_place_on_other_devices()
+    close_better_transformer_path()
+    allow_bf16()
+    quiet_root_logger()

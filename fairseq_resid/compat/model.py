@@ -1,0 +1,37 @@
+"""fairseq's own encoder layers."""
+
+from __future__ import annotations
+
+import functools
+
+# fairseq 0.12.2 keeps these copies of every encoder layer's weights for its BetterTransformer path, as parameters that
+# never get a gradient (modules/transformer_layer.py, TransformerEncoderLayerBase.__init__).
+BETTER_TRANSFORMER_COPIES = (
+    "in_proj_weight",
+    "in_proj_bias",
+    "out_proj_weight",
+    "out_proj_bias",
+    "fc1_weight",
+    "fc1_bias",
+    "fc2_weight",
+    "fc2_bias",
+)
+
+
+def close_better_transformer_path() -> None:
+    """Keep 0.12.2's stock encoder layers off their "BetterTransformer" path.
+
+    It is taken in eval mode after a load, and crashes on left-padded batches with the torch versions that 0.12.2
+    runs on: the stock baseline could be trained, but not decoded. fairseq-fixed has no such path.
+    """
+    from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+
+    original = TransformerEncoderLayerBase.__init__
+
+    @functools.wraps(original)
+    def __init__(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        original(self, *args, **kwargs)
+        if hasattr(self, "can_use_fastpath"):
+            self.can_use_fastpath = False
+
+    TransformerEncoderLayerBase.__init__ = __init__
