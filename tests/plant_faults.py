@@ -333,6 +333,48 @@ FAULTS = [
         "        forget_start_values(state)",
         "test_compat.py",
     ),
+    Fault(
+        "stopping: a signal does not save",
+        "fairseq_resid/compat/stopping.py",
+        "            checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, losses[0])",
+        "            pass",
+        "test_stopping.py",
+    ),
+    Fault(
+        "stopping: terminated twice, a training ends at once",
+        "fairseq_resid/compat/stopping.py",
+        "if number == _Stop.asked == signal.SIGINT:",
+        "if number == _Stop.asked:",
+        "test_stopping.py",
+    ),
+    Fault(
+        "other devices: the place in the epoch is counted in the batches of one process",
+        "fairseq_resid/compat/data.py",
+        "share = done * there[0] / there[1]",
+        "share = done * here[0] / there[1]",
+        "test_distributed_and_resume.py",
+    ),
+    Fault(
+        "processes: one that differs is not noticed",
+        "fairseq_resid/compat/processes.py",
+        "if there != first]",
+        "if there is first is None]",
+        "test_stopping.py",
+    ),
+    Fault(
+        "full disks: the old checkpoint is written over",
+        "fairseq_resid/compat/writing.py",
+        'shutil.copyfile(src_path, f"{dst_path}.tmp")',
+        'shutil.copyfile(src_path, dst_path); shutil.copyfile(src_path, f"{dst_path}.tmp")',
+        "test_stopping.py",
+    ),
+    Fault(
+        "resuming: a hole in a checkpoint is not seen",
+        "fairseq_resid/training/launch.py",
+        "return archive.testzip() is None",
+        "return bool(archive.namelist())",
+        "test_stopping.py",
+    ),
     # --- averaging, decoding, scoring
     Fault(
         "averaging: the sum is divided by one too few",
@@ -387,8 +429,8 @@ FAULTS = [
     Fault(
         "plan: update-freq is ignored in the effective batch",
         "fairseq_resid/training/plan.py",
-        "effective = math.prod(numbers)",
-        "effective = math.prod(numbers[:2])",
+        "        return self.world_size * self.size * self.update_freq",
+        "        return self.world_size * self.size",
         "test_plan.py",
     ),
     Fault(
