@@ -61,14 +61,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def fault(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[..., None]:
     """Record a row of the table in tests/README.md: `fault("what was done to it", tried, "what came of it")`.
 
-    tried: how often. The command that made the row is added. A row counts if its test passes.
+    tried: how often. The test that made the row is added. A row counts if its test passes.
     """
-    file = request.path.relative_to(ROOT)
-    only = " -m long" if request.node.get_closest_marker("long") else ""
+    test = f"`{request.path.name}` `{request.node.originalname}`"
+    when = "" if request.node.get_closest_marker("long") else ", in every run"
 
     def record(what: str, tried: int, outcome: str) -> None:
-        command = f"scripts/test.sh --no-lint -- {file}{only} -k {request.node.originalname}"
-        record_property("fault", [what, f"{tried:,}", outcome, f"`{command}`"])
+        record_property("fault", [what, f"{tried:,}", outcome, f"{test}{when}"])
 
     return record
 
@@ -79,7 +78,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     passed = terminalreporter.stats.get("passed", [])
     rows = [row for report in passed for name, row in report.user_properties if name == "fault"]
-    lines = [["fault", "tried", "outcome", "command"], ["---", "---:", "---", "---"], *rows]
+    lines = [["fault", "tried", "outcome", "test"], ["---", "---:", "---", "---"], *rows]
     file.write_text("".join(f"| {' | '.join(line)} |\n" for line in lines))
 
 
