@@ -173,7 +173,7 @@ def programs(command: str) -> dict[str, bytes]:
         "100,000 tuples deep": b")" + b"\x85" * 100_000,
         "a million empty lists": b"(" + b"]" * 1_000_000 + b"t",
         "keys that collide": b"}(" + b"".join(integer(n * (2**61 - 1)) + b"N" for n in range(20_000)) + b"u",
-        "a memo of four thousand million": b"]r" + struct.pack("<I", 2**32 - 1),
+        "a memo of four thousand million": b"]" + put(2**32 - 1) + get(7),
         "a text longer than the file": b"X" + struct.pack("<I", 2**32 - 1) + b"x",
         "a bytearray of 100 GB": call("__builtin__", "bytearray", integer(10**11)),
         "a tensor of 400 GB by its class": call("torch", "FloatStorage", integer(10**11)),
