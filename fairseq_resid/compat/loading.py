@@ -260,8 +260,9 @@ def naming(*files: str) -> Iterator[None]:
         said = " ".join(str(error).split())
         if isinstance(error, UserError) and said.startswith(tuple(f"{file}: " for file in files)):
             raise
-        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        raise UserError(f"{', '.join(files)}: cannot be loaded: {kind}{said[:500]}") from error
+        # Of a model that a checkpoint does not fit every parameter is named, in a line that ends all the same.
+        said = said[:20_000] if isinstance(error, UserError) else f"{type(error).__name__}: {said[:500]}"
+        raise UserError(f"{', '.join(files)}: cannot be loaded: {said}") from error
 
 
 LOADERS = (
