@@ -34,6 +34,68 @@ SETTINGS = shlex.split("""
 SAS, DROPOUT_SHORTCUT = ["--arch", "transformer_sas_tiny"], ["--residual", "dropout_shortcut"]
 
 
+# ---------------------------------------------------------------------------------------------- the place in an epoch
+
+
+class Numbers(torch.utils.data.Dataset[int]):
+    """The examples 0, 1, 2, ..."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(("before", "after", "done"), [(2, 1, 5), (1, 2, 6), (4, 2, 3), (2, 4, 4), (3, 3, 2)])
+def test_every_batch_comes_once_in_an_epoch_on_any_number_of_processes(before: int, after: int, done: int) -> None:
+    """43 batches of two: those before the stop and those behind it are all of them, and none twice."""
+    batches = [[2 * number, 2 * number + 1] for number in range(43)]
+
+    def iterators(shards: int) -> list[Any]:
+        return [EpochBatchIterator(Numbers(), list, batches, 3, shards, shard) for shard in range(shards)]
+
+    seen: list[int] = []
+    states = []
+    for iterator in iterators(before):
+        epoch = iterator.next_epoch_itr()
+        for _ in range(done):
+            seen += next(epoch)
+        states.append(iterator.state_dict())
+    for iterator in iterators(after):
+        iterator.load_state_dict(states[0])
+        for items in iterator.next_epoch_itr():
+            seen += items
+    assert sorted(seen) == list(range(86))
+
+
+def test_the_place_in_other_batches_is_the_same_share(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="fairseq_resid.compat")
+
+    def iterator(count: int, shards: int = 1) -> Any:
+        return EpochBatchIterator(Numbers(), list, [[number] for number in range(count)], 3, shards, 0)
+
+    before = iterator(40)
+    epoch = before.next_epoch_itr()
+    for _ in range(10):
+        next(epoch)
+    state = before.state_dict()
+    after = iterator(80, 2)
+    after.load_state_dict(state)
+    assert after.iterations_in_epoch == 10 and "25.0% of the epoch" in caplog.text
+    for _ in range(29):
+        next(epoch)
+    few = iterator(4)
+    few.load_state_dict(before.state_dict())  # 39 of 40 are nearest to the end of the epoch
+    assert (few.epoch, few.iterations_in_epoch) == (2, 0)
+    old = {key: value for key, value in state.items() if key not in ("processes", "batches")}
+    after.load_state_dict(old)
+    assert after.iterations_in_epoch == 10
+
+
+# ---------------------------------------------------------------------------------------------------- whole trainings
+
+
 def start(corpus: Path, *flags: object) -> subprocess.Popen[str]:
     command = [str(BIN / "fairseq-train"), str(corpus), "--user-dir", str(ROOT / "fairseq_resid"), *SETTINGS]
     return subprocess.Popen(
@@ -212,16 +274,6 @@ def test_a_killed_training_goes_on_bitwise(corpus: Path, train: Command, tmp_pat
 # ------------------------------------------------------------------------------------------------------ other devices
 
 
-class Numbers(torch.utils.data.Dataset[int]):
-    """The examples 0, 1, 2, ..."""
-
-    def __len__(self) -> int:
-        return 100
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 def cut_back(run: Path, to: int) -> None:
     """Make of a finished run one that was stopped after an update."""
     for file in run.glob("checkpoint_*_*.pt"):
@@ -255,49 +307,3 @@ def test_a_run_goes_on_on_other_devices(
     ]
     assert refused.returncode == 2 and "--update-freq was not given, now 4" in refused.stderr
     fault("a run goes on on another number of processes", 2, "losses within 1e-5 of a run that was never stopped")
-
-
-@pytest.mark.parametrize(("before", "after", "done"), [(2, 1, 5), (1, 2, 6), (4, 2, 3), (2, 4, 4), (3, 3, 2)])
-def test_every_batch_comes_once_in_an_epoch_on_any_number_of_processes(before: int, after: int, done: int) -> None:
-    """43 batches of two: those before the stop and those behind it are all of them, and none twice."""
-    batches = [[2 * number, 2 * number + 1] for number in range(43)]
-
-    def iterators(shards: int) -> list[Any]:
-        return [EpochBatchIterator(Numbers(), list, batches, 3, shards, shard) for shard in range(shards)]
-
-    seen: list[int] = []
-    states = []
-    for iterator in iterators(before):
-        epoch = iterator.next_epoch_itr()
-        for _ in range(done):
-            seen += next(epoch)
-        states.append(iterator.state_dict())
-    for iterator in iterators(after):
-        iterator.load_state_dict(states[0])
-        for items in iterator.next_epoch_itr():
-            seen += items
-    assert sorted(seen) == list(range(86))
-
-
-def test_the_place_in_other_batches_is_the_same_share(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="fairseq_resid.compat")
-
-    def iterator(count: int, shards: int = 1) -> Any:
-        return EpochBatchIterator(Numbers(), list, [[number] for number in range(count)], 3, shards, 0)
-
-    before = iterator(40)
-    epoch = before.next_epoch_itr()
-    for _ in range(10):
-        next(epoch)
-    state = before.state_dict()
-    after = iterator(80, 2)
-    after.load_state_dict(state)
-    assert after.iterations_in_epoch == 10 and "25.0% of the epoch" in caplog.text
-    for _ in range(29):
-        next(epoch)
-    few = iterator(4)
-    few.load_state_dict(before.state_dict())  # 39 of 40 are nearest to the end of the epoch
-    assert (few.epoch, few.iterations_in_epoch) == (2, 0)
-    old = {key: value for key, value in state.items() if key not in ("processes", "batches")}
-    after.load_state_dict(old)
-    assert after.iterations_in_epoch == 10
