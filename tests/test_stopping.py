@@ -49,8 +49,10 @@ def begin(command: list[str], stdout: Any = subprocess.PIPE) -> subprocess.Popen
     """Start a command in a process group of its own, as a terminal does."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        command, env=variables, start_new_session=True, stdout=stdout, stderr=subprocess.STDOUT, text=True
-    )
+        command, env=variables, start_new_session=True, stdout=stdout, stderr=subprocess.STDOUT, text=True,
+        # Tests that a script runs in its background ignore SIGINT, and what they start inherits it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
 
 
 def finish(command: list[str]) -> str:
@@ -138,6 +140,7 @@ def test_a_signal_saves_and_stops(
 
 def test_a_second_interrupt_stops_at_once_and_terminating_twice_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping._Stop, "asked", 0)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with stopping._answering(stopping._ask):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)  # Slurm sends it to every process, and each passes it on
@@ -147,6 +150,7 @@ def test_a_second_interrupt_stops_at_once_and_terminating_twice_does_not(monkeyp
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    signal.signal(signal.SIGINT, before)
 
 
 def test_signals_that_are_ignored_stay_so() -> None:
