@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import multiprocessing
 import signal
 import threading
@@ -88,11 +89,14 @@ def save_when_stopped() -> None:
         return losses, is_last
 
     @functools.wraps(train)
-    def train_until_stopped(*args, **kwargs):  # type: ignore[no-untyped-def]
+    def train_until_stopped(cfg, trainer, *args, **kwargs):  # type: ignore[no-untyped-def]
+        # fairseq looks at the limit behind an update: a finished training that goes on would make one too many.
+        if trainer.get_num_updates() >= (cfg.optimization.max_update or math.inf):
+            return [None], True
         # Before the workers that read data are forked: they inherit it, and outlive a Ctrl-C.
         with _answering(_ask):
             try:
-                return train(*args, **kwargs)
+                return train(cfg, trainer, *args, **kwargs)
             except RuntimeError as error:
                 if _Stop.asked and "DataLoader worker" in str(error):  # it has ended all the same, between two updates
                     raise SystemExit(128 + _Stop.asked) from error
