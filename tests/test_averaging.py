@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_resid.compat import load_checkpoint, loading
+from fairseq_resid.compat import load_checkpoint
 from fairseq_resid.evaluation import averaging
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -410,39 +410,18 @@ def test_memory_is_one_model_more_than_the_largest_checkpoint(tmp_path: Path) ->
     shutil.rmtree(tmp_path)
 
 
-# --- safe globals
+# --- numpy's values in checkpoints
 
 
 @pytest.mark.parametrize("core", ["numpy.core", "numpy._core"])
 @pytest.mark.parametrize("value", [np.float64(2.5), np.int32(3), np.bool_(True), np.arange(3), np.ones((2, 2), "f4")])
 def test_both_spellings_of_numpy_load(tmp_path: Path, core: str, value: Any) -> None:
-    torch.save({"value": value, "cfg": argparse.Namespace(arch="a")}, tmp_path / "x.pt")
+    file = tmp_path / "x.pt"
+    state = {"model": {}, "value": value, "cfg": None, "args": argparse.Namespace(arch="a")}
+    # torch's unzipped format, whose bytes can be edited.
+    torch.save(state, file, _use_new_zipfile_serialization=False)
     own = value.__reduce__()[0].__module__.removesuffix(".multiarray")
-    content = legacy_pickle(tmp_path / "x.pt").replace(own.encode(), core.encode())
-    (tmp_path / "y.pt").write_bytes(content)
-    loading.allow_checkpoint_globals()
-    for file in (tmp_path / "x.pt", tmp_path / "y.pt"):
-        loaded = torch.load(file, weights_only=True)
-        assert type(loaded["value"]) is type(value) and np.array_equal(loaded["value"], value)
-        assert loaded["cfg"].arch == "a"
-
-
-def legacy_pickle(path: Path) -> bytes:
-    """The same content in torch's unzipped format, whose bytes can be edited."""
-    loading.allow_checkpoint_globals()
-    torch.save(torch.load(path, weights_only=True), path, _use_new_zipfile_serialization=False)
-    return path.read_bytes()
-
-
-def test_registering_twice_adds_nothing() -> None:
-    loading.allow_checkpoint_globals()
-    before = len(torch.serialization.get_safe_globals())
-    loading.allow_checkpoint_globals()
-    assert len(torch.serialization.get_safe_globals()) == before
-
-
-def test_objects_inside_arrays_stay_forbidden(tmp_path: Path) -> None:
-    torch.save({"value": np.array([Evil()], dtype=object)}, tmp_path / "x.pt")
-    loading.allow_checkpoint_globals()
-    with pytest.raises(Exception, match=r"weights_only|Weights only|Unsupported|Can only"):
-        torch.load(tmp_path / "x.pt", weights_only=True)
+    file.write_bytes(file.read_bytes().replace(own.encode(), core.encode()))
+    loaded = load_checkpoint(file)
+    assert type(loaded["value"]) is type(value) and np.array_equal(loaded["value"], value)
+    assert loaded["args"].arch == "a"

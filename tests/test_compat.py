@@ -545,7 +545,6 @@ import torch
 places = lambda: [
     checkpoint_utils.torch, fairseq.trainer.Trainer.load_checkpoint, data_utils.batch_by_size, Layer.__init__,
     options.parse_args_and_arch, fairseq.trainer.Trainer.train_step, torch.load,
-    torch.serialization.get_safe_globals(),
 ]
 before = places()
 from fairseq_resid import compat

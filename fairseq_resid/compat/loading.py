@@ -8,51 +8,15 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 
 from . import reader
 from .errors import UserError
-
-
-def _named(function: Callable[..., Any], module: str) -> Callable[..., Any]:
-    """Return `function` under its own name in another module."""
-
-    def call(*args: Any) -> Any:
-        return function(*args)
-
-    # A function of its own per spelling: torch 2.5 looks an object up by __module__ and __name__ alone.
-    call.__module__ = module
-    call.__name__ = call.__qualname__ = function.__name__
-    return call
-
-
-@functools.cache
-def _allowed_globals() -> tuple[Any, ...]:
-    # What pickle itself calls to rebuild a numpy scalar and an array, without importing numpy's private modules.
-    rebuild: list[Any] = [np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]]
-    functions = [_named(call, f"{core}.multiarray") for core in ("numpy.core", "numpy._core") for call in rebuild]
-    # Since numpy 1.25 these are numpy.dtypes.Float64DType and friends. No object and no void types: plain numbers.
-    codes = "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
-    dtypes = dict.fromkeys(type(np.dtype(code)) for code in codes)
-    return (argparse.Namespace, np.ndarray, np.dtype, *dtypes, *functions)
-
-
-def allow_checkpoint_globals() -> None:
-    """Let torch.load(weights_only=True) read what fairseq checkpoints hold beside tensors; none of it can run code.
-
-    Their cfg holds an argparse.Namespace, their meters numpy scalars and, with --eval-bleu, numpy arrays. numpy 1
-    writes its functions as numpy.core.multiarray.NAME, numpy 2 as numpy._core.multiarray.NAME: both are registered,
-    so that a file written under one loads under the other. Calling this again changes nothing.
-    """
-    present = set(map(id, torch.serialization.get_safe_globals()))
-    torch.serialization.add_safe_globals([item for item in _allowed_globals() if id(item) not in present])
-
 
 # Names of config values that fairseq passes to Python's eval if they are strings (tests/test_compat.py compares
 # the list with the sources of the installed fairseq).
@@ -282,7 +246,6 @@ def load_weights_only() -> None:
     """
     from fairseq import checkpoint_utils
 
-    allow_checkpoint_globals()
     for name in LOADERS:
         vars(import_module(name))["torch"] = _WeightsOnlyTorch("torch")
 
