@@ -361,13 +361,40 @@ def changes(command: str) -> dict[str, Callable[[State], object]]:
     }
 
 
-# What only whoever builds the model can see: `change(model, name of one of its weights)`.
-MISFITS: dict[str, Callable[[Any, str], object]] = {
-    "misfit: a weight is missing": lambda model, name: model.pop(name),
-    "misfit: a weight too many": lambda model, name: model.update({f"{name}.more": model[name]}),
-    "misfit: another shape": lambda model, name: model.update({name: torch.zeros(3, 5)}),
-    "misfit: whole numbers": lambda model, name: model.update({name: model[name].long()}),
-    "misfit: complex numbers": lambda model, name: model.update({name: model[name].to(torch.complex64)}),
+def one_weight(change: Callable[[Any, str], object]) -> Callable[[State], object]:
+    """Let `change(model, name)` change one of the weights that are no embeddings."""
+    return lambda state: change(
+        state["model"],
+        next(name for name, weight in state["model"].items() if weight.dim() > 1 and "embed" not in name),
+    )
+
+
+def asks_for(of_text: dict[str, Any], of_images: dict[str, Any]) -> Callable[[State], object]:
+    """Let the model's config ask for something else."""
+
+    def change(state: State) -> None:
+        settings = vars(state["cfg"]["model"])
+        settings.update(of_text if "encoder_layers" in settings else of_images)
+
+    return change
+
+
+# What only whoever builds the model can see: `change(state of a healthy one)`.
+MISFITS: dict[str, Callable[[State], object]] = {
+    "misfit: a weight is missing": one_weight(lambda model, name: model.pop(name)),
+    "misfit: a weight too many": one_weight(lambda model, name: model.update({f"{name}.more": model[name]})),
+    "misfit: another shape": one_weight(lambda model, name: model.update({name: torch.zeros(3, 5)})),
+    "misfit: whole numbers": one_weight(lambda model, name: model.update({name: model[name].long()})),
+    "misfit: complex numbers": one_weight(lambda model, name: model.update({name: model[name].to(torch.complex64)})),
+    "misfit: asks for layers of 20 GB": asks_for({"encoder_ffn_embed_dim": 10**8}, {"stage_channels": "16,32,20000"}),
+    "misfit: asks for embeddings of 40 GB": asks_for(
+        {"encoder_embed_dim": 10**8, "decoder_embed_dim": 10**8}, {"stage_channels": "16,30000,60000"}
+    ),
+    "misfit: asks for a million layers": asks_for({"decoder_layers": 10**6}, {"stage_blocks": "1,1,1000000"}),
+    "misfit: asks for a hundred million positions": asks_for(
+        {"max_source_positions": 10**8}, {"stage_blocks": "1,1000000,1"}
+    ),
+    "misfit: asks for 2^62 positions": asks_for({"max_target_positions": 2**62}, {"stage_channels": f"4,4,{2**62}"}),
 }
 
 
@@ -395,10 +422,7 @@ def write(folder: Path, healthy: Path, command: str) -> dict[str, Path]:
         torch.save(state, file(name))
     for name, misfit in MISFITS.items():
         state = fresh()
-        misfit(
-            state["model"],
-            next(name for name, weight in state["model"].items() if weight.dim() > 1 and "embed" not in name),
-        )
+        misfit(state)
         torch.save(state, file(name))
     return made
 

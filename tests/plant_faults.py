@@ -327,10 +327,24 @@ FAULTS = [
         "test_hostile_checkpoints.py",
     ),
     Fault(
+        "checkpoints: a config may ask for any number of positions",
+        "fairseq_resid/compat/building.py",
+        "        except UserError:\n            raise\n",
+        "",
+        "test_hostile_checkpoints.py",
+    ),
+    Fault(
+        "checkpoints: a config may ask for any number of layers",
+        "fairseq_resid/compat/building.py",
+        "hook = register_module_parameter_registration_hook(count)",
+        "hook = register_module_parameter_registration_hook(lambda *_: None)",
+        "test_hostile_checkpoints.py",
+    ),
+    Fault(
         "configs with code in them are let through",
         "fairseq_resid/compat/loading.py",
-        "        refuse_code(state, path)\n        forget_start_values(state)",
-        "        forget_start_values(state)",
+        "    refuse_code(state, path)\n    forget_files(state, path)",
+        "    forget_files(state, path)",
         "test_compat.py",
     ),
     Fault(

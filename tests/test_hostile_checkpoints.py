@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 Command = Callable[..., Any]
 Capture = pytest.CaptureFixture[str]
 MOST_MIB = 70  # more than before the loads; for the healthy one, of 4 MiB, it is 16
+MOST_MIB_OF_A_COMMAND = 400  # more than before it; a bound on what a model holds is 200 MB
 
 
 @pytest.fixture(scope="module")
@@ -164,17 +165,21 @@ COMMANDS: dict[str, Callable[[Place], Outcome]] = {
 }
 # Of image models: they are neither translated nor decoded.
 OF_IMAGES = ("evaluate", "analyze", "average")
-# What averaging cannot see: the weights of files that are all alike.
-PASSES = {("average", name) for name in hostile.MISFITS}
+ASKING = [name for name in hostile.MISFITS if name.startswith("misfit: asks for")]
+# What averaging cannot see: the weights of files that are all alike. A training has its model from its command line.
+PASSES = {("average", name) for name in hostile.MISFITS} | {("resume", name) for name in ASKING}
 NUMBERED = {"checkpoint1.pt", "checkpoint2.pt"}
 # Of these evaluation makes an average before it builds a model.
 MAY_BE_WRITTEN = {"misfit": {"averaged.pt", "averaged.json", "decode/test.averaged.log"}}
 SAMPLE = ["code: os.system", "file: a named pipe", "weights: NaN"]
 
 
-def attack(place: Place, pairs: Iterable[tuple[str, str]], planted: dict[str, Path]) -> int:
-    """Give commands files, by name; return how often. The file is at every place where a command looks."""
-    wrong = []
+def attack(place: Place, pairs: Iterable[tuple[str, str]], planted: dict[str, Path]) -> tuple[int, float]:
+    """Give commands files, by name; return how often, and how many MiB more than before one took at most.
+
+    The file is at every place where a command looks.
+    """
+    wrong, most = [], 0.0
     tried = [pair for pair in pairs if pair not in PASSES]
     for command, name in tried:
         shutil.rmtree(place.run, ignore_errors=True)
@@ -187,7 +192,13 @@ def attack(place: Place, pairs: Iterable[tuple[str, str]], planted: dict[str, Pa
                 (place.run / file).symlink_to(source)
             else:
                 shutil.copyfile(source, place.run / file)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak of memory is that from now on
+        before = hostile.memory("VmRSS")
         code, said = COMMANDS[command](place)
+        grown = (hostile.memory("VmHWM") - before) / 1024
+        most = max(most, grown)
+        if grown > MOST_MIB_OF_A_COMMAND:
+            wrong.append((command, name, f"took {grown:.0f} MiB"))
         is_named = re.search(rf"{place.run}/(checkpoint\w+|averaged)\.pt", said)
         if code in (0, None) or not is_named or "Traceback" in said or len(said) > 2500:
             wrong.append((command, name, code, said[-600:]))
@@ -195,7 +206,7 @@ def attack(place: Place, pairs: Iterable[tuple[str, str]], planted: dict[str, Pa
         if made - MAY_BE_WRITTEN.get(name.partition(":")[0], set()) - {"checkpoint_last.pt", *NUMBERED, ".lock"}:
             wrong.append((command, name, "wrote", made))
     assert not wrong, "\n".join(map(str, wrong))
-    return len(tried)
+    return len(tried), most
 
 
 @pytest.fixture
@@ -210,6 +221,7 @@ def place(
 
 def test_every_command_refuses_some(place: Place, planted: dict[str, Path], sas_checkpoint: Path, marker: Path) -> None:
     attack(place, zip(COMMANDS, itertools.cycle(SAMPLE)), planted)
+    attack(place, [("hub", name) for name in ASKING], planted)
     assert not marker.exists()
 
 
@@ -219,13 +231,13 @@ def test_every_command_refuses_all(
     command: str, place: Place, planted: dict[str, Path], marker: Path, fault: Command
 ) -> None:
     begun = time.monotonic()
-    tried = attack(place, itertools.product([command], planted), planted)
+    tried, most = attack(place, itertools.product([command], planted), planted)
     assert not marker.exists()
     fault(
         f"hostile checkpoints of {len(planted)} kinds in a run folder, given to {command}",
         tried,
         "each ended in an error that names the file, no code ran, no result was written; "
-        f"{time.monotonic() - begun:.0f} s",
+        f"at most {most:.0f} MiB more than before; {time.monotonic() - begun:.0f} s",
     )
 
 
@@ -248,14 +260,14 @@ def test_every_command_on_images_refuses_all(
     begun = time.monotonic()
     data, healthy = image_run
     planted = hostile.write(tmp_path / "planted", healthy, f"touch {marker}")
-    tried = attack(replace(place, data=data), itertools.product(OF_IMAGES, planted), planted)
+    tried, most = attack(replace(place, data=data), itertools.product(OF_IMAGES, planted), planted)
     assert not marker.exists()
     fault(
         f"hostile checkpoints of {len(planted)} kinds in the run folder of an image model, given to "
         + ", ".join(OF_IMAGES),
         tried,
         "each ended in an error that names the file, no code ran, no result was written; "
-        f"{time.monotonic() - begun:.0f} s",
+        f"at most {most:.0f} MiB more than before; {time.monotonic() - begun:.0f} s",
     )
 
 
@@ -318,18 +330,29 @@ def assert_same(found: Any, expected: Any) -> None:
         assert found == expected
 
 
-def test_files_of_start_values_and_a_user_dir_in_a_config_are_not_opened(
-    sas_checkpoint: Path, tmp_path: Path, marker: Path, generate: Command
+def test_files_and_a_user_dir_in_a_config_are_not_opened(
+    sas_checkpoint: Path, place: Place, marker: Path, generate: Command, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The weights replace the start values; a user-dir is imported from the command line alone."""
-    package = tmp_path / "planted_package"
+    """The weights replace start values; what decodes and cuts text, and a user-dir, are the command's to name."""
+    package, pipe, file = place.run.parent / "planted_package", place.run.parent / "pipe", place.last
     package.mkdir()
     (package / "__init__.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
-    os.mkfifo(tmp_path / "embeddings")
+    os.mkfifo(pipe)
+    place.run.mkdir()
     state = torch.load(sas_checkpoint, weights_only=False)
     state["cfg"]["common"]["user_dir"] = str(package)
     for name in ("encoder_embed_path", "decoder_embed_path"):
-        setattr(state["cfg"]["model"], name, str(tmp_path / "embeddings"))
-    torch.save(state, tmp_path / "x.pt")
-    assert generate(tmp_path / "x.pt", "--beam", 1).hypotheses == generate(sas_checkpoint, "--beam", 1).hypotheses
+        setattr(state["cfg"]["model"], name, str(pipe))
+    state["cfg"]["generation"].update(replace_unk=str(pipe), lm_path=str(pipe))
+    state["cfg"]["tokenizer"] = {"_name": "moses", "source_lang": "../../en"}
+    for bpe in (
+        argparse.Namespace(_name="subword_nmt", bpe_codes=str(pipe), bpe_separator="@@"),
+        {"_name": "sentencepiece", "sentencepiece_model": str(pipe)},
+        {"_name": "gpt2", "gpt2_encoder_json": "http://127.0.0.1:9/", "gpt2_vocab_bpe": "http://127.0.0.1:9/"},
+    ):
+        state["cfg"]["bpe"] = bpe
+        torch.save(state, file)
+        assert hub(place) == (0, "")
+        assert f"{file}: its config has bpe=" in caplog.text and "which is not used" in caplog.text
+    assert generate(file, "--beam", 1).hypotheses == generate(sas_checkpoint, "--beam", 1).hypotheses
     assert not marker.exists()

@@ -441,7 +441,7 @@ def meeting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[BaseException
 
         def one(rank: int, mine: dict[str, str]) -> None:
             try:
-                processes._MeetingDistributed(mine).init_process_group("gloo", address, len(facts), rank)
+                processes._meet(mine, "gloo", address, len(facts), rank)
             except SystemExit as end:
                 ends[rank] = end
 

@@ -4,6 +4,7 @@
 this package changes nothing and does not need fairseq.
 """
 
+from .building import bound_models
 from .command_line import allow_bf16, quiet_root_logger, refuse_hydra_train
 from .data import keep_batches_on_resume, keep_last_batch, keep_place_on_other_devices
 from .errors import UserError
@@ -29,6 +30,7 @@ def apply() -> None:
     """Apply every bridge, once: fairseq imports a user-dir once, and Python a module."""
     refuse_hydra_train()
     load_weights_only()
+    bound_models()
     name_misfits()
     say_what_runs()
     name_divergence()

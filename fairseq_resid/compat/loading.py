@@ -6,17 +6,20 @@ import argparse
 import ast
 import contextlib
 import functools
+import logging
 import os
 import re
 from collections.abc import Iterator
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from . import reader
+from . import building, reader
 from .errors import UserError
+from .stand_in import StandIn
+
+logger = logging.getLogger(__name__)
 
 # Names of config values that fairseq passes to Python's eval if they are strings (tests/test_compat.py compares
 # the list with the sources of the installed fairseq).
@@ -179,38 +182,46 @@ def refuse_code(state: Any, path: str) -> None:
 # Of fairseq's own configs a thousand, and all that it writes are resolved; a reference to another setting is harmless.
 MOST_SETTINGS = 10_000
 RESOLVER = re.compile(r"\$\{(?![\w.]+\})")
-# Files that fairseq would read for start values, which the checkpoint's own weights replace.
-START_VALUES = ("encoder_embed_path", "decoder_embed_path")
+# Settings whose files fairseq would read with a model: start values, which the checkpoint's own weights replace, and
+# what belongs to a command that decodes, of which the hub alone takes it from the checkpoint.
+FILES = ("encoder_embed_path", "decoder_embed_path", "replace_unk", "lm_path")
+PROGRAMS = ("tokenizer", "bpe")
 
 
-def forget_start_values(state: dict[str, Any]) -> None:
-    """Take out of a config what names files of start values: they may be missing, another's, or endless."""
-    for config in (*(state.get("cfg") or {}).values(), state.get("args")):
-        settings = vars(config) if isinstance(config, argparse.Namespace) else config
-        if isinstance(settings, dict):
-            settings.update({name: None for name in START_VALUES if name in settings})
+def forget_files(state: dict[str, Any], path: str) -> None:
+    """Take out of a config what names other files or addresses: they may be missing, another's, or endless."""
+    config = state.get("cfg") or {}
+    for settings in (config, *config.values(), state.get("args")):
+        settings = vars(settings) if isinstance(settings, argparse.Namespace) else settings
+        if not isinstance(settings, dict):
+            continue
+        settings.update({name: None for name in FILES if name in settings})
+        for name in PROGRAMS:
+            if settings.get(name) is not None:
+                logger.warning(
+                    "%s: its config has %s=%s, which is not used: name it where you load the model",
+                    path, name, reader.shown(settings[name]),
+                )  # fmt: skip
+                settings[name] = None
 
 
-class _WeightsOnlyTorch(ModuleType):
-    """torch, whose load reads data alone, and refuses configs with code in them and weights that are not finite."""
+def _load(file: Any, *_: Any, **__: Any) -> Any:
+    """As torch.load, but data alone are read, and configs with code in them and weights that are not finite refused.
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-    @staticmethod
-    def load(file: Any, *_: Any, **__: Any) -> Any:
-        path = str(getattr(file, "name", file))
-        try:
-            # Not mapped: a training that goes on writes over the file.
-            with open(path, "rb") as again:
-                state = reader.read(again, path)
-        except (ValueError, OSError) as error:
-            raise UserError(str(error)) from None
-        refuse_code(state, path)
-        forget_start_values(state)
-        if isinstance(state.get("model"), dict):
-            check_finite(state["model"], path)
-        return state
+    Raises: UserError naming the file.
+    """
+    path = str(getattr(file, "name", file))
+    try:
+        # Not mapped: a training that goes on writes over the file.
+        with open(path, "rb") as again:
+            state = reader.read(again, path)
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from None
+    refuse_code(state, path)
+    forget_files(state, path)
+    if isinstance(state.get("model"), dict):
+        check_finite(state["model"], path)
+    return state
 
 
 @contextlib.contextmanager
@@ -247,7 +258,7 @@ def load_weights_only() -> None:
     from fairseq import checkpoint_utils
 
     for name in LOADERS:
-        vars(import_module(name))["torch"] = _WeightsOnlyTorch("torch")
+        vars(import_module(name))["torch"] = StandIn(torch, load=_load)
 
     load_file, load_models = checkpoint_utils.load_checkpoint_to_cpu, checkpoint_utils.load_model_ensemble_and_task
 
@@ -257,11 +268,13 @@ def load_weights_only() -> None:
             state = load_file(path, *args, **kwargs)
             if not isinstance(state.get("model"), dict):
                 raise UserError(f"{path}: not a fairseq checkpoint: it holds no 'model'")
+            building.was_read(state["model"])
             return state
 
     @functools.wraps(load_models)
     def load_model_ensemble_and_task(filenames, *args, **kwargs):  # type: ignore[no-untyped-def]
-        with naming(*filenames):
+        given = kwargs.get("state")
+        with naming(*filenames), building.loading(given["model"] if given else {}):
             return load_models(filenames, *args, **kwargs)
 
     checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu

@@ -7,12 +7,12 @@ import functools
 import json
 import os
 from datetime import timedelta
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from .errors import UserError
+from .stand_in import StandIn
 
 # Seconds that the processes of a training wait for each other at its start.
 PATIENCE = 300
@@ -35,41 +35,35 @@ def _facts(cfg: Any) -> dict[str, str]:
     return facts
 
 
-class _MeetingDistributed(ModuleType):
-    """torch.distributed, whose processes compare what they train before they begin, and do not wait for hours."""
+def _meet(facts: dict[str, str], backend: str, init_method: str, world_size: int, rank: int) -> None:
+    """As init_process_group, but the processes compare their facts before they begin, and do not wait for hours.
 
-    def __init__(self, facts: dict[str, str]) -> None:
-        super().__init__("torch.distributed")
-        self.facts = facts
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch.distributed, name)
-
-    def init_process_group(self, backend: str, init_method: str, world_size: int, rank: int) -> None:
-        who = f"rank {rank} of {world_size}"
-        try:
-            patience = timedelta(seconds=PATIENCE)
-            store, *_ = next(torch.distributed.rendezvous(init_method, rank, world_size, timeout=patience))
-            # torchrun starts all processes again where one has ended, with the same store.
-            store = torch.distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
-            store.set(f"facts{rank}", json.dumps(self.facts))
-            all_facts = [json.loads(store.get(f"facts{number}")) for number in range(world_size)]
-            store.set(f"read{rank}", "")
-            if rank == 0:  # it may hold the store, and then must not end before all have read
-                store.wait([f"read{number}" for number in range(world_size)], patience)
-        except (RuntimeError, OSError, ValueError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            in_use = "its port is in use: give another one" if "EADDRINUSE" in str(error) else ""
-            raise UserError(
-                f"{who}: the processes of this training do not meet at {init_method} within {PATIENCE} s: "
-                f"{in_use or reason}"
-            ) from error
-        for number, facts in enumerate(all_facts):
-            names = sorted({*facts, *all_facts[0]})
-            pairs = [(name, facts.get(name), all_facts[0].get(name)) for name in names]
-            if wrong := [f"{name} is {there}, and {first} on rank 0" for name, there, first in pairs if there != first]:
-                raise UserError(f"rank {number} would train something else than rank 0: {'; '.join(wrong[:5])}")
-        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    Raises: UserError.
+    """
+    who = f"rank {rank} of {world_size}"
+    try:
+        patience = timedelta(seconds=PATIENCE)
+        store, *_ = next(torch.distributed.rendezvous(init_method, rank, world_size, timeout=patience))
+        # torchrun starts all processes again where one has ended, with the same store.
+        store = torch.distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        store.set(f"facts{rank}", json.dumps(facts))
+        all_facts = [json.loads(store.get(f"facts{number}")) for number in range(world_size)]
+        store.set(f"read{rank}", "")
+        if rank == 0:  # it may hold the store, and then must not end before all have read
+            store.wait([f"read{number}" for number in range(world_size)], patience)
+    except (RuntimeError, OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        in_use = "its port is in use: give another one" if "EADDRINUSE" in str(error) else ""
+        raise UserError(
+            f"{who}: the processes of this training do not meet at {init_method} within {PATIENCE} s: "
+            f"{in_use or reason}"
+        ) from error
+    for number, theirs in enumerate(all_facts):
+        names = sorted({*theirs, *all_facts[0]})
+        pairs = [(name, theirs.get(name), all_facts[0].get(name)) for name in names]
+        if wrong := [f"{name} is {there}, and {first} on rank 0" for name, there, first in pairs if there != first]:
+            raise UserError(f"rank {number} would train something else than rank 0: {'; '.join(wrong[:5])}")
+    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
 
 
 def compare_processes() -> None:
@@ -84,21 +78,10 @@ def compare_processes() -> None:
 
     @functools.wraps(original)
     def distributed_init(cfg):  # type: ignore[no-untyped-def]
-        distributed.dist = _MeetingDistributed(_facts(cfg))
+        distributed.dist = StandIn(torch.distributed, init_process_group=functools.partial(_meet, _facts(cfg)))
         return original(cfg)
 
     distributed.distributed_init = distributed_init
-
-
-class _TrustingTorch(ModuleType):
-    """torch, whose load takes any object: what one process of a training sends to another."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-    @staticmethod
-    def load(file: Any, *args: Any, **kwargs: Any) -> Any:
-        return torch.load(file, *args, **{**kwargs, "weights_only": False})
 
 
 def send_checkpoints() -> None:
@@ -109,4 +92,4 @@ def send_checkpoints() -> None:
     """
     from fairseq.distributed import utils
 
-    utils.torch = _TrustingTorch("torch")
+    utils.torch = StandIn(torch, load=functools.partial(torch.load, weights_only=False))
