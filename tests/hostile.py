@@ -28,7 +28,7 @@ import torch
 
 State = dict[str, Any]
 EXTENSION = 200  # a code of copyreg's that nobody has
-SECONDS = 60  # that a load may take on a busy machine
+SECONDS = 30  # that a load may take on a busy machine
 
 # --- pickles, written by hand ---------------------------------------------------------------------------------------
 
