@@ -208,9 +208,9 @@ def test_a_signal_to_one_of_two_processes_stops_both(recipe: Path, tmp_path: Pat
     fault("SIGTERM to one of two gloo processes", 1, "both saved and stopped (143), resumed: weights bitwise equal")
 
 
-@pytest.mark.long
-def test_processes_that_fairseq_starts_itself_are_told(corpus: Path, tmp_path: Path, fault: Fault) -> None:
-    """As on a machine with two GPUs: one fairseq-train, which starts a process for each and waits for them."""
+@pytest.fixture
+def own_two(corpus: Path, tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
+    """As on a machine with two GPUs: one fairseq-train, which starts a process for each and waits for them; its log."""
     words = [str(corpus), "--user-dir", str(ROOT / "fairseq_resid"), "--save-dir", str(tmp_path / "run"), *SETTINGS]
     more = "--dropout 0.2 --batch-size 16 --max-update 100000 --distributed-world-size 2 --distributed-backend gloo"
     code = (
@@ -222,11 +222,42 @@ def test_processes_that_fairseq_starts_itself_are_told(corpus: Path, tmp_path: P
     with log.open("w") as file:
         process = begin([sys.executable, "-c", code], file)
     wait_for(lambda: len(updates(log.read_text())) > 20, process)
+    return process, log
+
+
+@pytest.mark.long
+def test_processes_that_fairseq_starts_itself_are_told(
+    own_two: tuple[subprocess.Popen[str], Path], tmp_path: Path, fault: Fault
+) -> None:
+    process, log = own_two
     process.terminate()
     assert process.wait(timeout=120) == 143, log.read_text()[-3000:]
     assert processes_of(process.pid) == [] and "stopped by SIGTERM after update" in log.read_text()
     assert compat.load_checkpoint(tmp_path / "run" / "checkpoint_last.pt")["model"]
     fault("SIGTERM to the fairseq-train that waits for its two processes", 1, "both saved and stopped (143), none left")
+
+
+@pytest.mark.long
+def test_processes_that_fairseq_starts_itself_end_with_one_of_them(
+    own_two: tuple[subprocess.Popen[str], Path], fault: Fault
+) -> None:
+    """One is killed, and the other answers no signal, as in a collective on a GPU: torch kills it later."""
+    process, log = own_two
+    children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    killed, stuck = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(stuck, signal.SIGSTOP)
+    os.kill(killed, signal.SIGKILL)
+    began = time.monotonic()
+    assert process.wait(timeout=100) not in (0, 143), log.read_text()[-3000:]
+    seconds = time.monotonic() - began
+    wait_for_none = time.monotonic() + 30  # workers that read data look for their parent every few seconds
+    while processes_of(process.pid) and time.monotonic() < wait_for_none:
+        time.sleep(0.5)
+    assert processes_of(process.pid) == []
+    fault(
+        "SIGKILL to one of the two processes of a fairseq-train while the other answers nothing", 1,
+        f"all end, with an error, after {seconds:.0f} s",
+    )  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------------- kills
