@@ -390,9 +390,9 @@ MISFITS: dict[str, Callable[[State], object]] = {
     "misfit: asks for embeddings of 40 GB": asks_for(
         {"encoder_embed_dim": 10**8, "decoder_embed_dim": 10**8}, {"stage_channels": "16,30000,60000"}
     ),
-    "misfit: asks for two thousand layers": asks_for({"decoder_layers": 2000}, {"stage_blocks": "1,1,2000"}),
-    "misfit: asks for a hundred million positions": asks_for(
-        {"max_source_positions": 10**8}, {"stage_blocks": "1,1000000,1"}
+    "misfit: asks for six thousand layers": asks_for({"decoder_layers": 6000}, {"stage_blocks": "1,1,6000"}),
+    "misfit: asks for positions of 800 MB": asks_for(
+        {"max_source_positions": 3_000_000}, {"stage_blocks": "1,1000000,1"}
     ),
     "misfit: asks for 2^62 positions": asks_for({"max_target_positions": 2**62}, {"stage_channels": f"4,4,{2**62}"}),
 }
