@@ -330,6 +330,21 @@ def assert_same(found: Any, expected: Any) -> None:
         assert found == expected
 
 
+def test_a_shard_has_a_part_of_the_weights(sas_checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
+    """Only of a whole checkpoint is it known how large its model may be."""
+    from fairseq import checkpoint_utils
+
+    state = torch.load(sas_checkpoint, weights_only=False)
+    state["cfg"]["model"].max_source_positions = 1_000_000
+    file = tmp_path / "x.pt"
+    for name in ("x.pt", "x_part0.pt", "x_part1.pt"):
+        torch.save(state, tmp_path / name)
+    load, data = checkpoint_utils.load_model_ensemble_and_task, {"data": str(corpus)}
+    assert load([str(file)], data, strict=False, num_shards=2)[0]
+    with pytest.raises(compat.UserError, match="asks for a model of at least 64,"):
+        load([str(file)], data)
+
+
 def test_files_and_a_user_dir_in_a_config_are_not_opened(
     sas_checkpoint: Path, place: Place, marker: Path, generate: Command, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,8 +27,8 @@ MORE_NUMBERS = 50_000_000
 
 
 @contextlib.contextmanager
-def loading(weights: dict[str, Any]) -> Iterator[None]:
-    """Bound the models that are built meanwhile by these weights, or by those of the checkpoint that was read last."""
+def loading(weights: dict[str, Any] | None) -> Iterator[None]:
+    """Bound the models built meanwhile by these weights, or those of the checkpoint read last; by nothing if None."""
     token = _weights.set(weights)
     try:
         yield

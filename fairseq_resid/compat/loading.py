@@ -274,7 +274,8 @@ def load_weights_only() -> None:
     @functools.wraps(load_models)
     def load_model_ensemble_and_task(filenames, *args, **kwargs):  # type: ignore[no-untyped-def]
         given = kwargs.get("state")
-        with naming(*filenames), building.loading(given["model"] if given else {}):
+        is_whole = kwargs.get("num_shards", 1) == 1  # of several shards each has a part of the weights
+        with naming(*filenames), building.loading((given["model"] if given else {}) if is_whole else None):
             return load_models(filenames, *args, **kwargs)
 
     checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
