@@ -404,7 +404,7 @@ def test_memory_is_one_model_more_than_the_largest_checkpoint(tmp_path: Path) ->
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     peak = int(done.stdout) * 1024
-    # One model more would be 64 MiB. Linux may have taken pages of this process before, which then count as new.
+    # One model more would be 64 MiB. Pages that Linux takes back before count as new.
     assert peak < model + (model + optimizer) + 48 * mib, f"{peak / mib:.0f} MiB"
     assert (tmp_path / "out.pt").stat().st_size < model + mib
     assert load_checkpoint(tmp_path / "out.pt")["model"]["w7"][0] == 1.5
