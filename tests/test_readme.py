@@ -146,7 +146,7 @@ def test_the_table_of_structures_is_the_registry() -> None:
         flags = {flag[2:].replace("-", "_") for flag in re.findall(r"--[\w-]+", options)}
         assert flags == set(connections.options(name)), name
         formula = parameters.replace("(λ−1)", "").removesuffix(" (n = 4)").replace("−", "-").replace(" ", "")
-        terms = re.findall(r"([+-]?)(\d*)(C²|C)?", formula.replace("1foreachearlierlayer", ""))
+        terms = re.findall(r"([+-]?)(\d*)(C²|C)?", formula.replace("i+1attheendoflayeri", ""))
         counted = sum(
             int(f"{sign}{number or 1}") * {"C²": 49, "C": 7, "": 1}[power]
             for sign, number, power in terms
