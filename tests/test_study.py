@@ -727,7 +727,7 @@ def test_on_a_stand_in_for_slurm(stub: Any, tmp_path: Path, monkeypatch: pytest.
     assert len(calls(tmp_path)) == 8
     first = (folder / "100.job").read_text()
     assert "#SBATCH --array=0-5%4" in first and "#SBATCH --partition=gpu" in first and "#SBATCH --time=90" in first
-    assert "--signal=USR2" in first  # preempted, submitit queues it again
+    assert "--signal=USR2" in first  # before its time is over, submitit queues it again
     assert (folder / "101.job").is_file()
 
 
@@ -754,6 +754,17 @@ def test_a_preempted_run_is_queued_again(tmp_path: Path) -> None:
         executors.Command(["false"], tmp_path / "run.out")()
 
 
+def test_what_slurm_sends_to_all_processes_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that Slurm preempts does not report its end before Slurm has put it back into the queue."""
+    waited: list[float] = []
+    monkeypatch.setattr(executors.time, "sleep", waited.append)
+    ended = {"kill -USR2 $$; kill -USR1 $$; exit 7": 7, "kill -TERM $$": -15, "exit 143": 143}
+    for text, code in ended.items():
+        with pytest.raises(RuntimeError, match=f"exit code {code}$"):
+            executors.Command(["bash", "-c", text], tmp_path / "run.out")()
+    assert waited == [executors.KILLED_WITHIN] * 2
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -767,8 +778,11 @@ def test_a_preempted_run_is_queued_again(tmp_path: Path) -> None:
         (["--cluster", "local", "--jobs", "2"], "--jobs: is for this machine"),
     ],
 )
-def test_bad_options(stub: Any, words: list[str], message: str, capsys: Capture) -> None:
+def test_bad_options(
+    stub: Any, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))  # without Slurm's programs
     given = stub(text=SMALL)
     try:
         code = study.main([*given, *words])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +107,8 @@ def parted(visible: Sequence[str], each: int) -> list[str]:
 
 
 TIMEOUTS = 100
+ANNOUNCED = (signal.SIGUSR1, signal.SIGUSR2)  # what submitit asks Slurm to send before the time is over
+KILLED_WITHIN = 600  # seconds in which Slurm kills a job after SIGTERM: its KillWait or GraceTime
 
 
 class Command:
@@ -118,13 +122,19 @@ class Command:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         with (
             self.output.open("wb") as output,
-            subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT) as child,
+            subprocess.Popen(
+                self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, preexec_fn=unannounced
+            ) as child,
         ):
             try:
                 code = child.wait()
             except BaseException:  # preempted: submitit leaves, and nobody else would end the training
                 child.terminate()
                 raise
+        if code in (-signal.SIGTERM, 128 + signal.SIGTERM):
+            # Slurm tells all processes of a job that it preempts or cancels, submitit ignores it, and what is raised
+            # here would be the end of a run that Slurm has put back into the queue.
+            time.sleep(KILLED_WITHIN)
         if code:
             raise RuntimeError(f"exit code {code}")
 
@@ -132,6 +142,12 @@ class Command:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
+
+
+def unannounced() -> None:
+    """Let this process and its children ignore what Slurm sends to all of a job and only submitit answers."""
+    for number in ANNOUNCED:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @dataclass
