@@ -15,6 +15,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -162,6 +163,40 @@ def test_a_second_interrupt_stops_at_once_and_terminating_twice_does_not(monkeyp
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.signal(signal.SIGINT, before[0]) == signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) == before[1]
+
+
+def test_a_validation_without_its_worker_is_saved_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm sends SIGTERM to all processes of a job: what reads the validation data ends by it."""
+    import fairseq_cli.train as program
+    from fairseq import checkpoint_utils
+    from fairseq.distributed import utils as distributed
+    from fairseq.trainer import Trainer
+
+    saved: list[Any] = []
+
+    def lose(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(checkpoint_utils, "save_checkpoint", lambda *given: saved.append(given[1:]))
+    monkeypatch.setattr(program, "validate_and_save", lose)
+    for owner, name in ((program, "train"), (distributed, "call_main"), (Trainer, "_aggregate_logging_outputs")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # put back what is wrapped now
+    stopping.save_when_stopped()
+    lost = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
+    for asked, size, error, expected in (
+        (15, 1, lost, SystemExit),
+        (15, 1, ConnectionResetError(), SystemExit),
+        (15, 1, RuntimeError("another"), RuntimeError),
+        (15, 2, lost, RuntimeError),
+        (0, 1, lost, RuntimeError),
+    ):
+        monkeypatch.setattr(stopping._Stop, "asked", asked)
+        trainer = SimpleNamespace(data_parallel_world_size=size, get_num_updates=lambda: 9)
+        with pytest.raises(expected) as end:
+            program.validate_and_save(SimpleNamespace(checkpoint=None), trainer, None, "place")
+        assert end.value is error or getattr(end.value, "code", 0) == 143
+        assert saved == [(trainer, "place", None)] * (expected is SystemExit)
+        saved.clear()
 
 
 def test_signals_that_are_ignored_stay_so() -> None:

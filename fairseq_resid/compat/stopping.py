@@ -33,6 +33,15 @@ def _ask(number: int, _: Any) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
+# What DataLoader raises when a worker has ended: before it sent a batch, or while a tensor came from its memory.
+WORKER_LOST = (RuntimeError, ConnectionError, EOFError)
+
+
+def _has_lost_worker(error: Exception) -> bool:
+    """Return whether what reads data has ended by the signal that stops this training: Slurm sends it to all."""
+    return _Stop.asked > 0 and (not isinstance(error, RuntimeError) or "DataLoader worker" in str(error))
+
+
 def _pass_on(number: int, _: Any) -> None:
     for process in multiprocessing.active_children():
         process.terminate()
@@ -78,8 +87,13 @@ def save_when_stopped() -> None:
 
     @functools.wraps(validate_and_save)
     def save_and_stop(cfg, trainer, task, epoch_itr, *args, **kwargs):  # type: ignore[no-untyped-def]
-        losses, is_last = validate_and_save(cfg, trainer, task, epoch_itr, *args, **kwargs)
         is_alone = trainer.data_parallel_world_size == 1
+        try:
+            losses, is_last = validate_and_save(cfg, trainer, task, epoch_itr, *args, **kwargs)
+        except WORKER_LOST as error:
+            if not (is_alone and _has_lost_worker(error)):
+                raise
+            losses, is_last = [None], False  # no validation, and the update before it is kept
         if (stop := _Stop.asked if is_alone else _Stop.agreed) and not is_last:
             checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, losses[0])
             logger.info(f"stopped by {signal.Signals(stop).name} after update {trainer.get_num_updates()}")
@@ -97,8 +111,8 @@ def save_when_stopped() -> None:
         with _answering(_ask):
             try:
                 return train(cfg, trainer, *args, **kwargs)
-            except RuntimeError as error:
-                if _Stop.asked and "DataLoader worker" in str(error):  # it has ended all the same, between two updates
+            except WORKER_LOST as error:
+                if _has_lost_worker(error):  # between two updates
                     raise SystemExit(128 + _Stop.asked) from error
                 raise
 
