@@ -60,11 +60,11 @@ def by_setting(study: Study, results: Results, path: Path) -> None:
     settings = [name for name in study.settings if any(row.setting == name for row in compared(results))]
     with figure(path, size=(6.0, 3.2)) as axes:
         axis = axes[0, 0]
-        for arm in study.arms:
-            rows = [row for row in compared(results) if row.arm == arm and row.at != "baseline"]
-            if not rows:
-                continue
-            shift = (list(study.arms).index(arm) - len(study.arms) / 2) * 0.03
+        own = [row for row in compared(results) if row.at != "baseline"]
+        arms = [name for name in study.arms if any(row.arm == name for row in own)]
+        for index, arm in enumerate(arms):
+            rows = [row for row in own if row.arm == arm]
+            shift = (index - (len(arms) - 1) / 2) * 0.03
             x = [settings.index(row.setting) + shift for row in rows]
             found = [row.against[results.measure] for row in rows]
             errors = [
@@ -75,6 +75,7 @@ def by_setting(study: Study, results: Results, path: Path) -> None:
             axis.errorbar(x, y, yerr=errors, label=arm, capsize=3, linewidth=1.2, **look(study, arm))
         axis.axhline(0, color="black", linewidth=0.8)
         axis.set_xticks(range(len(settings)), settings)
+        axis.set_xlim(-0.5, len(settings) - 0.5)
         axis.set_ylabel(f"{results.measure} less {results.baseline}'s")
         axis.set_title(f"{direction(results)}; bars: 95% over seeds")
         axis.legend(fontsize=8)
