@@ -335,8 +335,8 @@ def keep(folder: Path, run: Planned, nll: float, trial: plan.Study, **changes: A
     return made
 
 
-def all_kept(folder: Path, trial: plan.Study) -> dict[str, Note]:
-    """Write runs as the plan wants them: sas is better by 0.2, in `deep` by 0.5."""
+def all_kept(folder: Path, trial: plan.Study, best_of_deep_sas: float = 0.004) -> dict[str, Note]:
+    """Write runs as the plan wants them: sas is better by 0.2, in `deep` by 0.5; best are 0.002, and 0.004 for sas."""
     found: dict[str, Note] = {}
     while True:
         nll = {each.run: each.valid["averaged"] for each in found.values()}
@@ -345,7 +345,7 @@ def all_kept(folder: Path, trial: plan.Study) -> dict[str, Note]:
             return found
         run = missing[0]
         gain = {"base": 0.0, "sas": 0.5 if run.setting == "deep" else 0.2}[run.arm]
-        best = 0.002 if run.arm == "base" else 0.004
+        best = {"base": 0.002, "sas": best_of_deep_sas if run.setting == "deep" else 0.004}[run.arm]
         value = run.value or 0.0
         nll_of = 3.0 - gain + 0.01 * run.seed % 0.07 + (0.3 * math.log(value / best) ** 2 if value else 0)
         found[run.name] = keep(folder, run, nll_of, trial)
@@ -366,12 +366,31 @@ def test_results_of_a_whole_study(file: Path, tmp_path: Path, capsys: Capture) -
     (common,) = [row for row in found.rows if row.at == "baseline"]
     assert common.value == 0.002 and common.seeds == [1]
     (crossed,) = found.interactions
-    assert (crossed.arm, crossed.setting, crossed.than) == ("sas", "deep", "flat")
+    assert (crossed.arm, crossed.at, crossed.setting, crossed.than) == ("sas", "own", "deep", "flat")
     assert crossed.effect.difference == pytest.approx(-0.3, abs=1e-4)
     page = (folder / "results.md").read_text()
     assert "| flat | sas | 0.004 | own best | 2 | 2.8" in page and "Not run yet: none." in page
     for plot in ("effects", "settings", "tuning", "curves"):
         assert (folder / f"{plot}.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(("best", "lost_in_deep"), [(0.004, 0.3 * math.log(2) ** 2), (0.002, 0.0)])
+def test_the_gain_in_two_settings_at_the_baselines_value(
+    tmp_path: Path, best: float, lost_in_deep: float, capsys: Capture
+) -> None:
+    """In `deep` the baseline's value is sas's own too, or another one."""
+    file = written(tmp_path, TEXT + "  - {setting: deep, arms: [sas], seeds: 2, at: baseline}\n")
+    all_kept(tmp_path / "trial", plan.read(file), best)
+    assert study.main([str(file), "--results", "--work", str(tmp_path / "work")]) == 0
+    found = records.read(tmp_path / "trial" / "results.json", results.Results)
+    gains = {one.at: one.effect.difference for one in found.interactions}
+    assert len(gains) == len(found.interactions) == 2
+    assert gains["own"] == pytest.approx(-0.3, abs=1e-4)
+    assert gains["baseline"] == pytest.approx(-0.3 + lost_in_deep - 0.3 * math.log(2) ** 2, abs=1e-4)
+    page = (tmp_path / "trial" / "results.md").read_text()
+    assert "| sas | own best | deep less flat | 2 |" in page
+    assert "| sas | the baseline's best | deep less flat | 1 |" in page
+    assert "sas, the baseline's value" in (tmp_path / "trial" / "settings.svg").read_text()
 
 
 def test_results_of_what_there_is(file: Path, tmp_path: Path) -> None:

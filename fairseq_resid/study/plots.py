@@ -10,7 +10,9 @@ from ..analysis.style import COLOURS, MARKS, figure
 from ..folders.run import Run
 from . import measures
 from .plan import Planned, Study
-from .results import Results, Row
+from .results import Results, Row, across
+
+VALUE = {"own": "", "baseline": ", the baseline's value", "": ""}
 
 
 def look(study: Study, arm: str) -> dict[str, Any]:
@@ -47,8 +49,7 @@ def effects(results: Results, path: Path) -> None:
                 axis.plot([one.low, one.high], [place, place], color=COLOURS[0], linewidth=1.5)
             axis.plot(one.difference, place, "o", color=COLOURS[0])
         axis.axvline(0, color="black", linewidth=0.8)
-        at = {"own": "", "baseline": ", the baseline's value", "": ""}
-        labels = [f"{row.setting} {row.arm}{at[row.at]} ({seeds_of(row)})" for row in rows]
+        labels = [f"{row.setting} {row.arm}{VALUE[row.at]} ({seeds_of(row)})" for row in rows]
         axis.set_yticks(range(len(rows)), labels)
         axis.invert_yaxis()
         axis.set_xlabel(f"{results.measure} less {results.baseline}'s, {direction(results)}; seeds in brackets")
@@ -56,23 +57,24 @@ def effects(results: Results, path: Path) -> None:
 
 
 def by_setting(study: Study, results: Results, path: Path) -> None:
-    """Draw how the difference of each arm changes over the settings."""
+    """Draw how the difference of each arm changes over the settings, at its own value and at the baseline's."""
     settings = [name for name in study.settings if any(row.setting == name for row in compared(results))]
+    series = [(arm, at, across(study, results.rows, arm, at)) for at in ("own", "", "baseline") for arm in study.arms]
+    # At the baseline's value there can be runs in a single setting: they are in the plot of effects.
+    drawn = [(arm, at, rows) for arm, at, rows in series if len(rows) > (at == "baseline")]
     with figure(path, size=(6.0, 3.2)) as axes:
         axis = axes[0, 0]
-        own = [row for row in compared(results) if row.at != "baseline"]
-        arms = [name for name in study.arms if any(row.arm == name for row in own)]
-        for index, arm in enumerate(arms):
-            rows = [row for row in own if row.arm == arm]
-            shift = (index - (len(arms) - 1) / 2) * 0.03
-            x = [settings.index(row.setting) + shift for row in rows]
-            found = [row.against[results.measure] for row in rows]
+        for index, (arm, at, rows) in enumerate(drawn):
+            shift = (index - (len(drawn) - 1) / 2) * 0.03
+            x = [settings.index(setting) + shift for setting in rows]
+            found = [row.against[results.measure] for row in rows.values()]
             errors = [
                 [0.0 if one.low is None else one.difference - one.low for one in found],
                 [0.0 if one.high is None else one.high - one.difference for one in found],
             ]
             y = [one.difference for one in found]
-            axis.errorbar(x, y, yerr=errors, label=arm, capsize=3, linewidth=1.2, **look(study, arm))
+            style = {"linewidth": 1.2, "linestyle": "--" if at == "baseline" else "-", **look(study, arm)}
+            axis.errorbar(x, y, yerr=errors, label=f"{arm}{VALUE[at]}", capsize=3, **style)
         axis.axhline(0, color="black", linewidth=0.8)
         axis.set_xticks(range(len(settings)), settings)
         axis.set_xlim(-0.5, len(settings) - 0.5)

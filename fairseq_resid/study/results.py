@@ -6,6 +6,7 @@ import statistics as plain
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -60,9 +61,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Interaction:
-    """How much more an arm gains on the baseline in one setting than in another."""
+    """How much more an arm gains on the baseline in one setting than in another; at: as of a row."""
 
     arm: str
+    at: str
     setting: str
     than: str
     seeds: int
@@ -257,22 +259,41 @@ def _corrected(rows: Sequence[Row], study: Study) -> list[Row]:
     return made
 
 
+def baselines(study: Study, rows: Sequence[Row]) -> dict[str, Row]:
+    """Return by setting the row of the baseline at its own value."""
+    return {row.setting: row for row in rows if row.arm == study.baseline and row.at != "baseline"}
+
+
+def across(study: Study, rows: Sequence[Row], arm: str, at: str) -> dict[str, Row]:
+    """Return by setting the row of an arm that is compared at its own value, or at the baseline's.
+
+    Where both values are the same, the row at its own value is the row at the baseline's too.
+    """
+    base = baselines(study, rows)
+    compared = [row for row in rows if row.arm == arm and row.against]
+    return {
+        row.setting: row
+        for row in compared
+        if row.at == at or (row.at, at, row.value) == ("own", "baseline", base[row.setting].value)
+    }
+
+
 def _interactions(kept: Kept, rows: Sequence[Row]) -> list[Interaction]:
     """Return for every arm how its effect differs between the settings, each against every one before it."""
     study, found = kept.study, []
-    baselines = {row.setting: row for row in rows if row.arm == study.baseline and row.at != "baseline"}
-    for arm in study.arms:
-        mine = {row.setting: row for row in rows if row.arm == arm and row.at != "baseline" and row.against}
-        order = [setting for setting in study.settings if setting in mine]
-        for index, setting in enumerate(order):
-            for than in order[:index]:
-                both = [mine[setting], baselines[setting], mine[than], baselines[than]]
-                common = sorted(set.intersection(*(set(row.seeds) for row in both)))
-                if not common:
-                    continue
-                scores = [kept.scores([_planned(row, seed) for seed in common], study.measure) for row in both]
-                combined = effect(list(zip((1.0, -1.0, -1.0, 1.0), scores, strict=True)))
-                if any(row.diverged for row in both):
-                    combined = replace(combined, p=None)
-                found.append(Interaction(arm, setting, than, len(common), combined))
+    base = baselines(study, rows)
+    for arm, at in product(study.arms, ("own", "baseline", "")):
+        mine = across(study, rows, arm, at)
+        for than, setting in combinations(mine, 2):
+            if at not in {mine[setting].at, mine[than].at}:
+                continue  # it is the one at its own value
+            both = [mine[setting], base[setting], mine[than], base[than]]
+            common = sorted(set.intersection(*(set(row.seeds) for row in both)))
+            if not common:
+                continue
+            scores = [kept.scores([_planned(row, seed) for seed in common], study.measure) for row in both]
+            combined = effect(list(zip((1.0, -1.0, -1.0, 1.0), scores, strict=True)))
+            if any(row.diverged for row in both):
+                combined = replace(combined, p=None)
+            found.append(Interaction(arm, at, setting, than, len(common), combined))
     return found

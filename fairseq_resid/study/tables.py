@@ -78,16 +78,17 @@ def tables(results: Results) -> list[Table]:
         ]
         more = ("p, Holm",) if name == results.measure else ()
         found.append((f"{name} less the baseline's", ("setting", "arm", "at", "seeds", *heads, *more), compared, 4))
+    main_digits = digits[results.measure]
     crossed: list[tuple[str, ...]] = [
-        (one.arm, f"{one.setting} less {one.than}", str(one.seeds), *effect_cells(one.effect, digits[results.measure]))
+        (one.arm, AT[one.at], f"{one.setting} less {one.than}", str(one.seeds), *effect_cells(one.effect, main_digits))
         for one in results.interactions
     ]
     found.append(
         (
             f"How the difference of {results.measure} changes (p is not corrected)",
-            ("arm", "settings", "seeds", *heads),
+            ("arm", "at", "settings", "seeds", *heads),
             crossed,
-            2,
+            4,
         )
     )
     tried: list[tuple[str, ...]] = [
