@@ -717,6 +717,13 @@ FAULTS = [
         "test_study.py",
     ),
     Fault(
+        "study: who has the baseline's value as its own is not compared at it",
+        "fairseq_resid/study/results.py",
+        '("own", "baseline", base[row.setting].value)',
+        '("own", "none", base[row.setting].value)',
+        "test_study.py",
+    ),
+    Fault(
         "study: a run keeps the folders of the machine",
         "fairseq_resid/study/kept.py",
         "flags.without(record.command, launch.WHERE)",

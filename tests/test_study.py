@@ -393,6 +393,18 @@ def test_the_gain_in_two_settings_at_the_baselines_value(
     assert "sas, the baseline's value" in (tmp_path / "trial" / "settings.svg").read_text()
 
 
+def test_holm_counts_every_arm_that_is_compared_at_the_baselines_value(file: Path) -> None:
+    """sas has that value as its own: it is one of two there, though its row is among those at their own."""
+
+    def row(arm: str, at: str, value: float, p: float | None) -> results.Row:
+        against = {"NLL": statistics.Effect(-1.0, None, None, p, None, None, None, None)} if p else {}
+        return results.Row("flat", arm, at, value, [1, 2], [], 2, None, {}, against)
+
+    rows = [row("base", "own", 2.0, None), row("sas", "own", 2.0, 0.02), row("other", "own", 4.0, 0.03)]
+    found = results._corrected([*rows, row("other", "baseline", 2.0, 0.01)], plan.read(file))
+    assert [one.holm for one in found] == [None, 0.04, 0.04, 0.02]
+
+
 def test_results_of_what_there_is(file: Path, tmp_path: Path) -> None:
     trial = plan.read(file)
     folder = tmp_path / "trial"

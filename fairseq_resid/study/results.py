@@ -249,33 +249,38 @@ def _row(kept: Kept, cell: Cell, known: Mapping[tuple[str, str], Choice]) -> Row
     return replace(row, against=against, compared=len(common), lost=lost)
 
 
-def _corrected(rows: Sequence[Row], study: Study) -> list[Row]:
-    """Return the rows with p of the measure corrected, over the arms that are compared in one setting at one value."""
-    made = list(rows)
-    for group in dict.fromkeys((row.setting, row.at) for row in rows):
-        places = [place for place, row in enumerate(rows) if (row.setting, row.at) == group and row.against]
-        for place, p in zip(places, holm([rows[place].against[study.measure].p for place in places]), strict=True):
-            made[place] = replace(rows[place], holm=p)
-    return made
-
-
 def baselines(study: Study, rows: Sequence[Row]) -> dict[str, Row]:
     """Return by setting the row of the baseline at its own value."""
     return {row.setting: row for row in rows if row.arm == study.baseline and row.at != "baseline"}
 
 
-def across(study: Study, rows: Sequence[Row], arm: str, at: str) -> dict[str, Row]:
-    """Return by setting the row of an arm that is compared at its own value, or at the baseline's.
+def compared_at(study: Study, rows: Sequence[Row], at: str) -> list[Row]:
+    """Return the rows that are compared with the baseline at their own value, or at the baseline's.
 
     Where both values are the same, the row at its own value is the row at the baseline's too.
     """
     base = baselines(study, rows)
-    compared = [row for row in rows if row.arm == arm and row.against]
-    return {
-        row.setting: row
-        for row in compared
-        if row.at == at or (row.at, at, row.value) == ("own", "baseline", base[row.setting].value)
-    }
+
+    def is_at(row: Row) -> bool:
+        return row.at == at or (row.at, at, row.value) == ("own", "baseline", base[row.setting].value)
+
+    return [row for row in rows if row.against and is_at(row)]
+
+
+def across(study: Study, rows: Sequence[Row], arm: str, at: str) -> dict[str, Row]:
+    """Return by setting the row of an arm that is compared at its own value, or at the baseline's."""
+    return {row.setting: row for row in compared_at(study, rows, at) if row.arm == arm}
+
+
+def _corrected(rows: Sequence[Row], study: Study) -> list[Row]:
+    """Return the rows with p of the measure corrected, over the arms that are compared in one setting at one value."""
+    made = list(rows)
+    for setting, at in dict.fromkeys((row.setting, row.at) for row in rows):
+        family = [row for row in compared_at(study, rows, at) if row.setting == setting]
+        for row, p in zip(family, holm([row.against[study.measure].p for row in family]), strict=True):
+            if row.at == at:
+                made[rows.index(row)] = replace(row, holm=p)
+    return made
 
 
 def _interactions(kept: Kept, rows: Sequence[Row]) -> list[Interaction]:
