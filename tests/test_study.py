@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from scipy import stats
 
 from fairseq_resid.evaluation import likelihood, scoring
 from fairseq_resid.folders import records
 from fairseq_resid.folders.files import pack, read_lines
 from fairseq_resid.folders.run import Run, Scored
-from fairseq_resid.study import executors, kept, plan, results, statistics, study, tables
+from fairseq_resid.study import executors, kept, plan, plots, results, statistics, study, tables
 from fairseq_resid.study.kept import Note
 from fairseq_resid.study.plan import Planned
 from fairseq_resid.study.work import Place
@@ -372,6 +373,14 @@ def test_results_of_a_whole_study(file: Path, tmp_path: Path, capsys: Capture) -
     assert "| flat | sas | 0.004 | own best | 2 | 2.8" in page and "Not run yet: none." in page
     for plot in ("effects", "settings", "tuning", "curves"):
         assert (folder / f"{plot}.svg").read_text().startswith("<?xml")
+    effects = (folder / "effects.svg").read_text()
+    assert all(f"<!-- {title} -->" in effects for title in ("flat", "deep"))  # each on its own scale
+
+
+def test_no_two_arms_look_alike_in_the_plots(file: Path) -> None:
+    trial = plan.read(file)
+    many = structs.replace(trial, arms={f"arm{index}": "" for index in range(14)})
+    assert len({tuple(plots.look(many, arm).values()) for arm in many.arms}) == 14
 
 
 @pytest.mark.parametrize(("best", "lost_in_deep"), [(0.004, 0.3 * math.log(2) ** 2), (0.002, 0.0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ VALUE = {"own": "", "baseline": ", the baseline's value", "": ""}
 
 
 def look(study: Study, arm: str) -> dict[str, Any]:
-    """Return colour and mark of an arm, the same in every plot."""
-    index = list(study.arms).index(arm)
-    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKS[index % len(MARKS)]}
+    """Return colour and mark of an arm, the same in every plot and no other arm's; after one round marks are hollow."""
+    turn, colour = divmod(list(study.arms).index(arm), len(COLOURS))
+    mark = MARKS[(colour + turn) % len(MARKS)]
+    return {"color": COLOURS[colour], "marker": mark, "markerfacecolor": "white" if turn else COLOURS[colour]}
 
 
 def seeds_of(row: Row) -> str:
@@ -38,31 +40,36 @@ def direction(results: Results) -> str:
 
 
 def effects(results: Results, path: Path) -> None:
-    """Draw the difference from the baseline of every arm in every setting, with its intervals."""
-    rows = compared(results)
-    with figure(path, size=(7.0, 1.2 + 0.3 * len(rows))) as axes:
-        axis = axes[0, 0]
-        for place, row in enumerate(rows):
-            one = row.against[results.measure]
-            if one.low is not None:
-                axis.plot([one.boot_low, one.boot_high], [place, place], color=COLOURS[5], linewidth=6, alpha=0.6)
-                axis.plot([one.low, one.high], [place, place], color=COLOURS[0], linewidth=1.5)
-            axis.plot(one.difference, place, "o", color=COLOURS[0])
-        axis.axvline(0, color="black", linewidth=0.8)
-        labels = [f"{row.setting} {row.arm}{VALUE[row.at]} ({seeds_of(row)})" for row in rows]
-        axis.set_yticks(range(len(rows)), labels)
-        axis.invert_yaxis()
+    """Draw the difference from the baseline of every arm with its intervals, a panel with its own scale a setting."""
+    panels: dict[str, list[Row]] = {}
+    for row in compared(results):
+        panels.setdefault(row.setting, []).append(row)
+    counts = [len(rows) for rows in panels.values()]
+    height = (0.8 + 0.4 * len(panels) + 0.3 * sum(counts)) / len(panels)
+    with figure(path, len(panels), size=(7.0, height), gridspec_kw={"height_ratios": counts}) as axes:
+        for axis, (setting, rows) in zip(axes[:, 0], panels.items(), strict=True):
+            for place, row in enumerate(rows):
+                one = row.against[results.measure]
+                if one.low is not None:
+                    axis.plot([one.boot_low, one.boot_high], [place, place], color=COLOURS[5], linewidth=6, alpha=0.6)
+                    axis.plot([one.low, one.high], [place, place], color=COLOURS[0], linewidth=1.5)
+                axis.plot(one.difference, place, "o", color=COLOURS[0])
+            axis.axvline(0, color="black", linewidth=0.8)
+            axis.set_yticks(range(len(rows)), [f"{row.arm}{VALUE[row.at]} ({seeds_of(row)})" for row in rows])
+            axis.set_ylim(len(rows) - 0.5, -0.5)
+            axis.set_title(setting, loc="left")
         axis.set_xlabel(f"{results.measure} less {results.baseline}'s, {direction(results)}; seeds in brackets")
-        axis.set_title("line: 95% over seeds (Welch); band: 95% over seeds and sentences (bootstrap)")
+        axis.figure.suptitle("line: 95% over seeds (Welch); band: 95% over seeds and sentences (bootstrap)", size=9)
 
 
-def by_setting(study: Study, results: Results, path: Path) -> None:
-    """Draw how the difference of each arm changes over the settings, at its own value and at the baseline's."""
+def by_setting(study: Study, results: Results, path: Path) -> bool:
+    """Draw how the difference of each arm changes over its settings, at its own value and at the baseline's."""
     settings = [name for name in study.settings if any(row.setting == name for row in compared(results))]
     series = [(arm, at, across(study, results.rows, arm, at)) for at in ("own", "", "baseline") for arm in study.arms]
-    # At the baseline's value there can be runs in a single setting: they are in the plot of effects.
-    drawn = [(arm, at, rows) for arm, at, rows in series if len(rows) > (at == "baseline")]
-    with figure(path, size=(6.0, 3.2)) as axes:
+    drawn = [(arm, at, rows) for arm, at, rows in series if len(rows) > 1]
+    if not drawn:
+        return False
+    with figure(path, size=(7.0, 3.2)) as axes:
         axis = axes[0, 0]
         for index, (arm, at, rows) in enumerate(drawn):
             shift = (index - (len(drawn) - 1) / 2) * 0.03
@@ -79,8 +86,15 @@ def by_setting(study: Study, results: Results, path: Path) -> None:
         axis.set_xticks(range(len(settings)), settings)
         axis.set_xlim(-0.5, len(settings) - 0.5)
         axis.set_ylabel(f"{results.measure} less {results.baseline}'s")
-        axis.set_title(f"{direction(results)}; bars: 95% over seeds")
-        axis.legend(fontsize=8)
+        # Where a baseline fails to train its difference is larger by an order of magnitude than those to be compared.
+        linear = statistics.median(
+            abs(row.against[results.measure].difference) for *_, rows in drawn for row in rows.values()
+        )
+        axis.set_yscale("symlog", linthresh=linear or 1.0)
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.set_title(f"{direction(results)}; bars: 95% over seeds; logarithmic beyond ±{linear or 1.0:.2g}")
+        axis.figure.legend(loc="outside lower center", ncols=3, fontsize=8, handlelength=4)
+    return True
 
 
 def tuning(study: Study, results: Results, path: Path) -> None:
@@ -109,7 +123,9 @@ def tuning(study: Study, results: Results, path: Path) -> None:
             right.set_ylabel(f"less {study.baseline}'s")
             left.set_title(f"{setting}, tuning runs")
             right.set_title("at the same value")
-            left.legend(fontsize=7)
+        lines = {line.get_label(): line for left in axes[:, 0] for line in left.get_lines()}
+        lines = {arm: lines[arm] for arm in study.arms if arm in lines}
+        axes[0, 0].figure.legend(lines.values(), lines, loc="outside lower center", ncols=4, fontsize=8)
 
 
 def learning(study: Study, results: Results, kept: Path, path: Path) -> bool:
@@ -134,8 +150,7 @@ def draw(study: Study, results: Results, kept: Path, folder: Path) -> list[Path]
     if compared(results):
         effects(results, folder / "effects.svg")
         drawn.append(folder / "effects.svg")
-        if len({row.setting for row in compared(results)}) > 1:
-            by_setting(study, results, folder / "settings.svg")
+        if by_setting(study, results, folder / "settings.svg"):
             drawn.append(folder / "settings.svg")
     if results.tuned:
         tuning(study, results, folder / "tuning.svg")
