@@ -374,7 +374,7 @@ def test_results_of_a_whole_study(file: Path, tmp_path: Path, capsys: Capture) -
     for plot in ("effects", "settings", "tuning", "curves"):
         assert (folder / f"{plot}.svg").read_text().startswith("<?xml")
     effects = (folder / "effects.svg").read_text()
-    assert all(f"<!-- {title} -->" in effects for title in ("flat", "deep"))  # each on its own scale
+    assert all(f"<!-- {title} -->" in effects for title in ("flat", "deep"))  # a panel each
 
 
 def test_no_two_arms_look_alike_in_the_plots(file: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..analysis import curves
 from ..analysis.style import COLOURS, MARKS, figure
@@ -87,12 +88,11 @@ def by_setting(study: Study, results: Results, path: Path) -> bool:
         axis.set_xlim(-0.5, len(settings) - 0.5)
         axis.set_ylabel(f"{results.measure} less {results.baseline}'s")
         # Where a baseline fails to train its difference is larger by an order of magnitude than those to be compared.
-        linear = statistics.median(
-            abs(row.against[results.measure].difference) for *_, rows in drawn for row in rows.values()
-        )
-        axis.set_yscale("symlog", linthresh=linear or 1.0)
+        differences = [row.against[results.measure].difference for *_, rows in drawn for row in rows.values()]
+        linear = np.median(np.abs(differences)) or 1.0
+        axis.set_yscale("symlog", linthresh=linear)
         axis.yaxis.set_major_formatter("{x:g}")
-        axis.set_title(f"{direction(results)}; bars: 95% over seeds; logarithmic beyond ±{linear or 1.0:.2g}")
+        axis.set_title(f"{direction(results)}; bars: 95% over seeds; logarithmic beyond ±{linear:.2g}")
         axis.figure.legend(loc="outside lower center", ncols=3, fontsize=8, handlelength=4)
     return True
 
