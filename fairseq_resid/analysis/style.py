@@ -41,6 +41,14 @@ def letter(coefficient: str) -> str:
     return LETTERS.get(name, name) + bracket + rest
 
 
+def fix_layout(drawn: Any) -> None:
+    """Lay a figure out and round the places of its axes: the solver's last digits differ between processes."""
+    drawn.draw_without_rendering()
+    drawn.set_layout_engine("none")
+    for axes in drawn.axes:
+        axes.set_position([round(place, 4) for place in axes.get_position(original=True).bounds])
+
+
 @contextmanager
 def figure(
     path: Path, rows: int = 1, columns: int = 1, size: tuple[float, float] = (7.0, 2.6), **more: Any
@@ -60,6 +68,7 @@ def figure(
         try:
             yield axes
             path.parent.mkdir(parents=True, exist_ok=True)
+            fix_layout(drawn)
             with replacing(path) as partial:
                 drawn.savefig(
                     partial, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None
