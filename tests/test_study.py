@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import stat
@@ -49,6 +50,10 @@ arms:
   base: --residual post_ln
   sas: --residual sas
 tuning: {flag: --lr, grid: [1e-3, 2e-3, 4e-3], seed: 100, most: 0.02, length: 0.25, average: 3}
+contrasts:
+  - [deep sas, flat sas]
+  - [flat sas 0.002, flat base]
+  - [deep sas, deep base, flat sas, flat base]
 plan:
   - {setting: flat, arms: [base, sas], seeds: 2}
   - {setting: deep, arms: [base, sas], seeds: 2}
@@ -91,6 +96,15 @@ def file(tmp_path: Path) -> Path:
             "setting: deep, arms: [sas]",
             "plan: deep: no step has the baseline, base",
         ),
+        ("[deep sas, flat", "[deep sas, flat base, flat", "contrasts, 1: 3 groups: must be 2 or 4"),
+        (
+            "[deep sas,",
+            "[deep sars,",
+            "contrasts, 1: deep sars: must be SETTING ARM or .* has flat base, flat sas, deep",
+        ),
+        ("sas 0.002,", "sas 0.002 1,", "contrasts, 2: flat sas 0.002 1: must be SETTING ARM or"),
+        ("sas 0.002,", "sas low,", "contrasts, 2: flat sas low: could not convert string to float"),
+        ("tuning:", "tuning: null\n#", "plan, 3: at: baseline: nothing is tuned"),
         ("title: A trial", "titel: A trial", "titel"),
         ("  sas: --", "  s/s: --", "arms: 's/s': a name is made of letters"),
         ("recipe: quickstart", "measure: ROUGE\nrecipe: quickstart", "ROUGE"),
@@ -199,10 +213,12 @@ def test_the_order_of_the_runs(file: Path) -> None:
 
 
 def test_without_tuning(tmp_path: Path) -> None:
-    lines = [line for line in TEXT.splitlines() if "tuning" not in line and "baseline}" not in line]
+    lines = [line for line in TEXT.splitlines() if not re.search("tuning|baseline}|sas 0.002", line)]
     trial = plan.read(written(tmp_path, "\n".join(lines)))
     assert [run.name for run in plan.runs(trial, {})][:2] == ["flat.base.seed1", "flat.sas.seed1"]
     assert plan.unnamed(trial, {}) == 0
+    with pytest.raises(ValueError, match=r"0\.002: nothing is tuned"):
+        plan.group(trial, "flat sas 0.002")
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
@@ -369,7 +385,14 @@ def test_results_of_a_whole_study(file: Path, tmp_path: Path, capsys: Capture) -
     (crossed,) = found.interactions
     assert (crossed.arm, crossed.at, crossed.setting, crossed.than) == ("sas", "own", "deep", "flat")
     assert crossed.effect.difference == pytest.approx(-0.3, abs=1e-4)
+    assert [one.seeds for one in found.contrasts] == [[2, 2], [1, 2], [2, 2, 2, 2]]
+    asked = [one.effects["NLL"] for one in found.contrasts]
+    assert [one.difference for one in asked] == pytest.approx(
+        [-0.3, 0.3 * math.log(2) ** 2 - 0.2 - 0.005, -0.3], abs=1e-3
+    )
+    assert asked[1].p is None and asked[2] == crossed.effect
     page = (folder / "results.md").read_text()
+    assert "| deep sas less deep base; less: flat sas less flat base | 2, 2, 2, 2 | -0.3000 | [" in page
     assert "| flat | sas | 0.004 | own best | 2 | 2.8" in page and "Not run yet: none." in page
     for plot in ("effects", "settings", "tuning", "curves"):
         assert (folder / f"{plot}.svg").read_text().startswith("<?xml")
@@ -428,6 +451,11 @@ def test_results_of_what_there_is(file: Path, tmp_path: Path) -> None:
     assert own["flat", "sas"].against["NLL"].p is None and own["deep", "sas"].against == {}
     assert len(found.missing) == 3 and not found.interactions
     assert own["flat", "sas"].lost == 1 and own["flat", "sas"].compared == 1
+    assert [one.effects == {} for one in found.contrasts] == [False, False, True]
+    assert found.contrasts[1].seeds == [
+        1,
+        1,
+    ] and "| deep sas less deep base; less: flat sas less flat base | 2, 0, 1, 1 |  |" in tables.markdown(found)
     assert "1 (1 diverged: no p)" in tables.markdown(found)
     assert "1 of 2, 1 diverged" in tables.markdown(found) and "1 of flat sas, 2 of deep base" in tables.markdown(found)
 

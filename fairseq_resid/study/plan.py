@@ -71,6 +71,8 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     measure: decided before the runs, NLL or BLEU; error: of images; tests: the test sets, taken together
     average: so many last checkpoints, of translation models; analyze: so many seeds of each arm are analysed too
     plan: the comparisons in the order in which they are worth running
+    contrasts: what was asked when runs were known, on all seeds of each group, "SETTING ARM [VALUE]": the first less
+        the second; of four, the difference of the first two less that of the last two
     """
 
     title: str
@@ -86,11 +88,21 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     average: int = 10
     analyze: int = 0
     tuning: Tuning | None = None
+    contrasts: tuple[tuple[str, ...], ...] = ()
 
     @property
     def kind(self) -> measures.Kind:
         """What its models are measured by."""
         return measures.kind(self.measure)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of an arm in a setting, at a value of the tuned flag; None: at its own best, or nothing is tuned."""
+
+    setting: str
+    arm: str
+    value: float | None
 
 
 @dataclass(frozen=True)
@@ -163,6 +175,29 @@ def _check(study: Study) -> None:
         own = [step for step in study.plan if step.setting == setting and step.at == "own"]
         if not any(study.baseline in step.arms for step in own):
             raise ValueError(f"plan: {setting}: no step has the baseline, {study.baseline}, at its own value")
+    for number, contrast in enumerate(study.contrasts, start=1):
+        if len(contrast) not in (2, 4):
+            raise ValueError(f"contrasts, {number}: {len(contrast)} groups: must be 2 or 4")
+        for text in contrast:
+            try:
+                group(study, text)
+            except ValueError as error:
+                raise ValueError(f"contrasts, {number}: {text}: {error}") from None
+
+
+def group(study: Study, text: str) -> Group:
+    """Return the group of runs that a contrast names, "SETTING ARM [VALUE]".
+
+    Raises: ValueError if the plan has no such runs.
+    """
+    words = text.split()
+    planned = dict.fromkeys((step.setting, arm) for step in study.plan for arm in step.arms)
+    if len(words) not in (2, 3) or (words[0], words[1]) not in planned:
+        allowed = ", ".join(map(" ".join, planned))
+        raise ValueError(f"must be SETTING ARM or SETTING ARM VALUE; the plan has {allowed}")
+    if words[2:] and study.tuning is None:
+        raise ValueError(f"{words[2]}: nothing is tuned")
+    return Group(words[0], words[1], float(words[2]) if words[2:] else None)
 
 
 def arguments(study: Study, run: Planned) -> tuple[str, list[str]]:

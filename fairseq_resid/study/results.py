@@ -72,6 +72,18 @@ class Interaction:
 
 
 @dataclass(frozen=True)
+class Contrast:
+    """The difference of two groups of runs, or of two differences, on all their seeds; effects: by measure.
+
+    groups: as the study file names them; seeds: how many of each; without those of a group there is no effect
+    """
+
+    groups: list[str]
+    seeds: list[int]
+    effects: dict[str, Effect]
+
+
+@dataclass(frozen=True)
 class Tuned:
     """What tuning found of an arm in a setting: (value, valid NLL; None if it diverged) of each run."""
 
@@ -93,6 +105,7 @@ class Results:
     signatures: dict[str, str]
     rows: list[Row]
     interactions: list[Interaction]
+    contrasts: list[Contrast]
     tuned: list[Tuned]
     missing: list[str]
     unnamed: int
@@ -145,6 +158,7 @@ def build(study: Study, notes: Mapping[str, Note], folder: Path) -> Results:
         signatures={name: score.signature for name, score in first.scores[study.kind.model].items()} if first else {},
         rows=rows,
         interactions=_interactions(kept, rows),
+        contrasts=[_contrast(kept, contrast, known) for contrast in study.contrasts],
         tuned=[
             Tuned(
                 setting,
@@ -302,3 +316,28 @@ def _interactions(kept: Kept, rows: Sequence[Row]) -> list[Interaction]:
                 combined = replace(combined, p=None)
             found.append(Interaction(arm, at, setting, than, len(common), combined))
     return found
+
+
+def _contrast(kept: Kept, groups: Sequence[str], known: Mapping[tuple[str, str], Choice]) -> Contrast:
+    """Return what all seeds of these groups say of their difference, or of that of the first two and the last two."""
+    study, runs, has_diverged = kept.study, [], False
+    for text in groups:
+        group = plan.group(study, text)
+        own = known.get((group.setting, group.arm))
+        value = own.best if group.value is None and own is not None else group.value
+        ended = [
+            note
+            for note in kept.notes.values()
+            if (note.run.setting, note.run.arm, note.run.value) == (group.setting, group.arm, value)
+            and not note.run.is_tuning
+        ]
+        finished = [note.run for note in ended if note.outcome == "finished"]
+        has_diverged |= len(finished) < len(ended)
+        runs.append(sorted(finished, key=lambda run: run.seed))
+    effects = {}
+    if all(runs):
+        signs = (1.0, -1.0, -1.0, 1.0)[: len(runs)]
+        for measure in study.kind.measures:
+            found = effect([(sign, kept.scores(some, measure)) for sign, some in zip(signs, runs, strict=True)])
+            effects[measure] = replace(found, p=None) if has_diverged else found
+    return Contrast(list(groups), [len(some) for some in runs], effects)

@@ -28,6 +28,10 @@ def number(value: float | None, text: str) -> str:
     return "" if value is None else format(value, text)
 
 
+def probability(p: float | None) -> str:
+    return "< 0.001" if p is not None and p < 0.001 else number(p, ".3f")
+
+
 def seeds_of(row: Row) -> str:
     """Return how many seeds of an arm are compared, and how many are not because a training diverged."""
     return str(row.compared) + (f" ({row.lost} diverged: no p)" if row.lost else "")
@@ -44,7 +48,7 @@ def effect_cells(one: Effect | None, digits: int) -> list[str]:
         f"{one.difference:+.{digits}f}",
         interval(one.low, one.high, digits),
         interval(one.boot_low, one.boot_high, digits),
-        number(one.p, ".3f"),
+        probability(one.p),
         visible,
     ]
 
@@ -72,7 +76,7 @@ def tables(results: Results) -> list[Table]:
     for name in sorted(kind.measures, key=lambda name: name != results.measure):
         compared: list[tuple[str, ...]] = [
             (row.setting, row.arm, AT[row.at], seeds_of(row), *effect_cells(row.against[name], digits[name]))
-            + ((number(row.holm, ".3f"),) if name == results.measure else ())
+            + ((probability(row.holm),) if name == results.measure else ())
             for row in results.rows
             if row.against
         ]
@@ -90,6 +94,18 @@ def tables(results: Results) -> list[Table]:
             crossed,
             4,
         )
+    )
+    asked: list[tuple[str, ...]] = []
+    for contrast in results.contrasts:
+        pairs = zip(contrast.groups[::2], contrast.groups[1::2], strict=True)
+        cells = ["; less: ".join(map(" less ".join, pairs)), ", ".join(map(str, contrast.seeds))]
+        for name in kind.measures:
+            difference, _, both, p, _ = effect_cells(contrast.effects.get(name), digits[name])
+            cells += [difference, both, p]
+        asked.append(tuple(cells))
+    heads_of = [head for name in kind.measures for head in (name, f"95%, seeds and {kind.example}", "p")]
+    found.append(
+        ("Asked when runs were known (all seeds; p is not corrected)", ("groups", "seeds", *heads_of), asked, 2)
     )
     tried: list[tuple[str, ...]] = [
         (
