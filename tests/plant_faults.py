@@ -717,6 +717,13 @@ FAULTS = [
         "test_study.py",
     ),
     Fault(
+        "study: a contrast counts the tuning run as a seed",
+        "fairseq_resid/study/results.py",
+        "and not note.run.is_tuning",
+        "",
+        "test_study.py",
+    ),
+    Fault(
         "study: who has the baseline's value as its own is not compared at it",
         "fairseq_resid/study/results.py",
         '("own", "baseline", base[row.setting].value)',

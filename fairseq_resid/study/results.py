@@ -17,6 +17,9 @@ from .kept import MODELS, Note
 from .plan import Choice, Planned, Study
 from .statistics import Effect, Scores, effect, holm
 
+# Of a difference, and of a difference of differences.
+SIGNS = (1.0, -1.0, -1.0, 1.0)
+
 
 @dataclass(frozen=True)
 class Mean:
@@ -311,7 +314,7 @@ def _interactions(kept: Kept, rows: Sequence[Row]) -> list[Interaction]:
             if not common:
                 continue
             scores = [kept.scores([_planned(row, seed) for seed in common], study.measure) for row in both]
-            combined = effect(list(zip((1.0, -1.0, -1.0, 1.0), scores, strict=True)))
+            combined = effect(list(zip(SIGNS, scores, strict=True)))
             if any(row.diverged for row in both):
                 combined = replace(combined, p=None)
             found.append(Interaction(arm, at, setting, than, len(common), combined))
@@ -336,8 +339,7 @@ def _contrast(kept: Kept, groups: Sequence[str], known: Mapping[tuple[str, str],
         runs.append(sorted(finished, key=lambda run: run.seed))
     effects = {}
     if all(runs):
-        signs = (1.0, -1.0, -1.0, 1.0)[: len(runs)]
         for measure in study.kind.measures:
-            found = effect([(sign, kept.scores(some, measure)) for sign, some in zip(signs, runs, strict=True)])
+            found = effect([(sign, kept.scores(some, measure)) for sign, some in zip(SIGNS, runs, strict=False)])
             effects[measure] = replace(found, p=None) if has_diverged else found
     return Contrast(list(groups), [len(some) for some in runs], effects)
