@@ -127,7 +127,7 @@ class Kept:
     def _parts(self, name: str, measure: str) -> np.ndarray:
         """Return what a run's measure adds up, (sentences, k), over all test sets."""
         run, of = Run(self.folder / name), self.study.kind.measures[measure]
-        return np.array([row for subset in self.study.tests for row in of.parts(run, subset)])
+        return np.array([row for subset in self.study.tests_of(measure) for row in of.parts(run, subset)])
 
     def scores(self, runs: Sequence[Planned], measure: str) -> Scores:
         """Return the scores of the finished runs of an arm."""
@@ -156,7 +156,7 @@ def build(study: Study, notes: Mapping[str, Note], folder: Path) -> Results:
         title=study.title,
         measure=study.measure,
         baseline=study.baseline,
-        tests=list(study.tests),
+        tests=list(study.tests_of(study.measure)),
         sentences=0 if some is None else len(kept.parts(_runs(kept, some)[0].name, study.measure)),
         signatures={name: score.signature for name, score in first.scores[study.kind.model].items()} if first else {},
         rows=rows,
@@ -192,8 +192,8 @@ def _cells(study: Study, known: Mapping[tuple[str, str], Choice]) -> list[Cell]:
     """Return what is compared: by setting, and in each the arms at their own value, then at the baseline's."""
     planned: dict[tuple[str, str, str], int] = {}
     for step in study.plan:
-        for arm in step.arms:
-            at = step.at if study.tuning else ""
+        for arm in step.arms if step.seeds else ():
+            at = step.label if study.tuning else ""
             own, base = (known.get((step.setting, name)) for name in (arm, study.baseline))
             if at == "baseline" and own is not None and base is not None and own.best == base.best:
                 at = "own"  # these are the runs at its own value
@@ -201,17 +201,33 @@ def _cells(study: Study, known: Mapping[tuple[str, str], Choice]) -> list[Cell]:
             planned[key] = max(planned.get(key, 0), step.seeds)
     cells = []
     for setting in study.settings:
-        for at in ("own", "baseline", ""):
+        for at in values_chosen(study):
             for arm in study.arms:
                 if (setting, at, arm) not in planned:
                     continue
-                value = None
-                if at:
+                value = fixed_value(at)
+                if at in ("own", "baseline"):
                     value = known[setting, arm if at == "own" else study.baseline].best
                     if value is None:
                         continue  # not known yet
                 cells.append(Cell(setting, arm, at, value, tuple(range(1, planned[setting, at, arm] + 1))))
     return cells
+
+
+def values_chosen(study: Study) -> list[str]:
+    """Return how the tuned flag's values are chosen, in order: own, baseline, the fixed ones, "" without tuning."""
+    fixed = sorted({step.fixed for step in study.plan if step.fixed is not None})
+    return ["own", "baseline", *(f"{value:g}" for value in fixed), ""]
+
+
+def fixed_value(at: str) -> float | None:
+    """Return the value that a plan fixes; None if tuning chooses it, or nothing is tuned."""
+    return None if at in ("own", "baseline", "") else float(at)
+
+
+def _base_value(study: Study, setting: str, at: str, known: Mapping[tuple[str, str], Choice]) -> float | None:
+    """Return the value of the baseline that a row is compared with."""
+    return known[setting, study.baseline].best if at in ("own", "baseline") else fixed_value(at)
 
 
 def _planned(cell: Cell | Row, seed: int) -> Planned:
@@ -247,7 +263,7 @@ def _row(kept: Kept, cell: Cell, known: Mapping[tuple[str, str], Choice]) -> Row
         parameters,
         means,
     )
-    base = known[cell.setting, study.baseline].best if cell.at else None
+    base = _base_value(study, cell.setting, cell.at, known)
     if cell.arm == study.baseline or (cell.at and base is None):
         return row
     others = {seed: kept.note(Planned(cell.setting, study.baseline, base, seed)) for seed in cell.seeds}
@@ -266,9 +282,11 @@ def _row(kept: Kept, cell: Cell, known: Mapping[tuple[str, str], Choice]) -> Row
     return replace(row, against=against, compared=len(common), lost=lost)
 
 
-def baselines(study: Study, rows: Sequence[Row]) -> dict[str, Row]:
-    """Return by setting the row of the baseline at its own value."""
-    return {row.setting: row for row in rows if row.arm == study.baseline and row.at != "baseline"}
+def baselines(study: Study, rows: Sequence[Row], at: str | None = None) -> dict[str, Row]:
+    """Return by setting the row of the baseline that rows at a value are compared with; without `at`, any."""
+    label = "own" if at == "baseline" else at
+    mine = [row for row in rows if row.arm == study.baseline and row.at != "baseline"]
+    return {row.setting: row for row in mine if label in (None, row.at)}
 
 
 def compared_at(study: Study, rows: Sequence[Row], at: str) -> list[Row]:
@@ -276,10 +294,11 @@ def compared_at(study: Study, rows: Sequence[Row], at: str) -> list[Row]:
 
     Where both values are the same, the row at its own value is the row at the baseline's too.
     """
-    base = baselines(study, rows)
+    base = baselines(study, rows, "own")
 
     def is_at(row: Row) -> bool:
-        return row.at == at or (row.at, at, row.value) == ("own", "baseline", base[row.setting].value)
+        own = base.get(row.setting)
+        return row.at == at or (own is not None and (row.at, at, row.value) == ("own", "baseline", own.value))
 
     return [row for row in rows if row.against and is_at(row)]
 
@@ -303,8 +322,8 @@ def _corrected(rows: Sequence[Row], study: Study) -> list[Row]:
 def _interactions(kept: Kept, rows: Sequence[Row]) -> list[Interaction]:
     """Return for every arm how its effect differs between the settings, each against every one before it."""
     study, found = kept.study, []
-    base = baselines(study, rows)
-    for arm, at in product(study.arms, ("own", "baseline", "")):
+    for arm, at in product(study.arms, values_chosen(study)):
+        base = baselines(study, rows, at)
         mine = across(study, rows, arm, at)
         for than, setting in combinations(mine, 2):
             if at not in {mine[setting].at, mine[than].at}:
