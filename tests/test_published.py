@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -253,6 +254,16 @@ def _as_released(read: Any) -> Any:
 
 def _with_count(known: published.Publication, count: int) -> published.Publication:
     return replace(known, count=count)
+
+
+def test_epochs_that_a_recipe_states_may_be_missing(
+    trained: tuple[Path, Path], tmp_path: Path, capsys: Capture
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained[1], run)
+    write_record(Run(run), "--last", "2", "--epochs", "3-9")
+    assert evaluated(run, "--data", str(trained[0])) == 0
+    assert "no average of epochs 3 to 9" in capsys.readouterr().out
 
 
 def test_missing_epochs_are_named(trained: tuple[Path, Path], capsys: Capture) -> None:

@@ -120,7 +120,12 @@ def find(path: Path, data: Path | None, settings: Settings, subset: str, cpu: bo
     further = {}
     if settings.epochs:
         first, last = settings.epochs
-        further[f"epochs{first}-{last}"] = averaging.epochs(path, first, last)
+        try:
+            further[f"epochs{first}-{last}"] = averaging.epochs(path, first, last)
+        except ValueError:
+            if settings.are_epochs_required:
+                raise
+            print(f"{path}: the training ended before epoch {last}: no average of epochs {first} to {last}")
     if state is None:
         raise ValueError(f"{run.last}: no such checkpoint")
     corpus = Corpus.read(data or find_data(run, state))

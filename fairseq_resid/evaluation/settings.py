@@ -26,12 +26,14 @@ RANGE = re.compile(r"([1-9]\d{0,8})-([1-9]\d{0,8})")
 class Settings:
     """last, by: which numbered checkpoints are averaged; epochs: those of a further average, first and last.
 
+    are_epochs_required: whether their checkpoints must be there; those that a recipe states may not have been reached
     decoding: fairseq-generate's flags without their dashes
     """
 
     last: int = LAST
     by: Numbering | None = None
     epochs: tuple[int, int] | None = None
+    are_epochs_required: bool = True
     decoding: Mapping[str, str] = field(default_factory=lambda: dict(DECODING))
 
 
@@ -99,4 +101,5 @@ def of(run: Run, given: argparse.Namespace | None = None) -> Settings:
     for name in ("beam", "lenpen", "max_len_a", "max_len_b"):
         if (found := value(name, None)) is not None:
             decoding[name.replace("_", "-")] = f"{found:g}"
-    return Settings(value("last", LAST), value("by", None), value("epochs", None), decoding)
+    is_given = getattr(given, "epochs", None) is not None
+    return Settings(value("last", LAST), value("by", None), value("epochs", None), is_given, decoding)

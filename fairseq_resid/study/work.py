@@ -124,7 +124,7 @@ def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Not
     last = tuning.average if run.is_tuning and tuning else study.average
     settings = replace(evaluation_settings.of(folder), last=last, epochs=None)
     if study.epochs and not run.is_tuning and len(folder.numbered("epoch")) >= study.epochs[1]:
-        settings = replace(settings, epochs=study.epochs)
+        settings = replace(settings, epochs=study.epochs, are_epochs_required=True)
     valid, *jobs = [job.find(folder.path, None, settings, subset, False) for subset in ("valid", *study.all_tests)]
     nll = valid_nll(valid)
     if not all(map(math.isfinite, nll.values())):
