@@ -82,7 +82,7 @@ def effects(results: Results, path: Path) -> None:
             axis.set_ylim(len(rows) - 0.4, -0.6)
             axis.set_title(setting, loc="left")
         axis.set_xlabel(f"{results.measure} minus the mean of {results.baseline}, {direction(results)}")
-        axis.figure.suptitle("dot and line: difference, 95% interval; small dots: seeds, (number of seeds)", size=9)
+        axis.figure.suptitle("dot and line: difference and 95% interval; small dots: seeds, their number in brackets", size=9)
 
 
 def gap(study: Study, results: Results, path: Path) -> bool:
