@@ -54,6 +54,7 @@ STOCK = shlex.split("""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--structure", metavar="NAME", help="run the tests that every structure must pass, for this one")
     parser.addoption("--faults-table", type=Path, help="write the rows that the `fault` fixture was given to this file")
 
 
@@ -83,7 +84,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Leave out what fairseq's own use of hydra and torch warns about, in every command."""
+    """Choose the structures, and leave out what fairseq's own use of hydra and torch warns about, in every command."""
+    if (name := config.getoption("--structure")) is not None:
+        from support import structures
+
+        structures.select(name)
     for text in ("version_base", "'config' is validated", "strict flag", "deprecated keyword", "hydra.experimental"):
         config.addinivalue_line("filterwarnings", rf"ignore:[\s\S]*{text}:UserWarning")
     config.addinivalue_line("filterwarnings", "ignore:.*(find_module|find_loader|load_module)")
@@ -93,8 +98,24 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:.*(pin_memory|mismatched key_padding_mask):UserWarning")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what is in the test file of a structure."""
+    if item.path.parent == ROOT / "tests" / "structures":
+        item.add_marker(pytest.mark.once)  # torch alone
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `long` unless -m names it. Begin with the longest test: other workers do the rest."""
+    """Leave out what is marked `long` unless -m names it, and with --structure what is of no or another structure.
+
+    Begin with the longest test: other workers do the rest.
+    """
+    if (name := config.getoption("--structure")) is not None:
+        own = ROOT / "tests" / "structures" / f"{name}.py"
+        kept = [item for item in items if item.get_closest_marker("structures") or item.path == own]
+        if not own.is_file():
+            kept = [item for item in items if item.name == "test_every_structure_has_its_test_file"]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
     if "long" not in config.getoption("markexpr"):
         left_out = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if not item.get_closest_marker("long")]
