@@ -21,11 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch: the tests share their machine, and sums must not depend on it
+# Before torch is imported, whatever the shell says: the tests share their machine, and the order of a sum must not
+# depend on the number of threads. Workers and the commands that tests start inherit it.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # cuBLAS refuses to be deterministic without it.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+import complete
 import pytest
 import torch
 
@@ -84,7 +87,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the structures, and leave out what fairseq's own use of hydra and torch warns about, in every command."""
+    """Require that every test ends; choose the structures; leave out warnings about fairseq's own use of hydra and torch."""
+    complete.pytest_configure(config)
     if (name := config.getoption("--structure")) is not None:
         from support import structures
 

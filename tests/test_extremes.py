@@ -176,41 +176,6 @@ def test_deep_models_start_finite(dtype: str, fault: Fault) -> None:
     )
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_depth_at_which_a_model_without_a_norm_overflows(dtype: str, fault: Fault) -> None:
-    """By doubling, then halving: of models of one structure, the deeper ones overflow."""
-    most = 128
-    chosen: list[tuple[str, dict[str, Any]]] = [
-        *(("xskip", {"skip_lambda": weight}) for weight in (0.5, 1, 2)),
-        *((name, {}) for name in ("highway", "shortcut_gate", "linear_shortcut", "dropout_shortcut", "rezero")),
-    ]
-    for name, options in chosen:
-        finite, infinite, tried = overflow_depth(name, FLOATS[dtype], most, **options)
-        said = " ".join([name, *(f"λ = {value}" for value in options.values())])
-        fault(
-            f"no norm, {dtype}, {said}: depth at which loss or gradient of a new model is not finite",
-            tried,
-            f"{infinite} + {infinite} layers; {finite} + {finite} are finite" if infinite else f"none up to {finite}",
-        )
-        assert finite >= 1
-
-
-def overflow_depth(name: str, dtype: torch.dtype, most: int, **options: Any) -> tuple[int, int | None, int]:
-    """The largest depth found finite, the smallest found infinite, None if there is none, and how many were tried."""
-    finite, infinite, tried = 0, None, 0
-    while infinite is None or infinite - finite > 1:
-        depth = max(1, 2 * finite) if infinite is None else (finite + infinite) // 2
-        if depth > most:
-            break
-        tried += 1
-        if is_finite(deep.start(name, depth, depth, False, dtype, **options)):
-            finite = depth
-        else:
-            infinite = depth
-    return finite, infinite, tried
-
-
 LOPSIDED = [(24, 2), (2, 24), (1, 1), (0, 1), (1, 0), (0, 0)]
 
 
