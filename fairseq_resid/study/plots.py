@@ -16,6 +16,7 @@ from .results import Results, Row, across
 from .statistics import Effect
 
 VALUE = {"own": "", "baseline": ", baseline's value", "": ""}
+LEGEND = "dot and line: difference and 95% interval; small dots: seeds, their number in brackets"
 CAPTIONS = {
     "effects": "Difference of each arm from the baseline, with 95% intervals; small dots are seeds",
     "settings": "Difference of each arm from the baseline, by setting",
@@ -82,7 +83,7 @@ def effects(results: Results, path: Path) -> None:
             axis.set_ylim(len(rows) - 0.4, -0.6)
             axis.set_title(setting, loc="left")
         axis.set_xlabel(f"{results.measure} minus the mean of {results.baseline}, {direction(results)}")
-        axis.figure.suptitle("dot and line: difference and 95% interval; small dots: seeds, their number in brackets", size=9)
+        axis.figure.suptitle(LEGEND, size=9)
 
 
 def gap(study: Study, results: Results, path: Path) -> bool:
