@@ -682,7 +682,7 @@ def test_a_study_of_images(recipe: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     page = (tmp_path / "farm" / "results.md").read_text()
-    assert "## error less the baseline's" in page and "test together, 40 images" in page
+    assert "## error minus the baseline's" in page and "Test sets: test, 40 images" in page
     assert "| recipe | recursive |" in page and "BLEU" not in page
     assert (tmp_path / "farm" / "recipe.plain.seed1" / "analysis" / "analysis.json").is_file()
     assert not (tmp_path / "farm" / "recipe.plain.seed2" / "analysis").exists()

@@ -167,9 +167,9 @@ def test_a_study_in_the_page(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "report.html"
     assert report.main(["--study", str(file), "--out", str(out)]) == 0
     found = Page(out.read_text())
-    assert found.ids == ["study-trial"] and found.links == ["#study-trial"] and len(found.images) == 4
+    assert found.ids == ["study-trial"] and found.links == ["#study-trial"] and len(found.images) == 5
     said = " ".join(found.text)
-    assert "NLL less the baseline's" in said and "-0.2000" in said and "Not run yet: none." in said
+    assert "NLL minus the baseline's" in said and "-0.2000" in said and "Missing runs: none." in said
     with pytest.raises(SystemExit):
         report.main(["--out", str(out)])
     assert "name one run folder or more, or a study" in capsys.readouterr().err

@@ -224,32 +224,109 @@ def test_without_tuning(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- figures
 
 
-def scores(values: list[float], sentences: int = 50, noise: float = 0.0) -> statistics.Scores:
-    """Return an arm whose seeds have these NLLs."""
-    generator = np.random.default_rng(3)
-    tokens = generator.integers(5, 20, sentences).astype(float)
-    shape = generator.normal(0, noise, sentences)
-    shape -= (shape * tokens).sum() / tokens.sum()
-    parts = np.stack([np.stack([(value + shape) * tokens, tokens], axis=1) for value in values])
-    return statistics.Scores(parts, lambda summed: summed[0] / summed[1])
+def table(values: list[float], sentences: int = 50, noise: float = 0.0) -> np.ndarray:
+    """Return an arm whose seeds have these scores, with as much noise over sentences, the same for every seed."""
+    shape = np.random.default_rng(3).normal(0, noise, sentences)
+    return np.array(values)[:, None] + shape - shape.mean()
 
 
-def test_welch_is_scipys() -> None:
+def test_effect_is_welchs_if_sentences_add_nothing() -> None:
     ours, theirs = [2.0, 2.3, 2.2, 2.6], [2.5, 2.7, 3.1]
-    found = statistics.effect([(1.0, scores(ours)), (-1.0, scores(theirs))])
+    found = statistics.effect([(1.0, table(ours, noise=0.5)), (-1.0, table(theirs, noise=0.5))])
     test = stats.ttest_ind(ours, theirs, equal_var=False)
     interval = test.confidence_interval(0.95)
     assert found.p == pytest.approx(test.pvalue) and found.difference == pytest.approx(np.mean(ours) - np.mean(theirs))
     assert (found.low, found.high) == (pytest.approx(interval.low), pytest.approx(interval.high))
 
 
+def test_effect_is_a_paired_test_over_sentences_if_seeds_add_nothing() -> None:
+    flat, shaped = table([2.0, 2.0]), table([3.0, 3.0, 3.0], noise=0.5)
+    found = statistics.effect([(1.0, shaped), (-1.0, flat)])
+    test = stats.ttest_rel(shaped.mean(axis=0), flat.mean(axis=0))
+    assert found.p == pytest.approx(test.pvalue) and found.freedom == pytest.approx(49)
+    assert (found.low, found.high) == pytest.approx(test.confidence_interval(0.95))
+
+
+def test_variance_of_a_difference_is_unbiased() -> None:
+    """The mean of the estimates is the variance of the differences, with noise of seeds, sentences and both."""
+    generator = np.random.default_rng(0)
+    found = []
+    for _ in range(4000):
+        shared = generator.normal(0, 3, 30)
+        arms = [
+            shared
+            + generator.normal(0, own, 30)
+            + generator.normal(0, seed, (count, 1))
+            + generator.normal(0, 1.5, (count, 30))
+            for count, seed, own in ((3, 0.3, 0.0), (5, 0.6, 2.0))
+        ]
+        variance, _ = statistics.two_way_variance([(1.0, arms[0]), (-1.0, arms[1])])
+        found.append((variance, arms[0].mean() - arms[1].mean()))
+    truth = 0.3**2 / 3 + 0.6**2 / 5 + 2**2 / 30 + 1.5**2 / (3 * 30) + 1.5**2 / (5 * 30)
+    estimates, differences = np.array(found).T
+    assert differences.var() == pytest.approx(truth, rel=0.05)
+    assert estimates.mean() == pytest.approx(truth, rel=0.03)
+
+
+def text_like(generator: Any, seeds: tuple[int, int], spread: tuple[float, float]) -> list[np.ndarray]:
+    """Return NLLs of 3,532 sentences: sentences differ most, and the noise of seed and sentence together is small."""
+    shared = generator.normal(0, 0.75, 3532)
+    both = (shared + generator.normal(0, 0.15, 3532) - 0.3, shared)
+    return [
+        each + generator.normal(0, sd, (count, 1)) + generator.normal(0, 0.25, (count, 3532))
+        for each, count, sd in zip(both, seeds, spread, strict=True)
+    ]
+
+
+def image_like(generator: Any, seeds: tuple[int, int], spread: tuple[float, float]) -> list[np.ndarray]:
+    """Return errors of 10,000 images, 0 or 100: every seed gets other images wrong."""
+    hard = generator.normal(-1.6, 2.2, 10_000)
+    return [
+        100.0 * (generator.logistic(size=(count, 10_000)) < hard + shift + generator.normal(0, sd, (count, 1)))
+        for shift, count, sd in zip((-0.1, 0.0), seeds, spread, strict=True)
+    ]
+
+
+def image_truth(spread: tuple[float, float]) -> float:
+    """Return the true difference of `image_like`, over all images and seeds."""
+    at, weights = np.polynomial.hermite_e.hermegauss(80)
+    means = [
+        float((weights / weights.sum() * 100 / (1 + np.exp(1.6 - shift - math.hypot(2.2, sd) * at))).sum())
+        for shift, sd in zip((-0.1, 0.0), spread, strict=True)
+    ]
+    return means[0] - means[1]
+
+
+@pytest.mark.parametrize(
+    ("draw", "seeds", "spread"),
+    [
+        (text_like, (3, 3), (0.005, 0.005)),
+        (text_like, (3, 6), (0.011, 0.092)),
+        (image_like, (3, 3), (0.0, 0.0)),
+        (image_like, (3, 6), (0.05, 0.02)),
+        (image_like, (4, 4), (0.1, 0.1)),
+    ],
+)
+def test_intervals_cover_as_often_as_they_say(draw: Any, seeds: tuple[int, int], spread: tuple[float, float]) -> None:
+    """Of 95% intervals, 92.5 to 97.5% contain the true difference, with new seeds and new sentences each time."""
+    generator = np.random.default_rng(1)
+    truth = -0.3 if draw is text_like else image_truth(spread)
+    held = 0
+    for _ in range(600):
+        arms = draw(generator, seeds, spread)
+        found = statistics.effect([(1.0, arms[0]), (-1.0, arms[1])])
+        assert found.low is not None and found.high is not None and found.p is not None
+        held += found.low < truth < found.high
+        assert (found.p < 0.05) == (not found.low <= 0 <= found.high)  # p and interval are of one test
+    assert 0.925 <= held / 600 <= 0.975
+
+
 @pytest.mark.parametrize(("count", "visible"), [(3, 0.91), (6, 0.54), (10, 0.40)])
-def test_the_smallest_effect_that_can_be_seen(count: int, visible: float) -> None:
+def test_smallest_visible_effect(count: int, visible: float) -> None:
     spread = np.linspace(-1, 1, count)
     values = list(5 + 0.3 * spread / spread.std(ddof=1))
-    found = statistics.effect([(1.0, scores(values)), (-1.0, scores(values))])
+    found = statistics.effect([(1.0, table(values)), (-1.0, table(values))])
     assert found.visible == pytest.approx(visible, abs=0.006)
-    assert found.visible_all == pytest.approx(found.visible)  # sentences that all differ by the same add nothing
 
 
 def test_power_is_what_it_says() -> None:
@@ -262,50 +339,35 @@ def test_power_is_what_it_says() -> None:
     assert found.mean() == pytest.approx(0.8, abs=0.03)
 
 
-def test_the_bootstrap_covers_seeds_and_sentences() -> None:
-    ours, theirs = scores([2.0, 2.4, 2.2]), scores([3.0, 3.1, 2.9])
-    found = statistics.effect([(1.0, ours), (-1.0, theirs)])
-    # Sentences that all differ by the same add nothing: it is Welch's, but for what is drawn.
-    assert found.boot_low == pytest.approx(found.low, abs=0.02) and found.boot_high == pytest.approx(
-        found.high, abs=0.02
-    )
-    # Without spread over seeds it is that over sentences.
-    flat, shaped = scores([2.0, 2.0], noise=0.0), scores([3.0, 3.0], noise=0.5)
-    found = statistics.effect([(1.0, shaped), (-1.0, flat)])
-    drawn, alone = statistics.resampled([(1.0, shaped), (-1.0, flat)])
-    assert found.boot_low is not None and found.boot_high is not None
-    assert found.boot_low < 1.0 < found.boot_high and alone == pytest.approx(drawn, rel=1e-6)
-    tokens = shaped.parts[0, :, 1]
-    shape = shaped.parts[0, :, 0] / tokens - 3.0
-    expected = math.sqrt((tokens**2 * shape**2).sum()) / tokens.sum()  # of a ratio of sums
-    assert alone == pytest.approx(expected, rel=0.1)
-    again = statistics.effect([(1.0, shaped), (-1.0, flat)])
-    assert again == found
-
-
-def test_intervals_hold_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With three seeds each, 95% of the intervals hold the true difference; a percentile bootstrap's hold 80%."""
-    monkeypatch.setattr(statistics, "RESAMPLES", 100)
-    generator = np.random.default_rng(1)
-    held = 0
-    for _ in range(200):
-        arms = [scores(list(generator.normal(mean, 0.3, 3)), sentences=4) for mean in (2.0, 3.0)]
-        found = statistics.effect([(1.0, arms[0]), (-1.0, arms[1])])
-        assert found.boot_low is not None and found.boot_high is not None
-        held += found.boot_low < -1.0 < found.boot_high
-    assert held >= 180
-
-
 def test_one_seed_has_no_p() -> None:
-    found = statistics.effect([(1.0, scores([2.0])), (-1.0, scores([3.0]))])
-    assert {found.p, found.low, found.visible, found.boot_low} == {None} and found.difference == pytest.approx(-1)
+    found = statistics.effect([(1.0, table([2.0])), (-1.0, table([3.0]))])
+    assert found == statistics.Effect(pytest.approx(-1))
 
 
 def test_an_interaction_is_a_difference_of_differences() -> None:
-    groups = [scores([2.0, 2.2]), scores([3.0, 3.2]), scores([2.5, 2.6]), scores([2.9, 3.0])]
+    groups = [table([2.0, 2.2]), table([3.0, 3.2]), table([2.5, 2.6]), table([2.9, 3.0])]
     found = statistics.effect(list(zip((1.0, -1.0, -1.0, 1.0), groups, strict=True)))
     assert found.difference == pytest.approx((2.1 - 3.1) - (2.55 - 2.95))
-    assert found.low is not None and found.low < found.difference
+    assert found.error == pytest.approx(math.sqrt((0.02 + 0.02 + 0.005 + 0.005) / 2))
+
+
+def test_pseudo_values_of_a_mean_are_the_values() -> None:
+    parts = np.array([[100.0, 1.0], [0.0, 1.0], [0.0, 1.0], [100.0, 1.0]])
+    assert statistics.pseudo_values(parts, lambda summed: summed[0] / summed[1]) == pytest.approx(parts[:, 0])
+
+
+def test_pseudo_values_give_the_spread_of_bleu() -> None:
+    """Their standard error is that of a bootstrap over sentences, and their mean is BLEU."""
+    generator = np.random.default_rng(2)
+    length = generator.integers(6, 20, 300)
+    totals = [np.maximum(length - order, 0) for order in range(4)]
+    rates = generator.beta(4, 4, 300)
+    matched = [generator.binomial(total, rates ** (order + 1)) for order, total in enumerate(totals)]
+    parts = np.stack([length, length + generator.integers(-1, 3, 300), *matched, *totals], axis=1).astype(float)
+    values = statistics.pseudo_values(parts, scoring.bleu_of)
+    assert values.mean() == pytest.approx(scoring.bleu_of(parts.sum(axis=0)))
+    drawn = [scoring.bleu_of(parts[generator.integers(300, size=300)].sum(axis=0)) for _ in range(500)]
+    assert values.std(ddof=1) / math.sqrt(300) == pytest.approx(np.std(drawn), rel=0.1)
 
 
 def test_holm() -> None:
@@ -346,7 +408,7 @@ def keep(folder: Path, run: Planned, nll: float, trial: plan.Study, **changes: A
         for kind in ("nll", "bleu"):
             pack(decode / f"{subset}.averaged.{kind}", decode)
             (decode / f"{subset}.averaged.{kind}").unlink()
-    lines = [json.dumps({"epoch": 1, "num_updates": at, "loss": 9 - at, "valid_nll_loss": 3}) for at in (1, 2, 3)]
+    lines = [json.dumps({"epoch": at, "num_updates": at, "loss": 9 - at, "valid_nll_loss": 3}) for at in (1, 2, 3)]
     (place / "train.log.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     records.write(kept.file(place), made)
     return made
@@ -368,6 +430,11 @@ def all_kept(folder: Path, trial: plan.Study, best_of_deep_sas: float = 0.004) -
         found[run.name] = keep(folder, run, nll_of, trial)
 
 
+def difference(row: results.Row) -> float:
+    assert row.against is not None
+    return row.against.effects["NLL"].difference
+
+
 def test_results_of_a_whole_study(file: Path, tmp_path: Path, capsys: Capture) -> None:
     trial = plan.read(file)
     folder = tmp_path / "trial"
@@ -378,24 +445,26 @@ def test_results_of_a_whole_study(file: Path, tmp_path: Path, capsys: Capture) -
     assert found.missing == [] and found.unnamed == 0 and found.sentences == 4
     own = {(row.setting, row.arm): row for row in found.rows if row.at == "own"}
     assert own["flat", "sas"].value == 0.004 and own["flat", "base"].value == 0.002
-    assert own["flat", "sas"].against["NLL"].difference == pytest.approx(-0.2, abs=1e-4)
-    assert own["deep", "sas"].against["NLL"].difference == pytest.approx(-0.5, abs=1e-4)
+    assert difference(own["flat", "sas"]) == pytest.approx(-0.2, abs=1e-4)
+    assert difference(own["deep", "sas"]) == pytest.approx(-0.5, abs=1e-4)
     (common,) = [row for row in found.rows if row.at == "baseline"]
     assert common.value == 0.002 and common.seeds == [1]
     (crossed,) = found.interactions
     assert (crossed.arm, crossed.at, crossed.setting, crossed.than) == ("sas", "own", "deep", "flat")
-    assert crossed.effect.difference == pytest.approx(-0.3, abs=1e-4)
-    assert [one.seeds for one in found.contrasts] == [[2, 2], [1, 2], [2, 2, 2, 2]]
-    asked = [one.effects["NLL"] for one in found.contrasts]
-    assert [one.difference for one in asked] == pytest.approx(
+    assert crossed.comparison.effects["NLL"].difference == pytest.approx(-0.3, abs=1e-4)
+    compared = [one.comparison for one in found.contrasts]
+    assert [one.seeds for one in compared] == [[2, 2], [1, 2], [2, 2, 2, 2]]
+    effects = [one.effects["NLL"] for one in compared]
+    assert [one.difference for one in effects] == pytest.approx(
         [-0.3, 0.3 * math.log(2) ** 2 - 0.2 - 0.005, -0.3], abs=1e-3
     )
-    assert asked[1].p is None and asked[2] == crossed.effect
+    assert effects[1].p is None and compared[2].effects["NLL"] == crossed.comparison.effects["NLL"]
     page = (folder / "results.md").read_text()
-    assert "| deep sas less deep base; less: flat sas less flat base | 2, 2, 2, 2 | -0.3000 | [" in page
-    assert "| flat | sas | 0.004 | own best | 2 | 2.8" in page and "Not run yet: none." in page
-    for plot in ("effects", "settings", "tuning", "curves"):
+    assert "| (deep sas minus deep base) minus (flat sas minus flat base) | 2, 2, 2, 2 | -0.3000 | [" in page
+    assert "| flat | sas | own best | 0.004 | 2 | 1,000 | 0.02 | 2.8" in page and "Missing runs: none." in page
+    for plot in ("effects", "settings", "gap", "tuning", "curves"):
         assert (folder / f"{plot}.svg").read_text().startswith("<?xml")
+        assert f"]({plot}.svg)" in page
     effects = (folder / "effects.svg").read_text()
     assert all(f"<!-- {title} -->" in effects for title in ("flat", "deep"))  # a panel each
 
@@ -415,26 +484,87 @@ def test_the_gain_in_two_settings_at_the_baselines_value(
     all_kept(tmp_path / "trial", plan.read(file), best)
     assert study.main([str(file), "--results", "--work", str(tmp_path / "work")]) == 0
     found = records.read(tmp_path / "trial" / "results.json", results.Results)
-    gains = {one.at: one.effect.difference for one in found.interactions}
+    gains = {one.at: one.comparison.effects["NLL"].difference for one in found.interactions}
     assert len(gains) == len(found.interactions) == 2
     assert gains["own"] == pytest.approx(-0.3, abs=1e-4)
-    assert gains["baseline"] == pytest.approx(-0.3 + lost_in_deep - 0.3 * math.log(2) ** 2, abs=1e-4)
+    # One seed of sas at the baseline's value in `flat`, compared with both seeds of the baseline.
+    assert gains["baseline"] == pytest.approx(-0.3 + lost_in_deep - 0.3 * math.log(2) ** 2 + 0.005, abs=1e-4)
     page = (tmp_path / "trial" / "results.md").read_text()
-    assert "| sas | own best | deep less flat | 2 |" in page
-    assert "| sas | the baseline's best | deep less flat | 1 |" in page
-    assert "sas, the baseline's value" in (tmp_path / "trial" / "settings.svg").read_text()
+    assert "| sas | own best | deep minus flat | 2, 2, 2, 2 |" in page
+    assert "| sas | baseline's best | deep minus flat | 2, 2, 1, 2 |" in page
+    assert "sas, baseline's value" in (tmp_path / "trial" / "settings.svg").read_text()
 
 
 def test_holm_counts_every_arm_that_is_compared_at_the_baselines_value(file: Path) -> None:
     """sas has that value as its own: it is one of two there, though its row is among those at their own."""
 
     def row(arm: str, at: str, value: float, p: float | None) -> results.Row:
-        against = {"NLL": statistics.Effect(-1.0, None, None, p, None, None, None, None)} if p else {}
-        return results.Row("flat", arm, at, value, [1, 2], [], 2, None, {}, against)
+        against = results.Comparison([2, 2], {"NLL": statistics.Effect(-1.0, p=p)}) if p else None
+        return results.Row("flat", arm, at, value, [1, 2], [], 2, None, None, {}, against=against)
 
     rows = [row("base", "own", 2.0, None), row("sas", "own", 2.0, 0.02), row("other", "own", 4.0, 0.03)]
     found = results._corrected([*rows, row("other", "baseline", 2.0, 0.01)], plan.read(file))
-    assert [one.holm for one in found] == [None, 0.04, 0.04, 0.02]
+    assert [(one.holm, one.family) for one in found] == [(None, 0), (0.04, 2), (0.04, 2), (0.02, 2)]
+
+
+def test_an_arm_is_compared_with_all_seeds_of_the_baseline(tmp_path: Path) -> None:
+    file = written(tmp_path, TEXT.replace("[base, sas], seeds: 2", "[base], seeds: 5", 1) +
+                   "  - {setting: flat, arms: [sas], seeds: 2}\n")  # fmt: skip
+    trial = plan.read(file)
+    found = results.build(trial, all_kept(tmp_path / "trial", trial), tmp_path / "trial")
+    (row,) = [row for row in found.rows if (row.setting, row.arm, row.at) == ("flat", "sas", "own")]
+    assert row.against is not None and row.against.seeds == [2, 5]
+    (base,) = [row for row in found.rows if (row.setting, row.arm) == ("flat", "base")]
+    test = stats.ttest_ind(row.by_seed, base.by_seed, equal_var=False)
+    assert row.against.effects["NLL"].p == pytest.approx(test.pvalue)
+
+
+def test_no_p_where_an_arm_did_not_train(file: Path, tmp_path: Path) -> None:
+    trial = plan.read(file)
+    folder = tmp_path / "trial"
+    notes = all_kept(folder, trial)
+    for seed in (1, 2):
+        name = f"deep.base.0.002.seed{seed}"
+        scored = notes[name].scores["averaged"] | {"BLEU": Scored(9.0 + seed / 3, "sig")}
+        notes[name] = replace(notes[name], scores=notes[name].scores | {"averaged": scored})
+    found = results.build(trial, notes, folder)
+    row = {(row.setting, row.arm): row for row in found.rows if row.at == "own"}
+    flat, deep = row["flat", "sas"], row["deep", "sas"]
+    assert flat.against is not None and flat.against.untested == "" and flat.holm is not None
+    assert deep.against is not None and deep.against.untested == "BLEU below 10" and deep.holm is None
+    assert deep.against.effects["NLL"] == statistics.Effect(pytest.approx(-0.5, abs=1e-4))
+    assert [one.comparison.untested for one in (*found.interactions, found.contrasts[0])] == ["BLEU below 10", ""]
+    page = tables.markdown(found)
+    assert "| deep | sas | own best | 2, 2 | -0.5000 |  | none: BLEU below 10 |" in page
+    assert "or a group did not train (mean BLEU below 10)" in page
+    assert not plots.by_setting(trial, found, tmp_path / "settings.svg")  # one setting is left
+
+
+def test_gap_by_epoch_is_the_difference_of_the_last_validations(file: Path, tmp_path: Path) -> None:
+    trial = plan.read(file)
+    folder = tmp_path / "trial"
+    notes = all_kept(folder, trial)
+    for name in notes:
+        worse = 4.0 if ".base." in name else 3.0
+        rows = [(1, 9.0), (1, worse), (2, worse - 0.5), (3, 2.0 + (name.endswith("seed2") and worse))]
+        lines = [json.dumps({"epoch": epoch, "valid_nll_loss": f"{value / math.log(2)}"}) for epoch, value in rows]
+        (folder / name / "train.log.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    found = results.build(trial, notes, folder)
+    (row,) = [row for row in found.rows if (row.setting, row.arm, row.at) == ("flat", "sas", "own")]
+    assert [epoch for epoch, _ in row.gap] == [1, 2, 3]
+    assert [value for _, value in row.gap] == pytest.approx([-1.0, -1.0, -0.5])
+    assert "| flat | sas | own best | -1.000 | -1.000 | -0.500 |" in tables.markdown(found)
+
+
+def test_runs_without_a_data_fingerprint_are_named(file: Path, tmp_path: Path) -> None:
+    trial = plan.read(file)
+    for seed, data in ((1, "aaaa"), (2, "")):
+        keep(tmp_path / "trial", Planned("flat", "base", 0.001, seed), 3.0, trial, data=data)
+    found = results.build(trial, kept.load(trial, file, tmp_path / "trial"), tmp_path / "trial")
+    assert found.without_data == ["flat.base.0.001.seed2"]
+    assert "1 run has no data fingerprint" in tables.markdown(found) and "flat.base.0.001.seed2" in tables.markdown(
+        found
+    )
 
 
 def test_results_of_what_there_is(file: Path, tmp_path: Path) -> None:
@@ -448,16 +578,16 @@ def test_results_of_what_there_is(file: Path, tmp_path: Path) -> None:
     found = results.build(trial, notes, folder)
     own = {(row.setting, row.arm): row for row in found.rows if row.at == "own"}
     assert own["flat", "base"].diverged == [2] and own["flat", "base"].seeds == [1]
-    assert own["flat", "sas"].against["NLL"].p is None and own["deep", "sas"].against == {}
+    against = own["flat", "sas"].against
+    assert against is not None and against.effects["NLL"].p is None and own["deep", "sas"].against is None
+    assert against.untested == "1 diverged" and against.seeds == [1, 1]
     assert len(found.missing) == 3 and not found.interactions
-    assert own["flat", "sas"].lost == 1 and own["flat", "sas"].compared == 1
-    assert [one.effects == {} for one in found.contrasts] == [False, False, True]
-    assert found.contrasts[1].seeds == [
-        1,
-        1,
-    ] and "| deep sas less deep base; less: flat sas less flat base | 2, 0, 1, 1 |  |" in tables.markdown(found)
-    assert "1 (1 diverged: no p)" in tables.markdown(found)
-    assert "1 of 2, 1 diverged" in tables.markdown(found) and "1 of flat sas, 2 of deep base" in tables.markdown(found)
+    assert [one.comparison.effects == {} for one in found.contrasts] == [False, False, True]
+    assert found.contrasts[1].comparison.seeds == [1, 1]
+    page = tables.markdown(found)
+    assert "| (deep sas minus deep base) minus (flat sas minus flat base) | 2, 0, 1, 1 |  |" in page
+    assert "| none: 1 diverged |" in page and "Missing runs: 1 of flat sas, 2 of deep base" in page
+    assert "1 of 2, 1 diverged" in page
 
 
 def test_a_diverged_training_is_the_worst(file: Path, tmp_path: Path) -> None:

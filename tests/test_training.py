@@ -471,6 +471,12 @@ def test_openmp_spins_for_a_bounded_time_unless_the_user_says_otherwise() -> Non
         assert launch.spinning({name: "1"}) == {}
 
 
+def test_cpu_training_keeps_memory_unless_the_user_sets_it() -> None:
+    assert launch.allocating({"PATH": "x"}) == launch.ALLOCATOR
+    for name in launch.ALLOCATOR:
+        assert launch.allocating({name: "1"}) == {}
+
+
 def test_tensorboard_is_there_or_named(fake_train: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["quickstart", "--arch", "transformer", "--tensorboard-logdir", "tb", "--dry-run"]
     monkeypatch.setattr(launch, "find_spec", lambda name: None)

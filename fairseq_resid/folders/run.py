@@ -49,7 +49,8 @@ class Hardware:
 class Session:
     """One time that a run was trained, from its start to its end or to an interrupt.
 
-    changes: what it had otherwise than the session before it
+    variables: environment variables that decide threads and memory, set by the user or by the launcher
+    changes: how it differs from the session before it
     """
 
     started: str
@@ -57,6 +58,7 @@ class Session:
     hardware: Hardware
     versions: dict[str, str]
     changes: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,6 @@ from .findings import Finding, findings
 from .glossary import entry
 
 SIZE = 5_000_000  # bytes that a page should stay below
-STUDY_CAPTIONS = {
-    "effects": "Every arm's difference from the baseline, with its intervals.",
-    "settings": "How each arm's difference from the baseline changes over the settings.",
-    "tuning": "Tuning: NLL on the valid set by the tuned flag, and the difference from the baseline at the same value.",
-    "curves": "Training and validation of the arms, by updates; a band spans the seeds.",
-}
 CAPTIONS = {
     "coefficients": "Mean (line) and spread (band) of each coefficient by layer; dashed: before the first update.",
     "histograms": "How often a coefficient lies where in [0, 1]; a row is a site, darker is more often.",
@@ -195,7 +189,7 @@ def study_part(file: Path, folder: Path) -> StudyPart:
     study, name = plan.read(file), file.stem
     found = results.build(study, kept.load(study, file, file.with_suffix("")), file.with_suffix(""))
     drawn = study_plots.draw(study, found, file.with_suffix(""), folder)
-    figures = [figure(path, STUDY_CAPTIONS[path.stem]) for path in drawn]
+    figures = [figure(path, f"{study_plots.CAPTIONS[path.stem]}.") for path in drawn]
     return StudyPart(name, found.title, tables.notes(found), tables.tables(found), figures)
 
 

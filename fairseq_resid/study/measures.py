@@ -55,22 +55,36 @@ class Measure:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a kind of model is measured by. model: whose scores count; shown: other scores, in the table alone."""
+    """What a kind of model is measured by.
+
+    model: whose scores count; example: what a test set consists of; curve: a quantity of `curves`, the validation that
+    is followed by epoch
+    shown: other scores, in the table alone
+    floor: a measure, and the mean below which an arm did not train, so that testing its scores says nothing. Images
+        have none: the error of guessing depends on the number of classes, which a study does not know.
+    """
 
     measures: dict[str, Measure]
     model: str
     example: str
+    curve: str
     shown: tuple[str, ...] = ()
+    floor: tuple[str, float] | None = None
 
 
 TRANSLATION = Kind(
     {"NLL": Measure(_nll, _mean, 4, True), "BLEU": Measure(_bleu, scoring.bleu_of, 2, False)},
     "averaged",
     "sentences",
+    "valid NLL",
     ("chrF",),
+    ("BLEU", 10.0),
 )
 IMAGES = Kind(
-    {"error": Measure(_error, _percent, 2, True), "NLL": Measure(_image_nll, _mean, 4, True)}, images.LAST, "images"
+    {"error": Measure(_error, _percent, 2, True), "NLL": Measure(_image_nll, _mean, 4, True)},
+    images.LAST,
+    "images",
+    "valid error",
 )
 
 

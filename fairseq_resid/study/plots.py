@@ -1,4 +1,4 @@
-"""The plots of a study: effects, gain by setting, tuning, curves."""
+"""The plots of a study: effects, effects by setting, gap by epoch, tuning, curves."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ from ..folders.run import Run
 from . import measures
 from .plan import Planned, Study
 from .results import Results, Row, across
+from .statistics import Effect
 
-VALUE = {"own": "", "baseline": ", the baseline's value", "": ""}
+VALUE = {"own": "", "baseline": ", baseline's value", "": ""}
+LEGEND = "dot and line: difference and 95% interval; small dots: seeds, their number in brackets"
+CAPTIONS = {
+    "effects": "Difference of each arm from the baseline, with 95% intervals; small dots are seeds",
+    "settings": "Difference of each arm from the baseline, by setting",
+    "gap": "Validation curve of each arm minus the baseline's, by epoch",
+    "curves": "Training and validation curves; bands span the seeds",
+    "tuning": "Validation NLL in tuning, and the difference from the baseline at the same value",
+}
 
 
 def look(study: Study, arm: str) -> dict[str, Any]:
@@ -24,12 +33,13 @@ def look(study: Study, arm: str) -> dict[str, Any]:
     return {"color": COLOURS[colour], "marker": mark, "markerfacecolor": "white" if turn else COLOURS[colour]}
 
 
-def seeds_of(row: Row) -> str:
-    return f"{row.compared}, {row.lost} diverged" if row.lost else str(row.compared)
-
-
 def compared(results: Results) -> list[Row]:
     return [row for row in results.rows if row.against]
+
+
+def main_effect(results: Results, row: Row) -> Effect:
+    assert row.against is not None
+    return row.against.effects[results.measure]
 
 
 def is_less_better(measure: str) -> bool:
@@ -41,41 +51,86 @@ def direction(results: Results) -> str:
 
 
 def effects(results: Results, path: Path) -> None:
-    """Draw the difference from the baseline of every arm with its intervals, a panel with its own scale a setting."""
+    """Draw the difference from the baseline of every arm with its interval, and of every seed of both.
+
+    A panel with its own scale for each setting; the baseline's seeds come first.
+    """
+    bases = {row.setting: row for row in results.rows if row.arm == results.baseline and row.at != "baseline"}
     panels: dict[str, list[Row]] = {}
     for row in compared(results):
-        panels.setdefault(row.setting, []).append(row)
+        panels.setdefault(row.setting, [bases[row.setting]]).append(row)
     counts = [len(rows) for rows in panels.values()]
-    height = (0.8 + 0.4 * len(panels) + 0.3 * sum(counts)) / len(panels)
+    height = (0.8 + 0.5 * len(panels) + 0.3 * sum(counts)) / len(panels)
     with figure(path, len(panels), size=(7.0, height), gridspec_kw={"height_ratios": counts}) as axes:
         for axis, (setting, rows) in zip(axes[:, 0], panels.items(), strict=True):
+            center = float(np.mean(rows[0].by_seed))
             for place, row in enumerate(rows):
-                one = row.against[results.measure]
+                colour = COLOURS[0] if row.against else "#666666"
+                # Seeds lie a little below the mean, so that neither hides the other.
+                seeds = [value - center for value in row.by_seed]
+                axis.plot(seeds, [place + 0.22] * len(seeds), ".", color=colour, markersize=5, alpha=0.7)
+                if row.against is None:
+                    continue
+                one = main_effect(results, row)
                 if one.low is not None:
-                    axis.plot([one.boot_low, one.boot_high], [place, place], color=COLOURS[5], linewidth=6, alpha=0.6)
-                    axis.plot([one.low, one.high], [place, place], color=COLOURS[0], linewidth=1.5)
-                axis.plot(one.difference, place, "o", color=COLOURS[0])
+                    axis.plot([one.low, one.high], [place, place], color=colour, linewidth=1.5)
+                axis.plot(one.difference, place, "o", color=colour, markersize=5)
+                if row.against.untested:
+                    label = f"no interval: {row.against.untested}"
+                    axis.annotate(label, (one.difference, place), (8, -3), textcoords="offset points", size=8)
             axis.axvline(0, color="black", linewidth=0.8)
-            axis.set_yticks(range(len(rows)), [f"{row.arm}{VALUE[row.at]} ({seeds_of(row)})" for row in rows])
-            axis.set_ylim(len(rows) - 0.5, -0.5)
+            axis.set_yticks(range(len(rows)), [f"{row.arm}{VALUE[row.at]} ({len(row.seeds)})" for row in rows])
+            axis.set_ylim(len(rows) - 0.4, -0.6)
             axis.set_title(setting, loc="left")
-        axis.set_xlabel(f"{results.measure} less {results.baseline}'s, {direction(results)}; seeds in brackets")
-        axis.figure.suptitle("line: 95% over seeds (Welch); band: 95% over seeds and sentences (bootstrap)", size=9)
+        axis.set_xlabel(f"{results.measure} minus the mean of {results.baseline}, {direction(results)}")
+        axis.figure.suptitle(LEGEND, size=9)
+
+
+def gap(study: Study, results: Results, path: Path) -> bool:
+    """Draw the validation curve of every arm minus the baseline's, a panel for each setting."""
+    panels: dict[str, list[Row]] = {}
+    for row in compared(results):
+        if len(row.gap) > 1:
+            panels.setdefault(row.setting, []).append(row)
+    if not panels:
+        return False
+    with figure(path, len(panels), size=(7.0, 2.6)) as axes:
+        for axis, (setting, rows) in zip(axes[:, 0], panels.items(), strict=True):
+            for row in rows:
+                style = {"linewidth": 1.2, "linestyle": "--" if row.at == "baseline" else "-", "markersize": 4}
+                label = f"{row.arm}{VALUE[row.at]}"
+                axis.plot(*zip(*row.gap, strict=True), label=label, **style, **look(study, row.arm))
+            axis.axhline(0, color="black", linewidth=0.8)
+            axis.set_title(setting, loc="left")
+            axis.set_ylabel(f"{study.kind.curve.replace('valid', 'validation')}\nminus {results.baseline}'s")
+            axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.set_xlabel("epoch")
+        lines = {line.get_label(): line for each in axes[:, 0] for line in each.get_lines()[:-1]}
+        axis.figure.legend(lines.values(), lines, loc="outside lower center", ncols=4, fontsize=8, handlelength=3)
+    return True
 
 
 def by_setting(study: Study, results: Results, path: Path) -> bool:
-    """Draw how the difference of each arm changes over its settings, at its own value and at the baseline's."""
-    settings = [name for name in study.settings if any(row.setting == name for row in compared(results))]
+    """Draw how the difference of each arm changes over its settings, at its own value and at the baseline's.
+
+    Settings in which an arm or the baseline did not train are left out: the difference there is larger by an order of
+    magnitude, and no test was made.
+    """
     series = [(arm, at, across(study, results.rows, arm, at)) for at in ("own", "", "baseline") for arm in study.arms]
-    drawn = [(arm, at, rows) for arm, at, rows in series if len(rows) > 1]
+    tested = [
+        (arm, at, {setting: row for setting, row in rows.items() if row.against and not row.against.untested})
+        for arm, at, rows in series
+    ]
+    drawn = [(arm, at, rows) for arm, at, rows in tested if len(rows) > 1]
     if not drawn:
         return False
+    settings = [name for name in study.settings if any(name in rows for *_, rows in drawn)]
     with figure(path, size=(7.0, 3.2)) as axes:
         axis = axes[0, 0]
         for index, (arm, at, rows) in enumerate(drawn):
             shift = (index - (len(drawn) - 1) / 2) * 0.03
             x = [settings.index(setting) + shift for setting in rows]
-            found = [row.against[results.measure] for row in rows.values()]
+            found = [main_effect(results, row) for row in rows.values()]
             errors = [
                 [0.0 if one.low is None else one.difference - one.low for one in found],
                 [0.0 if one.high is None else one.high - one.difference for one in found],
@@ -86,13 +141,8 @@ def by_setting(study: Study, results: Results, path: Path) -> bool:
         axis.axhline(0, color="black", linewidth=0.8)
         axis.set_xticks(range(len(settings)), settings)
         axis.set_xlim(-0.5, len(settings) - 0.5)
-        axis.set_ylabel(f"{results.measure} less {results.baseline}'s")
-        # Where a baseline fails to train its difference is larger by an order of magnitude than those to be compared.
-        differences = [row.against[results.measure].difference for *_, rows in drawn for row in rows.values()]
-        linear = np.median(np.abs(differences)) or 1.0
-        axis.set_yscale("symlog", linthresh=linear)
-        axis.yaxis.set_major_formatter("{x:g}")
-        axis.set_title(f"{direction(results)}; bars: 95% over seeds; logarithmic beyond ±{linear:.2g}")
+        axis.set_ylabel(f"{results.measure} minus {results.baseline}'s")
+        axis.set_title(f"{direction(results)}; bars: 95% intervals")
         axis.figure.legend(loc="outside lower center", ncols=3, fontsize=8, handlelength=4)
     return True
 
@@ -119,8 +169,8 @@ def tuning(study: Study, results: Results, path: Path) -> None:
                 axis.set_xticks(values, [f"{value:g}" for value in values])
                 axis.set_xticks([], minor=True)
                 axis.set_xlabel(flag)
-            left.set_ylabel("valid NLL, nats")
-            right.set_ylabel(f"less {study.baseline}'s")
+            left.set_ylabel("validation NLL, nats")
+            right.set_ylabel(f"minus {study.baseline}'s")
             left.set_title(f"{setting}, tuning runs")
             right.set_title("at the same value")
         lines = {line.get_label(): line for left in axes[:, 0] for line in left.get_lines()}
@@ -155,6 +205,8 @@ def draw(study: Study, results: Results, kept: Path, folder: Path) -> list[Path]
     if results.tuned:
         tuning(study, results, folder / "tuning.svg")
         drawn.append(folder / "tuning.svg")
+    if gap(study, results, folder / "gap.svg"):
+        drawn.append(folder / "gap.svg")
     if learning(study, results, kept, folder / "curves.svg"):
         drawn.append(folder / "curves.svg")
     return drawn

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics as plain
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations, product
@@ -11,11 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ..folders.run import Run
+from ..analysis import curves
+from ..folders import records
+from ..folders.run import Record, Run
 from . import plan
 from .kept import MODELS, Note
 from .plan import Choice, Planned, Study
-from .statistics import Effect, Scores, effect, holm
+from .statistics import Effect, effect, holm, pseudo_values
 
 # Of a difference, and of a difference of differences.
 SIGNS = (1.0, -1.0, -1.0, 1.0)
@@ -38,13 +41,28 @@ class Mean:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """The difference of two groups of runs, or of two differences, on all their finished seeds.
+
+    seeds: how many of each group; effects: by measure; without a finished run of every group there are none
+    untested: why there are neither intervals nor p: a training diverged, so that the seeds that are left are no fair
+        sample, or a group did not train; "" if there are
+    """
+
+    seeds: list[int]
+    effects: dict[str, Effect]
+    untested: str = ""
+
+
+@dataclass(frozen=True)
 class Row:
     """An arm in a setting at one value of the tuned flag.
 
-    at: "own", "baseline", or "" without tuning; diverged: seeds whose training did; means: by model and measure
-    against: the baseline at its own best in the same setting, on the seeds that both have, so many as `compared` says
-    lost: seeds of this arm or the baseline that diverged: what is left is no fair sample, and there is no p
-    holm: p over the arms
+    at: "own", "baseline", or "" without tuning; seeds: that finished; diverged: seeds whose training did
+    parameters: of the model; hours: of a run, training and evaluation; means: by model and measure
+    by_seed: the measure of each of the seeds; curve: (epoch, validation), the mean over seeds
+    against: compared with the baseline at its own best in the same setting; gap: the curve minus the baseline's
+    holm: p over the arms that are compared in the same setting at the same value, `family` of them
     """
 
     setting: str
@@ -55,11 +73,14 @@ class Row:
     diverged: list[int]
     planned: int
     parameters: int | None
+    hours: float | None
     means: dict[str, dict[str, Mean]]
-    against: dict[str, Effect] = field(default_factory=dict)
-    compared: int = 0
-    lost: int = 0
+    by_seed: list[float] = field(default_factory=list)
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    against: Comparison | None = None
+    gap: list[tuple[int, float]] = field(default_factory=list)
     holm: float | None = None
+    family: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,20 +91,15 @@ class Interaction:
     at: str
     setting: str
     than: str
-    seeds: int
-    effect: Effect
+    comparison: Comparison
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """The difference of two groups of runs, or of two differences, on all their seeds; effects: by measure.
-
-    groups: as the study file names them; seeds: how many of each; without those of a group there is no effect
-    """
+    """A comparison that was asked for after runs were known; groups: as the study file names them."""
 
     groups: list[str]
-    seeds: list[int]
-    effects: dict[str, Effect]
+    comparison: Comparison
 
 
 @dataclass(frozen=True)
@@ -98,7 +114,11 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Results:
-    """All figures of a study, and the runs that are missing."""
+    """All figures of a study.
+
+    machines: how many runs were made on what; missing: runs that have not ended; unnamed: how many cannot be named yet
+    without_data: runs that do not say which data they were made with
+    """
 
     title: str
     measure: str
@@ -110,8 +130,10 @@ class Results:
     interactions: list[Interaction]
     contrasts: list[Contrast]
     tuned: list[Tuned]
+    machines: dict[str, int]
     missing: list[str]
     unnamed: int
+    without_data: list[str]
 
 
 class Kept:
@@ -119,24 +141,82 @@ class Kept:
 
     def __init__(self, study: Study, notes: Mapping[str, Note], folder: Path) -> None:
         self.study, self.notes, self.folder = study, notes, folder
-        self.parts = cache(self._parts)
+        self.values = cache(self._values)
 
     def note(self, run: Planned) -> Note | None:
         return self.notes.get(run.name)
 
-    def _parts(self, name: str, measure: str) -> np.ndarray:
-        """Return what a run's measure adds up, (sentences, k), over all test sets."""
-        run, of = Run(self.folder / name), self.study.kind.measures[measure]
-        return np.array([row for subset in self.study.tests for row in of.parts(run, subset)])
+    def ended(self, setting: str, arm: str, value: float | None) -> list[Note]:
+        """Return the notes of all seeds of an arm, those of its tuning left out."""
+        found = [
+            note
+            for note in self.notes.values()
+            if (note.run.setting, note.run.arm, note.run.value) == (setting, arm, value) and not note.run.is_tuning
+        ]
+        return sorted(found, key=lambda note: note.run.seed)
 
-    def scores(self, runs: Sequence[Planned], measure: str) -> Scores:
-        """Return the scores of the finished runs of an arm."""
-        found = [self.parts(run.name, measure) for run in runs]
-        if strange := [run.name for run, one in zip(runs, found, strict=True) if one.shape != found[0].shape]:
+    def _values(self, name: str, measure: str) -> np.ndarray:
+        """Return a run's pseudo-value of a measure for every sentence of all test sets."""
+        run, of = Run(self.folder / name), self.study.kind.measures[measure]
+        parts = [row for subset in self.study.tests for row in of.parts(run, subset)]
+        return pseudo_values(np.array(parts), of.score)
+
+    def table(self, runs: Sequence[Planned], measure: str) -> np.ndarray:
+        """Return the values of the finished runs of an arm, (seeds, sentences)."""
+        return np.stack([self.values(run.name, measure) for run in runs])
+
+    def compare(self, groups: Sequence[Sequence[Note]], measures: Iterable[str]) -> Comparison:
+        """Compare two groups of runs that have ended, or the difference of the first two with that of the last two."""
+        kind = self.study.kind
+        finished = [[note for note in group if note.outcome == "finished"] for group in groups]
+        seeds = [len(group) for group in finished]
+        if not all(finished):
+            return Comparison(seeds, {})
+        runs = [note.run for group in finished for note in group]
+        counts = {run.name: len(self.values(run.name, self.study.measure)) for run in runs}
+        if strange := [name for name, count in counts.items() if count != counts[runs[0].name]]:
             raise ValueError(
-                f"{self.folder / strange[0]}: was scored on another number of sentences than {runs[0].name}"
+                f"{self.folder / strange[0]}: was scored on another number of {kind.example} than {runs[0].name}"
             )
-        return Scores(np.stack(found), self.study.kind.measures[measure].score)
+        effects = {}
+        for measure in measures:
+            samples = [self.table([note.run for note in group], measure) for group in finished]
+            effects[measure] = effect(list(zip(SIGNS, samples, strict=False)))
+        untested = ""
+        if lost := sum(map(len, groups)) - sum(seeds):
+            untested = f"{lost} diverged"
+        elif kind.floor is not None:
+            name, least = kind.floor
+            if any(plain.fmean(note.scores[kind.model][name].score for note in group) < least for group in finished):
+                untested = f"{name} below {least:g}"
+        if untested:
+            effects = {measure: Effect(found.difference) for measure, found in effects.items()}
+        return Comparison(seeds, effects, untested)
+
+
+def validation(run: Run, quantity: str) -> dict[int, float]:
+    """Return by epoch the last validation of a training, of a quantity of `curves`."""
+    keys, _, factor = curves.QUANTITIES[quantity]
+    found: dict[int, float] = {}
+    for record in run.log_records():
+        value = next((number for key in keys if (number := curves.number(record.get(key))) is not None), None)
+        if value is not None and "epoch" in record:
+            found[int(record["epoch"])] = factor * value
+    return found
+
+
+def mean_curve(found: Sequence[Mapping[int, float]]) -> list[tuple[int, float]]:
+    """Return the mean of several curves where all have a point."""
+    common = sorted(set.intersection(*map(set, found))) if found else []
+    return [(epoch, plain.fmean(one[epoch] for one in found)) for epoch in common]
+
+
+def machine(record: Record) -> str:
+    """Return what a run was made on, in words."""
+    hardware = record.sessions[-1].hardware
+    if hardware.gpus:
+        return f"{len(hardware.gpus)} x {hardware.gpus[0]}"
+    return f"{hardware.cores} {'core' if hardware.cores == 1 else 'cores'} of {hardware.cpu}"
 
 
 def build(study: Study, notes: Mapping[str, Note], folder: Path) -> Results:
@@ -147,17 +227,17 @@ def build(study: Study, notes: Mapping[str, Note], folder: Path) -> Results:
     kept = Kept(study, notes, folder)
     nll = {note.run: note.nll for note in notes.values()}
     known = plan.choices(study, nll)
-    cells = _cells(study, known)
-    rows = [row for cell in cells if (row := _row(kept, cell, known)) is not None]
-    rows = _corrected(rows, study)
+    rows = [row for cell in _cells(study, known) if (row := _row(kept, cell)) is not None]
+    rows = _corrected([_against(kept, row, rows) for row in rows], study)
     first = next((note for note in notes.values() if note.scores), None)
-    some = next((row for row in rows if row.seeds), None)
+    runs = [Run(folder / name) for name in notes]
+    sessions = [record for run in runs if (record := records.remembered(run.record, Record)) and record.sessions]
     return Results(
         title=study.title,
         measure=study.measure,
         baseline=study.baseline,
         tests=list(study.tests),
-        sentences=0 if some is None else len(kept.parts(_runs(kept, some)[0].name, study.measure)),
+        sentences=0 if first is None else len(kept.values(first.run.name, study.measure)),
         signatures={name: score.signature for name, score in first.scores[study.kind.model].items()} if first else {},
         rows=rows,
         interactions=_interactions(kept, rows),
@@ -172,8 +252,10 @@ def build(study: Study, notes: Mapping[str, Note], folder: Path) -> Results:
             for (setting, arm), choice in known.items()
             if choice.tried
         ],
+        machines=dict(Counter(map(machine, sessions)).most_common()),
         missing=[run.name for run in plan.runs(study, nll) if run.name not in notes],
         unnamed=plan.unnamed(study, nll),
+        without_data=[name for name, note in notes.items() if not note.data],
     )
 
 
@@ -214,56 +296,51 @@ def _cells(study: Study, known: Mapping[tuple[str, str], Choice]) -> list[Cell]:
     return cells
 
 
-def _planned(cell: Cell | Row, seed: int) -> Planned:
-    return Planned(cell.setting, cell.arm, cell.value, seed)
-
-
-def _runs(kept: Kept, row: Row) -> list[Planned]:
-    return [_planned(row, seed) for seed in row.seeds]
-
-
-def _row(kept: Kept, cell: Cell, known: Mapping[tuple[str, str], Choice]) -> Row | None:
+def _row(kept: Kept, cell: Cell) -> Row | None:
     """Return the figures of a cell; None if no run of it has ended."""
-    study = kept.study
-    ended = {seed: note for seed in cell.seeds if (note := kept.note(_planned(cell, seed))) is not None}
-    finished = {seed: note for seed, note in ended.items() if note.outcome == "finished"}
+    kind, measure = kept.study.kind, kept.study.measure
+    ended = kept.ended(cell.setting, cell.arm, cell.value)
+    finished = [note for note in ended if note.outcome == "finished"]
     if not ended:
         return None
-    names = dict.fromkeys(name for note in finished.values() for name in note.scores[study.kind.model])
+    names = dict.fromkeys(name for note in finished for name in note.scores[kind.model])
     means = {
-        model: {name: Mean.of([note.scores[model][name].score for note in finished.values()]) for name in names}
+        model: {name: Mean.of([note.scores[model][name].score for note in finished]) for name in names}
         for model in MODELS
-        if finished and all(model in note.scores for note in finished.values())
+        if finished and all(model in note.scores for note in finished)
     }
-    parameters = next((note.parameters for note in finished.values()), None)
-    row = Row(
+    hours = [note.seconds / 3600 for note in finished if note.seconds is not None]
+    return Row(
         cell.setting,
         cell.arm,
         cell.at,
         cell.value,
-        sorted(finished),
-        sorted(set(ended) - set(finished)),
+        [note.run.seed for note in finished],
+        [note.run.seed for note in ended if note.outcome != "finished"],
         len(cell.seeds),
-        parameters,
+        next((note.parameters for note in finished), None),
+        plain.fmean(hours) if hours else None,
         means,
+        by_seed=[note.scores[kind.model][measure].score for note in finished],
+        curve=mean_curve([validation(Run(kept.folder / note.run.name), kind.curve) for note in finished]),
     )
-    base = known[cell.setting, study.baseline].best if cell.at else None
-    if cell.arm == study.baseline or (cell.at and base is None):
+
+
+def _ended(kept: Kept, row: Row) -> list[Note]:
+    return kept.ended(row.setting, row.arm, row.value)
+
+
+def _against(kept: Kept, row: Row, rows: Sequence[Row]) -> Row:
+    """Return the row with its comparison with the baseline, on all seeds of both."""
+    base = baselines(kept.study, rows).get(row.setting)
+    if base is None or row.arm == kept.study.baseline:
         return row
-    others = {seed: kept.note(Planned(cell.setting, study.baseline, base, seed)) for seed in cell.seeds}
-    common = [seed for seed in row.seeds if (note := others[seed]) is not None and note.outcome == "finished"]
-    if not common:
+    found = kept.compare([_ended(kept, row), _ended(kept, base)], kept.study.kind.measures)
+    if not found.effects:
         return row
-    lost = len(row.diverged) + sum(note is not None and note.outcome == "diverged" for note in others.values())
-    mine = [_planned(row, seed) for seed in common]
-    theirs = [Planned(cell.setting, study.baseline, base, seed) for seed in common]
-    against = {
-        measure: effect([(1.0, kept.scores(mine, measure)), (-1.0, kept.scores(theirs, measure))])
-        for measure in study.kind.measures
-    }
-    if lost:
-        against = {measure: replace(found, p=None) for measure, found in against.items()}
-    return replace(row, against=against, compared=len(common), lost=lost)
+    theirs = dict(base.curve)
+    gap = [(epoch, value - theirs[epoch]) for epoch, value in row.curve if epoch in theirs]
+    return replace(row, against=found, gap=gap)
 
 
 def baselines(study: Study, rows: Sequence[Row]) -> dict[str, Row]:
@@ -294,9 +371,11 @@ def _corrected(rows: Sequence[Row], study: Study) -> list[Row]:
     made = list(rows)
     for setting, at in dict.fromkeys((row.setting, row.at) for row in rows):
         family = [row for row in compared_at(study, rows, at) if row.setting == setting]
-        for row, p in zip(family, holm([row.against[study.measure].p for row in family]), strict=True):
-            if row.at == at:
-                made[rows.index(row)] = replace(row, holm=p)
+        p = [row.against.effects[study.measure].p if row.against else None for row in family]
+        size = sum(one is not None for one in p)
+        for row, corrected in zip(family, holm(p), strict=True):
+            if row.at == at and corrected is not None:
+                made[rows.index(row)] = replace(row, holm=corrected, family=size)
     return made
 
 
@@ -309,37 +388,17 @@ def _interactions(kept: Kept, rows: Sequence[Row]) -> list[Interaction]:
         for than, setting in combinations(mine, 2):
             if at not in {mine[setting].at, mine[than].at}:
                 continue  # it is the one at its own value
-            both = [mine[setting], base[setting], mine[than], base[than]]
-            common = sorted(set.intersection(*(set(row.seeds) for row in both)))
-            if not common:
-                continue
-            scores = [kept.scores([_planned(row, seed) for seed in common], study.measure) for row in both]
-            combined = effect(list(zip(SIGNS, scores, strict=True)))
-            if any(row.diverged for row in both):
-                combined = replace(combined, p=None)
-            found.append(Interaction(arm, at, setting, than, len(common), combined))
+            groups = [_ended(kept, row) for row in (mine[setting], base[setting], mine[than], base[than])]
+            found.append(Interaction(arm, at, setting, than, kept.compare(groups, [study.measure])))
     return found
 
 
 def _contrast(kept: Kept, groups: Sequence[str], known: Mapping[tuple[str, str], Choice]) -> Contrast:
     """Return what all seeds of these groups say of their difference, or of that of the first two and the last two."""
-    study, runs, has_diverged = kept.study, [], False
+    found = []
     for text in groups:
-        group = plan.group(study, text)
+        group = plan.group(kept.study, text)
         own = known.get((group.setting, group.arm))
         value = own.best if group.value is None and own is not None else group.value
-        ended = [
-            note
-            for note in kept.notes.values()
-            if (note.run.setting, note.run.arm, note.run.value) == (group.setting, group.arm, value)
-            and not note.run.is_tuning
-        ]
-        finished = [note.run for note in ended if note.outcome == "finished"]
-        has_diverged |= len(finished) < len(ended)
-        runs.append(sorted(finished, key=lambda run: run.seed))
-    effects = {}
-    if all(runs):
-        for measure in study.kind.measures:
-            found = effect([(sign, kept.scores(some, measure)) for sign, some in zip(SIGNS, runs, strict=False)])
-            effects[measure] = replace(found, p=None) if has_diverged else found
-    return Contrast(list(groups), [len(some) for some in runs], effects)
+        found.append(kept.ended(group.setting, group.arm, value))
+    return Contrast(list(groups), kept.compare(found, kept.study.kind.measures))

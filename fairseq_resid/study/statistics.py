@@ -1,13 +1,24 @@
-"""What can be said of the difference between two arms: over seeds, and over seeds and sentences.
+"""The difference between arms: its standard error over seeds and sentences, interval, p-value and power.
 
-Welch's t        the seeds' scores as two samples of unequal variance
-bootstrap        seeds drawn anew in each arm, sentences drawn anew for both arms together; difference ± t · the
-                 spread of what is drawn: an interval for all seeds and all sentences of this kind, where Welch's
-                 holds for these sentences alone. Seeds' deviations are drawn √(n / (n - 1)) times as large: of few
-                 seeds those drawn anew vary less than new ones would
-smallest effect  (t(1 - level/2) + t(power)) · standard error: what a study with this spread would have seen with
-                 that power; with the test set's share if the sentences' standard error is part of it
-Holm             p for several arms at once: the k-th smallest of m times m - k + 1, never less than the one before
+Every score is the mean of a table of values, one row per seed and one column per sentence. Arms are trained with
+seeds of their own and are scored on the same sentences, so that a value has four parts:
+
+    value[arm, seed, sentence] = mean[arm] + seed[arm, seed] + sentence[arm, sentence] + residual
+
+The variance of a difference of arm means, over new seeds and new sentences, is estimated without bias by
+
+    V = V_seeds + V_sentences - V_residual
+
+    V_seeds      sum over arms of the variance of the seeds' scores / seeds
+    V_sentences  variance over sentences of the difference of the arms' means / sentences
+    V_residual   sum over arms of the residual mean square / (seeds · sentences)
+
+because the first two both contain the residual. V_sentences - V_residual estimates the variance due to sentences and is
+never taken below 0. The interval and p both use t with Satterthwaite's degrees of freedom for V. If all sentences
+differ by the same amount, this is Welch's test over seeds. Searle, Casella & McCulloch 1992, "Variance Components".
+
+NLL, error and BLEU are functions of sums over sentences. Their values are jackknife pseudo-values, N·θ - (N - 1)·θ
+without the sentence: for a mean they are the sentences' own values, for BLEU its linearisation.
 """
 
 from __future__ import annotations
@@ -21,105 +32,84 @@ import numpy as np
 from scipy import stats
 
 LEVEL, POWER = 0.05, 0.80
-RESAMPLES = 2_000
-SEED = 12345  # of the resampling
 Array = Any  # numpy's, whose types say little
 
 
-@dataclass(frozen=True)
-class Scores:
-    """An arm's scores: one for each seed, and what they are made of.
+def pseudo_values(parts: Array, score: Callable[[Array], float]) -> Array:
+    """Return the jackknife pseudo-values of a score, one for each sentence, around the score itself.
 
-    parts: (seeds, sentences, k), what the measure adds up over sentences; score: k sums to the measure
+    parts: (sentences, k), what is added up over sentences; score: from the k sums to the measure
     """
-
-    parts: Array
-    score: Callable[[Array], float]
-
-    def by_seed(self, weights: Array | None = None) -> Array:
-        """Return the measure of every seed; weights: how often each sentence counts."""
-        summed = self.parts.sum(axis=1) if weights is None else np.einsum("s,nsk->nk", weights, self.parts)
-        return np.array([self.score(one) for one in summed])
+    total, count = parts.sum(axis=0), len(parts)
+    whole = score(total)
+    if count < 2:
+        return np.full(count, whole)
+    values = count * whole - (count - 1) * np.array([score(rest) for rest in total - parts])
+    return values - values.mean() + whole
 
 
 @dataclass(frozen=True)
 class Effect:
-    """A difference of means, an arm's less the baseline's.
+    """A difference of means, an arm's minus the baseline's.
 
-    low, high: 95% interval by Welch, p: by Welch; boot_low, boot_high: by the bootstrap over seeds and sentences
-    visible: about the smallest effect that these seeds would have shown; visible_all: with the test set's share
-    With a single seed there is none of them.
+    error: standard error over seeds and sentences; freedom: Satterthwaite's degrees of freedom
+    low, high: 95% interval; p: of no difference, two-sided, from the same standard error
+    visible: about the smallest true difference that would be found with 80% power
+    All but the difference are None if an arm has a single seed.
     """
 
     difference: float
-    low: float | None
-    high: float | None
-    p: float | None
-    boot_low: float | None
-    boot_high: float | None
-    visible: float | None
-    visible_all: float | None
+    error: float | None = None
+    freedom: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    visible: float | None = None
 
 
-Combination = Sequence[tuple[float, Scores]]
-
-
-def effect(combination: Combination) -> Effect:
+def effect(combination: Sequence[tuple[float, Array]]) -> Effect:
     """Return the sum of sign · mean over arms: (1, arm), (-1, baseline); with two more of them an interaction.
 
-    All arms are scored on the same sentences.
+    Each arm is a table of values, (seeds, sentences). All arms are scored on the same sentences.
     """
-    samples = [(sign, scores.by_seed()) for sign, scores in combination]
-    difference = float(sum(sign * sample.mean() for sign, sample in samples))
-    welch = _welch(samples)
-    if welch is None:
-        return Effect(difference, None, None, None, None, None, None, None)
-    error, freedom = welch
-    drawn, by_sentence = resampled(combination)
+    difference = float(sum(sign * values.mean() for sign, values in combination))
+    if any(len(values) < 2 for _, values in combination):
+        return Effect(difference)
+    variance, freedom = two_way_variance(combination)
+    error = math.sqrt(variance)
     reach = float(stats.t.ppf(1 - LEVEL / 2, freedom))
     p = 2 * float(stats.t.sf(abs(difference) / error, freedom)) if error else float(difference == 0)
-    factor = reach + float(stats.t.ppf(POWER, freedom))
-    return Effect(
-        difference,
-        difference - reach * error,
-        difference + reach * error,
-        p,
-        difference - reach * drawn,
-        difference + reach * drawn,
-        factor * error,
-        factor * math.hypot(error, by_sentence),
-    )
+    visible = (reach + float(stats.t.ppf(POWER, freedom))) * error
+    return Effect(difference, error, freedom, difference - reach * error, difference + reach * error, p, visible)
 
 
-def _welch(samples: Sequence[tuple[float, Array]]) -> tuple[float, float] | None:
-    """Return the standard error of a sum of means, and its degrees of freedom (Welch and Satterthwaite)."""
-    if any(len(sample) < 2 for _, sample in samples):
-        return None
-    shares = [(sign**2 * float(sample.var(ddof=1)) / len(sample), len(sample)) for sign, sample in samples]
-    total = sum(share for share, _ in shares)
-    if not total:
-        return 0.0, float(sum(count - 1 for _, count in shares))
-    return math.sqrt(total), total**2 / sum(share**2 / (count - 1) for share, count in shares)
-
-
-def resampled(combination: Combination, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """Return the spread of the difference over resamples of seeds and sentences, and over those of sentences alone."""
-    generator = np.random.default_rng(SEED)
-    sentences = combination[0][1].parts.shape[1]
-    drawn, alone = np.zeros(resamples), np.zeros(resamples)
-    for index in range(resamples):
-        weights = np.bincount(generator.integers(sentences, size=sentences), minlength=sentences).astype(float)
-        for sign, scores in combination:
-            by_seed = scores.by_seed(weights)
-            count, mean = len(by_seed), by_seed.mean()
-            chosen = by_seed[generator.integers(count, size=count)].mean()
-            drawn[index] += sign * (mean + math.sqrt(count / max(1, count - 1)) * (chosen - mean))
-            alone[index] += sign * mean
-    return float(drawn.std(ddof=1)), float(alone.std(ddof=1))
+def two_way_variance(combination: Sequence[tuple[float, Array]]) -> tuple[float, float]:
+    """Return the variance of a sum of sign · mean, and its degrees of freedom (Satterthwaite)."""
+    sentences = combination[0][1].shape[1]
+    seeds: list[tuple[float, float]] = []  # components with their degrees of freedom
+    residual: list[tuple[float, float]] = []
+    contrast = np.zeros(sentences)
+    for sign, values in combination:
+        count, by_seed, by_sentence = len(values), values.mean(axis=1), values.mean(axis=0)
+        contrast += sign * by_sentence
+        seeds.append((sign**2 * float(by_seed.var(ddof=1)) / count, count - 1))
+        # The sum of squares of the residuals: what is left of the table's after its rows and columns.
+        squares = float(((values - by_seed[:, None] - by_sentence + by_seed.mean()) ** 2).sum())
+        free = (count - 1) * (sentences - 1)
+        residual.append((sign**2 * squares / free / (count * sentences) if free else 0.0, free))
+    shared = [(float(contrast.var(ddof=1)) / sentences, sentences - 1)] if sentences > 1 else []
+    own = sum(part for part, _ in shared) - sum(part for part, _ in residual)
+    components = [*seeds, *shared, *residual] if own > 0 else seeds
+    variance = sum(part for part, _ in seeds) + max(0.0, own)
+    spread = sum(part**2 / free for part, free in components if free)
+    return variance, variance**2 / spread if spread else float(sum(free for _, free in seeds))
 
 
 def holm(p: Sequence[float | None]) -> list[float | None]:
-    """Return p corrected for that there are several, by Holm; None stays None."""
+    """Return Holm-corrected p-values: the k-th smallest of m times m - k + 1, never less than the one before.
+
+    None stays None and does not count.
+    """
     known = sorted((value, index) for index, value in enumerate(p) if value is not None)
     found: list[float | None] = [None] * len(p)
     before = 0.0

@@ -238,6 +238,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     elif state.notes:
         from .tables import write
 
+        print(f"{place.name}: computing the results of {len(state.notes)} runs", flush=True)
         for path in write(state.study, state.notes, place.kept):
             print(path)
     hopeless = [

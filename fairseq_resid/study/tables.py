@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..evaluation import layout
@@ -13,11 +13,22 @@ from ..folders.files import write_text
 from . import measures, plots
 from .kept import Note
 from .plan import Study
-from .results import Results, Row, build
+from .results import Comparison, Results, build
 from .statistics import LEVEL, POWER, Effect
 
-AT = {"own": "own best", "baseline": "the baseline's best", "": "the recipe's"}
-Table = tuple[str, tuple[str, ...], list[tuple[str, ...]], int]
+AT = {"own": "own best", "baseline": "baseline's best", "": "recipe's"}
+EPOCHS = 12  # columns of the gap by epoch at most
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a study; left: how many columns are text; plots: the names of those that show the same figures."""
+
+    title: str
+    headings: Sequence[str]
+    rows: list[Sequence[str]]
+    left: int
+    plots: Sequence[str] = ()
 
 
 def interval(low: float | None, high: float | None, digits: int) -> str:
@@ -32,82 +43,63 @@ def probability(p: float | None) -> str:
     return "< 0.001" if p is not None and p < 0.001 else number(p, ".3f")
 
 
-def seeds_of(row: Row) -> str:
-    """Return how many seeds of an arm are compared, and how many are not because a training diverged."""
-    return str(row.compared) + (f" ({row.lost} diverged: no p)" if row.lost else "")
+def seeds_of(comparison: Comparison) -> str:
+    return ", ".join(map(str, comparison.seeds))
 
 
-def effect_cells(one: Effect | None, digits: int) -> list[str]:
-    """Return the cells of an effect: difference, both intervals, p, the smallest effects that could be seen."""
+EFFECT = ("difference", "95% interval", "p")
+
+
+def effect_cells(comparison: Comparison, measure: str, digits: int) -> list[str]:
+    """Return the cells of an effect: difference, interval, p or why there is none."""
+    one = comparison.effects.get(measure)
     if one is None:
-        return [""] * 5
-    visible = number(one.visible, f".{digits}f")
-    if one.visible_all is not None:
-        visible += f" ({one.visible_all:.{digits}f})"
-    return [
-        f"{one.difference:+.{digits}f}",
-        interval(one.low, one.high, digits),
-        interval(one.boot_low, one.boot_high, digits),
-        probability(one.p),
-        visible,
-    ]
+        return [""] * len(EFFECT)
+    p = f"none: {comparison.untested}" if comparison.untested else probability(one.p)
+    return [f"{one.difference:+.{digits}f}", interval(one.low, one.high, digits), p]
+
+
+def visible(one: Effect | None, digits: int) -> str:
+    return number(one.visible if one else None, f".{digits}f")
 
 
 def tables(results: Results) -> list[Table]:
-    """Return the tables of a study: a title, headings, rows, and how many columns are text."""
-    kind = measures.kind(results.measure)
+    """Return the tables of a study that have rows."""
+    kind, main = measures.kind(results.measure), results.measure
     digits = {name: one.digits for name, one in kind.measures.items()}
-    shown = {**digits, **dict.fromkeys(kind.shown, 2)}
-    rows: list[tuple[str, ...]] = []
-    for row in results.rows:
-        own, last = row.means.get(kind.model, {}), row.means.get("last", {})
-        seeds = f"{len(row.seeds)}" + (f" of {row.planned}" if len(row.seeds) < row.planned else "")
-        seeds += f", {len(row.diverged)} diverged" if row.diverged else ""
-        cells = [row.setting, row.arm, number(row.value, "g"), AT[row.at], seeds]
-        cells += [own[name].text(count) if own else "" for name, count in shown.items()]
-        if kind.model != "last":
-            cells.insert(6, last["NLL"].text(4) if last else "")
-        rows.append(tuple(cells))
-    names = [*shown]
-    if kind.model != "last":
-        names.insert(1, "NLL, last")
-    found: list[Table] = [("Scores", ("setting", "arm", "value", "at", "seeds", *names), rows, 5)]
-    heads = ("difference", "95%, seeds", f"95%, seeds and {kind.example}", "p", "visible")
-    for name in sorted(kind.measures, key=lambda name: name != results.measure):
-        compared: list[tuple[str, ...]] = [
-            (row.setting, row.arm, AT[row.at], seeds_of(row), *effect_cells(row.against[name], digits[name]))
-            + ((probability(row.holm),) if name == results.measure else ())
-            for row in results.rows
-            if row.against
-        ]
-        more = ("p, Holm",) if name == results.measure else ()
-        found.append((f"{name} less the baseline's", ("setting", "arm", "at", "seeds", *heads, *more), compared, 4))
-    main_digits = digits[results.measure]
-    crossed: list[tuple[str, ...]] = [
-        (one.arm, AT[one.at], f"{one.setting} less {one.than}", str(one.seeds), *effect_cells(one.effect, main_digits))
-        for one in results.interactions
-    ]
-    found.append(
-        (
-            f"How the difference of {results.measure} changes (p is not corrected)",
-            ("arm", "at", "settings", "seeds", *heads),
-            crossed,
-            4,
-        )
-    )
-    asked: list[tuple[str, ...]] = []
+    found = [scores(results)]
+    for name in sorted(kind.measures, key=lambda name: name != main):
+        compared: list[Sequence[str]] = []
+        for row in results.rows:
+            if row.against is None:
+                continue
+            cells = [row.setting, row.arm, AT[row.at], seeds_of(row.against)]
+            cells += effect_cells(row.against, name, digits[name])
+            if name == main:
+                cells += [probability(row.holm), f"{row.family}" if row.family else ""]
+            compared.append((*cells, visible(row.against.effects.get(name), digits[name])))
+        more = ("Holm p", "family size") if name == main else ()
+        headings = ("setting", "arm", "at", "seeds (arm, baseline)", *EFFECT, *more, "smallest visible")
+        shown = ("effects", "settings") if name == main else ()
+        found.append(Table(f"{name} minus the baseline's", headings, compared, 4, shown))
+    found.append(gaps(results))
+    crossed: list[Sequence[str]] = []
+    for one in results.interactions:
+        cells = [one.arm, AT[one.at], f"{one.setting} minus {one.than}", seeds_of(one.comparison)]
+        cells += effect_cells(one.comparison, main, digits[main])
+        crossed.append((*cells, visible(one.comparison.effects.get(main), digits[main])))
+    title = f"Interactions: {main} differences between settings (p not corrected)"
+    found.append(Table(title, ("arm", "at", "settings", "seeds", *EFFECT, "smallest visible"), crossed, 4))
+    contrasts: list[Sequence[str]] = []
     for contrast in results.contrasts:
-        pairs = zip(contrast.groups[::2], contrast.groups[1::2], strict=True)
-        cells = ["; less: ".join(map(" less ".join, pairs)), ", ".join(map(str, contrast.seeds))]
+        pairs = [" minus ".join(pair) for pair in zip(contrast.groups[::2], contrast.groups[1::2], strict=True)]
+        cells = [pairs[0] if len(pairs) == 1 else f"({pairs[0]}) minus ({pairs[1]})", seeds_of(contrast.comparison)]
         for name in kind.measures:
-            difference, _, both, p, _ = effect_cells(contrast.effects.get(name), digits[name])
-            cells += [difference, both, p]
-        asked.append(tuple(cells))
-    heads_of = [head for name in kind.measures for head in (name, f"95%, seeds and {kind.example}", "p")]
-    found.append(
-        ("Asked when runs were known (all seeds; p is not corrected)", ("groups", "seeds", *heads_of), asked, 2)
-    )
-    tried: list[tuple[str, ...]] = [
+            cells += effect_cells(contrast.comparison, name, digits[name])
+        contrasts.append(cells)
+    headings = ("groups", "seeds", *(head for name in kind.measures for head in (name, *EFFECT[1:])))
+    found.append(Table("Post-hoc contrasts (p not corrected)", headings, contrasts, 2))
+    tried: list[Sequence[str]] = [
         (
             one.setting,
             one.arm,
@@ -116,44 +108,101 @@ def tables(results: Results) -> list[Table]:
         )
         for one in results.tuned
     ]
-    found.append(("Tuning, NLL on the valid set", ("setting", "arm", "best", "tried"), tried, 4))
-    return [table for table in found if table[2]]
+    found.append(Table("Tuning: validation NLL", ("setting", "arm", "best", "all values"), tried, 4, ("tuning",)))
+    return [table for table in found if table.rows]
+
+
+def scores(results: Results) -> Table:
+    """Return the scores of every arm, with its size and how long a run took."""
+    kind = measures.kind(results.measure)
+    shown = {**{name: one.digits for name, one in kind.measures.items()}, **dict.fromkeys(kind.shown, 2)}
+    columns = [(kind.model, name, name, count) for name, count in shown.items()]
+    if kind.model != "last":
+        columns.insert(1, ("last", "NLL", "NLL, last checkpoint", 4))
+    rows: list[Sequence[str]] = []
+    for row in results.rows:
+        seeds = f"{len(row.seeds)}" + (f" of {row.planned}" if len(row.seeds) < row.planned else "")
+        seeds += f", {len(row.diverged)} diverged" if row.diverged else ""
+        cells = [row.setting, row.arm, AT[row.at], number(row.value, "g"), seeds]
+        cells += [number(row.parameters, ","), number(row.hours, ".2f")]
+        of = [row.means.get(model, {}).get(name) for model, name, _, _ in columns]
+        cells += [mean.text(count) if mean else "" for mean, (*_, count) in zip(of, columns, strict=True)]
+        rows.append(cells)
+    headings = ("setting", "arm", "at", "value", "seeds", "parameters", "hours per run")
+    return Table("Scores", (*headings, *(heading for _, _, heading, _ in columns)), rows, 5)
+
+
+def gaps(results: Results) -> Table:
+    """Return how the validation of every arm differs from the baseline's, by epoch."""
+    kind = measures.kind(results.measure)
+    last = max((epoch for row in results.rows for epoch, _ in row.gap), default=0)
+    step = -(-last // EPOCHS) if last else 1
+    epochs = list(range(last, 0, -step))[::-1]
+    rows: list[Sequence[str]] = [
+        (row.setting, row.arm, AT[row.at], *(number(dict(row.gap).get(epoch), "+.3f") for epoch in epochs))
+        for row in results.rows
+        if row.gap
+    ]
+    title = f"{kind.curve.replace('valid', 'Validation')} minus the baseline's, by epoch"
+    return Table(title, ("setting", "arm", "at", *map(str, epochs)), rows, 3, ("gap", "curves"))
 
 
 def notes(results: Results) -> list[str]:
     """Return what a reader has to know of the tables."""
     kind = measures.kind(results.measure)
     count = f", {results.sentences:,} {kind.example}" if results.sentences else ""
+    together = " taken together" if len(results.tests) > 1 else ""
+    reasons = ["a group has a single seed", "a training diverged"]
+    if kind.floor is not None:
+        reasons.append(f"a group did not train (mean {kind.floor[0]} below {kind.floor[1]:g})")
+    families = "with the flags of the recipe"
+    if results.tuned:
+        families = (
+            "either each at its own best value or all at the baseline's best. An arm whose own best value is the "
+            "baseline's belongs to both families"
+        )
     lines = [
-        f"{', '.join(results.tests)} together{count}; measure decided before the runs: {results.measure}; baseline: "
-        f"{results.baseline}.",
-        *(f"{name}: {signature}" for name, signature in results.signatures.items()),
-        f"Mean ± standard deviation over seeds, {kind.model} model; differences on the seeds that both arms have; p by "
-        "Welch's t; in brackets 95% intervals.",
-        f"visible: about the smallest effect that would have been seen with power {POWER:.0%} at level {LEVEL:.0%} "
-        "(with less power if there are two or three seeds); in brackets with the test sets' share. One seed has no "
-        "interval.",
+        f"Test sets: {', '.join(results.tests)}{together}{count}. Measure, fixed before the runs: "
+        f"{results.measure}. Baseline: {results.baseline}.",
+        *(f"{name}: {signature}." for name, signature in results.signatures.items()),
+        f"Scores are mean ± standard deviation over seeds, of the {kind.model} model.",
+        f"Differences use all seeds of both groups. Intervals and p both come from one variance over seeds, "
+        f"{kind.example} and their interaction, with Satterthwaite's degrees of freedom.",
+        f"There is no interval and no p if {', '.join(reasons[:-1])} or {reasons[-1]}.",
+        "Holm's correction covers one family of tests at a time: all arms compared with the baseline in one setting, "
+        f"{families}.",
+        f"Smallest visible: about the smallest true difference that would be found with {POWER:.0%} power at the "
+        f"{LEVEL:.0%} level.",
     ]
+    if results.machines:
+        made = "; ".join(f"{what}: {number} runs" for what, number in results.machines.items())
+        lines.append(f"Hours per run are wall-clock hours of training and evaluation. Machines: {made}.")
+    if results.without_data:
+        number_of = len(results.without_data)
+        has = "1 run has" if number_of == 1 else f"{number_of} runs have"
+        lines.append(f"{has} no data fingerprint, so that the data are unchecked: {', '.join(results.without_data)}.")
     # A run's name begins with setting and arm.
     missing = Counter(" ".join(name.split(".")[:2]) for name in results.missing)
     listed = ", ".join(f"{count} of {what}" for what, count in missing.items()) or "none"
-    more = f", and {results.unnamed} that tuning has yet to name" if results.unnamed else ""
-    lines.append(f"Not run yet: {listed}{more}.")
+    more = f", and {results.unnamed} that depend on tuning" if results.unnamed else ""
+    lines.append(f"Missing runs: {listed}{more}.")
     return lines
 
 
-def markdown(results: Results) -> str:
-    """Return the tables as a page."""
-    blocks = [f"# {results.title}\n", "  \n".join(notes(results)) + "\n"]
-    for title, headings, rows, left in tables(results):
-        blocks.append(f"## {title}\n")
-        blocks.append(layout.markdown(headings, rows, [], left).rstrip("\n") + "\n")
+def markdown(results: Results, drawn: Sequence[str] = ()) -> str:
+    """Return the tables as a page; drawn: the names of the plots beside it."""
+    blocks = [f"# {results.title}\n", "\n".join(f"- {note}" for note in notes(results)) + "\n"]
+    for table in tables(results):
+        blocks.append(f"## {table.title}\n")
+        blocks += [f"![{plots.CAPTIONS[plot]}]({plot}.svg)\n" for plot in table.plots if plot in drawn]
+        blocks.append(layout.markdown(table.headings, table.rows, [], table.left).rstrip("\n") + "\n")
     return "\n".join(blocks)
 
 
 def write(study: Study, notes: Mapping[str, Note], folder: Path) -> list[Path]:
     """Write results.json, results.md and the plots of a study; return their paths."""
     found = build(study, notes, folder)
+    drawn = plots.draw(study, found, folder, folder)
     records.write(folder / "results.json", asdict(found))
-    write_text(folder / "results.md", markdown(found))
-    return [folder / "results.json", folder / "results.md", *plots.draw(study, found, folder, folder)]
+    write_text(folder / "results.md", markdown(found, [path.stem for path in drawn]))
+    return [folder / "results.json", folder / "results.md", *drawn]

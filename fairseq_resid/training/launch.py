@@ -35,6 +35,14 @@ from .display import Display, summary
 
 # Rounds of waiting before a thread sleeps; scripts/recipes/README.md says what was measured.
 SPIN_COUNT = "1000"
+# Only blocks above 4 GiB are mapped one by one, and up to 8 GiB of free memory is kept.
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+    "MALLOC_TOP_PAD_": "67108864",
+}
+# What run.json records of the environment.
+VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", *ALLOCATOR)
 PACKAGES = ("torch", "fairseq", "fairseq-fixed", "apex", "triton", "numpy", "sacrebleu", "sentencepiece")
 # Set by this command itself.
 OWN = ("--save-dir", "--log-file", "--log-format", "--user-dir")
@@ -127,6 +135,15 @@ def spinning(environ: Mapping[str, str]) -> dict[str, str]:
     """
     own = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"}
     return {} if own & environ.keys() else {"GOMP_SPINCOUNT": SPIN_COUNT}
+
+
+def allocating(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that let glibc keep freed memory instead of returning it at every step; the user's win.
+
+    Training on a CPU allocates and frees the same large tensors over and over, and each time the system clears the
+    pages again. scripts/recipes/README.md has the measurement. Other C libraries ignore the variables.
+    """
+    return {} if ALLOCATOR.keys() & environ.keys() else dict(ALLOCATOR)
 
 
 def build_command(argv: Sequence[str], arch: str, run: Run, extra: Sequence[str], planned: Sequence[str]) -> list[str]:
@@ -316,7 +333,7 @@ def train(command: Sequence[str], run: Run, record: Record, rank: devices.Rank |
         done = run.training_summary().num_updates if has_begun else 0
         if is_first:
             children.show(argv, f" >> {shlex.quote(str(log))} 2>&1")
-        variables = {**spinning(os.environ), **(rank.environment if rank else {})}
+        variables = {**record.sessions[-1].variables, **(rank.environment if rank else {})}
         with log.open("ab") as file:
             if is_first:
                 with Display(run.name, argv, done or 0) as shown, children.followed(log, shown.take):
@@ -348,11 +365,13 @@ class Asked:
 
     def record(self) -> Record:
         """Return what run.json shall say of it, with a session that begins now."""
+        chosen = {**spinning(os.environ), **({} if self.gpus else allocating(os.environ))}
         session = Session(
             datetime.now(timezone.utc).isoformat(timespec="seconds"),
             machine.commit(),
             Hardware(machine.processor(), machine.cores(), [gpu.line for gpu in self.gpus]),
             {"python": machine.python(), **machine.versions(PACKAGES)},
+            variables={**{name: os.environ[name] for name in VARIABLES if name in os.environ}, **chosen},
         )
         return Record(flags.without(self.command, WHICH), False, self.plan.record(), self.seed, [session])
 
