@@ -15,6 +15,7 @@ from .plan import Planned, Study
 from .results import Results, Row, across, values_chosen
 from .statistics import Effect
 
+LEGEND = "dot and line: difference and 95% interval; small dots: seeds, their number in brackets"
 CAPTIONS = {
     "effects": "Difference of each arm from the baseline, with 95% intervals; small dots are seeds",
     "settings": "Difference of each arm from the baseline, by setting",
@@ -86,8 +87,7 @@ def effects(results: Results, path: Path) -> None:
             axis.set_ylim(len(rows) - 0.4, -0.6)
             axis.set_title(setting, loc="left")
         axis.set_xlabel(f"{results.measure} minus the mean of {results.baseline}, {direction(results)}")
-        title = "dot and line: difference and 95% interval; small dots: seeds, their number in brackets"
-        axis.figure.suptitle(title, size=9)
+        axis.figure.suptitle(LEGEND, size=9)
 
 
 def gap(study: Study, results: Results, path: Path) -> bool:
