@@ -677,7 +677,7 @@ def test_a_translation_is_restored_as_the_corpus_text_is(
 
     monkeypatch.setattr(decoding, "decode", decode)
     corpus = Corpus.read(data)
-    job = Job(Run(tmp_path / "run"), corpus, "test", ["a", "b"], [checkpoint], "transformer", 1, True)
+    job = Job(Run(tmp_path / "run"), corpus, "test", ["a", "b"], [checkpoint], "transformer", 1, True, Settings())
     assert translate(job, "last", checkpoint, [checkpoint]) == [restored, ""]
     assert (tmp_path / "run" / "decode" / "test.last.hyp").read_text() == f"{restored}\n\n"
 

@@ -431,7 +431,7 @@ def test_the_newest_whole_checkpoint_is_taken(recipe: Path, whole: Path, tmp_pat
         run.last.write_bytes(damaged)
         newest, other = run.numbered("update")[-1:-3:-1]
         newest.write_bytes(damaged)
-        repair_last_checkpoint(run)
+        repair_last_checkpoint(run, ["fairseq-train"])
         assert run.last.read_bytes() == other.read_bytes()
         shutil.rmtree(run.path)
     fault("checkpoint_last.pt and the newest numbered one empty, cut, or with 4 KiB of zeros", 5, "the next whole one")

@@ -25,7 +25,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from .. import compat
 from ..commands import children, flags, frame, machine
 from ..folders import data as data_folder
 from ..folders import images, records
@@ -244,19 +243,19 @@ def is_whole(file: Path) -> bool:
         return False
 
 
-def repair_last_checkpoint(run: Run) -> None:
+def repair_last_checkpoint(run: Run, command: Sequence[str]) -> None:
     """Put the newest whole numbered checkpoint in the place of a checkpoint_last.pt that is missing or not whole.
 
     fairseq resumes from nothing else. Without it, it begins anew, and then deletes its own checkpoints in place of the
     older ones, whose numbers are higher. A crash of the machine, or fairseq without the plugin, leaves a part of one.
 
-    Raises: ValueError if there are checkpoints and none is whole, or they were saved without the optimizer's state.
+    Raises: ValueError if there are checkpoints and none is whole, or the others hold no optimizer state.
     """
     if is_whole(run.last):
         return
     numbered = run.numbered("update") or run.numbered("epoch")
     whole = next(filter(is_whole, reversed(numbered)), None)
-    if whole and "last_optimizer_state" not in compat.load_checkpoint(whole):
+    if whole and "--no-save-optimizer-state" in flags.options(command):
         raise ValueError(
             f"{run.last}: missing or not whole, and the others hold no optimizer state to resume from "
             "(--no-save-optimizer-state); choose another --run folder, or remove this one"
@@ -331,7 +330,7 @@ def train(command: Sequence[str], run: Run, record: Record, rank: devices.Rank |
         if is_first:
             for change in changed:
                 print(f"{run.path}: goes on with {change}; run.json keeps both", flush=True)
-            repair_last_checkpoint(run)
+            repair_last_checkpoint(run, command)
             records.write(run.record, record)
         argv = [children.program(command[0]), *command[1:]]
         log = run.train_log if is_first else run.path / f"train.rank{rank.rank if rank else 0}.log"
