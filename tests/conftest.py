@@ -87,7 +87,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Require that every test ends, choose the structures, leave out warnings about fairseq's use of hydra and torch."""
+    """Require that every test ends, choose the structures, leave out warnings about fairseq's own habits."""
     complete.pytest_configure(config)
     if (name := config.getoption("--structure")) is not None:
         from support import structures
