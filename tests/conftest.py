@@ -28,9 +28,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # cuBLAS refuses to be deterministic without it.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-import complete
 import pytest
 import torch
+
+from support import complete
 
 if not torch.cuda.is_available():
     # Before triton is imported. Kernels then run on the CPU where a test asks for them, and --residual-backend auto

@@ -10,10 +10,10 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-import mirror
 import pytest
 
 from fairseq_resid.commands import extract
+from support import mirror
 
 pytestmark = pytest.mark.once
 

@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-import mirror
 import pytest
-from clock import Clock
 
 from fairseq_resid.commands import children, progress
 from fairseq_resid.commands.progress import Progress
 from fairseq_resid.corpora import binarise, custom, stream, subwords
 from fairseq_resid.folders.files import sha256
+from support import mirror
+from support.clock import Clock
 
 pytestmark = pytest.mark.once
 

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import STOCK
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fairseq_resid.models  # noqa: F401  (bridges fairseq)
+from conftest import STOCK
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 Command = Callable[..., Any]
 

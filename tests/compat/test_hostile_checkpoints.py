@@ -21,7 +21,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import hostile
 import numpy as np
 import pytest
 import torch
@@ -29,8 +28,9 @@ import torch
 from fairseq_resid import compat
 from fairseq_resid.__main__ import main
 from fairseq_resid.compat import loading, reader
+from support import hostile
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 Command = Callable[..., Any]
 Capture = pytest.CaptureFixture[str]
 MOST_MIB = 70  # more than before the loads; for the healthy one, of 4 MiB, it is 16
@@ -244,7 +244,7 @@ def test_every_command_refuses_all(
 @pytest.fixture(scope="module")
 def image_run(cli: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A data folder of images, and a checkpoint of a small ResNet of two updates."""
-    from test_image_models import FLAGS, write_data
+    from vision.test_image_models import FLAGS, write_data
 
     data = write_data(tmp_path_factory.mktemp("hostile-images") / "farm")
     flags = [word for word in shlex.split(FLAGS) if word != "--cpu"]

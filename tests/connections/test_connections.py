@@ -19,7 +19,7 @@ from support.stacks import C, build, inputs, make, reference, seen
 from support.structures import each, each_example, each_site, spec
 
 pytestmark = pytest.mark.once  # torch alone
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @each_example

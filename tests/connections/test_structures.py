@@ -15,7 +15,7 @@ from support import structures
 from support.structures import each
 
 pytestmark = pytest.mark.once  # torch alone
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.structures

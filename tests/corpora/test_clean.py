@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import mirror
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,10 +20,11 @@ from fairseq_resid.corpora import clean, stream, subwords
 from fairseq_resid.corpora.tokenise import tokenise
 from fairseq_resid.folders.data import PairCounts
 from fairseq_resid.text import TextForm
+from support import mirror
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LIMITS = clean.Limits(250, 1.5)
 PLAIN = (TextForm("en"), TextForm("de"))
 MOSES = (TextForm("en", "moses", True), TextForm("de", "moses", True))

@@ -18,7 +18,7 @@ import pytest
 from fairseq_resid.corpora import binarise, custom
 from fairseq_resid.folders.files import read_lines
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 COUNTS = {"train": 301, "valid": 43, "test": 203}
 
 

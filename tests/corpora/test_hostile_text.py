@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hostile_lines
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +23,7 @@ from fairseq_resid.evaluation import decoding, scoring, translate
 from fairseq_resid.evaluation.translate import Translator
 from fairseq_resid.folders.files import read_lines, read_pairs
 from fairseq_resid.text import TextForm
+from support import hostile_lines
 
 
 def cases(count: int) -> pytest.MarkDecorator:

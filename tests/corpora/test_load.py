@@ -20,14 +20,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
-from conftest import sentence_pair
 
+from conftest import sentence_pair
 from fairseq_resid.corpora import disk
 from fairseq_resid.folders.files import read_lines
+from support import processes
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RESID = [sys.executable, "-m", "fairseq_resid"]
 LINES = 100_000
 pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]

@@ -22,7 +22,6 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import IO, Any
 
-import mirror
 import pytest
 
 from fairseq_resid.commands import fetch, frame
@@ -32,10 +31,11 @@ from fairseq_resid.corpora.manifest import SPLITS
 from fairseq_resid.folders import records
 from fairseq_resid.folders.files import read_lines
 from fairseq_resid.text import TextForm, escape, unescape
+from support import mirror
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -323,7 +323,7 @@ def killed(step: str, hosts: dict[str, Path], out: Path) -> str:
     """Run until a step is half done, then SIGKILL the process and all it started; return what it said."""
     environment = {**os.environ, "PREPARE_TEST_STOP": step, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     # The same program, that stops in the middle of one step and waits for its end.
-    stopping = [sys.executable, "-c", "import stop_in_step; stop_in_step.main()", *command(hosts, out)[3:]]
+    stopping = [sys.executable, "-c", "from support import stop_in_step; stop_in_step.main()", *command(hosts, out)[3:]]
     process = subprocess.Popen(stopping, cwd=ROOT, env=environment, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None
     seen = b""
@@ -413,7 +413,7 @@ def test_ended_by_a_signal_nothing_runs_on(
     """The main process alone gets it: those that it started end too, and the next run is not in their way."""
     out = tmp_path / "data"
     environment = {**os.environ, "PREPARE_TEST_STOP": where, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    stopping = [sys.executable, "-c", "import stop_in_step; stop_in_step.main()", *command(hosts, out)[3:]]
+    stopping = [sys.executable, "-c", "from support import stop_in_step; stop_in_step.main()", *command(hosts, out)[3:]]
     # What a shell has put in the background ignores SIGINT, and so does all that it starts.
     hearing = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mirror
 import pytest
 import yaml
 
@@ -22,6 +21,7 @@ from fairseq_resid.folders import data as data_folder
 from fairseq_resid.folders.data import Corpus, Overlap, PairCounts
 from fairseq_resid.folders.files import read_lines
 from fairseq_resid.text import TextForm
+from support import mirror
 
 pytestmark = pytest.mark.once
 

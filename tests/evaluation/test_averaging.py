@@ -19,7 +19,7 @@ import torch
 from fairseq_resid.compat import load_checkpoint
 from fairseq_resid.evaluation import averaging
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # Averaging needs torch and numpy alone; the package takes fairseq for absent, which also saves seconds.
 WITHOUT_FAIRSEQ = "import sys; sys.path.insert(0, sys.argv[1]); sys.modules['fairseq'] = None\n"
 SCRIPT = ROOT / "scripts" / "average_checkpoints.py"

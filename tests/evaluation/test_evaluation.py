@@ -30,7 +30,7 @@ from fairseq_resid.folders.files import read_lines
 from fairseq_resid.folders.run import Run
 from fairseq_resid.text import TextForm, escape
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:"
 SENTENCES = 19  # no multiple of 8: fairseq-fixed drops the rest of the last batch unless the plugin keeps it

@@ -1,12 +1,13 @@
-"""tests/plant_faults.py: every fault still fits the source, and a fault that no test finds is reported."""
+"""tests/faults/plant_faults.py: every fault still fits the source, and a fault that no test finds is reported."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
-import plant_faults
 import pytest
+
+from faults import plant_faults
 
 pytestmark = pytest.mark.once
 
@@ -28,11 +29,11 @@ def test_every_fault_can_be_planted_and_names_tests_that_there_are(tmp_path: Pat
 def test_a_fault_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\nx = 1\n")
     with pytest.raises(ValueError, match=r"odd: a\.py holds its text 2 times, not once: 'x = 1'"):
-        plant_faults.Fault("odd", "a.py", "x = 1", "x = 2", "test_faults.py").plant(tmp_path)
+        plant_faults.Fault("odd", "a.py", "x = 1", "x = 2", "faults/test_faults.py").plant(tmp_path)
 
 
 def test_what_no_test_finds_is_missed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    harmless = plant_faults.Fault("harmless", "LICENSE", "MIT License", "MIT licence", "test_extract.py")
+    harmless = plant_faults.Fault("harmless", "LICENSE", "MIT License", "MIT licence", "commands/test_extract.py")
     real = next(fault for fault in plant_faults.FAULTS if "leads out of the folder" in fault.name)
     monkeypatch.setattr(plant_faults, "FAULTS", [harmless, real])
     assert plant_faults.main(["--no-baseline"]) == 1

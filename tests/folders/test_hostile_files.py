@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hostile_lines
 import numpy as np
 import pytest
 from PIL import Image
@@ -30,10 +29,11 @@ from fairseq_resid.training import recipe
 from fairseq_resid.training.display import Display
 from fairseq_resid.vision import by_class
 from fairseq_resid.vision.manifest import Manifest as ImageManifest
+from support import hostile_lines
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "studies" / "multi30k-depth" / "6+6.sas.0.004.seed1"
 TRIES = [pytest.param(40), pytest.param(3000, marks=pytest.mark.long)]
 

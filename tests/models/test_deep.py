@@ -82,7 +82,7 @@ def test_gradients_without_a_norm_grow_with_depth(
 
 
 def test_the_page_has_the_gradients() -> None:
-    text = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
     for (residual, weight), powers in GRADIENTS.items():
         name = f"`{residual}`" if weight is None else f"`{residual}` λ = {weight}"
         cells = [f"10^{power}" if power else "1" for power in powers]

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import STOCK
 from fairseq import checkpoint_utils, options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import FairseqEncoderDecoderModel
@@ -26,6 +25,7 @@ from fairseq.modules import FairseqDropout
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
+from conftest import STOCK
 from fairseq_resid import connections
 from fairseq_resid.compat import UserError
 from fairseq_resid.connections.self_adaptive import SelfAdaptiveScaling

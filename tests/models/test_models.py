@@ -456,9 +456,9 @@ def test_a_namespace_that_is_used_again_has_the_depths_of_now():
 
 def test_the_order_of_the_parameters_is_frozen():
     """Adam's state in a checkpoint goes by position. The file was written by version 0.1."""
-    stored = torch.load(Path(__file__).resolve().parent / "data" / "stored" / "transformer_sas.pt", weights_only=False)[
-        "model"
-    ]
+    stored = torch.load(
+        Path(__file__).resolve().parents[1] / "data" / "stored" / "transformer_sas.pt", weights_only=False
+    )["model"]
     model = build("transformer_sas_tiny", encoder_layers=1, decoder_layers=1)
     names = [name for name, _ in model.named_parameters() if ".layers.0." in name]
     assert [name for name in stored if name in set(names)] == names

@@ -25,7 +25,7 @@ from fairseq_resid.ops import dispatch, fused, self_check
 if sys.platform != "linux":
     pytest.skip("triton has no build for this system", allow_module_level=True)
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.once  # torch and triton alone
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 EPS = 1e-5
@@ -724,6 +724,8 @@ def test_training_with_kernels_follows_eager(arch: str) -> None:
 def test_the_kernels_compile_for_gpus_and_are_launched(script: str, kernels: str, tmp_path: Path) -> None:
     """Down to machine code, by the compiler that triton ships, and up to a driver that launches nothing."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    run = subprocess.run([sys.executable, ROOT / "tests" / script], capture_output=True, text=True, env=environment)
+    run = subprocess.run(
+        [sys.executable, ROOT / "tests" / "support" / script], capture_output=True, text=True, env=environment
+    )
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.split() == [kernels]

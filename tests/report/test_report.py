@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_study
-from test_compare import data, evaluated  # noqa: F401  (a fixture)
 
+from evaluation.test_compare import data, evaluated  # noqa: F401  (a fixture)
 from fairseq_resid.analysis import analyze
 from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
 from fairseq_resid.folders import records
 from fairseq_resid.folders.run import Fingerprint, Run
 from fairseq_resid.report import differences, findings, glossary, report
 from fairseq_resid.study import plan
+from study import test_study
 from support import structures
 
 pytestmark = pytest.mark.once

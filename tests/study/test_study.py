@@ -34,7 +34,7 @@ from fairseq_resid.study.work import Place
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 Capture = pytest.CaptureFixture[str]
 TEXT = """
 title: A trial
@@ -839,7 +839,7 @@ def test_an_interrupt_ends_the_runs_too(stub: Any, tmp_path: Path) -> None:
     words = stub(text=SMALL, seconds=60)
     code = f"import sys; sys.path[:0] = {[str(ROOT), str(tmp_path)]!r}; import test_study_child"
     (tmp_path / "test_study_child.py").write_text(
-        f"import sys\nsys.path.append({str(ROOT / 'tests')!r})\nimport test_study\n"
+        f"import sys\nsys.path.append({str(ROOT / 'tests')!r})\nfrom study import test_study\n"
         "from fairseq_resid.study import study\nfrom pathlib import Path\n"
         f"study.command = test_study.stubbed(Path({str(tmp_path / 'stub.py')!r}))\n"
         f"sys.exit(study.main({[*words, '--jobs', '2']!r}))\n"

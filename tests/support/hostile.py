@@ -463,7 +463,7 @@ def loaded(loaders: dict[str, Callable[[str], object]], file: Path) -> dict[str,
 
 
 def main() -> None:
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from fairseq import checkpoint_utils
 
     import fairseq_resid.models  # noqa: F401  (bridges fairseq)

@@ -14,7 +14,7 @@ import pytest
 
 from fairseq_resid.connections import table
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "fairseq_resid" / "connections" / "README.md").read_text(encoding="utf-8")
 FILES = re.findall(r"`([\w/]+/scaled_branch\.py)`.*?^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 COMMANDS = re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)[0].splitlines()
@@ -82,7 +82,10 @@ def test_a_structure_is_two_files(tree: Path) -> None:
 def test_a_class_without_its_test_file_fails_one_test(tree: Path) -> None:
     code, output = shell("python -m pytest --collect-only -q -p no:cacheprovider", tree)
     assert code == 0, output[-4000:]
-    for flags in ("--structure scaled_branch", "tests/test_structures.py tests/test_frozen.py tests/test_streams.py"):
+    for flags in (
+        "--structure scaled_branch",
+        "tests/connections/test_structures.py tests/models/test_frozen.py tests/connections/test_streams.py",
+    ):
         code, output = shell(f"python -m pytest {flags} -q -p no:cacheprovider --junitxml report.xml", tree)
         found = outcomes(tree / "report.xml")
         assert code == 1 and found["failure"] == ["test_every_structure_has_its_test_file"], output[-4000:]

@@ -11,16 +11,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import mirror
 import pytest
 import torch
 
 from fairseq_resid.corpora import custom
 from fairseq_resid.corpora.phrasebook import grammar as phrasebook
+from support import mirror
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # In this order: what one page makes, the next one uses.
 FOLDERS = "data-prep scripts/recipes fairseq_resid fairseq_resid/evaluation fairseq_resid/connections"

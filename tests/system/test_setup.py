@@ -18,7 +18,7 @@ import pytest
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SETUP = ROOT / "scripts" / "setup.sh"
 PROGRAM = ROOT / "scripts" / "setup_environment.py"
 BASH = shutil.which("bash") or "/bin/bash"

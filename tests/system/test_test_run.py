@@ -11,14 +11,14 @@ import pytest
 
 pytestmark = pytest.mark.once
 
-TESTS = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 
 
 def run_pytest(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Run pytest with the plugin `complete` on the test files of a folder."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {"PYTHONPATH": str(TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, "-m", "pytest", "-p", "complete", "-p", "xdist.plugin", *flags, str(folder)]
+    command = [sys.executable, "-m", "pytest", "-p", "support.complete", "-p", "xdist.plugin", *flags, str(folder)]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 

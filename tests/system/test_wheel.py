@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # As pip makes them of fairseq's entry points: this environment has no fairseq of its own.
 SCRIPTS = {"fairseq-train": "train", "fairseq-generate": "generate", "fairseq-preprocess": "preprocess"}
 SMALL = """

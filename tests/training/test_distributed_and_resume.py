@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import torch
 from fairseq.data.iterators import EpochBatchIterator
-from ports import free_port
 
 import fairseq_resid.models  # noqa: F401  (bridges fairseq)
+from support.ports import free_port
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 Command = Callable[..., Any]
 

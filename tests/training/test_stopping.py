@@ -19,16 +19,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import test_study
 import torch
-from ports import free_port
-from test_distributed_and_resume import SETTINGS, assert_same_state, by_hand, launched, updates
 
 import fairseq_resid.models  # noqa: F401  (bridges fairseq)
 from fairseq_resid import compat
 from fairseq_resid.compat import processes, stopping
+from study import test_study
+from support.ports import free_port
+from training.test_distributed_and_resume import SETTINGS, assert_same_state, by_hand, launched, updates
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 UPDATES = 150
 Fault = Callable[..., None]
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 import torch
-from clock import Clock
 
 from fairseq_resid.commands import flags, machine
 from fairseq_resid.folders.run import Run, log_record
 from fairseq_resid.training import launch, plan, recipe
 from fairseq_resid.training.display import Display
+from support.clock import Clock
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PYTHON = sys.executable
 Capture = pytest.CaptureFixture[str]
 

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-from ports import free_port
 from torch import nn
 
 from fairseq_resid import connections, tasks  # noqa: F401  (registers the architectures)
@@ -37,10 +36,11 @@ from fairseq_resid.models.two_streams import TwoStreamConv2d, TwoStreamLinear
 from fairseq_resid.study import measures
 from fairseq_resid.tasks.images import ImageClassificationTask, ImageDataset
 from fairseq_resid.vision import augmentation
+from support.ports import free_port
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 Capture = pytest.CaptureFixture[str]
 SHAPE = (3, 32, 32)
 CLASSES = ["ant", "bee", "cow", "dog"]

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mirror
 import numpy as np
 import pytest
 import yaml
@@ -19,6 +18,7 @@ from PIL import Image
 
 from fairseq_resid.folders import images as image_folder
 from fairseq_resid.vision import by_class, manifest, prepare
+from support import mirror
 
 pytestmark = pytest.mark.once
 
