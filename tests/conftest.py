@@ -28,9 +28,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # cuBLAS refuses to be deterministic without it.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-import complete
 import pytest
 import torch
+
+from support import complete
 
 if not torch.cuda.is_available():
     # Before triton is imported. Kernels then run on the CPU where a test asks for them, and --residual-backend auto
@@ -87,7 +88,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Require that every test ends, choose the structures, leave out warnings about fairseq's use of hydra and torch."""
+    """Require that every test ends, choose the structures, leave out warnings about fairseq's own habits."""
     complete.pytest_configure(config)
     if (name := config.getoption("--structure")) is not None:
         from support import structures

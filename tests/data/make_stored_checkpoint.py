@@ -64,7 +64,6 @@ def strip(source: Path, target: Path) -> None:
 def main() -> None:
     """Train, strip, decode, write."""
     from conftest import write_corpus
-
     from fairseq_resid.corpora import custom
 
     stored = HERE / "stored"

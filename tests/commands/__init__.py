@@ -1,0 +1,1 @@
+"""Tests of frame and tools of all commands."""

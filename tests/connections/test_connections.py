@@ -1,0 +1,394 @@
+"""Every structure against the formula in its test file, and what users see of the registry."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fairseq_resid import connections
+from fairseq_resid.connections import Place
+from support import structures
+from support.stacks import C, build, inputs, make, reference, seen
+from support.structures import each, each_example, each_site, spec
+
+pytestmark = pytest.mark.once  # torch alone
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@each_example
+def test_equation(name, options):
+    site = make(name, options)
+    p = dict(site.named_parameters())
+    x, f = inputs(3, 4, C)
+    torch.testing.assert_close(site(x, f), reference(name, options, p, x, f), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(site.branch_input(x), seen(name, options, p, x), rtol=1e-10, atol=1e-10)
+
+
+@each_example
+def test_gradients_equal_those_of_the_equation(name, options):
+    site = make(name, options)
+    p = dict(site.named_parameters())
+    x, f = (v.requires_grad_() for v in inputs(3, 4, C))
+    weight = torch.linspace(-1, 2, 3 * 4 * C, dtype=torch.float64).view(3, 4, C)
+
+    def gradients(y):
+        sources = [x, f, *p.values()]
+        return torch.autograd.grad((y * weight).sum(), sources, allow_unused=True, materialize_grads=True)
+
+    ours, theirs = gradients(site(x, f)), gradients(reference(name, options, p, x, f))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@each_site
+def test_gradcheck(name, options):
+    site = make(name, options, dim=4)
+    keys, parameters = zip(*site.named_parameters(), strict=True) if list(site.parameters()) else ((), ())
+
+    def call(x, f, *values):
+        return torch.func.functional_call(site, dict(zip(keys, values, strict=True)), (x, f))
+
+    x, f = (v.requires_grad_() for v in inputs(2, 2, 4))
+    assert torch.autograd.gradcheck(call, (x, f, *parameters))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@each_example
+def test_dtype_out_is_dtype_in(name, options, dtype):
+    site = make(name, options, dtype=dtype)
+    x, f = inputs(3, 4, C, dtype=dtype)
+    y = site(x, f)
+    assert y.dtype == site.branch_input(x).dtype == dtype
+    p = {key: value.double() for key, value in site.named_parameters()}
+    tolerance = 24 * torch.finfo(dtype).eps
+    expected = reference(name, options, p, x.double(), f.double())
+    torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["post_ln", "xskip_ln", "wskip_ln", "rskip_ln", "sas"])
+def test_statistics_of_fp16_are_not_in_fp16(name):
+    """Squares of 600 overflow fp16; the norm must not."""
+    site = make(name, {}, dtype=torch.float16, noise=0.0)
+    x, f = (300 * v for v in inputs(3, 4, C, dtype=torch.float16))
+    p = {key: value.double() for key, value in site.named_parameters()}
+    assert (x + f).abs().max() > 500
+    y = site(x, f).double()
+    assert y.isfinite().all()
+    torch.testing.assert_close(y, reference(name, {}, p, x.double(), f.double()), rtol=0.01, atol=0.02)
+
+
+# --- parameters ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("c", [1, 6, 64])
+@structures.over("name options", structures.examples([name for name in structures.NAMES if spec(name).extra]))
+def test_number_of_parameters(name, options, c):
+    site = build(name, c, **options)
+    expected = 2 * c + spec(name).extra(c, connections.resolve(name, options))
+    assert sum(p.numel() for p in site.parameters()) == expected
+    assert all(p.requires_grad for p in site.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "extra"),
+    [
+        ("rskip_ln", {}, 128),
+        ("rskip_ln", {"skip_lambda": 4}, 384),
+        ("wskip_ln", {}, 64),
+        ("sas", {}, 16642),
+        ("sas", {"sas_gamma": "free"}, 24963),
+        ("sas", {"sas_gate": "single"}, 258),
+        ("sas", {"sas_gate": "transform"}, 8320),
+        ("highway", {}, 4032),
+        ("highway", {"residual_norm": "layer"}, 4160),
+        ("xskip", {}, -128),
+    ],
+)
+def test_number_of_parameters_in_figures(name, options, extra):
+    assert sum(p.numel() for p in connections.build(name, 64, **options).parameters()) == 128 + extra
+
+
+def test_defaults():
+    assert connections.resolve("rskip_ln", {}).values() == {"skip_lambda": 2}
+    assert connections.resolve("xskip_ln", {}).values() == {"skip_lambda": 2, "branch_scale": 1}
+    assert connections.resolve("xskip", {}).values() == {"skip_lambda": 1, "branch_scale": 1}
+    assert connections.resolve("wskip_ln", {"wskip_init": None}).values() == {"wskip_init": 1}
+    gated = {"gate_bias": -1, "residual_norm": "none"}
+    assert connections.resolve("shortcut_gate", {}).values() == gated
+    highway = {**gated, "gate_input": "shortcut", "gate_layers": 1}
+    assert connections.resolve("exclusive_gate", {}).values() == highway
+    sas = {"sas_gate": "full", "sas_gamma": "coupled", "sas_alpha_bias": 0, "sas_beta_bias": 0}
+    assert connections.resolve("sas", {}).values() == sas
+    assert connections.resolve("linear_shortcut", {}) == connections.resolve("dropout_shortcut", {})
+    assert isinstance(connections.resolve("rskip_ln", {"skip_lambda": 3.0}).skip_lambda, int)
+
+
+# --- dropout -------------------------------------------------------------------------------------------------------
+
+
+class Stub(nn.Module):
+    """A dropout that tells whether, and on what, it was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.called_on = []
+
+    def forward(self, f):
+        self.called_on.append(f)
+        return 3 * f - 1
+
+
+@each_site
+def test_dropout_is_on_the_branch_before_gates_and_norms(name, options):
+    stub = Stub()
+    site = make(name, options, dropout=stub)
+    x, f = inputs(3, 4, C)
+    y = site(x, f)
+    assert [v is f for v in stub.called_on] == [True]
+    p = dict(site.named_parameters())
+    torch.testing.assert_close(y, reference(name, options, p, x, 3 * f - 1), rtol=1e-10, atol=1e-10)
+
+
+@each_example
+def test_train_equals_eval_without_dropout(name, options):
+    site = make(name, options)
+    x, f = inputs(3, 4, C)
+    if spec(name).is_random:
+        assert not torch.equal(site.train()(x, f), site.eval()(x, f))
+    else:
+        assert torch.equal(site.train()(x, f), site.eval()(x, f))
+
+
+# --- shapes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 1), (1, 4), (3, 4), (2, 3, 2), (0, 3)], ids=str)
+@each_site
+def test_every_leading_shape(name, options, shape):
+    site = make(name, options)
+    x, f = inputs(*shape, C)
+    y = site(x, f)
+    assert y.shape == site.branch_input(x).shape == x.shape
+    p = dict(site.named_parameters())
+    torch.testing.assert_close(y, reference(name, options, p, x, f), rtol=1e-10, atol=1e-10)
+
+
+@each_site
+def test_non_contiguous_input_is_left_alone(name, options):
+    site = make(name, options)
+    x, f = inputs(3, 4, C)
+    strided_x = x.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    strided_f = f.transpose(0, 1).contiguous().transpose(0, 1)
+    assert not strided_x.is_contiguous()
+    assert not strided_f.is_contiguous()
+    before = x.clone(), f.clone()
+    torch.testing.assert_close(site(strided_x, strided_f), site(x, f), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(site.branch_input(strided_x), site.branch_input(x), rtol=1e-12, atol=1e-12)
+    assert torch.equal(x, before[0])
+    assert torch.equal(f, before[1])
+
+
+lambdas = st.sampled_from(["xskip", "xskip_ln", "rskip_ln"])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    name=lambdas,
+    lam=st.integers(1, 6),
+    shape=st.lists(st.integers(1, 4), max_size=3),
+    dim=st.integers(1, 9),
+    mu=st.floats(0.125, 4),
+    seed=st.integers(0, 99),
+)
+def test_any_lambda_and_shape(name, lam, shape, dim, mu, seed):
+    options = {"skip_lambda": lam} if name == "rskip_ln" else {"skip_lambda": lam / 2, "branch_scale": mu}
+    site = make(name, options, dim=dim)
+    x, f = inputs(*shape, dim, seed=seed)
+    y = site(x, f)
+    expected = reference(name, options, dict(site.named_parameters()), x, f)
+    torch.testing.assert_close(y, expected, rtol=1e-8, atol=1e-8)
+    if shape:  # no position sees another one
+        flipped = site(x.flip(0), f.flip(0)).flip(0)
+        torch.testing.assert_close(flipped, y, rtol=1e-10, atol=1e-10)
+
+
+@each_site
+def test_torchscript(name, options):
+    site = make(name, options, dtype=torch.float32)
+    scripted = torch.jit.script(site)
+    x, f = inputs(3, 4, C, dtype=torch.float32)
+    torch.testing.assert_close(scripted(x, f), site(x, f))
+    torch.testing.assert_close(scripted.branch_input(x), site.branch_input(x))
+
+
+# --- what a user sees ----------------------------------------------------------------------------------------------
+
+VALUES = {name: next(iter(meanings.values())).examples[-1:] for name, meanings in connections.all_options().items()}
+FOREIGN = [
+    (name, option, value)
+    for name in structures.NAMES
+    for option, values in VALUES.items()
+    for value in values
+    if option not in connections.options(name)
+]
+
+
+@structures.over("name option value", FOREIGN)
+def test_option_of_another_structure(name, option, value):
+    with pytest.raises(ValueError, match="not an option") as error:
+        build(name, C, **{option: value})
+    text = str(error.value)
+    assert f"--{option.replace('_', '-')} {value}" in text
+    assert name in text
+    for own in connections.options(name):
+        assert "--" + own.replace("_", "-") in text
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "allowed"),
+    [
+        *[("rskip_ln", "skip_lambda", value, "integer") for value in (0, -1, 1.5, NAN, INF, "two")],
+        *[("xskip", "skip_lambda", value, "positive number") for value in (0, -1, NAN, INF)],
+        *[("xskip_ln", "skip_lambda", value, "positive number") for value in (0, -1, NAN, INF)],
+        *[("xskip_ln", "branch_scale", value, "positive number") for value in (0, -1, NAN, INF)],
+        ("xskip", "skip_lambda", "two", "number"),
+        ("xskip", "branch_scale", 0, "positive number"),
+        ("wskip_ln", "wskip_init", NAN, "finite number"),
+        *[("mix_ln", "post_share", value, "positive number <= 1") for value in (0, 1.5, 25)],
+        ("highway", "gate_bias", INF, "finite number"),
+        ("shortcut_gate", "gate_bias", NAN, "finite number"),
+        ("sas", "sas_alpha_bias", INF, "finite number"),
+        ("sas", "sas_beta_bias", NAN, "finite number"),
+        ("sas", "sas_gate", "half", "full, single, transform"),
+        ("sas", "sas_gamma", "fixed", "coupled, free"),
+        ("highway", "gate_layers", 3, "an integer >= 1 and <= 2"),
+        ("highway", "gate_layers", 2, "needs --gate-input both"),
+        ("attn_residual", "block_size", 0, "an integer >= 1"),
+        ("admin", "admin_start", "open", "profiled, closed"),
+        *[(name, "residual_norm", "batch", "none, layer") for name in ("highway", "linear_shortcut")],
+    ],
+)
+def test_wrong_value(name, option, value, allowed):
+    with pytest.raises(ValueError, match=allowed) as error:
+        build(name, C, **{option: value})
+    assert f"--{option.replace('_', '-')} {value}" in str(error.value)
+
+
+@each
+def test_what_no_number_can_be(name):
+    for option in connections.options(name).values():
+        for value in [] if option.choices else [NAN, INF, -INF, "two"]:
+            with pytest.raises(ValueError, match=r"number|integer") as error:
+                build(name, C, **{option.name: value})
+            assert f"--{option.name.replace('_', '-')} {value}" in str(error.value)
+
+
+@pytest.mark.parametrize("call", [connections.canonical, connections.options, lambda name: build(name, C)])
+def test_unknown_name(call):
+    with pytest.raises(ValueError, match="--residual postln") as error:
+        call("postln")
+    for name in connections.names():
+        assert name in str(error.value)
+
+
+def test_another_norm_has_no_kernel():
+    """The kernels compute a LayerNorm."""
+    site = connections.build("post_ln", Place(C, norm=nn.RMSNorm))
+    assert site.backend == "eager" and isinstance(site.norm, nn.RMSNorm)
+    assert connections.build("post_ln", C).backend == "auto"
+
+
+def test_width_below_one():
+    with pytest.raises(ValueError, match=r"dim 0.*at least 1"):
+        connections.build("post_ln", 0)
+
+
+def test_registering_a_name_twice():
+    with pytest.raises(ValueError, match=r"exclusive_gate.*twice"):
+        connections.register("exclusive_gate", connections.structure("post_ln"))
+
+
+@each_example
+def test_repr_shows_the_structure(name, options):
+    first = repr(build(name, C, **options))
+    assert f"{C}, residual={name}" in first
+    for key, value in connections.resolve(name, options).values().items():
+        assert f"{key}={value}" in first
+
+
+def test_without_fairseq():
+    """Where fairseq, hydra and omegaconf are not installed, connections and ops import and train a plain model."""
+    script = f"""
+import sys
+ABSENT = ("fairseq", "hydra", "omegaconf")
+
+class Filter:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, path=None, target=None):
+        return None if name.split(".")[0] in ABSENT else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Filter(finder) for finder in sys.meta_path]
+sys.path.insert(0, {str(ROOT)!r})
+import torch
+from dataclasses import replace
+from fairseq_resid import connections, ops
+assert not [name for name in sys.modules if name.split(".")[0] in ABSENT]
+x = torch.randn(4, 8)
+assert ops.recursive_layer_norm(x, x, [torch.ones(8)], [torch.zeros(8)], 1e-5).shape == x.shape
+
+class Model(torch.nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        places = [connections.Place(8, "encoder", "ffn", i, True, i, 2, {{"encoder": 2}}) for i in range(2)]
+        self.sites = torch.nn.ModuleList(connections.build(name, place) for place in places)
+        has_norm = connections.resolve_final_norm(name, None)
+        self.end = connections.build_stream(name, replace(places[1], index=2), has_norm)
+        self.branches = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+        self.out = torch.nn.Linear(8, 2)
+    def forward(self, x):
+        for site, branch in zip(self.sites, self.branches):
+            x = site.enter(x)
+            x = site(x, branch(site.branch_input(x)).relu())
+        return self.out(self.end(x) if self.end else x)
+
+for name in connections.names():
+    torch.manual_seed(0)
+    model, data = Model(name), torch.randn(64, 8)
+    target = (data[:, 0] > 0).long()
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    before = {{key: value.clone() for key, value in model.named_parameters()}}
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        losses.append(torch.nn.functional.cross_entropy(model(data), target))
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < 0.7 * losses[0], (name, losses)
+    for key, value in model.named_parameters():
+        assert not torch.equal(value, before[key]), (name, key)
+print("trained", len(connections.names()))
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["trained", str(len(connections.names()))]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@structures.over("name", structures.sites_of(structures.NAMES))
+def test_autocast_takes_a_branch_of_another_dtype(name: str, dtype: torch.dtype) -> None:
+    """Under autocast the shortcut is fp32 and the branch, out of a matrix product, 16-bit."""
+    site = build(name, 16).eval()
+    x, f = torch.randn(5, 2, 16), torch.randn(5, 2, 16)
+    with torch.autocast("cpu", dtype=dtype):
+        y = site(x, f.to(dtype))
+    torch.testing.assert_close(y.float(), site(x, f), rtol=0.05, atol=0.05)

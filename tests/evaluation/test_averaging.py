@@ -1,0 +1,432 @@
+"""Checkpoint averaging: the arithmetic, what it refuses, what it leaves alone."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+import sys
+import venv
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_resid.compat import load_checkpoint
+from fairseq_resid.evaluation import averaging
+
+ROOT = Path(__file__).resolve().parents[2]
+# Averaging needs torch and numpy alone; the package takes fairseq for absent, which also saves seconds.
+WITHOUT_FAIRSEQ = "import sys; sys.path.insert(0, sys.argv[1]); sys.modules['fairseq'] = None\n"
+SCRIPT = ROOT / "scripts" / "average_checkpoints.py"
+
+
+def state(seed: int, **other: Any) -> dict[str, Any]:
+    """A checkpoint as fairseq writes it: every dtype, a tied embedding, optimizer state, numpy in the meters."""
+    random = torch.Generator().manual_seed(seed)
+    embedding = torch.randn(7, 4, generator=random)
+    model = OrderedDict(
+        [
+            ("encoder.embed_tokens.weight", embedding),
+            ("fp64", torch.randn(3, generator=random, dtype=torch.float64)),
+            ("bf16", torch.randn(5, 3, generator=random).bfloat16()),
+            ("fp16", torch.full((4,), 60000.0).half()),  # the sum of two is infinite in fp16
+            ("scalar", torch.tensor(float(seed))),
+            ("steps", torch.tensor([seed])),
+            ("mask", torch.tensor([seed % 2 == 0])),
+            ("empty", torch.zeros(0, 4)),
+            ("transposed", torch.randn(3, 5, generator=random).t()),
+            ("decoder.output_projection.weight", embedding),
+        ]
+    )
+    return {
+        "args": None,
+        "cfg": {"model": argparse.Namespace(arch="transformer", seed=seed), "task": {"data": "data-bin"}},
+        "model": model,
+        "optimizer_history": [{"num_updates": 0}, {"num_updates": 100 * seed}],
+        "task_state": {},
+        "extra_state": {"val_loss": np.float64(seed), "counts": np.arange(4), "best": np.float32(1.5)},
+        "last_optimizer_state": {"state": torch.zeros(100)},
+        **other,
+    }
+
+
+def save(path: Path, seed: int, **other: Any) -> Path:
+    torch.save(state(seed, **other), path)
+    return path
+
+
+def changed(path: Path, seed: int, name: str, value: torch.Tensor | None) -> Path:
+    """A checkpoint with one tensor replaced, or left out."""
+    checkpoint = state(seed)
+    if value is None:
+        del checkpoint["model"][name]
+    else:
+        checkpoint["model"][name] = value
+    torch.save(checkpoint, path)
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    code = averaging.main([str(argument) for argument in arguments])
+    return code, capsys.readouterr().err
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    return [save(tmp_path / f"checkpoint_1_{100 * seed}.pt", seed) for seed in (1, 2, 3)]
+
+
+def test_equals_the_sum_in_wide_precision_divided_by_n(files: list[Path], tmp_path: Path) -> None:
+    averaging.average(files, tmp_path / "out.pt")
+    got = load_checkpoint(tmp_path / "out.pt")["model"]
+    models = [state(seed)["model"] for seed in (1, 2, 3)]
+    assert list(got) == list(models[0])
+    for name in got:
+        tensors = [model[name] for model in models]
+        assert got[name].dtype == tensors[0].dtype and got[name].shape == tensors[0].shape
+        if tensors[0].is_floating_point():
+            wide = torch.float64 if name == "fp64" else torch.float32
+            total = torch.zeros(tensors[0].shape, dtype=wide)
+            for tensor in tensors:
+                total = total + tensor.to(wide)
+            assert torch.equal(got[name], (total / len(tensors)).to(tensors[0].dtype)), name
+    assert got["fp16"].isfinite().all()
+
+
+def test_integers_and_marks_are_the_newest_files_whatever_the_order(files: list[Path], tmp_path: Path) -> None:
+    averaging.average([files[2], files[0], files[1]], tmp_path / "out.pt")
+    out = load_checkpoint(tmp_path / "out.pt")
+    assert out["model"]["steps"].tolist() == [3] and out["model"]["mask"].tolist() == [False]
+    assert out["cfg"]["model"].seed == 3 and out["extra_state"]["val_loss"] == 3.0
+
+
+def test_tied_tensors_are_averaged_once_and_stay_tied(files: list[Path], tmp_path: Path) -> None:
+    averaging.average(files, tmp_path / "out.pt")
+    model = load_checkpoint(tmp_path / "out.pt")["model"]
+    one, two = model["encoder.embed_tokens.weight"], model["decoder.output_projection.weight"]
+    assert one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
+    assert torch.allclose(one, sum(state(seed)["model"]["encoder.embed_tokens.weight"] for seed in (1, 2, 3)) / 3)
+    one[0, 0] = 42
+    assert two[0, 0] == 42
+
+
+def test_drops_the_optimizer_and_records_its_inputs(files: list[Path], tmp_path: Path) -> None:
+    averaging.average(files, tmp_path / "out.pt")
+    out = load_checkpoint(tmp_path / "out.pt")
+    assert "last_optimizer_state" not in out
+    assert out["task_state"] == {} and out["optimizer_history"][-1]["num_updates"] == 300
+    assert out["averaged_from"] == [
+        {"file": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "num_updates": 100 * seed}
+        for seed, file in enumerate(files, start=1)
+    ]
+
+
+def test_one_file_is_its_own_average(files: list[Path], tmp_path: Path) -> None:
+    averaging.average(files[:1], tmp_path / "out.pt")
+    got = load_checkpoint(tmp_path / "out.pt")["model"]
+    assert all(torch.equal(got[name], tensor) for name, tensor in state(1)["model"].items())
+
+
+def test_reads_the_format_from_before_torch_1_6(tmp_path: Path) -> None:
+    torch.save(state(1), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    save(tmp_path / "new.pt", 3)
+    averaging.average([tmp_path / "old.pt", tmp_path / "new.pt"], tmp_path / "out.pt")
+    assert load_checkpoint(tmp_path / "out.pt")["model"]["scalar"] == 2
+
+
+# --- which files
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    names = ["checkpoint_1_900.pt", "checkpoint_2_1000.pt", "checkpoint_10_1100.pt", "checkpoint_best.pt"]
+    names += ["checkpoint_last.pt", "checkpoint.best_loss_3.2100.pt", "checkpoint_3_50.pt.tmp", "averaged.pt"]
+    for name in names:
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def test_numbers_are_compared_as_numbers_and_best_and_last_never_count(folder: Path) -> None:
+    names = [path.name for path in averaging.find(folder, 2)]
+    assert names == ["checkpoint_2_1000.pt", "checkpoint_10_1100.pt"]
+    assert len(averaging.find(folder, 3)) == 3
+
+
+def test_too_few_files_are_named(folder: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"--last 4.* 3 update-numbered checkpoints: checkpoint_1_900\.pt, checkpoint_2"
+    ):
+        averaging.find(folder, 4)
+    with pytest.raises(ValueError, match="holds 0 epoch-numbered checkpoints: none"):
+        averaging.find(folder, 1, "epoch")
+    with pytest.raises(ValueError, match="--last 0"):
+        averaging.find(folder, 0)
+
+
+def test_both_kinds_need_by(folder: Path) -> None:
+    for epoch in (9, 10):
+        (folder / f"checkpoint{epoch}.pt").touch()
+    with pytest.raises(ValueError, match=r"checkpoint10\.pt.*checkpoint_10_1100\.pt.*--by epoch or --by update"):
+        averaging.find(folder, 2)
+    assert [path.name for path in averaging.find(folder, 2, "epoch")] == ["checkpoint9.pt", "checkpoint10.pt"]
+    assert averaging.find(folder, 1, "update")[0].name == "checkpoint_10_1100.pt"
+
+
+# --- refusals: one line, exit code 2, output untouched
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("scalar", None, "scalar"),
+        ("scalar", torch.zeros(2), r"in scalar: shape \(\) and \(2,\)"),
+        ("bf16", torch.zeros(5, 3), r"in bf16: torch.bfloat16 and torch.float32"),
+        ("extra", torch.zeros(1), "extra"),
+        ("decoder.output_projection.weight", torch.zeros(7, 4), "output_projection.weight: shared with"),
+    ],
+)
+def test_refuses_files_that_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, value: torch.Tensor | None, message: str
+) -> None:
+    out = tmp_path / "out.pt"
+    out.write_text("old")
+    one, other = save(tmp_path / "one.pt", 1), changed(tmp_path / "other.pt", 2, name, value)
+    code, error = run(capsys, "--inputs", one, other, "--output", out)
+    assert code == 2 and error.count("\n") == 1
+    assert str(one) in error and str(other) in error
+    with pytest.raises(ValueError, match=message):
+        averaging.average([one, other], out)
+    assert out.read_text() == "old"
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (print, ("executed",))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "text", "empty", "no model", "code", "missing", "folder"])
+def test_refuses_damaged_files(files: list[Path], tmp_path: Path, capsys: Any, damage: str) -> None:
+    bad, out = tmp_path / "bad.pt", tmp_path / "out.pt"
+    out.write_text("old")
+    content = files[0].read_bytes()
+    if damage == "truncated":
+        bad.write_bytes(content[: len(content) // 2])
+    elif damage == "flipped":  # one bit in the middle of a weight: only the checksum can tell
+        weights = state(1)["model"]["encoder.embed_tokens.weight"].numpy().tobytes()
+        at = content.index(weights)
+        bad.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    elif damage in ("text", "empty"):
+        bad.write_text("no checkpoint\n" if damage == "text" else "")
+    elif damage == "no model":
+        torch.save({"weights": torch.zeros(1)}, bad)
+    elif damage == "code":
+        save(bad, 1, extra_state=Evil())
+    elif damage == "folder":
+        bad.mkdir()
+    code, error = run(capsys, "--inputs", files[0], bad, "--output", out)
+    assert code == 2 and str(bad) in error and error.count("\n") == 1, error
+    assert "executed" not in error
+    if damage == "code":
+        assert "print" in error
+    assert out.read_text() == "old" and not list(tmp_path.glob("*.partial"))
+
+
+def test_refuses_options_that_mean_nothing(files: list[Path], tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out.pt"
+    assert "--last" in run(capsys, "--inputs", *files, "--last", 2, "--output", out)[1]
+    assert run(capsys, "--inputs", tmp_path / "none", "--output", out)[0] == 2
+    code, error = run(capsys, "--inputs", files[0], "--output", tmp_path / "no" / "folder.pt")
+    assert code == 2 and "folder.pt" in error and error.count("\n") == 1
+    assert run(capsys, "--inputs", files[0], "--output", tmp_path)[0] == 2
+
+
+# --- writing
+
+
+def test_a_failed_write_leaves_the_old_output(files: list[Path], tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    out = tmp_path / "out.pt"
+    out.write_text("old")
+
+    def full_disk(_: object, path: Path) -> None:
+        Path(path).write_text("half")
+        raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    code, error = run(capsys, "--inputs", *files, "--output", out)
+    assert code == 2 and str(out) in error and error.count("\n") == 1
+    assert out.read_text() == "old" and not list(tmp_path.glob("*.partial"))
+
+
+def test_a_kill_in_the_middle_leaves_the_old_output_and_the_script_runs_anywhere(
+    files: list[Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.pt"
+    out.write_text("old")
+    kill = (
+        f"{WITHOUT_FAIRSEQ}import os, pathlib, torch\n"
+        "from fairseq_resid.evaluation import averaging\n"
+        "torch.save = lambda state, path: (pathlib.Path(path).write_text('half'), os._exit(9))\n"
+        "averaging.average([pathlib.Path(name) for name in sys.argv[3:]], pathlib.Path(sys.argv[2]))\n"
+    )
+    command = [sys.executable, "-c", kill, str(ROOT), str(out), *map(str, files)]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 9
+    assert out.read_text() == "old"
+
+    arguments = ["--inputs", str(tmp_path), "--last", "2", "--output", str(out)]
+    done = subprocess.run([sys.executable, SCRIPT, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{out}: the average of checkpoint_1_200.pt, checkpoint_1_300.pt\n"
+    assert load_checkpoint(out)["model"]["scalar"] == 2.5
+    assert not list(tmp_path.glob("*.partial"))
+
+
+# --- the environment
+
+STAND_IN = r"""#!/bin/sh
+printf '%s\n' "$0" "$PYTHONPATH" "$@"
+"""
+
+
+def stand_in(environment: Path) -> Path:
+    """An environment whose Python says how it was called."""
+    python = environment / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(STAND_IN)
+    python.chmod(0o755)
+    return python
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of the project's scripts, with the package beside them and no environment."""
+    root = tmp_path / "project"
+    (root / "scripts").mkdir(parents=True)
+    for name in ("average_checkpoints.py", "environment.sh", "compare.sh"):
+        shutil.copy(ROOT / "scripts" / name, root / "scripts")
+    (root / "fairseq_resid").symlink_to(ROOT / "fairseq_resid")
+    return root
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python without any package."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, symlinks=True)
+    return folder / "bin" / "python3"
+
+
+def run_script(
+    python: Path | str, script: Path, *words: str, cwd: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run average_checkpoints.py by a Python, or another script, with this Python first on PATH."""
+    path = f"{Path(python).parent}:/usr/bin:/bin"
+    command = [str(python), str(script), *words] if script.suffix == ".py" else [str(script), *words]
+    environment = {"PATH": path, "HOME": str(cwd), **variables}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+COMMANDS = {"average_checkpoints.py": "average", "compare.sh": "compare"}
+scripts = pytest.mark.parametrize("name", COMMANDS)
+
+
+@pytest.mark.parametrize("given", ["absolute", "relative", "beside", "relative and beside"])
+@scripts
+def test_any_python_finds_the_environment(name: str, given: str, project: Path, bare: Path, tmp_path: Path) -> None:
+    words = ["--inputs", "a b.pt", "*", "", "--output", "x"]
+    elsewhere = tmp_path / "else where"
+    elsewhere.mkdir()
+    variables = {}
+    if "beside" in given:
+        expected = stand_in(project / ".venv")
+    if given == "absolute":
+        expected = stand_in(tmp_path / "own")
+        variables["FAIRSEQ_RESID_VENV"] = str(tmp_path / "own")
+    elif "relative" in given:
+        expected = stand_in(elsewhere / "own")
+        variables["FAIRSEQ_RESID_VENV"] = "own"
+    script = project / "scripts" / name
+    done = run_script(bare, script, *words, cwd=elsewhere, PYTHONPATH="/before", **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    python, path, *rest = done.stdout.splitlines()
+    assert (elsewhere / python, path, rest) == (
+        expected,
+        f"{project}:/before",
+        ["-m", "fairseq_resid", COMMANDS[name], *words],
+    )
+
+
+@scripts
+def test_without_an_environment_this_python_serves_if_it_can(
+    name: str, project: Path, bare: Path, tmp_path: Path
+) -> None:
+    script = project / "scripts" / name
+    done = run_script(sys.executable, script, "--help", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: fairseq-resid {COMMANDS[name]} "), done.stderr
+    done = run_script(bare, script, "--help", cwd=tmp_path)
+    line = f"no environment in {project / '.venv'}, and python3 has no torch or no fairseq; run scripts/setup.sh\n"
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", line)
+    done = run_script(sys.executable, script, "--help", cwd=tmp_path, FAIRSEQ_RESID_VENV="none")
+    line = "FAIRSEQ_RESID_VENV=none: no environment there; run scripts/setup.sh\n"
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", line)
+
+
+def test_the_exit_code_of_the_script_is_that_of_averaging(tmp_path: Path) -> None:
+    words = ["--inputs", str(tmp_path), "--output", str(tmp_path / "out.pt")]
+    environment = {"FAIRSEQ_RESID_VENV": sys.prefix}
+    done = run_script(sys.executable, SCRIPT, *words, cwd=tmp_path, **environment)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("fairseq-resid average: error: ")
+
+
+def test_memory_is_one_model_more_than_the_largest_checkpoint(tmp_path: Path) -> None:
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("needs Linux's /proc")
+    mib = 2**20
+    model, optimizer = 64 * mib, 64 * mib  # bytes of fp32
+    files = [tmp_path / f"{number}.pt" for number in range(4)]
+    for number, file in enumerate(files):
+        weights = {f"w{index}": torch.full((model // 4 // 8,), float(number)) for index in range(8)}
+        torch.save({"model": weights, "last_optimizer_state": torch.zeros(optimizer // 4)}, file)
+    # VmHWM and not ru_maxrss: the latter is inherited from the process that started this one.
+    measure = (
+        f"{WITHOUT_FAIRSEQ}import pathlib, re\n"
+        "from fairseq_resid.evaluation import averaging\n"
+        "kib = lambda key: int(re.search(key + r':\\s*(\\d+)', open('/proc/self/status').read())[1])\n"
+        "small, *files = [pathlib.Path(name) for name in sys.argv[3:]]\n"
+        # Once before: a library's pages that are used for the first time count as new, and CUDA's are many.
+        "averaging.average([small] * 2, pathlib.Path(sys.argv[2]))\n"
+        "open('/proc/self/clear_refs', 'w').write('5'); before = kib('VmRSS')\n"
+        "averaging.average(files, pathlib.Path(sys.argv[2])); print(kib('VmHWM') - before)"
+    )
+    small = tmp_path / "small.pt"
+    torch.save({"model": {"w0": torch.zeros(8)}, "last_optimizer_state": torch.zeros(8)}, small)
+    command = [sys.executable, "-c", measure, str(ROOT), str(tmp_path / "out.pt"), str(small), *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    peak = int(done.stdout) * 1024
+    # One model more would be 64 MiB. Pages that Linux takes back before count as new.
+    assert peak < model + (model + optimizer) + 48 * mib, f"{peak / mib:.0f} MiB"
+    assert (tmp_path / "out.pt").stat().st_size < model + mib
+    assert load_checkpoint(tmp_path / "out.pt")["model"]["w7"][0] == 1.5
+    shutil.rmtree(tmp_path)
+
+
+# --- numpy's values in checkpoints
+
+
+@pytest.mark.parametrize("core", ["numpy.core", "numpy._core"])
+@pytest.mark.parametrize("value", [np.float64(2.5), np.int32(3), np.bool_(True), np.arange(3), np.ones((2, 2), "f4")])
+def test_both_spellings_of_numpy_load(tmp_path: Path, core: str, value: Any) -> None:
+    file = tmp_path / "x.pt"
+    state = {"model": {}, "value": value, "cfg": None, "args": argparse.Namespace(arch="a")}
+    # torch's unzipped format, whose bytes can be edited.
+    torch.save(state, file, _use_new_zipfile_serialization=False)
+    own = value.__reduce__()[0].__module__.removesuffix(".multiarray")
+    file.write_bytes(file.read_bytes().replace(own.encode(), core.encode()))
+    loaded = load_checkpoint(file)
+    assert type(loaded["value"]) is type(value) and np.array_equal(loaded["value"], value)
+    assert loaded["args"].arch == "a"

@@ -1,0 +1,127 @@
+"""scripts/translate.sh and Translator: what fairseq-generate translates, from raw text, in order."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_resid.evaluation import translate
+from fairseq_resid.evaluation.translate import Translator
+from fairseq_resid.folders.files import read_lines
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(sas_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("translate") / "run"
+    folder.mkdir()
+    shutil.copy(sas_checkpoint, folder / "checkpoint_last.pt")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def translator(run: Path, corpus: Path) -> Translator:
+    return Translator(run, corpus, cpu=True)
+
+
+@pytest.fixture(scope="module")
+def expected(run: Path, corpus: Path, generate: Callable[..., Any]) -> list[str]:
+    """What fairseq-generate makes of the test set, with the settings of scripts/evaluate.sh."""
+    flags = ["--max-len-b", 50, "--post-process", "sentencepiece"]
+    found = generate(run / "checkpoint_last.pt", *flags).lines("D")
+    return [found[number].split("\t", 1)[1] for number in range(len(found))]
+
+
+def test_it_is_what_generate_makes_of_the_test_set(translator: Translator, corpus: Path, expected: list[str]) -> None:
+    assert translator.translate(read_lines(corpus / "ref" / "test.en")) == expected
+
+
+def test_blank_lines_and_any_order(translator: Translator, corpus: Path, expected: list[str]) -> None:
+    lines = read_lines(corpus / "ref" / "test.en")[:6]
+    mixed = ["", lines[4], " \t ", lines[0], lines[4], ""]
+    assert translator.translate(mixed) == ["", expected[4], "", expected[0], expected[4], ""]
+    assert translator.translate([]) == [] and translator.translate(["", ""]) == ["", ""]
+
+
+def test_the_script(run: Path, corpus: Path, expected: list[str]) -> None:
+    text = read_lines(corpus / "ref" / "test.en")[:3]
+    environment = {"FAIRSEQ_RESID_VENV": str(Path(sys.executable).parent.parent), "PATH": "/usr/bin:/bin"}
+    command = [str(ROOT / "scripts" / "translate.sh"), str(run), "--data", str(corpus), "--cpu"]
+    stdin = f"{text[0]}\r\n\n{text[1]}\n{text[2]}".encode()
+    done = subprocess.run(command, input=stdin, env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode() == f"{expected[0]}\n\n{expected[1]}\n{expected[2]}\n"
+
+
+def test_the_average_is_taken_where_there_is_one(
+    run: Path, corpus: Path, stock_checkpoint: Path, tmp_path: Path
+) -> None:
+    """Here another model altogether, so that it shows; and stock fairseq's own translates too."""
+    shutil.copy(run / "checkpoint_last.pt", tmp_path)
+    shutil.copy(stock_checkpoint, tmp_path / "averaged.pt")
+    averaged = Translator(tmp_path, corpus, cpu=True)
+    assert type(averaged.hub.models[0]).__name__ == "TransformerModel"
+    last = Translator(tmp_path, corpus, "checkpoint_last.pt", cpu=True)
+    assert type(last.hub.models[0]).__name__ != "TransformerModel"
+
+
+def test_text_goes_to_the_model_and_back_as_the_corpus_says(run: Path, corpus: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpus, tmp_path / "data")
+    told = json.loads((corpus / "corpus.json").read_text())
+    (tmp_path / "data" / "corpus.json").write_text(json.dumps({**told, "text": {"form": "moses", "normalize": "none"}}))
+    moses = Translator(run, tmp_path / "data", cpu=True)
+    plain = Translator(run, corpus, cpu=True)
+    (line,) = read_lines(corpus / "ref" / "test.en")[:1]
+    assert line.endswith(" .")
+    (tokens,) = plain.translate([line])
+    assert moses.translate([line.removesuffix(" .") + "."]) == [moses.target.restore(tokens)]
+
+
+@pytest.mark.parametrize("where", ["no run", "no checkpoint", "no model", "no checkpoint file", "no data"])
+def test_what_is_missing_is_named(where: str, run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+    folder, data = tmp_path / "run", tmp_path / "data"
+    shutil.copytree(run, folder)
+    shutil.copytree(corpus, data)
+    flags: list[str] = []
+    if where == "no run":
+        shutil.rmtree(folder)
+    elif where == "no checkpoint":
+        (folder / "checkpoint_last.pt").unlink()
+    elif where == "no model":
+        (data / "spm.model").unlink()
+    elif where == "no checkpoint file":
+        flags = ["--checkpoint", "checkpoint_best.pt"]
+    else:
+        shutil.rmtree(data)
+    assert translate.main([str(folder), "--data", str(data), "--cpu", *flags]) == 2
+    error = capsys.readouterr().err
+    named = {"no run": "run", "no model": "spm.model", "no data": "data"}.get(where, "checkpoint_")
+    assert error.startswith("fairseq-resid translate: error: ") and named in error and error.count("\n") == 1
+
+
+def test_bad_lines_are_named_and_those_before_them_translated(
+    translator: Translator, run: Path, corpus: Path, expected: list[str], capsysbinary: Any, monkeypatch: Any
+) -> None:
+    with pytest.raises(ValueError, match=r"line 2: 2,\d\d\d subwords, and the model takes 1,024"):
+        translator.translate(["a", "the fox " * 600])
+    good = "".join(line + "\n" for line in read_lines(corpus / "ref" / "test.en")[:2]).encode()
+    bad = {
+        b"a\xff\n": b"line 4: not UTF-8 (invalid start byte at byte 1)",
+        b"the fox " * 600: b"line 4: 2,",
+    }
+    monkeypatch.setattr(translate, "Translator", lambda *_: translator)
+    for line, message in bad.items():
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(good + b"\n" + line + b"after\n")))
+        assert translate.main([str(run)]) == 2
+        out, error = capsysbinary.readouterr()
+        assert out.decode() == f"{expected[0]}\n{expected[1]}\n\n"
+        assert error.startswith(b"fairseq-resid translate: error: " + message) and error.count(b"\n") == 1

@@ -1,0 +1,1 @@
+"""Planted faults, and the tests that find them."""

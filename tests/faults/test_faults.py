@@ -1,0 +1,42 @@
+"""tests/faults/plant_faults.py: every fault still fits the source, and a fault that no test finds is reported."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from faults import plant_faults
+
+pytestmark = pytest.mark.once
+
+
+def test_every_fault_can_be_planted_and_names_tests_that_there_are(tmp_path: Path) -> None:
+    assert len(plant_faults.FAULTS) >= 30
+    assert len({fault.name for fault in plant_faults.FAULTS}) == len(plant_faults.FAULTS)
+    for fault in plant_faults.FAULTS:
+        copied = tmp_path / fault.file
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(plant_faults.ROOT / fault.file, copied)
+        fault.plant(tmp_path)
+        source = copied.read_text(encoding="utf-8")
+        compile(source, fault.file, "exec")
+        for name in fault.tests.split():
+            assert (plant_faults.ROOT / "tests" / name).is_file()
+
+
+def test_a_fault_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\nx = 1\n")
+    with pytest.raises(ValueError, match=r"odd: a\.py holds its text 2 times, not once: 'x = 1'"):
+        plant_faults.Fault("odd", "a.py", "x = 1", "x = 2", "faults/test_faults.py").plant(tmp_path)
+
+
+def test_what_no_test_finds_is_missed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    harmless = plant_faults.Fault("harmless", "LICENSE", "MIT License", "MIT licence", "commands/test_extract.py")
+    real = next(fault for fault in plant_faults.FAULTS if "leads out of the folder" in fault.name)
+    monkeypatch.setattr(plant_faults, "FAULTS", [harmless, real])
+    assert plant_faults.main(["--no-baseline"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("MISSED") and "harmless" in lines[0]
+    assert lines[1].startswith("found") and lines[2] == "1 of 2 faults found"

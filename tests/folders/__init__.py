@@ -1,0 +1,1 @@
+"""Tests of run and data folders."""

@@ -1,0 +1,1 @@
+"""Tests of translation models in fairseq."""

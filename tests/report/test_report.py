@@ -1,0 +1,309 @@
+"""The report: one page that opens from disk, says what is missing, and can be read by everybody."""
+
+from __future__ import annotations
+
+import html
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation.test_compare import data, evaluated  # noqa: F401  (a fixture)
+from fairseq_resid.analysis import analyze
+from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
+from fairseq_resid.folders import records
+from fairseq_resid.folders.run import Fingerprint, Run
+from fairseq_resid.report import differences, findings, glossary, report
+from fairseq_resid.study import plan
+from study import test_study
+from support import structures
+
+pytestmark = pytest.mark.once
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+
+
+def coefficient(mean: float, start: float = 0.5) -> Coefficient:
+    histogram = [0] * BINS
+    histogram[min(BINS - 1, int(mean * BINS))] = 10
+    return Coefficient(mean, 0.1, start, histogram, 0, 0, [mean, None], [mean])
+
+
+def site(stack: str, layer: int, kind: str, without: float = 3.2, **means: float) -> Site:
+    made = {name: coefficient(mean) for name, mean in means.items()}
+    return Site(stack, layer, kind, 8.0, 4.0, 8.0 + layer, 0.3, without, 1.0 + layer, 2.0, made)
+
+
+def analysis(name: str, structure: str, sites: list[Site], **options: Any) -> Analysis:
+    named = {f"{each.stack}.{each.layer}.{each.kind}": each for each in sites}
+    return Analysis(
+        name, "averaged.pt", 100, structure, options, "data", "valid", 10, True, 99, 3.0, 8.0, named,
+        Fingerprint("averaged.pt", 1, 1),
+    )  # fmt: skip
+
+
+def sas(alpha: float = 0.95) -> Analysis:
+    sites = [
+        site(stack, layer, kind, alpha=alpha, beta=0.1 + 0.2 * layer, gamma=0.4 - 0.1 * layer)
+        for stack in ("encoder", "decoder")
+        for layer in range(2)
+        for kind in ("self_attn", "ffn")
+    ]
+    return analysis("sas", "sas", sites, sas_gamma="coupled")
+
+
+def analysed(run: Path, found: Analysis) -> None:
+    (run / "analysis").mkdir()
+    records.write(analyze.file(Run(run)), found)
+
+
+class Page(html.parser.HTMLParser):
+    """What a page holds: ids, links, images, headings, text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.images: list[dict[str, str | None]] = []
+        self.tags: list[str] = []
+        self.text: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.tags.append(tag)
+        if "id" in given:
+            self.ids.append(str(given["id"]))
+        if tag == "a":
+            self.links.append(str(given["href"]))
+        if tag == "img":
+            self.images.append(given)
+
+    def handle_data(self, data: str) -> None:  # noqa: F811
+        self.text.append(data)
+
+
+@pytest.fixture
+def runs(data: Path) -> list[Path]:  # noqa: F811
+    wanted = {"base": 0.6, "sas": 0.8}
+    made = [evaluated(data, name, quality, flags=f"--arch {name} --lr 1") for name, quality in wanted.items()]
+    (data / "ref" / "test.en").write_text("".join(f"source {number}\n" for number in range(120)))
+    lines = [json.dumps({"epoch": 1, "num_updates": at, "loss": 9 - at, "wall": at}) for at in (1, 2, 3)]
+    for run in made:
+        (run / "train.log").write_text("\n".join(lines))
+    analysed(made[1], sas())
+    return made
+
+
+@pytest.fixture
+def page(runs: list[Path], tmp_path: Path) -> Path:
+    out = tmp_path / "report.html"
+    assert report.main([*map(str, runs), "--out", str(out)]) == 0
+    return out
+
+
+def test_the_page_is_whole_and_needs_no_network(page: Path) -> None:
+    text = page.read_text()
+    found = Page(text)
+    assert len(found.ids) == len(set(found.ids)) and {link[1:] for link in found.links} == set(found.ids)
+    assert all(link.startswith("#") for link in found.links)
+    assert not re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?(?:https?:)?//", text) and "script" not in found.tags
+    assert len(found.images) == 7  # curves, and six plots of the analysis
+    for image in found.images:
+        assert str(image["src"]).startswith("data:image/svg+xml;base64,") and len(str(image["alt"])) > 20
+    assert '<html lang="en">' in text and 'name="viewport"' in text and "prefers-color-scheme: dark" in text
+    assert len(text.encode()) < 1_000_000
+    said = " ".join(found.text)
+    assert "base has no analysis" in said and "fairseq-resid analyze" in said
+    assert "nrefs:1|bs:1000|seed:12345|case:mixed" in said and "p bootstrap" in said
+
+
+def test_settings_that_differ_come_first(page: Path, runs: list[Path]) -> None:
+    rows = report.settings([Run(run) for run in runs])
+    assert [row[0] for row in rows if row[2]] == ["--arch", "--save-dir"]
+    assert rows[0] == ("--arch", ["base", "sas"], True) and ("--lr", ["1", "1"], False) in rows
+    assert page.read_text().index("<code>--arch</code>") < page.read_text().index("<code>--lr</code>")
+
+
+def test_what_a_user_calls_things_is_no_markup(data: Path, tmp_path: Path) -> None:  # noqa: F811
+    run = evaluated(data, "a <b> & 'c'", 0.5, flags="--arch <script>")
+    analysed(run, sas())
+    assert report.main([str(run), "--out", str(tmp_path / "report.html")]) == 0
+    text = (tmp_path / "report.html").read_text()
+    assert "<script>" not in text and "&lt;script&gt;" in text and "a &lt;b&gt; &amp;" in text
+    assert {link[1:] for link in Page(text).links} == set(Page(text).ids)
+
+
+def test_runs_with_nothing_in_them(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "empty").mkdir()
+    assert report.main([str(tmp_path / "empty"), "--out", str(tmp_path / "report.html")]) == 0
+    said = " ".join(Page((tmp_path / "report.html").read_text()).text)
+    for missing in ("has no scores here", "has no analysis", "no records of a training", "No run was evaluated"):
+        assert missing in said
+    assert report.main([str(tmp_path / "nowhere")]) == 2
+    assert "nowhere: no such run folder" in capsys.readouterr().err
+
+
+def test_runs_that_cannot_be_compared(data: Path, tmp_path: Path) -> None:  # noqa: F811
+    first, other = evaluated(data, "one", 0.6), evaluated(data, "two", 0.7, corpus="another")
+    assert report.main([str(first), str(other), "--out", str(tmp_path / "report.html")]) == 0
+    said = " ".join(Page((tmp_path / "report.html").read_text()).text)
+    assert "cannot be compared: corpus is tiny in the one and another in the other" in said
+    assert "arch_one" in said and "arch_two" in said and "p bootstrap" not in said
+
+
+def test_a_study_in_the_page(tmp_path: Path, capsys: Any) -> None:
+    file = test_study.written(tmp_path)
+    trial = plan.read(file)
+    test_study.all_kept(tmp_path / "trial", trial)
+    out = tmp_path / "report.html"
+    assert report.main(["--study", str(file), "--out", str(out)]) == 0
+    found = Page(out.read_text())
+    assert found.ids == ["study-trial"] and found.links == ["#study-trial"] and len(found.images) == 5
+    said = " ".join(found.text)
+    assert "NLL minus the baseline's" in said and "-0.2000" in said and "Missing runs: none." in said
+    with pytest.raises(SystemExit):
+        report.main(["--out", str(out)])
+    assert "name one run folder or more, or a study" in capsys.readouterr().err
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of #rrggbb (WCAG 2)."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_contrast_is_enough_in_light_and_dark(page: Path) -> None:
+    """WCAG 2 AA: 4.5 for text, on every ground that it stands on."""
+    schemes = re.findall(r":root \{([^}]*)\}", page.read_text())
+    assert len(schemes) == 2
+    for scheme in schemes:
+        colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", scheme))
+        for front in ("text", "faint", "link", "good", "bad"):
+            for ground in ("back", "card", *(["mark"] if front == "text" else [])):
+                low, high = sorted((luminance(colours[front]), luminance(colours[ground])))
+                assert (high + 0.05) / (low + 0.05) >= 4.5, (front, ground, colours)
+
+
+def test_headings_and_tables_can_be_read_aloud(page: Path) -> None:
+    """Headings go down one level at a time; every table says what its columns are; what scrolls takes the focus."""
+    text = page.read_text()
+    levels = [int(tag[1]) for tag in Page(text).tags if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1 and all(after - before <= 1 for before, after in pairwise(levels))
+    for table in re.findall(r"<table>.*?</table>", text, re.DOTALL):
+        assert 'scope="col"' in table
+    assert all('tabindex="0"' in tag for tag in re.findall(r'<\w+ class="(?:wide|formula)"[^>]*>', text))
+
+
+def test_findings_of_sas() -> None:
+    found = {each.claim: each for each in findings.findings(sas())}
+    assert found["α is above 0.9 nearly everywhere"].agrees is True
+    assert found["β rises with depth"].agrees is True
+    assert "encoder lower half 0.10, upper half 0.30" in found["β rises with depth"].found
+    assert found["(1−α)(1−β) is larger low in the stack"].agrees is True
+    assert found["every branch is used"].agrees is True
+    assert findings.findings(sas(0.4))[0].agrees is False
+
+
+def test_findings_of_other_structures() -> None:
+    sites = [site("encoder", 0, "ffn", ratio=2.7), site("decoder", 0, "ffn", without=3.001, ratio=2.3)]
+    found = {each.claim: each for each in findings.findings(analysis("r", "rskip_ln", sites, skip_lambda=2))}
+    ratio = next(each for claim, each in found.items() if "ratio" in claim)
+    assert ratio.agrees is True and "mean 2.50, 0.50 at the start; by site 2.30 to 2.70" in ratio.found
+    assert found["every branch is used"].agrees is False
+    assert found["every branch is used"].found == "1 of 2: decoder.0.ffn"
+    plain = findings.findings(analysis("p", "post_ln", [site("encoder", 0, "ffn")]))
+    assert [each.claim for each in plain] == [
+        "the gradient norm is flatter over depth than in the baseline",
+        "every branch is used",
+    ]
+
+
+def test_gradients_beside_the_baseline() -> None:
+    def of(*norms: float) -> Analysis:
+        sites = [replace(site("encoder", layer, "ffn"), gradient=norm) for layer, norm in enumerate(norms)]
+        return analysis("r", "post_ln", sites)
+
+    steep, flat = of(1.0, 8.0), of(1.0, 2.0)
+    claims = [
+        next(each for each in findings.findings(mine, base) if "gradient" in each.claim)
+        for mine, base in ((flat, steep), (steep, flat), (flat, flat), (flat, None))
+    ]
+    assert [each.agrees for each in claims] == [True, False, None, None]
+    assert claims[0].found == "encoder: greatest over least 2.0, baseline 8.0"
+
+
+def test_nll_beside_the_baseline() -> None:
+    base, better = sas(), replace(sas(), nll=2.5)
+    (first,) = [each for each in findings.findings(better, base) if "predicts" in each.claim]
+    assert first.agrees is True and first.found == "2.500 nats a token on 10 sentences of valid, baseline 3.000"
+    assert findings.findings(base, better)[0].agrees is False
+    for other in (None, base, replace(better, sentences=9), replace(better, data="elsewhere")):
+        assert not any("predicts" in each.claim for each in findings.findings(base, other))
+
+
+@pytest.mark.parametrize(
+    ("formula", "html_text"),
+    [
+        ("y_k = LN_k(x + y_{k-1})", "y<sub>k</sub> = LN<sub>k</sub>(x + y<sub>k-1</sub>)"),
+        ("W in R^{C×C}, a < b", "W in R<sup>C×C</sup>, a &lt; b"),
+        ("(layers)^(-1/2)", "(layers)<sup>-1/2</sup>"),
+        ("Σ_{j≤i} a_ij X_j'", "Σ<sub>j≤i</sub> a<sub>ij</sub> X<sub>j&#39;</sub>"),
+        ("ω_1 = 1", "ω<sub>1</sub> = 1"),
+    ],
+)
+def test_formulas_are_typeset(formula: str, html_text: str) -> None:
+    assert glossary.typeset(formula) == html_text
+
+
+def test_words_that_differ() -> None:
+    words = differences.marked("the red dog sees a a cat", "the dog sees a cat .")
+    assert [word.text for word in words if word.is_marked] == ["red", "a"]
+    found = differences.samples(
+        ["s1", "s2", "s3"], ["a b c d", "e f g h", "i j k l"],
+        {"x": ["a b c d", "e f g h", "i j k l"], "y": ["a b c d", "e f", "m n o p"]},
+    )  # fmt: skip
+    assert [each.number for each in found] == [3, 2]  # the same translation of 1
+    assert found[0].translations[1][0] == "y" and all(word.is_marked for word in found[0].translations[1][1])
+
+
+@structures.each
+def test_the_glossary_has_every_structure(name: str) -> None:
+    found = glossary.entry(name)
+    assert found.about.endswith(".") and "Formula" in found.fields and "Source" in found.fields
+    assert "Source:" not in found.fields["Formula"]
+    assert not re.search(r"[_^{}]", "".join(found.formulas))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_in_a_browser(page: Path, width: int, tmp_path: Path) -> None:
+    """Every figure is drawn, nothing is wider than the window but what scrolls by itself, no error on the console."""
+    look = """
+      <script>window.addEventListener("load", () => {
+        const wide = [...document.querySelectorAll("body *")].filter(e => !e.closest(".wide, .formula"));
+        document.documentElement.setAttribute("data-look", JSON.stringify({
+          drawn: [...document.images].map(i => i.naturalWidth > 0 && i.getBoundingClientRect().width > 100),
+          over: wide.filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.tagName),
+          width: innerWidth }));
+      });</script></body>"""
+    copy = tmp_path / "looked.html"
+    copy.write_text(page.read_text().replace("</body>", look))
+    assert CHROMIUM is not None
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--enable-logging=stderr"]
+    flags += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000"]
+    done = subprocess.run([CHROMIUM, *flags, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=120)
+    match = re.search(r'data-look="([^"]*)"', done.stdout)
+    assert match is not None, done.stderr[-2000:]
+    seen = json.loads(html.unescape(match[1]))
+    assert seen["drawn"] == [True] * 7 and not seen["over"], seen
+    assert "CONSOLE" not in done.stderr

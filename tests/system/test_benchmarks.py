@@ -1,0 +1,237 @@
+"""The benchmarks run: at a size that says nothing about speed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from support import mirror
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_data_prep(tmp_path: Path) -> None:
+    for side, text in zip(("en", "de"), mirror.sides(mirror.pairs(300, ("en", "de"))), strict=True):
+        (tmp_path / f"text.{side}").write_text(text)
+    flags = ["--text", tmp_path / "text", "--source", "en", "--target", "de", "--rounds", 1, "--only", "extract"]
+    command = [sys.executable, ROOT / "benchmarks" / "data_prep.py", *flags, "--json", tmp_path / "out.json"]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True)
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["pairs"] == 300 and set(found["steps"]) == {"extract: ours", "extract: tar"}
+    assert all(row["pairs_per_second"] > 0 for row in found["steps"].values())
+
+
+def test_depth(tmp_path: Path, corpus: Path) -> None:
+    """What trains, what does not within two updates, what is not finite; a second call runs nothing again."""
+    flags = [corpus, "--layers", 4, 1, "--updates", 2, "--lr", 1e-3]
+    flags += ["--structures", "post_ln", "xskip", "--json", tmp_path / "depth.json"]
+    command = list(map(str, [sys.executable, ROOT / "benchmarks" / "depth.py", *flags]))
+    first, again = (subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(2))
+    rows = json.loads((tmp_path / "depth.json").read_text())["rows"]
+    assert first == again and len(first.splitlines()) == 3
+    assert [row["structure"] for row in rows] == ["post_ln", "xskip"]
+    assert rows[0]["is_finite"] and 2 < rows[0]["valid_nll"] < 12
+    other = subprocess.run([*command, "--updates", "3"], capture_output=True, text=True)
+    assert other.returncode == 2 and "holds figures of" in other.stderr
+
+
+# --- residual structures -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import a benchmark of the residual structures by its name, as `python benchmarks/NAME.py` finds what it needs."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module
+
+
+def spread(median: float) -> dict[str, float]:
+    return {"median": median, "q1": median - 0.01, "q3": median + 0.01, "min": median - 0.02, "max": median + 0.02}
+
+
+def measured(gpu: str | None = None, **found: Any) -> dict[str, Any]:
+    """What a benchmark writes, as far as a goal looks at it; the figures are made up."""
+    machine = {"gpu": gpu, "cpu": "CPU", "cores": 2, "threads": 1, "load_average": 0.1, "python": "3.11", "torch": "2"}
+    return {"machine": machine, "command": "python benchmarks/made_up.py", **found}
+
+
+def translated(gpu: str | None = None, size: str = "base", **ratios: float) -> dict[str, Any]:
+    structures = {name.replace("_ln", "_ln-2"): {"to_stock": spread(ratio)} for name, ratio in ratios.items()}
+    return measured(gpu, size=size, precision="bf16", data="random", clock="wall clock", structures=structures)
+
+
+def row(site: str, passed: str, channels: int = 512, **figures: Any) -> dict[str, Any]:
+    where = {"rows": 16384, "channels": channels, "dtype": "bf16"}
+    return {"site": site, "by": "triton", "pass": passed, **where, **figures}
+
+
+def verdicts(goals: ModuleType, results: dict[str, Any]) -> dict[str, str]:
+    return {goal.what: goals.judge(goal, results)["verdict"] for goal in goals.GOALS}
+
+
+def test_every_benchmark_runs(tmp_path: Path, corpus: Path) -> None:
+    flags = ["--quick", "--out", tmp_path, "--data", corpus]
+    command = [sys.executable, ROOT / "benchmarks" / "goals.py", *flags]
+    shown = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr[-3000:]
+    names = ["ops", "training-tiny", "decoding-tiny", "training-tiny-data", "decoding-tiny-data"]
+    for name in names:
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    found = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in names}
+    structures = ["transformer", "post_ln", "rskip_ln-1", "rskip_ln-2", "rskip_ln-3", "sas"]
+    for name in names[1:]:
+        assert list(found[name]["structures"]) == structures
+        assert all(figures["to_stock"]["median"] > 0 for figures in found[name]["structures"].values())
+        assert found[name]["structures"]["transformer"]["to_stock"] == dict.fromkeys(spread(1), 1.0)
+    assert {figures["site"] for figures in found["ops"]["timings"]} == {*structures[2:]}
+    saved = {(figures["site"], figures["by"]): figures["saved_u"] for figures in found["ops"]["saved"]}
+    assert saved["rskip_ln-3", "eager"] - saved["rskip_ln-2", "eager"] == pytest.approx(1, abs=0.1)  # s_3 of each row
+    rows = json.loads((tmp_path / "goals.json").read_text())
+    for line in rows:
+        assert f"| {line['what']} | {line['goal']} | {line['measured']} | {line['verdict']} |" in shown.stdout
+    trained = next(figures for figures in rows if figures["what"] == "training on a CPU, sas / stock")
+    assert set(trained["figures"]) == {"tiny, fp32, random, wall clock", "tiny, fp32, data, wall clock"}
+
+
+def test_goals_of_a_gpu(load: Any) -> None:
+    goals = load("goals")
+    timings = [
+        row("rskip_ln-2", "forward+backward", speed_to={"eager": spread(2.6), "torch.compile": spread(1.1)}),
+        row("rskip_ln-2", "forward+backward", 1024, speed_to={"eager": spread(2.4), "torch.compile": spread(1.0)}),
+        row(
+            "rskip_ln-3",
+            "forward+backward",
+            speed_to={"eager": spread(3.5)},
+            **{"time_to_rskip_ln-1": spread(1.2)},
+        ),
+        row("rskip_ln-2", "forward", copy_share=spread(0.7)),
+        row("rskip_ln-3", "backward", 1024, copy_share=spread(0.59)),
+    ]
+    host = [
+        {"site": "rskip_ln-1", "by": "triton", "channels": 512, "time_to_eager_rskip_ln-1": spread(0.9)},
+        {"site": "sas", "by": "triton", "channels": 512, "time_to_eager_rskip_ln-1": spread(3.0)},
+    ]
+    saved = [
+        {"site": "rskip_ln-3", "by": "triton", "channels": 512, "saved_u": 1.02},
+        {"site": "rskip_ln-3", "by": "eager", "channels": 512, "saved_u": 4.0},
+        {"site": "sas", "by": "triton", "channels": 512, "saved_u": 3.2},
+    ]
+    found = verdicts(
+        goals,
+        {
+            "ops": measured("GPU", timings=timings, host=host, saved=saved),
+            "training-base": translated("GPU", rskip_ln=1.01, sas=0.74),
+            "training-big": translated("GPU", "big", rskip_ln=1.02, sas=0.71),
+        },
+    )
+    assert found == {
+        "rskip_ln λ=2, fused / eager, forward + backward": "fail",  # of two shapes, the worse one
+        "rskip_ln λ=3, fused / eager, forward + backward": "pass",
+        "rskip_ln, fused / torch.compile": "pass",
+        "sas, fused / torch.compile": "not measured",
+        "rskip_ln forward, share of copy bandwidth, C = 512": "pass",
+        "rskip_ln forward, share of copy bandwidth, C = 1024": "not measured",
+        "rskip_ln backward, share of copy bandwidth, C = 512": "not measured",
+        "rskip_ln backward, share of copy bandwidth, C = 1024": "fail",
+        "rskip_ln, fused, time of λ=3 / λ=1": "fail",
+        "rskip_ln, host time of a call, fused / eager λ=1": "pass",
+        "rskip_ln, saved beyond x, u": "pass",
+        "sas, saved beyond x, u": "fail",
+        "training on a GPU, rskip_ln / stock": "pass",
+        "training on a GPU, sas / stock, Base": "fail",
+        "training on a GPU, sas / stock, Big": "pass",
+        "decoding on a GPU, beam 4, rskip_ln / stock": "not measured",
+        "decoding on a GPU, beam 4, sas / stock": "not measured",
+        "training on a CPU, rskip_ln / stock": "not measured: ran on a GPU",
+        "training on a CPU, sas / stock": "not measured: ran on a GPU",
+        "decoding on a CPU, beam 4, rskip_ln / stock": "not measured: ran on a GPU",
+        "decoding on a CPU, beam 4, sas / stock": "not measured: ran on a GPU",
+    }
+
+
+def test_goals_of_a_cpu(load: Any) -> None:
+    goals = load("goals")
+    found = verdicts(
+        goals,
+        {
+            "training-small": translated(rskip_ln=0.95, sas=0.61),
+            "training-small-corpus": translated(rskip_ln=0.89, sas=0.60),
+            "decoding-small": translated(rskip_ln=0.98, sas=0.70),
+        },
+    )
+    measured_here = {name.removesuffix(" / stock"): verdict for name, verdict in found.items() if "CPU" in name}
+    assert measured_here == {
+        "training on a CPU, rskip_ln": "fail",
+        "training on a CPU, sas": "pass",
+        "decoding on a CPU, beam 4, rskip_ln": "pass",
+        "decoding on a CPU, beam 4, sas": "fail",
+    }
+    others = {verdict for name, verdict in found.items() if "CPU" not in name}
+    assert others == {"not measured: no GPU", "not measured"}
+
+
+def test_the_worst_figure_is_shown_with_where_it_was_measured(load: Any) -> None:
+    goals = load("goals")
+    goal = next(goal for goal in goals.GOALS if goal.what == "training on a CPU, sas / stock")
+    results = {"training-small": translated(size="small", sas=0.7), "training-base": translated(sas=0.5994)}
+    shown = goals.judge(goal, results)
+    assert (shown["measured"], shown["verdict"]) == ("0.599 [0.589, 0.609] (base, bf16, random, wall clock)", "fail")
+
+
+def test_the_readme_shows_what_was_measured(load: Any) -> None:
+    goals = load("goals")
+    results = goals.read(ROOT / "benchmarks" / "results" / "cpu")
+    shown = (ROOT / "benchmarks" / "README.md").read_text().splitlines()
+    for line in goals.table([goals.judge(goal, results) for goal in goals.GOALS], results).splitlines():
+        assert line in shown
+
+
+@pytest.mark.parametrize(
+    "command, error",
+    [
+        ("ops --rows 0", "--rows: 0: must be an integer of at least 1"),
+        ("ops --implementations numpy", "--implementations: invalid choice: 'numpy'"),
+        ("ops --implementations liger --device cpu", "--implementations liger: needs a GPU"),
+        ("ops --json nowhere/ops.json", "--json nowhere/ops.json: there is no folder"),
+        ("training --plot plot.jpeg", "--plot plot.jpeg: must end in .png, .svg or .pdf"),
+        ("training --structures transformer_sas", "--structures: invalid choice: 'transformer_sas'"),
+        ("training --precision fp16 --device cpu", "--precision fp16: not on a CPU"),
+        ("training --data {empty}", "--data {empty}: no binarised data folder"),
+        ("training --clock processor --device cuda", "--device cuda: torch sees no GPU here"),
+        ("decoding --rounds many", "--rounds: many: must be an integer of at least 1"),
+        ("decoding --data {empty}/none", "--data {empty}/none: no binarised data folder"),
+        ("goals --data {empty}", "--data {empty}: no binarised data folder"),
+        ("goals --only ops training --out {empty}", "--only training: choose of ops, training-small, training-base,"),
+        ("goals --quick", "--quick: needs --out FOLDER"),
+        ("goals --judge {empty}", "--judge {empty}: it has no ops.json"),
+    ],
+)
+def test_bad_input_is_refused(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, command: str, error: str
+) -> None:
+    name, *flags = shlex.split(command.format(empty=tmp_path))
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *flags])
+    with pytest.raises(SystemExit) as refused:
+        load(name).main()
+    assert refused.value.code not in (0, None)
+    assert error.format(empty=tmp_path) in capsys.readouterr().err + str(refused.value.code)
+
+
+def test_a_gpu_that_is_not_there(load: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["ops.py", "--device", "cuda"])
+    with pytest.raises(SystemExit):
+        load("ops").main()
+    assert "--device cuda: torch sees no GPU here" in capsys.readouterr().err
