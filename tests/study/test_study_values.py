@@ -13,7 +13,7 @@ from fairseq_resid.study.plan import Planned
 
 pytestmark = pytest.mark.once
 
-STUDIES = sorted((Path(__file__).resolve().parent.parent / "studies").glob("*.yaml"))
+STUDIES = sorted((Path(__file__).resolve().parents[2] / "studies").glob("*.yaml"))
 STUDY: dict[str, Any] = {
     "title": "values",
     "recipe": "multi30k-en-de-small",
