@@ -44,6 +44,7 @@ setup(
         "numpy>=1.23",
         "sacrebleu>=2.3",
         "sentencepiece>=0.1.99",
+        "subword-nmt>=0.3.8",
         "sacremoses>=0.1",
         "msgspec>=0.19",
         "pyyaml>=5.1",

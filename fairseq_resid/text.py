@@ -1,11 +1,13 @@
-"""Between a corpus' own text and the text that sentencepiece sees: one `TextForm` per language, both ways.
+"""Between a corpus' own text and the text that is cut into subwords: one `TextForm` per language, both ways.
 
-    form      to the model                                   back to the corpus' text
-    plain     as it is                                       as it is
-    moses     Moses punctuation normalisation (optional),    Moses detokenisation
-              Moses tokenisation without escapes
-    escaped   for text that was tokenised and escaped by     the escapes put back
-              Moses: &quot; &apos; &amp; ... become characters
+    form        to the model                                   back to the text that is scored
+    plain       unchanged                                      unchanged
+    moses       Moses punctuation normalisation (optional),    Moses detokenisation
+                Moses tokenisation without escapes
+    escaped     for text that was tokenised and escaped by     the escapes put back
+                Moses: &quot; &apos; &amp; ... become characters
+    lowercased  Moses punctuation normalisation, lower case,   unchanged: the tokens are scored, against the reference
+                Moses tokenisation with escapes                that was prepared in the same way
 
 On the way to the model every white space is made a plain space: fairseq parts pieces at all of them, a no-break space
 or U+2028 within a piece too. DATA/corpus.json names the form, so that whoever decodes restores text the way preparation
@@ -20,7 +22,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-FORMS = ("plain", "moses", "escaped")
+FORMS = ("plain", "moses", "escaped", "lowercased")
+TOKENISED = ("escaped", "lowercased")  # scored by their own tokens
 NORMALIZE = ("none", "source", "both")  # which sides' punctuation is normalised
 WHITE_SPACE = re.compile(r"[^\S ]")
 
@@ -57,6 +60,13 @@ def _detokenizer(language: str) -> Any:
     from sacremoses import MosesDetokenizer
 
     return MosesDetokenizer(language)
+
+
+@lru_cache
+def _plain_normalizer(language: str) -> Any:
+    from sacremoses import MosesPunctNormalizer
+
+    return MosesPunctNormalizer(language)
 
 
 @lru_cache
@@ -118,9 +128,13 @@ class TextForm:
         }
 
     def to_model(self, line: str) -> str:
-        """Return a line of the corpus as sentencepiece shall see it."""
+        """Return a line of the corpus as it is cut into subwords."""
         if self.form == "escaped":
             line = unescape(line)
+        if self.form == "lowercased":
+            # One of the normaliser's patterns, for a quotation mark after a full stop, looks for the end of the line.
+            line = _plain_normalizer(self.language).normalize(f"{line}\n").lower()
+            line = _tokenizer(self.language).tokenize(line, return_str=True, escape=True)
         if self.form == "moses":
             if self.normalize:
                 # The normaliser deletes what does not print, also where it parts two words.
@@ -131,9 +145,23 @@ class TextForm:
         return WHITE_SPACE.sub(" ", line)
 
     def restore(self, line: str) -> str:
-        """Return a decoded line (its pieces joined) in the form of the corpus' own text."""
+        """Return a decoded line (its pieces joined) in the form that is scored."""
         if self.form == "escaped":
             return escape(line)
         if self.form == "moses":
             return _detokenizer(self.language).detokenize(line.split(), unescape=False)
+        return line
+
+    def to_raw(self, line: str) -> str:
+        """Return a decoded line in the form of the corpus' raw text; what was lower-cased stays lower-cased."""
+        return self.plain(line) if self.form == "lowercased" else self.restore(line)
+
+    def reference(self, line: str) -> str:
+        """Return a line of the untouched reference text in the form that is scored."""
+        return self.to_model(line) if self.form == "lowercased" else line
+
+    def plain(self, line: str) -> str:
+        """Return a line in the form that is scored as plain text, without tokenisation and escapes."""
+        if self.form in TOKENISED:
+            return _detokenizer(self.language).detokenize(unescape(line).split(), unescape=False)
         return line

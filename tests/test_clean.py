@@ -213,9 +213,9 @@ def test_subwords_are_cleaned_by_their_number_and_counted(tmp_path: Path) -> Non
     items[9] = ("we", "einer sehr großen Stadt am Fluss mit alten Freunden")
     text = [side.encode() for side in mirror.sides(items)]
     files = write(tmp_path, *text)
-    subwords.learn(files, 600, 120, tmp_path / "spm.model")
+    subwords.learn("sentencepiece", files, 600, 120, tmp_path / "spm.model")
     outputs = (tmp_path / "out.en", tmp_path / "out.de")
-    counts, sides = subwords.encode("test", files, outputs, tmp_path / "spm.model", LIMITS, 1, 600)
+    counts, sides = subwords.encode("test", files, outputs, "sentencepiece", tmp_path / "spm.model", LIMITS, 1, 600)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
     encoded = [tuple(processor.encode(side, out_type=str) for side in pair) for pair in items]
     reasons = Counter(LIMITS.reason(len(left), len(right)) for left, right in encoded)
@@ -227,7 +227,7 @@ def test_subwords_are_cleaned_by_their_number_and_counted(tmp_path: Path) -> Non
         assert path.read_text().split("\n")[:-1] == [" ".join(pair[side]) for pair in kept]
     # Off: every pair stays.
     outputs = (tmp_path / "all.en", tmp_path / "all.de")
-    assert subwords.encode("test", files, outputs, tmp_path / "spm.model", None, 1, 600)[0].kept == 600
+    assert subwords.encode("test", files, outputs, "sentencepiece", tmp_path / "spm.model", None, 1, 600)[0].kept == 600
 
 
 @pytest.mark.parametrize("pairs, sampled", [(1, 10), (9, 10), (10, 10), (11, 10), (20, 10), (29, 10), (1000, 7)])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fairseq_resid.evaluation import compare, decoding, scoring
+from fairseq_resid.evaluation import compare, scoring, settings
 
 pytestmark = pytest.mark.once
 
@@ -74,7 +74,7 @@ def evaluated(data: Path, name: str, quality: float, seed: int = 1, flags: str =
         "subset": "test",
         "sentences": len(REFERENCES),
         "averaged_checkpoints": ["a", "b"],
-        "decoding": {**decoding.SETTINGS, "post-process": None},
+        "decoding": {**settings.DECODING, "post-process": None},
         **changes,
     }
     (run / "results.json").write_text(json.dumps(results))

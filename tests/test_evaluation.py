@@ -25,6 +25,7 @@ from fairseq_resid.compat import load_checkpoint
 from fairseq_resid.evaluation import card, decoding, likelihood, scoring, table
 from fairseq_resid.evaluation.evaluate import main, make_average, translate
 from fairseq_resid.evaluation.job import Job, architecture, count_parameters, find
+from fairseq_resid.evaluation.settings import Settings
 from fairseq_resid.folders.data import Corpus, find_data
 from fairseq_resid.folders.files import read_lines
 from fairseq_resid.folders.run import Run
@@ -157,7 +158,7 @@ def test_damaged_data_is_not_evaluated(evaluated: str, here: Run, tmp_path: Path
     corpus |= {"sizes": {"ref/test.fr": (data / "ref" / "test.fr").stat().st_size}, "limit": 3}
     corpus |= {"differences": ["cut"], "unverified": ["test a.en"], "asked": {"limit": 3}}
     (data / "corpus.json").write_text(json.dumps(corpus))
-    job = find(here.path, data, 2, None, "test", True)
+    job = find(here.path, data, Settings(last=2), "test", True)
     assert job.corpus.differences == ("cut",) and job.corpus.unverified == ("test a.en",)
     assert job.corpus.preparation == {"limit": 3}
     (data / "ref" / "test.fr").write_text("cut off")
@@ -632,15 +633,15 @@ def test_the_average_is_of_the_checkpoints_that_are_asked_for(here: Run, capsys:
     def inputs() -> list[str]:
         return [item["file"] for item in load_checkpoint(here.averaged)["averaged_from"]]
 
-    make_average(here, files[-3:])
+    make_average(here.averaged, files[-3:])
     assert inputs() == [file.name for file in files[-3:]]
-    make_average(here, files[-2:])  # of others: made again
+    make_average(here.averaged, files[-2:])  # of others: made again
     assert inputs() == [file.name for file in files[-2:]]
     capsys.readouterr()
-    make_average(here, files[-2:])
+    make_average(here.averaged, files[-2:])
     assert not capsys.readouterr().out  # of these: kept
     here.averaged.unlink()
-    make_average(here, files[-2:])
+    make_average(here.averaged, files[-2:])
     assert capsys.readouterr().out.startswith("+ fairseq-resid average --inputs ") and inputs()
 
 

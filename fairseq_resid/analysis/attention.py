@@ -41,19 +41,18 @@ class Map:
 def encode(loaded: Loaded, text: str) -> Tensor:
     """Return a raw sentence as the model numbers it.
 
-    Raises: ValueError if the data folder has no sentencepiece model, or there is nothing in the text.
+    Raises: ValueError if the data folder has no subword model, or there is nothing in the text.
     """
-    import sentencepiece
-
     from ..folders import data as data_folder
 
-    model = loaded.data / "spm.model"
-    if not model.is_file():
-        raise ValueError(f"{loaded.data}: has no spm.model: name a sentence of the data with --sentence")
     if not text.strip():
         raise ValueError("--text: nothing in it")
     form = data_folder.read(loaded.data).forms()[loaded.task.cfg.source_lang]
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model)).encode(form.to_model(text), out_type=str)
+    try:
+        segmenter = data_folder.Corpus.read(loaded.data).segmenter()
+    except ValueError as error:
+        raise ValueError(f"{error}: name a sentence of the data with --sentence") from None
+    (pieces,) = segmenter.encode([form.to_model(text)])
     tokens: Tensor = loaded.task.source_dictionary.encode_line(
         " ".join(pieces), append_eos=True, add_if_not_exist=False
     ).long()

@@ -11,9 +11,9 @@ from .errors import UserError
 from .loading import check_finite, load_checkpoint, load_weights_only, name_misfits, naming
 from .model import BETTER_TRANSFORMER_COPIES, close_better_transformer_path
 from .processes import compare_processes, send_checkpoints
-from .stopping import save_when_stopped
+from .stopping import remember_patience, save_when_stopped
 from .training import DIVERGED, name_divergence, say_what_runs, skip_overflow_without_gpu, unscale_once
-from .writing import write_whole
+from .writing import keep_last_optimizer_state, write_whole
 
 __all__ = [
     "BETTER_TRANSFORMER_COPIES",
@@ -37,9 +37,11 @@ def apply() -> None:
     skip_overflow_without_gpu()
     unscale_once()
     save_when_stopped()
+    remember_patience()
     compare_processes()
     send_checkpoints()
     write_whole()
+    keep_last_optimizer_state()
     keep_last_batch()
     keep_batches_on_resume()
     keep_place_on_other_devices()

@@ -63,6 +63,32 @@ def _answering(answer: Callable[[int, Any], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def remember_patience() -> None:
+    """Save in every checkpoint how long --patience has waited, so that a resumed training stops when it would have.
+
+    fairseq counts the validations without a better loss in attributes of a function, and a new process starts at 0.
+    """
+    import fairseq_cli.train as program
+    from fairseq.trainer import Trainer
+
+    save, load = Trainer.save_checkpoint, Trainer.load_checkpoint
+    count = program.should_stop_early
+
+    @functools.wraps(save)
+    def save_with_patience(self, filename, extra_state):  # type: ignore[no-untyped-def]
+        return save(self, filename, {**extra_state, "patience": dict(vars(count))})
+
+    @functools.wraps(load)
+    def load_patience(self, filename, reset_optimizer=False, *args, **kwargs):  # type: ignore[no-untyped-def]
+        extra_state = load(self, filename, reset_optimizer, *args, **kwargs)
+        vars(count).clear()
+        if extra_state is not None and not reset_optimizer:
+            vars(count).update(extra_state.get("patience", {}))
+        return extra_state
+
+    Trainer.save_checkpoint, Trainer.load_checkpoint = save_with_patience, load_patience
+
+
 def save_when_stopped() -> None:
     """Let SIGINT, SIGTERM and SIGHUP end a training behind the update at hand, with a checkpoint, as 128 + signal.
 
@@ -104,8 +130,10 @@ def save_when_stopped() -> None:
 
     @functools.wraps(train)
     def train_until_stopped(cfg, trainer, *args, **kwargs):  # type: ignore[no-untyped-def]
-        # fairseq looks at the limit behind an update: a finished training that goes on would make one too many.
+        # fairseq checks the limits after an update: a finished training that resumes would make one too many.
         if trainer.get_num_updates() >= (cfg.optimization.max_update or math.inf):
+            return [None], True
+        if 0 < cfg.checkpoint.patience <= getattr(program.should_stop_early, "num_runs", 0):
             return [None], True
         # Before the workers that read data are forked: they inherit it, and outlive a Ctrl-C.
         with _answering(_ask):

@@ -1,4 +1,4 @@
-"""A checkpoint is written whole or not at all."""
+"""A checkpoint is written whole or not at all, and a training resumes from the last one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import functools
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from .errors import UserError
+from .loading import load_checkpoint
 
 
 def _bytes_of(value: Any) -> int:
@@ -38,6 +40,47 @@ def _writing(path: str, size: int) -> Iterator[None]:
             f"{path}: cannot be written: {reason}; it takes {size / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free. "
             "The checkpoints before it are whole"
         ) from error
+
+
+def keep_last_optimizer_state() -> None:
+    """Let --no-save-optimizer-state strip every checkpoint but checkpoint_last.pt, so that the training can resume.
+
+    fairseq strips that one too: such a training starts Adam anew and forgets the number of updates. The whole state is
+    written first and stripped from the other files afterwards; a kill in between leaves one of them larger.
+    """
+    from fairseq import checkpoint_utils
+
+    original = checkpoint_utils.save_checkpoint
+
+    @functools.wraps(original)
+    def save_checkpoint(cfg, trainer, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if not cfg.no_save_optimizer_state or cfg.no_last_checkpoints:
+            return original(cfg, trainer, *args, **kwargs)
+        last = f"checkpoint_last{trainer.checkpoint_suffix}.pt"
+        cfg.no_save_optimizer_state = False
+        try:
+            saved = original(cfg, trainer, *args, **kwargs)
+        finally:
+            cfg.no_save_optimizer_state = True
+        if trainer.should_save_checkpoint_on_current_rank:
+            for file in Path(cfg.save_dir).glob(f"checkpoint*{trainer.checkpoint_suffix}.pt"):
+                if file.name != last:
+                    _strip(file)
+        return saved
+
+    # fairseq keeps the best validation loss as an attribute of the function that it looks up by this name.
+    checkpoint_utils.save_checkpoint = save_checkpoint
+
+
+def _strip(file: Path) -> None:
+    """Remove the optimizer's state from a checkpoint, if it holds one."""
+    state = load_checkpoint(file)
+    if state.pop("last_optimizer_state", None) is None:
+        return
+    partial = file.with_name(f"{file.name}.tmp")
+    with _writing(str(file), _bytes_of(state)):
+        torch.save(state, partial)
+        os.replace(partial, file)
 
 
 def write_whole() -> None:

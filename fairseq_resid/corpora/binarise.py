@@ -16,9 +16,9 @@ from ..folders import data as data_folder
 from ..folders import records
 from ..folders.data import CorpusRecord
 from ..folders.files import sha256
-from ..text import TextForm
+from ..text import TOKENISED, TextForm
 
-TOOLS = ("fairseq", "fairseq-fixed", "sacremoses", "sentencepiece")
+TOOLS = ("fairseq", "fairseq-fixed", "sacremoses", "sentencepiece", "subword-nmt")
 
 
 def preprocess(
@@ -87,17 +87,16 @@ def _watched(data: Path, size: int) -> Iterator[None]:
 def bleu_tokenize(form: TextForm) -> str:
     """Return sacrebleu's name of the tokenisation to score with.
 
-    Text that is released tokenised is scored by its own tokens, as the publications on it do.
+    Text that is released or published tokenised is scored by its own tokens, as the publications on it do.
     """
-    return "none" if form.form == "escaped" else "13a"
+    return "none" if form.form in TOKENISED else "13a"
 
 
 def make(
     record: CorpusRecord, text: Path, references: Path, model: Path, data: Path, workers: int, lock: int | None = None
 ) -> None:
-    """Make DATA from TEXT/SPLIT (subwords), the reference texts and the subword model.
+    """Make DATA from TEXT/SPLIT (subwords), the reference texts and the subword model; corpus.json comes after it.
 
-    record: corpus.json without the tools and files, which are added here
     Raises: ChildProcessError if fairseq-preprocess fails.
     """
     # With an end of sentence on each side of every pair; a token's bytes are fairseq's best_fitting_int_dtype.
@@ -105,7 +104,11 @@ def make(
     size = tokens * (2 if record.vocab_size < 65500 else 4)
     preprocess(text, data, record.source, record.target, record.lines, workers, size, lock)
     shutil.copytree(references, data / "ref")
-    shutil.copyfile(model, data / "spm.model")
+    shutil.copyfile(model, data / model.name)
+
+
+def write_record(record: CorpusRecord, data: Path) -> None:
+    """Write DATA/corpus.json: the record with the tools, and the sizes and checksums of the files."""
     files = {str(file.relative_to(data)): file for file in sorted(data.rglob("*")) if file.is_file()}
     whole = replace(
         record,

@@ -2,18 +2,19 @@
 
 No training brings back what is lost there. Every line that does not come back is counted under its first cause:
 
-    unknown      a subword of it is not in the vocabulary
+    unknown      a subword of it is not in the vocabulary: that of the sentencepiece model, or of the training text
     normalizer   sentencepiece's normaliser changed it before it was cut (nmt_nfkc: Unicode's NFKC, and spaces)
     form         normalisation, tokenisation or escapes are not undone exactly (fairseq_resid/text.py)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..folders.data import LostLine, RoundTrip
 from ..folders.files import read_lines
+from ..segmentation import Segmenter
 from ..text import TextForm
 
 CAUSES = ("unknown", "normalizer", "form")
@@ -21,34 +22,45 @@ REFUSED = 95.0  # BLEU: below it the corpus is not worth training on
 WARNED = 99.0
 
 
-def join(subwords: str) -> str:
-    """Return the text of a line of subwords, as fairseq's --post-process sentencepiece does."""
-    return subwords.replace(" ", "").replace("\u2581", " ").strip()
+def vocabulary(segmenter: Segmenter, training: Sequence[Path]) -> set[str]:
+    """Return the subwords that a model can write.
+
+    training: both sides of the training text, cut into subwords
+    """
+    known = segmenter.known()
+    if known is not None:
+        return known
+    found: set[str] = set()
+    for path in training:
+        with path.open(encoding="utf-8", newline="\n") as lines:
+            found.update(subword for line in lines for subword in line.split())
+    return found
 
 
-def round_trip(subwords: Path, reference: Path, form: TextForm, tokenize: str, model: Path) -> RoundTrip:
+def round_trip(
+    subwords: Path, reference: Path, form: TextForm, tokenize: str, model: Path, kind: str, training: Sequence[Path]
+) -> RoundTrip:
     """Score a reference text that was cut into subwords and is restored.
 
-    subwords: the reference as the model shall write it; model: the subword model; tokenize: sacrebleu's name
+    subwords: the reference as the model shall write it; model, kind: of the subwords; tokenize: sacrebleu's name
+    training: both sides of the training text, cut into subwords
     """
-    import sentencepiece
     from sacrebleu.metrics.bleu import BLEU
 
-    normalizer = sentencepiece.SentencePieceNormalizer(model_file=str(model))
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    numbers = [number for number in range(processor.vocab_size()) if not processor.is_unknown(number)]
-    known = {processor.id_to_piece(number) for number in numbers}
-    references, restored = read_lines(reference), []
+    segmenter = Segmenter(kind, model)
+    known = vocabulary(segmenter, training)
+    normalise = _normaliser(kind, model)
+    references, restored = [form.reference(line) for line in read_lines(reference)], []
     lost = dict.fromkeys(CAUSES, 0)
     example = None
     for number, (line, cut) in enumerate(zip(references, read_lines(subwords), strict=True), start=1):
         # fairseq writes <unk> for a subword that is not in its dictionary.
         wanted = cut.split(" ") if cut else []
         possible = [subword if subword in known else "<unk>" for subword in wanted]
-        restored.append(form.restore(join(" ".join(possible))))
+        restored.append(form.restore(segmenter.join(" ".join(possible))))
         if restored[-1] == line:
             continue
-        is_changed = join(normalizer.normalize(line)) != line
+        is_changed = segmenter.join(normalise(line)) != line
         cause = "unknown" if not known.issuperset(wanted) else "normalizer" if is_changed else "form"
         lost[cause] += 1
         example = example or LostLine(number, cause, line, restored[-1])
@@ -57,6 +69,16 @@ def round_trip(subwords: Path, reference: Path, form: TextForm, tokenize: str, m
     bleu = round(metric.corpus_score(restored, [references]).score, 2)
     exact = len(references) - sum(lost.values())
     return RoundTrip(exact, len(references), bleu, metric.get_signature().format(), lost, example)
+
+
+def _normaliser(kind: str, model: Path) -> Callable[[str], str]:
+    """Return what changes text before it is cut; subword-nmt changes nothing."""
+    if kind != "sentencepiece":
+        return str
+    import sentencepiece
+
+    normalise: Callable[[str], str] = sentencepiece.SentencePieceNormalizer(model_file=str(model)).normalize
+    return normalise
 
 
 def judge(name: str, trips: Mapping[str, RoundTrip], normalizer: str, sampled: bool, accepted: bool) -> None:

@@ -55,7 +55,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of the manifest that flags have given."""
-    names = [name for name in SETTINGS if name not in ("name", "source", "target")]
+    names = [name for name in SETTINGS if name not in ("name", "source", "target", "profile")]
     return {name: value for name in names if (value := getattr(args, name, None)) is not None}
 
 

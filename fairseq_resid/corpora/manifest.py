@@ -50,6 +50,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     deduplicate: bool = False
     split_hyphens: bool = False
     spm_normalizer: str = "nmt_nfkc"
+    subwords: str = "sentencepiece"  # or "subword_nmt", with `vocab_size` merges
+    profile: str = ""  # as whom the text is prepared, if the data folder depends on more than the settings
+    facts: Mapping[str, Mapping[str, int]] = {}  # counts that the prepared text must have
     text_bytes: int = 0
     files: Mapping[str, RemoteFile] = {}
 

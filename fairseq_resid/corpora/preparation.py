@@ -5,7 +5,7 @@
 The data folder, as every other tool of the project reads it:
 
     DATA/dict.SRC.txt, dict.TGT.txt   the joined dictionary, and fairseq's binary files beside it
-    DATA/spm.model                    the sentencepiece model that cut the text into subwords
+    DATA/spm.model, DATA/bpe.codes    the model that cut the text into subwords, sentencepiece's or subword-nmt's
     DATA/ref/SPLIT.{SRC,TGT}          the untouched valid and test texts: what BLEU is scored against
     DATA/corpus.json                  sources, checksums, counts, versions, how text is restored
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +39,7 @@ from ..folders.data import (
     TextSettings,
 )
 from ..folders.files import locked, partial_of, read_lines
+from ..segmentation import FILES
 from ..text import TextForm
 from . import binarise, ceiling, clean, disk, repeats, sources, stream, subwords, tokenise
 from .manifest import Manifest
@@ -61,7 +62,10 @@ SETTINGS = (
     "deduplicate",
     "split_hyphens",
     "spm_normalizer",
+    "subwords",
+    "profile",
 )
+ACCEPTS = "--allow-other-data accepts this"
 # Those of them that only cleaning reads.
 LIMITS = ("max_pieces", "max_ratio")
 
@@ -142,6 +146,8 @@ def _show_result(out: Path, show: bool) -> None:
             counts = [f"{len(getattr(overlap, kind)):,} {kind}s" for kind in ("source", "target", "pair")]
             phrases.append(f"also in the training text: {', '.join(counts)}")
         print("; ".join(phrases))
+    for fact, number_of in record.facts.items():
+        print(f"{fact}: {', '.join(f'{count:,} {what}' for what, count in number_of.items())}")
     _show_differences(record)
     if show:
         _show_overlap(out, record)
@@ -303,7 +309,13 @@ class _Preparation:
         # The settings are part of the folders' names, by which an interrupted run goes on.
         files = {text.label: [text.file.name, text.member, text.known.sha256] for text in texts}
         form = [manifest.form, manifest.plain_form, manifest.normalize, manifest.split_hyphens, version("sacremoses")]
-        learning = [manifest.vocab_size, manifest.spm_normalizer, subwords.SENTENCEPIECE, subwords.SAMPLED]
+        self.model = FILES[manifest.subwords]
+        learning = [
+            manifest.subwords,
+            subwords.settings_of(manifest.subwords, manifest.vocab_size, manifest.spm_normalizer),
+            subwords.SAMPLED,
+        ]
+        unit = "merges" if manifest.subwords == "subword_nmt" else "subwords"
         # The step that the training text for the subwords comes from.
         train = "deduplicate" if manifest.deduplicate else "tokenise"
         self.extracting = Step(
@@ -323,8 +335,8 @@ class _Preparation:
         )
         self.learning = Step(
             "learn",
-            f"learn a joined BPE of {manifest.vocab_size:,} subwords",
-            [*learning, version("sentencepiece")],
+            f"learn a joined BPE of {manifest.vocab_size:,} {unit}",
+            [*learning, version(manifest.subwords.replace("_", "-"))],
             (train,),
             self._checked(self.learn),
             Learned,
@@ -459,9 +471,7 @@ class _Preparation:
 
     def _refuse_differences(self) -> None:
         if (differences := self.differences()) and not self.options.way.allow_other:
-            raise ValueError(
-                f"not the corpus {self.manifest.name}: {'; '.join(differences)} (--allow-other-data accepts this)"
-            )
+            raise ValueError(f"not the corpus {self.manifest.name}: {'; '.join(differences)} ({ACCEPTS})")
 
     def _checked(self, run: Callable[[Path], T]) -> Callable[[Path], T]:
         """Return a step that first makes sure that the texts are the manifest's, whichever run extracted them."""
@@ -473,7 +483,7 @@ class _Preparation:
         return checked
 
     def tokenise(self, folder: Path) -> Tokenised:
-        """Take all text to the form that sentencepiece sees; keep the untouched valid and test text."""
+        """Take all text to the form that is cut into subwords; keep the untouched valid and test text."""
         forms = self._forms()
         both_forms = (forms[self.manifest.source], forms[self.manifest.target])
         counts = {}
@@ -516,20 +526,22 @@ class _Preparation:
         return self._both(self.pipeline.folder(step), split), result.pairs[split].kept
 
     def _tokenised(self, split: str) -> tuple[tuple[Path, Path], int]:
-        """Return both sides of a split as sentencepiece shall see them, and how many pairs they hold."""
+        """Return both sides of a split as they are cut into subwords, and how many pairs they hold."""
         is_less = split == "train" and self.manifest.deduplicate
         return self._made(self.deduplicating if is_less else self.tokenising, split)
 
     def learn(self, folder: Path) -> Learned:
         """Learn the BPE from the training text."""
         files, total = self._tokenised("train")
-        model, normalizer = folder / "spm.model", self.manifest.spm_normalizer
-        return Learned(subwords.learn(files, total, self.manifest.vocab_size, model, normalizer))
+        manifest, model = self.manifest, folder / self.model
+        return Learned(
+            subwords.learn(manifest.subwords, files, total, manifest.vocab_size, model, manifest.spm_normalizer)
+        )
 
     def encode(self, folder: Path) -> Encoded:
         """Cut all text into subwords; score a perfect model; find the evaluation text that is in the training text."""
         counts, tokens = {}, {}
-        model = self.pipeline.folder(self.learning) / "spm.model"
+        model = self.pipeline.folder(self.learning) / self.model
         for split in self.manifest.splits:
             is_train = split == "train"
             files, total = self._tokenised(split)
@@ -537,6 +549,7 @@ class _Preparation:
                 f"encode {split}",
                 files,
                 self._both(folder, split),
+                self.manifest.subwords,
                 model,
                 self.limits if is_train else None,
                 self.options.workers if is_train else 1,
@@ -554,6 +567,8 @@ class _Preparation:
                 form,
                 binarise.bleu_tokenize(form),
                 model,
+                self.manifest.subwords,
+                self._both(folder, "train"),
             )
             for split in self.manifest.evaluated
         }
@@ -599,14 +614,48 @@ class _Preparation:
             round_trip=encoded.round_trip,
             overlap=encoded.overlap,
             text=TextSettings(form.form, normalize, form.split_hyphens),
-            subwords=SubwordSettings(normalizer=manifest.spm_normalizer),
-            restore=Restore("sentencepiece", "spm.model"),
+            subwords=SubwordSettings(
+                normalizer=manifest.spm_normalizer if manifest.subwords == "sentencepiece" else "none"
+            ),
+            restore=Restore(manifest.subwords, self.model),
+            profile=manifest.profile,
             bleu_tokenize=binarise.bleu_tokenize(form),
         )
         text, data = self.pipeline.folder(self.encoding), folder / "data"
-        model = self.pipeline.folder(self.learning) / "spm.model"
+        model = self.pipeline.folder(self.learning) / self.model
         binarise.make(record, text, text / "ref", model, data, self.options.workers, self.lock)
+        facts = self._facts(data) if manifest.facts else {}
+        wrong = [
+            f"{fact} of {what}: {facts[fact][what]:,}, and {count:,} are published"
+            for fact, counts in manifest.facts.items()
+            for what, count in counts.items()
+            if facts[fact].get(what, 0) != count
+        ]
+        if wrong and not self.options.way.allow_other:
+            raise ValueError(f"not the text of --profile {manifest.profile}: {'; '.join(wrong)} ({ACCEPTS})")
+        binarise.write_record(replace(record, facts=facts, differences=(*record.differences, *wrong)), data)
         return Binarised(len(read_lines(data / f"dict.{manifest.source}.txt")))
+
+    def _facts(self, data: Path) -> dict[str, dict[str, int]]:
+        """Return what others can count in their own copy of the prepared text.
+
+        training tokens: subwords and end marks by language; reference tokens: words of each test set's target side, in
+        the form that is scored; dictionary: its types, with fairseq's four special ones
+        """
+        manifest, encoded = self.manifest, self.pipeline.result(self.encoding)
+        form = self._forms()[manifest.target]
+        pairs = encoded.pairs["train"].kept
+        references = {
+            split: sum(
+                len(form.reference(line).split()) for line in read_lines(data / "ref" / f"{split}.{form.language}")
+            )
+            for split in manifest.evaluated
+        }
+        return {
+            "training tokens": {language: count + pairs for language, count in encoded.tokens["train"].items()},
+            "reference tokens": references,
+            "dictionary": {"types": len(read_lines(data / f"dict.{manifest.source}.txt")) + 4},
+        }
 
     def _source(self, text: sources.Text) -> SourceText:
         """Return what corpus.json says of a text."""

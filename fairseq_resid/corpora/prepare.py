@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,21 @@ PROFILES: dict[str, dict[str, Any]] = {
         "max_pieces": 250,
         "max_ratio": 1.5,
         "vocab_size": 40_000,
+    },
+}
+# The text of one publication, to the token. It is fixed: whoever changes a setting prepares other text.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    # Wu et al. 2021, "Good for Misconceived Reasons", the text-only Transformer.
+    "multi30k-en-de": {
+        "form": "lowercased",
+        "subwords": "subword_nmt",
+        "vocab_size": 10_000,
+        "profile": "published",
+        "facts": {
+            "training tokens": {"en": 426_793, "de": 429_507},
+            "reference tokens": {"test": 12_103, "test1": 10_758, "test2": 5_158},
+            "dictionary": {"types": 9_712},
+        },
     },
 }
 COMMANDS = {"custom": custom.main, "phrasebook": phrasebook.main}
@@ -79,7 +94,12 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
     add("--out", type=Path, metavar="DATA", help="the folder to make (default data-bin/NAME)")
     add("--downloads", type=Path, default=Path("data-bin/downloads"), metavar="DIR", help="where downloads are kept")
     add("--limit", type=int, metavar="N", help="only the first N pairs of every text, to try it out")
-    add("--profile", choices=PROFILES, help="prepare as others do: another form, cleaning and vocabulary")
+    add(
+        "--profile",
+        choices=(*PROFILES, "published"),
+        help="prepare as others do: another form, cleaning and vocabulary; published: exactly the text of a "
+        f"publication ({', '.join(PUBLISHED)})",
+    )
     add("--vocab-size", type=int, metavar="N", help="subwords of the joined vocabulary")
     add("--normalize", choices=NORMALIZE, help="Moses punctuation normalisation of these sides")
     add(
@@ -100,10 +120,12 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
             parser.error(f"--raw {folder}: no such folder")
 
     manifest = manifests.read(manifests.MANIFESTS / f"{args.name}.yaml")
-    profile = PROFILES[args.profile] if args.profile else {}
+    given = flags.settings(args)
+    if args.profile == "published":
+        check_published(args, given)
+    profile = {**PROFILES, "published": PUBLISHED.get(args.name, {})}.get(args.profile, {})
     if profile and manifest.form == "escaped":
         profile = {**profile, "form": "escaped", "plain_form": profile["form"]}
-    given = flags.settings(args)
     manifest = replace(manifest, **{**profile, **given})
     tokenising = {"normalize": manifest.normalize != "none", "split_hyphens": manifest.split_hyphens}
     if wrong := [name for name, on in tokenising.items() if on and manifest.form == "plain"]:
@@ -117,8 +139,17 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
         args.allow_other_data,
         Fingerprints(None if args.verify else args.downloads / "fingerprints.json"),
     )
-    out = args.out or Path("data-bin") / args.name
+    out = args.out or Path("data-bin") / (f"{args.name}-{manifest.profile}" if manifest.profile else args.name)
     prepare_data(manifest, Options(way, out, args.workers, args.limit, args.allow_low_ceiling, args.verify, args.show))
+
+
+def check_published(args: argparse.Namespace, given: Mapping[str, Any]) -> None:
+    """Raise ValueError if a corpus has no published profile, or a flag would change it."""
+    if args.name not in PUBLISHED:
+        raise ValueError(f"--profile published: {args.name} has none; {', '.join(PUBLISHED)} has")
+    for name, value in given.items():
+        fixed = PUBLISHED[args.name].get(name, "the corpus's own")
+        raise ValueError(f"--{name.replace('_', '-')} {value}: --profile published fixes it ({fixed})")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""A joined sentencepiece BPE: learned from the training text, then applied to all of it."""
+"""A joined BPE, by sentencepiece or subword-nmt: learned from the training text, then applied to all of it."""
 
 from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..commands import quiet
 from ..commands.progress import POLL, Progress
 from ..commands.workers import context, start_worker
 from ..folders.data import PairCounts
+from ..segmentation import Segmenter
 from ..text import plain_words
 from . import clean, stream
 
@@ -41,20 +43,35 @@ def sample(files: tuple[Path, Path], pairs: int) -> Iterator[str]:
             yield right.removesuffix("\n")
 
 
-def learn(files: tuple[Path, Path], pairs: int, vocab_size: int, model: Path, normalizer: str = NORMALIZERS[0]) -> int:
+def settings_of(kind: str, vocab_size: int, normalizer: str) -> dict[str, Any]:
+    """Return the settings that a library learns with: all that its model depends on, beside the text."""
+    if kind == "subword_nmt":
+        return {"num_symbols": vocab_size}
+    return {**SENTENCEPIECE, "normalization_rule_name": normalizer, "vocab_size": vocab_size}
+
+
+def learn(
+    kind: str,
+    files: tuple[Path, Path],
+    pairs: int,
+    vocab_size: int,
+    model: Path,
+    normalizer: str = NORMALIZERS[0],
+) -> int:
     """Learn one model over both sides of the training text; return from how many pairs.
 
+    kind: of the model, as in segmentation.py; vocab_size: its subwords; with subword-nmt its merges
     normalizer: how sentencepiece normalises text before it cuts it, one of NORMALIZERS
-    Raises: ValueError if the text holds fewer subwords than `vocab_size`; ChildProcessError if the library's process is
-    killed.
+    Raises: ValueError if the text holds fewer subwords or merges than `vocab_size`; ChildProcessError if the library's
+    process is killed.
     """
-    settings = {**SENTENCEPIECE, "normalization_rule_name": normalizer, "vocab_size": vocab_size}
+    settings = settings_of(kind, vocab_size, normalizer)
     used = -(-pairs // max(1, -(-pairs // SAMPLED)))
     if quiet.is_verbose():
-        print(f"  sentencepiece: {' '.join(f'{key}={value}' for key, value in settings.items())}", flush=True)
+        print(f"  {kind}: {' '.join(f'{key}={value}' for key, value in settings.items())}", flush=True)
     # In a process of its own: the library works for minutes, in which Python would not see Ctrl-C.
     receiver, sender = context().Pipe(duplex=False)
-    process = context().Process(target=_learn, args=(sender, files, pairs, settings))
+    process = context().Process(target=_learn, args=(sender, LEARNERS[kind], files, pairs, settings))
     received: int | bytes = 0
     process.start()  # before a progress bar starts a thread
     try:
@@ -73,10 +90,14 @@ def learn(files: tuple[Path, Path], pairs: int, vocab_size: int, model: Path, no
     return used
 
 
-def _learn(sender: Connection, files: tuple[Path, Path], pairs: int, settings: dict[str, Any]) -> None:
+Learner = Callable[[Iterator[str], dict[str, Any]], bytes]
+
+
+def _learn(
+    sender: Connection, learner: Learner, files: tuple[Path, Path], pairs: int, settings: dict[str, Any]
+) -> None:
     """Learn the model; send how many sentences were read, every 10,000, and at the end the model or an exception."""
     start_worker()
-    import sentencepiece
 
     def counted() -> Iterator[str]:
         count = 0
@@ -88,18 +109,43 @@ def _learn(sender: Connection, files: tuple[Path, Path], pairs: int, settings: d
                 count = 0
         sender.send(count)
 
+    try:
+        sender.send(learner(counted(), settings))
+    except Exception as error:
+        sender.send(error)
+
+
+def _learn_sentencepiece(sentences: Iterator[str], settings: dict[str, Any]) -> bytes:
+    import sentencepiece
+
     content = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=counted(),
+            sentence_iterator=sentences,
             model_writer=content,  # a file name would be stored in the model
             **settings,
         )
-        sender.send(content.getvalue())
     except RuntimeError as error:
-        sender.send(ValueError(f"--vocab-size {settings['vocab_size']}: sentencepiece could not learn it: {error}"))
-    except Exception as error:
-        sender.send(error)
+        raise ValueError(f"--vocab-size {settings['vocab_size']}: sentencepiece could not learn it: {error}") from None
+    return content.getvalue()
+
+
+def _learn_subword_nmt(sentences: Iterator[str], settings: dict[str, Any]) -> bytes:
+    from subword_nmt import learn_bpe
+
+    learn_bpe.tqdm = iter  # its own progress bar
+    content, messages = io.StringIO(), io.StringIO()
+    with redirect_stderr(messages):
+        learn_bpe.learn_bpe(sentences, content, **settings)
+    merges = content.getvalue().count("\n") - 1  # below the line with the version
+    if merges < settings["num_symbols"]:
+        raise ValueError(
+            f"--vocab-size {settings['num_symbols']}: the training text has no more than {merges:,} merges"
+        )
+    return content.getvalue().encode()
+
+
+LEARNERS: dict[str, Learner] = {"sentencepiece": _learn_sentencepiece, "subword_nmt": _learn_subword_nmt}
 
 
 def _receive(receiver: Connection) -> int | bytes:
@@ -112,26 +158,25 @@ def _receive(receiver: Connection) -> int | bytes:
     try:
         received: int | bytes | Exception = receiver.recv()
     except EOFError:
-        raise ChildProcessError("sentencepiece was ended (out of memory?)") from None
+        raise ChildProcessError("learning the subwords was ended (out of memory?)") from None
     if isinstance(received, Exception):
         raise received
     return received
 
 
-_processor: Any = None  # each worker loads its own: it cannot be sent to a process
+_segmenter: Segmenter | None = None  # each worker loads its own: it cannot be sent to a process
 
 
-def _load(model: str) -> None:
-    global _processor
-    import sentencepiece
-
-    _processor = sentencepiece.SentencePieceProcessor(model_file=model)
+def _load(kind: str, model: str) -> None:
+    global _segmenter
+    _segmenter = Segmenter(kind, Path(model))
 
 
 def encoded(lines: list[bytes]) -> list[list[str]]:
     """Return the subwords of every line; on one thread, as there is a process for every core."""
+    assert _segmenter is not None
     texts = [line.decode().rstrip("\n") for line in lines]
-    return [plain_words(subwords) for subwords in _processor.encode(texts, out_type=str, num_threads=1)]
+    return [plain_words(subwords) for subwords in _segmenter.encode(texts)]
 
 
 class Encode:
@@ -163,6 +208,7 @@ def encode(
     what: str,
     files: tuple[Path, Path],
     outputs: tuple[Path, Path],
+    kind: str,
     model: Path,
     limits: clean.Limits | None,
     workers: int,
@@ -172,7 +218,7 @@ def encode(
 
     Returns: what was kept and dropped, and the subwords that were written of each side.
     """
-    counts = stream.transform(what, [files], outputs, Encode(limits), workers, total, _load, (str(model),))
+    counts = stream.transform(what, [files], outputs, Encode(limits), workers, total, _load, (kind, str(model)))
     reasons = clean.SUBWORD_REASONS if limits else ()
     pairs = PairCounts(counts["in"], counts["out"], {reason: counts[reason] for reason in reasons})
     return pairs, (counts["source_pieces"], counts["target_pieces"])

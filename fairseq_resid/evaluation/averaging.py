@@ -60,6 +60,17 @@ def find(folder: Path, last: int, by: Numbering | None = None) -> list[Path]:
     return numbered[-last:]
 
 
+def epochs(folder: Path, first: int, last: int) -> list[Path]:
+    """Return the checkpoints of the epochs from `first` to `last`.
+
+    Raises: ValueError naming the first one that is missing.
+    """
+    files = [folder / f"checkpoint{number}.pt" for number in range(first, last + 1)]
+    if missing := next((file for file in files if not file.is_file()), None):
+        raise ValueError(f"{missing}: no such checkpoint; --epochs {first}-{last} averages those of all these epochs")
+    return files
+
+
 def memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
     """Return a key that two tensors share if and only if they are the same numbers in the same memory."""
     if tensor.numel() == 0:  # empty tensors have no memory to share

@@ -81,10 +81,10 @@ def machine(hardware: Hardware) -> str:
 
 def scores(subsets: Sequence[Results]) -> list[str]:
     """Return every score of every subset as a table."""
-    names = {"averaged": "average", "last": "last"}
-    models = [name for name in names if any(name in results.scores for results in subsets)] or [*names]
+    names = {"averaged": "average"}
+    models = list(dict.fromkeys(name for results in subsets for name in results.scores)) or ["averaged", "last"]
     lines = [
-        f"| set | score | {' | '.join(names[name] for name in models)} | signature |",
+        f"| set | score | {' | '.join(names.get(name, name) for name in models)} | signature |",
         f"|---|---|{'---:|' * len(models)}---|",
     ]
     for results in subsets:

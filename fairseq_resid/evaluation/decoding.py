@@ -5,26 +5,32 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..commands import children
 from ..commands.progress import Progress
 from ..folders.files import read_lines
-
-# fairseq divides a score by len^lenpen, tensor2tensor by ((5 + len) / 6)^lenpen: the same 0.6 differs a little.
-SETTINGS = {"beam": "4", "lenpen": "0.6", "max-len-a": "1", "max-len-b": "50", "max-tokens": "4096"}
+from .settings import DECODING
 
 
 class DecodingError(ChildProcessError):
     """fairseq-generate failed, or did not translate every sentence."""
 
 
-def command(data: Path, checkpoint: Path, subset: str, post_process: str | None, cpu: bool = False) -> list[str]:
+def command(
+    data: Path,
+    checkpoint: Path,
+    subset: str,
+    post_process: str | None,
+    cpu: bool = False,
+    settings: Mapping[str, str] = DECODING,
+) -> list[str]:
     """Return the fairseq-generate command that translates DATA's `subset` with a checkpoint."""
     argv = [children.program("fairseq-generate"), str(data), "--user-dir", children.user_dir()]
     argv += ["--task", "translation", "--path", str(checkpoint)]
     argv += ["--gen-subset", subset]
-    argv += [item for name, value in SETTINGS.items() for item in (f"--{name}", value)]
+    argv += [item for name, value in settings.items() for item in (f"--{name}", value)]
     argv += ["--post-process", post_process] if post_process else []
     argv += ["--cpu"] if cpu else []
     return argv

@@ -19,7 +19,7 @@ from ..commands import children, frame
 from ..folders import records
 from ..folders.files import read_lines, write_text
 from ..folders.run import ByModel, Fingerprint, Record, Results, Run, Scored
-from . import averaging, card, compare, decoding, images, likelihood, scoring
+from . import averaging, card, compare, decoding, images, likelihood, published, scoring, settings
 from .images import ImageJob
 from .job import Job, find
 
@@ -45,17 +45,29 @@ class DecodingNote:
     text: dict[str, str]
 
 
-def make_average(run: Run, made_from: list[Path]) -> None:
-    """Make RUN/averaged.pt of these checkpoints, unless it is up to date; RUN/averaged.json says of which it is."""
-    note = run.averaged.with_suffix(".json")
+Models = dict[str, tuple[Path, list[Path]]]
+
+
+def models_of(job: Job) -> Models:
+    """Return every model of a run that is scored, its averages made: by name its file, and what it is made from."""
+    run = job.run
+    for name, made_from in job.averages().items():
+        make_average(run.average(name), made_from)
+    averages = {name: (run.average(name), made_from) for name, made_from in job.averages().items()}
+    return {**averages, "last": (run.last, [run.last])}
+
+
+def make_average(output: Path, made_from: list[Path]) -> None:
+    """Make the average of these checkpoints, unless it is up to date; a JSON file beside it says what it is made of."""
+    note = output.with_suffix(".json")
     inputs = [Fingerprint.of(file) for file in made_from]
     known = records.remembered(note, AverageNote)
-    if run.averaged.is_file() and known == AverageNote(inputs, Fingerprint.of(run.averaged)):
+    if output.is_file() and known == AverageNote(inputs, Fingerprint.of(output)):
         return
     files = [str(file) for file in made_from]
-    children.show(["fairseq-resid", "average", "--inputs", *files, "--output", str(run.averaged)])
-    averaging.average(made_from, run.averaged)
-    records.write(note, AverageNote(inputs, Fingerprint.of(run.averaged)))
+    children.show(["fairseq-resid", "average", "--inputs", *files, "--output", str(output)])
+    averaging.average(made_from, output)
+    records.write(note, AverageNote(inputs, Fingerprint.of(output)))
 
 
 def depends_on(job: Job, made_from: list[Path], settings: dict[str, str | bool | None]) -> DecodingNote:
@@ -83,10 +95,12 @@ def translate(job: Job, name: str, checkpoint: Path, made_from: list[Path], lock
     Raises: DecodingError if fairseq-generate fails or leaves out a sentence.
     """
     log, hypotheses, note = (job.run.decode / f"{job.subset}.{name}.{kind}" for kind in ("log", "hyp", "json"))
-    mine = depends_on(job, made_from, {**decoding.SETTINGS, "post-process": job.corpus.post_process})
+    mine = depends_on(job, made_from, {**job.settings.decoding, "post-process": job.corpus.post_process})
     if is_kept(hypotheses, note, mine):
         return read_lines(hypotheses)
-    command = decoding.command(job.corpus.path, checkpoint, job.subset, job.corpus.post_process, job.cpu)
+    command = decoding.command(
+        job.corpus.path, checkpoint, job.subset, job.corpus.post_process, job.cpu, job.settings.decoding
+    )
     decoding.decode(command, log, lock, len(job.references))
     lines = [job.corpus.form.restore(line) for line in decoding.read_hypotheses(log)]
     if len(lines) != len(job.references):
@@ -122,15 +136,15 @@ def evaluate(job: Job | ImageJob) -> Results:
 
 def score(job: Job, lock: int) -> Results:
     """Do what `evaluate` says, in a run folder that nobody else works in."""
-    run, corpus = job.run, job.corpus
-    make_average(run, job.checkpoints)
-    models = {"averaged": (run.averaged, job.checkpoints), "last": (run.last, [run.last])}
+    run, corpus, models = job.run, job.corpus, models_of(job)
+    label = {} if published.differences(job) else {published.LABEL: None}
     scores, beside = {}, {}
     for name, (checkpoint, made_from) in models.items():
         hypotheses = translate(job, name, checkpoint, made_from, lock)
         scores[name] = scoring.bleu(hypotheses, job.references, corpus.tokenize)
         value = likelihood.mean(measure(job, name, checkpoint, made_from))
         beside[name] = {
+            **{name_: scores[name] for name_ in label},
             **scoring.side_by_side(hypotheses, job.references, corpus.form),
             likelihood.LABEL: scoring.Score(value, likelihood.UNIT),
         }
@@ -139,7 +153,7 @@ def score(job: Job, lock: int) -> Results:
     results = Results(
         architecture=job.architecture,
         parameters=job.parameters,
-        bleu=ByModel(**{name: round(score.value, 4) for name, score in scores.items()}),
+        bleu=ByModel(**{name: round(scores[name].value, 4) for name in ("averaged", "last")}),
         signature=scores["averaged"].signature,
         scores={
             name: {label: Scored(round(score.value, 4), score.signature) for label, score in by_label.items()}
@@ -153,12 +167,14 @@ def score(job: Job, lock: int) -> Results:
         subset=job.subset,
         sentences=len(job.references),
         averaged_checkpoints=[file.name for file in job.checkpoints],
-        decoding={**decoding.SETTINGS, "post-process": corpus.post_process},
+        decoding={**job.settings.decoding, "post-process": corpus.post_process},
         training=run.training_summary(),
     )
     records.write(run.results(job.subset), results)
     bleu = ", ".join(f"{name} {score.value:.2f}" for name, score in scores.items())
-    print(f"{run.path} {job.subset}: BLEU {bleu}  {results.signature}", flush=True)
+    named = f"BLEU {published.LABEL}" if label else "BLEU"
+    said = f"  {published.beside(job)}" if label and published.beside(job) else ""
+    print(f"{run.path} {job.subset}: {named} {bleu}  {results.signature}{said}", flush=True)
     nll = ", ".join(f"{name} {by_label[likelihood.LABEL].value:.4f}" for name, by_label in beside.items())
     print(f"{run.path} {job.subset}: NLL {nll}  {likelihood.UNIT}", flush=True)
     return results
@@ -177,8 +193,12 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, as fairseq-train's --save-dir")
     add("--data", type=Path, help="the data folder (default: the one that the run was trained on)")
-    add("--last", type=int, default=10, metavar="N", help="average the last N numbered checkpoints (default 10)")
-    add("--by", choices=("epoch", "update"), help="average those named checkpointN.pt, or checkpoint_E_U.pt")
+    settings.add_flags(parser)
+    add(
+        "--as-published",
+        action="store_true",
+        help="refuse a run whose text, averaging or decoding differs from that of a published score",
+    )
     add(
         "--subset",
         action="append",
@@ -188,10 +208,15 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add("--cpu", action="store_true", help="decode on the CPU even if there is a GPU")
     options = parser.parse_intermixed_args(argv)
     jobs = [
-        find(path, options.data, options.last, options.by, subset, options.cpu)
+        find(path, options.data, settings.of(Run(path), options), subset, options.cpu)
         for path in options.runs
         for subset in options.subset or SUBSETS
     ]
+    if options.as_published:
+        for job in jobs:
+            wrong = ["an image model"] if isinstance(job, ImageJob) else published.differences(job)
+            if wrong:
+                raise ValueError(f"--as-published: {job.run.path}: {'; '.join(wrong)}")
     for job in jobs:
         evaluate(job)
     of_images = [job for job in jobs if isinstance(job, ImageJob)]

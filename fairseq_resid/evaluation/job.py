@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from ..folders import data as data_folder
 from ..folders import images as image_folder
 from ..folders.data import Corpus, find_data, setting
 from ..folders.files import read_lines
-from ..folders.run import Numbering, Run
+from ..folders.run import Run
 from . import averaging, images
+from .settings import Settings
 
 # fairseq's dictionary has four symbols before those in its file: <s>, <pad>, </s>, <unk>.
 SPECIAL = 4
@@ -27,7 +28,10 @@ DEAD_COPY = re.compile(rf"\.layers\.\d+\.({'|'.join(BETTER_TRANSFORMER_COPIES)})
 
 @dataclass(frozen=True)
 class Job:
-    """One run's evaluation, its inputs found and checked."""
+    """One run's evaluation, its inputs found and checked.
+
+    checkpoints: those that are averaged; further: those of averages of other epochs, by the average's name
+    """
 
     run: Run
     corpus: Corpus
@@ -37,6 +41,12 @@ class Job:
     architecture: str
     parameters: int
     cpu: bool
+    settings: Settings
+    further: dict[str, list[Path]] = field(default_factory=dict)
+
+    def averages(self) -> dict[str, list[Path]]:
+        """Return the averages that are scored, by name, with the checkpoints that each is made from."""
+        return {"averaged": self.checkpoints, **self.further}
 
 
 def count_parameters(model: dict[str, Any]) -> int:
@@ -95,9 +105,7 @@ def check_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> None:
             raise ValueError(f"{file}: other words than {own}, which {run.path} was trained with")
 
 
-def find(
-    path: Path, data: Path | None, last: int, by: Numbering | None, subset: str, cpu: bool
-) -> Job | images.ImageJob:
+def find(path: Path, data: Path | None, settings: Settings, subset: str, cpu: bool) -> Job | images.ImageJob:
     """Find and check everything that the evaluation of one run needs, before anything is computed.
 
     Raises: ValueError or OSError naming what is missing.
@@ -108,7 +116,16 @@ def find(
     state = load_checkpoint(run.last) if run.last.is_file() else None
     if state is not None and is_of_images(state):
         return images.find(run, state, data, subset, architecture(state), count_parameters(state["model"]), cpu)
-    checkpoints = averaging.find(path, last, by)
+    checkpoints = averaging.find(path, settings.last, settings.by)
+    further = {}
+    if settings.epochs:
+        first, last = settings.epochs
+        try:
+            further[f"epochs{first}-{last}"] = averaging.epochs(path, first, last)
+        except ValueError:
+            if settings.are_epochs_required:
+                raise
+            print(f"{path}: the training ended before epoch {last}: no average of epochs {first} to {last}")
     if state is None:
         raise ValueError(f"{run.last}: no such checkpoint")
     corpus = Corpus.read(data or find_data(run, state))
@@ -119,5 +136,6 @@ def find(
         raise ValueError(f"{reference}: no such reference text; --subset names the parts to translate")
     if not any(file.suffix == ".bin" for file in corpus.inputs(subset)):
         raise ValueError(f"{corpus.path}: holds no binarised {subset} set")
-    references = read_lines(reference)
-    return Job(run, corpus, subset, references, checkpoints, architecture(state), count_parameters(state["model"]), cpu)
+    references = corpus.references(subset)
+    parameters = count_parameters(state["model"])
+    return Job(run, corpus, subset, references, checkpoints, architecture(state), parameters, cpu, settings, further)

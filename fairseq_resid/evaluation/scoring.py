@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..text import TextForm, unescape
+from ..text import TOKENISED, TextForm
 
 # "rich-text format" becomes "rich ##AT##-##AT## text format": how papers on EN-DE have been scored since Luong et al.
 # 2015, and tensor2tensor's get_ende_bleu.sh does it.
@@ -84,20 +84,20 @@ def side_by_side(hypotheses: Sequence[str], references: Sequence[str], form: Tex
                                  tokenised (IWSLT'15 EN-VI), else of Moses' tokens of both sides
     tokenised, compounds split   the same with hyphenated words split, for German only
     chrF                         of the detokenised text
+
+    Text that was lower-cased has "detokenised, lower case" and chrF alone.
     """
-    moses = TextForm(form.language, "moses")
-    if form.form == "escaped":
-        tokens = list(hypotheses), list(references)
-        plain = _each(lambda line: moses.restore(unescape(line)), tokens)
-    else:
-        plain = list(hypotheses), list(references)
-        tokens = _each(moses.to_model, plain)
+    sides = list(hypotheses), list(references)
+    plain = _each(form.plain, sides)
+    tokens = sides if form.form in TOKENISED else _each(TextForm(form.language, "moses").to_model, sides)
     scores = {
         "detokenised": bleu(plain[0], plain[1]),
         "detokenised, lower case": bleu(plain[0], plain[1], lowercase=True),
         "tokenised": bleu(tokens[0], tokens[1], "none", smooth="none"),
     }
-    if form.language == "de":
+    if form.form == "lowercased":  # of text without capitals nothing else can be said
+        scores = {"detokenised, lower case": scores["detokenised, lower case"]}
+    elif form.language == "de":
         split = _each(split_compounds, tokens)
         scores["tokenised, compounds split"] = bleu(split[0], split[1], "none", smooth="none")
     return {**scores, "chrF": chrf(plain[0], plain[1])}

@@ -7,7 +7,7 @@ In Python:  Translator("checkpoints/RUN").translate(["A sentence.", "Another one
 A line that cannot be translated is an error that names the line. The lines before it have been written.
 
 Text goes to the model and back as DATA/corpus.json says (fairseq_resid/text.py). It is decoded as by fairseq-resid
-evaluate: beam 4, length penalty 0.6.
+evaluate: beam 4 and length penalty 0.6, unless the run's recipe states others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..folders import data as data_folder
 from ..folders.data import Corpus, find_data
 from ..folders.run import Run
 from ..text import plain_words
-from .decoding import SETTINGS
+from . import settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,20 +54,13 @@ class Translator:
         file = folder.path / checkpoint if checkpoint else folder.averaged if folder.averaged.is_file() else folder.last
         state = load_checkpoint(file)
         corpus = Corpus.read(Path(data) if data else find_data(folder, state))
-        model = corpus.path / "spm.model"
-        if corpus.post_process != "sentencepiece" or not model.is_file():
-            raise ValueError(f"{corpus.path}: has no spm.model: its text cannot be cut into subwords here")
+        self.segmenter = corpus.segmenter()
+        self.decoding = settings.of(folder).decoding
         self.source = data_folder.read(corpus.path).forms()[corpus.source]
         self.target = corpus.form
-        loaded = hub_utils.from_pretrained(
-            str(folder.path.resolve()),
-            file.name,
-            str(corpus.path.resolve()),
-            bpe="sentencepiece",
-            sentencepiece_model=str(model),
-        )
+        loaded = hub_utils.from_pretrained(str(folder.path.resolve()), file.name, str(corpus.path.resolve()))
         with naming(str(file)):
-            loaded["args"].tokenizer = None  # the text has its form already
+            loaded["args"].tokenizer = loaded["args"].bpe = None  # the text has its form already
             self.hub: Any = hub_utils.GeneratorHubInterface(loaded["args"], loaded["task"], loaded["models"])
         self.hub.eval()
         if torch.cuda.is_available() and not cpu:
@@ -92,7 +85,7 @@ class Translator:
                 line = line.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise ValueError(f"line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
-        words = plain_words(self.hub.apply_bpe(self.source.to_model(line)).split())
+        words = plain_words(self.segmenter.encode([self.source.to_model(line)])[0])
         if not words:
             return None
         subwords: Tensor = self.hub.binarize(" ".join(words))
@@ -105,14 +98,15 @@ class Translator:
         translations = [""] * len(encoded)
         filled = {index: subwords for index, subwords in enumerate(encoded) if subwords is not None}
         if filled:
-            settings = {
-                "lenpen": float(SETTINGS["lenpen"]),
-                "max_len_a": float(SETTINGS["max-len-a"]),
-                "max_len_b": int(SETTINGS["max-len-b"]),
+            flags = {
+                "lenpen": float(self.decoding["lenpen"]),
+                "max_len_a": float(self.decoding["max-len-a"]),
+                "max_len_b": int(self.decoding["max-len-b"]),
             }
-            generated = self.hub.generate(list(filled.values()), beam=int(SETTINGS["beam"]), **settings)
+            generated = self.hub.generate(list(filled.values()), beam=int(self.decoding["beam"]), **flags)
             for index, hypotheses in zip(filled, generated, strict=True):
-                translations[index] = self.target.restore(self.hub.decode(hypotheses[0]["tokens"]))
+                text = self.segmenter.join(self.hub.decode(hypotheses[0]["tokens"]))
+                translations[index] = self.target.to_raw(text)
         return translations
 
 

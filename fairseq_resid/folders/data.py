@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
+from ..segmentation import Segmenter
 from ..text import TextForm
 from . import records
-from .files import sha256
+from .files import read_lines, sha256
 from .run import Run
 
 CORPUS = "corpus.json"
@@ -115,6 +116,7 @@ class CorpusRecord:
     differences: how it differs from the corpus that its name promises
     unverified: texts that no checksum vouches for; None if a version before 0.3.2 made it
     lines, tokens: pairs of each split; subwords of each split and language
+    profile: as whom the text was prepared; facts: what was counted to compare it with their text
     sizes, checksums: bytes and SHA-256 of every other file of the folder
     """
 
@@ -134,6 +136,8 @@ class CorpusRecord:
     subwords: SubwordSettings = SubwordSettings()
     restore: Restore
     bleu_tokenize: str
+    profile: str = ""
+    facts: dict[str, dict[str, int]] = field(default_factory=dict)
     tools: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
@@ -174,9 +178,10 @@ class Corpus:
     name: str
     source: str
     target: str
-    post_process: str | None
+    restore: Restore
     tokenize: str
     form: TextForm
+    profile: str = ""
     differences: tuple[str, ...] = ()  # from the corpus that its name promises
     unverified: tuple[str, ...] = ()  # texts of which no checksum is known
     preparation: dict[str, Any] = field(default_factory=dict)  # the settings that it was made with
@@ -199,16 +204,35 @@ class Corpus:
             known.name,
             known.source,
             known.target,
-            known.restore.post_process,
+            known.restore,
             known.bleu_tokenize,
             form,
+            known.profile,
             known.differences,
             known.unverified_texts,
             known.asked,
         )
 
+    @property
+    def post_process(self) -> str | None:
+        """What fairseq-generate's --post-process is."""
+        return self.restore.post_process
+
+    def segmenter(self) -> Segmenter:
+        """Return the subword model.
+
+        Raises: ValueError if the folder has none.
+        """
+        if not self.restore.model:
+            raise ValueError(f"{self.path}: has no subword model: its text cannot be cut into subwords here")
+        return Segmenter(self.restore.post_process, self.path / self.restore.model)
+
     def reference(self, subset: str) -> Path:
         return self.path / "ref" / f"{subset}.{self.target}"
+
+    def references(self, subset: str) -> list[str]:
+        """Return the reference text in the form that is scored."""
+        return [self.form.reference(line) for line in read_lines(self.reference(subset))]
 
     def inputs(self, subset: str) -> list[Path]:
         """Return the files that a translation of `subset` depends on."""

@@ -5,7 +5,8 @@ RUN/checkpoint_best.pt, checkpoint_last.pt fairseq's copies
 RUN/run.json                               the training's command, plan, versions, commit, hardware, whether it finished
 RUN/train.log, train.rankN.log             all that fairseq-train --log-format json says, and its rank N
 RUN/averaged.pt, averaged.json             the average of the last numbered checkpoints, what it was made from
-RUN/decode/SUBSET.{averaged,last}.{log,hyp,json}
+RUN/epochsFIRST-LAST.pt, ....json          the average of the checkpoints of these epochs, if it was asked for
+RUN/decode/SUBSET.{averaged,last,...}.{log,hyp,json}
                                            all that fairseq-generate says, its hypotheses, what they were made from
 RUN/results.json                           what evaluation found on the test set (results.SUBSET.json on another)
 RUN/card.md                                all of this on a page
@@ -63,13 +64,17 @@ class Session:
 
 @dataclass(frozen=True)
 class Record:
-    """run.json: what was trained, and when. plan: training/plan.py's, in a reader's words."""
+    """run.json: what was trained, and when.
+
+    plan: training/plan.py's, in a reader's words; evaluate: the flags that the recipe states for its evaluation
+    """
 
     command: list[str]
     finished: bool
     plan: dict[str, str | int] = field(default_factory=dict)
     seed: int | str | None = None  # version 0.2 wrote a string
     sessions: list[Session] = field(default_factory=list)
+    evaluate: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -166,6 +171,10 @@ class Run:
     @property
     def averaged(self) -> Path:
         return self.path / "averaged.pt"
+
+    def average(self, name: str) -> Path:
+        """Return the path of an average by its name, averaged or epochsFIRST-LAST."""
+        return self.path / f"{name}.pt"
 
     @property
     def decode(self) -> Path:

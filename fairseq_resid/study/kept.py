@@ -27,7 +27,6 @@ from ..folders.run import SESSION, Record, Run, Scored, log_record
 from ..training import launch
 from .plan import Planned, Study, settings
 
-MODELS = ("averaged", "last")
 Outcome = Literal["finished", "diverged"]
 
 
@@ -109,9 +108,11 @@ def terms(study: Study, run: Planned) -> dict[str, Any]:
     """Return what a study file says of how a run is scored: no run may be scored otherwise than the others."""
     tuning = study.tuning
     averages = study.kind.model == "averaged"
+    by_measure = {measure: list(study.tests_of(measure)) for measure in study.kind.measures}
+    tests = by_measure if isinstance(study.tests, dict) else list(study.tests)
     if run.is_tuning and tuning is not None:
         return {**({"average": tuning.average} if averages else {}), "seed": tuning.seed}
-    return {**({"average": study.average} if averages else {}), "measure": study.measure, "tests": list(study.tests)}
+    return {**({"average": study.average} if averages else {}), "measure": study.measure, "tests": tests}
 
 
 def digest(data: Path) -> str:

@@ -52,15 +52,25 @@ class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Step(Struct, frozen=True, forbid_unknown_fields=True):
-    """A comparison: these arms in a setting, so many seeds each, from 1.
+    """A comparison: these arms in a setting, so many seeds each, from 1; with 0 seeds the arms are tuned only.
 
-    at: the value of the tuned flag: "own", each arm's best, or "baseline", that of the baseline for all
+    at: the value of the tuned flag: "own", each arm's best; "baseline", that of the baseline for all; or a number
     """
 
     setting: str
     arms: tuple[str, ...]
     seeds: int
-    at: Literal["own", "baseline"] = "own"
+    at: str | float = "own"
+
+    @property
+    def fixed(self) -> float | None:
+        """The value that the plan gives the tuned flag; None if tuning chooses it."""
+        return None if self.at in ("own", "baseline") else float(self.at)
+
+    @property
+    def label(self) -> str:
+        """How results name the choice of the value: own, baseline, or the value."""
+        return str(self.at) if self.fixed is None else f"{self.fixed:g}"
 
 
 class Study(Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,7 +78,9 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
 
     recipe: its name, or a file; data: a data folder in place of the recipe's
     flags: of every run; arms, settings: their flags, by name; baseline: the arm that the others are compared with
-    measure: decided before the runs, NLL or BLEU; error: of images; tests: the test sets, taken together
+    measure: decided before the runs, NLL or BLEU; error: of images
+    tests: the test sets, taken together; or by measure
+    epochs: the first and last epoch of a further average, scored for every run that trains so long
     average: so many last checkpoints, of translation models; analyze: so many seeds of each arm are analysed too
     plan: the comparisons in the order in which they are worth running
     contrasts: what was asked when runs were known, on all seeds of each group, "SETTING ARM [VALUE]": the first less
@@ -84,8 +96,9 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     flags: str = ""
     settings: dict[str, str] = field(default_factory=lambda: {"recipe": ""})
     measure: Literal["NLL", "BLEU", "error"] = "NLL"
-    tests: tuple[str, ...] = ("test",)
+    tests: tuple[str, ...] | dict[str, tuple[str, ...]] = ("test",)
     average: int = 10
+    epochs: tuple[int, int] | None = None
     analyze: int = 0
     tuning: Tuning | None = None
     contrasts: tuple[tuple[str, ...], ...] = ()
@@ -94,6 +107,15 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     def kind(self) -> measures.Kind:
         """What its models are measured by."""
         return measures.kind(self.measure)
+
+    def tests_of(self, measure: str) -> tuple[str, ...]:
+        """Return the test sets that a measure is taken on."""
+        return self.tests[measure] if isinstance(self.tests, dict) else self.tests
+
+    @property
+    def all_tests(self) -> tuple[str, ...]:
+        """Every test set that some measure is taken on."""
+        return tuple(dict.fromkeys(test for measure in self.kind.measures for test in self.tests_of(measure)))
 
 
 @dataclass(frozen=True)
@@ -142,8 +164,14 @@ def _check(study: Study) -> None:
                 raise ValueError(f"{what}: {name!r}: a name is made of {ALLOWED}")
     if study.baseline not in study.arms:
         raise ValueError(f"baseline: {study.baseline}: no such arm; there are {', '.join(study.arms)}")
-    if not study.tests or len(set(study.tests)) < len(study.tests):
-        raise ValueError(f"tests: {', '.join(study.tests) or 'no test set'}: each is to be named once")
+    if isinstance(study.tests, dict) and study.tests.keys() != study.kind.measures.keys():
+        raise ValueError(f"tests: {', '.join(study.tests)}: must be of {' and '.join(study.kind.measures)}")
+    for measure in study.kind.measures:
+        tests = study.tests_of(measure)
+        if not tests or len(set(tests)) < len(tests):
+            raise ValueError(f"tests: {', '.join(tests) or 'no test set'}: each must be named once")
+    if study.epochs is not None and not 1 <= study.epochs[0] <= study.epochs[1]:
+        raise ValueError(f"epochs: {study.epochs[0]}, {study.epochs[1]}: must be two epochs, such as [41, 50]")
     averages = {"average": study.average, **({"tuning: average": study.tuning.average} if study.tuning else {})}
     for name, value in averages.items():
         if value < 1:
@@ -165,16 +193,25 @@ def _check(study: Study) -> None:
             raise ValueError(f"plan, {number}: setting {step.setting}: there are {', '.join(study.settings)}")
         if strange := [arm for arm in step.arms if arm not in study.arms]:
             raise ValueError(f"plan, {number}: arm {strange[0]}: there are {', '.join(study.arms)}")
-        if step.seeds < 1:
-            raise ValueError(f"plan, {number}: seeds: {step.seeds}: must be 1 or more")
-        if step.at == "baseline" and tuning is None:
-            raise ValueError(f"plan, {number}: at: baseline: nothing is tuned")
+        least = 0 if tuning is not None and step.at == "own" else 1
+        if step.seeds < least:
+            raise ValueError(f"plan, {number}: seeds: {step.seeds}: must be {least} or more")
+        try:
+            fixed = step.fixed
+        except ValueError:
+            raise ValueError(f"plan, {number}: at: {step.at}: must be own, baseline or a number") from None
+        if fixed is not None and not 0 < fixed < math.inf:
+            raise ValueError(f"plan, {number}: at: {step.at}: must be above 0")
+        if step.at != "own" and tuning is None:
+            raise ValueError(f"plan, {number}: at: {step.at}: nothing is tuned")
         if tuning is not None and tuning.seed in range(1, step.seeds + 1):
             raise ValueError(f"tuning: seed: {tuning.seed}: plan, {number} uses it too")
-    for setting in dict.fromkeys(step.setting for step in study.plan):
-        own = [step for step in study.plan if step.setting == setting and step.at == "own"]
-        if not any(study.baseline in step.arms for step in own):
-            raise ValueError(f"plan: {setting}: no step has the baseline, {study.baseline}, at its own value")
+    for setting, label in dict.fromkeys((step.setting, step.label) for step in study.plan if step.seeds):
+        at = "own" if label == "baseline" else label
+        steps = [step for step in study.plan if (step.setting, step.label) == (setting, at) and step.seeds]
+        if not any(study.baseline in step.arms for step in steps):
+            where = "at its own value" if at == "own" else f"at {at}"
+            raise ValueError(f"plan: {setting}: no step has the baseline, {study.baseline}, {where}")
     for number, contrast in enumerate(study.contrasts, start=1):
         if len(contrast) not in (2, 4):
             raise ValueError(f"contrasts, {number}: {len(contrast)} groups: must be 2 or 4")
@@ -245,7 +282,7 @@ def check(study: Study, path: Path) -> None:
                 check_kind(asked.command, study.measure)
                 if study.kind.model == "averaged":
                     check_average(asked.command, study.tuning.average if is_tuning and study.tuning else study.average)
-                check_tests(asked.command, study.tests, is_tuning)
+                check_tests(asked.command, study.all_tests, is_tuning)
             except ValueError as error:
                 raise ValueError(f"{path}: {arm} in {setting}: {error}") from None
 
@@ -336,11 +373,15 @@ def choices(study: Study, nll: Mapping[Planned, float]) -> dict[tuple[str, str],
 
 def _tuned(study: Study, step: Step) -> tuple[str, ...]:
     """Return the arms that must be tuned before a step."""
+    if step.fixed is not None:
+        return ()
     return step.arms if step.at == "own" else (study.baseline,)
 
 
 def value_of(study: Study, step: Step, arm: str, known: Mapping[tuple[str, str], Choice]) -> float | None:
     """Return the value of the tuned flag for an arm in a step; None while it is not known."""
+    if step.fixed is not None:
+        return step.fixed
     return known[step.setting, arm if step.at == "own" else study.baseline].best
 
 
@@ -377,8 +418,9 @@ def unnamed(study: Study, nll: Mapping[Planned, float]) -> int:
     if study.tuning is None:
         return 0
     unknown = {
-        (step.setting, step.at, arm, seed)
+        (step.setting, step.label, arm, seed)
         for step in study.plan
+        if step.fixed is None
         for arm in step.arms
         for seed in range(1, step.seeds + 1)
         if value_of(study, step, arm, known) is None

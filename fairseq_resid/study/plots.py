@@ -12,10 +12,9 @@ from ..analysis.style import COLOURS, MARKS, figure
 from ..folders.run import Run
 from . import measures
 from .plan import Planned, Study
-from .results import Results, Row, across
+from .results import Results, Row, across, values_chosen
 from .statistics import Effect
 
-VALUE = {"own": "", "baseline": ", baseline's value", "": ""}
 LEGEND = "dot and line: difference and 95% interval; small dots: seeds, their number in brackets"
 CAPTIONS = {
     "effects": "Difference of each arm from the baseline, with 95% intervals; small dots are seeds",
@@ -24,6 +23,11 @@ CAPTIONS = {
     "curves": "Training and validation curves; bands span the seeds",
     "tuning": "Validation NLL in tuning, and the difference from the baseline at the same value",
 }
+
+
+def value_of(at: str) -> str:
+    """Return what the label of an arm says of the value of its tuned flag."""
+    return {"own": "", "baseline": ", baseline's value", "": ""}.get(at, f", {at}")
 
 
 def look(study: Study, arm: str) -> dict[str, Any]:
@@ -55,14 +59,17 @@ def effects(results: Results, path: Path) -> None:
 
     A panel with its own scale for each setting; the baseline's seeds come first.
     """
-    bases = {row.setting: row for row in results.rows if row.arm == results.baseline and row.at != "baseline"}
     panels: dict[str, list[Row]] = {}
     for row in compared(results):
-        panels.setdefault(row.setting, [bases[row.setting]]).append(row)
+        at = "own" if row.at == "baseline" else row.at
+        base = next(
+            one for one in results.rows if (one.setting, one.arm, one.at) == (row.setting, results.baseline, at)
+        )
+        panels.setdefault(f"{row.setting}{value_of(at)}", [base]).append(row)
     counts = [len(rows) for rows in panels.values()]
     height = (0.8 + 0.5 * len(panels) + 0.3 * sum(counts)) / len(panels)
     with figure(path, len(panels), size=(7.0, height), gridspec_kw={"height_ratios": counts}) as axes:
-        for axis, (setting, rows) in zip(axes[:, 0], panels.items(), strict=True):
+        for axis, (title, rows) in zip(axes[:, 0], panels.items(), strict=True):
             center = float(np.mean(rows[0].by_seed))
             for place, row in enumerate(rows):
                 colour = COLOURS[0] if row.against else "#666666"
@@ -79,9 +86,11 @@ def effects(results: Results, path: Path) -> None:
                     label = f"no interval: {row.against.untested}"
                     axis.annotate(label, (one.difference, place), (8, -3), textcoords="offset points", size=8)
             axis.axvline(0, color="black", linewidth=0.8)
-            axis.set_yticks(range(len(rows)), [f"{row.arm}{VALUE[row.at]} ({len(row.seeds)})" for row in rows])
+            marks = ["" if row.at != "baseline" else value_of(row.at) for row in rows]  # the title has a fixed value
+            labels = [f"{row.arm}{value} ({len(row.seeds)})" for row, value in zip(rows, marks, strict=True)]
+            axis.set_yticks(range(len(rows)), labels)
             axis.set_ylim(len(rows) - 0.4, -0.6)
-            axis.set_title(setting, loc="left")
+            axis.set_title(title, loc="left")
         axis.set_xlabel(f"{results.measure} minus the mean of {results.baseline}, {direction(results)}")
         axis.figure.suptitle(LEGEND, size=9)
 
@@ -98,7 +107,7 @@ def gap(study: Study, results: Results, path: Path) -> bool:
         for axis, (setting, rows) in zip(axes[:, 0], panels.items(), strict=True):
             for row in rows:
                 style = {"linewidth": 1.2, "linestyle": "--" if row.at == "baseline" else "-", "markersize": 4}
-                label = f"{row.arm}{VALUE[row.at]}"
+                label = f"{row.arm}{value_of(row.at)}"
                 axis.plot(*zip(*row.gap, strict=True), label=label, **style, **look(study, row.arm))
             axis.axhline(0, color="black", linewidth=0.8)
             axis.set_title(setting, loc="left")
@@ -116,7 +125,7 @@ def by_setting(study: Study, results: Results, path: Path) -> bool:
     Settings in which an arm or the baseline did not train are left out: the difference there is larger by an order of
     magnitude, and no test was made.
     """
-    series = [(arm, at, across(study, results.rows, arm, at)) for at in ("own", "", "baseline") for arm in study.arms]
+    series = [(arm, at, across(study, results.rows, arm, at)) for at in values_chosen(study) for arm in study.arms]
     tested = [
         (arm, at, {setting: row for setting, row in rows.items() if row.against and not row.against.untested})
         for arm, at, rows in series
@@ -137,7 +146,7 @@ def by_setting(study: Study, results: Results, path: Path) -> bool:
             ]
             y = [one.difference for one in found]
             style = {"linewidth": 1.2, "linestyle": "--" if at == "baseline" else "-", **look(study, arm)}
-            axis.errorbar(x, y, yerr=errors, label=f"{arm}{VALUE[at]}", capsize=3, **style)
+            axis.errorbar(x, y, yerr=errors, label=f"{arm}{value_of(at)}", capsize=3, **style)
         axis.axhline(0, color="black", linewidth=0.8)
         axis.set_xticks(range(len(settings)), settings)
         axis.set_xlim(-0.5, len(settings) - 0.5)
@@ -189,7 +198,7 @@ def learning(study: Study, results: Results, kept: Path, path: Path) -> bool:
         if row.setting == setting and row.at != "baseline":
             runs = [Run(kept / Planned(setting, row.arm, row.value, seed).name) for seed in row.seeds]
             if read := [curves.read(run) for run in runs]:
-                found[f"{setting} {row.arm}, {len(read)} seeds"] = read
+                found[f"{setting} {row.arm}{value_of(row.at)}, {len(read)} seeds"] = read
     curves.draw(found, path)
     return bool(found)
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from ..analysis import curves
 from ..folders import records
-from ..folders.run import Record, Run
+from ..folders.run import Record, Run, Scored
 from . import plan
-from .kept import MODELS, Note
+from .kept import Note
 from .plan import Choice, Planned, Study
 from .statistics import Effect, effect, holm, pseudo_values
 
@@ -26,14 +26,15 @@ SIGNS = (1.0, -1.0, -1.0, 1.0)
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over seeds, and its standard deviation; None with a single seed."""
+    """A mean over seeds, and its standard deviation; None with a single seed. count: of seeds."""
 
     mean: float
     sd: float | None
+    count: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Mean:
-        return cls(plain.fmean(values), plain.stdev(values) if len(values) > 1 else None)
+        return cls(plain.fmean(values), plain.stdev(values) if len(values) > 1 else None, len(values))
 
     def text(self, digits: int) -> str:
         """Return both as text."""
@@ -58,10 +59,12 @@ class Comparison:
 class Row:
     """An arm in a setting at one value of the tuned flag.
 
-    at: "own", "baseline", or "" without tuning; seeds: that finished; diverged: seeds whose training did
+    at: "own", "baseline", a value that the plan fixes, or "" without tuning
+    seeds: that finished; diverged: seeds whose training did
     parameters: of the model; hours: of a run, training and evaluation; means: by model and measure
     by_seed: the measure of each of the seeds; curve: (epoch, validation), the mean over seeds
-    against: compared with the baseline at its own best in the same setting; gap: the curve minus the baseline's
+    against: compared with the baseline in the same setting, at its own best or at the same fixed value
+    gap: the curve minus that of the baseline
     holm: p over the arms that are compared in the same setting at the same value, `family` of them
     """
 
@@ -116,15 +119,16 @@ class Tuned:
 class Results:
     """All figures of a study.
 
-    machines: how many runs were made on what; missing: runs that have not ended; unnamed: how many cannot be named yet
+    tests, sentences: by measure; machines: how many runs were made on what
+    missing: runs that have not ended; unnamed: how many cannot be named yet
     without_data: runs that do not say which data they were made with
     """
 
     title: str
     measure: str
     baseline: str
-    tests: list[str]
-    sentences: int
+    tests: dict[str, list[str]]
+    sentences: dict[str, int]
     signatures: dict[str, str]
     rows: list[Row]
     interactions: list[Interaction]
@@ -158,7 +162,7 @@ class Kept:
     def _values(self, name: str, measure: str) -> np.ndarray:
         """Return a run's pseudo-value of a measure for every sentence of all test sets."""
         run, of = Run(self.folder / name), self.study.kind.measures[measure]
-        parts = [row for subset in self.study.tests for row in of.parts(run, subset)]
+        parts = [row for subset in self.study.tests_of(measure) for row in of.parts(run, subset)]
         return pseudo_values(np.array(parts), of.score)
 
     def table(self, runs: Sequence[Planned], measure: str) -> np.ndarray:
@@ -172,14 +176,14 @@ class Kept:
         seeds = [len(group) for group in finished]
         if not all(finished):
             return Comparison(seeds, {})
-        runs = [note.run for group in finished for note in group]
-        counts = {run.name: len(self.values(run.name, self.study.measure)) for run in runs}
-        if strange := [name for name, count in counts.items() if count != counts[runs[0].name]]:
-            raise ValueError(
-                f"{self.folder / strange[0]}: was scored on another number of {kind.example} than {runs[0].name}"
-            )
+        first, *others = [note.run.name for group in finished for note in group]
         effects = {}
         for measure in measures:
+            count = len(self.values(first, measure))
+            if strange := [name for name in others if len(self.values(name, measure)) != count]:
+                raise ValueError(
+                    f"{self.folder / strange[0]}: was scored on another number of {kind.example} than {first}"
+                )
             samples = [self.table([note.run for note in group], measure) for group in finished]
             effects[measure] = effect(list(zip(SIGNS, samples, strict=False)))
         untested = ""
@@ -236,8 +240,11 @@ def build(study: Study, notes: Mapping[str, Note], folder: Path) -> Results:
         title=study.title,
         measure=study.measure,
         baseline=study.baseline,
-        tests=list(study.tests),
-        sentences=0 if first is None else len(kept.values(first.run.name, study.measure)),
+        tests={measure: list(study.tests_of(measure)) for measure in study.kind.measures},
+        sentences={
+            measure: 0 if first is None else len(kept.values(first.run.name, measure))
+            for measure in study.kind.measures
+        },
         signatures={name: score.signature for name, score in first.scores[study.kind.model].items()} if first else {},
         rows=rows,
         interactions=_interactions(kept, rows),
@@ -274,8 +281,8 @@ def _cells(study: Study, known: Mapping[tuple[str, str], Choice]) -> list[Cell]:
     """Return what is compared: by setting, and in each the arms at their own value, then at the baseline's."""
     planned: dict[tuple[str, str, str], int] = {}
     for step in study.plan:
-        for arm in step.arms:
-            at = step.at if study.tuning else ""
+        for arm in step.arms if step.seeds else ():
+            at = step.label if study.tuning else ""
             own, base = (known.get((step.setting, name)) for name in (arm, study.baseline))
             if at == "baseline" and own is not None and base is not None and own.best == base.best:
                 at = "own"  # these are the runs at its own value
@@ -283,17 +290,28 @@ def _cells(study: Study, known: Mapping[tuple[str, str], Choice]) -> list[Cell]:
             planned[key] = max(planned.get(key, 0), step.seeds)
     cells = []
     for setting in study.settings:
-        for at in ("own", "baseline", ""):
+        for at in values_chosen(study):
             for arm in study.arms:
                 if (setting, at, arm) not in planned:
                     continue
-                value = None
-                if at:
+                value = fixed_value(at)
+                if at in ("own", "baseline"):
                     value = known[setting, arm if at == "own" else study.baseline].best
                     if value is None:
                         continue  # not known yet
                 cells.append(Cell(setting, arm, at, value, tuple(range(1, planned[setting, at, arm] + 1))))
     return cells
+
+
+def values_chosen(study: Study) -> list[str]:
+    """Return how the tuned flag's values are chosen, in order: own, baseline, the fixed ones, "" without tuning."""
+    fixed = sorted({step.fixed for step in study.plan if step.fixed is not None})
+    return ["own", "baseline", *(f"{value:g}" for value in fixed), ""]
+
+
+def fixed_value(at: str) -> float | None:
+    """Return the value that a plan fixes; None if tuning chooses it, or nothing is tuned."""
+    return None if at in ("own", "baseline", "") else float(at)
 
 
 def _row(kept: Kept, cell: Cell) -> Row | None:
@@ -303,11 +321,13 @@ def _row(kept: Kept, cell: Cell) -> Row | None:
     finished = [note for note in ended if note.outcome == "finished"]
     if not ended:
         return None
-    names = dict.fromkeys(name for note in finished for name in note.scores[kind.model])
+    scored: dict[str, list[dict[str, Scored]]] = {}
+    for note in finished:
+        for model, scores in note.scores.items():
+            scored.setdefault(model, []).append(scores)
     means = {
-        model: {name: Mean.of([note.scores[model][name].score for note in finished]) for name in names}
-        for model in MODELS
-        if finished and all(model in note.scores for note in finished)
+        model: {name: Mean.of([scores[name].score for scores in found]) for name in found[0]}
+        for model, found in scored.items()
     }
     hours = [note.seconds / 3600 for note in finished if note.seconds is not None]
     return Row(
@@ -332,7 +352,7 @@ def _ended(kept: Kept, row: Row) -> list[Note]:
 
 def _against(kept: Kept, row: Row, rows: Sequence[Row]) -> Row:
     """Return the row with its comparison with the baseline, on all seeds of both."""
-    base = baselines(kept.study, rows).get(row.setting)
+    base = baselines(kept.study, rows, row.at).get(row.setting)
     if base is None or row.arm == kept.study.baseline:
         return row
     found = kept.compare([_ended(kept, row), _ended(kept, base)], kept.study.kind.measures)
@@ -343,9 +363,11 @@ def _against(kept: Kept, row: Row, rows: Sequence[Row]) -> Row:
     return replace(row, against=found, gap=gap)
 
 
-def baselines(study: Study, rows: Sequence[Row]) -> dict[str, Row]:
-    """Return by setting the row of the baseline at its own value."""
-    return {row.setting: row for row in rows if row.arm == study.baseline and row.at != "baseline"}
+def baselines(study: Study, rows: Sequence[Row], at: str | None = None) -> dict[str, Row]:
+    """Return by setting the row of the baseline that rows at a value are compared with; without `at`, any."""
+    label = "own" if at == "baseline" else at
+    mine = [row for row in rows if row.arm == study.baseline and row.at != "baseline"]
+    return {row.setting: row for row in mine if label in (None, row.at)}
 
 
 def compared_at(study: Study, rows: Sequence[Row], at: str) -> list[Row]:
@@ -353,10 +375,11 @@ def compared_at(study: Study, rows: Sequence[Row], at: str) -> list[Row]:
 
     Where both values are the same, the row at its own value is the row at the baseline's too.
     """
-    base = baselines(study, rows)
+    base = baselines(study, rows, "own")
 
     def is_at(row: Row) -> bool:
-        return row.at == at or (row.at, at, row.value) == ("own", "baseline", base[row.setting].value)
+        own = base.get(row.setting)
+        return row.at == at or (own is not None and (row.at, at, row.value) == ("own", "baseline", own.value))
 
     return [row for row in rows if row.against and is_at(row)]
 
@@ -382,8 +405,8 @@ def _corrected(rows: Sequence[Row], study: Study) -> list[Row]:
 def _interactions(kept: Kept, rows: Sequence[Row]) -> list[Interaction]:
     """Return for every arm how its effect differs between the settings, each against every one before it."""
     study, found = kept.study, []
-    base = baselines(study, rows)
-    for arm, at in product(study.arms, ("own", "baseline", "")):
+    for arm, at in product(study.arms, values_chosen(study)):
+        base = baselines(study, rows, at)
         mine = across(study, rows, arm, at)
         for than, setting in combinations(mine, 2):
             if at not in {mine[setting].at, mine[than].at}:

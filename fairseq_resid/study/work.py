@@ -15,6 +15,7 @@ from pathlib import Path
 from .. import compat
 from ..commands import children, flags
 from ..evaluation import evaluate, images, job, likelihood, scoring
+from ..evaluation import settings as evaluation_settings
 from ..folders import records
 from ..folders.files import locked, read_lines, write_text
 from ..folders.run import Run, Scored
@@ -121,7 +122,10 @@ def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Not
     """
     tuning = study.tuning
     last = tuning.average if run.is_tuning and tuning else study.average
-    valid, *jobs = [job.find(folder.path, None, last, None, subset, False) for subset in ("valid", *study.tests)]
+    settings = replace(evaluation_settings.of(folder), last=last, epochs=None)
+    if study.epochs and not run.is_tuning and len(folder.numbered("epoch")) >= study.epochs[1]:
+        settings = replace(settings, epochs=study.epochs, are_epochs_required=True)
+    valid, *jobs = [job.find(folder.path, None, settings, subset, False) for subset in ("valid", *study.all_tests)]
     nll = valid_nll(valid)
     if not all(map(math.isfinite, nll.values())):
         raise FloatingPointError
@@ -134,7 +138,8 @@ def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Not
     if of_images:
         return replace(note, scores={images.LAST: images_together(of_images)})
     of_text = [one for one in jobs if isinstance(one, job.Job)]
-    return replace(note, scores={name: together(of_text, name) for name in kept.MODELS})
+    models = (*of_text[0].averages(), "last")
+    return replace(note, scores={name: together(study, of_text, name) for name in models})
 
 
 def valid_nll(valid: job.Job | images.ImageJob) -> dict[str, float]:
@@ -143,8 +148,7 @@ def valid_nll(valid: job.Job | images.ImageJob) -> dict[str, float]:
     with run.lock():
         if isinstance(valid, images.ImageJob):
             return {images.LAST: statistics.fmean(one.nll for one in images.answers(valid))}
-        evaluate.make_average(run, valid.checkpoints)
-        models = {"averaged": (run.averaged, valid.checkpoints), "last": (run.last, [run.last])}
+        models = evaluate.models_of(valid)
         return {name: likelihood.mean(evaluate.measure(valid, name, *files)) for name, files in models.items()}
 
 
@@ -155,8 +159,8 @@ def images_together(jobs: Sequence[images.ImageJob]) -> dict[str, Scored]:
     return {name: Scored(round(value, 5), images.UNITS[name]) for name, value in scores.items()}
 
 
-def together(jobs: Sequence[job.Job], model: str) -> dict[str, Scored]:
-    """Return a model's scores on several test sets as if they were one."""
+def together(study: Study, jobs: Sequence[job.Job], model: str) -> dict[str, Scored]:
+    """Return a model's scores, each on the test sets of its measure as if they were one."""
     hypotheses: list[str] = []
     references: list[str] = []
     sentences: list[likelihood.Sentence] = []
@@ -165,9 +169,11 @@ def together(jobs: Sequence[job.Job], model: str) -> dict[str, Scored]:
         statistics = scoring.statistics(translated, one.references, one.corpus.tokenize)
         lines = ("\t".join(map(str, row)) + "\n" for row in statistics)
         write_text(one.run.decode / f"{one.subset}.{model}.bleu", "".join(lines))
-        hypotheses += translated
-        references += one.references
-        sentences += likelihood.read(one.run.decode / f"{one.subset}.{model}.nll")
+        if one.subset in study.tests_of("BLEU"):
+            hypotheses += translated
+            references += one.references
+        if one.subset in study.tests_of("NLL"):
+            sentences += likelihood.read(one.run.decode / f"{one.subset}.{model}.nll")
     found = {
         "NLL": scoring.Score(likelihood.mean(sentences), likelihood.UNIT),
         "BLEU": scoring.bleu(hypotheses, references, jobs[0].corpus.tokenize),

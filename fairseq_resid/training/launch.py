@@ -19,12 +19,13 @@ import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
+from .. import compat
 from ..commands import children, flags, frame, machine
 from ..folders import data as data_folder
 from ..folders import images, records
@@ -249,12 +250,17 @@ def repair_last_checkpoint(run: Run) -> None:
     fairseq resumes from nothing else. Without it, it begins anew, and then deletes its own checkpoints in place of the
     older ones, whose numbers are higher. A crash of the machine, or fairseq without the plugin, leaves a part of one.
 
-    Raises: ValueError if there are checkpoints and none is whole.
+    Raises: ValueError if there are checkpoints and none is whole, or they were saved without the optimizer's state.
     """
     if is_whole(run.last):
         return
     numbered = run.numbered("update") or run.numbered("epoch")
     whole = next(filter(is_whole, reversed(numbered)), None)
+    if whole and "last_optimizer_state" not in compat.load_checkpoint(whole):
+        raise ValueError(
+            f"{run.last}: missing or not whole, and the others hold no optimizer state to resume from "
+            "(--no-save-optimizer-state); choose another --run folder, or remove this one"
+        )
     if whole:
         print(f"{run.last}: missing or not whole; going on from {whole.name}", flush=True)
         with replacing(run.last) as partial:
@@ -362,6 +368,7 @@ class Asked:
     seed: int | None
     gpus: list[devices.Gpu]
     rank: devices.Rank | None
+    evaluate: list[str] = field(default_factory=list)
 
     def record(self) -> Record:
         """Return what run.json shall say of it, with a session that begins now."""
@@ -373,7 +380,9 @@ class Asked:
             {"python": machine.python(), **machine.versions(PACKAGES)},
             variables={**{name: os.environ[name] for name in VARIABLES if name in os.environ}, **chosen},
         )
-        return Record(flags.without(self.command, WHICH), False, self.plan.record(), self.seed, [session])
+        return Record(
+            flags.without(self.command, WHICH), False, self.plan.record(), self.seed, [session], self.evaluate
+        )
 
 
 def ask(
@@ -405,7 +414,8 @@ def ask(
     rank = devices.rank(os.environ, given, len(gpus))
     planned = plan.make(recipe_argv, extra, gpus, rank, effective_batch, precision)
     command = build_command(recipe_argv, arch, run, extra, [*planned.argv, *(rank.flags if rank else ())])
-    return Asked(run, planned, command, flags.integer(given, "--seed", 1, least=0), gpus, rank)
+    seed = flags.integer(given, "--seed", 1, least=0)
+    return Asked(run, planned, command, seed, gpus, rank, recipe.evaluation(name))
 
 
 def changes(before: Record, now: Record) -> list[str]:

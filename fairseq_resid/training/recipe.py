@@ -1,4 +1,7 @@
-"""Recipes: readable files of fairseq-train flags, with `#` comments."""
+"""Recipes: readable files of fairseq-train flags, with `#` comments.
+
+Below a line `[evaluate]` a recipe can state the flags of `fairseq-resid evaluate` that its runs are scored with.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,23 @@ def available() -> dict[str, Path]:
 
 
 def read(name: str) -> list[str]:
-    """Return the arguments of a recipe, given its name or the path of a file.
+    """Return the training flags of a recipe, given its name or the path of a file.
+
+    Raises: what `_sections` raises.
+    """
+    return _sections(name)[0]
+
+
+def evaluation(name: str) -> list[str]:
+    """Return the flags that a recipe states for its evaluation.
+
+    Raises: what `_sections` raises.
+    """
+    return _sections(name)[1]
+
+
+def _sections(name: str) -> tuple[list[str], list[str]]:
+    """Return the flags of both sections of a recipe.
 
     Raises: ValueError naming the recipes there are, or the file and what is wrong with it.
     """
@@ -31,6 +50,10 @@ def read(name: str) -> list[str]:
         # As a command pasted from a shell or an editor has it: a byte order mark, lines that go on, comments where an
         # argument would begin (those of shlex cut arguments, too).
         text = "\n".join(read_lines(path)).removeprefix("\ufeff")
-        return shlex.split(re.sub(r"(?m)(^|\s)#.*$", r"\1", text).replace("\\\n", " "))
+        text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text).replace("\\\n", " ")
+        training, *others = re.split(r"(?m)^\[evaluate\]\s*$", text)
+        if len(others) > 1:
+            raise ValueError("[evaluate] stands there twice")
+        return shlex.split(training), shlex.split("".join(others))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

@@ -1,0 +1,62 @@
+"""Which scores can be put beside a published one, and what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .job import Job
+
+LABEL = "as published"
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A published score: of which test set, how it was decoded and averaged, who published it."""
+
+    subset: str
+    bleu: float
+    decoding: Mapping[str, str]
+    average: str
+    count: int
+    source: str
+
+
+# By the name of the corpus whose profile is "published".
+PUBLICATIONS = {
+    "multi30k-en-de": Publication(
+        subset="test",
+        bleu=41.02,
+        decoding={"beam": "5", "lenpen": "1", "max-len-a": "0", "max-len-b": "200"},
+        average="epoch",
+        count=10,
+        source="Wu et al. 2021, text-only Transformer",
+    ),
+}
+
+
+def differences(job: Job) -> list[str]:
+    """Return why the scores of a run cannot be put beside the published ones, a phrase each; none if they can."""
+    corpus = job.corpus
+    known = PUBLICATIONS.get(corpus.name)
+    if known is None or corpus.profile != "published":
+        names = " or ".join(f"{name} --profile published" for name in PUBLICATIONS)
+        return [f"{corpus.path} is {corpus.name}, profile {corpus.profile or 'own'}, not {names}"]
+    found = [f"{corpus.path}: {difference}" for difference in corpus.differences]
+    found += [
+        f"--{name} {job.settings.decoding[name]}, not {value}"
+        for name, value in known.decoding.items()
+        if float(job.settings.decoding[name]) != float(value)
+    ]
+    numbered = job.run.numbered("epoch")
+    if job.checkpoints != numbered[-known.count :]:
+        found.append(f"{len(job.checkpoints)} checkpoints averaged, not those of the last {known.count} epochs")
+    return found
+
+
+def beside(job: Job) -> str:
+    """Return what was published for a part of the data, as a phrase; empty if nothing was."""
+    known = PUBLICATIONS.get(job.corpus.name)
+    return f"published: {known.bleu:.2f} ({known.source})" if known and known.subset == job.subset else ""

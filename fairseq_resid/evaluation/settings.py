@@ -1,0 +1,105 @@
+"""How a run is averaged and decoded: what the command line says, else what the run's recipe says, else the defaults.
+
+A recipe states its own settings below a line `[evaluate]`, in the flags of `fairseq-resid evaluate`; run.json keeps
+them with the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from ..folders.run import Numbering, Record, Run
+
+LAST = 10  # checkpoints that are averaged
+# fairseq-generate's flags. fairseq divides a score by len^lenpen, tensor2tensor by ((5 + len) / 6)^lenpen: the same 0.6
+# differs a little.
+DECODING = MappingProxyType({"beam": "4", "lenpen": "0.6", "max-len-a": "1", "max-len-b": "50", "max-tokens": "4096"})
+RANGE = re.compile(r"([1-9]\d{0,8})-([1-9]\d{0,8})")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """last, by: which numbered checkpoints are averaged; epochs: those of a further average, first and last.
+
+    are_epochs_required: whether their checkpoints must be there; those that a recipe states may not have been reached
+    decoding: fairseq-generate's flags without their dashes
+    """
+
+    last: int = LAST
+    by: Numbering | None = None
+    epochs: tuple[int, int] | None = None
+    are_epochs_required: bool = True
+    decoding: Mapping[str, str] = field(default_factory=lambda: dict(DECODING))
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags; None stands for what is not given."""
+    add = parser.add_argument
+    add("--last", type=_count, metavar="N", help=f"average the last N numbered checkpoints (default {LAST})")
+    add("--by", choices=("epoch", "update"), help="average those named checkpointN.pt, or checkpoint_E_U.pt")
+    add("--epochs", type=_range, metavar="FIRST-LAST", help="also score the average of these epochs' checkpoints")
+    add("--beam", type=_count, metavar="N", help=f"hypotheses kept while decoding (default {DECODING['beam']})")
+    add("--lenpen", type=float, metavar="X", help=f"length penalty (default {DECODING['lenpen']})")
+    add(
+        "--max-len-a",
+        type=float,
+        metavar="A",
+        help="a translation has at most A times the source's subwords plus --max-len-b "
+        f"(default {DECODING['max-len-a']})",
+    )
+    add("--max-len-b", type=int, metavar="B", help=f"(default {DECODING['max-len-b']})")
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,5}", text):
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, 1 or more")
+    return int(text)
+
+
+def _range(text: str) -> tuple[int, int]:
+    match = RANGE.fullmatch(text)
+    if match is None or int(match[1]) > int(match[2]):
+        raise argparse.ArgumentTypeError(f"{text}: must be two epochs, such as 41-50")
+    return int(match[1]), int(match[2])
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the flags of a recipe.
+
+    Raises: ValueError naming the flag that is wrong or unknown.
+    """
+
+    def refuse(message: str) -> NoReturn:
+        raise ValueError(message)
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.error = refuse  # type: ignore[method-assign]
+    add_flags(parser)
+    return parser.parse_args(list(argv))
+
+
+def of(run: Run, given: argparse.Namespace | None = None) -> Settings:
+    """Return the settings of a run; `given`: the flags of the command line.
+
+    Raises: ValueError naming run.json if it is damaged, or states what is no setting.
+    """
+    record: Record | None = run.read_record()
+    try:
+        own = parse(record.evaluate if record else [])
+    except ValueError as error:
+        raise ValueError(f"{run.record}: evaluate: {error}") from None
+
+    def value(name: str, default: Any) -> Any:
+        return next((it for it in (getattr(given, name, None), getattr(own, name)) if it is not None), default)
+
+    decoding = dict(DECODING)
+    for name in ("beam", "lenpen", "max_len_a", "max_len_b"):
+        if (found := value(name, None)) is not None:
+            decoding[name.replace("_", "-")] = f"{found:g}"
+    is_given = getattr(given, "epochs", None) is not None
+    return Settings(value("last", LAST), value("by", None), value("epochs", None), is_given, decoding)

@@ -1,0 +1,67 @@
+"""From text to subwords and back, by the model in a data folder.
+
+Each kind has the name that fairseq's --post-process gives it:
+
+    sentencepiece   spm.model, a sentencepiece BPE: "▁" marks the beginning of a word
+    subword_nmt     bpe.codes, the merges of subword-nmt: "@@" marks a subword that the word continues after
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+FILES = {"sentencepiece": "spm.model", "subword_nmt": "bpe.codes"}
+
+
+class Segmenter:
+    """Cuts text into subwords with the model of a data folder, and joins them again.
+
+    kind: a key of FILES; model: the path of the model
+    Raises: ValueError if the kind is unknown, or the model is missing or damaged.
+    """
+
+    def __init__(self, kind: str | None, model: Path) -> None:
+        if kind not in FILES:
+            raise ValueError(f"{model}: subwords of the kind {kind}: must be one of {', '.join(FILES)}")
+        if not model.is_file():
+            raise ValueError(f"{model}: no such subword model: text cannot be cut into subwords")
+        self.kind = kind
+        try:
+            self._model: Any = _load_sentencepiece(model) if kind == "sentencepiece" else _load_subword_nmt(model)
+        except (RuntimeError, SystemExit, UnicodeDecodeError) as error:
+            raise ValueError(f"{model}: not a subword model of the kind {kind}: {error}") from None
+
+    def encode(self, lines: Sequence[str]) -> list[list[str]]:
+        """Return the subwords of every line."""
+        if self.kind == "sentencepiece":
+            encoded: list[list[str]] = self._model.encode(list(lines), out_type=str, num_threads=1)
+            return encoded
+        return [self._model.process_line(line).split() for line in lines]
+
+    def join(self, subwords: str) -> str:
+        """Return the text of a line of subwords, as fairseq's --post-process does."""
+        if self.kind == "sentencepiece":
+            return subwords.replace(" ", "").replace("\u2581", " ").strip()
+        return f"{subwords} ".replace("@@ ", "").rstrip()
+
+    def known(self) -> set[str] | None:
+        """Return the subwords in the model's vocabulary; None if it has none: subword-nmt's is the training text's."""
+        if self.kind != "sentencepiece":
+            return None
+        numbers = [number for number in range(self._model.vocab_size()) if not self._model.is_unknown(number)]
+        return {self._model.id_to_piece(number) for number in numbers}
+
+
+def _load_sentencepiece(model: Path) -> Any:
+    import sentencepiece
+
+    return sentencepiece.SentencePieceProcessor(model_file=str(model))
+
+
+def _load_subword_nmt(model: Path) -> Any:
+    from subword_nmt.apply_bpe import BPE
+
+    with model.open(encoding="utf-8") as codes:
+        return BPE(codes)

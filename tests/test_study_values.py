@@ -1,0 +1,96 @@
+"""A study that fixes the value of the tuned flag, has test sets for each measure, or only tunes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fairseq_resid.study import plan, results
+from fairseq_resid.study.plan import Planned
+
+pytestmark = pytest.mark.once
+
+STUDIES = sorted((Path(__file__).resolve().parent.parent / "studies").glob("*.yaml"))
+STUDY: dict[str, Any] = {
+    "title": "values",
+    "recipe": "multi30k-en-de-small",
+    "flags": "--arch transformer_resid",
+    "baseline": "post_ln",
+    "arms": {"post_ln": "--residual post_ln", "sas": "--residual sas"},
+    "tuning": {"flag": "--lr", "grid": ["2.5e-3", "1e-2"], "least": 0.0025, "most": 0.01, "seed": 100},
+    "plan": [
+        {"setting": "recipe", "arms": ["post_ln", "sas"], "seeds": 2, "at": "5e-3"},
+        {"setting": "recipe", "arms": ["post_ln", "sas"], "seeds": 0},
+    ],
+}
+
+
+def read(tmp_path: Path, **changes: Any) -> plan.Study:
+    path = tmp_path / "values.yaml"
+    path.write_text(yaml.safe_dump({**STUDY, **changes}))
+    return plan.read(path)
+
+
+def test_fixed_value_needs_no_tuning_and_tuning_needs_no_seeds(tmp_path: Path) -> None:
+    study = read(tmp_path)
+    assert [run.name for run in plan.runs(study, {})] == [
+        "recipe.post_ln.0.005.seed1",
+        "recipe.sas.0.005.seed1",
+        "recipe.post_ln.0.005.seed2",
+        "recipe.sas.0.005.seed2",
+        "recipe.post_ln.0.0025.tuning",
+        "recipe.post_ln.0.01.tuning",
+        "recipe.sas.0.0025.tuning",
+        "recipe.sas.0.01.tuning",
+    ]
+    assert plan.unnamed(study, {}) == 0
+    tuned = {Planned("recipe", "sas", value, 100, True): value for value in (0.0025, 0.01)}
+    # `least` and `most` keep tuning from going beyond the pair.
+    assert len(list(plan.runs(study, tuned))) == 8
+    assert plan.arguments(study, Planned("recipe", "sas", 0.005, 1))[1][-4:] == ["--lr", "0.005", "--seed", "1"]
+
+
+def test_rows_at_a_fixed_value_are_compared_with_the_baseline_there(tmp_path: Path) -> None:
+    study = read(tmp_path)
+    cells = results._cells(study, plan.choices(study, {}))
+    assert [(cell.arm, cell.at, cell.value, cell.seeds) for cell in cells] == [
+        ("post_ln", "0.005", 0.005, (1, 2)),
+        ("sas", "0.005", 0.005, (1, 2)),
+    ]
+
+
+def step(arms: list[str], seeds: int, at: str | float) -> list[dict[str, Any]]:
+    return [{"setting": "recipe", "arms": arms, "seeds": seeds, "at": at}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"plan": step(["sas"], 1, "5e-3")}, "no step has the baseline, post_ln, at 0.005"),
+        ({"plan": step(["post_ln"], 1, "best")}, "at: best: must be own, baseline or a number"),
+        ({"plan": step(["post_ln"], 1, -1)}, "at: -1.*: must be above 0"),
+        ({"plan": step(["post_ln"], 0, "5e-3")}, "seeds: 0: must be 1 or more"),
+        ({"tuning": None}, "at: 5e-3: nothing is tuned"),
+        ({"tests": {"BLEU": ["test"]}}, "tests: BLEU: must be of NLL and BLEU"),
+        ({"tests": {"BLEU": ["test"], "NLL": []}}, "tests: no test set"),
+        ({"epochs": [5, 4]}, "epochs: 5, 4: must be two epochs"),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, **changes)
+
+
+def test_each_measure_has_its_own_test_sets(tmp_path: Path) -> None:
+    study = read(tmp_path, tests={"BLEU": ["test"], "NLL": ["test", "test1"]})
+    assert study.tests_of("BLEU") == ("test",) and study.tests_of("NLL") == study.all_tests == ("test", "test1")
+    assert read(tmp_path).all_tests == ("test",)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_shipped_studies_are_valid(path: Path) -> None:
+    study = plan.read(path)
+    assert next(plan.runs(study, {})).setting in study.settings
