@@ -94,6 +94,6 @@ if [[ -n $lint ]]; then
     stage import-linter lint-imports
     stage shellcheck check_shell
 fi
-# Two workers, each with one thread: more threads only get in each other's way on models this small.
-OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} stage pytest python -m pytest -n 2 --dist worksteal "$@"
+# Two workers, each with one thread (tests/conftest.py). A worker that crashes ends the run.
+stage pytest python -m pytest -n 2 --dist worksteal --max-worker-restart=0 "$@"
 exit "$first_failure"

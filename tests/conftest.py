@@ -21,11 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch: the tests share their machine, and sums must not depend on it
+# Before torch is imported, whatever the shell says: the tests share their machine, and the order of a sum must not
+# depend on the number of threads. Workers and the commands that tests start inherit it.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # cuBLAS refuses to be deterministic without it.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+import complete
 import pytest
 import torch
 
@@ -54,6 +57,7 @@ STOCK = shlex.split("""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--structure", metavar="NAME", help="run the tests that every structure must pass, for this one")
     parser.addoption("--faults-table", type=Path, help="write the rows that the `fault` fixture was given to this file")
 
 
@@ -83,7 +87,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Leave out what fairseq's own use of hydra and torch warns about, in every command."""
+    """Require that every test ends, choose the structures, leave out warnings about fairseq's use of hydra and torch."""
+    complete.pytest_configure(config)
+    if (name := config.getoption("--structure")) is not None:
+        from support import structures
+
+        structures.select(name)
     for text in ("version_base", "'config' is validated", "strict flag", "deprecated keyword", "hydra.experimental"):
         config.addinivalue_line("filterwarnings", rf"ignore:[\s\S]*{text}:UserWarning")
     config.addinivalue_line("filterwarnings", "ignore:.*(find_module|find_loader|load_module)")
@@ -93,8 +102,24 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:.*(pin_memory|mismatched key_padding_mask):UserWarning")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what is in the test file of a structure."""
+    if item.path.parent == ROOT / "tests" / "structures":
+        item.add_marker(pytest.mark.once)  # torch alone
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `long` unless -m names it. Begin with the longest test: other workers do the rest."""
+    """Leave out what is marked `long` unless -m names it, and with --structure what is of no or another structure.
+
+    Begin with the longest test: other workers do the rest.
+    """
+    if (name := config.getoption("--structure")) is not None:
+        own = ROOT / "tests" / "structures" / f"{name}.py"
+        kept = [item for item in items if item.get_closest_marker("structures") or item.path == own]
+        if not own.is_file():
+            kept = [item for item in items if item.name == "test_every_structure_has_its_test_file"]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
     if "long" not in config.getoption("markexpr"):
         left_out = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if not item.get_closest_marker("long")]

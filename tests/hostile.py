@@ -394,7 +394,7 @@ MISFITS: dict[str, Callable[[State], object]] = {
     "misfit: asks for positions of 800 MB": asks_for(
         {"max_source_positions": 3_000_000}, {"stage_blocks": "1,1000000,1"}
     ),
-    "misfit: asks for 2^62 positions": asks_for({"max_target_positions": 2**62}, {"stage_channels": f"4,4,{2**62}"}),
+    "misfit: asks for 2^62 positions": asks_for({"max_target_positions": 2**62}, {"stage_channels": f"8,8,{2**62}"}),
 }
 
 

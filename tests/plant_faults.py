@@ -152,7 +152,7 @@ FAULTS = [
         "fairseq_resid/connections/hyper.py",
         "reading[0, place.index % self.streams] = 1.0",
         "reading[0, 0] = 1.0",
-        "test_streams.py",
+        "structures/hyper.py",
     ),
     Fault(
         "b2t: the last norm of a layer does not see what the layer got",
@@ -166,7 +166,7 @@ FAULTS = [
         "fairseq_resid/connections/weighted.py",
         "gathered = float((x.float() * omega).var(correction=0)",
         "gathered = float(x.float().var(correction=0)",
-        "test_streams.py",
+        "structures/admin.py",
     ),
     Fault(
         "attn_residual: a block's sum begins with the embedding",
@@ -180,7 +180,7 @@ FAULTS = [
         "fairseq_resid/connections/dense.py",
         "start[-1] = 1.0",
         "start[0] = 1.0",
-        "test_streams.py",
+        "structures/dense_former.py",
     ),
     Fault(
         "a growing state writes into what a user gave",
@@ -194,7 +194,7 @@ FAULTS = [
         "fairseq_resid/models/layers.py",
         "        site.share(first)",
         "        pass",
-        "test_models.py",
+        "test_frozen.py",
     ),
     Fault(
         "places: pruned layers are counted anew",
@@ -740,8 +740,8 @@ FAULTS = [
     Fault(
         "study: who has the baseline's value as its own is not compared at it",
         "fairseq_resid/study/results.py",
-        '("own", "baseline", base[row.setting].value)',
-        '("own", "none", base[row.setting].value)',
+        '("own", "baseline", own.value)',
+        '("own", "none", own.value)',
         "test_study.py",
     ),
     Fault(

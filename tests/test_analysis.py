@@ -27,8 +27,7 @@ from fairseq_resid.analysis.results import BINS, Analysis
 from fairseq_resid.connections import sites
 from fairseq_resid.folders import records
 from fairseq_resid.folders.run import Run
-
-STRUCTURES = list(dict.fromkeys(map(connections.canonical, connections.names())))
+from support import structures
 
 
 @pytest.fixture(scope="module")
@@ -130,26 +129,21 @@ def test_a_site_that_is_switched_off_is_named(sas: Loaded) -> None:
     assert before / tokens != pytest.approx(without, rel=1e-3) and "forward" not in vars(site)
 
 
-@pytest.mark.parametrize("name", STRUCTURES)
+@structures.each
 def test_every_structure_and_its_coefficients(name: str, sas: Loaded) -> None:
     config = SimpleNamespace(model=Namespace(**vars(sas.cfg.model)), common=sas.cfg.common)
     for option in connections.all_options():
         setattr(config.model, option, None)
     config.model.arch = config.model._name = "transformer_resid_tiny"
     config.model.residual, config.model.final_norm, config.model.residual_depths = name, None, None
-    if "residual_norm" in connections.options(name):
-        config.model.residual_norm = "layer"
+    vars(config.model).update(structures.spec(name).deep or {})
     torch.manual_seed(1)
     model = sas.task.build_model(config.model).eval()
     loaded = Loaded(sas.run, sas.checkpoint, sas.data, model, sas.task, config, 0, sas.device)
     observer, nll, _ = observe(model, text(loaded, count=6))
     assert math.isfinite(nll) and all(math.isfinite(each.share.mean) for each in observer.sites.values())
     labels = {label for each in observer.sites.values() for label in each.coefficients}
-    expected = {
-        "sas": {"alpha", "beta", "gamma"}, "highway": {"t"}, "shortcut_gate": {"g"}, "rskip_ln": {"ratio"},
-        "wskip_ln": {"w"}, "admin": {"w"}, "rezero": {"a"}, "layer_scale": {"s"},
-    }.get(name)  # fmt: skip
-    if expected is not None:
+    if (expected := structures.spec(name).coefficients) is not None:
         assert labels == expected
     if name in ("hyper", "mhc", "attn_residual", "dense_former"):
         assert len(labels) > 2

@@ -14,24 +14,17 @@ import pytest
 import torch
 
 from fairseq_resid import connections
+from support import structures
 
 Command = Callable[..., Any]
 Shape = dict[str, torch.Size]
 
-# A value beside the default for every option that takes a number.
-NUMBERS = {"skip_lambda": 3, "branch_scale": 0.5, "wskip_init": 2, "gate_bias": -2}
-NUMBERS |= {"sas_alpha_bias": 3, "sas_beta_bias": -3, "post_share": 0.5, "hyper_streams": 2}
-NUMBERS |= {"block_size": 2, "gate_layers": 1}
-
 
 def option_cases() -> list[tuple[str, dict[str, Any]]]:
-    """Every variant without options, and settings of each that together hold every value of every option."""
-    cases: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in connections.names()]
-    for name in sorted({connections.canonical(name) for name in connections.names()}):
-        values = {key: list(option.choices) or [NUMBERS[key]] for key, option in connections.options(name).items()}
-        for turn in range(max(map(len, values.values()), default=0)):
-            cases.append((name, {key: allowed[turn % len(allowed)] for key, allowed in values.items()}))
-    return cases
+    """Every name without options, settings that together hold every value of every option, and every variant."""
+    aliases = [(alias, {}) for name in structures.NAMES for alias in connections.aliases(name)]
+    cases = [(name, options) for name in structures.NAMES for options in structures.option_cases(name)]
+    return [*aliases, *cases, *(case for case in structures.variants().values() if case not in cases)]
 
 
 def flags_of(residual: str, options: dict[str, Any]) -> list[str]:
@@ -55,7 +48,7 @@ def check(train: Command, generate: Command, folder: Path, *flags: object, witho
     return folder / "checkpoint_last.pt"
 
 
-@pytest.mark.parametrize(("residual", "options"), option_cases(), ids=lambda case: str(case).replace(" ", ""))
+@structures.over("residual options", option_cases())
 def test_every_variant_and_option_trains_and_generates(
     residual: str, options: dict[str, Any], train: Command, generate: Command, tmp_path: Path
 ) -> None:

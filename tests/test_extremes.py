@@ -11,22 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_connections
-import test_deep
-import test_streams
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_resid import connections, ops
 from fairseq_resid.ops import dispatch, use_kernels
+from support import deep, stacks, structures
+from support.structures import spec
 
 pytestmark = pytest.mark.once
 
 Fault = Callable[[str, int, str], None]
 Steps = list[tuple[float, float, bool, bool]]
 
-STRUCTURES = test_deep.STRUCTURES
 FLOATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 # --- numbers up to the limit of a format ---------------------------------------------------------------------------
@@ -34,17 +32,12 @@ FLOATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 C = 64
 # What connections/README.md promises of the sum that is normed. In fp32 its squares must fit, 8192 of them.
 LARGEST_SUM = {torch.float16: 65000.0, torch.bfloat16: 1e17, torch.float32: 1e17}
-# Every structure that has a norm somewhere.
+# Every structure that has a norm somewhere, or no weights that overflow without one.
 NORMED: list[tuple[str, dict[str, Any]]] = [
-    *((name, test_deep.NORMED.get(name, {})) for name in STRUCTURES if name not in ("xskip", "rezero")),
-    *(("rskip_ln", {"skip_lambda": norms}) for norms in (1, 8)),
-    ("xskip_ln", {"skip_lambda": 8, "branch_scale": 3}),
-    ("wskip_ln", {"wskip_init": -8}),
-    ("sas", {"sas_gate": "single"}),
-    ("sas", {"sas_gate": "transform", "sas_gamma": "free"}),
-    *(("highway", {"residual_norm": "layer", "gate_input": "both", "gate_layers": layers}) for layers in (1, 2)),
-    ("admin", {"admin_start": "closed"}),
-    ("hyper", {"hyper_weights": "static", "hyper_streams": 8}),
+    (name, options)
+    for name in structures.NAMES
+    for options in [spec(name).deep, *spec(name).limits]
+    if options is not None
 ]
 
 
@@ -54,23 +47,12 @@ def has_kernel(name: str, options: dict[str, Any]) -> bool:
 
 def weight_sum(site: Any) -> float:
     """The sum of the weights of a formula's largest sum, S in connections/README.md."""
-    name, options = site.described["residual"], site.options
-    if name in ("xskip", "xskip_ln"):
-        return float(options.skip_lambda + options.branch_scale)
-    if name in ("deep_norm", "keel"):
-        return float(site.alpha + 1)
-    if name in ("wskip_ln", "admin"):
-        return float(site.skip_weight.detach().abs().max() + 1)
-    if name in ("hyper", "mhc"):
-        return 3.0 * site.streams  # x + F or x + 2 F of each stream, and their sum at the end
-    products = [p for key, p in site.named_parameters() if p.dim() == 2 and not key.endswith("output_weight")]
-    rows = max((float(p.detach().abs().sum(1).max()) for p in products), default=0.0)
-    return max(3.0 if name == "b2t" else 2.0, rows + (name == "linear_shortcut"))
+    return float(spec(site.described["residual"]).weight_sum(site))
 
 
 def edge_cases(most: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Rows of x and F: drawn, all equal, zero, subnormal, one huge number, alternating, opposite, one of both."""
-    drawn = [test_connections.inputs(2, C, seed=seed) for seed in (0, 1)]
+    drawn = [stacks.inputs(2, C, seed=seed) for seed in (0, 1)]
     tiny = torch.finfo(dtype).smallest_normal / 4
     ones, one = torch.ones(1, C).double(), torch.zeros(1, C).double()
     signs, zero = ones.clone(), torch.zeros(1, C).double()
@@ -85,7 +67,7 @@ def edge_cases(most: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def results(site: Any, end: nn.Module | None, x: Tensor, f: Tensor) -> dict[str, Tensor]:
     """What a site and a stack's end give, and every gradient of their means, with signs that change."""
     x, f = x.clone().requires_grad_(), f.clone().requires_grad_()
-    state = torch.cat([x] * site.position, -1) if site.described["residual"] == "dense_former" else site.enter(x)
+    state = spec(site.described["residual"]).state(site, x)
     found = {"seen": site.branch_input(state), "y": site(state, f)}
     found["end"] = end(found["y"]) if end is not None else found["y"]
     named = {"x": x, "F": f, **dict(site.named_parameters())}
@@ -97,11 +79,13 @@ def results(site: Any, end: nn.Module | None, x: Tensor, f: Tensor) -> dict[str,
 
 def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype, backend: str) -> int:
     torch.manual_seed(1)
-    place = replace(test_connections.HERE, dim=C)
+    place = replace(stacks.HERE, dim=C)
     site = connections.build(name, place, 0.0, backend=backend, **options).to(dtype)
     end = connections.build_stream(name, place, connections.resolve_final_norm(name, None), **options)
     site, end = site.eval(), end if end is None else end.to(dtype)
-    is_whole = backend == "triton" and dtype == torch.float16 and name != "sas"  # sums in fp32, and y is a norm's
+    is_whole = (
+        backend == "triton" and dtype == torch.float16 and not spec(name).has_gate
+    )  # sums in fp32, and y is a norm's
     most = LARGEST_SUM[dtype] / (1.0 if is_whole else weight_sum(site))
     x, f = edge_cases(most, dtype)
     assert backend == "eager" or use_kernels(backend, True, x, f)
@@ -113,7 +97,7 @@ def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype, backend
     fits = {key: right.abs() <= half for key, right in exact.items()}
     in_range = all(bool(fits[key].all()) for key in ("dx", "dF"))
     # A gate's logit, a sum of huge numbers of both signs, may come out as anything; so may a row of equal numbers.
-    is_compared = not any("gate" in key for key, _ in site.named_parameters()) and name not in ("mhc", "attn_residual")
+    is_compared = not spec(name).has_gate
     spread = x.isclose(x[:, :1]).all(-1).logical_not()
     tolerance = 24 * torch.finfo(dtype).eps
     for key, value in found.items():
@@ -134,6 +118,7 @@ def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype, backend
         *(pytest.param("triton", dtype, marks=pytest.mark.long) for dtype in FLOATS),
     ],
 )
+@pytest.mark.structures
 def test_numbers_up_to_the_limit(backend: str, dtype: str, fault: Fault) -> None:
     chosen = [case for case in NORMED if backend == "eager" or has_kernel(*case)]
     tried = [check_limits(name, options, FLOATS[dtype], backend) for name, options in chosen]
@@ -151,7 +136,7 @@ def test_numbers_up_to_the_limit(backend: str, dtype: str, fault: Fault) -> None
 )
 def test_the_limit_is_as_large_as_it_can_be(name: str, options: dict[str, Any]) -> None:
     """1% above it, the sum of x and F of one sign is beyond fp16."""
-    site = test_connections.make(name, options, dim=C, dtype=torch.float16, noise=0.0)
+    site = stacks.make(name, options, dim=C, dtype=torch.float16, noise=0.0)
     for factor, is_finite in ((1.0, True), (1.02, False)):
         x = torch.full((1, C), factor * LARGEST_SUM[torch.float16] / weight_sum(site), dtype=torch.float16)
         x[:, ::2] *= -1
@@ -174,16 +159,16 @@ def is_finite(start: tuple[float, float]) -> bool:
 
 @pytest.mark.parametrize("name", ["rskip_ln", "xskip_ln"])
 def test_a_deep_model_with_a_large_lambda_starts_finite(name: str) -> None:
-    assert is_finite(test_deep.start(name, 24, 24, False, torch.float16, skip_lambda=8))
+    assert is_finite(deep.start(name, 24, 24, False, torch.float16, skip_lambda=8))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_deep_models_start_finite(dtype: str, fault: Fault) -> None:
     """In the dtype itself; test_deep.py has autocast."""
-    chosen = [*((name, test_deep.NORMED.get(name, {})) for name in STRUCTURES if name != "xskip"), *LAMBDAS]
+    chosen = [*((name, options) for name in structures.NAMES if (options := spec(name).deep) is not None), *LAMBDAS]
     for name, options in chosen:
-        assert is_finite(test_deep.start(name, 24, 24, False, FLOATS[dtype], **options)), (name, options)
+        assert is_finite(deep.start(name, 24, 24, False, FLOATS[dtype], **options)), (name, options)
     fault(
         f"24 + 24 layers at the start in {dtype}, every structure but xskip, λ and μ up to 8",
         len(chosen),
@@ -191,54 +176,19 @@ def test_deep_models_start_finite(dtype: str, fault: Fault) -> None:
     )
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_depth_at_which_a_model_without_a_norm_overflows(dtype: str, fault: Fault) -> None:
-    """By doubling, then halving: of models of one structure, the deeper ones overflow."""
-    most = 128
-    chosen: list[tuple[str, dict[str, Any]]] = [
-        *(("xskip", {"skip_lambda": weight}) for weight in (0.5, 1, 2)),
-        *((name, {}) for name in ("highway", "shortcut_gate", "linear_shortcut", "dropout_shortcut", "rezero")),
-    ]
-    for name, options in chosen:
-        finite, infinite, tried = overflow_depth(name, FLOATS[dtype], most, **options)
-        said = " ".join([name, *(f"λ = {value}" for value in options.values())])
-        fault(
-            f"no norm, {dtype}, {said}: depth at which loss or gradient of a new model is not finite",
-            tried,
-            f"{infinite} + {infinite} layers; {finite} + {finite} are finite" if infinite else f"none up to {finite}",
-        )
-        assert finite >= 1
-
-
-def overflow_depth(name: str, dtype: torch.dtype, most: int, **options: Any) -> tuple[int, int | None, int]:
-    """The largest depth found finite, the smallest found infinite, None if there is none, and how many were tried."""
-    finite, infinite, tried = 0, None, 0
-    while infinite is None or infinite - finite > 1:
-        depth = max(1, 2 * finite) if infinite is None else (finite + infinite) // 2
-        if depth > most:
-            break
-        tried += 1
-        if is_finite(test_deep.start(name, depth, depth, False, dtype, **options)):
-            finite = depth
-        else:
-            infinite = depth
-    return finite, infinite, tried
-
-
 LOPSIDED = [(24, 2), (2, 24), (1, 1), (0, 1), (1, 0), (0, 0)]
 
 
 def check_lopsided(name: str, encoder: int, decoder: int, folder: Path) -> None:
     """A new model is finite; saved and loaded, another one gives the same."""
-    options = test_deep.NORMED.get(name, {})
-    assert is_finite(test_deep.start(name, encoder, decoder, False, **options)), (name, encoder, decoder)
-    model = test_deep.build(name, encoder, decoder, **options).eval()
+    options = spec(name).deep or {}
+    assert is_finite(deep.start(name, encoder, decoder, False, **options)), (name, encoder, decoder)
+    model = deep.build(name, encoder, decoder, **options).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.01 * torch.randn(parameter.shape)
     torch.save(model.state_dict(), folder / "model.pt")
-    other = test_deep.build(name, encoder, decoder, **options).eval()
+    other = deep.build(name, encoder, decoder, **options).eval()
     other.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
     words = torch.randint(4, 30, (2, 5), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
@@ -247,7 +197,7 @@ def check_lopsided(name: str, encoder: int, decoder: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("encoder", "decoder"), [(5, 1), (1, 0)])
-@pytest.mark.parametrize("name", ["deep_norm", "keel", "dense_former", "attn_residual"])
+@structures.each
 def test_a_lopsided_model(name: str, encoder: int, decoder: int, tmp_path: Path) -> None:
     check_lopsided(name, encoder, decoder, tmp_path)
 
@@ -255,11 +205,11 @@ def test_a_lopsided_model(name: str, encoder: int, decoder: int, tmp_path: Path)
 @pytest.mark.long
 @pytest.mark.parametrize(("encoder", "decoder"), LOPSIDED)
 def test_lopsided_models(encoder: int, decoder: int, tmp_path: Path, fault: Fault) -> None:
-    for name in STRUCTURES:
+    for name in structures.NAMES:
         check_lopsided(name, encoder, decoder, tmp_path)
     fault(
         f"{encoder} + {decoder} layers, every structure",
-        len(STRUCTURES),
+        len(structures.NAMES),
         "loss and gradient are finite at the start; a saved model, loaded, gives the same logits bit by bit",
     )
 
@@ -271,7 +221,7 @@ def test_coefficients_of_lopsided_models(encoder: int, decoder: int) -> None:
     sublayers = {"encoder": 2 * encoder, "decoder": 3 * decoder}
 
     def sites(name: str, **options: Any) -> list[tuple[str, Any]]:
-        model = test_deep.build(name, encoder, decoder, **options)
+        model = deep.build(name, encoder, decoder, **options)
         return [(key.split(".")[0], site) for key, site in connections.sites(model).items()]
 
     # Wang 2022, table 1.
@@ -298,13 +248,6 @@ def test_coefficients_of_lopsided_models(encoder: int, decoder: int) -> None:
 
 # --- random shapes and options beside the formulas in fp64 ---------------------------------------------------------
 
-WIDE = (
-    "resi_dual",
-    "hyper",
-    "mhc",
-    "attn_residual",
-    "dense_former",
-)  # whole stacks: test_streams.py has their formulas
 ALL_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]  # the kernels have all but the first
 LAYOUTS = ["contiguous", "transposed", "sliced", "strided", "expanded"]
 SAMPLES, ROUNDINGS, SLACK = 2, 4, 8
@@ -333,21 +276,25 @@ class Roundings(TorchDispatchMode):
         return noise.mul_(size.abs().mul_(self.eps).add_(self.least)).add_(result)
 
 
-def draw_options(choose: random.Random, name: str) -> dict[str, Any]:
+def draw_options(choose: random.Random, name: str, is_fused: bool = False) -> dict[str, Any]:
     """Legal values of all options of a structure."""
-    drawn: dict[str, Any] = {}
-    for option in connections.options(name).values():
-        if option.choices:
-            drawn[option.name] = choose.choice(option.choices)
-        elif option.type is int:
-            drawn[option.name] = choose.randint(int(option.least or 1), int(min(option.most or 5, 5)))
-        elif option.above is not None:
-            drawn[option.name] = choose.uniform(0.05, min(option.most or 4.0, 4.0))
-        else:
-            drawn[option.name] = choose.uniform(-3, 3)
-    if drawn.get("gate_layers") == 2:
-        drawn["gate_input"] = "both"
-    return drawn
+    most = 3 if spec(name).is_slow else 5
+    while True:
+        drawn: dict[str, Any] = {}
+        for option in connections.options(name).values():
+            if option.choices:
+                drawn[option.name] = choose.choice(option.choices)
+            elif option.type is int:
+                drawn[option.name] = choose.randint(int(option.least or 1), int(min(option.most or most, most)))
+            elif option.above is not None:
+                drawn[option.name] = choose.uniform(0.05, min(option.most or 4.0, 4.0))
+            else:
+                drawn[option.name] = choose.uniform(-3, 3)
+        try:
+            if has_kernel(name, drawn) or not is_fused:
+                return drawn
+        except connections.InvalidOption:
+            pass  # options that do not go together
 
 
 def draw_input(choose: random.Random, shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> Tensor:
@@ -424,12 +371,13 @@ class Both(nn.Module):
 class Formula(nn.Module):
     """A stack by its formula in place of its modules."""
 
-    def __init__(self, stack: test_streams.Stack, formula: Callable[[Any, Tensor], Tensor]) -> None:
+    def __init__(self, stack: stacks.Stack) -> None:
         super().__init__()
-        self.stack, self.formula = stack, formula
+        self.stack = stack
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.formula(self.stack, x)
+        whole: Tensor = stacks.whole(self.stack, x)
+        return whole
 
 
 def drawn_masks(site: Any, x: Tensor, f: Tensor, seed: int, is_fused: bool) -> list[Tensor]:
@@ -448,11 +396,9 @@ def drawn_masks(site: Any, x: Tensor, f: Tensor, seed: int, is_fused: bool) -> l
 def draw_case(number: int, is_fused: bool) -> Case:
     choose = random.Random(number)
     torch.manual_seed(number)
-    names = [name for name in STRUCTURES if not is_fused or has_kernel(name, {})]
+    names = [name for name in structures.NAMES if not is_fused or has_kernel(name, {})]
     name = choose.choice(names)
-    options = draw_options(choose, name)
-    if is_fused and name == "sas":
-        options |= {"sas_gate": "full", "sas_gamma": "coupled"}
+    options = draw_options(choose, name, is_fused)
     dtype = choose.choice(ALL_DTYPES[is_fused:])
     layout = choose.choice(LAYOUTS)
     dim = choose.choice([1, 2, 3, choose.randint(4, 40), choose.randint(4, 40), choose.randint(41, 300)])
@@ -460,9 +406,9 @@ def draw_case(number: int, is_fused: bool) -> Case:
     rows: tuple[int, ...] = choose.choice([(), (choose.randint(0, 70),), (choose.choice(sizes), choose.choice(sizes))])
     if is_fused:
         dim, rows = choose.randint(64, 300), choose.choice([(1,), (3,), (2, 1), (2, 2)])
-    if name in WIDE:
+    if spec(name).formula is None:
         return draw_stack(choose, name, options, dtype, layout, dim, rows)
-    place = replace(test_connections.HERE, dim=dim)
+    place = replace(stacks.HERE, dim=dim)
     p = choose.choice([0.0, 0.1, 0.5])
     site = connections.build(name, place, p, backend="triton" if is_fused else "eager", **options)
     move_parameters(site.train(choose.random() < 0.7).to(dtype), number)
@@ -471,15 +417,14 @@ def draw_case(number: int, is_fused: bool) -> Case:
     x, f = x.requires_grad_(x_learns), f.requires_grad_(f_learns)
     masks = drawn_masks(site, x, f, number, is_fused)
     both = Both(site)
-    written = options | {"post_share": 1 if options.get("post_share", 0) > 0.5 else 0.25}  # the second of two layers
 
     def ours(parameters: dict[str, Tensor], x: Tensor, f: Tensor) -> Tensor:
         torch.manual_seed(number)
         return torch.func.functional_call(both, {f"site.{key}": value for key, value in parameters.items()}, (x, f))
 
     def reference(parameters: dict[str, Tensor], x: Tensor, f: Tensor) -> Tensor:
-        y = test_connections.reference(name, written, parameters, x * masks[0], f * masks[1])
-        return torch.cat([y, test_connections.seen(name, written, parameters, x)], dim=-1)
+        y = stacks.reference(name, options, parameters, x * masks[0], f * masks[1])
+        return torch.cat([y, stacks.seen(name, options, parameters, x)], dim=-1)
 
     return Case(name, options, dtype, layout, {"x": x, "F": f}, ours, reference, dict(site.named_parameters()))
 
@@ -494,24 +439,10 @@ def draw_stack(
     rows: tuple[int, ...],
 ) -> Case:
     """A whole stack. Formulas that go stream by stream take long."""
-    stack, depth = choose.choice(["encoder", "decoder"]), 1 if "hyper_streams" in options else choose.randint(1, 3)
-    if "hyper_streams" in options:
-        options["hyper_streams"] = choose.choice([1, 2, 2, 3])
-    made = test_streams.Stack(name, stack, {"encoder": 4, "decoder": 3, stack: depth}, dim, **options)
+    stack, depth = choose.choice(["encoder", "decoder"]), 1 if spec(name).is_slow else choose.randint(1, 3)
+    made = stacks.Stack(name, stack, {"encoder": 4, "decoder": 3, stack: depth}, dim, **options)
     move_parameters(made.to(dtype), choose.getrandbits(30))
-    kinds = len(test_streams.KINDS[stack])
-
-    def formula(stack: Any, x: Tensor) -> Tensor:
-        if name == "hyper":
-            dynamic = options["hyper_weights"] == "dynamic"
-            return test_streams.hyper_formula(stack, x, options["hyper_streams"], dynamic)
-        if name == "mhc":
-            return test_streams.mhc_formula(stack, x, options["hyper_streams"])
-        if name == "resi_dual":
-            return test_streams.whole(name, stack, x, kinds, depth)
-        return test_streams.written_again(name, stack, x, kinds, options.get("block_size", 1))
-
-    again = Formula(made, formula)
+    again = Formula(made)
 
     def ours(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         return torch.func.functional_call(made, parameters, (x,))
@@ -567,6 +498,7 @@ def check_cases(numbers: range, is_fused: bool, fault: Fault) -> None:
     )
 
 
+@pytest.mark.structures
 def test_random_cases(fault: Fault) -> None:
     check_cases(range(200), False, fault)
 

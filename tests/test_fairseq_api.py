@@ -31,6 +31,7 @@ from fairseq_resid.compat import UserError
 from fairseq_resid.connections.self_adaptive import SelfAdaptiveScaling
 from fairseq_resid.models import ResidualTransformerModel
 from fairseq_resid.models.layers import ResidualEncoderLayer
+from support import structures
 
 Command = Callable[..., Any]
 ARCHS = {"transformer_sas_tiny": "sas", "transformer_rskip_ln_tiny": "rskip_ln", "transformer_resid_tiny": "post_ln"}
@@ -50,7 +51,7 @@ def stock(corpus: Path) -> Any:
     return built(options.parse_args_and_arch(parser, [str(corpus), "--task", "translation", *STOCK]))[1]
 
 
-def structures(model: torch.nn.Module) -> list[dict[str, Any]]:
+def described(model: torch.nn.Module) -> list[dict[str, Any]]:
     """Return what each site is: its --residual name and its options."""
     return [site.described for site in model.modules() if isinstance(site, connections.ResidualConnection)]
 
@@ -71,9 +72,13 @@ def logits(model: Any, batch: dict[str, Any]) -> torch.Tensor:
 # --- building ------------------------------------------------------------------------------------------------------
 
 PRE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
-GIVEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+GIVEN: list[Any] = [
     *((arch, {}, {"residual": residual}) for arch, residual in ARCHS.items()),
-    *(("transformer_resid_tiny", {"residual": name}, {}) for name in connections.names()),
+    *(
+        pytest.param("transformer_resid_tiny", {"residual": each}, {}, marks=pytest.mark.structures)
+        for name in structures.NAMES
+        for each in (name, *connections.aliases(name))
+    ),
     ("transformer_sas_tiny", {"residual": "sas"}, {}),
     ("transformer_rskip_ln_tiny", {"residual": "rskip_ln", "skip_lambda": 3}, {}),
     ("transformer_sas_tiny", {"sas_gate": "single", "sas_gamma": "free"}, {"residual": "sas"}),
@@ -98,7 +103,7 @@ def test_a_named_architecture_is_built_from_python(
     expected["residual"] = connections.canonical(expected["residual"])
     for config in (settings, model.cfg):
         assert {name: getattr(config, name) for name in expected} == expected
-    found = structures(model)
+    found = described(model)
     assert len(found) == 10
     assert all(site[name] == value for site in found for name, value in expected.items() if name in site)
     ends_in_norm = connections.structure(expected["residual"]).final_norm is not False
@@ -107,7 +112,7 @@ def test_a_named_architecture_is_built_from_python(
     before, names = copy.deepcopy(vars(settings)), list(model.state_dict())
     again = task.build_model(settings)
     assert vars(settings) == before
-    assert list(again.state_dict()) == names and structures(again) == found
+    assert list(again.state_dict()) == names and described(again) == found
 
 
 @pytest.mark.parametrize(
@@ -371,7 +376,7 @@ def test_models_trained_in_python_load_as_an_ensemble_with_their_task(arch: str,
     assert not torch.equal(logits(trained[0], batch), logits(trained[1], batch))
     for model, expected in zip(models, trained, strict=True):
         assert type(model) is ResidualTransformerModel
-        assert model.args.residual == ARCHS[arch] and structures(model) == structures(expected)
+        assert model.args.residual == ARCHS[arch] and described(model) == described(expected)
         assert torch.equal(logits(model.eval(), batch), logits(expected, batch))
     assert loaded.model.arch == arch and loaded.task.data == str(corpus)
     generated = task.inference_step(task.build_generator(models, loaded.generation), models, batch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import re
 from pathlib import Path
 
@@ -13,168 +12,47 @@ import torch
 from fairseq import options as fairseq_options
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
-from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
 from fairseq.modules import FairseqDropout
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from fairseq.quantization_utils import quantize_model_scalar
-from fairseq.sequence_generator import SequenceGenerator
 from torch import nn
 
 from fairseq_resid import connections
 from fairseq_resid.compat import UserError
 from fairseq_resid.models.layers import ResidualDecoderLayer, ResidualEncoderLayer
 from fairseq_resid.ops import dispatch
+from support import structures
+from support.models import (
+    COPIES,
+    COPY,
+    DICT,
+    PAD,
+    PRE,
+    TASK,
+    TINY,
+    adopted,
+    batch,
+    build,
+    close,
+    copied,
+    dictionary,
+    incremental,
+    logits,
+    parameters,
+    sample,
+    sentences,
+    settings,
+    shaken,
+    sites,
+    stock,
+    translate,
+)
+from support.structures import each_variant
 
-NAMES = Path(__file__).resolve().parent / "data" / "state_dict_names.json"
-
-
-def dictionary(words=50):
-    made = Dictionary()
-    for index in range(words):
-        made.add_symbol(f"w{index}")
-    return made
-
-
-DICT = dictionary()
-PAD, EOS = DICT.pad(), DICT.eos()
-TASK = argparse.Namespace(source_dictionary=DICT, target_dictionary=DICT)
-TINY = {
-    "encoder_embed_dim": 64,
-    "encoder_ffn_embed_dim": 128,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-}
-PRE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
-# 0.12.2's copies of encoder weights, and their place in a layer of 64 channels with 128 hidden units.
-COPIES = {
-    "in_proj_weight": (192, 64),
-    "in_proj_bias": (192,),
-    "out_proj_weight": (64, 64),
-    "out_proj_bias": (64,),
-    "fc1_weight": (128, 64),
-    "fc1_bias": (128,),
-    "fc2_weight": (64, 128),
-    "fc2_bias": (64,),
-}
-COPY = re.compile(rf"encoder\.layers\.\d+\.({'|'.join(COPIES)})")
-
-RESIDUALS = sorted({connections.canonical(name) for name in connections.names()})
-VARIANTS = {
-    **{name: {"residual": name} for name in RESIDUALS},
-    "rskip_ln λ=3": {"residual": "rskip_ln", "skip_lambda": 3},
-    "sas free": {"residual": "sas", "sas_gamma": "free"},
-    "sas single": {"residual": "sas", "sas_gate": "single"},
-    "sas transform": {"residual": "sas", "sas_gate": "transform"},
-    **{
-        f"{name} layer": {"residual": name, "residual_norm": "layer"}
-        for name in ("highway", "shortcut_gate", "linear_shortcut", "dropout_shortcut")
-    },
-    "highway both": {"residual": "highway", "gate_input": "both"},
-    "highway both 2": {"residual": "highway", "gate_input": "both", "gate_layers": 2},
-    "attn_residual blocks": {"residual": "attn_residual", "block_size": 2},
-    "hyper static": {"residual": "hyper", "hyper_weights": "static"},
-}
-variants = pytest.mark.parametrize("given", list(VARIANTS.values()), ids=list(VARIANTS))
 both = pytest.mark.parametrize("arch", ["transformer_sas_tiny", "transformer_rskip_ln_tiny"])
-
-
-def settings(arch, **given):
-    args = argparse.Namespace(arch=arch, **given)
-    ARCH_CONFIG_REGISTRY[arch](args)
-    return args
-
-
-def shaken(model, seed=0, noise=0.03):
-    """The model with every parameter moved, so that no two norms or biases are equal."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += noise * torch.randn(parameter.shape, generator=generator)
-    return model.eval()
-
-
-def build(arch="transformer_resid_tiny", task=TASK, **given):
-    torch.manual_seed(0)
-    return shaken(ARCH_MODEL_REGISTRY[arch].build_model(settings(arch, **given), task))
-
-
-def stock(**given):
-    torch.manual_seed(0)
-    return shaken(TransformerModel.build_model(settings("transformer", **{**TINY, **given}), TASK))
-
-
-def copied(model):
-    return {key: value.clone() for key, value in model.state_dict().items()}
-
-
-def adopted(model, given):
-    """Ours with the weights of a stock model."""
-    ours = build(**given)
-    ours.load_state_dict(copied(model))
-    return ours.eval()
-
-
-def sentences(seed=0, lengths=(3, 5, 7), bound=None):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(4, bound or len(DICT), (n,), generator=generator) for n in lengths]
-
-
-def left_padded(rows):
-    width = max(map(len, rows))
-    return torch.stack([torch.cat([row.new_full((width - len(row),), PAD), row]) for row in rows])
-
-
-def batch(lengths=(3, 5, 7)):
-    source = left_padded(sentences(1, lengths))
-    target = torch.stack(sentences(2, [6] * len(lengths)))
-    start = torch.full((len(target), 1), EOS)
-    return source, torch.tensor(lengths), torch.cat([start, target[:, :-1]], dim=1), target
-
-
-def sample():
-    source, lengths, previous, target = batch()
-    net_input = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": previous}
-    return {"net_input": net_input, "target": target, "ntokens": target.numel(), "nsentences": len(target)}
-
-
-def logits(model, **given):
-    return model(*batch()[:3], **given)[0]
-
-
-def translate(model, rows, beam=4):
-    generator = SequenceGenerator([model], DICT, beam_size=beam, max_len_a=0, max_len_b=9, len_penalty=0.6)
-    net_input = {"src_tokens": left_padded(rows), "src_lengths": torch.tensor([len(row) for row in rows])}
-    return generator.generate([model], {"net_input": net_input})
-
-
-def incremental(model, source, lengths, previous):
-    """Logits of teacher forcing one step at a time."""
-    encoded, state = model.encoder(source, lengths), {}
-    steps = [
-        model.decoder(previous[:, : step + 1], encoder_out=encoded, incremental_state=state)[0]
-        for step in range(previous.size(1))
-    ]
-    return torch.cat(steps, dim=1)
-
-
-def sites(model):
-    return {name: m for name, m in model.named_modules() if isinstance(m, connections.ResidualConnection)}
-
-
-def close(found, expected, tolerance=1e-5):
-    """Equal to `tolerance` of the largest value: without a norm, values grow from layer to layer."""
-    assert found.shape == expected.shape
-    worst = ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
-    assert worst < tolerance, worst
-
-
-def parameters(model):
-    return sum(p.numel() for name, p in model.named_parameters() if not COPY.fullmatch(name))
 
 
 # --- architectures -------------------------------------------------------------------------------------------------
@@ -239,33 +117,6 @@ def test_flags_override_an_architecture():
     args = settings("transformer_sas_big", encoder_embed_dim=32, dropout=0.0, decoder_layers=3)
     assert (args.encoder_embed_dim, args.decoder_embed_dim, args.encoder_ffn_embed_dim) == (32, 32, 4096)
     assert (args.dropout, args.encoder_layers, args.decoder_layers) == (0.0, 6, 3)
-
-
-@pytest.mark.parametrize("name", RESIDUALS)
-def test_parameters_of_every_variant(name):
-    site = {
-        **dict.fromkeys(["post_ln", "pre_ln", "xskip_ln", "deep_norm", "mix_ln", "resi_dual"], 0),
-        **dict.fromkeys(["res_post_norm", "scaled_pre_ln", "b2t", "dense_former"], 0),
-        **dict.fromkeys(["keel", "sandwich_ln"], 128),
-        "layer_scale": 64,
-        # The site's norm, which stock has too; that of the streams, 6 weights of 64, 20 and 4 numbers, two scales.
-        "mhc": 256 + 256 * 24 + 24 + 3,
-        "hyper": 128 + 6 * 64 + 20 + 4 + 2,
-        **dict.fromkeys(["xskip", "dropout_shortcut", "rezero"], -128),
-        **dict.fromkeys(["highway", "shortcut_gate", "linear_shortcut"], 64 * 64 + 64 - 128),
-        **dict.fromkeys(["wskip_ln", "admin"], 64),
-        **dict.fromkeys(["rskip_ln", "attn_residual"], 128),
-        "sas": 4 * 64**2 + 4 * 64 + 2,
-    }[name]
-    ends_in_norm = connections.structure(name).final_norm is not False
-    # The first site of each stack of keel has no outer norm.
-    ends = 2 * 128 * (ends_in_norm - (name == "keel"))
-    ends += 4 if name == "rezero" else 0  # a scalar for each layer
-    ends += 2 * (2 + 3) if name == "dense_former" else 0  # weights over X_0 and X_1, and over X_0 to X_2
-    # A query and a gain at the end of each stack, none at its first site: attn_residual has as many as sites.
-    model = build(residual=name)
-    assert parameters(model) == STOCK[64] + 10 * site + ends
-    assert (model.encoder.layer_norm is not None) == (model.decoder.layer_norm is not None) == ends_in_norm
 
 
 # --- options -------------------------------------------------------------------------------------------------------
@@ -605,36 +456,22 @@ def test_a_namespace_that_is_used_again_has_the_depths_of_now():
 
 def test_the_order_of_the_parameters_is_frozen():
     """Adam's state in a checkpoint goes by position. The file was written by version 0.1."""
-    stored = torch.load(NAMES.parent / "stored" / "transformer_sas.pt", weights_only=False)["model"]
+    stored = torch.load(Path(__file__).resolve().parent / "data" / "stored" / "transformer_sas.pt", weights_only=False)[
+        "model"
+    ]
     model = build("transformer_sas_tiny", encoder_layers=1, decoder_layers=1)
     names = [name for name, _ in model.named_parameters() if ".layers.0." in name]
     assert [name for name in stored if name in set(names)] == names
 
 
-# --- names in checkpoints ------------------------------------------------------------------------------------------
-
-
-def shapes_by_name(model):
-    """Name and shape of everything in a state dict; the buffer that only 0.12.2 stores left out."""
-    state = model.state_dict()
-    return {key: list(value.shape) for key, value in state.items() if not key.endswith("_float_tensor")}
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_names_in_checkpoints_are_frozen(name):
-    frozen = json.loads(NAMES.read_text(encoding="utf-8"))
-    assert frozen.keys() == {"every variant", *VARIANTS}
-    assert shapes_by_name(build(**VARIANTS[name])) == {**frozen["every variant"], **frozen[name]}
-
-
 # --- stock equality ------------------------------------------------------------------------------------------------
 
-STRUCTURES = {
+STOCKS = {
     "post_ln": ({}, {"residual": "post_ln"}),
     "rskip_ln λ=1": ({}, {"residual": "rskip_ln", "skip_lambda": 1}),
     "pre_ln": (PRE, {"residual": "pre_ln"}),
 }
-structures = pytest.mark.parametrize(("theirs", "ours"), list(STRUCTURES.values()), ids=list(STRUCTURES))
+as_stock = pytest.mark.parametrize(("theirs", "ours"), list(STOCKS.values()), ids=list(STOCKS))
 DROPPING = {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.15}
 
 
@@ -655,7 +492,7 @@ def loss_and_gradients(model):
 
 
 @pytest.mark.parametrize("mode", ["eval", "train", "dropout"])
-@structures
+@as_stock
 def test_stock_equality_bitwise(theirs, ours, mode):
     dropout = DROPPING if mode == "dropout" else {"dropout": 0.0}
     model = stock(**theirs, **dropout)
@@ -673,7 +510,7 @@ def test_stock_equality_bitwise(theirs, ours, mode):
         assert torch.equal(our_gradients[name], gradient), name
 
 
-@structures
+@as_stock
 def test_stock_equality_of_beam_search(theirs, ours):
     model = stock(**theirs)
     rows = sentences(3, (2, 4, 6, 6))
@@ -731,7 +568,7 @@ def as_newer_fairseq_writes(model):
 
 
 @pytest.mark.parametrize("written", [as_older_fairseq_writes, as_newer_fairseq_writes])
-@structures
+@as_stock
 def test_stock_checkpoints_of_either_fairseq_load(theirs, ours, written):
     model, copy = stock(**theirs), build(**ours)
     state = written(model)
@@ -740,9 +577,9 @@ def test_stock_checkpoints_of_either_fairseq_load(theirs, ours, written):
     assert torch.equal(logits(copy.eval()), logits(model))
 
 
-@variants
-def test_own_checkpoints_load(given):
-    model, other = build(**given), shaken(build(**given), seed=7)
+@each_variant
+def test_own_checkpoints_load(name, options):
+    model, other = build(residual=name, **options), shaken(build(residual=name, **options), seed=7)
     assert not torch.equal(logits(other), logits(model))
     other.load_state_dict(copied(model))
     assert torch.equal(logits(other.eval()), logits(model))
@@ -783,17 +620,17 @@ def test_an_internal_error_in_loading_is_not_a_misfit(monkeypatch):
 # --- decoding, padding, modes --------------------------------------------------------------------------------------
 
 
-@variants
-def test_incremental_decoding_equals_the_full_forward(given):
-    model = build(**given)
+@each_variant
+def test_incremental_decoding_equals_the_full_forward(name, options):
+    model = build(residual=name, **options)
     source, lengths, previous, _ = batch()
     full = model(source, lengths, previous)[0]
     close(incremental(model, source, lengths, previous), full)
 
 
-@variants
-def test_padding_and_batch_order_change_nothing(given):
-    model = build(**given)
+@each_variant
+def test_padding_and_batch_order_change_nothing(name, options):
+    model = build(residual=name, **options)
     source, lengths, previous, _ = batch()
     previous = previous.clone()
     previous[1, 4:] = PAD  # a shorter target
@@ -817,20 +654,20 @@ def test_beam_search_does_not_see_the_batch(arch):
             close(a["score"], b["score"])
 
 
-@variants
-def test_train_equals_eval_without_dropout(given):
-    model = build(**given, dropout=0.0)
+@each_variant
+def test_train_equals_eval_without_dropout(name, options):
+    model = build(residual=name, **options, dropout=0.0)
     evaluated = logits(model)
     trained = logits(model.train())
-    if given["residual"] == "dropout_shortcut":
+    if structures.spec(name).is_random:
         assert not torch.allclose(trained, evaluated, atol=1e-3)
     else:
         close(trained, evaluated)
 
 
-@variants
-def test_every_parameter_learns(given):
-    model = build(**given).train()
+@each_variant
+def test_every_parameter_learns(name, options):
+    model = build(residual=name, **options).train()
     LabelSmoothedCrossEntropyCriterion(TASK, False, 0.1)(model, sample())[0].backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -838,10 +675,10 @@ def test_every_parameter_learns(given):
             assert parameter.grad.abs().sum() > 0, name
 
 
-@variants
-def test_own_layers_run_in_eval_mode_after_loading(given, monkeypatch):
+@each_variant
+def test_own_layers_run_in_eval_mode_after_loading(name, options, monkeypatch):
     """0.12.2 would skip a layer's own forward here."""
-    model = build(**given)
+    model = build(residual=name, **options)
     model.load_state_dict(copied(model))
     model.eval()
     calls = []
@@ -886,9 +723,9 @@ def test_stock_decodes_left_padded_batches():
             assert torch.equal(translate(model, [row])[0][0]["tokens"], found[0]["tokens"])
 
 
-@variants
-def test_torchscript(given):
-    model = build(**given, encoder_layers=1, decoder_layers=2)
+@each_variant
+def test_torchscript(name, options):
+    model = build(residual=name, **options, encoder_layers=1, decoder_layers=2)
     scripted = torch.jit.script(model)
     close(logits(scripted), logits(model))
 
@@ -913,7 +750,7 @@ def same(found, expected):
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("given", [{}, {"need_attn": True}, {"need_head_weights": True}], ids=str)
-@structures
+@as_stock
 def test_attention_of_a_decoder_layer_is_that_of_stock(theirs, ours, given, fast, training):
     model = stock(**theirs, dropout=0.0)
     results = []
@@ -927,7 +764,7 @@ def test_attention_of_a_decoder_layer_is_that_of_stock(theirs, ours, given, fast
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@structures
+@as_stock
 def test_states_handed_to_a_decoder_layer(theirs, ours, masked):
     """The path of ONNX export: keys and values of earlier steps come and go as tensors."""
     model = stock(**theirs)
@@ -951,7 +788,7 @@ def test_states_handed_to_a_decoder_layer(theirs, ours, masked):
 
 @pytest.mark.parametrize("return_fc", [False, True])
 @pytest.mark.parametrize("mask", [None, torch.ones(4, 4).triu(1)], ids=["all", "causal"])
-@structures
+@as_stock
 def test_an_encoder_layer_beside_stock(theirs, ours, mask, return_fc):
     model = stock(**theirs)
     padding = SOURCE_PADDING[:, 1:]
@@ -967,23 +804,29 @@ def test_an_encoder_layer_beside_stock(theirs, ours, mask, return_fc):
 # --- fairseq's features --------------------------------------------------------------------------------------------
 
 
-WHOLE = ("dense_former", "attn_residual blocks")  # structures that no layer may be left out of
-droppable = pytest.mark.parametrize("given", [VARIANTS[name] for name in VARIANTS if name not in WHOLE], ids=str)
+def needs_every_layer(name, options):
+    return connections.needs_every_layer(name, connections.resolve(name, options))
 
 
-@pytest.mark.parametrize("name", WHOLE)
+CASES = structures.variants().values()
+whole = structures.over("name options", [case for case in CASES if needs_every_layer(*case)])
+droppable = structures.over("name options", [case for case in CASES if not needs_every_layer(*case)])
+
+
 @pytest.mark.parametrize("flag", ["encoder_layerdrop", "decoder_layerdrop"])
-def test_a_structure_that_needs_every_layer_refuses_layer_drop(name, flag):
-    given = VARIANTS[name]
-    with pytest.raises(UserError, match=rf"--{flag.replace('_', '-')} 0.5 with --residual {given['residual']}"):
+@whole
+def test_a_structure_that_needs_every_layer_refuses_layer_drop(name, options, flag):
+    given = {"residual": name, **options}
+    with pytest.raises(UserError, match=rf"--{flag.replace('_', '-')} 0.5 with --residual {name}"):
         settings("transformer_resid_tiny", **given, **{flag: 0.5})
     keep = flag.replace("layerdrop", "layers_to_keep")
-    with pytest.raises(UserError, match=rf"--{keep.replace('_', '-')} 1 with --residual {given['residual']}"):
+    with pytest.raises(UserError, match=rf"--{keep.replace('_', '-')} 1 with --residual {name}"):
         settings("transformer_resid_tiny", **given, **{keep: "1"})
 
 
 @droppable
-def test_layerdrop(given):
+def test_layerdrop(name, options):
+    given = {"residual": name, **options}
     drop = {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5}
     plain, dropping = build(**given, dropout=0.0), build(**given, dropout=0.0, **drop)
     assert torch.equal(logits(dropping), logits(plain))
@@ -1011,7 +854,8 @@ def pruned(state, build_one, arch, **given):
 
 
 @droppable
-def test_layers_to_keep(given):
+def test_layers_to_keep(name, options):
+    given = {"residual": name, **options}
     full = build(**given, **DEEP)
     model = pruned(copied(full), lambda **more: build(**given, **more), "transformer_resid_tiny")
     for stack, kept in (("encoder", (1, 3)), ("decoder", (0, 2))):
@@ -1024,7 +868,7 @@ def test_layers_to_keep(given):
     assert logits(model).isfinite().all()
 
 
-@structures
+@as_stock
 def test_layers_to_keep_of_a_stock_checkpoint(theirs, ours):
     full = stock(**theirs, **DEEP)
     expected = pruned(copied(full), stock, "transformer", **theirs)
@@ -1032,9 +876,11 @@ def test_layers_to_keep_of_a_stock_checkpoint(theirs, ours):
     assert torch.equal(logits(model), logits(expected))
 
 
-@variants
-def test_checkpoint_activations(given):
-    plain, checkpointing = (build(**given, checkpoint_activations=on, **DROPPING).train() for on in (False, True))
+@each_variant
+def test_checkpoint_activations(name, options):
+    plain, checkpointing = (
+        build(residual=name, **options, checkpoint_activations=on, **DROPPING).train() for on in (False, True)
+    )
     assert checkpointing.state_dict().keys() == plain.state_dict().keys()
     for layer in (*checkpointing.encoder.layers, *checkpointing.decoder.layers):
         assert hasattr(layer, "precheckpoint_forward")
@@ -1087,7 +933,11 @@ def test_quant_noise_pq(arch):
     assert changed <= {f"{name}.weight" for name in hooked(model)}
 
 
-@pytest.mark.parametrize("given", [VARIANTS[name] for name in ("sas", "sas single", "rskip_ln", "highway")], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [{"residual": name} for name in ("sas", "rskip_ln", "highway")] + [{"residual": "sas", "sas_gate": "single"}],
+    ids=str,
+)
 def test_quant_noise_scalar(given, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)  # fairseq's scalar noise knows only GPUs
     model = build(**given)
@@ -1176,9 +1026,9 @@ def test_retain_dropout_modules(arch):
     assert not torch.allclose(first, second)
 
 
-@variants
-def test_half(given):
-    model = build(**given)
+@each_variant
+def test_half(name, options):
+    model = build(residual=name, **options)
     expected = logits(model)
     with torch.no_grad():
         found = logits(model.half())

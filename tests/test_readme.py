@@ -57,8 +57,14 @@ SHORTENED = {
     "torchrun": SMALL,
     "fairseq-train": "--max-update 2 --disable-validation",
 }
-# Run by .ci/run: the first whole, with what must come out of it; the other runs this very test.
-RUN_ELSEWHERE = ("scripts/quickstart.sh", "scripts/test.sh")
+# Run by .ci/run: the first whole, with what must come out of it; the second runs this very test. test_new_structure.py
+# runs the others.
+RUN_ELSEWHERE = (
+    "scripts/quickstart.sh",
+    "scripts/test.sh",
+    "python tests/support/frozen.py",
+    "python -m pytest --structure scaled_branch",
+)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +131,7 @@ def test_commands(tree: Path) -> None:
 
 
 def test_python_blocks() -> None:
-    (use,) = [block for kind, block in BLOCKS if kind == "python" and "build(" in block]
+    (use,) = [block for kind, block in BLOCKS if kind == "python" and "connections.build(" in block]
     known = {"x": torch.randn(5, 2, 512), "sublayer": torch.nn.Linear(512, 512)}
     exec(use, known)
     assert known["y"].shape == (5, 2, 512)
@@ -136,26 +142,3 @@ def test_there_are_commands_and_every_script_is_among_them() -> None:
     scripts = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.py"), *ROOT.glob("data-prep/*.sh")]
     parts = {"architectures.sh", "environment.sh", "setup.sh", "setup_environment.py"}  # sourced or run by others
     assert {path.name for path in scripts if path.name not in shown} == parts
-
-
-def test_the_table_of_structures_is_the_registry() -> None:
-    from fairseq_resid import connections
-
-    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|(?:.*)\| (.*) \| (.*) \| (.*) \|$", README, flags=re.MULTILINE)
-    table = {name: cells for names, *cells in rows for name in re.findall(r"\w+", names)}
-    assert set(table) >= set(connections.names())
-    # What a site adds to stock's norm, for C = 7: the numbers of the formula, each before its power of C.
-    place = connections.Place(7, "encoder", "ffn", 1, True, 3, 4, {"encoder": 2, "decoder": 2})
-    for name in connections.names():
-        options, parameters, _ = table[name]
-        flags = {flag[2:].replace("-", "_") for flag in re.findall(r"--[\w-]+", options)}
-        assert flags == set(connections.options(name)), name
-        formula = parameters.replace("(λ−1)", "").removesuffix(" (n = 4)").replace("−", "-").replace(" ", "")
-        terms = re.findall(r"([+-]?)(\d*)(C²|C)?", formula.replace("i+1attheendoflayeri", ""))
-        counted = sum(
-            int(f"{sign}{number or 1}") * {"C²": 49, "C": 7, "": 1}[power]
-            for sign, number, power in terms
-            if number + power
-        )
-        own = sum(parameter.numel() for parameter in connections.build(name, place).parameters()) - 14
-        assert counted == own - {"rezero": 1, "dense_former": 3}.get(name, 0), name

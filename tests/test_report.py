@@ -17,13 +17,13 @@ import pytest
 import test_study
 from test_compare import data, evaluated  # noqa: F401  (a fixture)
 
-from fairseq_resid import connections
 from fairseq_resid.analysis import analyze
 from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
 from fairseq_resid.folders import records
 from fairseq_resid.folders.run import Fingerprint, Run
 from fairseq_resid.report import differences, findings, glossary, report
 from fairseq_resid.study import plan
+from support import structures
 
 pytestmark = pytest.mark.once
 
@@ -276,7 +276,7 @@ def test_words_that_differ() -> None:
     assert found[0].translations[1][0] == "y" and all(word.is_marked for word in found[0].translations[1][1])
 
 
-@pytest.mark.parametrize("name", list(dict.fromkeys(map(connections.canonical, connections.names()))))
+@structures.each
 def test_the_glossary_has_every_structure(name: str) -> None:
     found = glossary.entry(name)
     assert found.about.endswith(".") and "Formula" in found.fields and "Source" in found.fields

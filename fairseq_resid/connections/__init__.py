@@ -3,26 +3,15 @@
 >>> from fairseq_resid import connections
 >>> site = connections.build("sas", 512, dropout=0.1)
 >>> y = site(x, sublayer(site.branch_input(x)))
+
+Every file in this folder is imported, so a class that calls `register` is a structure. README.md shows how to add one,
+here or in another package.
 """
 
-from . import (
-    attention,
-    b2t,
-    deep_norm,
-    dense,
-    dropout_shortcut,
-    expanded,
-    gated,
-    hyper,
-    linear_shortcut,
-    plain,
-    pre_norm,
-    recursive,
-    resi_dual,
-    rezero,
-    self_adaptive,
-    weighted,
-)
+import importlib
+import pkgutil
+from importlib.metadata import entry_points
+
 from .base import ResidualConnection, components, is_positional, sites
 from .options import InvalidOption, Option, Options, option
 from .place import Place
@@ -30,6 +19,7 @@ from .registry import (
     FINAL_NORMS,
     Profiler,
     Structure,
+    aliases,
     all_options,
     build,
     build_stream,
@@ -40,6 +30,7 @@ from .registry import (
     names,
     needs_every_layer,
     options,
+    own_names,
     profiler,
     register,
     resolve,
@@ -58,39 +49,45 @@ __all__ = [
     "ResidualConnection",
     "ResidualStream",
     "Structure",
+    "aliases",
     "all_options",
-    "attention",
-    "b2t",
     "build",
     "build_stream",
     "canonical",
     "check_backend",
     "components",
-    "deep_norm",
-    "dense",
     "draws_branches",
-    "dropout_shortcut",
-    "expanded",
-    "gated",
     "has_wide_state",
-    "hyper",
     "is_positional",
-    "linear_shortcut",
     "names",
     "needs_every_layer",
     "option",
     "options",
-    "plain",
-    "pre_norm",
+    "own_names",
     "profiler",
-    "recursive",
     "register",
-    "resi_dual",
     "resolve",
     "resolve_final_norm",
-    "rezero",
-    "self_adaptive",
     "sites",
     "structure",
-    "weighted",
 ]
+
+ENTRY_POINTS = "fairseq_resid.structures"  # group of modules of other packages that register structures
+
+
+def import_structures() -> None:
+    """Import every file in this folder in alphabetical order, but `_*` and `__main__`, then the entry points.
+
+    Raises: ImportError naming the entry point, if one cannot be loaded.
+    """
+    for name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+        if not name.startswith("_"):
+            importlib.import_module(f"{__name__}.{name}")
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+        try:
+            point.load()
+        except Exception as error:
+            raise ImportError(f"entry point {point.name} = {point.value} ({ENTRY_POINTS}): {error}") from error
+
+
+import_structures()

@@ -21,7 +21,9 @@ from .stream import ResidualStream
 class AttentionOptions(Options):
     """Of attn_residual."""
 
-    block_size: int = option(1, "S, attend to the sums of blocks of S sublayers; 1: to every sublayer", least=1)
+    block_size: int = option(
+        1, "S, attend to the sums of blocks of S sublayers; 1: to every sublayer", least=1, example=2
+    )
 
     def has_blocks(self) -> bool:
         """Return whether a sublayer's block goes by its number."""
@@ -125,5 +127,8 @@ register(
         AttentionStream,
         final_norm=None,
         needs_every_layer=AttentionOptions.has_blocks,
+        formula="the branch sees LN of a softmax-weighted mean of all F",
+        source="Kimi Team 2026",
+        family="Depth",
     ),
 )

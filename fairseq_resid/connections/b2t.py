@@ -45,4 +45,13 @@ class BottomToTop(ResidualConnection):
                 linear.weight.mul_(self.scale)
 
 
-register("b2t", Structure(Options, BottomToTop))
+register(
+    "b2t",
+    Structure(
+        Options,
+        BottomToTop,
+        formula="`post_ln`; a layer's last norm also sees what the layer got",
+        source="Takase 2022",
+        family="Depth",
+    ),
+)

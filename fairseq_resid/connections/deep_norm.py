@@ -79,5 +79,24 @@ class Keel(ResidualConnection):
         return self.norm(torch.add(f, x, alpha=self.alpha))
 
 
-register("deep_norm", Structure(Options, DeepNorm, has_kernel=always))
-register("keel", Structure(Options, Keel))
+register(
+    "deep_norm",
+    Structure(
+        Options,
+        DeepNorm,
+        has_kernel=always,
+        formula="LN(αx + F), α and start values by depth",
+        source="Wang 2022",
+        family="Scaling",
+    ),
+)
+register(
+    "keel",
+    Structure(
+        Options,
+        Keel,
+        formula="LN(αx + f(LN(x))), α the number of sublayers",
+        source="Chen 2026",
+        family="Scaling",
+    ),
+)

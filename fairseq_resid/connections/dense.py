@@ -72,4 +72,16 @@ class DenseStream(ResidualStream):
         return state[..., -self.dim :]
 
 
-register("dense_former", Structure(Options, DenseFormer, DenseStream, final_norm=True, needs_every_layer=always))
+register(
+    "dense_former",
+    Structure(
+        Options,
+        DenseFormer,
+        DenseStream,
+        final_norm=True,
+        needs_every_layer=always,
+        formula="`pre_ln`; after each layer a learned mean of all layers",
+        source="Pagliardini 2024",
+        family="Depth",
+    ),
+)

@@ -27,4 +27,13 @@ class DropoutShortcut(OptionallyNormed):
         return self.shortcut_dropout(x) + f
 
 
-register("dropout_shortcut", Structure(OptionalNorm, DropoutShortcut))
+register(
+    "dropout_shortcut",
+    Structure(
+        OptionalNorm,
+        DropoutShortcut,
+        formula="dropout(x, 0.5) + F",
+        source="He 2016b",
+        family="Scaling",
+    ),
+)

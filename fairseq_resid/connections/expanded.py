@@ -19,15 +19,15 @@ from .registry import Structure, always, register
 class ExpandedOptions(Options):
     """Of xskip."""
 
-    skip_lambda: float = option(1.0, "λ > 0, weight of the shortcut", above=0)
-    branch_scale: float = option(1.0, "μ > 0, weight of the branch", above=0)
+    skip_lambda: float = option(1.0, "λ > 0, weight of the shortcut", above=0, example=3)
+    branch_scale: float = option(1.0, "μ > 0, weight of the branch", above=0, example=0.5)
 
 
 @dataclass(frozen=True)
 class ExpandedNormOptions(ExpandedOptions):
     """Of xskip_ln."""
 
-    skip_lambda: float = option(2.0, "λ > 0, weight of the shortcut", above=0)
+    skip_lambda: float = option(2.0, "λ > 0, weight of the shortcut", above=0, example=3)
 
 
 class ExpandedSkip(ResidualConnection):
@@ -70,5 +70,24 @@ class ExpandedSkipLayerNorm(ExpandedSkip):
         )
 
 
-register("xskip", Structure(ExpandedOptions, ExpandedSkip))
-register("xskip_ln", Structure(ExpandedNormOptions, ExpandedSkipLayerNorm, has_kernel=always))
+register(
+    "xskip",
+    Structure(
+        ExpandedOptions,
+        ExpandedSkip,
+        formula="λx + μF",
+        source="Liu 2020 (rSkip); He 2016b",
+        family="Scaling",
+    ),
+)
+register(
+    "xskip_ln",
+    Structure(
+        ExpandedNormOptions,
+        ExpandedSkipLayerNorm,
+        has_kernel=always,
+        formula="LN(λx + μF)",
+        source="Liu 2020 (rSkip)",
+        family="Scaling",
+    ),
+)

@@ -21,7 +21,7 @@ from .self_adaptive import ScalingGate, SingleLayerGate
 class GateOptions(OptionalNorm):
     """Of a gated shortcut."""
 
-    gate_bias: float = option(-1.0, "start value of the gate's bias; negative favours the shortcut")
+    gate_bias: float = option(-1.0, "start value of the gate's bias; negative favours the shortcut", example=-2)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class HighwayOptions(GateOptions):
     gate_input: str = option(
         "shortcut", "what the gate reads: x, a vector gate; or x and F, a scalar gate", choices=("shortcut", "both")
     )
-    gate_layers: int = option(1, "layers of the gate, 1 or 2; 2 needs --gate-input both", least=1, most=2)
+    gate_layers: int = option(1, "layers of the gate, 1 or 2; 2 needs --gate-input both", least=1, most=2, example=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,5 +96,24 @@ class ShortcutGate(GatedShortcut):
         return {"g": self.gated(x, f)}
 
 
-register("highway", Structure(HighwayOptions, Highway), "exclusive_gate")
-register("shortcut_gate", Structure(GateOptions, ShortcutGate))
+register(
+    "highway",
+    Structure(
+        HighwayOptions,
+        Highway,
+        formula="(1−t)x + tF, t = σ(xW + b), or a gate of x and F",
+        source="Srivastava 2015",
+        family="Gates",
+    ),
+    "exclusive_gate",
+)
+register(
+    "shortcut_gate",
+    Structure(
+        GateOptions,
+        ShortcutGate,
+        formula="(1−g)x + F, g = σ(xW + b)",
+        source="He 2016b",
+        family="Gates",
+    ),
+)

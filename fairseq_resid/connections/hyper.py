@@ -26,7 +26,7 @@ READ, KEPT = 4.0, 8.0
 class StreamsOptions(Options):
     """Of mhc."""
 
-    hyper_streams: int = option(4, "n, how many streams", least=1)
+    hyper_streams: int = option(4, "n, how many streams", least=1, example=2)
 
 
 @dataclass(frozen=True)
@@ -210,5 +210,27 @@ class HyperStream(ResidualStream):
         return state.unflatten(-1, [-1, self.dim]).sum(-2)
 
 
-register("mhc", Structure(StreamsOptions, ManifoldHyperConnection, HyperStream, final_norm=None))
-register("hyper", Structure(HyperOptions, HyperConnection, HyperStream, final_norm=None))
+register(
+    "mhc",
+    Structure(
+        StreamsOptions,
+        ManifoldHyperConnection,
+        HyperStream,
+        final_norm=None,
+        formula="n streams, mixed by doubly stochastic matrices",
+        source="Xie 2025",
+        family="Several streams",
+    ),
+)
+register(
+    "hyper",
+    Structure(
+        HyperOptions,
+        HyperConnection,
+        HyperStream,
+        final_norm=None,
+        formula="n streams, mixed at every site",
+        source="Zhu 2024",
+        family="Several streams",
+    ),
+)

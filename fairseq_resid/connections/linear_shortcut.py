@@ -30,4 +30,13 @@ class LinearShortcut(OptionallyNormed):
         return dense_gate(x, self.shortcut_weight, self.shortcut_bias) + f
 
 
-register("linear_shortcut", Structure(OptionalNorm, LinearShortcut))
+register(
+    "linear_shortcut",
+    Structure(
+        OptionalNorm,
+        LinearShortcut,
+        formula="Wx + b + F",
+        source="He 2016b",
+        family="Scaling",
+    ),
+)

@@ -23,6 +23,7 @@ class Option:
     """One option: its name, type, default and help, and what is allowed.
 
     choices: all allowed values of a text; above, least, most: bounds of a number, the first not allowed itself
+    example: a number beside the default that the tests train with
     """
 
     name: str
@@ -33,6 +34,7 @@ class Option:
     above: float | None = None
     least: float | None = None
     most: float | None = None
+    example: float | None = None
 
     @property
     def allowed(self) -> str:
@@ -44,6 +46,11 @@ class Option:
             return "must be a positive number" + (f" <= {self.most:g}" if self.most is not None else "")
         least = f" >= {self.least:g}" if self.least is not None else ""
         return f"must be {kind}{least}" + (f" and <= {self.most:g}" if self.most is not None else "")
+
+    @property
+    def examples(self) -> tuple[Any, ...]:
+        """Values to try: all choices of a text, the example of a number."""
+        return self.choices or (() if self.example is None else (self.checked(self.example),))
 
     def checked(self, value: Any) -> Any:
         """Return a value, which may be text from a command line, in the option's type.
@@ -77,9 +84,10 @@ def option(
     above: float | None = None,
     least: float | None = None,
     most: float | None = None,
+    example: float | None = None,
 ) -> Any:
     """Declare a field of an Options class; the arguments are those of Option."""
-    rules = {"help": help, "choices": choices, "above": above, "least": least, "most": most}
+    rules = {"help": help, "choices": choices, "above": above, "least": least, "most": most, "example": example}
     return dataclasses.field(default=default, metadata=rules)
 
 

@@ -49,5 +49,25 @@ class PreLayerNorm(ResidualConnection):
         return x + f
 
 
-register("post_ln", Structure(Options, PostLayerNorm, has_kernel=always))
-register("pre_ln", Structure(Options, PreLayerNorm, final_norm=True))
+register(
+    "post_ln",
+    Structure(
+        Options,
+        PostLayerNorm,
+        has_kernel=always,
+        formula="LN(x + F)",
+        source="Vaswani 2017",
+        family="Plain",
+    ),
+)
+register(
+    "pre_ln",
+    Structure(
+        Options,
+        PreLayerNorm,
+        final_norm=True,
+        formula="x + f(LN(x)), a norm ends the stack",
+        source="He 2016b's order",
+        family="Plain",
+    ),
+)

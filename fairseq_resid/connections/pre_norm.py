@@ -87,7 +87,9 @@ class ScaledPreLayerNorm(PreLayerNorm):
 class MixedOptions(Options):
     """Of mix_ln."""
 
-    post_share: float = option(0.25, "share of the layers that are post-LN, the first ones", above=0, most=1)
+    post_share: float = option(
+        0.25, "share of the layers that are post-LN, the first ones", above=0, most=1, example=0.5
+    )
 
 
 class MixedLayerNorm(ResidualConnection):
@@ -110,8 +112,59 @@ class MixedLayerNorm(ResidualConnection):
         return self.norm(x + f) if self.is_post else x + f
 
 
-register("layer_scale", Structure(Options, LayerScale, final_norm=True))
-register("sandwich_ln", Structure(Options, SandwichLayerNorm, final_norm=True), "peri_ln")
-register("res_post_norm", Structure(Options, ResidualPostNorm, final_norm=True))
-register("scaled_pre_ln", Structure(Options, ScaledPreLayerNorm, final_norm=True))
-register("mix_ln", Structure(MixedOptions, MixedLayerNorm, final_norm=True))
+register(
+    "layer_scale",
+    Structure(
+        Options,
+        LayerScale,
+        final_norm=True,
+        formula="x + s ⊙ f(LN(x)), s learned",
+        source="Touvron 2021",
+        family="Scaling",
+    ),
+)
+register(
+    "sandwich_ln",
+    Structure(
+        Options,
+        SandwichLayerNorm,
+        final_norm=True,
+        formula="x + LN(F), F of f(LN(x))",
+        source="CogView 2021",
+        family="Norms",
+    ),
+    "peri_ln",
+)
+register(
+    "res_post_norm",
+    Structure(
+        Options,
+        ResidualPostNorm,
+        final_norm=True,
+        formula="x + LN(F)",
+        source="OLMo 2, 2024",
+        family="Norms",
+    ),
+)
+register(
+    "scaled_pre_ln",
+    Structure(
+        Options,
+        ScaledPreLayerNorm,
+        final_norm=True,
+        formula="x + f(LN(x)/√l), l the layer",
+        source="Sun 2025",
+        family="Scaling",
+    ),
+)
+register(
+    "mix_ln",
+    Structure(
+        MixedOptions,
+        MixedLayerNorm,
+        final_norm=True,
+        formula="`post_ln` in the first layers, `pre_ln` in the others",
+        source="Li 2024",
+        family="Norms",
+    ),
+)

@@ -19,7 +19,7 @@ from .registry import Structure, always, register
 class RecursiveOptions(Options):
     """Of rskip_ln."""
 
-    skip_lambda: int = option(2, "λ >= 1, how many times the shortcut is added", least=1)
+    skip_lambda: int = option(2, "λ >= 1, how many times the shortcut is added", least=1, example=3)
 
 
 def deviation(norm: nn.Module, x: Tensor) -> Tensor:
@@ -65,4 +65,14 @@ class RecursiveSkipLayerNorm(ResidualConnection):
         return fused_recursive_layer_norm(x, f_out, weights, biases, norms[0].eps, p)
 
 
-register("rskip_ln", Structure(RecursiveOptions, RecursiveSkipLayerNorm, has_kernel=always))
+register(
+    "rskip_ln",
+    Structure(
+        RecursiveOptions,
+        RecursiveSkipLayerNorm,
+        has_kernel=always,
+        formula="y₁ = LN₁(x + F); y_k = LN_k(x + y_{k−1}), k = 2..λ",
+        source="Liu 2020 (rSkip)",
+        family="Scaling",
+    ),
+)

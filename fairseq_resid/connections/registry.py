@@ -34,6 +34,8 @@ def always(_: Any) -> bool:
 class Structure:
     """What --residual names.
 
+    formula, source: one line each, y as a function of x and F, and who published it: help texts and tables show them
+    family: the heading in the README's table under which the structure is listed
     options: a frozen dataclass; connection: the class of its sites; stream: the class that ends a stack
     has_kernel: whether `combine_fused` computes the structure with these options
     final_norm: whether its source ends a stack in a norm, the default of --final-norm; None: the end of the stream
@@ -49,6 +51,9 @@ class Structure:
     final_norm: bool | None = False
     needs_every_layer: Callable[[Any], bool] = never
     is_profiled: Callable[[Any], bool] = never
+    formula: str = ""
+    source: str = ""
+    family: str = "Other"
 
 
 def register(name: str, structure: Structure, *aliases: str) -> None:
@@ -66,6 +71,17 @@ def register(name: str, structure: Structure, *aliases: str) -> None:
 def names() -> list[str]:
     """Return every name that --residual takes, aliases last."""
     return [*_STRUCTURES, *_ALIASES]
+
+
+def own_names() -> list[str]:
+    """Return the structures of this package without aliases, in the order of registration."""
+    package = __package__ or ""
+    return [name for name, made in _STRUCTURES.items() if made.connection.__module__.startswith(f"{package}.")]
+
+
+def aliases(name: str) -> list[str]:
+    """Return the other names of a structure."""
+    return [alias for alias, target in _ALIASES.items() if target == name]
 
 
 def canonical(name: str) -> str:

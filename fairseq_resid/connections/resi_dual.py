@@ -63,4 +63,15 @@ class ResiDualStream(ResidualStream):
         return x + functional.layer_norm(d, self.shape, self.weight, self.bias, self.eps)
 
 
-register("resi_dual", Structure(Options, ResiDual, ResiDualStream, final_norm=None))
+register(
+    "resi_dual",
+    Structure(
+        Options,
+        ResiDual,
+        ResiDualStream,
+        final_norm=None,
+        formula="x' = LN(x + F), d' = d + F; at the end x + LN(d)",
+        source="Xie 2023",
+        family="Several streams",
+    ),
+)

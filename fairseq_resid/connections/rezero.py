@@ -34,4 +34,13 @@ class ReZero(ResidualConnection):
         return {"a": self.branch_scalar}
 
 
-register("rezero", Structure(Options, ReZero))
+register(
+    "rezero",
+    Structure(
+        Options,
+        ReZero,
+        formula="x + aF, a learned from 0, one for a layer",
+        source="Bachlechner 2020",
+        family="Scaling",
+    ),
+)

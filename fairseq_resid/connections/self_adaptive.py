@@ -77,8 +77,8 @@ class ScalingOptions(Options):
 
     sas_gate: str = option("full", "form of the gate (SAS paper, table 6)", choices=tuple(GATES))
     sas_gamma: str = option("coupled", "γ = (1-α)(1-β), or a third gate", choices=("coupled", "free"))
-    sas_alpha_bias: float = option(0.0, "start value of α's bias; the paper has 3 for images")
-    sas_beta_bias: float = option(0.0, "start value of β's bias; the paper has -3 for images")
+    sas_alpha_bias: float = option(0.0, "start value of α's bias; the paper has 3 for images", example=3)
+    sas_beta_bias: float = option(0.0, "start value of β's bias; the paper has -3 for images", example=-3)
 
     def has_kernel(self) -> bool:
         """Return whether the kernel computes these gates."""
@@ -127,4 +127,14 @@ class SelfAdaptiveScaling(ResidualConnection):
         return dict(zip(("alpha", "beta", "gamma"), self.factors(x, f), strict=True))
 
 
-register("sas", Structure(ScalingOptions, SelfAdaptiveScaling, has_kernel=ScalingOptions.has_kernel))
+register(
+    "sas",
+    Structure(
+        ScalingOptions,
+        SelfAdaptiveScaling,
+        has_kernel=ScalingOptions.has_kernel,
+        formula="αx + βF + (1−α)(1−β)·LN(x + F), α and β gates",
+        source="Liu 2020 (SAS)",
+        family="Gates",
+    ),
+)

@@ -22,7 +22,7 @@ from .registry import Structure, register
 class WeightedOptions(Options):
     """Of wskip_ln."""
 
-    wskip_init: float = option(1.0, "start value of w; the paper tries 1 and 2")
+    wskip_init: float = option(1.0, "start value of w; the paper tries 1 and 2", example=2)
 
 
 class WeightedSkipLayerNorm(ResidualConnection):
@@ -101,5 +101,24 @@ class Admin(WeightedSkipLayerNorm):
                 del site.forward  # the class's again
 
 
-register("wskip_ln", Structure(WeightedOptions, WeightedSkipLayerNorm))
-register("admin", Structure(AdminOptions, Admin, is_profiled=AdminOptions.is_profiled))
+register(
+    "wskip_ln",
+    Structure(
+        WeightedOptions,
+        WeightedSkipLayerNorm,
+        formula="LN(w ⊙ x + F), w learned",
+        source="Liu 2020 (rSkip)",
+        family="Scaling",
+    ),
+)
+register(
+    "admin",
+    Structure(
+        AdminOptions,
+        Admin,
+        is_profiled=AdminOptions.is_profiled,
+        formula="LN(w ⊙ x + F), w learned, started by the depth of the stack",
+        source="Liu 2020 (Admin)",
+        family="Scaling",
+    ),
+)

@@ -27,6 +27,9 @@ from .two_streams import TwoStreamConv2d
 
 ORDERS = ("full_preact", "relu_preact", "original", "bn_after_add", "relu_before_add")
 EXPANSION = 4  # of a bottleneck's last convolution
+# In the backward pass of a strided 1x1 convolution that reads 2 to 6 channels in channels-last memory, oneDNN's AVX2
+# kernels (3.12, of torch 2.13) write past their buffers. tests/test_image_models.py says when a newer oneDNN does not.
+SAFE_CHANNELS = 8
 
 
 def norm_relu(channels: int) -> list[nn.Module]:
@@ -55,6 +58,20 @@ def arranged(convolutions: list[nn.Conv2d], order: str, has_first: bool) -> nn.S
             after = {"original": 1, "bn_after_add": 0, "relu_before_add": 2}[order]
             parts += [convolution, *norm_relu(convolution.out_channels)[:after]]
     return nn.Sequential(*parts)
+
+
+class NarrowProjection(nn.Conv2d):
+    """A strided 1x1 convolution written as a 1x1 convolution of every STEP-th position: see SAFE_CHANNELS.
+
+    Shapes: (N, in, H, W) -> (N, out, ceil(H / step), ceil(W / step))
+    """
+
+    def __init__(self, inputs: int, outputs: int, step: int) -> None:
+        super().__init__(inputs, outputs, 1, bias=False)
+        self.step = step
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(x[:, :, :: self.step, :: self.step], self.weight, None)
 
 
 class Block(nn.Module):
@@ -95,7 +112,10 @@ class Block(nn.Module):
         reads = connections.structure(cfg.residual).connection.branch_input
         if changes:
             kernel = cfg.projection_kernel
-            projection = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+            if kernel == 1 and stride > 1 and inputs < SAFE_CHANNELS:
+                projection: nn.Conv2d = NarrowProjection(inputs, outputs, stride)
+            else:
+                projection = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
             he_normal(projection)
             self.projection = projection
         is_plain = changes and reads is not connections.ResidualConnection.branch_input

@@ -22,7 +22,12 @@ def require_namespace(args: object) -> None:
 
 def add_flags(parser: Any, default: str) -> None:
     """Add --residual, whose default is said, its backend, its log, and the flag of every option of any structure."""
-    parser.add_argument("--residual", choices=connections.names(), help=f"residual structure (default: {default})")
+    formulas = "; ".join(f"{name}: {connections.structure(name).formula}" for name in connections.names())
+    parser.add_argument(
+        "--residual",
+        choices=connections.names(),
+        help=f"residual structure (default: {default}). {formulas}".replace("%", "%%"),
+    )
     parser.add_argument(
         "--residual-backend",
         choices=BACKENDS,
@@ -40,9 +45,9 @@ def add_flags(parser: Any, default: str) -> None:
         option = next(iter(meanings.values()))
         flag = "--" + name.replace("_", "-")
         if option.choices:
-            parser.add_argument(flag, choices=option.choices, help=text)
+            parser.add_argument(flag, choices=option.choices, help=text.replace("%", "%%"))
         else:
-            parser.add_argument(flag, type=float, metavar="X", help=text)
+            parser.add_argument(flag, type=float, metavar="X", help=text.replace("%", "%%"))
 
 
 def settle(args: argparse.Namespace, default: str) -> connections.Options:

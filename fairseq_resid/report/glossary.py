@@ -48,9 +48,11 @@ def typeset(formula: str) -> Markup:
 
 
 def entry(name: str) -> Entry:
-    """Return what is to be said of a structure, from the docstring of its class."""
-    text = inspect.getdoc(connections.structure(name).connection) or ""
+    """Return the entry of a structure: the docstring of its class, and its formula and source from the registry."""
+    made = connections.structure(name)
+    text = inspect.getdoc(made.connection) or ""
     about = " ".join(text.split("\n\n")[0].split())
     # A short formula has its source on the same line.
     body = re.sub(r" {4,}Source:", "\nSource:   ", text)
-    return Entry(name, about, {field: " ".join(value.split()) for field, value in FIELD.findall(body)})
+    registered = {"Formula": made.formula, "Source": made.source}
+    return Entry(name, about, registered | {field: " ".join(value.split()) for field, value in FIELD.findall(body)})

@@ -1,0 +1,107 @@
+"""The README's table of structures, made from the registry."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+from torch import nn
+
+from . import registry
+from .options import Option
+from .place import Place
+
+FAMILIES = ("Plain", "Scaling", "Gates", "Norms", "Several streams", "Depth")  # in the table's order; others follow
+LAYERS = 6  # of each stack of the model whose parameters are counted
+KINDS = {"encoder": ("self_attn", "ffn"), "decoder": ("self_attn", "encoder_attn", "ffn")}
+BEGIN = "<!-- structures: made by python -m fairseq_resid.connections --write README.md -->"
+END = "<!-- end of structures -->"
+HEAD = ["`--residual`", "y", "source", "options (default first)", f"parameters added to {LAYERS} + {LAYERS} layers"]
+
+
+def added_parameters(name: str, dim: int, layers: int = LAYERS) -> int:
+    """Return how many parameters a structure with its defaults adds to stock's post-norm model of a width and depth."""
+    depths = dict.fromkeys(KINDS, layers)
+    parts: list[nn.Module] = []
+    count = 0
+    for stack, kinds in KINDS.items():
+        sites = layers * len(kinds)
+        for layer in range(layers):
+            made = [
+                registry.build(
+                    name,
+                    Place(dim, stack, kind, layer, kind == kinds[-1], layer * len(kinds) + number, sites, depths),
+                )
+                for number, kind in enumerate(kinds)
+            ]
+            for site in made[1:]:
+                site.share(made[0])
+            parts += made
+        end = Place(dim, stack, "stream", layers, True, sites, sites, depths)
+        stream = registry.build_stream(name, end, registry.resolve_final_norm(name, None))
+        parts += [stream] if stream is not None else []
+        count -= 2 * dim * sites
+    return count + sum(parameter.numel() for parameter in nn.ModuleList(parts).parameters())
+
+
+def polynomial(name: str) -> str:
+    """Return `added_parameters` as a polynomial in C, such as 120C² + 120C + 60; of C = 512 alone if it is none."""
+    low, middle, high = (Fraction(added_parameters(name, dim)) for dim in (2, 4, 8))
+    square = ((high - low) / 6 - (middle - low) / 2) / 4
+    linear = (middle - low) / 2 - 6 * square
+    constant = low - 2 * linear - 4 * square
+    if 256 * square + 16 * linear + constant != added_parameters(name, 16):
+        return f"{added_parameters(name, 512):,} (C = 512)"
+    terms = [
+        f"{'−' if factor < 0 else '+'} {'' if abs(factor) == 1 and power else abs(factor)}{power}"
+        for factor, power in ((square, "C²"), (linear, "C"), (constant, ""))
+        if factor
+    ]
+    text = " ".join(terms) or "0"
+    return "−" + text[2:] if text.startswith("−") else text.removeprefix("+ ")
+
+
+def described(option: Option) -> str:
+    """Return an option as the table shows it: its flag, its choices and its default."""
+    flag = f"`--{option.name.replace('_', '-')}`"
+    default = option.default if isinstance(option.default, str) else f"{option.default:g}".replace("-", "−")
+    return f"{flag} ({', '.join(dict.fromkeys([default, *option.choices]))})"
+
+
+def row(name: str) -> str:
+    """Return a structure's row."""
+    made = registry.structure(name)
+    names = ", ".join(f"`{each}`" for each in (name, *registry.aliases(name)))
+    options = ", ".join(map(described, made.options.known().values()))
+    return f"| {names} | {made.formula} | {made.source} | {options} | {polynomial(name)} |"
+
+
+def table(names: list[str]) -> str:
+    """Return the table of these structures, a heading over each family; within one, in the order of registration."""
+    lines = [f"| {' | '.join(HEAD)} |", "|---|---|---|---|---|"]
+    families = dict.fromkeys(registry.structure(name).family for name in names)
+    for family in sorted(families, key=lambda each: FAMILIES.index(each) if each in FAMILIES else len(FAMILIES)):
+        lines.append(f"| **{family}** | | | | |")
+        lines += [row(name) for name in names if registry.structure(name).family == family]
+    return "\n".join(lines) + "\n"
+
+
+def parted(page: str) -> tuple[str, str, str]:
+    """Return what a page has before its table of structures, the table, and what it has after it.
+
+    Raises: ValueError if the page lacks the markers.
+    """
+    if page.count(BEGIN) != 1 or page.count(END) != 1:
+        raise ValueError(f"the page must have one line {BEGIN} and one line {END}")
+    before, rest = page.split(BEGIN + "\n")
+    inside, after = rest.split(END)
+    return before + BEGIN + "\n", inside, END + after
+
+
+def write(file: Path, names: list[str]) -> None:
+    """Write the table of these structures into a page, between its markers.
+
+    Raises: ValueError if the page lacks the markers; OSError.
+    """
+    before, _, after = parted(file.read_text(encoding="utf-8"))
+    file.write_text(before + table(names) + after, encoding="utf-8")

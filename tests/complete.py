@@ -1,0 +1,39 @@
+"""A pytest plugin: a run passes only if every collected test was run to its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+class EveryTestEnds:
+    """Ends the run when a worker crashes, and fails it if fewer tests ran than were collected."""
+
+    def __init__(self) -> None:
+        self.ended: set[str] = set()
+        self.missing = 0
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.ended.add(report.nodeid)
+        if report.when == "???":  # xdist's report of the test whose worker crashed
+            pytest.exit(str(report.longrepr), returncode=1)
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if exitstatus == 0 and not session.config.option.collectonly:
+            self.missing = session.testscollected - len(self.ended)
+        if self.missing:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.missing:
+            terminalreporter.section("incomplete run", red=True)
+            collected = terminalreporter._session.testscollected
+            terminalreporter.line(f"{self.missing} of {collected} collected tests did not run", red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A worker runs a part of the tests and does not know what the others run.
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(EveryTestEnds())

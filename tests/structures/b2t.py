@@ -1,0 +1,51 @@
+"""b2t: post-norm; the last norm of a layer also sees what the layer got."""
+
+import torch
+from torch import nn
+
+from fairseq_resid import connections
+from support.formulas import layer_norm, norm
+from support.stacks import branches, by_layer, places
+
+
+def formula(x, f, p, options, place):
+    """The last site of a layer that is its only one: the state is what the layer got."""
+    return norm(x + f + x, p)
+
+
+def b2t(x, layers):
+    """B2T, Takase 2022; b2t_connection `transformer_layer.py`: post-LN, and what the layer got is added once more
+    before the layer's last norm. The stack has no final norm.
+
+    Written from the source by somebody who had not seen the package's."""
+    for layer in layers:
+        bottom = x
+        for number, (f, ln_weight, ln_bias) in enumerate(layer, start=1):
+            total = x + f(x)
+            if number == len(layer):
+                total = bottom + total
+            x = layer_norm(total, ln_weight, ln_bias)
+    return x
+
+
+def stack(stack, x):
+    return b2t(x, by_layer(stack, branches(stack)))
+
+
+def extra(c, options):
+    return 0
+
+
+def weight_sum(site):
+    return 3.0
+
+
+def test_start_values():
+    torch.manual_seed(0)
+    site = connections.build("b2t", places("encoder", {"encoder": 9, "decoder": 1})[0])
+    linears = {name: nn.Linear(4, 4) for name in ("query", "key", "value", "output")}
+    before = {name: (linear.weight.clone(), linear.bias.clone()) for name, linear in linears.items()}
+    site.init_branch(**linears)
+    for name, (weight, bias) in before.items():
+        torch.testing.assert_close(linears[name].weight, weight / 3)
+        assert torch.equal(linears[name].bias, bias)

@@ -1,0 +1,64 @@
+"""mhc: n streams, mixed by a doubly stochastic matrix at every site (Xie 2025)."""
+
+import torch
+
+from fairseq_resid import connections
+from fairseq_resid.connections.hyper import sinkhorn
+from structures.hyper import weight_sum  # noqa: F401
+from support.formulas import grid, layer_norm, norm
+from support.stacks import branch, parameters
+
+EXAMPLES = grid(hyper_streams=[1, 2, 4])
+IS_SLOW = True
+HAS_GATE = True
+
+
+def stack(stack, x):
+    """Stream by stream; the doubly stochastic matrix by loops over rows and columns."""
+    n = stack.options.hyper_streams
+    columns = [x for _ in range(n)]
+    for i, site in enumerate(stack.sites):
+        p = parameters(site)
+        flat = torch.cat(columns, dim=-1)
+        u = flat / (flat.square().mean(-1, keepdim=True) + 1e-5).sqrt() * p["stream_weight"]
+        pre = torch.sigmoid(p["scales"][0] * (u @ p["pre_weight"].T) + p["pre_bias"])
+        post = 2 / (1 + torch.exp(-(p["scales"][1] * (u @ p["post_weight"].T) + p["post_bias"])))
+        logits = p["scales"][2] * (u @ p["mixing_weight"].T) + p["mixing_bias"]
+        m = [[logits[..., n * k + j].exp() for j in range(n)] for k in range(n)]
+        for _ in range(20):
+            sums = [sum(m[k][j] for k in range(n)) for j in range(n)]
+            m = [[m[k][j] / sums[j] for j in range(n)] for k in range(n)]
+            m = [[row[j] / sum(row) for j in range(n)] for row in m]
+        f = branch(stack, i, norm(sum(pre[..., j, None] * columns[j] for j in range(n)), p))
+        columns = [sum(m[k][j].unsqueeze(-1) * columns[j] for j in range(n)) + post[..., k, None] * f for k in range(n)]
+    return layer_norm(sum(columns), stack.end.weight, stack.end.bias)
+
+
+def extra(c, options):
+    n = options.hyper_streams
+    return n * c + n * c * (n + n + n * n) + n + n + n * n + 3
+
+
+def test_sinkhorn_gives_a_doubly_stochastic_matrix():
+    found = sinkhorn(3 * torch.randn(50, 4, 4, dtype=torch.float64), 20)
+    assert (found > 0).all()
+    torch.testing.assert_close(found.sum(-1), torch.ones(50, 4, dtype=torch.float64))  # it ends on the rows
+    torch.testing.assert_close(found.sum(-2), torch.ones(50, 4, dtype=torch.float64), atol=0.05, rtol=0)
+    for logits in ([[1e4, 0.0], [0.0, 1e4]], [[200.0, 200.0], [0.0, 0.0]]):
+        assert sinkhorn(torch.tensor(logits), 20).isfinite().all()
+
+
+def test_gates_of_large_numbers_in_fp16():
+    wide = connections.build("mhc", 4).half()
+    state = torch.full((1, 16), 300.0, dtype=torch.float16)
+    state[..., ::2] = -300.0
+    gates = wide.logits(state, 1, wide.post_weight, wide.post_bias)
+    torch.testing.assert_close(
+        gates.float(), wide.float().logits(state.float(), 1, wide.post_weight, wide.post_bias), atol=1e-3, rtol=1e-2
+    )
+
+
+def test_mixing_starts_near_the_identity():
+    site = connections.build("mhc", 4)
+    start = sinkhorn(site.mixing_bias.view(4, 4), 20)
+    assert (start.diagonal() > 0.99).all()

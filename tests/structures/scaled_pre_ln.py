@@ -1,0 +1,15 @@
+"""scaled_pre_ln: y = x + f(LN(x) / √l), l the layer from 1."""
+
+from support.formulas import norm
+
+
+def branch_input(x, p, options, place):
+    return norm(x, p) / (place.layer + 1) ** 0.5
+
+
+def formula(x, f, p, options, place):
+    return x + f
+
+
+def extra(c, options):
+    return 0

@@ -1,0 +1,72 @@
+"""The names, shapes and numbers of parameters of every structure, as earlier versions wrote them into checkpoints.
+
+    python tests/support/frozen.py
+
+adds the structures that have a test file and are not there yet. It changes nothing that is there: a checkpoint has
+these names for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent.parent / "data"
+NAMES = FOLDER / "state_dict_names.json"  # {variant: {name: shape}}, without those that all variants have
+COUNTS = FOLDER / "parameter_counts.json"  # {variant: parameters}
+COMMON = "every variant"
+COMMAND = "python tests/support/frozen.py"
+
+
+def read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def shapes_by_name(model: Any) -> dict[str, list[int]]:
+    """Name and shape of everything in a state dict; the buffer that only 0.12.2 stores left out."""
+    state = model.state_dict()
+    return {key: list(value.shape) for key, value in state.items() if not key.endswith("_float_tensor")}
+
+
+def text_of_names(names: dict[str, dict[str, list[int]]]) -> str:
+    """One line for each name."""
+    variants = []
+    for variant, shapes in names.items():
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(shape)}" for name, shape in shapes.items())
+        inner = f"{{\n{lines}\n }}" if shapes else "{}"
+        variants.append(f" {json.dumps(variant, ensure_ascii=False)}: {inner}")
+    return "{\n" + ",\n".join(variants) + "\n}\n"
+
+
+def add() -> list[str]:
+    """Add the variants that are not there; return them."""
+    from support import models, structures
+
+    names, counts = read(NAMES), read(COUNTS)
+    added = []
+    for label, (name, options) in structures.variants().items():
+        if label in names and label in counts:
+            continue
+        model = models.build(residual=name, **options)
+        shapes = shapes_by_name(model)
+        names.setdefault(label, {key: shape for key, shape in shapes.items() if key not in names[COMMON]})
+        counts.setdefault(label, models.parameters(model))
+        added.append(label)
+    NAMES.write_text(text_of_names(names), encoding="utf-8")
+    COUNTS.write_text(json.dumps(counts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return added
+
+
+def main() -> int:
+    """Run the command line."""
+    for folder in (FOLDER.parent, FOLDER.parent.parent):
+        sys.path.insert(0, str(folder))
+    added = add()
+    print(f"added: {', '.join(added)}" if added else "nothing to add: every structure with a test file is there")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Names, shapes, order and numbers of parameters in checkpoints are frozen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fairseq_resid.connections import table
+from support import frozen, models, structures
+from support.structures import each_variant
+
+CHANGED = "checkpoints of earlier versions have other {what}: change the class back, not the frozen file"
+
+
+def label_of(name: str, options: dict[str, Any]) -> str:
+    return next(label for label, case in structures.variants().items() if case == (name, options))
+
+
+@pytest.fixture(scope="module")
+def files() -> tuple[dict[str, Any], dict[str, Any]]:
+    return frozen.read(frozen.NAMES), frozen.read(frozen.COUNTS)
+
+
+def test_every_frozen_variant_is_tested(files: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    names, counts = files
+    variants = {label for name in structures.ALL for label in structures.spec(name).variants}
+    assert names.keys() - {frozen.COMMON} <= variants and counts.keys() <= variants, "a structure or variant is gone"
+
+
+@each_variant
+def test_names_in_checkpoints_are_frozen(
+    name: str, options: dict[str, Any], files: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    names, counts = files
+    label = label_of(name, options)
+    assert label in names and label in counts, f"{label} has no frozen names: run {frozen.COMMAND}"
+    model = models.build(residual=name, **options)
+    shapes = frozen.shapes_by_name(model)
+    assert shapes == {**names[frozen.COMMON], **names[label]}, CHANGED.format(what="names or shapes")
+    assert [key for key in shapes if key in names[label]] == list(names[label]), CHANGED.format(what="positions")
+    assert models.parameters(model) == counts[label], CHANGED.format(what="numbers of parameters")
+
+
+@structures.each
+def test_added_parameters_are_those_of_a_model(name: str) -> None:
+    made, stock = (models.parameters(models.build(residual=each)) for each in (name, "post_ln"))
+    assert table.added_parameters(name, 64, layers=2) == made - stock
+
+
+def test_freezing_adds_and_never_changes(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, counts = frozen.NAMES.read_text(encoding="utf-8"), frozen.COUNTS.read_text(encoding="utf-8")
+    for file, text in (("NAMES", names), ("COUNTS", counts)):
+        (tmp_path / file).write_text(text.replace('"post_ln"', '"post_ln "'), encoding="utf-8")
+        monkeypatch.setattr(frozen, file, tmp_path / file)
+    assert frozen.add() == (["post_ln"] if "post_ln" in structures.NAMES else [])
+    again, were = frozen.read(frozen.NAMES), frozen.json.loads(names)
+    assert again.pop("post_ln ") == again.pop("post_ln") == were.pop("post_ln") and again == were
+    assert frozen.read(frozen.COUNTS)["post_ln"] == frozen.json.loads(counts)["post_ln"]
+    before = frozen.NAMES.read_text(encoding="utf-8")
+    assert frozen.add() == [] and frozen.NAMES.read_text(encoding="utf-8") == before

@@ -1,0 +1,90 @@
+"""The page that shows how to add a structure is followed to the letter, in a copy, against every test of structures."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from fairseq_resid.connections import table
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "fairseq_resid" / "connections" / "README.md").read_text(encoding="utf-8")
+FILES = re.findall(r"`([\w/]+/scaled_branch\.py)`.*?^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+COMMANDS = re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)[0].splitlines()
+CLASS, TEST_FILE = "fairseq_resid/connections/scaled_branch.py", "tests/structures/scaled_branch.py"
+# Generic tests that a structure must have passed, one of each kind.
+MATRIX = """
+    test_equation test_gradcheck test_dtype_out_is_dtype_in test_torchscript test_every_leading_shape test_a_whole_stack
+    test_a_stack_under_torchscript_and_autocast test_final_norms test_every_variant_and_option_trains_and_generates
+    test_a_deep_model_starts_finite test_a_lopsided_model test_numbers_up_to_the_limit test_random_cases
+    test_incremental_decoding_equals_the_full_forward test_padding_and_batch_order_change_nothing
+    test_own_checkpoints_load test_every_parameter_learns test_checkpoint_activations test_layerdrop test_layers_to_keep
+    test_names_in_checkpoints_are_frozen test_every_structure_and_its_coefficients test_the_glossary_has_every_structure
+    test_the_readme_has_the_table_of_structures test_added_parameters_are_those_of_a_model
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the project with the class of the page in it."""
+    copy = tmp_path / "project"
+    hidden = shutil.ignore_patterns(".*", "data-bin", "checkpoints", "*.egg-info", "__pycache__", "results", "runs")
+    shutil.copytree(ROOT, copy, ignore=hidden)
+    assert [path for path, _ in FILES] == [CLASS, TEST_FILE]
+    (copy / CLASS).write_text(FILES[0][1], encoding="utf-8")
+    return copy
+
+
+def shell(command: str, folder: Path) -> tuple[int, str]:
+    """Exit code and output of a command in the copy, whose package is found ahead of the installed one."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, text=True, **both)
+    return done.returncode, done.stdout
+
+
+def outcomes(report: Path) -> dict[str, list[str]]:
+    """{outcome: test functions} of a report of pytest."""
+    found: dict[str, list[str]] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        kinds = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+        found.setdefault(kinds[0] if kinds else "passed", []).append(case.attrib["name"].split("[")[0])
+    return found
+
+
+def test_a_structure_is_two_files(tree: Path) -> None:
+    freeze, write, check, train = COMMANDS
+    assert train.startswith("fairseq-train ")  # test_readme.py runs it
+    before = {path: path.read_bytes() for path in tree.rglob("*") if path.is_file()}
+    (tree / TEST_FILE).write_text(FILES[1][1], encoding="utf-8")
+    code, output = shell(freeze, tree)
+    assert code == 0 and "added: scaled_branch\n" in output, output
+    code, output = shell(write, tree)
+    assert code == 0, output
+    row = "| `scaled_branch` | LN(x + wF), w learned | Your name 2026 | `--branch-start` (0) | 30 |"
+    assert row in table.parted((tree / "README.md").read_text(encoding="utf-8"))[1].splitlines()
+    changed = {str(path.relative_to(tree)) for path, content in before.items() if path.read_bytes() != content}
+    assert changed == {"README.md", "tests/data/state_dict_names.json", "tests/data/parameter_counts.json"}
+    code, output = shell(f"{check} -q -p no:cacheprovider --junitxml report.xml", tree)
+    found = outcomes(tree / "report.xml")
+    assert code == 0 and found.keys() <= {"passed", "skipped"}, output[-4000:]
+    assert set(MATRIX.split()) <= set(found["passed"]) and "test_start_value" in found["passed"]
+
+
+def test_a_class_without_its_test_file_fails_one_test(tree: Path) -> None:
+    code, output = shell("python -m pytest --collect-only -q -p no:cacheprovider", tree)
+    assert code == 0, output[-4000:]
+    for flags in ("--structure scaled_branch", "tests/test_structures.py tests/test_frozen.py tests/test_streams.py"):
+        code, output = shell(f"python -m pytest {flags} -q -p no:cacheprovider --junitxml report.xml", tree)
+        found = outcomes(tree / "report.xml")
+        assert code == 1 and found["failure"] == ["test_every_structure_has_its_test_file"], output[-4000:]
+        assert "error" not in found
+        assert f"scaled_branch has no test file: write {TEST_FILE} with its formula" in output

@@ -1,0 +1,90 @@
+"""Every structure has its test file, formula, source, examples, frozen names and row in the README."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_resid import connections
+from fairseq_resid.connections import table
+from support import structures
+from support.structures import each
+
+pytestmark = pytest.mark.once  # torch alone
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.structures
+def test_every_structure_has_its_test_file() -> None:
+    missing = [name for name in structures.registered() if not structures.has_file(name)]
+    assert not missing, "\n".join(structures.MISSING.format(name=name) for name in missing)
+    files = {file.stem for file in structures.FOLDER.glob("[!_]*.py")}
+    assert files <= set(structures.registered()), "a test file of a structure that no class registers"
+
+
+@each
+def test_every_structure_says_its_formula_and_source(name: str) -> None:
+    made = connections.structure(name)
+    assert made.formula and made.source, f'{name}: give Structure(..., formula="y as x and F", source="Author year")'
+
+
+@each
+def test_every_numeric_option_has_an_example(name: str) -> None:
+    for option in connections.options(name).values():
+        assert option.examples, f"--{option.name}: give option(..., example=X), a value that the tests train with"
+        connections.resolve(name, {option.name: option.examples[-1]} if not option.choices else {})
+
+
+@pytest.mark.structures
+def test_the_readme_has_the_table_of_structures() -> None:
+    inside = table.parted((ROOT / "README.md").read_text(encoding="utf-8"))[1]
+    command = "python -m fairseq_resid.connections --write README.md"
+    assert inside == table.table(structures.ALL), f"the table of structures is out of date: run {command}"
+
+
+def test_names_keep_their_order() -> None:
+    """--help, benchmarks and reports list the structures in this order."""
+    expected = """
+        attn_residual b2t deep_norm keel post_ln pre_ln dense_former dropout_shortcut xskip xskip_ln sas
+        highway shortcut_gate mhc hyper linear_shortcut layer_scale sandwich_ln res_post_norm scaled_pre_ln
+        mix_ln rskip_ln resi_dual rezero wskip_ln admin exclusive_gate peri_ln
+    """
+    assert [name for name in connections.names() if name in expected.split()] == expected.split()
+
+
+def test_the_command_writes_the_table_between_the_markers(tmp_path: Path) -> None:
+    page, command = tmp_path / "page.md", [sys.executable, "-m", "fairseq_resid.connections"]
+    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n", encoding="utf-8")
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    subprocess.run([*command, "--write", page], cwd=ROOT, check=True)
+    expected = f"before\n{table.BEGIN}\n{printed}{table.END}\nafter\n"
+    assert page.read_text(encoding="utf-8") == expected
+    page.write_text("no markers\n", encoding="utf-8")
+    failed = subprocess.run([*command, "--write", page], cwd=ROOT, capture_output=True, text=True)
+    assert failed.returncode == 2 and f"--write {page}: the page must have one line <!-- structures" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "polynomial"),
+    [
+        ("post_ln", "0"),
+        ("xskip", "−60C"),
+        ("rskip_ln", "60C"),
+        ("rezero", "−60C + 12"),
+        ("highway", "30C² − 30C"),
+        ("sas", "120C² + 120C + 60"),
+        ("dense_former", "4C + 54"),
+    ],
+)
+def test_added_parameters_as_a_polynomial(name: str, polynomial: str) -> None:
+    assert table.polynomial(name) == polynomial
+
+
+def test_the_table_names_every_option() -> None:
+    for name in connections.own_names():
+        flags = {flag[2:].replace("-", "_") for flag in re.findall(r"--[\w-]+", table.row(name))}
+        assert flags == set(connections.options(name)), name

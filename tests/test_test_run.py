@@ -1,0 +1,61 @@
+"""The test run itself: a crash or a test that was not run fails it, and threads do not decide a test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.once
+
+TESTS = Path(__file__).resolve().parent
+
+
+def run_pytest(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest with the plugin `complete` on the test files of a folder."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"PYTHONPATH": str(TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "complete", "-p", "xdist.plugin", *flags, str(folder)]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_a_crashed_worker_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import os, time, pytest\n"
+        "def test_crash(): os.abort()\n"
+        "@pytest.mark.parametrize('number', range(40))\n"
+        "def test_other(number): time.sleep(0.5)\n"
+    )
+    done = run_pytest(tmp_path, "-n", "2", "--dist", "worksteal", "--max-worker-restart=0")
+    assert done.returncode == 1, done.stdout
+    assert "crashed while running 'test_it.py::test_crash'" in done.stdout
+    assert "FAILED test_it.py::test_crash" in done.stdout and "40 passed" not in done.stdout
+
+
+@pytest.mark.parametrize("flags", [(), ("-n", "2")], ids=["one-process", "workers"])
+def test_a_test_that_was_not_run_fails_the_run(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    (tmp_path / "test_it.py").write_text("def test_one(): pass\ndef test_two(): pass\n")
+    assert run_pytest(tmp_path, *flags, "-k", "one").returncode == 0
+    (tmp_path / "conftest.py").write_text("def pytest_runtest_protocol(item): return item.name == 'test_two' or None\n")
+    done = run_pytest(tmp_path, *flags)
+    assert done.returncode == 1 and "1 of 2 collected tests did not run" in done.stdout, done.stdout
+
+
+def test_threads_of_the_shell_do_not_reach_a_test() -> None:
+    """tests/conftest.py sets OMP_NUM_THREADS to 1, for the tests and for the commands that they start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", f"{__file__}::test_one_thread"],
+        env={**os.environ, "OMP_NUM_THREADS": "4"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+def test_one_thread() -> None:
+    import torch
+
+    assert torch.get_num_threads() == 1
+    child = "import torch; print(torch.get_num_threads())"
+    assert subprocess.run([sys.executable, "-c", child], capture_output=True, text=True).stdout == "1\n"
