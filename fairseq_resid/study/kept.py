@@ -27,7 +27,6 @@ from ..folders.run import SESSION, Record, Run, Scored, log_record
 from ..training import launch
 from .plan import Planned, Study, settings
 
-MODELS = ("averaged", "last")
 Outcome = Literal["finished", "diverged"]
 
 

@@ -83,7 +83,7 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     epochs: the first and last epoch of a further average, scored for every run that trains so long
     average: so many last checkpoints, of translation models; analyze: so many seeds of each arm are analysed too
     plan: the comparisons in the order in which they are worth running
-    contrasts: what was asked when runs were known, on all seeds of each group, "SETTING ARM [VALUE]": the first less
+    contrasts: post-hoc comparisons, on all seeds of each group, "SETTING ARM [VALUE]": the first less
         the second; of four, the difference of the first two less that of the last two
     """
 

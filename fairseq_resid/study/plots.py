@@ -26,8 +26,8 @@ CAPTIONS = {
 
 
 def value_of(at: str) -> str:
-    """Return how a label says at which value of the tuned flag an arm is shown."""
-    return ", baseline's value" if at == "baseline" else ""
+    """Return what the label of an arm says of the value of its tuned flag."""
+    return {"own": "", "baseline": ", baseline's value", "": ""}.get(at, f", {at}")
 
 
 def look(study: Study, arm: str) -> dict[str, Any]:
@@ -59,14 +59,17 @@ def effects(results: Results, path: Path) -> None:
 
     A panel with its own scale for each setting; the baseline's seeds come first.
     """
-    bases = {row.setting: row for row in results.rows if row.arm == results.baseline and row.at != "baseline"}
     panels: dict[str, list[Row]] = {}
     for row in compared(results):
-        panels.setdefault(row.setting, [bases[row.setting]]).append(row)
+        at = "own" if row.at == "baseline" else row.at
+        base = next(
+            one for one in results.rows if (one.setting, one.arm, one.at) == (row.setting, results.baseline, at)
+        )
+        panels.setdefault(f"{row.setting}{value_of(at)}", [base]).append(row)
     counts = [len(rows) for rows in panels.values()]
     height = (0.8 + 0.5 * len(panels) + 0.3 * sum(counts)) / len(panels)
     with figure(path, len(panels), size=(7.0, height), gridspec_kw={"height_ratios": counts}) as axes:
-        for axis, (setting, rows) in zip(axes[:, 0], panels.items(), strict=True):
+        for axis, (title, rows) in zip(axes[:, 0], panels.items(), strict=True):
             center = float(np.mean(rows[0].by_seed))
             for place, row in enumerate(rows):
                 colour = COLOURS[0] if row.against else "#666666"
@@ -83,9 +86,11 @@ def effects(results: Results, path: Path) -> None:
                     label = f"no interval: {row.against.untested}"
                     axis.annotate(label, (one.difference, place), (8, -3), textcoords="offset points", size=8)
             axis.axvline(0, color="black", linewidth=0.8)
-            axis.set_yticks(range(len(rows)), [f"{row.arm}{value_of(row.at)} ({len(row.seeds)})" for row in rows])
+            marks = ["" if row.at != "baseline" else value_of(row.at) for row in rows]  # the title has a fixed value
+            labels = [f"{row.arm}{value} ({len(row.seeds)})" for row, value in zip(rows, marks, strict=True)]
+            axis.set_yticks(range(len(rows)), labels)
             axis.set_ylim(len(rows) - 0.4, -0.6)
-            axis.set_title(setting, loc="left")
+            axis.set_title(title, loc="left")
         axis.set_xlabel(f"{results.measure} minus the mean of {results.baseline}, {direction(results)}")
         axis.figure.suptitle(LEGEND, size=9)
 
@@ -193,7 +198,7 @@ def learning(study: Study, results: Results, kept: Path, path: Path) -> bool:
         if row.setting == setting and row.at != "baseline":
             runs = [Run(kept / Planned(setting, row.arm, row.value, seed).name) for seed in row.seeds]
             if read := [curves.read(run) for run in runs]:
-                found[f"{setting} {row.arm}, {len(read)} seeds"] = read
+                found[f"{setting} {row.arm}{value_of(row.at)}, {len(read)} seeds"] = read
     curves.draw(found, path)
     return bool(found)
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from ..analysis import curves
 from ..folders import records
-from ..folders.run import Record, Run
+from ..folders.run import Record, Run, Scored
 from . import plan
-from .kept import MODELS, Note
+from .kept import Note
 from .plan import Choice, Planned, Study
 from .statistics import Effect, effect, holm, pseudo_values
 
@@ -26,14 +26,15 @@ SIGNS = (1.0, -1.0, -1.0, 1.0)
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over seeds, and its standard deviation; None with a single seed."""
+    """A mean over seeds, and its standard deviation; None with a single seed. count: of seeds."""
 
     mean: float
     sd: float | None
+    count: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Mean:
-        return cls(plain.fmean(values), plain.stdev(values) if len(values) > 1 else None)
+        return cls(plain.fmean(values), plain.stdev(values) if len(values) > 1 else None, len(values))
 
     def text(self, digits: int) -> str:
         """Return both as text."""
@@ -62,7 +63,8 @@ class Row:
     seeds: that finished; diverged: seeds whose training did
     parameters: of the model; hours: of a run, training and evaluation; means: by model and measure
     by_seed: the measure of each of the seeds; curve: (epoch, validation), the mean over seeds
-    against: compared with the baseline at its own best in the same setting; gap: the curve minus the baseline's
+    against: compared with the baseline in the same setting, at its own best or at the same fixed value
+    gap: the curve minus that of the baseline
     holm: p over the arms that are compared in the same setting at the same value, `family` of them
     """
 
@@ -117,15 +119,16 @@ class Tuned:
 class Results:
     """All figures of a study.
 
-    machines: how many runs were made on what; missing: runs that have not ended; unnamed: how many cannot be named yet
+    tests, sentences: by measure; machines: how many runs were made on what
+    missing: runs that have not ended; unnamed: how many cannot be named yet
     without_data: runs that do not say which data they were made with
     """
 
     title: str
     measure: str
     baseline: str
-    tests: list[str]
-    sentences: int
+    tests: dict[str, list[str]]
+    sentences: dict[str, int]
     signatures: dict[str, str]
     rows: list[Row]
     interactions: list[Interaction]
@@ -173,14 +176,14 @@ class Kept:
         seeds = [len(group) for group in finished]
         if not all(finished):
             return Comparison(seeds, {})
-        runs = [note.run for group in finished for note in group]
-        counts = {run.name: len(self.values(run.name, self.study.measure)) for run in runs}
-        if strange := [name for name, count in counts.items() if count != counts[runs[0].name]]:
-            raise ValueError(
-                f"{self.folder / strange[0]}: was scored on another number of {kind.example} than {runs[0].name}"
-            )
+        first, *others = [note.run.name for group in finished for note in group]
         effects = {}
         for measure in measures:
+            count = len(self.values(first, measure))
+            if strange := [name for name in others if len(self.values(name, measure)) != count]:
+                raise ValueError(
+                    f"{self.folder / strange[0]}: was scored on another number of {kind.example} than {first}"
+                )
             samples = [self.table([note.run for note in group], measure) for group in finished]
             effects[measure] = effect(list(zip(SIGNS, samples, strict=False)))
         untested = ""
@@ -237,8 +240,11 @@ def build(study: Study, notes: Mapping[str, Note], folder: Path) -> Results:
         title=study.title,
         measure=study.measure,
         baseline=study.baseline,
-        tests=list(study.tests_of(study.measure)),
-        sentences=0 if first is None else len(kept.values(first.run.name, study.measure)),
+        tests={measure: list(study.tests_of(measure)) for measure in study.kind.measures},
+        sentences={
+            measure: 0 if first is None else len(kept.values(first.run.name, measure))
+            for measure in study.kind.measures
+        },
         signatures={name: score.signature for name, score in first.scores[study.kind.model].items()} if first else {},
         rows=rows,
         interactions=_interactions(kept, rows),
@@ -315,11 +321,13 @@ def _row(kept: Kept, cell: Cell) -> Row | None:
     finished = [note for note in ended if note.outcome == "finished"]
     if not ended:
         return None
-    names = dict.fromkeys(name for note in finished for name in note.scores[kind.model])
+    scored: dict[str, list[dict[str, Scored]]] = {}
+    for note in finished:
+        for model, scores in note.scores.items():
+            scored.setdefault(model, []).append(scores)
     means = {
-        model: {name: Mean.of([note.scores[model][name].score for note in finished]) for name in names}
-        for model in MODELS
-        if finished and all(model in note.scores for note in finished)
+        model: {name: Mean.of([scores[name].score for scores in found]) for name in found[0]}
+        for model, found in scored.items()
     }
     hours = [note.seconds / 3600 for note in finished if note.seconds is not None]
     return Row(

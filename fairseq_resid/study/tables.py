@@ -16,7 +16,6 @@ from .plan import Study
 from .results import Comparison, Results, build
 from .statistics import LEVEL, POWER, Effect
 
-AT = {"own": "own best", "baseline": "baseline's best", "": "recipe's"}
 EPOCHS = 12  # columns of the gap by epoch at most
 
 
@@ -29,6 +28,11 @@ class Table:
     rows: list[Sequence[str]]
     left: int
     plots: Sequence[str] = ()
+
+
+def at_of(at: str) -> str:
+    """Return how the value of the tuned flag was chosen, in words; a fixed value is itself."""
+    return {"own": "own best", "baseline": "baseline's best", "": "recipe's"}.get(at, at)
 
 
 def interval(low: float | None, high: float | None, digits: int) -> str:
@@ -73,7 +77,7 @@ def tables(results: Results) -> list[Table]:
         for row in results.rows:
             if row.against is None:
                 continue
-            cells = [row.setting, row.arm, AT.get(row.at, row.at), seeds_of(row.against)]
+            cells = [row.setting, row.arm, at_of(row.at), seeds_of(row.against)]
             cells += effect_cells(row.against, name, digits[name])
             if name == main:
                 cells += [probability(row.holm), f"{row.family}" if row.family else ""]
@@ -85,7 +89,7 @@ def tables(results: Results) -> list[Table]:
     found.append(gaps(results))
     crossed: list[Sequence[str]] = []
     for one in results.interactions:
-        cells = [one.arm, AT.get(one.at, one.at), f"{one.setting} minus {one.than}", seeds_of(one.comparison)]
+        cells = [one.arm, at_of(one.at), f"{one.setting} minus {one.than}", seeds_of(one.comparison)]
         cells += effect_cells(one.comparison, main, digits[main])
         crossed.append((*cells, visible(one.comparison.effects.get(main), digits[main])))
     title = f"Interactions: {main} differences between settings (p not corrected)"
@@ -117,16 +121,27 @@ def scores(results: Results) -> Table:
     kind = measures.kind(results.measure)
     shown = {**{name: one.digits for name, one in kind.measures.items()}, **dict.fromkeys(kind.shown, 2)}
     columns = [(kind.model, name, name, count) for name, count in shown.items()]
-    if kind.model != "last":
-        columns.insert(1, ("last", "NLL", "NLL, last checkpoint", 4))
+    # The last checkpoint, and further averages that the study asks for, by the measure.
+    models = dict.fromkeys(model for row in results.rows for model in row.means if model != kind.model)
+    columns += [
+        (
+            model,
+            results.measure,
+            f"{results.measure}, {'last checkpoint' if model == 'last' else model}",
+            shown[results.measure],
+        )
+        for model in models
+    ]
     rows: list[Sequence[str]] = []
     for row in results.rows:
         seeds = f"{len(row.seeds)}" + (f" of {row.planned}" if len(row.seeds) < row.planned else "")
         seeds += f", {len(row.diverged)} diverged" if row.diverged else ""
-        cells = [row.setting, row.arm, AT.get(row.at, row.at), number(row.value, "g"), seeds]
+        cells = [row.setting, row.arm, at_of(row.at), number(row.value, "g"), seeds]
         cells += [number(row.parameters, ","), number(row.hours, ".2f")]
         of = [row.means.get(model, {}).get(name) for model, name, _, _ in columns]
-        cells += [mean.text(count) if mean else "" for mean, (*_, count) in zip(of, columns, strict=True)]
+        for mean, (*_, count) in zip(of, columns, strict=True):
+            fewer = f" ({mean.count} of {len(row.seeds)} seeds)" if mean and mean.count < len(row.seeds) else ""
+            cells.append(f"{mean.text(count)}{fewer}" if mean else "")
         rows.append(cells)
     headings = ("setting", "arm", "at", "value", "seeds", "parameters", "hours per run")
     return Table("Scores", (*headings, *(heading for _, _, heading, _ in columns)), rows, 5)
@@ -139,7 +154,7 @@ def gaps(results: Results) -> Table:
     step = -(-last // EPOCHS) if last else 1
     epochs = list(range(last, 0, -step))[::-1]
     rows: list[Sequence[str]] = [
-        (row.setting, row.arm, AT.get(row.at, row.at), *(number(dict(row.gap).get(epoch), "+.3f") for epoch in epochs))
+        (row.setting, row.arm, at_of(row.at), *(number(dict(row.gap).get(epoch), "+.3f") for epoch in epochs))
         for row in results.rows
         if row.gap
     ]
@@ -150,20 +165,23 @@ def gaps(results: Results) -> Table:
 def notes(results: Results) -> list[str]:
     """Return what a reader has to know of the tables."""
     kind = measures.kind(results.measure)
-    count = f", {results.sentences:,} {kind.example}" if results.sentences else ""
-    together = " taken together" if len(results.tests) > 1 else ""
+    where: dict[str, list[str]] = {}
+    for measure, tests in results.tests.items():
+        together = " taken together" if len(tests) > 1 else ""
+        count = f", {results.sentences[measure]:,} {kind.example}" if results.sentences[measure] else ""
+        where.setdefault(f"{', '.join(tests)}{together}{count}", []).append(measure)
+    of = [f"{text} ({', '.join(names)})" if len(where) > 1 else text for text, names in where.items()]
     reasons = ["a group has a single seed", "a training diverged"]
     if kind.floor is not None:
         reasons.append(f"a group did not train (mean {kind.floor[0]} below {kind.floor[1]:g})")
     families = "with the flags of the recipe"
     if results.tuned:
         families = (
-            "either each at its own best value or all at the baseline's best. An arm whose own best value is the "
-            "baseline's belongs to both families"
+            "at one choice of the tuned value (own best, baseline's best, or a fixed value). An arm whose own best "
+            "value is the baseline's belongs to both families"
         )
     lines = [
-        f"Test sets: {', '.join(results.tests)}{together}{count}. Measure, fixed before the runs: "
-        f"{results.measure}. Baseline: {results.baseline}.",
+        f"Test sets: {'; '.join(of)}. Measure, fixed before the runs: {results.measure}. Baseline: {results.baseline}.",
         *(f"{name}: {signature}." for name, signature in results.signatures.items()),
         f"Scores are mean ± standard deviation over seeds, of the {kind.model} model.",
         f"Differences use all seeds of both groups. Intervals and p both come from one variance over seeds, "

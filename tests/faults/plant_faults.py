@@ -740,8 +740,8 @@ FAULTS = [
     Fault(
         "study: who has the baseline's value as its own is not compared at it",
         "fairseq_resid/study/results.py",
-        '("own", "baseline", base[row.setting].value)',
-        '("own", "none", base[row.setting].value)',
+        '("own", "baseline", own.value)',
+        '("own", "none", own.value)',
         "study/test_study.py",
     ),
     Fault(

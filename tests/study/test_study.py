@@ -89,7 +89,7 @@ def file(tmp_path: Path) -> Path:
         ("length: 0.25", "length: 1.5", "length: 1.5: must be above 0"),
         ("most: 0.02", "factor: 1", "factor: 1: must be above 1"),
         ("tests: [test, test1]", "tests: []", "tests: no test set"),
-        ("tests: [test, test1]", "tests: [test, test]", "tests: test, test: each is to be named once"),
+        ("tests: [test, test1]", "tests: [test, test]", "tests: test, test: each must be named once"),
         ("average: 3", "average: 0", "tuning: average: 0: must be 1 or more"),
         (
             "setting: deep, arms: [base, sas]",
@@ -442,7 +442,7 @@ def test_results_of_a_whole_study(file: Path, tmp_path: Path, capsys: Capture) -
     assert study.main([str(file), "--results", "--work", str(tmp_path / "work")]) == 0
     assert "results.md" in capsys.readouterr().out
     found = records.read(folder / "results.json", results.Results)
-    assert found.missing == [] and found.unnamed == 0 and found.sentences == 4
+    assert found.missing == [] and found.unnamed == 0 and found.sentences == {"NLL": 4, "BLEU": 4}
     own = {(row.setting, row.arm): row for row in found.rows if row.at == "own"}
     assert own["flat", "sas"].value == 0.004 and own["flat", "base"].value == 0.002
     assert difference(own["flat", "sas"]) == pytest.approx(-0.2, abs=1e-4)
@@ -517,6 +517,49 @@ def test_an_arm_is_compared_with_all_seeds_of_the_baseline(tmp_path: Path) -> No
     (base,) = [row for row in found.rows if (row.setting, row.arm) == ("flat", "base")]
     test = stats.ttest_ind(row.by_seed, base.by_seed, equal_var=False)
     assert row.against.effects["NLL"].p == pytest.approx(test.pvalue)
+
+
+def test_arms_at_a_fixed_value_are_compared_with_the_baseline_at_it(tmp_path: Path) -> None:
+    text = TEXT + "  - {setting: flat, arms: [base, sas], seeds: 3, at: 1e-3}\n"
+    file = written(tmp_path, text)
+    trial = plan.read(file)
+    found = results.build(trial, all_kept(tmp_path / "trial", trial), tmp_path / "trial")
+    (row,) = [row for row in found.rows if (row.setting, row.arm, row.at) == ("flat", "sas", "0.001")]
+    assert row.against is not None and row.against.seeds == [3, 3] and row.family == 1
+    lost = {best: 0.3 * math.log(0.001 / best) ** 2 for best in (0.002, 0.004)}
+    assert difference(row) == pytest.approx(-0.2 + lost[0.004] - lost[0.002], abs=1e-4)
+    assert "| flat | sas | 0.001 | 3, 3 |" in tables.markdown(found)
+    plots.effects(found, tmp_path / "effects.svg")
+    assert "<!-- flat, 0.001 -->" in (tmp_path / "effects.svg").read_text()
+
+
+def test_each_measure_has_its_own_test_sets(tmp_path: Path) -> None:
+    text = TEXT.replace("tests: [test, test1]", "tests: {NLL: [test, test1], BLEU: [test]}")
+    trial = plan.read(written(tmp_path, text))
+    folder = tmp_path / "trial"
+    notes = {}
+    for seed, arm in ((1, "base"), (2, "base"), (1, "sas"), (2, "sas")):
+        run = Planned("flat", arm, 0.002, seed)
+        notes[run.name] = keep(folder, run, 3.0 + 0.1 * seed, structs.replace(trial, tests=("test", "test1")))
+    for arm in trial.arms:
+        for value, nll in ((0.001, 3.5), (0.002, 3.0), (0.004, 3.5)):
+            run = Planned("flat", arm, value, 100, True)
+            notes[run.name] = note(run, nll)
+    found = results.build(trial, notes, folder)
+    assert found.sentences == {"NLL": 4, "BLEU": 2}
+    page = tables.markdown(found)
+    assert "Test sets: test, test1 taken together, 4 sentences (NLL); test, 2 sentences (BLEU)." in page
+
+
+def test_a_further_average_is_shown_for_the_seeds_that_have_it(file: Path, tmp_path: Path) -> None:
+    trial = plan.read(file)
+    notes = all_kept(tmp_path / "trial", trial)
+    name = "flat.sas.0.004.seed2"
+    further = {"NLL": Scored(2.5, "nats"), "BLEU": Scored(31.0, "sig"), "chrF": Scored(51.0, "sig")}
+    notes[name] = replace(notes[name], scores={**notes[name].scores, "epochs41-50": further})
+    page = tables.markdown(results.build(trial, notes, tmp_path / "trial"))
+    (row,) = [line for line in page.splitlines() if line.startswith("| flat | sas | own best | 0.004")]
+    assert row.endswith("| 2.5000 (1 of 2 seeds) |") and "| NLL, epochs41-50 |" in page
 
 
 def test_no_p_where_an_arm_did_not_train(file: Path, tmp_path: Path) -> None:
