@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Result
 
+from conftest import Result
 from fairseq_resid.compat import load_checkpoint
 from fairseq_resid.corpora import prepare
 from fairseq_resid.evaluation import evaluate, published, settings
