@@ -68,7 +68,7 @@ def fault(request: pytest.FixtureRequest, record_property: Callable[[str, object
 
     tried: how often. The test that made the row is added. A row counts if its test passes.
     """
-    test = f"`{request.path.name}` `{request.node.originalname}`"
+    test = f"`{request.path.relative_to(ROOT / 'tests')}` `{request.node.originalname}`"
     when = "" if request.node.get_closest_marker("long") else ", in every run"
 
     def record(what: str, tried: int, outcome: str) -> None:

@@ -201,14 +201,14 @@ FAULTS = [
         "fairseq_resid/models/translation.py",
         'layer = sorted(int(number) for number in kept.split(","))[built] if kept else built',
         "layer = built",
-        "models/test_models.py",
+        "models/test_architectures.py",
     ),
     Fault(
         "--final-norm: the decoder's is forgotten",
         "fairseq_resid/models/translation.py",
         'has_norm = getattr(cfg, "final_norm", "none") == "layer" and not (',
         'has_norm = getattr(cfg, "final_norm", "none") == "layer" and stack == "encoder" and not (',
-        "models/test_models.py",
+        "models/test_frozen.py",
     ),
     # --- kernels
     Fault(
@@ -239,14 +239,14 @@ FAULTS = [
         "fairseq_resid/models/layers.py",
         "        x = self.ffn_residual(x, fc_result)\n",
         "        x = self.ffn_residual(fc_result, x)\n",
-        "models/test_models.py",
+        "models/test_stock_equality.py",
     ),
     Fault(
         "decoder layer: encoder attention does not use its site",
         "fairseq_resid/models/layers.py",
         "x = self.encoder_attn_residual(x, attended)",
         "x = self.self_attn_residual(x, attended)",
-        "models/test_models.py",
+        "models/test_stock_equality.py",
     ),
     Fault(
         "pre_ln: the branch sees x without the norm",
@@ -260,7 +260,7 @@ FAULTS = [
         "fairseq_resid/models/translation.py",
         '"self_attn_layer_norm": "self_attn_residual.norm"',
         '"self_attn_layer_norm": "ffn_residual.norm"',
-        "models/test_models.py",
+        "models/test_stock_equality.py",
     ),
     # --- fairseq
     Fault(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 
+import pytest
 import torch
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
@@ -140,3 +142,28 @@ def close(found, expected, tolerance=1e-5):
 
 def parameters(model):
     return sum(p.numel() for name, p in model.named_parameters() if not COPY.fullmatch(name))
+
+
+def loss_and_gradients(model):
+    torch.manual_seed(5)
+    model.zero_grad()
+    loss = LabelSmoothedCrossEntropyCriterion(TASK, False, 0.1)(model, sample())[0]
+    loss.backward()
+    renamed = {"self_attn_residual.norm": "self_attn_layer_norm", "ffn_residual.norm": "final_layer_norm"}
+    renamed["encoder_attn_residual.norm"] = "encoder_attn_layer_norm"
+    found = {}
+    for name, parameter in model.named_parameters():
+        for new, old in renamed.items():
+            name = name.replace(new, old)
+        if not COPY.fullmatch(name):
+            found[name] = parameter.grad
+    return loss, found
+
+
+STOCKS = {
+    "post_ln": ({}, {"residual": "post_ln"}),
+    "rskip_ln λ=1": ({}, {"residual": "rskip_ln", "skip_lambda": 1}),
+    "pre_ln": (PRE, {"residual": "pre_ln"}),
+}
+as_stock = pytest.mark.parametrize(("theirs", "ours"), list(STOCKS.values()), ids=list(STOCKS))
+DROPPING = {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.15}

@@ -99,6 +99,11 @@ def spec(name: str) -> Spec:
     return Spec(name)
 
 
+def has_kernel(name: str, options: dict[str, Any]) -> bool:
+    """Whether the kernels compute a structure with these options."""
+    return connections.structure(name).has_kernel(connections.resolve(name, options))
+
+
 def option_cases(name: str) -> list[Options]:
     """The defaults, and settings that together hold every choice and every example of the options that go together."""
     known = connections.options(name).values()

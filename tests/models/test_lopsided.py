@@ -1,0 +1,122 @@
+"""Deep models, and models with more layers in one stack than in the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_resid import connections
+from support import deep, structures
+from support.structures import spec
+
+pytestmark = pytest.mark.once
+
+Fault = Callable[[str, int, str], None]
+
+FLOATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+LAMBDAS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"skip_lambda": weight}) for name in ("rskip_ln", "xskip_ln") for weight in (1, 2, 4, 8)),
+    ("xskip_ln", {"skip_lambda": 0.5, "branch_scale": 8}),
+    *(("wskip_ln", {"wskip_init": start}) for start in (8, -8)),
+]
+
+
+def is_finite(start: tuple[float, float]) -> bool:
+    """Whether a new model's loss and gradient are."""
+    return all(0 < value < math.inf for value in start)
+
+
+@pytest.mark.parametrize("name", ["rskip_ln", "xskip_ln"])
+def test_a_deep_model_with_a_large_lambda_starts_finite(name: str) -> None:
+    assert is_finite(deep.start(name, 24, 24, False, torch.float16, skip_lambda=8))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_deep_models_start_finite(dtype: str, fault: Fault) -> None:
+    """In the dtype itself; test_deep.py has autocast."""
+    chosen = [*((name, options) for name in structures.NAMES if (options := spec(name).deep) is not None), *LAMBDAS]
+    for name, options in chosen:
+        assert is_finite(deep.start(name, 24, 24, False, FLOATS[dtype], **options)), (name, options)
+    fault(
+        f"24 + 24 layers at the start in {dtype}, every structure but xskip, λ and μ up to 8",
+        len(chosen),
+        "loss and gradient are finite, without a loss scale",
+    )
+
+
+LOPSIDED = [(24, 2), (2, 24), (1, 1), (0, 1), (1, 0), (0, 0)]
+
+
+def check_lopsided(name: str, encoder: int, decoder: int, folder: Path) -> None:
+    """A new model is finite; saved and loaded, another one gives the same."""
+    options = spec(name).deep or {}
+    assert is_finite(deep.start(name, encoder, decoder, False, **options)), (name, encoder, decoder)
+    model = deep.build(name, encoder, decoder, **options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.01 * torch.randn(parameter.shape)
+    torch.save(model.state_dict(), folder / "model.pt")
+    other = deep.build(name, encoder, decoder, **options).eval()
+    other.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
+    words = torch.randint(4, 30, (2, 5), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        first, second = (one(words, torch.full((2,), 5), words)[0] for one in (model, other))
+    assert torch.equal(first, second) and first.isfinite().all(), (name, encoder, decoder)
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), [(5, 1), (1, 0)])
+@structures.each
+def test_a_lopsided_model(name: str, encoder: int, decoder: int, tmp_path: Path) -> None:
+    check_lopsided(name, encoder, decoder, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("encoder", "decoder"), LOPSIDED)
+def test_lopsided_models(encoder: int, decoder: int, tmp_path: Path, fault: Fault) -> None:
+    for name in structures.NAMES:
+        check_lopsided(name, encoder, decoder, tmp_path)
+    fault(
+        f"{encoder} + {decoder} layers, every structure",
+        len(structures.NAMES),
+        "loss and gradient are finite at the start; a saved model, loaded, gives the same logits bit by bit",
+    )
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), [(24, 2), (2, 24), (1, 1)])
+def test_coefficients_of_lopsided_models(encoder: int, decoder: int) -> None:
+    """Each stack's own depth counts, and both in DeepNorm's encoder."""
+    layers = {"encoder": encoder, "decoder": decoder}
+    sublayers = {"encoder": 2 * encoder, "decoder": 3 * decoder}
+
+    def sites(name: str, **options: Any) -> list[tuple[str, Any]]:
+        model = deep.build(name, encoder, decoder, **options)
+        return [(key.split(".")[0], site) for key, site in connections.sites(model).items()]
+
+    # Wang 2022, table 1.
+    scales = {"encoder": math.exp((4 * math.log(encoder) + math.log(decoder)) / 16), "decoder": decoder**0.25}
+    factors = {"encoder": (0.81, 0.87), "decoder": (3**0.25, 12**-0.25)}
+    for stack, site in sites("deep_norm"):
+        alpha, beta = factors[stack]
+        assert (site.alpha, site.beta) == pytest.approx((alpha * scales[stack], beta / scales[stack]), rel=1e-12)
+    for stack, site in sites("keel"):
+        assert site.alpha == (1 if site.place.layer == 0 else sublayers[stack])
+    for stack, site in sites("layer_scale"):
+        assert site.branch_weight.unique().tolist() == pytest.approx([1e-5 if layers[stack] == 24 else 0.1])
+    for stack, site in sites("admin", admin_start="closed"):
+        n = sublayers[stack]
+        assert site.skip_weight.unique().tolist() == pytest.approx([math.sqrt((n + 1) / math.log(n + 1) - 1)])
+    for stack, site in sites("b2t"):
+        assert site.scale == pytest.approx(1 / math.sqrt(layers[stack]))
+    for stack, site in sites("mix_ln"):
+        assert site.is_post == (site.place.layer < {24: 6, 2: 1, 1: 1}[layers[stack]])
+    for _, site in sites("dense_former"):
+        weights = None if site.layer_weights is None else site.layer_weights.tolist()
+        assert weights == ([0.0] * (site.place.layer + 1) + [1.0] if site.place.last else None)

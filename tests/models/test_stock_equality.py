@@ -1,0 +1,227 @@
+"""The models beside stock `transformer`: checkpoints, logits, beam search, single layers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fairseq_resid.compat import UserError
+from support.models import (
+    COPIES,
+    COPY,
+    DROPPING,
+    PRE,
+    adopted,
+    as_stock,
+    build,
+    copied,
+    logits,
+    loss_and_gradients,
+    sentences,
+    shaken,
+    stock,
+    translate,
+)
+from support.structures import each_variant
+
+both = pytest.mark.parametrize("arch", ["transformer_sas_tiny", "transformer_rskip_ln_tiny"])
+
+
+# --- stock equality ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["eval", "train", "dropout"])
+@as_stock
+def test_stock_equality_bitwise(theirs, ours, mode):
+    dropout = DROPPING if mode == "dropout" else {"dropout": 0.0}
+    model = stock(**theirs, **dropout)
+    copy = adopted(model, {**ours, **dropout})
+    for each in (model, copy):
+        each.train(mode != "eval")
+    torch.manual_seed(4)
+    expected = logits(model)
+    torch.manual_seed(4)
+    assert torch.equal(logits(copy), expected)
+    (loss, gradients), (our_loss, our_gradients) = loss_and_gradients(model), loss_and_gradients(copy)
+    assert torch.equal(our_loss, loss)
+    assert our_gradients.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        assert torch.equal(our_gradients[name], gradient), name
+
+
+@as_stock
+def test_stock_equality_of_beam_search(theirs, ours):
+    model = stock(**theirs)
+    rows = sentences(3, (2, 4, 6, 6))
+    for expected, found in zip(translate(model, rows), translate(adopted(model, ours), rows), strict=True):
+        assert len(expected) == len(found) == 4
+        for a, b in zip(expected, found, strict=True):
+            assert torch.equal(a["tokens"], b["tokens"])
+            assert torch.equal(a["score"], b["score"])
+            assert torch.equal(a["positional_scores"], b["positional_scores"])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"share_all_embeddings": True},
+        {"share_decoder_input_output_embed": True},
+        {"layernorm_embedding": True},
+        {"cross_self_attention": True},
+        {"cross_self_attention": True, "no_cross_attention": True},
+        {"encoder_learned_pos": True, "decoder_learned_pos": True},
+        {"adaptive_softmax_cutoff": "20,40"},
+        {"activation_fn": "gelu"},
+        {"encoder_ffn_embed_dim": 96, "decoder_embed_dim": 48, "decoder_output_dim": 48, "decoder_input_dim": 48},
+    ],
+    ids=str,
+)
+def test_stock_equality_under_other_options(given):
+    model = stock(**given)
+    assert torch.equal(logits(adopted(model, given)), logits(model))
+
+
+@pytest.mark.parametrize("final_norm", [True, False])
+def test_no_decoder_final_norm(final_norm):
+    given = {"no_decoder_final_norm": not final_norm}
+    model = stock(**PRE, **given)
+    copy = adopted(model, {"residual": "pre_ln", **given})
+    assert copy.encoder.layer_norm is not None
+    assert (copy.decoder.layer_norm is not None) == final_norm
+    assert torch.equal(logits(copy), logits(model))
+
+
+def as_older_fairseq_writes(model):
+    """What 0.12.2 stores of a stock model beside what every fairseq stores."""
+    state = copied(model)
+    for layer in range(2):
+        state.update({f"encoder.layers.{layer}.{key}": torch.zeros(shape) for key, shape in COPIES.items()})
+    for stack in ("encoder", "decoder"):
+        state[f"{stack}.embed_positions._float_tensor"] = torch.zeros(1)
+    return state
+
+
+def as_newer_fairseq_writes(model):
+    state = copied(model)
+    return {key: value for key, value in state.items() if not COPY.fullmatch(key) and "_float_tensor" not in key}
+
+
+@pytest.mark.parametrize("written", [as_older_fairseq_writes, as_newer_fairseq_writes])
+@as_stock
+def test_stock_checkpoints_of_either_fairseq_load(theirs, ours, written):
+    model, copy = stock(**theirs), build(**ours)
+    state = written(model)
+    assert sum(bool(COPY.fullmatch(key)) for key in state) == (16 if written is as_older_fairseq_writes else 0)
+    copy.load_state_dict(state)
+    assert torch.equal(logits(copy.eval()), logits(model))
+
+
+@each_variant
+def test_own_checkpoints_load(name, options):
+    model, other = build(residual=name, **options), shaken(build(residual=name, **options), seed=7)
+    assert not torch.equal(logits(other), logits(model))
+    other.load_state_dict(copied(model))
+    assert torch.equal(logits(other.eval()), logits(model))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "missing"),
+    [
+        ({}, {"residual": "sas"}, ["encoder.layers.0.self_attn_residual.gate.hidden_weight"]),
+        ({}, {"residual": "sas"}, [f"decoder.layers.1.{s}_residual.gate.output_bias" for s in ("encoder_attn", "ffn")]),
+        ({}, {"residual": "rskip_ln"}, ["decoder.layers.1.encoder_attn_residual.recursive_norms.0.weight"]),
+        ({}, {"residual": "wskip_ln"}, ["encoder.layers.1.ffn_residual.skip_weight"]),
+        ({}, {"residual": "pre_ln"}, ["encoder.layer_norm.weight", "decoder.layer_norm.bias"]),
+        (PRE, {"residual": "post_ln"}, ["encoder.layer_norm.weight", "decoder.layer_norm.bias"]),
+        ({}, {"residual": "xskip"}, ["encoder.layers.0.self_attn_residual.norm.weight"]),
+        ({}, {"encoder_ffn_embed_dim": 96}, ["encoder.layers.0.fc1.weight"]),
+    ],
+    ids=str,
+)
+def test_a_stock_checkpoint_that_does_not_fit(theirs, ours, missing):
+    with pytest.raises(UserError) as error:
+        build(**ours).load_state_dict(copied(stock(**theirs)))
+    assert f"--residual {ours.get('residual', 'post_ln')}" in str(error.value)
+    for key in missing:
+        assert key in str(error.value)
+
+
+def test_an_internal_error_in_loading_is_not_a_misfit(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("a bug")
+
+    model = build()
+    monkeypatch.setattr(type(model.encoder), "upgrade_state_dict_named", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        model.load_state_dict(copied(model))
+
+
+# --- one layer beside stock's --------------------------------------------------------------------------------------
+
+GENERATOR = torch.Generator().manual_seed(9)
+X, ENCODED = torch.randn(4, 3, 64, generator=GENERATOR), torch.randn(5, 3, 64, generator=GENERATOR)
+SOURCE_PADDING = torch.zeros(3, 5, dtype=torch.bool)
+SOURCE_PADDING[0, :2] = True
+
+
+def same(found, expected):
+    if isinstance(expected, (tuple, list)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            same(one, other)
+    else:
+        assert found is expected is None or torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("given", [{}, {"need_attn": True}, {"need_head_weights": True}], ids=str)
+@as_stock
+def test_attention_of_a_decoder_layer_is_that_of_stock(theirs, ours, given, fast, training):
+    model = stock(**theirs, dropout=0.0)
+    results = []
+    for each in (model, adopted(model, {**ours, "dropout": 0.0})):
+        layer = each.decoder.layers[1].train(training)
+        if fast:
+            layer.make_generation_fast_(need_attn=False)
+        results.append(layer(X, ENCODED, SOURCE_PADDING, **given))
+    same(results[1], results[0])
+    assert (results[0][1] is None) == (not given and (fast or training))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@as_stock
+def test_states_handed_to_a_decoder_layer(theirs, ours, masked):
+    """The path of ONNX export: keys and values of earlier steps come and go as tensors."""
+    model = stock(**theirs)
+    own = [torch.randn(3, 4, 2, 16, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    encoder = [torch.randn(3, 4, 5, 16, generator=torch.Generator().manual_seed(i)) for i in range(2, 4)]
+    padding = {}
+    if masked:
+        own.append(torch.zeros(3, 2, dtype=torch.bool))
+        own[2][1, 0] = True
+        encoder.append(SOURCE_PADDING)
+        padding = {"self_attn_padding_mask": torch.zeros(3, 1, dtype=torch.bool)}
+    results = []
+    for each in (model, adopted(model, ours)):
+        layer = each.decoder.layers[0]
+        layer.prepare_for_onnx_export_()
+        states = {"incremental_state": {}, "prev_self_attn_state": list(own), "prev_attn_state": list(encoder)}
+        results.append(layer(X[:1], ENCODED, SOURCE_PADDING, **states, **padding))
+    same(results[1], results[0])
+    assert [len(state) for state in results[1][2]] == [3] * (3 if masked else 2)
+
+
+@pytest.mark.parametrize("return_fc", [False, True])
+@pytest.mark.parametrize("mask", [None, torch.ones(4, 4).triu(1)], ids=["all", "causal"])
+@as_stock
+def test_an_encoder_layer_beside_stock(theirs, ours, mask, return_fc):
+    model = stock(**theirs)
+    padding = SOURCE_PADDING[:, 1:]
+    results = []
+    for each in (model, adopted(model, ours)):
+        layer = each.encoder.layers[1]
+        layer.return_fc = return_fc
+        results.append(layer(X, padding, mask))
+    same(results[1], results[0])
+    assert isinstance(results[1], tuple) == return_fc

@@ -1,0 +1,213 @@
+"""Numbers up to the limit of a dtype, and gradients that overflow."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fairseq_resid import connections
+from fairseq_resid.ops import use_kernels
+from support import stacks, structures
+from support.structures import has_kernel, spec
+
+pytestmark = pytest.mark.once
+
+Fault = Callable[[str, int, str], None]
+Steps = list[tuple[float, float, bool, bool]]
+
+FLOATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+# --- numbers up to the limit of a format ---------------------------------------------------------------------------
+
+C = 64
+# What connections/README.md promises of the sum that is normed. In fp32 its squares must fit, 8192 of them.
+LARGEST_SUM = {torch.float16: 65000.0, torch.bfloat16: 1e17, torch.float32: 1e17}
+# Every structure that has a norm somewhere, or no weights that overflow without one.
+NORMED: list[tuple[str, dict[str, Any]]] = [
+    (name, options)
+    for name in structures.NAMES
+    for options in [spec(name).deep, *spec(name).limits]
+    if options is not None
+]
+
+
+def weight_sum(site: Any) -> float:
+    """The sum of the weights of a formula's largest sum, S in connections/README.md."""
+    return float(spec(site.described["residual"]).weight_sum(site))
+
+
+def edge_cases(most: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows of x and F: drawn, all equal, zero, subnormal, one huge number, alternating, opposite, one of both."""
+    drawn = [stacks.inputs(2, C, seed=seed) for seed in (0, 1)]
+    tiny = torch.finfo(dtype).smallest_normal / 4
+    ones, one = torch.ones(1, C).double(), torch.zeros(1, C).double()
+    signs, zero = ones.clone(), torch.zeros(1, C).double()
+    one[:, 3], signs[:, ::2] = 1, -1
+    units = [(x / x.abs().max(), f / f.abs().max()) for x, f in drawn]
+    units += [(ones, ones), (zero, zero), (one, one), (one, -one), (signs, signs), (signs, -signs), (signs, zero)]
+    units += [(zero, signs), (ones, zero)]
+    rows = [(most * x, most * f) for x, f in units] + [(tiny * x, tiny * f) for x, f in units]
+    return torch.cat([x for x, _ in rows]).to(dtype), torch.cat([f for _, f in rows]).to(dtype)
+
+
+def results(site: Any, end: nn.Module | None, x: Tensor, f: Tensor) -> dict[str, Tensor]:
+    """What a site and a stack's end give, and every gradient of their means, with signs that change."""
+    x, f = x.clone().requires_grad_(), f.clone().requires_grad_()
+    state = spec(site.described["residual"]).state(site, x)
+    found = {"seen": site.branch_input(state), "y": site(state, f)}
+    found["end"] = end(found["y"]) if end is not None else found["y"]
+    named = {"x": x, "F": f, **dict(site.named_parameters())}
+    mean = [torch.full_like(value, 1 / value.numel()) for value in found.values()]
+    signs = [value * (1 - 2 * (torch.arange(value.numel()).view(value.shape) * 7 % 11 % 2)) for value in mean]
+    gradients = torch.autograd.grad(list(found.values()), list(named.values()), signs, allow_unused=True)
+    return found | {f"d{name}": value for name, value in zip(named, gradients, strict=True) if value is not None}
+
+
+def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype, backend: str) -> int:
+    torch.manual_seed(1)
+    place = replace(stacks.HERE, dim=C)
+    site = connections.build(name, place, 0.0, backend=backend, **options).to(dtype)
+    end = connections.build_stream(name, place, connections.resolve_final_norm(name, None), **options)
+    site, end = site.eval(), end if end is None else end.to(dtype)
+    is_whole = (
+        backend == "triton" and dtype == torch.float16 and not spec(name).has_gate
+    )  # sums in fp32, and y is a norm's
+    most = LARGEST_SUM[dtype] / (1.0 if is_whole else weight_sum(site))
+    x, f = edge_cases(most, dtype)
+    assert backend == "eager" or use_kernels(backend, True, x, f)
+    wide = copy.deepcopy(site).double()
+    wide.backend = "eager"
+    exact = results(wide, copy.deepcopy(end).double() if end is not None else None, x.double(), f.double())
+    found = results(site, end, x, f)
+    half = torch.finfo(dtype).max / 2
+    fits = {key: right.abs() <= half for key, right in exact.items()}
+    in_range = all(bool(fits[key].all()) for key in ("dx", "dF"))
+    # A gate's logit, a sum of huge numbers of both signs, may come out as anything; so may a row of equal numbers.
+    is_compared = not spec(name).has_gate
+    spread = x.isclose(x[:, :1]).all(-1).logical_not()
+    tolerance = 24 * torch.finfo(dtype).eps
+    for key, value in found.items():
+        what = f"{name} {options}: {key}"
+        if not key.startswith("d"):
+            assert value.isfinite().all(), what
+            if is_compared:
+                torch.testing.assert_close(value[spread].double(), exact[key][spread], rtol=tolerance, atol=tolerance)
+        elif in_range or key in ("dx", "dF"):
+            assert value[fits[key]].isfinite().all(), what
+    return len(x)
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        *(("eager", dtype) for dtype in FLOATS),
+        *(pytest.param("triton", dtype, marks=pytest.mark.long) for dtype in FLOATS),
+    ],
+)
+@pytest.mark.structures
+def test_numbers_up_to_the_limit(backend: str, dtype: str, fault: Fault) -> None:
+    chosen = [case for case in NORMED if backend == "eager" or has_kernel(*case)]
+    tried = [check_limits(name, options, FLOATS[dtype], backend) for name, options in chosen]
+    most = "65000" if dtype == "fp16" else "1e17"
+    fault(
+        f"{dtype}, {backend}: rows of x and F whose weighted sum is {most}, or subnormal; {len(chosen)} structures",
+        sum(tried),
+        f"finite; to 24 roundings the fp64 result where no gate reads it; gradients finite where fp64's are in {dtype}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("post_ln", {}), ("xskip_ln", {"skip_lambda": 8, "branch_scale": 3}), ("b2t", {}), ("keel", {})],
+)
+def test_the_limit_is_as_large_as_it_can_be(name: str, options: dict[str, Any]) -> None:
+    """1% above it, the sum of x and F of one sign is beyond fp16."""
+    site = stacks.make(name, options, dim=C, dtype=torch.float16, noise=0.0)
+    for factor, is_finite in ((1.0, True), (1.02, False)):
+        x = torch.full((1, C), factor * LARGEST_SUM[torch.float16] / weight_sum(site), dtype=torch.float16)
+        x[:, ::2] *= -1
+        assert bool(site(x, x).isfinite().all()) == is_finite
+
+
+# --- gradients that overflow: fairseq's loss scaling ---------------------------------------------------------------
+
+# Without flattening: fairseq flattens on a GPU.
+OPTIMIZERS = ["--fp16 --fp16-no-flatten-grads", "--memory-efficient-fp16"]
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Of every training step: the loss scale before and after it, whether it counts, and whether weights changed."""
+    from fairseq.trainer import Trainer
+
+    import fairseq_resid.models  # noqa: F401  (the bridges, before what is put around them)
+
+    seen: Steps = []
+    original = Trainer.train_step
+
+    def train_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def state() -> tuple[float, int, list[Tensor]]:
+            weights = [parameter.detach().clone() for parameter in self.model.parameters()]
+            return self.optimizer.scaler.loss_scale, self.get_num_updates(), weights
+
+        scale, updates, weights = state()
+        result = original(self, *args, **kwargs)
+        after = state()
+        changed = any(not torch.equal(one, other) for one, other in zip(weights, after[2], strict=True))
+        seen.append((scale, after[0], after[1] > updates, changed))
+        return result
+
+    monkeypatch.setattr(Trainer, "train_step", train_step)
+    return seen
+
+
+@pytest.mark.both
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "residual",
+    [
+        "rskip_ln --skip-lambda 8",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("post_ln", "sas", "hyper", "xskip")),
+    ],
+)
+def test_an_overflow_of_gradients_costs_its_update_alone(
+    residual: str, optimizer: str, train: Any, steps: Steps, tmp_path: Path, fault: Fault
+) -> None:
+    flags = ["--residual", *residual.split(), *optimizer.split(), "--fp16-init-scale", 2**16, "--dropout", 0]
+    output = train(tmp_path, *flags).output
+    overflows = [step for step in steps if not step[2]]
+    assert len(overflows) >= 3 and output.count("gradient overflow detected") == len(overflows)
+    for before, after, counts, changed in steps:
+        assert after == (before if counts else before / 2)
+        assert counts or not changed
+    assert [changed for _, _, counts, changed in steps if counts] == [False, True, True, True]  # the first lr is 0
+    saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
+    unset = {name for name in saved["model"] if name.endswith("_float_tensor")}  # stock never sets it
+    assert all(saved["model"][name].isfinite().all() for name in saved["model"].keys() - unset)
+    fault(
+        f"gradients overflow fp16: `{residual}`, `{optimizer}`, loss scale 2^16 at first",
+        len(overflows),
+        "the update is skipped, weights stay bit by bit, the loss scale is halved; 4 updates follow",
+    )
+
+
+@pytest.mark.both
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_loss_scale_at_its_least_ends_in_the_named_error(
+    optimizer: str, train: Any, tmp_path: Path, fault: Fault
+) -> None:
+    flags = [*optimizer.split(), "--fp16-init-scale", 2**20, "--min-loss-scale", 2**16]
+    done = train(tmp_path, *flags, check=False)
+    assert done.code == 1 and "Traceback" not in done.output
+    assert done.error.startswith("fairseq_resid: error: the training diverged at update 1 (learning rate")
+    assert done.output.count("gradient overflow detected") == 3
+    assert [file.name for file in tmp_path.iterdir()] == ["crash.pt"]
+    fault(f"`{optimizer}`: overflows until --min-loss-scale", 4, "one line: the training diverged at update 1 (...)")

@@ -1,0 +1,290 @@
+"""Random shapes, options, layouts and dtypes beside the formulas in fp64."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairseq_resid import connections, ops
+from fairseq_resid.ops import dispatch
+from support import stacks, structures
+from support.structures import has_kernel, spec
+
+pytestmark = pytest.mark.once
+
+Fault = Callable[[str, int, str], None]
+
+
+ALL_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]  # the kernels have all but the first
+LAYOUTS = ["contiguous", "transposed", "sliced", "strided", "expanded"]
+SAMPLES, ROUNDINGS, SLACK = 2, 4, 8
+# What sums products: its error is of the order of the sum of their magnitudes.
+SUMS = {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.sum, torch.ops.aten.mean}
+
+
+class Roundings(TorchDispatchMode):
+    """Moves the result of every operation by up to a few roundings of a dtype, at random."""
+
+    def __init__(self, dtype: torch.dtype, generator: torch.Generator) -> None:
+        super().__init__()
+        limits = torch.finfo(dtype)
+        self.eps, self.least = ROUNDINGS / 2 * limits.eps, limits.smallest_normal * limits.eps / 4
+        self.generator = generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(one.alias_info is not None for one in func._schema.returns) or not isinstance(result, Tensor):
+            return result
+        size = result
+        if func.overloadpacket in SUMS:
+            size = func(*[one.abs() if isinstance(one, Tensor) else one for one in args], **(kwargs or {}))
+        noise = torch.empty_like(result).uniform_(-1, 1, generator=self.generator)
+        noise.add_(noise.sign())  # not so small that fp64 does not see it
+        return noise.mul_(size.abs().mul_(self.eps).add_(self.least)).add_(result)
+
+
+def draw_options(choose: random.Random, name: str, is_fused: bool = False) -> dict[str, Any]:
+    """Legal values of all options of a structure."""
+    most = 3 if spec(name).is_slow else 5
+    while True:
+        drawn: dict[str, Any] = {}
+        for option in connections.options(name).values():
+            if option.choices:
+                drawn[option.name] = choose.choice(option.choices)
+            elif option.type is int:
+                drawn[option.name] = choose.randint(int(option.least or 1), int(min(option.most or most, most)))
+            elif option.above is not None:
+                drawn[option.name] = choose.uniform(0.05, min(option.most or 4.0, 4.0))
+            else:
+                drawn[option.name] = choose.uniform(-3, 3)
+        try:
+            if has_kernel(name, drawn) or not is_fused:
+                return drawn
+        except connections.InvalidOption:
+            pass  # options that do not go together
+
+
+def draw_input(choose: random.Random, shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> Tensor:
+    """Numbers of a magnitude, laid out in memory in one of several ways."""
+    generator = torch.Generator().manual_seed(choose.getrandbits(30))
+    scale = choose.choice([0.01, 1.0, 1.0, 30.0])
+
+    def normal(*sizes: int) -> Tensor:
+        return (scale * torch.randn(sizes, generator=generator, dtype=torch.float64)).to(dtype)
+
+    if layout == "transposed" and len(shape) > 1:
+        return normal(*reversed(shape)).permute(*reversed(range(len(shape))))
+    if layout == "sliced":
+        return normal(*shape[:-1], 2 * shape[-1] + 1)[..., 1 : 1 + shape[-1]]
+    if layout == "strided":
+        return normal(*shape[:-1], 2 * shape[-1])[..., ::2]
+    if layout == "expanded" and len(shape) > 1:
+        return normal(*shape[1:]).expand(shape)
+    return normal(*shape)
+
+
+@dataclass
+class Case:
+    """One drawn call: what is computed, from what, and which of it has a gradient."""
+
+    name: str
+    options: dict[str, Any]
+    dtype: torch.dtype
+    layout: str
+    sources: dict[str, Tensor]
+    ours: Callable[..., Tensor]
+    reference: Callable[..., Tensor]
+    parameters: dict[str, Tensor]
+
+    def __str__(self) -> str:
+        shapes = {key: list(value.shape) for key, value in self.sources.items()}
+        return f"{self.name} {self.options} {self.dtype} {self.layout} {shapes}"
+
+    def results(self, function: Callable[..., Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+        """y and its gradients; sources keep how they lie in memory."""
+        sources = self.sources
+        if dtype != self.dtype:
+            wide = {key: value.detach().to(dtype) for key, value in sources.items()}
+            sources = {key: value.requires_grad_(sources[key].requires_grad) for key, value in wide.items()}
+        parameters = {key: value.detach().to(dtype).requires_grad_() for key, value in self.parameters.items()}
+        y = function(parameters, *sources.values())
+        wanted = {key: value for key, value in (sources | parameters).items() if value.requires_grad}
+        if not y.requires_grad:
+            return {"y": y.detach()}
+        weight = torch.linspace(-1, 2, y.numel(), dtype=torch.float64).view(y.shape).to(self.dtype).to(dtype)
+        gradients = torch.autograd.grad(y, list(wanted.values()), weight, allow_unused=True, materialize_grads=True)
+        return {"y": y.detach()} | {f"d{key}": value for key, value in zip(wanted, gradients, strict=True)}
+
+
+def move_parameters(module: nn.Module, seed: int) -> None:
+    """Move all parameters off their start values."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += (0.3 * torch.randn(parameter.shape, generator=generator)).to(parameter.dtype)
+
+
+class Both(nn.Module):
+    """What a site gives, and beside it what its branch sees."""
+
+    def __init__(self, site: connections.ResidualConnection) -> None:
+        super().__init__()
+        self.site = site
+
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        return torch.cat([self.site(x, f), self.site.branch_input(x)], dim=-1)
+
+
+class Formula(nn.Module):
+    """A stack by its formula in place of its modules."""
+
+    def __init__(self, stack: stacks.Stack) -> None:
+        super().__init__()
+        self.stack = stack
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole: Tensor = stacks.whole(self.stack, x)
+        return whole
+
+
+def drawn_masks(site: Any, x: Tensor, f: Tensor, seed: int, is_fused: bool) -> list[Tensor]:
+    """What a site's dropouts will multiply x and f by after this seed."""
+    torch.manual_seed(seed)
+    p = site.dropout.p if site.training else 0.0
+    if is_fused and p:
+        own = int(torch.randint(0x7FFFFFFF, ()))
+        mask = ops.dropout_mask(tuple(f.shape), p, own, f.device) / (1 - p)
+    else:
+        mask = site.dropout(torch.ones_like(f.detach()))
+    other = site.shortcut_dropout(torch.ones_like(x.detach())) if hasattr(site, "shortcut_dropout") else torch.ones(())
+    return [other.double(), mask.double()]
+
+
+def draw_case(number: int, is_fused: bool) -> Case:
+    choose = random.Random(number)
+    torch.manual_seed(number)
+    names = [name for name in structures.NAMES if not is_fused or has_kernel(name, {})]
+    name = choose.choice(names)
+    options = draw_options(choose, name, is_fused)
+    dtype = choose.choice(ALL_DTYPES[is_fused:])
+    layout = choose.choice(LAYOUTS)
+    dim = choose.choice([1, 2, 3, choose.randint(4, 40), choose.randint(4, 40), choose.randint(41, 300)])
+    sizes = [0, 1, 1, 2, 3, 5, 7]
+    rows: tuple[int, ...] = choose.choice([(), (choose.randint(0, 70),), (choose.choice(sizes), choose.choice(sizes))])
+    if is_fused:
+        dim, rows = choose.randint(64, 300), choose.choice([(1,), (3,), (2, 1), (2, 2)])
+    if spec(name).formula is None:
+        return draw_stack(choose, name, options, dtype, layout, dim, rows)
+    place = replace(stacks.HERE, dim=dim)
+    p = choose.choice([0.0, 0.1, 0.5])
+    site = connections.build(name, place, p, backend="triton" if is_fused else "eager", **options)
+    move_parameters(site.train(choose.random() < 0.7).to(dtype), number)
+    x, f = (draw_input(choose, (*rows, dim), dtype, layout) for _ in range(2))
+    x_learns, f_learns = choose.choice([(True, True), (True, False), (False, True), (False, False)])
+    x, f = x.requires_grad_(x_learns), f.requires_grad_(f_learns)
+    masks = drawn_masks(site, x, f, number, is_fused)
+    both = Both(site)
+
+    def ours(parameters: dict[str, Tensor], x: Tensor, f: Tensor) -> Tensor:
+        torch.manual_seed(number)
+        return torch.func.functional_call(both, {f"site.{key}": value for key, value in parameters.items()}, (x, f))
+
+    def reference(parameters: dict[str, Tensor], x: Tensor, f: Tensor) -> Tensor:
+        y = stacks.reference(name, options, parameters, x * masks[0], f * masks[1])
+        return torch.cat([y, stacks.seen(name, options, parameters, x)], dim=-1)
+
+    return Case(name, options, dtype, layout, {"x": x, "F": f}, ours, reference, dict(site.named_parameters()))
+
+
+def draw_stack(
+    choose: random.Random,
+    name: str,
+    options: dict[str, Any],
+    dtype: torch.dtype,
+    layout: str,
+    dim: int,
+    rows: tuple[int, ...],
+) -> Case:
+    """A whole stack. Formulas that go stream by stream take long."""
+    stack, depth = choose.choice(["encoder", "decoder"]), 1 if spec(name).is_slow else choose.randint(1, 3)
+    made = stacks.Stack(name, stack, {"encoder": 4, "decoder": 3, stack: depth}, dim, **options)
+    move_parameters(made.to(dtype), choose.getrandbits(30))
+    again = Formula(made)
+
+    def ours(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(made, parameters, (x,))
+
+    def reference(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(again, {f"stack.{key}": value for key, value in parameters.items()}, (x,))
+
+    x = draw_input(choose, (*rows, dim), dtype, layout).requires_grad_(choose.random() < 0.7)
+    return Case(name, options, dtype, layout, {"x": x}, ours, reference, dict(made.named_parameters()))
+
+
+def largest(values: Tensor) -> float:
+    return values.abs().max().item() if values.numel() else 0.0
+
+
+def check_case(number: int, is_fused: bool) -> dict[str, float]:
+    """Compare one case; return its errors in terms of what roundings explain."""
+    case = draw_case(number, is_fused)
+    found = case.results(case.ours, case.dtype)
+    exact = case.results(case.reference, torch.float64)
+    limits = torch.finfo(case.dtype)
+    # A norm of one or two numbers gives about 0 or ±1, and has hardly a derivative: what is found is error, as steep as
+    # a norm can be, the more as torch on a CPU keeps the statistics of 16-bit numbers in 16 bits.
+    is_flat = next(iter(case.sources.values())).size(-1) <= 2
+    steepest, samples = (connections.place.EPS**-0.5, 8) if is_flat else (1.0, SAMPLES)
+    generator = torch.Generator().manual_seed(number)
+    moved = []
+    for _ in range(samples):
+        with Roundings(case.dtype, generator):
+            moved.append(case.results(case.reference, torch.float64))
+    shares = {}
+    for key, right in exact.items():
+        assert found[key].dtype == case.dtype and found[key].shape == right.shape, f"{number}: {case}: {key}"
+        if largest(right) > limits.max / 2:
+            continue
+        noise = math.sqrt(sum(largest(one[key] - right) ** 2 for one in moved) / samples)
+        one_rounding = limits.eps * largest(right) + limits.smallest_normal * limits.eps
+        worst = largest(found[key].double() - right)
+        shares[key] = worst / (noise + one_rounding) / (1.0 if key == "y" else steepest)
+        assert shares[key] <= SLACK, f"{number}: {case}: {key} {worst:g}, noise {noise:g}"
+    return shares
+
+
+def check_cases(numbers: range, is_fused: bool, fault: Fault) -> None:
+    shares = [share for number in numbers for share in check_case(number, is_fused).values()]
+    assert len(shares) > len(numbers)
+    what = "kernels" if is_fused else "eager"
+    fault(
+        f"random structure, options, shape, layout, dtype and dropout, {what}",
+        len(numbers),
+        f"y and {len(shares) - len(numbers):,} gradients equal the formula in fp64; the largest error is "
+        f"{max(shares):.1f} times what {ROUNDINGS} roundings an operation explain ({SLACK} allowed)",
+    )
+
+
+@pytest.mark.structures
+def test_random_cases(fault: Fault) -> None:
+    check_cases(range(200), False, fault)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(200, 9_000, 2_200))
+def test_many_random_cases(first: int, fault: Fault) -> None:
+    check_cases(range(first, first + 2_200), False, fault)
+
+
+@pytest.mark.long
+def test_random_cases_of_the_kernels(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch.self_check, "fault", lambda *_: "")  # seconds, for every width
+    check_cases(range(9_000, 10_000), True, fault)
