@@ -6,6 +6,8 @@ KEPT/RUN/results*.json                     what evaluation found on each test se
 KEPT/RUN/decode/SUBSET.MODEL.nll.gz        NLL and tokens of every reference sentence
 KEPT/RUN/decode/SUBSET.averaged.hyp.gz     translations
 KEPT/RUN/decode/SUBSET.averaged.bleu.gz    of every sentence what BLEU adds up: lengths, n-grams matched, n-grams
+KEPT/RUN/decode/SUBSET.epochs*.{hyp,bleu}.gz
+                                           both of the average of fixed epochs, if the study has one
 KEPT/RUN/decode/SUBSET.last.images.gz      of every image its class, the class that it was given, NLL
 KEPT/RUN/analysis/analysis.json            what the sites learned, where the run was analysed
 """
@@ -24,7 +26,7 @@ from ..commands import flags
 from ..folders import images, records
 from ..folders.files import pack, replacing, sha256
 from ..folders.run import SESSION, Record, Run, Scored, log_record
-from ..training import launch
+from ..training import launch, recipe
 from .plan import Planned, Study, settings
 
 Outcome = Literal["finished", "diverged"]
@@ -74,7 +76,7 @@ def keep(run: Run, note: Note, folder: Path) -> None:
         write_log(run, Run(partial))
         for path in sorted(run.path.glob("results*.json")):
             shutil.copyfile(path, partial / path.name)
-        for pattern in ("*.nll", "*.averaged.hyp", "*.averaged.bleu", "*.images"):
+        for pattern in ("*.nll", "*.averaged.hyp", "*.averaged.bleu", "*.epochs*.hyp", "*.epochs*.bleu", "*.images"):
             for path in sorted(run.decode.glob(pattern)):
                 pack(path, Run(partial).decode)
         analysis = run.path / "analysis" / "analysis.json"
@@ -110,9 +112,13 @@ def terms(study: Study, run: Planned) -> dict[str, Any]:
     averages = study.kind.model == "averaged"
     by_measure = {measure: list(study.tests_of(measure)) for measure in study.kind.measures}
     tests = by_measure if isinstance(study.tests, dict) else list(study.tests)
+    decoding = recipe.evaluation(study.recipe)
+    found: dict[str, Any] = {"evaluate": decoding} if decoding else {}
     if run.is_tuning and tuning is not None:
-        return {**({"average": tuning.average} if averages else {}), "seed": tuning.seed}
-    return {**({"average": study.average} if averages else {}), "measure": study.measure, "tests": tests}
+        return {**found, **({"average": tuning.average} if averages else {}), "seed": tuning.seed}
+    if study.epochs is not None:
+        found["epochs"] = list(study.epochs)
+    return {**found, **({"average": study.average} if averages else {}), "measure": study.measure, "tests": tests}
 
 
 def digest(data: Path) -> str:
@@ -160,7 +166,7 @@ def load(study: Study, file: Path, folder: Path) -> dict[str, Note]:
         differences = flags.changes(shlex.split(note.flags), settings(study, note.run))
         now = terms(study, note.run)
         differences += [
-            f"{key} was {note.terms[key]}, now {now[key]}" for key in note.terms if note.terms[key] != now[key]
+            f"{key} was {note.terms[key]}, now {now.get(key)}" for key in note.terms if note.terms[key] != now.get(key)
         ]
         if differences:
             raise ValueError(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fairseq_resid.study import plan, results
+from fairseq_resid.study import kept, plan, results
 from fairseq_resid.study.plan import Planned
 
 pytestmark = pytest.mark.once
@@ -94,3 +94,13 @@ def test_each_measure_has_its_own_test_sets(tmp_path: Path) -> None:
 def test_shipped_studies_are_valid(path: Path) -> None:
     study = plan.read(path)
     assert next(plan.runs(study, {})).setting in study.settings
+
+
+def test_runs_scored_by_another_recipe_or_epochs_are_refused(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.txt"
+    recipe.write_text("data --max-update 10\n[evaluate]\n--beam 5\n")
+    study = read(tmp_path, recipe=str(recipe), epochs=[2, 3])
+    run = Planned("recipe", "sas", 0.005, 1)
+    assert kept.terms(study, run)["evaluate"] == ["--beam", "5"] and kept.terms(study, run)["epochs"] == [2, 3]
+    tuning = Planned("recipe", "sas", 0.01, 100, True)
+    assert kept.terms(study, tuning)["evaluate"] == ["--beam", "5"] and "epochs" not in kept.terms(study, tuning)
