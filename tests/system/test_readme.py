@@ -29,7 +29,10 @@ PAGES = [(ROOT / folder / "README.md").read_text(encoding="utf-8") for folder in
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", "\n".join(PAGES), flags=re.DOTALL | re.MULTILINE)
 COMMANDS = list(dict.fromkeys(line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()))
 
-SMALL = "--encoder-layers 1 --decoder-layers 1 --max-update 12 --save-interval-updates 1 --disable-validation"
+# Ten checkpoints are averaged, and the end of an epoch leaves none: 12 updates.
+SMALL = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32"
+SMALL += " --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64"
+SMALL += " --max-update 12 --save-interval-updates 1 --disable-validation"
 
 
 # Ten epochs, whose checkpoints are averaged.
@@ -47,7 +50,8 @@ SHORTENED = {
     "data-prep/iwslt15-en-vi.sh": mirrored("vi"),
     "data-prep/wmt14-en-de.sh": mirrored("de"),
     "data-prep/wmt14-en-fr.sh": f"{mirrored('fr')} --limit 100",  # the disk asked for is that of the real corpus
-    "data-prep/multi30k-en-de.sh": "--allow-other-data",
+    "data-prep/multi30k-en-de.sh --profile published": "--allow-other-data --allow-low-ceiling",
+    "data-prep/multi30k-en-de.sh": "--allow-other-data --vocab-size 250",
     "scripts/train.sh multi30k-en-de-published": PUBLISHED,
     "data-prep/cifar": "--mirror file://$PWD/mirrors/cifar --downloads downloads --allow-other-data --valid 10",
     "scripts/multi30k.sh": SMALL,
@@ -56,6 +60,15 @@ SHORTENED = {
     "scripts/study.sh": "--plan",
     "torchrun": SMALL,
     "fairseq-train": "--max-update 2 --disable-validation",
+}
+# Commands that use what others make, and none of another group: two workers can share the groups.
+GROUPS = {
+    "corpora": r"data-prep/(iwslt|wmt)|scripts/train\.sh wmt14",
+    "images": r"cifar|prepare-images",
+    "phrasebook": r"scaled_branch|fairseq_resid\.connections|data-bin/phrasebook",
+    "published": r"profile published|multi30k-en-de-published",
+    "studies": r"multi30k-en-de-4k|studies/",
+    "multi30k": r"multi30k-en-de|scripts/multi30k\.sh",
 }
 # Run by .ci/run: the first whole, with what must come out of it; the second runs this very test. test_new_structure.py
 # runs the others.
@@ -67,18 +80,27 @@ RUN_ELSEWHERE = (
 )
 
 
+# Nine runs of a study and their tuning: statistics of all 122 take minutes, and test_study.py makes them.
+KEPT_RUNS = re.compile(r"6\+6\.(post_ln|rskip_ln|sas)\.0\.004\.(seed[123]|tuning)")
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project whose environment is this one; multi30k/, flowers/, mirrors/ hold made-up data."""
     copy = tmp_path_factory.mktemp("readme") / "project"
     hidden = shutil.ignore_patterns(".*", "data-bin", "checkpoints", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, copy, ignore=hidden)
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        runs = {name for name in names if re.search(r"\.(seed\d+|tuning)$", name) and not KEPT_RUNS.fullmatch(name)}
+        return {*hidden(folder, names), *runs}
+
+    shutil.copytree(ROOT, copy, ignore=left_out)
     setup = copy / "scripts" / "setup.sh"
     setup.write_text("#!/bin/sh\n# The environment is set up: these tests run in it.\n")
     choose = random.Random(1)
     words = ["".join(choose.choices(string.ascii_lowercase, k=choose.randint(4, 9))) for _ in range(6000)]
     (copy / "multi30k").mkdir()
-    for name, lines in (("train", 1500), *dict.fromkeys(MULTI30K, 9).items()):
+    for name, lines in (("train", 800), *dict.fromkeys(MULTI30K, 9).items()):
         for side in ("en", "de"):
             text = "".join(" ".join(choose.choices(words, k=8)) + "\n" for _ in range(lines))
             (copy / "multi30k" / f"{name}.{side}").write_text(text)
@@ -114,11 +136,15 @@ def shell(command: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_commands(tree: Path) -> None:
+def group(command: str) -> str:
+    """The group of a command: the first whose pattern it contains."""
+    return next((name for name, pattern in GROUPS.items() if re.search(pattern, command)), "none")
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_commands(name: str, tree: Path) -> None:
     """One after the other: what one makes, the next uses."""
-    for command in COMMANDS:
-        if command in RUN_ELSEWHERE:
-            continue
+    for command in [each for each in COMMANDS if group(each) == name and each not in RUN_ELSEWHERE]:
         flags = next((flags for start, flags in SHORTENED.items() if command.startswith(start)), "")
         output = shell(f"{command} {flags}", tree)
         if command.startswith("scripts/multi30k.sh"):
@@ -128,6 +154,10 @@ def test_commands(tree: Path) -> None:
             assert "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in output
             again = shell(f"{command} {flags}", tree)
             assert again.count("trained already") == 3 and "+ fairseq" not in again
+
+
+def test_every_command_is_in_a_group() -> None:
+    assert {command for command in COMMANDS if group(command) == "none"} <= set(RUN_ELSEWHERE)
 
 
 def test_python_blocks() -> None:
