@@ -131,7 +131,7 @@ FAULTS = [
         "fairseq_resid/connections/deep_norm.py",
         "return (3 * m) ** 0.25, (12 * m) ** -0.25",
         "return (2 * m) ** 0.25, (8 * m) ** -0.25",
-        "connections/test_streams.py",
+        "structures/deep_norm.py",
     ),
     Fault(
         "keel: the first layer's shortcut is scaled too",
