@@ -7,6 +7,7 @@ import errno
 import functools
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def keep_last_optimizer_state() -> None:
         if not cfg.no_save_optimizer_state or cfg.no_last_checkpoints:
             return original(cfg, trainer, *args, **kwargs)
         last = f"checkpoint_last{trainer.checkpoint_suffix}.pt"
+        begun = time.time() - 1  # clocks of file systems are coarse
         cfg.no_save_optimizer_state = False
         try:
             saved = original(cfg, trainer, *args, **kwargs)
@@ -64,7 +66,7 @@ def keep_last_optimizer_state() -> None:
             cfg.no_save_optimizer_state = True
         if trainer.should_save_checkpoint_on_current_rank:
             for file in Path(cfg.save_dir).glob(f"checkpoint*{trainer.checkpoint_suffix}.pt"):
-                if file.name != last:
+                if file.name != last and file.stat().st_mtime >= begun:
                     _strip(file)
         return saved
 

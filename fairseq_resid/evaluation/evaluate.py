@@ -137,14 +137,14 @@ def evaluate(job: Job | ImageJob) -> Results:
 def score(job: Job, lock: int) -> Results:
     """Do what `evaluate` says, in a run folder that nobody else works in."""
     run, corpus, models = job.run, job.corpus, models_of(job)
-    label = {} if published.differences(job) else {published.LABEL: None}
+    is_published = not published.differences(job)
     scores, beside = {}, {}
     for name, (checkpoint, made_from) in models.items():
         hypotheses = translate(job, name, checkpoint, made_from, lock)
         scores[name] = scoring.bleu(hypotheses, job.references, corpus.tokenize)
         value = likelihood.mean(measure(job, name, checkpoint, made_from))
         beside[name] = {
-            **{name_: scores[name] for name_ in label},
+            **({published.LABEL: scores[name]} if is_published else {}),
             **scoring.side_by_side(hypotheses, job.references, corpus.form),
             likelihood.LABEL: scoring.Score(value, likelihood.UNIT),
         }
@@ -172,9 +172,8 @@ def score(job: Job, lock: int) -> Results:
     )
     records.write(run.results(job.subset), results)
     bleu = ", ".join(f"{name} {score.value:.2f}" for name, score in scores.items())
-    named = f"BLEU {published.LABEL}" if label else "BLEU"
-    said = f"  {published.beside(job)}" if label and published.beside(job) else ""
-    print(f"{run.path} {job.subset}: {named} {bleu}  {results.signature}{said}", flush=True)
+    named, beside_it = (f"BLEU {published.LABEL}", published.beside(job)) if is_published else ("BLEU", "")
+    print(f"{run.path} {job.subset}: {named} {bleu}  {results.signature}  {beside_it}".rstrip(), flush=True)
     nll = ", ".join(f"{name} {by_label[likelihood.LABEL].value:.4f}" for name, by_label in beside.items())
     print(f"{run.path} {job.subset}: NLL {nll}  {likelihood.UNIT}", flush=True)
     return results

@@ -53,6 +53,9 @@ SHORTENED = {
     "data-prep/multi30k-en-de.sh --profile published": "--allow-other-data --allow-low-ceiling",
     "data-prep/multi30k-en-de.sh": "--allow-other-data --vocab-size 250",
     "scripts/train.sh multi30k-en-de-published": PUBLISHED,
+    # The folder that these two make is there.
+    "fairseq-resid prepare phrasebook": "--train 400 --valid 20 --test 20",
+    "fairseq-resid prepare custom": "--vocab-size 300 --out data-bin/second",
     "data-prep/cifar": "--mirror file://$PWD/mirrors/cifar --downloads downloads --allow-other-data --valid 10",
     "scripts/multi30k.sh": SMALL,
     "scripts/train.sh multi30k-en-de": SMALL,
@@ -65,7 +68,7 @@ SHORTENED = {
 GROUPS = {
     "corpora": r"data-prep/(iwslt|wmt)|scripts/train\.sh wmt14",
     "images": r"cifar|prepare-images",
-    "phrasebook": r"scaled_branch|fairseq_resid\.connections|data-bin/phrasebook",
+    "phrasebook": r"scaled_branch|fairseq_resid\.connections|data-bin/phrasebook|prepare phrasebook",
     "published": r"profile published|multi30k-en-de-published",
     "studies": r"multi30k-en-de-4k|studies/",
     "multi30k": r"multi30k-en-de|scripts/multi30k\.sh",
