@@ -51,7 +51,7 @@ SHORTENED = {
     "data-prep/wmt14-en-de.sh": mirrored("de"),
     "data-prep/wmt14-en-fr.sh": f"{mirrored('fr')} --limit 100",  # the disk asked for is that of the real corpus
     "data-prep/multi30k-en-de.sh --profile published": "--allow-other-data --allow-low-ceiling",
-    "data-prep/multi30k-en-de.sh": "--allow-other-data --vocab-size 250",
+    "data-prep/multi30k-en-de.sh": "--allow-other-data",
     "scripts/train.sh multi30k-en-de-published": PUBLISHED,
     # The folder that these two make is there.
     "fairseq-resid prepare phrasebook": "--train 400 --valid 20 --test 20",
@@ -102,8 +102,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     setup.write_text("#!/bin/sh\n# The environment is set up: these tests run in it.\n")
     choose = random.Random(1)
     words = ["".join(choose.choices(string.ascii_lowercase, k=choose.randint(4, 9))) for _ in range(6000)]
+    (copy / "checkpoints").mkdir()
     (copy / "multi30k").mkdir()
-    for name, lines in (("train", 800), *dict.fromkeys(MULTI30K, 9).items()):
+    for name, lines in (("train", 1500), *dict.fromkeys(MULTI30K, 9).items()):
         for side in ("en", "de"):
             text = "".join(" ".join(choose.choices(words, k=8)) + "\n" for _ in range(lines))
             (copy / "multi30k" / f"{name}.{side}").write_text(text)
