@@ -122,6 +122,9 @@ def test_learning_that_is_killed_is_an_error(
         patch.setattr(subwords, "sample", killed)
         build(tmp_path, 300)
     error = capsys.readouterr().err
-    assert error.splitlines()[-1] == "fairseq-resid prepare custom: error: sentencepiece was ended (out of memory?)"
+    assert (
+        error.splitlines()[-1]
+        == "fairseq-resid prepare custom: error: learning the subwords was ended (out of memory?)"
+    )
     build(tmp_path, 300)
     assert "goes on" not in capsys.readouterr().err

@@ -319,7 +319,7 @@ def test_what_cannot_be_translated_is_named_after_what_comes_before(
 
 
 def test_a_source_that_reads_as_words_of_fairseq(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translator.hub, "apply_bpe", lambda line: line)
+    monkeypatch.setattr(translator.segmenter, "encode", lambda lines: [line.split() for line in lines])
     words = translator.hub.src_dict
     found = translator.encode("<s> ▁the </s> <pad> <unk>", 1)
     assert found is not None

@@ -52,6 +52,8 @@ def test_depth(tmp_path: Path, corpus: Path) -> None:
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Import a benchmark of the residual structures by its name, as `python benchmarks/NAME.py` finds what it needs."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    for file in (ROOT / "benchmarks").glob("*.py"):  # folders of tests have some of these names
+        monkeypatch.delitem(sys.modules, file.stem, raising=False)
     return importlib.import_module
 
 

@@ -245,7 +245,9 @@ def test_the_probe_prints_what_torch_says_of_every_gpu() -> None:
 
 def test_the_record_names_the_machine() -> None:
     assert A100.line == "A100, 80 GiB" and machine.processor() and machine.cores() > 0
-    assert machine.versions(["torch", "no-such-package"]) == {"torch": torch.__version__}
+    found = machine.versions(["torch", "no-such-package"])
+    # The metadata of torch's CUDA build on PyPI lacks the local part.
+    assert found.keys() == {"torch"} and torch.__version__.startswith(found["torch"])
 
 
 def test_flags_are_told_apart() -> None:
