@@ -263,7 +263,7 @@ def moments(histogram: np.ndarray) -> tuple[list[float], list[float]]:
 
 def _balance(counts: np.ndarray, classes: Sequence[str]) -> str:
     """Say how many images there are of a class."""
-    low, high = int(counts.argmin()), int(counts.argmax())
+    low, high = int(np.argmin(counts)), int(np.argmax(counts))
     if counts[low] == counts[high]:
         return f"{counts[low]:,} of every class"
     return f"{counts[low]:,} ({classes[low]}) to {counts[high]:,} ({classes[high]}) of a class"
