@@ -1,182 +1,225 @@
 #!/usr/bin/env bash
-# Finds a Python and has it make the virtual environment: setup_environment.py. Every step can be run again.
+# Makes the virtual environment: a Python, torch, fairseq, this package. See usage() below.
 set -euo pipefail
 
 usage() {
-    cat <<'EOF'
+    cat <<'EOT'
 usage: scripts/setup.sh [--python PYTHON] [--with-tests] [--help]
 
-Makes the environment .venv with fairseq, torch and this package in it. Run again, it repairs what is
-half made, and says so in one line when there is nothing to do.
+Makes the virtual environment .venv with torch, fairseq and this package. Run it again to update or
+repair the environment; it ends at once if there is nothing to do.
 
-  --python PYTHON   the Python to use: a path, a name on PATH, or 3.13 (default: the first of 3.13, 3.12, 3.11,
-                    3.10 found on PATH or under pyenv). 3.11 and later get fairseq-fixed, 3.10 stock fairseq 0.12.2
-  --with-tests      also what scripts/test.sh needs: pytest, ruff, mypy and the like
+  --python PYTHON   a path, a command on PATH, or a version such as 3.12 (default: the newest of 3.13, 3.12,
+                    3.11 and 3.10 on PATH or under pyenv). 3.11 and later get fairseq-fixed, 3.10 gets fairseq 0.12.2
+  --with-tests      also install what scripts/test.sh needs
 
 Environment variables:
-  FAIRSEQ_RESID_VENV     the folder of the environment      (default: .venv beside setup.py)
+  FAIRSEQ_RESID_VENV     folder of the environment          (default: .venv beside setup.py)
   FAIRSEQ_RESID_PYTHON   the same as --python
-  FAIRSEQ_RESID_TORCH    another torch than the pinned one: 'torch==2.11.0', 'torch==2.13.0+cu130'
-  FAIRSEQ_RESID_NEED_MB  free disk to insist on, in MB      (default: 2500)
-  PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...   pip's own; they choose the build of torch:
+  FAIRSEQ_RESID_TORCH    a torch other than the pinned one, such as 'torch==2.11.0' or 'torch==2.13.0+cu130'
+  FAIRSEQ_RESID_NEED_MB  free disk space required, in MB    (default: 2500)
+  PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...   pip's own. The index decides which build of torch is installed:
       CPU only:     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu scripts/setup.sh
       CUDA 12.6:    PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cu126 scripts/setup.sh
-      On Linux the build on PyPI itself is a CUDA build, several times larger than the CPU one.
+      On Linux, PyPI has a CUDA build, which needs 9000 MB.
 
-Exit codes: 0 done; 1 an installation step failed (the reason is printed); 2 wrong usage;
-            3 something is missing on this machine (Python, compiler, disk, write permission).
-EOF
+Exit codes: 0 success; 1 an installation step failed; 2 wrong usage;
+            3 this machine lacks something (Python, compiler, disk space, write permission)
+EOT
 }
 
 die() { # die CODE LINE...
-    local code=$1 line
-    shift
-    for line in "$@"; do printf 'setup: %s\n' "$line" >&2; done
-    exit "$code"
+    printf 'setup: %s\n' "${@:2}" >&2
+    exit "$1"
 }
 
-# ---------------------------------------------------------------------------------------------- Python
-
-# Prints "3.11" where the Python serves, the reason where it does not (and fails).
-probe_python() {
-    local out
-    if ! out=$("$1" -I -c '
+# Prints the version of a Python that can be used. Otherwise fails and prints why not.
+probe() { # probe PYTHON
+    local answer
+    answer=$("$1" -I -c '
 import sys
+version = "%d.%d" % sys.version_info[:2]
 if not (3, 10) <= sys.version_info[:2] <= (3, 13):
-    sys.exit("is Python %d.%d" % sys.version_info[:2])
+    sys.exit("Python %s is not supported" % version)
 try:
     import ensurepip, venv
 except ImportError:
-    sys.exit("has no venv or ensurepip module (Debian, Ubuntu: the package python%d.%d-venv)" % sys.version_info[:2])
+    sys.exit("no venv or ensurepip module (Debian, Ubuntu: apt-get install python%s-venv)" % version)
 import os, sysconfig
 if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
-    sys.exit("has no Python.h (Debian, Ubuntu: the package python%d.%d-dev)" % sys.version_info[:2])
-print("%d.%d" % sys.version_info[:2])' 2>&1 </dev/null) || [[ -z $out ]]; then
-        out=${out%%$'\n'*}
-        printf '%s\n' "${out:-does not run}"
-        return 1
-    fi
-    printf '%s\n' "${out##*$'\n'}"
+    sys.exit("no Python.h (Debian, Ubuntu: apt-get install python%s-dev)" % version)
+print(version)' 2>&1 </dev/null) && [[ $answer =~ ^3\.1[0-3]$ ]] && printf '%s\n' "$answer" && return
+    answer=${answer%%$'\n'*}
+    printf '%s\n' "${answer:-does not run}"
+    return 1
 }
 
-# Every Python of one version on this machine, one per line; some may not run.
-candidates() {
-    local version=$1 root roots=() found
-    type -aP "python$version" 2>/dev/null || true
-    [[ -n ${PYENV_ROOT:-} ]] && roots+=("$PYENV_ROOT")
-    if command -v pyenv >/dev/null 2>&1 && root=$(pyenv root 2>/dev/null); then roots+=("$root"); fi
-    [[ -n ${HOME:-} ]] && roots+=("$HOME/.pyenv")
-    for root in ${roots[@]+"${roots[@]}"}; do
-        for found in "$root"/versions/"$version"[.-]*/bin/"python$version" "$root/versions/$version/bin/python$version"; do
-            if [[ -x $found ]]; then printf '%s\n' "$found"; fi
+# Prints every Python of these versions on PATH and under pyenv, whose shims on PATH may be dead.
+candidates() { # candidates VERSION...
+    local version folder
+    for version; do
+        type -aP "python$version" || true
+        for folder in "${PYENV_ROOT:-${HOME:-}/.pyenv}"/versions/"$version"{,[.-]*}/bin; do
+            [[ ! -x $folder/python$version ]] || printf '%s\n' "$folder/python$version"
         done
     done
 }
 
-# Prints the first Python of one version that serves; with nothing printed, fails.
-find_version() { # find_version VERSION
-    local found answer
-    while IFS= read -r found; do
-        if answer=$(probe_python "$found") && [[ $answer == "$1" ]]; then
-            printf '%s\n' "$found"
+# Sets python and version: to the first candidate that can be used, or to none.
+choose() { # choose VERSION...
+    local answer
+    while IFS= read -r python; do
+        if answer=$(probe "$python"); then
+            version=$answer
             return
         fi
-    done < <(candidates "$1")
-    return 1
+        refused+=("  $python: $answer")
+    done < <(candidates "$@")
+    python=""
 }
 
-# Sets python and python_version, or ends with the list of what was looked at.
-find_python() {
-    local version found answer seen=() refused=()
-    if [[ -n $python ]]; then
-        # python3.11 and 3.11 mean any Python 3.11 that serves: a shim of pyenv can be on PATH and dead.
-        version=${python#python}
-        if [[ $version =~ ^3\.[0-9]+$ ]] && found=$(find_version "$version"); then
-            python=$found python_version=$version
-            return
-        fi
-        if ! command -v "$python" >/dev/null 2>&1; then
-            die 3 "$python, given by $python_from, is not there." "Allowed: a Python 3.10, 3.11, 3.12 or 3.13."
-        fi
-        if ! answer=$(probe_python "$python"); then
-            die 3 "$python, given by $python_from, does not serve: $answer." "Allowed: a Python 3.10, 3.11, 3.12 or 3.13."
-        fi
-        python_version=$answer
-        return
+# Runs a command with its output in the log, and explains a failure.
+step() { # step TEXT COMMAND...
+    local status=0 output reason
+    printf 'setup: %s\n' "$1"
+    output=$("${@:2}" </dev/null 2>&1) || status=$?
+    printf '===== %s\n%s\n' "$1" "$output" 2>/dev/null >>"$log" || true
+    if ((status == 0)); then return; fi
+    case $output in
+        *'No space left'* | *'Errno 28'* | *'quota exceeded'*)
+            reason="The disk is full. Free some space (pip cache purge), or choose another folder: FAIRSEQ_RESID_VENV" ;;
+        *'Max retries'* | *'Connection'*'Error'* | *'resolution'* | *'unreachable'* | *'SSLError'* | *'from versions: none'*)
+            reason="The package index cannot be reached, or lacks this package. Check the network, https_proxy, PIP_INDEX_URL" ;;
+        *) reason="The whole output is in $log" ;;
+    esac
+    tail -n 25 <<<"$output" | cut -c 1-300 >&2
+    die 1 "failed: $1" "$reason" "Run scripts/setup.sh again to continue; downloads are kept"
+}
+
+python=${FAIRSEQ_RESID_PYTHON:-} from=FAIRSEQ_RESID_PYTHON version="" extra="" refused=()
+while (($#)); do
+    case $1 in
+        -h | --help)
+            usage
+            exit
+            ;;
+        --python | --find-python)
+            (($# >= 2)) || die 2 "$1 needs a value: a path, a command on PATH, or a version such as 3.12"
+            python=$2 from=$1
+            shift
+            ;;
+        --with-tests) extra="[test]" ;;
+        *) die 2 "unknown option $1. Allowed: --python PYTHON, --with-tests, --help" ;;
+    esac
+    shift
+done
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+venv=${FAIRSEQ_RESID_VENV:-$root/.venv}
+[[ $venv == /* ]] || venv=$PWD/$venv
+venv=${venv%/}
+stamp=$venv/.setup-stamp log=$venv/setup.log
+torch=${FAIRSEQ_RESID_TORCH:-torch}
+
+# An environment keeps its Python unless another one is named.
+if [[ -z $python && -x $venv/bin/python ]] && probe "$venv/bin/python" >/dev/null; then
+    python=$venv/bin/python
+fi
+named=$python
+if [[ ${named#python} =~ ^3\.[0-9]+$ ]]; then
+    choose "${named#python}"
+elif [[ -n $named ]]; then
+    command -v "$named" >/dev/null || die 3 "$from $named: no such Python. Allowed: Python 3.10, 3.11, 3.12 or 3.13"
+    version=$(probe "$named") || die 3 "$from $named: $version. Allowed: Python 3.10, 3.11, 3.12 or 3.13"
+else
+    choose 3.13 3.12 3.11 3.10 3 ""
+fi
+if [[ $from == --find-python ]]; then # .ci/run asks which Python of a version there is
+    [[ -n $python ]] || exit 3
+    printf '%s\n' "$python"
+    exit
+fi
+[[ -n $python ]] || die 3 "no usable Python was found${named:+ for $from $named}. Refused:" "${refused[@]:-  none}" \
+    "Install Python 3.13 with its venv module and headers (Debian, Ubuntu: python3.13-venv python3.13-dev;" \
+    "macOS: brew install python@3.13; anywhere: pyenv install 3.13), or name one with --python PATH"
+
+fairseq=fairseq-fixed constraints=$root/constraints/fairseq-fixed.txt
+if [[ $version == 3.10 ]]; then fairseq=fairseq constraints=$root/constraints/fairseq-0.12.2.txt; fi
+
+# The environments of one tree are made one at a time. The commands started here hold the lock too.
+if command -v flock >/dev/null; then
+    exec 9<"$root"
+    flock -n 9 || { printf 'setup: waiting for another setup.sh to end\n' && flock 9; }
+fi
+
+# The stamp: where the environment is, what it was made from, and the packages in it.
+place="$root $venv $version"
+inputs="$(cat "$root"/{setup.py,pyproject.toml,fairseq_resid/version.py} "$constraints" | cksum) $torch"
+packages() { (cd "$venv/lib/python$version/site-packages" 2>/dev/null && printf '%s\n' *[!_] | grep -v 'dist-info$' | sort); }
+old_place="" old_inputs="" old_extra="" whole=""
+if [[ -f $stamp ]]; then { read -r old_place && read -r old_inputs && read -r old_extra; } <"$stamp" || true; fi
+if [[ $old_place == "$place" && -z $(comm -13 <(packages) <(tail -n +4 "$stamp")) ]] && "$venv/bin/python" -I -c '' 2>/dev/null; then
+    whole=yes
+    extra=${extra:-$old_extra} # test tools stay installed
+fi
+if [[ -n $whole && $old_inputs == "$inputs" && $old_extra == "$extra" ]]; then
+    printf 'setup: nothing to do: %s is complete (Python %s)\n' "$venv" "$version"
+    exit
+fi
+
+# What this machine must have.
+if [[ ! -f $venv/pyvenv.cfg && -n $(ls -A "$venv" 2>/dev/null) ]]; then
+    die 3 "$venv: exists, and is not a Python environment. Choose another folder: FAIRSEQ_RESID_VENV=FOLDER"
+fi
+folder=$venv
+until [[ -d $folder ]]; do folder=$(dirname "$folder"); done
+[[ -w $folder ]] || die 3 "$folder: not writable. Choose another folder: FAIRSEQ_RESID_VENV=FOLDER"
+need=${FAIRSEQ_RESID_NEED_MB:-2500} free=$(df -Pm "$folder" | awk 'NR == 2 { print $4 }')
+[[ $need =~ ^[0-9]+$ ]] || die 2 "FAIRSEQ_RESID_NEED_MB=$need: not a whole number of MB"
+if [[ -z $whole ]]; then
+    ((free >= need)) || die 3 "$folder: $free MB of disk space free, $need MB needed (9000 MB for a CUDA build of torch)"
+    if [[ $(uname) == Linux ]] && ! command -v nvidia-smi >/dev/null; then
+        printf 'setup: no NVIDIA GPU found. A CPU build of torch is smaller: see --help\n'
     fi
-    for version in 3.13 3.12 3.11 3.10; do
-        while IFS= read -r found; do
-            [[ " ${seen[*]-} " == *" $found "* ]] && continue
-            seen+=("$found")
-            if answer=$(probe_python "$found") && [[ $answer == "$version" ]]; then
-                python=$found python_version=$version
-                return
-            fi
-            refused+=("  $found: $answer")
-        done < <(candidates "$version")
-    done
-    for found in $(type -aP python3 2>/dev/null || true) $(type -aP python 2>/dev/null || true); do
-        if answer=$(probe_python "$found"); then
-            python=$found python_version=$answer
-            return
-        fi
-        refused+=("  $found: $answer")
-    done
-    die 3 "no Python that serves." \
-        "Looked for python3.13, python3.12, python3.11, python3.10, python3 and python on PATH, and under pyenv." \
-        ${refused[@]+"Refused:"} ${refused[@]+"${refused[@]}"} \
-        "Install Python 3.13 with its venv module and headers (Debian, Ubuntu: python3.13-venv python3.13-dev;" \
-        "macOS: brew install python@3.13; anywhere: pyenv install 3.13), or name one: --python PATH"
-}
+fi
+include=$("$python" -I -c 'import sysconfig; print(sysconfig.get_path("include"))')
+# CXX may hold options; without one, setuptools compiles with c++ or g++.
+read -r -a compiler <<<"${CXX:-$(command -v g++ c++ clang++ | head -n 1)}"
+printf '#include <Python.h>\n#include <vector>\n' | "${compiler[@]:-g++}" -std=c++11 -fsyntax-only "-I$include" -x c++ - 2>/dev/null ||
+    die 3 "${compiler[*]:-g++}: cannot compile C++ with Python.h, which fairseq needs" \
+        "Install a compiler and Python's headers (Debian, Ubuntu: apt-get install g++ python3-dev; macOS: xcode-select --install)"
 
-main() {
-    local root venv answer program options=()
-    python="" python_from="" python_version=""
-    if [[ -n ${FAIRSEQ_RESID_PYTHON:-} ]]; then python=$FAIRSEQ_RESID_PYTHON python_from=FAIRSEQ_RESID_PYTHON; fi
-    while (($#)); do
-        case $1 in
-            -h | --help)
-                usage
-                exit 0
-                ;;
-            --python)
-                (($# >= 2)) || die 2 "--python needs a value: a path, a name on PATH, or a version like 3.11"
-                python=$2 python_from=--python
-                shift
-                ;;
-            --python=*) python=${1#--python=} python_from=--python ;;
-            --with-tests) options=(--with-tests) ;;
-            --find-python) # for .ci/run: prints a Python of this version that serves
-                (($# >= 2)) || die 2 "--find-python needs a value: a version like 3.11"
-                find_version "$2" && exit 0
-                exit 3
-                ;;
-            *) die 2 "$1 is not an option. Allowed: --python PYTHON, --with-tests, --help" ;;
-        esac
-        shift
-    done
-
-    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-    venv=${FAIRSEQ_RESID_VENV:-$root/.venv}
-    [[ $venv == /* ]] || venv=$PWD/$venv
-    venv=${venv%/}
-    program=$root/scripts/setup_environment.py
-    options=("$venv" ${options[@]+"${options[@]}"})
-
-    if [[ -n $python ]]; then find_python; fi
-    if [[ -x $venv/bin/python && -f $venv/pyvenv.cfg ]]; then
-        # Its own Python says that there is nothing to do; where it does not run, there is. It has to say something:
-        # for the shell, an empty file is a program that ends well.
-        answer=$("$venv/bin/python" -I "$program" check "${options[@]}" --python-version "$python_version" 2>/dev/null </dev/null) || answer=""
-        if [[ -n $answer ]]; then
-            printf '%s\n' "$answer"
-            exit 0
-        fi
-        # An environment that is there keeps its Python, unless another was asked for.
-        if [[ -z $python ]] && probe_python "$venv/bin/python" >/dev/null; then python=$venv/bin/python; fi
-    fi
-    if [[ -z $python ]]; then find_python; fi
-    exec "$python" -I "$program" make "${options[@]}"
-}
-
-main "$@"
+start=$SECONDS
+unset PYTHONPATH PYTHONHOME
+export PYTHONNOUSERSITE=1 PIP_USER=0
+if [[ -z $whole ]]; then
+    # A Python cannot replace its own environment.
+    python=$("$python" -I -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))')
+    step "[1/4] environment $venv with $python" "$python" -I -m venv --clear "$venv"
+fi
+rm -f "$stamp"
+pin() { sed -n "s/^$1==\([0-9.]*\).*/$1==\1/p" "$constraints"; }
+if [[ $torch == torch ]]; then
+    cp "$constraints" "$venv/constraints.txt"
+else
+    # What depends on the version of torch follows the one that is installed.
+    grep -vE '^(torch|torchaudio|triton)==' "$constraints" >"$venv/constraints.txt"
+fi
+install=("$venv/bin/python" -I -m pip --disable-pip-version-check install --progress-bar off --no-input -c "$venv/constraints.txt")
+step "[2/4] $torch, numpy and build tools" "${install[@]}" "$(pin pip)" "$torch" numpy cython setuptools wheel
+installed=$("$venv/bin/python" -I -c 'from importlib.metadata import version; print("torch==" + version("torch"))')
+if [[ $torch != torch ]]; then printf '%s\n' "$installed" >>"$venv/constraints.txt"; fi
+text="[3/4] $(pin "$fairseq"), which is compiled the first time (up to 3 minutes)"
+if [[ $fairseq == fairseq ]]; then
+    # Its source lacks a file that setup.py compiles beside torch, so pip builds it in isolation. Unlike -c,
+    # PIP_CONSTRAINT also holds there: the binary must match our numpy.
+    step "$text" env "PIP_CONSTRAINT=$venv/constraints.txt" "${install[@]}" fairseq
+else
+    # In isolation pip would download a second torch.
+    step "$text" "${install[@]}" --no-build-isolation fairseq-fixed
+fi
+step "[4/4] fairseq_resid" "${install[@]}" --no-build-isolation -e "$root$extra"
+step "check" "$venv/bin/python" -I -c 'import torch, fairseq.data.data_utils_fast, sacrebleu, sentencepiece, importlib.util as u; assert u.find_spec("fairseq_resid")'
+{ printf '%s\n' "$place" "$inputs" "$extra" && packages; } >"$stamp.partial"
+mv "$stamp.partial" "$stamp"
+printf 'setup: done in %d s, with %s. Activate the environment: source %s/bin/activate\n' $((SECONDS - start)) "$installed" "$venv"

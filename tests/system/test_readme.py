@@ -174,5 +174,5 @@ def test_python_blocks() -> None:
 def test_there_are_commands_and_every_script_is_among_them() -> None:
     shown = " ".join(COMMANDS)
     scripts = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.py"), *ROOT.glob("data-prep/*.sh")]
-    parts = {"architectures.sh", "environment.sh", "setup.sh", "setup_environment.py"}  # sourced or run by others
+    parts = {"architectures.sh", "environment.sh", "setup.sh"}  # sourced or run by others
     assert {path.name for path in scripts if path.name not in shown} == parts

