@@ -25,6 +25,9 @@ from typing import Any
 # depend on the number of threads. Workers and the commands that tests start inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# Archives of studies are unpacked here and not in the home folder.
+os.environ["FAIRSEQ_RESID_CACHE"] = str(Path(__file__).resolve().parent.parent / ".pytest_cache" / "fairseq_resid")
+
 # cuBLAS refuses to be deterministic without it.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 

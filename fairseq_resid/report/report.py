@@ -28,7 +28,7 @@ from ..folders import records
 from ..folders.data import Corpus
 from ..folders.files import read_lines, write_text
 from ..folders.run import EVALUATE, Record, Results, Run
-from ..study import kept, plan, results, tables
+from ..study import archive, kept, plan, results, tables
 from ..study import plots as study_plots
 from ..version import __version__
 from .differences import samples
@@ -187,8 +187,9 @@ def draw_curves(runs: Sequence[Run], path: Path, notes: list[str]) -> list[Figur
 def study_part(file: Path, folder: Path) -> StudyPart:
     """Return what a study has found so far; its plots are drawn into `folder`."""
     study, name = plan.read(file), file.stem
-    found = results.build(study, kept.load(study, file, file.with_suffix("")), file.with_suffix(""))
-    drawn = study_plots.draw(study, found, file.with_suffix(""), folder)
+    runs = archive.runs(file.with_suffix(""))
+    found = results.build(study, kept.load(study, file, runs), runs)
+    drawn = study_plots.draw(study, found, runs, folder)
     figures = [figure(path, f"{study_plots.CAPTIONS[path.stem]}.") for path in drawn]
     return StudyPart(name, found.title, tables.notes(found), tables.tables(found), figures)
 

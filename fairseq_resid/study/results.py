@@ -122,6 +122,7 @@ class Results:
     tests, sentences: by measure; machines: how many runs were made on what
     missing: runs that have not ended; unnamed: how many cannot be named yet
     without_data: runs that do not say which data they were made with
+    archive: the SHA-256 of the archive that contains the runs, if they are packed
     """
 
     title: str
@@ -138,6 +139,7 @@ class Results:
     missing: list[str]
     unnamed: int
     without_data: list[str]
+    archive: str | None = None
 
 
 class Kept:

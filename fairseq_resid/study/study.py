@@ -2,8 +2,9 @@
 
     fairseq-resid study STUDY.yaml [--jobs N] [--hours H]
 
-Runs are done in the order of the study's plan, each once. What is kept of a run lies in STUDY/RUN beside the file;
-unfinished runs lie in --work. Stopped anywhere, the same command goes on.
+Runs are done in the order of the study's plan, each once. STUDY/RUN beside the file keeps what is needed of a run;
+unfinished runs are in --work. Stopped anywhere, the same command continues. --pack puts the kept runs of a complete
+study into one archive.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..commands import frame
 from ..commands.progress import clock
 from ..folders.files import locked, write_text
 from ..training import devices
-from . import kept, plan, work
+from . import archive, kept, plan, work
 from .executors import Cluster, Executor, Here, Job, parted
 from .kept import Note
 from .plan import Planned, Study
@@ -87,7 +88,7 @@ def read_state(study: Study, place: Place) -> State:
 
     Raises: what `kept.load` raises.
     """
-    notes = kept.load(study, place.file, place.kept)
+    notes = kept.load(study, place.file, archive.runs(place.kept))
     failures = {path.stem: path.read_text(encoding="utf-8") for path in (place.work / "failed").glob("*.txt")}
     return State(study, place, notes, {name: text for name, text in failures.items() if name not in notes})
 
@@ -220,8 +221,18 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         place.claim()
         work.do(study, find(state, options.only), place, options.weights)
         return 0
-    if not (options.results or options.plan):
+    if options.pack:
+        if state.missing() or state.unnamed() or state.failed:
+            raise ValueError(f"--pack: {options.study}: {state.left(1)}; only a complete study is packed")
+        if archive.run_folders(place.kept):
+            print(archive.pack(place.kept), flush=True)
+    if options.unpack:
+        print(f"{place.kept}: {archive.unpack(place.kept)} runs")
+        return 0
+    if not (options.results or options.plan or options.pack):
         plan.check(study, options.study)
+        if state.missing() and archive.runs(place.kept) != place.kept:
+            archive.unpack(place.kept)  # the study continues
         place.claim()
         with locked(place.work / ".lock", f"{place.work}: another process runs this study"):
             if options.retry:
@@ -294,6 +305,8 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     add("--retry", action="store_true", help="try failed runs again")
     add("--weights", action="store_true", help="leave the checkpoints of finished runs in --work")
     add("--plan", action="store_true", help="list the runs, and run none")
+    add("--pack", action="store_true", help="put the kept runs of a complete study into STUDY.tar.xz")
+    add("--unpack", action="store_true", help="make the run folders of STUDY.tar.xz again, and run nothing")
     add("--results", action="store_true", help="write table and plots of what there is, and run nothing")
     add("--cluster", choices=("slurm", "local", "debug"), help="by submitit, in place of this machine")
     add("--cluster-option", action="append", default=[], metavar="NAME=VALUE", help="of submitit's update_parameters")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..evaluation import layout
 from ..folders import records
-from ..folders.files import write_text
-from . import measures, plots
+from ..folders.files import sha256, write_text
+from . import archive, measures, plots
 from .kept import Note
 from .plan import Study
 from .results import Comparison, Results, build
@@ -204,6 +204,8 @@ def notes(results: Results) -> list[str]:
     listed = ", ".join(f"{count} of {what}" for what, count in missing.items()) or "none"
     more = f", and {results.unnamed} that depend on tuning" if results.unnamed else ""
     lines.append(f"Missing runs: {listed}{more}.")
+    if results.archive:
+        lines.append(f"The archive of the kept runs has the SHA-256 {results.archive}.")
     return lines
 
 
@@ -218,9 +220,12 @@ def markdown(results: Results, drawn: Sequence[str] = ()) -> str:
 
 
 def write(study: Study, notes: Mapping[str, Note], folder: Path) -> list[Path]:
-    """Write results.json, results.md and the plots of a study; return their paths."""
-    found = build(study, notes, folder)
-    drawn = plots.draw(study, found, folder, folder)
+    """Write results.json, results.md and the plots of a study into its folder; return their paths."""
+    runs, packed = archive.runs(folder), archive.path(folder)
+    found = build(study, notes, runs)
+    if runs != folder:
+        found = replace(found, archive=sha256(packed))
+    drawn = plots.draw(study, found, runs, folder)
     records.write(folder / "results.json", asdict(found))
     write_text(folder / "results.md", markdown(found, [path.stem for path in drawn]))
     return [folder / "results.json", folder / "results.md", *drawn]

@@ -24,7 +24,7 @@ from fairseq_resid.evaluation import decoding, likelihood
 from fairseq_resid.evaluation import images as image_answers
 from fairseq_resid.folders import data, files, images, records
 from fairseq_resid.folders.run import Run, log_record
-from fairseq_resid.study import kept, measures, plan
+from fairseq_resid.study import archive, kept, measures, plan
 from fairseq_resid.training import recipe
 from fairseq_resid.training.display import Display
 from fairseq_resid.vision import by_class
@@ -34,7 +34,7 @@ from support import hostile_lines
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT = ROOT / "studies" / "multi30k-depth" / "6+6.sas.0.004.seed1"
+KEPT = archive.runs(ROOT / "studies" / "multi30k-depth") / "6+6.sas.0.004.seed1"
 TRIES = [pytest.param(40), pytest.param(3000, marks=pytest.mark.long)]
 
 
@@ -95,10 +95,10 @@ READERS: dict[str, tuple[str, Callable[[], bytes], Callable[[Path], Any]]] = {
     ),
     "study": ("s.yaml", (ROOT / "studies" / "multi30k-depth.yaml").read_bytes, plan.read),
     "recipe": ("r.txt", (recipe.FOLDER / "quickstart.txt").read_bytes, lambda path: recipe.read(str(path))),
-    "train.log": ("train.log", lambda: gzip.decompress((KEPT / "train.log.gz").read_bytes())[-20_000:], whole_log),
+    "train.log": ("train.log", lambda: (KEPT / "train.log").read_bytes()[-20_000:], whole_log),
     "compressed log": (
         "train.log.gz",
-        (KEPT / "train.log.gz").read_bytes,
+        lambda: gzip.compress((KEPT / "train.log").read_bytes()),
         lambda path: list(Run(path.parent).log_lines()),
     ),
     "compressed text": ("t.gz", lambda: gzip.compress(b"one\ntwo\n" * 50), all_lines),

@@ -27,7 +27,7 @@ from fairseq_resid.evaluation import likelihood, scoring
 from fairseq_resid.folders import records
 from fairseq_resid.folders.files import pack, read_lines
 from fairseq_resid.folders.run import Run, Scored
-from fairseq_resid.study import executors, kept, plan, plots, results, statistics, study, tables
+from fairseq_resid.study import archive, executors, kept, plan, plots, results, statistics, study, tables
 from fairseq_resid.study.kept import Note
 from fairseq_resid.study.plan import Planned
 from fairseq_resid.study.work import Place
@@ -148,7 +148,7 @@ def test_shipped_studies(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     known = {run.name for run in plan.runs(trial, state.nll())}
     assert not set(state.notes) - known
     if state.notes:
-        found = results.build(trial, state.notes, path.with_suffix(""))
+        found = results.build(trial, state.notes, archive.runs(path.with_suffix("")))
         assert records.as_type(json.loads(path.with_suffix("").joinpath("results.json").read_text()), results.Results)
         assert found.missing == [name for name in found.missing if name not in state.notes]
 

@@ -16,6 +16,7 @@ import torch
 
 from fairseq_resid.corpora import custom
 from fairseq_resid.corpora.phrasebook import grammar as phrasebook
+from fairseq_resid.study import archive
 from support import mirror
 
 pytestmark = pytest.mark.once
@@ -93,11 +94,14 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("readme") / "project"
     hidden = shutil.ignore_patterns(".*", "data-bin", "checkpoints", "*.egg-info", "__pycache__")
 
-    def left_out(folder: str, names: list[str]) -> set[str]:
-        runs = {name for name in names if re.search(r"\.(seed\d+|tuning)$", name) and not KEPT_RUNS.fullmatch(name)}
-        return {*hidden(folder, names), *runs}
-
-    shutil.copytree(ROOT, copy, ignore=left_out)
+    shutil.copytree(ROOT, copy, ignore=hidden)
+    depth = copy / "studies" / "multi30k-depth"
+    archive.unpack(depth)
+    for run in archive.run_folders(depth):
+        if not KEPT_RUNS.fullmatch(run.name):
+            shutil.rmtree(run)
+    (depth / "results.json").unlink()  # names the whole archive
+    archive.pack(depth)
     setup = copy / "scripts" / "setup.sh"
     setup.write_text("#!/bin/sh\n# The environment is set up: these tests run in it.\n")
     choose = random.Random(1)
@@ -112,9 +116,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         mirror.wmt14(copy / "mirrors" / target, target)
     stanford = mirror.iwslt15(tmp_path_factory.mktemp("iwslt15"), "stanford")
     (copy / "mirrors" / "vi").mkdir()
-    for archive, name in (("train", "train"), ("dev-2012", "tst2012"), ("test-2013", "tst2013")):
+    for form, name in (("train", "train"), ("dev-2012", "tst2012"), ("test-2013", "tst2013")):
         members = {f"{name}.{side}": (stanford / f"{name}.{side}").read_bytes() for side in ("en", "vi")}
-        mirror.archive(copy / "mirrors" / "vi" / f"{archive}-en-vi.tgz", dict(members))
+        mirror.archive(copy / "mirrors" / "vi" / f"{form}-en-vi.tgz", dict(members))
     for name in ("cifar10", "cifar100"):
         mirror.cifar(copy / "mirrors" / "cifar", name, mirror.cifar_members(name, 50, 20))
     mirror.images(copy / "flowers", ("aster", "rose"), 10, 3)

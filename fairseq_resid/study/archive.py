@@ -1,0 +1,101 @@
+"""The archive of a complete study: NAME.tar.xz beside the plan contains its kept run folders, in place of NAME/RUN.
+
+Readers unpack it once, into a cache folder named by the archive's SHA-256, and read run folders there. The cache is
+~/.cache/fairseq_resid, or the folder that FAIRSEQ_RESID_CACHE names.
+"""
+
+from __future__ import annotations
+
+import io
+import lzma
+import os
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+
+from ..folders import records
+from ..folders.files import reading, replacing, sha256
+
+# A study of 122 runs has 1,800 files and 40 MB.
+MOST_FILES, MOST_BYTES = 200_000, 4 << 30
+
+
+def path(kept: Path) -> Path:
+    """Return the path of the archive that belongs to a study's folder."""
+    return kept.with_name(f"{kept.name}.tar.xz")
+
+
+def run_folders(kept: Path) -> list[Path]:
+    """Return the kept runs that are folders, in alphabetical order."""
+    return sorted(note.parent for note in kept.glob("*/study.json") if note.parent.suffix != ".partial")
+
+
+def runs(kept: Path) -> Path:
+    """Return the folder that contains a study's kept runs: the study's own folder if it has any, else the cache.
+
+    Raises: ValueError naming the archive if it is damaged or not the one that results.json names; OSError.
+    """
+    archive = path(kept)
+    if run_folders(kept) or not archive.is_file():
+        return kept
+    digest = sha256(archive)
+    named = records.read_if_there(kept / "results.json", dict) or {}
+    if named.get("archive") not in (None, digest):
+        raise ValueError(f"{archive}: SHA-256 {digest}: {kept / 'results.json'} names {named['archive']}")
+    cache = Path(os.environ.get("FAIRSEQ_RESID_CACHE") or Path.home() / ".cache" / "fairseq_resid") / "studies"
+    folder = cache / f"{kept.name}-{digest[:16]}"
+    if not folder.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=cache))
+        try:
+            _extract(archive, partial)
+            os.rename(partial, folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was quicker
+                raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def pack(kept: Path) -> Path:
+    """Write the archive of a study's run folders and remove these; return its path. Same content, same bytes.
+
+    FILE.gz is stored as FILE: similar files of two runs compress better together.
+    Raises: OSError or ValueError naming the file that cannot be read, with the folders untouched.
+    """
+    with replacing(path(kept)) as partial, tarfile.open(partial, "w:xz", format=tarfile.PAX_FORMAT, preset=9) as tar:
+        for folder in run_folders(kept):
+            for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+                plain = file.with_suffix("") if file.suffix == ".gz" else file
+                with reading(plain) as lines:
+                    content = b"".join(lines)
+                member = tarfile.TarInfo(plain.relative_to(kept).as_posix())
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    for folder in run_folders(kept):
+        shutil.rmtree(folder)
+    return path(kept)
+
+
+def unpack(kept: Path) -> int:
+    """Copy the runs of the archive into the study's folder; return how many there are."""
+    for folder in run_folders(runs(kept)):
+        with replacing(kept / folder.name) as partial:
+            shutil.copytree(folder, partial)
+    return len(run_folders(kept))
+
+
+def _extract(archive: Path, folder: Path) -> None:
+    """Unpack files alone, within limits on their number and size."""
+    count = size = 0
+    try:
+        with tarfile.open(archive, "r:xz") as tar:
+            for member in tar:
+                count, size = count + 1, size + member.size
+                if not member.isfile() or count > MOST_FILES or size > MOST_BYTES:
+                    raise ValueError(f"{archive}: {member.name}: not a file of a study, or too large")
+                tar.extract(member, folder, filter="data")
+    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+        raise ValueError(f"{archive}: damaged: {error}") from None

@@ -1,0 +1,137 @@
+"""The archive of a complete study: the same content, unpacked once, and nothing else is unpacked."""
+
+from __future__ import annotations
+
+import io
+import lzma
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from fairseq_resid.folders import records
+from fairseq_resid.folders.files import pack, read_lines, sha256
+from fairseq_resid.study import archive
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FAIRSEQ_RESID_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "studies"
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A study's folder with results and two runs."""
+    folder = tmp_path / "studies" / "trial"
+    for name in ("flat.base.seed1", "flat.sas.seed1"):
+        run = folder / name
+        (run / "decode").mkdir(parents=True)
+        records.write(run / "study.json", {"run": name})
+        (run / "train.log").write_text(f"{name}\nsecond line\n")
+        pack(run / "train.log", run)
+        (run / "train.log").unlink()
+    records.write(folder / "results.json", {"title": "trial"})
+    return folder
+
+
+def content(folder: Path) -> dict[str, list[str]]:
+    """The lines of every file, whether compressed or not."""
+    files = (file for file in folder.rglob("*") if file.is_file())
+    plain = (file.with_suffix("") if file.suffix == ".gz" else file for file in files)
+    return {str(file.relative_to(folder)): read_lines(file) for file in plain if file.name != "results.json"}
+
+
+def test_archive_replaces_the_run_folders(kept: Path, cache: Path) -> None:
+    before = content(kept)
+    assert archive.runs(kept) == kept
+    packed = archive.pack(kept)
+    assert packed.name == "trial.tar.xz" and [path.name for path in kept.iterdir()] == ["results.json"]
+    unpacked = archive.runs(kept)
+    assert unpacked.parent == cache and sha256(packed).startswith(unpacked.name.rpartition("-")[2])
+    assert content(unpacked) == before
+
+
+def test_archive_is_unpacked_once(kept: Path) -> None:
+    archive.pack(kept)
+    log = archive.runs(kept) / "flat.sas.seed1" / "train.log"
+    os.utime(log, (1, 1))
+    archive.runs(kept)
+    assert log.stat().st_mtime == 1
+
+
+def test_same_runs_give_the_same_bytes_from_either_form(kept: Path) -> None:
+    first = archive.pack(kept).read_bytes()
+    assert archive.unpack(kept) == 2
+    assert archive.runs(kept) == kept, "run folders are read where there are any"
+    assert archive.pack(kept).read_bytes() == first
+
+
+def test_folder_without_runs_or_archive_is_itself(tmp_path: Path) -> None:
+    assert archive.runs(tmp_path / "none") == tmp_path / "none"
+
+
+def test_archive_other_than_the_named_one_is_refused(kept: Path) -> None:
+    packed = archive.pack(kept)
+    records.write(kept / "results.json", {"archive": "0" * 64})
+    with pytest.raises(ValueError, match=rf"trial.tar.xz: SHA-256 {sha256(packed)}: .*results.json names 0000"):
+        archive.runs(kept)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100], ids=["empty", "one byte", "half"])
+def test_damaged_archive_is_named_and_nothing_is_left(kept: Path, cache: Path, cut: int) -> None:
+    packed = archive.pack(kept)
+    packed.write_bytes(packed.read_bytes()[:cut])
+    with pytest.raises(ValueError, match=r"trial.tar.xz: damaged: "):
+        archive.runs(kept)
+    assert list(cache.iterdir()) == []
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, size: int = 0) -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname, found.size = kind, "/etc/passwd", size
+    return found
+
+
+EVIL = {
+    "link": member("x", tarfile.SYMTYPE),
+    "hard link": member("x", tarfile.LNKTYPE),
+    "pipe": member("x", tarfile.FIFOTYPE),
+    "device": member("x", tarfile.CHRTYPE),
+    "outside": member("../outside"),
+}
+
+
+@pytest.mark.parametrize("evil", EVIL.values(), ids=EVIL)
+def test_evil_member_is_refused(kept: Path, cache: Path, evil: tarfile.TarInfo) -> None:
+    archive.pack(kept)
+    with tarfile.open(archive.path(kept), "w:xz") as tar:
+        tar.addfile(evil, io.BytesIO())
+    with pytest.raises(ValueError, match=r"trial\.tar\.xz"):
+        archive.runs(kept)
+    assert list(cache.iterdir()) == [] and not (cache.parent / "outside").exists()
+
+
+@pytest.mark.parametrize("limit", ["MOST_FILES", "MOST_BYTES"])
+def test_archive_beyond_a_limit_is_refused(kept: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    archive.pack(kept)
+    monkeypatch.setattr(archive, limit, 3)
+    with pytest.raises(ValueError, match="or too large"):
+        archive.runs(kept)
+
+
+def test_file_that_cannot_be_read_leaves_the_folders(kept: Path) -> None:
+    log = kept / "flat.sas.seed1" / "train.log.gz"
+    log.write_bytes(log.read_bytes()[:20])
+    with pytest.raises(ValueError, match=r"train.log.gz: damaged"):
+        archive.pack(kept)
+    assert len(archive.run_folders(kept)) == 2 and not archive.path(kept).exists()
+
+
+def test_archive_is_what_xz_reads(kept: Path) -> None:
+    with lzma.open(archive.pack(kept)) as stream, tarfile.open(fileobj=stream) as tar:
+        members = tar.getmembers()
+    assert {each.mtime for each in members} == {0} and all(each.isfile() for each in members)
