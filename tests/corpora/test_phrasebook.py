@@ -14,7 +14,7 @@ import pytest
 
 from fairseq_resid.corpora.phrasebook import grammar as phrasebook
 from fairseq_resid.corpora.phrasebook import table
-from fairseq_resid.corpora.phrasebook.__main__ import main
+from fairseq_resid.corpora.phrasebook.command import main
 from fairseq_resid.corpora.phrasebook.grammar import Example
 from fairseq_resid.evaluation import baselines as baselines_module
 from fairseq_resid.evaluation.baselines import baselines, nearest
