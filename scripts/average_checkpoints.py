@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Average the weights of several checkpoints; --help says how.
-
-Any Python runs this file. environment.sh then finds the project's, as for the other scripts;
-everything is done by `fairseq-resid average`.
-"""
+"""Average the weights of several checkpoints; --help says how. Any Python can run this file: it calls the project's."""
 
 import os
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
-START = 'set -euo pipefail; . "$0/environment.sh"; exec "$python" -m fairseq_resid average "$@"'
-
-if __name__ == "__main__":
-    # Without an environment, environment.sh tries python3: make that the Python that runs this file.
-    os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
-    os.execvp("bash", ["bash", "-c", START, os.path.dirname(os.path.realpath(__file__)), *sys.argv[1:]])
+root = Path(__file__).resolve().parent.parent
+given = os.environ.get("FAIRSEQ_RESID_VENV")
+python = str(Path(given or root / ".venv", "bin", "python"))
+if not os.access(python, os.X_OK):
+    if given or not (find_spec("torch") and find_spec("fairseq")):
+        print(f"{python}: no environment there; run scripts/setup.sh", file=sys.stderr)
+        sys.exit(3)
+    python = sys.executable
+os.environ["PYTHONPATH"] = f"{root}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
+os.execv(python, [python, "-m", "fairseq_resid", "average", *sys.argv[1:]])

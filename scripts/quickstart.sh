@@ -15,8 +15,8 @@ scripts/setup.sh
 export PATH="${FAIRSEQ_RESID_VENV:-$PWD/.venv}/bin:$PATH"
 
 raw=data-bin/phrasebook.raw
-python -m fairseq_resid.corpora.phrasebook --out "$raw"
-python -m fairseq_resid.corpora.custom --name phrasebook-en-vi --source en --target vi --vocab-size 1000 \
+python -m fairseq_resid prepare phrasebook --out "$raw"
+python -m fairseq_resid prepare custom --name phrasebook-en-vi --source en --target vi --vocab-size 1000 \
     --train "$raw/train" --valid "$raw/valid" --test "$raw/test" --out data-bin/phrasebook
 [[ -f data-bin/phrasebook/baselines.json ]] ||
     python -m fairseq_resid baselines --raw "$raw" --source en --target vi --json data-bin/phrasebook/baselines.json

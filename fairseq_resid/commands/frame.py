@@ -64,23 +64,6 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
     return decorate
 
 
-def renamed(old: str, new: str) -> None:
-    """End a command under its old name with the line that says the new one."""
-    print(f"{old}: error: it is called {new} now", file=sys.stderr)
-    raise SystemExit(2)
-
-
-class Renamed(argparse.Action):
-    """An option under its old name: `add("--old", action=Renamed, new="--new")`; using it says what to type."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, new: str) -> None:
-        super().__init__(option_strings, dest, nargs="?", help=argparse.SUPPRESS, default=argparse.SUPPRESS)
-        self.new = new
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.error(f"{self.option_strings[0]}: it is called {self.new} now")
-
-
 class _Verbose(argparse.Action):
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help=help, default=argparse.SUPPRESS)

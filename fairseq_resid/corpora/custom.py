@@ -9,7 +9,6 @@ PREFIX.SRC and PREFIX.TGT are the two sides. The text goes to sentencepiece as i
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -95,7 +94,3 @@ def build(
     way = sources.Way((), None, out.parent, False)
     options = Options(way, out, workers, None, allow_low_ceiling, verify, show)
     return prepare_data(manifest, options, texts)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

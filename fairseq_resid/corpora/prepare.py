@@ -20,7 +20,7 @@ from ..text import NORMALIZE
 from . import custom, flags, sources
 from . import manifest as manifests
 from .fingerprints import Fingerprints
-from .phrasebook import __main__ as phrasebook
+from .phrasebook import command as phrasebook
 from .preparation import Options, prepare_data
 
 # How others prepare the same text, as far as these settings can express it; the README names what they cannot.
@@ -150,7 +150,3 @@ def check_published(args: argparse.Namespace, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         fixed = PUBLISHED[args.name].get(name, "the corpus's own")
         raise ValueError(f"--{name.replace('_', '-')} {value}: --profile published fixes it ({fixed})")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

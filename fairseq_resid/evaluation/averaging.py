@@ -17,7 +17,6 @@ Files are memory-mapped and read one at a time: memory holds the sum and one mod
 from __future__ import annotations
 
 import argparse
-import sys
 import zipfile
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -184,7 +183,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
     "never count. The result holds no optimizer state.",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Command line of scripts/average_checkpoints.py."""
+    """Command line of `fairseq-resid average`."""
     add = parser.add_argument
     add("--inputs", nargs="+", type=Path, required=True, metavar="DIR|FILE", help="a run folder, or files")
     add("--last", type=int, metavar="N", help="of a folder: its last N numbered checkpoints (default 10)")
@@ -202,7 +201,3 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         raise ValueError(f"--output {options.output}: is a folder")
     average(inputs, options.output)
     print(f"{options.output}: the average of {', '.join(path.name for path in inputs)}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

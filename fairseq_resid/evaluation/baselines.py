@@ -10,7 +10,6 @@ near ones the first in the training set is taken.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +98,3 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     if options.json is not None:
         records.write(options.json, result)
     print(result.line())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

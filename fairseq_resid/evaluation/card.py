@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -103,7 +102,3 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=f"a run folder, after {EVALUATE}")
     options = parser.parse_args(argv)
     print("\n".join([write(Run(path)) for path in options.runs]), end="")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

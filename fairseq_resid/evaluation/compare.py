@@ -13,7 +13,6 @@ import argparse
 import hashlib
 import json
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,7 +256,3 @@ def compared(
     rows, signatures = significance(candidates)
     results = candidates[0].results
     return HEADINGS, rows, [f"{results.corpus} {results.subset}, {model}", *signatures, *seeds(candidates, model)]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

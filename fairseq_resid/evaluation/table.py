@@ -81,7 +81,6 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder with results.json, by fairseq-resid evaluate")
     add("--baselines", type=Path, metavar="FILE", help="what `fairseq-resid baselines --json` wrote")
-    add("--floors", action=frame.Renamed, new="--baselines")
     add("--at-least", type=float, metavar="BLEU", help="exit with code 1 if an averaged model scores less")
     add("--markdown", action="store_true", help="print Markdown")
     options = parser.parse_args(argv)
@@ -99,7 +98,3 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     for path, score in below.items():
         print(f"{path}: BLEU {score:.2f} is below {options.at_least:g}", file=sys.stderr)
     return 1 if below else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -138,7 +138,3 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     for encoded in batches(translator, sys.stdin.buffer, 1 if sys.stdin.isatty() else BUFFER):
         sys.stdout.buffer.write("".join(line + "\n" for line in translator.decode(encoded)).encode())
         sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

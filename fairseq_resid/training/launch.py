@@ -15,7 +15,6 @@ import difflib
 import os
 import shlex
 import shutil
-import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -483,7 +482,3 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         return
     check_data(asked.command[1:])
     train(asked.command, asked.run, asked.record(), asked.rank)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,6 @@ import argparse
 import math
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -283,7 +282,3 @@ def _show_differences(record: ImageRecord) -> None:
         print(f"not as released: {difference}")
     if record.unverified:
         print(f"not verified, because no checksum of them is known: {', '.join(record.unverified)}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -26,7 +26,6 @@ Capture = pytest.CaptureFixture[str]
 def command(work: Callable[[], int | None]) -> Callable[..., int]:
     @frame.command("try", "Try it.", again="goes on")
     def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int | None:
-        parser.add_argument("--floors", action=frame.Renamed, new="--baselines")
         parser.parse_args(argv)
         return work()
 
@@ -73,17 +72,6 @@ def test_wrong_usage_is_no_interrupt(capsys: Capture) -> None:
     with pytest.raises(SystemExit) as end:
         command(lambda: 0)(["--no-such-flag"])
     assert end.value.code == 2 and "interrupted" not in capsys.readouterr().err
-
-
-def test_what_was_renamed_says_its_new_name(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as end:
-        command(lambda: 0)(["--floors", "x"])
-    assert end.value.code == 2 and "--floors: it is called --baselines now" in capsys.readouterr().err
-    for module, new in (("corpora.own", "prepare custom"), ("evaluation.floors", "baselines")):
-        old = [sys.executable, "-m", f"fairseq_resid.{module}", "--help"]
-        done = subprocess.run(old, capture_output=True, text=True)
-        assert done.returncode == 2
-        assert done.stderr == f"python -m fairseq_resid.{module}: error: it is called fairseq-resid {new} now\n"
 
 
 def test_a_closed_pipe_is_told_by_the_exit_code_alone() -> None:
@@ -185,3 +173,14 @@ def test_the_console_command_has_every_main() -> None:
         assert callable(import_module(f"fairseq_resid.{module}").main)
     done = subprocess.run([sys.executable, "-m", "fairseq_resid"], capture_output=True, text=True)
     assert done.returncode == 0 and set(console.COMMANDS) <= set(done.stdout.split())
+
+
+def test_a_command_has_one_spelling() -> None:
+    """Modules are not commands: `python -m fairseq_resid NAME` runs all, and one tool of the developers has its own."""
+    package = Path(console.__file__).parent
+    runnable = [
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if path.name == "__main__.py" or "__name__ ==" in path.read_text(encoding="utf-8")
+    ]
+    assert sorted(runnable) == ["__main__.py", "connections/__main__.py"]

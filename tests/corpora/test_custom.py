@@ -211,7 +211,7 @@ def test_killed_half_way_then_run_again(corpus: Path, raw_text: dict[str, Path],
     """Killed while it works, OUT is not there; run again, over what is left and with 2 workers: the same bytes."""
     data = tmp_path / "data"
     partial = tmp_path / "data.partial"
-    command = [sys.executable, "-m", "fairseq_resid.corpora.custom", *flags(raw_text, data)]
+    command = [sys.executable, "-m", "fairseq_resid", "prepare", "custom", *flags(raw_text, data)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 120
     while not list(partial.glob("encode-*")):

@@ -1,4 +1,4 @@
-"""The embedded phrasebook (grammar, splits, files) and the two baselines under a model's BLEU on it."""
+"""The embedded phrasebook: its sentences, splits and files, and the two baselines under a model's BLEU on it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from fairseq_resid.corpora.phrasebook import grammar as phrasebook
-from fairseq_resid.corpora.phrasebook import lexicon as phrasebook_lexicon
-from fairseq_resid.corpora.phrasebook.__main__ import main
-from fairseq_resid.corpora.phrasebook.grammar import Example, english_number, vietnamese_number
+from fairseq_resid.corpora.phrasebook import table
+from fairseq_resid.corpora.phrasebook.command import main
+from fairseq_resid.corpora.phrasebook.grammar import Example
 from fairseq_resid.evaluation import baselines as baselines_module
 from fairseq_resid.evaluation.baselines import baselines, nearest
 
@@ -55,293 +55,22 @@ def raw_examples(per_template: int = 900) -> Iterator[Example]:
                 yield space.example(index)
 
 
-# ---- words of numbers ----
-
-
-@pytest.mark.parametrize(
-    ("number", "english", "vietnamese"),
-    [
-        (0, "zero", "không"),
-        (1, "one", "một"),
-        (4, "four", "bốn"),
-        (5, "five", "năm"),
-        (10, "ten", "mười"),
-        (11, "eleven", "mười một"),
-        (14, "fourteen", "mười bốn"),
-        (15, "fifteen", "mười lăm"),
-        (20, "twenty", "hai mươi"),
-        (21, "twenty-one", "hai mươi mốt"),
-        (25, "twenty-five", "hai mươi lăm"),
-        (34, "thirty-four", "ba mươi bốn"),
-        (55, "fifty-five", "năm mươi lăm"),
-        (91, "ninety-one", "chín mươi mốt"),
-        (100, "one hundred", "một trăm"),
-        (101, "one hundred and one", "một trăm linh một"),
-        (105, "one hundred and five", "một trăm linh năm"),
-        (110, "one hundred and ten", "một trăm mười"),
-        (111, "one hundred and eleven", "một trăm mười một"),
-        (115, "one hundred and fifteen", "một trăm mười lăm"),
-        (121, "one hundred and twenty-one", "một trăm hai mươi mốt"),
-        (250, "two hundred and fifty", "hai trăm năm mươi"),
-        (555, "five hundred and fifty-five", "năm trăm năm mươi lăm"),
-        (1000, "one thousand", "một nghìn"),
-        (1005, "one thousand and five", "một nghìn không trăm linh năm"),
-        (1015, "one thousand and fifteen", "một nghìn không trăm mười lăm"),
-        (1050, "one thousand and fifty", "một nghìn không trăm năm mươi"),
-        (2300, "two thousand three hundred", "hai nghìn ba trăm"),
-        (15_000, "fifteen thousand", "mười lăm nghìn"),
-        (50_000, "fifty thousand", "năm mươi nghìn"),
-        (105_000, "one hundred and five thousand", "một trăm linh năm nghìn"),
-        (
-            999_999,
-            "nine hundred and ninety-nine thousand nine hundred and ninety-nine",
-            "chín trăm chín mươi chín nghìn chín trăm chín mươi chín",
-        ),
-    ],
-)
-def test_numbers(number: int, english: str, vietnamese: str) -> None:
-    assert english_number(number) == english
-    assert vietnamese_number(number) == vietnamese
-
-
-def test_numbers_are_all_different() -> None:
-    sample = [*range(2200), *range(9_990, 10_120), *range(99_900, 101_200), *range(998_900, 1_000_000)]
-    assert len({english_number(number) for number in sample}) == len(set(sample))
-    assert len({vietnamese_number(number) for number in sample}) == len(set(sample))
-
-
-@pytest.mark.parametrize("number", [-1, 1_000_000])
-def test_numbers_out_of_range(number: int) -> None:
-    with pytest.raises(ValueError, match=str(number)):
-        english_number(number)
-    with pytest.raises(ValueError, match=str(number)):
-        vietnamese_number(number)
-
-
-# ---- the grammar: sentences written by hand ----
-
-HAND_WRITTEN = [
-    (
-        "how_much",
-        {"this": "this", "goods": "blue shirt"},
-        "How much is this blue shirt?",
-        "Cái áo sơ mi màu xanh này bao nhiêu tiền?",
-    ),
-    (
-        "bought_at",
-        {"subject": "my mother", "deal": "buy", "goods": "old umbrella", "place": "market", "past": "yesterday"},
-        "My mother bought an old umbrella at the market yesterday.",
-        "Hôm qua mẹ của tôi đã mua một cái ô cũ ở chợ.",
-    ),
-    (
-        "did_not_buy",
-        {"subject": "she", "deal": "sell", "goods": "red bicycle", "past": "last Sunday"},
-        "She did not sell the red bicycle last Sunday.",
-        "Chủ nhật tuần trước cô ấy đã không bán chiếc xe đạp màu đỏ.",
-    ),
-    (
-        "not_yet",
-        {"subject": "we", "favour": "choose", "goods": "new book", "companion": "your father"},
-        "We have not chosen the new book for your father yet.",
-        "Chúng tôi chưa chọn quyển sách mới cho bố của bạn.",
-    ),
-    (
-        "will_bring",
-        {"subject": "he", "favour": "bring", "count": "three", "goods": "ripe mango", "companion": "their neighbor"}
-        | {"future": "in two days"},
-        "He will bring three ripe mangoes for their neighbor in two days.",
-        "Hai ngày nữa anh ấy sẽ mang ba quả xoài chín cho hàng xóm của họ.",
-    ),
-    (
-        "doing_now",
-        {"subject": "I", "activity": "listen to music", "place": "library", "companion": "your younger sister"},
-        "I am listening to music at the library with your younger sister.",
-        "Tôi đang nghe nhạc ở thư viện với em gái của bạn.",
-    ),
-    (
-        "on_days",
-        {"subject": "the nurse", "frequency": "never", "activity": "watch films", "place": "cinema", "day": "Monday"},
-        "The nurse never watches films at the cinema on Mondays.",
-        "Y tá không bao giờ xem phim ở rạp chiếu phim vào thứ Hai.",
-    ),
-    (
-        "every_time",
-        {"subject": "they", "activity": "teach English", "companion": "our daughter", "repeated": "every morning"},
-        "They teach English with our daughter every morning.",
-        "Mỗi sáng họ dạy tiếng Anh với con gái của chúng tôi.",
-    ),
-    (
-        "did_question",
-        {"subject": "you", "activity": "play chess", "place": "park", "past": "last night"},
-        "Did you play chess at the park last night?",
-        "Tối qua bạn có chơi cờ ở công viên không?",
-    ),
-    (
-        "not_want",
-        {"pronoun": "she", "activity": "sing", "present": "today", "feeling": "tired"},
-        "She does not want to sing today because she is very tired.",
-        "Hôm nay cô ấy không muốn hát vì cô ấy rất mệt.",
-    ),
-    (
-        "not_this_food",
-        {"subject": "Tuan", "use": "eat", "food1": "beef", "food2": "vegetables"},
-        "Tuan does not eat beef but often eats vegetables.",
-        "Tuấn không ăn thịt bò nhưng thường ăn rau.",
-    ),
-    (
-        "have_animals",
-        {"subject": "they", "count1": "two", "coat1": "small", "beast1": "cat", "count2": "five", "coat2": "old"}
-        | {"beast2": "buffalo"},
-        "They have two small cats and five old buffaloes.",
-        "Họ có hai con mèo nhỏ và năm con trâu già.",
-    ),
-    (
-        "not_any",
-        {"subject": "Lan", "goods": "old newspaper", "present": "this week"},
-        "Lan does not need any old newspapers this week.",
-        "Tuần này Lan không cần tờ báo cũ nào.",
-    ),
-    (
-        "costs",
-        {"this": "that", "goods": "red hat", "price": "fifty thousand", "place": "bookstore"},
-        "That red hat costs fifty thousand dong at the bookstore.",
-        "Cái mũ màu đỏ kia giá năm mươi nghìn đồng ở hiệu sách.",
-    ),
-    (
-        "where",
-        {"owner": "Hung's", "thing": "black dog"},
-        "Where is Hung's black dog?",
-        "Con chó đen của Hùng ở đâu?",
-    ),
-    (
-        "is_there",
-        {"owner": "her", "thing": "big knife", "spot": "in the kitchen"},
-        "Her big knife is in the kitchen.",
-        "Con dao to của cô ấy ở trong bếp.",
-    ),
-    (
-        "near",
-        {"size1": "new", "place1": "bank", "relation": "opposite", "size2": "old", "place2": "hospital"},
-        "The new bank is opposite the old hospital.",
-        "Ngân hàng mới ở đối diện bệnh viện cũ.",
-    ),
-    (
-        "distance",
-        {"place1": "airport", "number": "twenty-one", "place2": "station"},
-        "The airport is twenty-one kilometers from the station.",
-        "Sân bay cách nhà ga hai mươi mốt ki-lô-mét.",
-    ),
-    (
-        "leaves_at",
-        {"trip": "train", "city1": "Hue", "city2": "Hanoi", "clock": "half past seven in the morning"},
-        "The train from Hue to Hanoi leaves at half past seven in the morning.",
-        "Chuyến tàu từ Huế đến Hà Nội khởi hành lúc bảy giờ rưỡi sáng.",
-    ),
-    (
-        "must_go",
-        {"hour": "a quarter to three", "pronoun": "he", "place": "office"},
-        "It is a quarter to three, so he has to go to the office.",
-        "Bây giờ là ba giờ kém mười lăm nên anh ấy phải đi đến văn phòng.",
-    ),
-    (
-        "ask_time",
-        {"name": "Mai", "activity": "rest", "hour": "ten past nine"},
-        "Mai, what time is it? I will rest at ten past nine.",
-        "Mai ơi, mấy giờ rồi? Tôi sẽ nghỉ ngơi lúc chín giờ mười.",
-    ),
-    (
-        "is_job",
-        {"relative": "his son", "trait": "honest", "job": "lawyer", "city": "Danang"},
-        "His son is an honest lawyer in Danang.",
-        "Con trai của anh ấy là một luật sư thật thà ở Đà Nẵng.",
-    ),
-    (
-        "is_not_job",
-        {"relative": "our father", "job1": "teacher", "job2": "engineer"},
-        "Our father is not a teacher but an engineer.",
-        "Bố của chúng tôi không phải là giáo viên mà là kỹ sư.",
-    ),
-    (
-        "felt",
-        {"relative": "my grandmother", "feeling1": "sick", "past": "last week", "feeling2": "happy"},
-        "My grandmother was very sick last week but is very happy now.",
-        "Tuần trước bà của tôi rất ốm nhưng bây giờ rất vui.",
-    ),
-    (
-        "are_there",
-        {"goods": "useful map", "place": "hotel", "present": "today"},
-        "Are there any useful maps at the hotel today?",
-        "Hôm nay ở khách sạn có tấm bản đồ hữu ích nào không?",
-    ),
-    (
-        "whose",
-        {"this": "this", "goods": "white car", "possessive1": "yours", "possessive2": "hers"},
-        "Is this white car yours or hers?",
-        "Chiếc ô tô màu trắng này là của bạn hay của cô ấy?",
-    ),
-    (
-        "order",
-        {"subject": "we", "count1": "two", "portion1": "cups of tea", "count2": "three", "portion2": "bowls of rice"},
-        "We would like two cups of tea and three bowls of rice.",
-        "Chúng tôi muốn hai cốc trà và ba bát cơm.",
-    ),
-    (
-        "how_is",
-        {"part": "morning", "name": "Nam", "kin_noun1": "mother", "kin_noun2": "son", "present": "today"},
-        "Good morning, Nam! How are your mother and your son today?",
-        "Chào buổi sáng, Nam! Hôm nay mẹ của bạn và con trai của bạn có khỏe không?",
-    ),
-    (
-        "folk_bought",
-        {"this": "that", "folk": "tall woman", "deal": "sell", "count": "four", "goods": "fresh orange"}
-        | {"past": "this morning"},
-        "That tall woman sold four fresh oranges this morning.",
-        "Sáng nay người phụ nữ cao kia đã bán bốn quả cam tươi.",
-    ),
-    (
-        "saw_folk",
-        {"subject": "I", "count": "two", "folk": "thin child", "place": "beach", "past": "three days ago"},
-        "I saw two thin children at the beach three days ago.",
-        "Ba ngày trước tôi đã nhìn thấy hai đứa trẻ gầy ở bãi biển.",
-    ),
-    (
-        "animal_is",
-        {"this": "that", "animal": "old horse", "mood1": "hungry", "mood2": "thin"},
-        "That old horse is very hungry but not thin.",
-        "Con ngựa già kia rất đói nhưng không gầy.",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "fillers", "english", "vietnamese"), HAND_WRITTEN, ids=[row[0] for row in HAND_WRITTEN]
-)
-def test_hand_written_sentence(name: str, fillers: dict[str, str], english: str, vietnamese: str) -> None:
-    template = next(template for template in phrasebook.templates() if template.name == name)
-    assert sorted(fillers) == sorted(template.slots)
-    pools = phrasebook.pools()
-    entries = {
-        slot: next(entry for entry in pools[slot.rstrip("12")] if entry.english == filler)
-        for slot, filler in fillers.items()
-    }
-    assert template.render(entries) == (english, vietnamese)
-
-
-def test_templates_fill_the_same_slots_in_both_languages() -> None:
-    names = [template.name for template in phrasebook.templates()]
-    assert len(set(names)) == len(names)
-    assert set(phrasebook_lexicon.RARE_TEMPLATES) <= set(names)
-    for template in phrasebook.templates():
-        vietnamese = Counter(re.findall(r"{(\w+):vi}", template.vietnamese))
-        assert set(vietnamese) == set(template.slots), template.name
-        assert "{" not in re.sub(r"{\w+:vi}", "", template.vietnamese), template.name
-        assert template.key and set(template.key) <= set(template.slots), template.name
+# ---- the sentences ----
 
 
 def test_every_filler_is_one_english_and_one_vietnamese() -> None:
-    for slot, entries in phrasebook.pools().items():
-        assert len({entry.english for entry in entries}) == len(entries), slot
-        assert len({entry.forms["vi"] for entry in entries}) == len(entries), slot
+    for slot, fillers in table.read().fillers.items():
+        assert len({filler.english for filler in fillers}) == len(fillers), slot
+        assert len({filler.forms["vi"] for filler in fillers}) == len(fillers), slot
+
+
+def test_subjects_agree_with_their_verbs() -> None:
+    forms = {filler.english: filler.forms for filler in table.read().fillers["subject"]}
+    agreement = {name: " ".join(forms[name][form] for form in table.AGREEMENT) for name in forms}
+    assert agreement["I"] == "base am was do have"
+    assert {agreement[name] for name in ("you", "we", "they")} == {"base are were do have"}
+    third = [name for name, words in agreement.items() if words == "third is was does has"]
+    assert len(third) == len(forms) - 4 and {"he", "she", "Lan", "my mother", "the nurse"} <= set(third)
 
 
 def test_sentences_translate_one_to_one() -> None:
@@ -415,7 +144,7 @@ def test_combinations_are_held_out(default: dict[str, list[Example]]) -> None:
     assert not held["train"] & held["test"]
     assert not held["train"] & held["valid"]
     assert not held["valid"] & held["test"]
-    templates = {template.name for template in phrasebook.templates()}
+    templates = {template.name for template in table.read().sentences}
     assert all({name for name, _ in held[split]} == templates for split in SPLITS)
 
 
@@ -452,10 +181,10 @@ def test_test_words_are_in_training(default: dict[str, list[Example]]) -> None:
 
 def test_all_words_of_the_grammar_are_in_training(default: dict[str, list[Example]]) -> None:
     train = {word for item in default["train"] for word in words(item.vietnamese)}
-    grammar = {
-        word for entries in phrasebook.pools().values() for entry in entries for word in words(entry.forms["vi"])
-    }
-    assert not grammar - train
+    contents = table.read()
+    slots = {table.kind(slot) for template in contents.sentences for slot in template.slots}
+    grammar = {word for slot in slots for filler in contents.fillers[slot] for word in words(filler.forms["vi"])}
+    assert len(slots) > 50 and not grammar - train
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -316,14 +316,14 @@ STEPS = ["extract", "tokenise", "learn", "encode", "binarise"]
 def command(hosts: dict[str, Path], out: Path) -> list[str]:
     given = ["--mirror", hosts["de"].as_uri(), "--downloads", out.parent / "dl", "--out", out]
     flags = [*map(str, given), "--vocab-size", "250", "--allow-other-data", "--workers", "2"]
-    return [sys.executable, "-m", "fairseq_resid.corpora.prepare", "wmt14-en-de", *flags]
+    return [sys.executable, "-m", "fairseq_resid", "prepare", "wmt14-en-de", *flags]
 
 
 def killed(step: str, hosts: dict[str, Path], out: Path) -> str:
     """Run until a step is half done, then SIGKILL the process and all it started; return what it said."""
     environment = {**os.environ, "PREPARE_TEST_STOP": step, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     # The same program, that stops in the middle of one step and waits for its end.
-    stopping = [sys.executable, "-c", "from support import stop_in_step; stop_in_step.main()", *command(hosts, out)[3:]]
+    stopping = [sys.executable, "-c", "from support import stop_in_step; stop_in_step.main()", *command(hosts, out)[4:]]
     process = subprocess.Popen(stopping, cwd=ROOT, env=environment, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None
     seen = b""
@@ -413,7 +413,7 @@ def test_ended_by_a_signal_nothing_runs_on(
     """The main process alone gets it: those that it started end too, and the next run is not in their way."""
     out = tmp_path / "data"
     environment = {**os.environ, "PREPARE_TEST_STOP": where, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    stopping = [sys.executable, "-c", "from support import stop_in_step; stop_in_step.main()", *command(hosts, out)[3:]]
+    stopping = [sys.executable, "-c", "from support import stop_in_step; stop_in_step.main()", *command(hosts, out)[4:]]
     # What a shell has put in the background ignores SIGINT, and so does all that it starts.
     hearing = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -368,11 +368,11 @@ def test_without_an_environment_this_python_serves_if_it_can(
     done = run_script(sys.executable, script, "--help", cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.startswith(f"usage: fairseq-resid {COMMANDS[name]} "), done.stderr
     done = run_script(bare, script, "--help", cwd=tmp_path)
-    line = f"no environment in {project / '.venv'}, and python3 has no torch or no fairseq; run scripts/setup.sh\n"
-    assert (done.returncode, done.stdout, done.stderr) == (3, "", line)
+    assert (done.returncode, done.stdout) == (3, "") and len(done.stderr.splitlines()) == 1
+    assert str(project / ".venv") in done.stderr and done.stderr.endswith("; run scripts/setup.sh\n")
     done = run_script(sys.executable, script, "--help", cwd=tmp_path, FAIRSEQ_RESID_VENV="none")
-    line = "FAIRSEQ_RESID_VENV=none: no environment there; run scripts/setup.sh\n"
-    assert (done.returncode, done.stdout, done.stderr) == (3, "", line)
+    assert (done.returncode, done.stdout) == (3, "") and len(done.stderr.splitlines()) == 1
+    assert "none" in done.stderr and done.stderr.endswith(": no environment there; run scripts/setup.sh\n")
 
 
 def test_the_exit_code_of_the_script_is_that_of_averaging(tmp_path: Path) -> None:

@@ -72,6 +72,12 @@ def test_it_has_all_recipes_and_manifests(installed: Path) -> None:
     assert recipes and names == [*recipes, *manifests, "data-bin/phrasebook"]
 
 
+def test_it_has_the_table_of_the_phrasebook(installed: Path) -> None:
+    shown = shell("fairseq-resid prepare phrasebook --out raw --train 60 --valid 5 --test 5", installed)
+    assert "train 60, valid 5, test 5 pairs" in shown
+    assert len((installed / "raw" / "train.vi").read_text(encoding="utf-8").splitlines()) == 60
+
+
 def test_its_command_prepares_trains_evaluates_and_translates(installed: Path, raw_text: dict[str, Path]) -> None:
     prefixes = " ".join(f"--{split} {path}" for split, path in raw_text.items())
     prepare = "fairseq-resid prepare custom --name tiny --source en --target xx --vocab-size 90 --workers 1"

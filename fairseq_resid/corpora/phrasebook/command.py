@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +25,3 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     is_new = grammar.write(folder, grammar.files(pairs))
     sizes = ", ".join(f"{split} {len(pairs[split]):,}" for split in grammar.SPLITS)
     print(f"{folder}: {sizes} pairs" + ("" if is_new else " (already there, unchanged)"))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
