@@ -31,13 +31,13 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", "\n".join(PAGES), flags=re.DOTALL |
 COMMANDS = list(dict.fromkeys(line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()))
 
 # Ten checkpoints are averaged, and the end of an epoch leaves none: 12 updates.
-SMALL = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32"
-SMALL += " --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64"
-SMALL += " --max-update 12 --save-interval-updates 1 --disable-validation"
+SIZE = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32"
+SIZE += " --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64"
+SMALL = SIZE + " --max-update 12 --save-interval-updates 1 --disable-validation"
 
 
 # Ten epochs, whose checkpoints are averaged.
-PUBLISHED = "--encoder-layers 1 --decoder-layers 1 --max-epoch 10 --max-tokens 8192"
+PUBLISHED = SIZE + " --max-epoch 10 --max-tokens 8192"
 
 
 def mirrored(target: str) -> str:
