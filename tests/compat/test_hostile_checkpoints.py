@@ -55,8 +55,8 @@ def planted(sas_checkpoint: Path, marker: Path, tmp_path_factory: pytest.TempPat
 def outcomes(planted: dict[str, Path], sas_checkpoint: Path, marker: Path) -> dict[str, Any]:
     """What both loaders did with each, and with the healthy one."""
     names = {**planted, "healthy": sas_checkpoint}
-    command = [sys.executable, hostile.__file__, ":".join(map(str, names.values()))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1000)
+    command = [sys.executable, "-m", "support.hostile", ":".join(map(str, names.values()))]
+    done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, timeout=1000)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     return {name: found[str(file)] for name, file in names.items()}
@@ -244,7 +244,7 @@ def test_every_command_refuses_all(
 @pytest.fixture(scope="module")
 def image_run(cli: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A data folder of images, and a checkpoint of a small ResNet of two updates."""
-    from vision.test_image_models import FLAGS, write_data
+    from support.image_models import FLAGS, write_data
 
     data = write_data(tmp_path_factory.mktemp("hostile-images") / "farm")
     flags = [word for word in shlex.split(FLAGS) if word != "--cpu"]

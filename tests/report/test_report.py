@@ -15,15 +15,14 @@ from typing import Any
 
 import pytest
 
-from evaluation.test_compare import data, evaluated  # noqa: F401  (a fixture)
 from fairseq_resid.analysis import analyze
 from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
 from fairseq_resid.folders import records
 from fairseq_resid.folders.run import Fingerprint, Run
 from fairseq_resid.report import differences, findings, glossary, report
 from fairseq_resid.study import plan
-from study import test_study
-from support import structures
+from support import structures, studies
+from support.scored_runs import data_folder, evaluated
 
 pytestmark = pytest.mark.once
 
@@ -87,12 +86,17 @@ class Page(html.parser.HTMLParser):
         if tag == "img":
             self.images.append(given)
 
-    def handle_data(self, data: str) -> None:  # noqa: F811
+    def handle_data(self, data: str) -> None:
         self.text.append(data)
 
 
 @pytest.fixture
-def runs(data: Path) -> list[Path]:  # noqa: F811
+def data(tmp_path: Path) -> Path:
+    return data_folder(tmp_path / "data")
+
+
+@pytest.fixture
+def runs(data: Path) -> list[Path]:
     wanted = {"base": 0.6, "sas": 0.8}
     made = [evaluated(data, name, quality, flags=f"--arch {name} --lr 1") for name, quality in wanted.items()]
     (data / "ref" / "test.en").write_text("".join(f"source {number}\n" for number in range(120)))
@@ -133,7 +137,7 @@ def test_settings_that_differ_come_first(page: Path, runs: list[Path]) -> None:
     assert page.read_text().index("<code>--arch</code>") < page.read_text().index("<code>--lr</code>")
 
 
-def test_what_a_user_calls_things_is_no_markup(data: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_what_a_user_calls_things_is_no_markup(data: Path, tmp_path: Path) -> None:
     run = evaluated(data, "a <b> & 'c'", 0.5, flags="--arch <script>")
     analysed(run, sas())
     assert report.main([str(run), "--out", str(tmp_path / "report.html")]) == 0
@@ -152,7 +156,7 @@ def test_runs_with_nothing_in_them(tmp_path: Path, capsys: Any) -> None:
     assert "nowhere: no such run folder" in capsys.readouterr().err
 
 
-def test_runs_that_cannot_be_compared(data: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_runs_that_cannot_be_compared(data: Path, tmp_path: Path) -> None:
     first, other = evaluated(data, "one", 0.6), evaluated(data, "two", 0.7, corpus="another")
     assert report.main([str(first), str(other), "--out", str(tmp_path / "report.html")]) == 0
     said = " ".join(Page((tmp_path / "report.html").read_text()).text)
@@ -161,9 +165,9 @@ def test_runs_that_cannot_be_compared(data: Path, tmp_path: Path) -> None:  # no
 
 
 def test_a_study_in_the_page(tmp_path: Path, capsys: Any) -> None:
-    file = test_study.written(tmp_path)
+    file = studies.written(tmp_path)
     trial = plan.read(file)
-    test_study.all_kept(tmp_path / "trial", trial)
+    studies.all_kept(tmp_path / "trial", trial)
     out = tmp_path / "report.html"
     assert report.main(["--study", str(file), "--out", str(out)]) == 0
     found = Page(out.read_text())
