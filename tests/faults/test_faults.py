@@ -28,9 +28,7 @@ def test_every_fault_fits_the_source(tmp_path: Path) -> None:
 def test_every_fault_names_test_files_that_exist() -> None:
     for fault in plant_faults.FAULTS:
         missing = [name for name in fault.tests.split() if not (plant_faults.ROOT / "tests" / name).is_file()]
-        assert fault.tests and not missing, (
-            f"{fault.name}: no such file in tests/: {', '.join(missing)}"
-        )
+        assert fault.tests and not missing, f"{fault.name}: no such file in tests/: {', '.join(missing)}"
 
 
 def test_every_package_has_its_faults_planted() -> None:
