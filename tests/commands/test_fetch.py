@@ -17,7 +17,7 @@ from support.web_server import CONTENT, MD5, SHA256, Server, get, known, only_wh
 pytestmark = pytest.mark.once
 
 
-def test_a_download_is_verified_and_kept(server: Server, tmp_path: Path) -> None:
+def test_download_is_verified_and_kept(server: Server, tmp_path: Path) -> None:
     found = get(known(server), tmp_path)
     assert (found.sha256, found.md5, found.bytes, found.url) == (SHA256, MD5, len(CONTENT), f"{server.url}/a.tgz")
     assert json.loads((tmp_path / "a.tgz.json").read_text()) == asdict(found)
@@ -26,7 +26,7 @@ def test_a_download_is_verified_and_kept(server: Server, tmp_path: Path) -> None
     assert len(server.asked) == 1
 
 
-def test_a_changed_file_is_downloaded_again(server: Server, tmp_path: Path) -> None:
+def test_changed_file_is_downloaded_again(server: Server, tmp_path: Path) -> None:
     get(known(server), tmp_path)
     (tmp_path / "a.tgz").write_bytes(b"something else")
     get(known(server), tmp_path)
@@ -34,7 +34,7 @@ def test_a_changed_file_is_downloaded_again(server: Server, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("record", [None, "{}", "[]", "no JSON"])
-def test_a_file_brought_by_hand_is_taken_where_its_checksum_says_so(
+def test_manually_placed_file_is_used_if_its_checksum_matches(
     server: Server, tmp_path: Path, record: str | None
 ) -> None:
     (tmp_path / "a.tgz").write_bytes(CONTENT)
@@ -46,19 +46,19 @@ def test_a_file_brought_by_hand_is_taken_where_its_checksum_says_so(
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1/a b", "http://127.0.0.1:x/a"])
-def test_a_broken_address_is_refused(url: str, tmp_path: Path) -> None:
+def test_broken_address_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(FetchError, match=r"a\.tgz could not be downloaded"):
         get(RemoteFile("a.tgz", (url,)), tmp_path)
 
 
-def test_a_chunked_answer_that_is_cut_off_is_tried_again(server: Server, tmp_path: Path) -> None:
+def test_truncated_chunked_response_is_retried(server: Server, tmp_path: Path) -> None:
     server.script = ["chunks", "chunks"]
     get(known(server), tmp_path)
     only_whole(tmp_path)
     assert len(server.asked) == 3
 
 
-def test_lost_connections_are_resumed(server: Server, tmp_path: Path) -> None:
+def test_lost_connections_resume_the_download(server: Server, tmp_path: Path) -> None:
     server.script = ["drop", "503", "drop"]
     get(known(server), tmp_path)
     assert [asked for _, asked in server.asked] == [None, "bytes=100000-", "bytes=100000-", "bytes=200000-"]
@@ -66,27 +66,27 @@ def test_lost_connections_are_resumed(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size_known", [True, False])
-def test_the_partial_of_a_killed_run_is_resumed(server: Server, tmp_path: Path, size_known: bool) -> None:
+def test_partial_file_of_killed_run_is_resumed(server: Server, tmp_path: Path, size_known: bool) -> None:
     (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:123_456])
     get(known(server, bytes=len(CONTENT) if size_known else None), tmp_path)
     assert server.asked == [("/a.tgz", "bytes=123456-")]
     only_whole(tmp_path)
 
 
-def test_a_partial_that_is_whole_already(server: Server, tmp_path: Path) -> None:
+def test_complete_partial_file_is_kept(server: Server, tmp_path: Path) -> None:
     (tmp_path / "a.tgz.partial").write_bytes(CONTENT)
     get(known(server, bytes=None), tmp_path)
     only_whole(tmp_path)
 
 
 @pytest.mark.parametrize("length", [1000, len(CONTENT) + 1000])
-def test_a_partial_of_something_else_is_begun_anew(server: Server, tmp_path: Path, length: int) -> None:
+def test_partial_of_another_file_restarts_the_download(server: Server, tmp_path: Path, length: int) -> None:
     (tmp_path / "a.tgz.partial").write_bytes(b"x" * length)
     get(known(server, bytes=None), tmp_path)
     only_whole(tmp_path)
 
 
-def test_a_server_without_ranges_sends_it_whole(server: Server, tmp_path: Path) -> None:
+def test_server_without_ranges_sends_whole_file(server: Server, tmp_path: Path) -> None:
     server.honours_ranges = False
     (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:1000])
     get(known(server), tmp_path)
@@ -101,7 +101,7 @@ def test_alternates_are_tried_in_order(server: Server, tmp_path: Path) -> None:
     only_whole(tmp_path)
 
 
-def test_a_web_page_is_no_archive(server: Server, tmp_path: Path) -> None:
+def test_web_page_is_not_accepted_as_archive(server: Server, tmp_path: Path) -> None:
     server.script = ["page"]
     with pytest.raises(FetchError, match=r"a\.tgz: answers with a web page in place of the file"):
         get(known(server, bytes=None, sha256=None, md5=None), tmp_path)
@@ -116,7 +116,7 @@ def test_a_web_page_is_no_archive(server: Server, tmp_path: Path) -> None:
         ({"md5": "1" * 32}, f"wrong md5 checksum: {MD5}, but {'1' * 32} is expected"),
     ],
 )
-def test_another_file_is_refused_unless_it_is_asked_for(
+def test_other_file_is_refused_without_allow_other_data(
     server: Server, tmp_path: Path, changed: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(FetchError, match=said) as error:
@@ -130,7 +130,7 @@ def test_another_file_is_refused_unless_it_is_asked_for(
         get(known(server, **changed), tmp_path)
 
 
-def test_no_network(tmp_path: Path) -> None:
+def test_connection_refused_error_suggests_raw(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/a.tgz"
@@ -139,7 +139,7 @@ def test_no_network(tmp_path: Path) -> None:
     assert url in str(error.value) and "refused" in str(error.value) and "--raw" in str(error.value)
 
 
-def test_a_server_that_never_answers_well_is_given_up(server: Server, tmp_path: Path) -> None:
+def test_failing_server_is_given_up_after_four_attempts(server: Server, tmp_path: Path) -> None:
     server.script = ["503"] * 9
     pauses: list[float] = []
     with pytest.raises(FetchError, match="Service Unavailable"):
@@ -147,7 +147,7 @@ def test_a_server_that_never_answers_well_is_given_up(server: Server, tmp_path: 
     assert pauses == [2, 4, 8] and len(server.asked) == fetching.ATTEMPTS
 
 
-def test_a_mirror_takes_the_place_of_all_addresses(server: Server, tmp_path: Path) -> None:
+def test_mirror_replaces_all_addresses(server: Server, tmp_path: Path) -> None:
     folder = tmp_path / "a mirror"
     folder.mkdir()
     (folder / "a.tgz").write_bytes(CONTENT)
@@ -165,12 +165,12 @@ def test_a_mirror_takes_the_place_of_all_addresses(server: Server, tmp_path: Pat
         get(known(server), out, folder.as_uri())
 
 
-def test_no_address_is_known(tmp_path: Path) -> None:
+def test_file_without_address_needs_raw(tmp_path: Path) -> None:
     with pytest.raises(FetchError, match=r"en-vi\.tgz: no address is known; give the folder that has it with --raw"):
         get(RemoteFile("en-vi.tgz"), tmp_path)
 
 
-def test_a_full_disk_is_no_reason_to_try_again(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_not_retried(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Any, count: int) -> None:
         raise OSError(28, "No space left on device")
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.once
 
 
 @pytest.mark.parametrize("act", ["416", "empty", "json", "page"])
-def test_an_answer_that_is_not_the_file_leads_to_the_next_address(server: Server, tmp_path: Path, act: str) -> None:
+def test_wrong_response_falls_back_to_next_address(server: Server, tmp_path: Path, act: str) -> None:
     server.script = [act]
     urls = (f"{server.url}/bad", f"{server.url}/good")
     file = known(server, urls=urls, bytes=None, sha256=None, md5=None)
@@ -33,14 +33,14 @@ def test_an_answer_that_is_not_the_file_leads_to_the_next_address(server: Server
         ("json", "answers with data of another format in place of the file"),
     ],
 )
-def test_what_is_no_archive_is_never_kept(server: Server, tmp_path: Path, act: str, said: str) -> None:
+def test_response_that_is_not_an_archive_is_never_kept(server: Server, tmp_path: Path, act: str, said: str) -> None:
     server.script = [act]
     with pytest.raises(FetchError, match=rf"a\.tgz: {said}"):
         get(known(server), tmp_path, allow_other=True)
     assert {path.name for path in tmp_path.iterdir()} == {".a.tgz.lock"}
 
 
-def test_a_login_page_is_no_text(server: Server, tmp_path: Path) -> None:
+def test_login_page_is_not_accepted_as_text(server: Server, tmp_path: Path) -> None:
     server.script = ["page"]
     with pytest.raises(FetchError, match=r"train\.en: answers with a web page in place of the file"):
         get(RemoteFile("train.en", (f"{server.url}/train.en",)), tmp_path, allow_other=True)
@@ -48,7 +48,7 @@ def test_a_login_page_is_no_text(server: Server, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("act", ["page", "json", "empty", "huge", "416", "404", "no length, cut off", "drop"])
-def test_a_good_partial_outlives_a_bad_answer(
+def test_good_partial_file_survives_bad_response(
     server: Server, tmp_path: Path, act: str, ranges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "ATTEMPTS", 1)
@@ -67,7 +67,7 @@ def test_a_good_partial_outlives_a_bad_answer(
 
 
 @pytest.mark.parametrize("start", [0, 1000])
-def test_a_wrong_size_is_refused_before_it_is_downloaded(
+def test_wrong_size_is_refused_before_download(
     server: Server, tmp_path: Path, start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "SILENCE", 2)
@@ -80,7 +80,7 @@ def test_a_wrong_size_is_refused_before_it_is_downloaded(
     assert len(server.asked) == 1
 
 
-def test_a_server_that_tells_no_length_and_sends_too_much_is_refused(server: Server, tmp_path: Path) -> None:
+def test_oversized_response_without_length_is_refused(server: Server, tmp_path: Path) -> None:
     server.script = ["no length, too much"]
     with pytest.raises(FetchError, match="sends more than the 300000 bytes that are expected"):
         get(known(server), tmp_path)
@@ -91,7 +91,7 @@ def test_a_server_that_tells_no_length_and_sends_too_much_is_refused(server: Ser
 
 @pytest.mark.parametrize("act", ["no length", "odd length"])
 @pytest.mark.parametrize("start", [0, 1000, len(CONTENT) + 1000])
-def test_without_a_length_the_end_is_the_end(server: Server, tmp_path: Path, act: str, start: int) -> None:
+def test_response_without_length_ends_with_the_connection(server: Server, tmp_path: Path, act: str, start: int) -> None:
     server.script = ["416", act] if start else [act]
     if start:
         (tmp_path / "a.tgz.partial").write_bytes((CONTENT + CONTENT)[:start])
@@ -99,14 +99,14 @@ def test_without_a_length_the_end_is_the_end(server: Server, tmp_path: Path, act
     only_whole(tmp_path)
 
 
-def test_a_short_answer_without_a_length_is_tried_again(server: Server, tmp_path: Path) -> None:
+def test_short_response_without_length_is_retried(server: Server, tmp_path: Path) -> None:
     server.script = ["no length, cut off"]
     get(known(server), tmp_path)
     assert [asked for _, asked in server.asked] == [None, "bytes=50000-"]
     only_whole(tmp_path)
 
 
-def test_other_data_is_not_downloaded_twice_for_a_lost_connection(server: Server, tmp_path: Path) -> None:
+def test_other_data_resumes_after_lost_connection(server: Server, tmp_path: Path) -> None:
     """What this address has sent a moment ago is no other file's beginning."""
     server.script = ["drop", "drop"]
     get(known(server, sha256="0" * 64), tmp_path, allow_other=True)
@@ -114,7 +114,7 @@ def test_other_data_is_not_downloaded_twice_for_a_lost_connection(server: Server
     only_whole(tmp_path)
 
 
-def test_another_part_than_asked_for_is_not_appended(server: Server, tmp_path: Path) -> None:
+def test_wrong_range_is_not_appended(server: Server, tmp_path: Path) -> None:
     """Nothing is known of the file, so that no checksum would tell."""
     server.script = ["other part"]
     (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:1000])
@@ -124,7 +124,7 @@ def test_another_part_than_asked_for_is_not_appended(server: Server, tmp_path: P
 
 
 @pytest.mark.parametrize("length", [1000, len(CONTENT) + 1000])
-def test_a_partial_of_something_else_is_told_by_its_content(server: Server, tmp_path: Path, length: int) -> None:
+def test_partial_of_another_file_is_detected_by_content(server: Server, tmp_path: Path, length: int) -> None:
     server.honours_ranges = False
     (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:700] + b"x" * (length - 700))
     get(known(server, bytes=None, sha256=None, md5=None), tmp_path)
@@ -132,13 +132,13 @@ def test_a_partial_of_something_else_is_told_by_its_content(server: Server, tmp_
 
 
 @pytest.mark.parametrize("mirror", ["nowhere", "http://exa mple", "http://h\u0000st", "http://[", "odd://host"])
-def test_a_mirror_that_is_no_address_is_one_line(tmp_path: Path, mirror: str) -> None:
+def test_invalid_mirror_is_a_one_line_error(tmp_path: Path, mirror: str) -> None:
     with pytest.raises(FetchError, match=r"a\.tgz could not be downloaded"):
         get(RemoteFile("a.tgz"), tmp_path, mirror)
     assert fetching.size_at(fetching.address("a.tgz", mirror)) is None
 
 
-def test_the_size_that_a_server_tells(server: Server, tmp_path: Path) -> None:
+def test_remote_size_is_read_from_server_or_file(server: Server, tmp_path: Path) -> None:
     (tmp_path / "a b.tgz").write_bytes(CONTENT[:777])
     assert fetching.size_at(fetching.address("a.tgz", server.url + "/")) == len(CONTENT)
     assert fetching.size_at(fetching.address("a b.tgz", tmp_path.as_uri())) == 777
@@ -151,13 +151,13 @@ def test_the_size_that_a_server_tells(server: Server, tmp_path: Path) -> None:
         assert fetching.size_at(url) is None
 
 
-def test_a_server_that_does_not_answer_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "PATIENCE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert fetching.size_at(f"http://127.0.0.1:{silent.getsockname()[1]}/a.tgz") is None
 
 
-def test_a_damaged_download_is_removed_and_a_users_file_stays(tmp_path: Path) -> None:
+def test_damaged_download_is_removed_but_user_file_stays(tmp_path: Path) -> None:
     for url, said in (
         ("http://host/a.tgz", "it was removed, and the same command downloads it again"),
         (None, "replace it with a whole file"),

@@ -22,7 +22,7 @@ Command = Callable[..., Any]
 
 
 @pytest.mark.parametrize("flags", [[], ["--bf16"]])
-def test_the_log_says_which_layer_norm_and_optimizer_run(flags: list[str], train: Command, tmp_path: Path) -> None:
+def test_log_names_layer_norm_and_optimizer_in_use(flags: list[str], train: Command, tmp_path: Path) -> None:
     ours = train(tmp_path / "ours", "--max-update", 1, *flags).output
     stock = train(tmp_path / "stock", *STOCK, "--max-update", 1, *flags).output
     said = "layer norms: 10 torch.nn.modules.normalization.LayerNorm; optimizer: fairseq.optim.adam.Adam"
@@ -41,14 +41,14 @@ def test_bf16_trains_on_a_cpu(train: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("flags", "tpu"), [([], False), (["--bf16"], False), (["--tpu"], True)])
-def test_only_bf16s_tpu_is_taken_back(flags: list[str], tpu: bool) -> None:
+def test_tpu_is_reset_only_if_bf16_set_it(flags: list[str], tpu: bool) -> None:
     from fairseq import options
 
     arguments = ["data", "--arch", "transformer_resid_tiny", *flags]
     assert options.parse_args_and_arch(options.get_training_parser(), arguments).tpu is tpu
 
 
-def test_the_root_logger_is_left_quiet() -> None:
+def test_importing_leaves_root_logger_quiet() -> None:
     done = shell(sys.executable, "-c", "import logging, fairseq_resid.models; print(logging.getLogger().level)")
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) >= logging.INFO
@@ -75,7 +75,7 @@ def test_hydra_train_is_refused(tmp_path: Path) -> None:
     assert "fairseq-hydra-train is not supported" in done.stdout + done.stderr
 
 
-def test_the_stock_baseline_decodes_left_padded_batches(stock_checkpoint: Path, generate: Command) -> None:
+def test_stock_baseline_decodes_left_padded_batches(stock_checkpoint: Path, generate: Command) -> None:
     """0.12.2 takes its BetterTransformer path there and crashes; batches of one sentence hold no padding."""
     padded = generate(stock_checkpoint, "--gen-subset", "valid").hypotheses
     alone = generate(stock_checkpoint, "--gen-subset", "valid", "--batch-size", 1, "--num-shards", 4).hypotheses
@@ -95,7 +95,7 @@ def test_the_stock_baseline_decodes_left_padded_batches(stock_checkpoint: Path, 
         ("fairseq_resid.training.plan", ["fairseq"]),
     ],
 )
-def test_importing_a_part_loads_no_more_than_it_needs(name: str, absent: list[str]) -> None:
+def test_importing_a_subpackage_loads_only_its_dependencies(name: str, absent: list[str]) -> None:
     done = shell(sys.executable, "-c", f"import {name}, sys; print([x for x in {absent} if x in sys.modules])")
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
 
@@ -113,7 +113,7 @@ print(args.arch, args.encoder_embed_dim, checkpoint_utils.torch.__class__.__name
 """
 
 
-def test_a_package_that_was_imported_first_is_still_the_plugin() -> None:
+def test_package_imported_first_still_works_as_plugin() -> None:
     """fairseq loads USER_DIR/models only if the package is not imported yet."""
     done = shell(sys.executable, "-c", IMPORTED_FIRST, ROOT / "fairseq_resid")
     assert done.stdout.splitlines()[-1:] == ["transformer_sas_tiny 64 StandIn"], done.stderr
@@ -141,7 +141,7 @@ function()
 """
 
 
-def test_importing_compat_changes_nothing_and_a_user_error_is_one_line() -> None:
+def test_importing_compat_patches_nothing_and_user_errors_are_one_line() -> None:
     done = shell(sys.executable, "-c", IMPORT_ALONE, ROOT / "fairseq_resid")
     assert done.stdout.splitlines()[-1:] == ["applied"], done.stderr
     assert done.returncode == 1
@@ -149,7 +149,7 @@ def test_importing_compat_changes_nothing_and_a_user_error_is_one_line() -> None
     assert "Traceback" not in done.stderr
 
 
-def test_a_mistake_on_the_command_line_is_one_line(corpus: Path, tmp_path: Path) -> None:
+def test_command_line_mistake_is_a_one_line_error(corpus: Path, tmp_path: Path) -> None:
     flags = shlex.split("--arch transformer_sas_tiny --skip-lambda 3 --optimizer adam --batch-size 8 --cpu")
     save = tmp_path / "run"
     done = shell(BIN / "fairseq-train", corpus, "--user-dir", "fairseq_resid", *flags, "--save-dir", save)

@@ -73,7 +73,7 @@ def evaluated_names() -> tuple[set[str], set[str]]:
     return names, others
 
 
-def test_every_evaluated_setting_is_known() -> None:
+def test_every_setting_that_fairseq_evaluates_is_known() -> None:
     from fairseq_resid.compat import loading
 
     names, others = evaluated_names()
@@ -107,9 +107,7 @@ PLACES: dict[str, Callable[[dict[str, Any], Any], object]] = {
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_code_in_a_config_is_refused_wherever_it_stands(
-    name: str, sas_checkpoint: Path, tmp_path: Path, marker: Path
-) -> None:
+def test_code_anywhere_in_a_config_is_refused(name: str, sas_checkpoint: Path, tmp_path: Path, marker: Path) -> None:
     from fairseq import checkpoint_utils
 
     from fairseq_resid.compat import UserError
@@ -130,7 +128,7 @@ def test_literals_in_a_config_pass(name: str, value: str | None, sas_checkpoint:
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, lambda text: np.frombuffer(text, dtype=np.uint8).copy()])
-def test_code_that_is_no_str_is_refused(
+def test_code_as_bytes_or_buffer_is_refused(
     kind: Callable[[bytes], Any], sas_checkpoint: Path, tmp_path: Path, marker: Path
 ) -> None:
     """Python's eval takes bytes, and whatever has a buffer, as it takes a string; weights-only loading lets them in."""
@@ -190,14 +188,14 @@ CODES = [
 
 
 @pytest.mark.parametrize("text", LITERALS)
-def test_literals_are_literals(text: str) -> None:
+def test_literals_are_recognised(text: str) -> None:
     from fairseq_resid.compat.loading import is_literal
 
     assert is_literal(text)
 
 
 @pytest.mark.parametrize("text", CODES, ids=lambda text: text[:12])
-def test_code_is_no_literal(text: str) -> None:
+def test_code_is_not_a_literal(text: str) -> None:
     from fairseq_resid.compat.loading import is_literal
 
     assert not is_literal(text)
@@ -212,7 +210,7 @@ tokens = st.lists(st.sampled_from([*"()[]{},:+-*.='\"x1 ", "f(", "lambda", " if 
 
 @given(literals)
 @settings(max_examples=60, deadline=None)
-def test_every_written_out_value_is_a_literal(value: Any) -> None:
+def test_repr_of_every_value_is_a_literal(value: Any) -> None:
     from fairseq_resid.compat.loading import is_literal
 
     assert is_literal(repr(value))
@@ -220,7 +218,7 @@ def test_every_written_out_value_is_a_literal(value: Any) -> None:
 
 @given(st.text() | tokens.map("".join))
 @settings(max_examples=300, deadline=None)
-def test_a_literal_refers_to_no_name(text: str) -> None:
+def test_literal_refers_to_no_name(text: str) -> None:
     """Without a name there is nothing to call."""
     from fairseq_resid.compat.loading import is_literal
 

@@ -33,9 +33,7 @@ def diverge(train: Command, folder: Path, *flags: object) -> str:
 
 
 @pytest.mark.parametrize("name", NORM_FREE)
-def test_a_structure_without_norm_that_diverges_is_named_with_a_remedy(
-    name: str, train: Command, tmp_path: Path
-) -> None:
+def test_divergence_without_norm_names_structure_and_remedy(name: str, train: Command, tmp_path: Path) -> None:
     flags = ["--residual", name, "--lr", 10]
     error = diverge(train, tmp_path / "run", *flags)
     assert error.endswith(f"; --residual {name} has no norm: use {NORM_FREE[name]}, or a lower --lr")
@@ -53,19 +51,21 @@ def test_a_structure_without_norm_that_diverges_is_named_with_a_remedy(
     ],
     ids=" ".join,
 )
-def test_a_model_with_norms_that_diverges_ends_in_one_line(flags: list[str], train: Command, tmp_path: Path) -> None:
+def test_divergence_with_norms_is_a_one_line_error(flags: list[str], train: Command, tmp_path: Path) -> None:
     error = diverge(train, tmp_path, *flags, "--lr", "1e18")
     assert "(learning rate 5e+17): its loss or its gradient is not finite; use a lower --lr" in error
 
 
 @pytest.mark.parametrize("flags", ["--memory-efficient-fp16 --fp16-init-scale 4 --min-loss-scale 3", "--bf16"])
-def test_divergence_in_16_bits_is_told_the_same(flags: str, train: Command, tmp_path: Path) -> None:
+def test_divergence_in_16_bits_gives_the_same_error(flags: str, train: Command, tmp_path: Path) -> None:
     """In fp16, fairseq gives up when the loss scale is as small as --min-loss-scale."""
     assert "use --residual xskip_ln" in diverge(train, tmp_path, "--residual", "xskip", "--lr", 10, *flags.split())
 
 
 @pytest.mark.parametrize("other", [math.nan, math.inf, 1e4])
-def test_gradients_of_two_gpus(other: float, train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_check_between_gpus_reports_divergence(
+    other: float, train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """GPUs compare their gradients' norms; fairseq calls what is not finite "inconsistent between workers" too."""
     from fairseq.distributed import utils
     from fairseq.trainer import Trainer
@@ -85,7 +85,9 @@ def test_gradients_of_two_gpus(other: float, train: Command, tmp_path: Path, mon
         assert "is not finite; use a lower --lr" in diverge(train, tmp_path)
 
 
-def test_another_stopiteration_comes_through(train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrelated_stop_iteration_is_not_caught(
+    train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fairseq.trainer import Trainer
 
     def exhausted(*_: Any) -> None:

@@ -58,7 +58,7 @@ def five(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_set_smaller_than_eight_works(
+def test_set_smaller_than_eight_works(
     five: Path, sas_checkpoint: Path, cli: Command, train: Command, tmp_path: Path, generate: Command
 ) -> None:
     done = cli("fairseq-generate", five, "--path", sas_checkpoint, "--beam", 2, "--max-len-b", 20)
@@ -76,7 +76,7 @@ def test_a_set_smaller_than_eight_works(
     by_function=st.booleans(),
 )
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_batches_are_the_indices_in_order(
+def test_batches_keep_all_indices_in_order(
     lengths: list[int], max_tokens: int | None, max_sentences: int | None, multiple: int, by_function: bool
 ) -> None:
     from fairseq.data import data_utils

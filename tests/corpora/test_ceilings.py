@@ -20,7 +20,7 @@ def decompose(raw: dict[str, Path]) -> None:
         file.write_text(unicodedata.normalize("NFD", file.read_text()), encoding="utf-8")
 
 
-def test_a_reference_that_no_model_can_write_is_refused_with_its_cause(
+def test_unreachable_references_are_refused_with_their_cause(
     raw: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     decompose(raw)
@@ -36,7 +36,7 @@ def test_a_reference_that_no_model_can_write_is_refused_with_its_cause(
     assert told(tmp_path / "data")["round_trip"]["test"]["lost"] == {"unknown": 0, "normalizer": 203, "form": 0}
 
 
-def test_the_identity_normaliser_keeps_the_text_as_it_is(raw: dict[str, Path], tmp_path: Path) -> None:
+def test_identity_normalizer_keeps_text_unchanged(raw: dict[str, Path], tmp_path: Path) -> None:
     decompose(raw)
     assert build(raw, tmp_path / "data", "--spm-normalizer", "identity") == 0
     corpus = told(tmp_path / "data")
@@ -44,7 +44,7 @@ def test_the_identity_normaliser_keeps_the_text_as_it_is(raw: dict[str, Path], t
     assert corpus["round_trip"]["test"]["exact"] == 203 and corpus["round_trip"]["test"]["bleu"] == 100.0
 
 
-def test_characters_that_training_has_not_lower_the_ceiling_and_a_sample_is_only_warned(
+def test_unseen_characters_are_refused_but_only_warned_in_samples(
     released: Released, raw: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = Path(f"{raw['test']}.xx")
@@ -65,7 +65,7 @@ def test_characters_that_training_has_not_lower_the_ceiling_and_a_sample_is_only
 
 @pytest.mark.parametrize("space", ["\u00a0", "\u2028", "\u0085", "\u3000", "\x1f"])
 @pytest.mark.parametrize("form", ["plain", "moses", "escaped"])
-def test_no_white_space_but_the_plain_one_reaches_the_model(space: str, form: str) -> None:
+def test_model_sees_only_plain_spaces(space: str, form: str) -> None:
     """fairseq parts a line of pieces at every white space: a piece that holds one would be two."""
     line = TextForm("en", form).to_model(f"one{space}two three")
     assert "two three" in line and not any(letter.isspace() for letter in line.replace(" ", ""))

@@ -17,7 +17,7 @@ from support.released import Released, build, told
 pytestmark = pytest.mark.once
 
 
-def test_a_damaged_result_is_not_called_whole(
+def test_damaged_data_folder_is_not_called_complete(
     released: Released, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host, main = released
@@ -68,7 +68,7 @@ def test_a_damaged_result_is_not_called_whole(
         {"overlap": None}, {"unverified": 3}, {"asked": None}, {"texts": {"a": {}}},
     ],
 )  # fmt: skip
-def test_an_odd_corpus_json_is_one_line(
+def test_invalid_corpus_json_is_a_one_line_error(
     change: dict[str, Any], raw: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert build(raw, tmp_path / "data") == 0
@@ -99,7 +99,7 @@ EARLIER: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("version", EARLIER)
-def test_a_data_folder_of_an_earlier_version_is_read(version: str, tmp_path: Path) -> None:
+def test_data_folder_of_earlier_version_loads(version: str, tmp_path: Path) -> None:
     both = {"name": "c", "source": "en", "target": "xx", "vocab_size": 90, "bleu_tokenize": "13a"}
     restore = {"post_process": "sentencepiece", "model": "spm.model"}
     (tmp_path / "corpus.json").write_text(json.dumps({**both, "restore": restore, **EARLIER[version]}))
@@ -111,7 +111,7 @@ def test_a_data_folder_of_an_earlier_version_is_read(version: str, tmp_path: Pat
     assert not data_folder.check(tmp_path)  # sizes are not known
 
 
-def test_training_and_evaluation_refuse_a_damaged_folder(corpus: Path, tmp_path: Path) -> None:
+def test_training_refuses_a_damaged_data_folder(corpus: Path, tmp_path: Path) -> None:
     from fairseq_resid.training import launch
 
     data = shutil.copytree(corpus, tmp_path / "data")
@@ -126,7 +126,7 @@ def test_training_and_evaluation_refuse_a_damaged_folder(corpus: Path, tmp_path:
     launch.check_data([str(data), "--arch", "transformer"])
 
 
-def test_the_card_tells_what_the_data_is(corpus: Path) -> None:
+def test_card_describes_the_preparation_of_the_data(corpus: Path) -> None:
     from fairseq_resid.evaluation import card
 
     found = Corpus.read(corpus)

@@ -14,7 +14,9 @@ from support.released import Released, told
 pytestmark = pytest.mark.once
 
 
-def test_limits_of_cleaning(released: Released, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cleaning_limits_drop_pairs_or_are_refused(
+    released: Released, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     host, main = released
     dropped = {}
     for out, flags in {"default": [], "loose": ["--max-ratio", "9"], "short": ["--max-pieces", "14"]}.items():
@@ -35,7 +37,9 @@ def test_limits_of_cleaning(released: Released, tmp_path: Path, capsys: pytest.C
     assert "--max-pieces 0: must be 1 or more" in capsys.readouterr().err
 
 
-def test_profiles_prepare_as_others_do(released: Released, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profiles_prepare_like_other_projects(
+    released: Released, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     host, main = released
     left, right = mirror.sides(mirror.pairs(120, ("en", "de"), 2))
     lines = right.splitlines()
@@ -62,7 +66,7 @@ def test_profiles_prepare_as_others_do(released: Released, tmp_path: Path, capsy
     assert "--split-hyphens: the text of wmt14-en-de is not tokenised here" in capsys.readouterr().err
 
 
-def test_profiles_of_text_that_comes_in_several_forms(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_profiles_handle_tokenised_and_plain_releases(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     def main(form: str, profile: str) -> int:
         raw = tmp_path / form
         if not raw.is_dir():

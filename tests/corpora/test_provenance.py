@@ -19,7 +19,7 @@ pytestmark = pytest.mark.once
 
 
 @pytest.mark.parametrize("way", ["--raw", "--mirror"])
-def test_other_text_under_an_official_name_is_refused_or_named(
+def test_other_text_under_official_name_is_refused_or_recorded(
     way: str, released: Released, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host, main = released
@@ -42,7 +42,7 @@ def test_other_text_under_an_official_name_is_refused_or_named(
     assert corpus["unverified"] == []
 
 
-def test_text_without_a_known_checksum_is_taken_and_never_called_official(
+def test_text_without_known_checksum_is_recorded_as_unverified(
     released: Released, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host, main = released
@@ -62,7 +62,7 @@ def test_text_without_a_known_checksum_is_taken_and_never_called_official(
     assert told(tmp_path / "zipped")["checksums"] == corpus["checksums"]
 
 
-def test_a_limit_is_named_and_not_refused(released: Released, tmp_path: Path) -> None:
+def test_limit_is_recorded_as_a_difference(released: Released, tmp_path: Path) -> None:
     host, main = released
     assert main("data", "--raw", host, "--limit", 9, "--vocab-size", 120) == 0
     said = "no more than the first 9 pairs of a text are used (--limit 9)"
@@ -72,7 +72,7 @@ def test_a_limit_is_named_and_not_refused(released: Released, tmp_path: Path) ->
     assert told(tmp_path / "whole")["differences"] == []
 
 
-def test_another_line_count_is_other_text_and_refused_when_all_steps_are_done(
+def test_wrong_line_count_is_refused_even_after_all_steps(
     released: Released, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, main = released
@@ -99,14 +99,14 @@ def test_another_line_count_is_other_text_and_refused_when_all_steps_are_done(
     }  # fmt: skip
 
 
-def test_a_known_checksum_is_compared_under_a_limit_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_known_checksum_is_compared_despite_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw = mirror.iwslt15(tmp_path / "raw", "stanford")
     flags = ["--raw", str(raw), "--out", str(tmp_path / "data"), "--downloads", str(tmp_path / "dl")]
     assert prepare.main(["iwslt15-en-vi", *flags, "--limit", "20", "--vocab-size", "150"]) == 2
     assert "test tst2013.vi is not the released text (its sha256 differs)" in capsys.readouterr().err
 
 
-def test_every_route_keeps_the_same_reference(released: Released, tmp_path: Path) -> None:
+def test_archives_and_unpacked_files_give_same_reference(released: Released, tmp_path: Path) -> None:
     """A no-break space is part of the sentence; line breaks within a <seg> are layout."""
     host, main = released
     left, right = mirror.sides(mirror.pairs(20, ("en", "de"), 8))
@@ -122,9 +122,7 @@ def test_every_route_keeps_the_same_reference(released: Released, tmp_path: Path
     assert told(tmp_path / "data")["round_trip"]["test"]["lost"]["normalizer"] == 1
 
 
-def test_a_file_is_read_once_for_its_checksum(
-    released: Released, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checksum_reads_a_file_once(released: Released, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host, main = released
     from fairseq_resid.corpora import fingerprints
 
@@ -140,7 +138,7 @@ def test_a_file_is_read_once_for_its_checksum(
     assert main("data", "--raw", host, "--allow-other-data", "--verify") == 2 and len(read) == 11
 
 
-def test_a_fingerprint_is_forgotten_where_the_file_changes(tmp_path: Path) -> None:
+def test_changed_file_gets_a_new_fingerprint(tmp_path: Path) -> None:
     import os
 
     file = tmp_path / "a.txt"

@@ -14,7 +14,7 @@ from support.released import build, told
 pytestmark = pytest.mark.once
 
 
-def test_evaluation_text_in_training_is_counted_listed_and_left_out(
+def test_evaluation_pairs_in_training_are_counted_listed_and_removed(
     raw: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train = {side: read_lines(Path(f"{raw['train']}.{side}")) for side in ("en", "xx")}
@@ -55,7 +55,7 @@ def test_evaluation_text_in_training_is_counted_listed_and_left_out(
     assert "deduplicate is False, not True" in capsys.readouterr().err
 
 
-def test_deduplication_keeps_the_first_of_each_in_order(tmp_path: Path) -> None:
+def test_deduplication_keeps_first_pairs_in_order(tmp_path: Path) -> None:
     def write(name: str, lines: list[str]) -> Path:
         (tmp_path / name).write_text("".join(line + "\n" for line in lines))
         return tmp_path / name

@@ -15,7 +15,7 @@ Capture = pytest.CaptureFixture[str]
 COMMAND = {"run.json": "train", "results.json": "evaluate"}
 
 
-def test_the_card_says_what_the_files_say(evaluated: str, here: Run, tmp_path: Path, capsys: Capture) -> None:
+def test_card_agrees_with_run_files(evaluated: str, here: Run, tmp_path: Path, capsys: Capture) -> None:
     text = here.card.read_text()
     assert card.main([str(here.path)]) == 0
     assert capsys.readouterr().out == text

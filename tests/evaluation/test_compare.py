@@ -33,7 +33,7 @@ def rows(output: str) -> dict[str, list[str]]:
     return {row[0]: row for row in cells[2:]}
 
 
-def test_the_figures_are_those_of_sacrebleus_own_command(data: Path, capsys: Capture) -> None:
+def test_figures_equal_those_of_sacrebleu_command(data: Path, capsys: Capture) -> None:
     qualities = {"base": 0.8, "better": 0.85, "same": 0.801}
     runs = [evaluated(data, name, quality, seed) for seed, (name, quality) in enumerate(qualities.items())]
     assert compare.main([*map(str, runs), "--markdown"]) == 0
@@ -62,14 +62,14 @@ def test_the_figures_are_those_of_sacrebleus_own_command(data: Path, capsys: Cap
         assert re.search(rf"^BLEU nrefs:1\|{kind}\|seed:12345\|.*tok:13a", output, re.MULTILINE)
 
 
-def test_the_last_checkpoint_is_another_model(data: Path, capsys: Capture) -> None:
+def test_last_checkpoint_is_compared_separately(data: Path, capsys: Capture) -> None:
     runs = [evaluated(data, "one", 0.8), evaluated(data, "two", 0.9, averaged_checkpoints=["a"])]
     assert compare.main([*map(str, runs), "--model", "last", "--markdown"]) == 0
     score = json.loads((runs[1] / "results.json").read_text())["bleu"]["last"]
     assert rows(capsys.readouterr().out)["two"][2] == f"{score:.2f}"
 
 
-def test_runs_of_one_setting_are_told_together(data: Path, capsys: Capture) -> None:
+def test_runs_of_one_setting_are_grouped(data: Path, capsys: Capture) -> None:
     runs = [evaluated(data, f"base{seed}", 0.8, seed, "--lr 1") for seed in (1, 3, 5)]
     runs += [evaluated(data, f"other{seed}", 0.8, seed, "--lr 2") for seed in (1, 3)]
     runs.append(evaluated(data, "alone", 0.8, 7, "--lr 3"))
@@ -81,7 +81,7 @@ def test_runs_of_one_setting_are_told_together(data: Path, capsys: Capture) -> N
     assert "2 seeds (other1, other3)" in output and "seeds (alone" not in output
 
 
-def test_the_same_translations_are_no_different_and_no_other_seed(data: Path, capsys: Capture) -> None:
+def test_identical_runs_show_no_difference_and_no_seed_spread(data: Path, capsys: Capture) -> None:
     runs = [evaluated(data, name, 0.8) for name in ("one", "copy")]
     assert compare.main([*map(str, runs), "--markdown"]) == 0
     output = capsys.readouterr().out
@@ -89,7 +89,7 @@ def test_the_same_translations_are_no_different_and_no_other_seed(data: Path, ca
     assert "one, copy: the same settings, and some have the same seed: there is no spread over seeds" in output
 
 
-def test_the_data_is_found_from_another_folder(data: Path, capsys: Capture, monkeypatch: Any) -> None:
+def test_data_is_found_from_another_folder(data: Path, capsys: Capture, monkeypatch: Any) -> None:
     runs = [evaluated(data, name, 0.8, seed) for name, seed in (("one", 1), ("two", 2))]
     for run in runs:
         results = json.loads((run / "results.json").read_text())
@@ -113,9 +113,7 @@ def test_the_data_is_found_from_another_folder(data: Path, capsys: Capture, monk
         ({"subset": "valid"}, "test set is test in the one and valid in the other"),
     ],
 )
-def test_scores_that_cannot_be_compared_are_refused(
-    data: Path, changes: dict[str, Any], said: str, capsys: Capture
-) -> None:
+def test_incomparable_scores_are_refused(data: Path, changes: dict[str, Any], said: str, capsys: Capture) -> None:
     runs = [evaluated(data, "one", 0.8), evaluated(data, "two", 0.9, **changes)]
     assert compare.main(list(map(str, runs))) == 2
     error = capsys.readouterr().err
@@ -141,7 +139,7 @@ def test_another_reference_or_another_bleu_is_refused(data: Path, tmp_path: Path
         assert said in capsys.readouterr().err
 
 
-def test_hypotheses_that_are_not_those_of_the_results_are_refused(data: Path, capsys: Capture) -> None:
+def test_hypotheses_that_do_not_match_results_are_refused(data: Path, capsys: Capture) -> None:
     one, two = evaluated(data, "one", 0.8), evaluated(data, "two", 0.9)
     hypotheses = two / "decode" / "test.averaged.hyp"
     hypotheses.write_text(hypotheses.read_text().replace("house", "home"))
@@ -156,7 +154,7 @@ def test_hypotheses_that_are_not_those_of_the_results_are_refused(data: Path, ca
     assert "no such file" in capsys.readouterr().err
 
 
-def test_what_is_no_evaluated_run_is_named(data: Path, capsys: Capture) -> None:
+def test_folder_without_evaluated_run_is_named(data: Path, capsys: Capture) -> None:
     one, empty = evaluated(data, "one", 0.8), data.parent / "empty"
     empty.mkdir()
     assert compare.main([str(one), str(empty)]) == 2

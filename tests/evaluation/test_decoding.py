@@ -20,7 +20,7 @@ from support.evaluation import BIN
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_command_names_the_plugin_as_the_readme_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_command_uses_relative_plugin_path_as_in_readme(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(ROOT)
     assert children.user_dir() == "fairseq_resid"
     monkeypatch.chdir(tmp_path)
@@ -34,7 +34,7 @@ def test_the_command_names_the_plugin_as_the_readme_does(monkeypatch: pytest.Mon
     assert "--post-process" not in decoding.command(Path("d"), Path("c"), "test", None)
 
 
-def test_reading_a_log(tmp_path: Path) -> None:
+def test_hypotheses_are_read_from_the_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("INFO\nT-1\tx\nH-1\t-1\th\nD-1\t-1\tb\u2028c\td\x85\nD-0\t-inf\t\n", encoding="utf-8")
     assert decoding.read_hypotheses(log) == ["", "b\u2028c\td\x85"]
@@ -54,7 +54,7 @@ def test_reading_a_log(tmp_path: Path) -> None:
         ("escaped", 'It \'s a " test " & [ x ]', "It &apos;s a &quot; test &quot; &amp; &#91; x &#93;"),
     ],
 )
-def test_a_translation_is_restored_as_the_corpus_text_is(
+def test_translation_is_restored_to_the_form_of_the_corpus(
     form: str, decoded: str, restored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What fairseq-generate prints has its pieces joined; tokens and escapes are undone by what corpus.json says."""
@@ -78,7 +78,7 @@ def test_a_translation_is_restored_as_the_corpus_text_is(
 
 
 @pytest.mark.parametrize("text", [{"form": "odd"}, {"normalize": "both"}, [], "plain"])
-def test_a_corpus_json_of_an_unknown_text_form_is_named(text: object, tmp_path: Path) -> None:
+def test_unknown_text_form_in_corpus_json_is_named(text: object, tmp_path: Path) -> None:
     told = {"name": "c", "source": "vi", "target": "en", "restore": {"post_process": None}, "bleu_tokenize": "13a"}
     (tmp_path / "corpus.json").write_text(json.dumps({**told, "text": text}))
     with pytest.raises(ValueError, match=r"corpus\.json: "):

@@ -25,7 +25,7 @@ from support.evaluation import BIN, SENTENCES, SIGNATURE, Decoder, arguments, re
 Capture = pytest.CaptureFixture[str]
 
 
-def test_end_to_end(evaluated: str, here: Run) -> None:
+def test_evaluation_runs_end_to_end(evaluated: str, here: Run) -> None:
     results = json.loads(here.results().read_text())
     references = read_lines(Path("data/ref/test.fr"))
     assert results["sentences"] == len(references) == SENTENCES
@@ -66,7 +66,7 @@ def test_end_to_end(evaluated: str, here: Run) -> None:
     assert results["training"]["tokens_per_second"] > 0
 
 
-def test_nll_is_what_fairseq_generate_scores(evaluated: str, here: Run, tmp_path: Path) -> None:
+def test_nll_equals_score_reference_of_fairseq_generate(evaluated: str, here: Run, tmp_path: Path) -> None:
     """fairseq-generate --score-reference gives the log-probability (base 2) of every reference token."""
     flags = f"data --user-dir {children.PACKAGE} --path {here.averaged} --gen-subset test --score-reference --cpu"
     out = shell(BIN / "fairseq-generate", *flags.split(), cwd=Path.cwd())
@@ -93,7 +93,7 @@ def test_damaged_data_is_not_evaluated(evaluated: str, here: Run, tmp_path: Path
     assert "damaged: ref/test.fr has 7 bytes" in capsys.readouterr().err
 
 
-def test_hypotheses_stand_in_the_order_of_the_data(evaluated: str, here: Run) -> None:
+def test_hypotheses_are_in_data_order(evaluated: str, here: Run) -> None:
     log = read_lines(here.decode / "test.last.log")
     hypotheses = read_lines(here.decode / "test.last.hyp")
     for line in log:
@@ -105,7 +105,7 @@ def test_hypotheses_stand_in_the_order_of_the_data(evaluated: str, here: Run) ->
     assert [printed[f"S-{number}"] for number in range(SENTENCES)] == sources
 
 
-def test_what_is_finished_is_kept_and_what_changed_is_redone(copy: Run, decoder: Decoder, capsys: Capture) -> None:
+def test_only_changed_parts_are_evaluated_again(copy: Run, decoder: Decoder, capsys: Capture) -> None:
     assert main(arguments(copy)) == 0
     first = copy.results().read_text()
     assert len(decoder.commands) == 2
@@ -128,7 +128,7 @@ def test_what_is_finished_is_kept_and_what_changed_is_redone(copy: Run, decoder:
     assert len(decoder.commands) == 7 and decoder.commands[-1][-1] == "--cpu"
 
 
-def test_an_interrupted_evaluation_keeps_the_finished_half(
+def test_interrupted_evaluation_keeps_finished_half(
     copy: Run, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def only_averaged(words: list[str], log: Path, *_: Any) -> None:
@@ -144,7 +144,7 @@ def test_an_interrupted_evaluation_keeps_the_finished_half(
     assert len(decoder.commands) == 2 and copy.results().is_file()
 
 
-def test_another_subset_has_results_of_its_own(copy: Run, decoder: Decoder) -> None:
+def test_each_subset_has_its_own_results(copy: Run, decoder: Decoder) -> None:
     assert main(arguments(copy)) == 0
     before = copy.results().read_text()
     decoder.lines = 8
@@ -153,7 +153,7 @@ def test_another_subset_has_results_of_its_own(copy: Run, decoder: Decoder) -> N
     assert copy.results().read_text() == before
 
 
-def test_missing_hypotheses_are_counted_not_scored(copy: Run, decoder: Decoder, capsys: Capture) -> None:
+def test_missing_hypotheses_are_an_error(copy: Run, decoder: Decoder, capsys: Capture) -> None:
     copy.results().write_text("old")
     decoder.lines = 16
     assert main(arguments(copy)) == 1
@@ -162,7 +162,7 @@ def test_missing_hypotheses_are_counted_not_scored(copy: Run, decoder: Decoder, 
     assert copy.results().read_text() == "old" and not (copy.decode / "test.averaged.hyp").exists()
 
 
-def test_a_failing_generate_is_told(copy: Run, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_failing_generate_shows_its_log(copy: Run, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     copy.results().write_text("old")
     failing = [sys.executable, "-c", "import sys; print('out'); sys.exit('cause')"]
     monkeypatch.setattr(decoding, "command", lambda *_: failing)
@@ -174,9 +174,7 @@ def test_a_failing_generate_is_told(copy: Run, capfd: pytest.CaptureFixture[str]
     assert "+ " in out and copy.results().read_text() == "old"
 
 
-def test_bad_input_is_refused_before_anything_is_decoded(
-    copy: Run, decoder: Decoder, capsys: Capture, tmp_path: Path
-) -> None:
+def test_bad_input_is_refused_before_decoding(copy: Run, decoder: Decoder, capsys: Capture, tmp_path: Path) -> None:
     refuse(capsys, [str(copy.path), "nowhere"], "holds 4 update-numbered")  # default --last 10
     refuse(capsys, [*arguments(copy), "nowhere"], "nowhere: no such run folder")
     refuse(capsys, arguments(copy, "--by", "epoch"), "0 epoch-numbered")
@@ -194,7 +192,7 @@ def test_bad_input_is_refused_before_anything_is_decoded(
     assert not decoder.commands
 
 
-def test_scores_are_kept_where_there_can_be_no_card(copy: Run, decoder: Decoder, capsys: Capture) -> None:
+def test_scores_are_kept_if_the_card_fails(copy: Run, decoder: Decoder, capsys: Capture) -> None:
     copy.results("valid").write_text("{")
     assert main(arguments(copy)) == 0
     assert "warning: no " in capsys.readouterr().err and copy.results().is_file() and not copy.card.exists()
@@ -221,7 +219,7 @@ def test_another_corpus_dictionary_is_refused(copy: Run, decoder: Decoder, capsy
     assert not decoder.commands
 
 
-def test_the_average_is_of_the_checkpoints_that_are_asked_for(here: Run, capsys: Capture) -> None:
+def test_average_uses_the_requested_checkpoints(here: Run, capsys: Capture) -> None:
     files = here.numbered("update")
 
     def inputs() -> list[str]:
@@ -239,7 +237,7 @@ def test_the_average_is_of_the_checkpoints_that_are_asked_for(here: Run, capsys:
     assert capsys.readouterr().out.startswith("+ fairseq-resid average --inputs ") and inputs()
 
 
-def test_nobody_evaluates_while_somebody_trains(here: Run, capsys: Capture) -> None:
+def test_evaluation_is_refused_during_training(here: Run, capsys: Capture) -> None:
     with here.lock():
         assert main([str(here.path), "--last", "2", "--cpu"]) == 2
     assert "another training or evaluation is at work" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from fairseq_resid.folders.data import Corpus, find_data
 from fairseq_resid.folders.run import Run
 
 
-def test_the_data_folder_is_found_again(here: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_data_folder_is_found_from_checkpoint(here: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     state = load_checkpoint(here.last)
     run = Run(here.path.resolve())
     assert find_data(here, state) == Path("data")
@@ -23,7 +23,7 @@ def test_the_data_folder_is_found_again(here: Run, monkeypatch: pytest.MonkeyPat
         find_data(Run(tmp_path), state)
 
 
-def test_parameters_are_counted_once_without_marks_and_dead_copies() -> None:
+def test_parameter_count_ignores_markers_and_copies() -> None:
     embedding = torch.zeros(10, 4)
     kept = {
         "encoder.embed_tokens.weight": embedding,
@@ -43,12 +43,12 @@ def test_parameters_are_counted_once_without_marks_and_dead_copies() -> None:
     assert count_parameters({**kept, **left_out}) == 40 + 32 + 16
 
 
-def test_the_architecture_names_the_residual_where_it_is_an_option() -> None:
+def test_architecture_shows_residual_if_it_is_an_option() -> None:
     assert architecture({"cfg": {"model": {"_name": "transformer_sas", "residual": "sas"}}}) == "transformer_sas"
     option = {"_name": "transformer_resid", "arch": "transformer_resid", "residual": "highway"}
     assert architecture({"cfg": {"model": option}}) == "transformer_resid --residual highway"
 
 
-def test_corpus_inputs_are_of_one_subset(here: Run) -> None:
+def test_corpus_inputs_belong_to_one_subset(here: Run) -> None:
     names = [path.name for path in Corpus.read(Path("data")).inputs("test")]
     assert "test.en-fr.fr.bin" in names and "dict.en.txt" in names and not any("train" in name for name in names)

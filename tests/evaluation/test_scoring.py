@@ -18,7 +18,7 @@ from fairseq_resid.text import TextForm, escape
 Capture = pytest.CaptureFixture[str]
 
 
-def test_bleu_is_sacrebleus_with_its_signature() -> None:
+def test_bleu_equals_sacrebleu_with_signature() -> None:
     lines = ["the cat sat on the mat .", "a dog barks , loudly"]
     assert scoring.bleu(lines, lines).value == pytest.approx(100)
     assert "tok:char" in scoring.bleu(lines, lines, "char").signature
@@ -59,7 +59,7 @@ def multi_bleu(hypotheses: list[str], references: list[str]) -> float:
 
 
 @pytest.mark.parametrize("form", ["plain", "moses", "escaped"])
-def test_tokenised_bleu_is_that_of_an_independent_implementation(form: str) -> None:
+def test_tokenised_bleu_equals_independent_implementation(form: str) -> None:
     hypotheses, references = some_text(3, hyphens=True)
     moses = TextForm("de", "moses")
     tokens = [[moses.to_model(line) for line in side] for side in (hypotheses, references)]
@@ -79,7 +79,7 @@ def test_tokenised_bleu_is_that_of_an_independent_implementation(form: str) -> N
     assert found["chrF"].signature.startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:")
 
 
-def test_tokenised_bleu_is_that_of_fairseq_score(tmp_path: Path, capsys: Capture, monkeypatch: Any) -> None:
+def test_tokenised_bleu_equals_fairseq_score(tmp_path: Path, capsys: Capture, monkeypatch: Any) -> None:
     from fairseq_cli.score import cli_main
 
     hypotheses, references = some_text(4)
@@ -103,5 +103,5 @@ def test_tokenised_bleu_is_that_of_fairseq_score(tmp_path: Path, capsys: Capture
         ("ab-cd-ef", "ab ##AT##-##AT## cd ##AT##-##AT## ef"),
     ],
 )
-def test_compounds(line: str, split: str) -> None:
+def test_compounds_are_split_like_perl_does(line: str, split: str) -> None:
     assert scoring.split_compounds(line) == split

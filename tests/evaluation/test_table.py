@@ -34,7 +34,7 @@ def results(folder: Path, name: str, architecture_: str, **changes: Any) -> Path
     return folder / name
 
 
-def test_the_table_is_never_cut_off(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_is_never_truncated(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     long = "transformer_resid_iwslt_en_vi_big --residual linear_shortcut"
     runs = [results(tmp_path, "one[bold]", "transformer_sas"), results(tmp_path, "a-run-of-some-length", long)]
@@ -53,7 +53,7 @@ def test_the_table_is_never_cut_off(tmp_path: Path, capsys: Capture, monkeypatch
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
-def test_a_terminal_gets_every_character_too(tmp_path: Path) -> None:
+def test_table_in_terminal_shows_every_character(tmp_path: Path) -> None:
     long = "transformer_resid_iwslt_en_vi_big"
     path = results(tmp_path, "one", long)
     screen = io.StringIO()
@@ -68,7 +68,7 @@ def test_a_terminal_gets_every_character_too(tmp_path: Path) -> None:
     assert lines[first].split()[1] + "".join(map(str.strip, rest)) == long
 
 
-def test_runs_scored_differently_say_so_each(tmp_path: Path, capsys: Capture) -> None:
+def test_differently_scored_runs_show_their_signatures(tmp_path: Path, capsys: Capture) -> None:
     training = {"tokens_per_second": None, "train_seconds": None}
     one = results(tmp_path, "one", "a")
     two = results(tmp_path, "two", "b", signature="nrefs:1|tok:char", training=training)
@@ -78,7 +78,7 @@ def test_runs_scored_differently_say_so_each(tmp_path: Path, capsys: Capture) ->
     assert "two: wmt14-en-de test\nBLEU nrefs:1|tok:char" in out
 
 
-def test_markdown(tmp_path: Path, capsys: Capture) -> None:
+def test_table_as_markdown(tmp_path: Path, capsys: Capture) -> None:
     assert table.main([str(results(tmp_path, "one", "transformer_sas")), "--markdown"]) == 0
     head, rule, row, blank, *note = capsys.readouterr().out.splitlines()
     assert head.startswith("| run | architecture | parameters |") and rule.count("---") == head.count("|") - 1
@@ -86,7 +86,7 @@ def test_markdown(tmp_path: Path, capsys: Capture) -> None:
     assert not blank and note[0] == "wmt14-en-de test  " and note[1].startswith("BLEU nrefs:1|case:mixed")
 
 
-def test_the_table_refuses_what_it_cannot_read(tmp_path: Path, capsys: Capture) -> None:
+def test_table_refuses_unreadable_results(tmp_path: Path, capsys: Capture) -> None:
     good = results(tmp_path, "one", "a")
     (tmp_path / "two").mkdir()
     assert table.main([str(good), str(tmp_path / "two")]) == 2

@@ -59,12 +59,12 @@ def test_training_summary_of_a_resumed_run(logged: Callable[[list[str]], Any]) -
     assert summary.train_seconds == 12.5 + 10
 
 
-def test_training_summary_of_a_training_begun_again(logged: Callable[[list[str]], Any]) -> None:
+def test_training_summary_of_a_restarted_training(logged: Callable[[list[str]], Any]) -> None:
     again = logged(FIRST + FIRST[:4])
     assert (again.num_updates, again.epochs, again.best_valid_loss, again.target_tokens) == (10, 1, 5.5, 1000)
 
 
-def test_training_summary_says_none_where_nothing_is_known(logged: Callable[[list[str]], Any], tmp_path: Path) -> None:
+def test_training_summary_is_none_without_records(logged: Callable[[list[str]], Any], tmp_path: Path) -> None:
     empty = logged([])
     assert empty.num_updates is empty.tokens_per_second is empty.best_valid_loss is None
     (tmp_path / "train.log").unlink()
@@ -75,7 +75,7 @@ def test_training_summary_says_none_where_nothing_is_known(logged: Callable[[lis
     assert nan.best_valid_loss is None
 
 
-def test_training_summary_of_the_trained_run(here: Run) -> None:
+def test_training_summary_of_a_real_run(here: Run) -> None:
     summary = here.training_summary()
     assert summary.num_updates == 12
     # 60 sentences of two pieces a word and an end mark, every epoch

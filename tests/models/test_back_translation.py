@@ -61,7 +61,7 @@ def test_back_translation_adds_language_tokens(arch: str, monolingual: Path, cor
 
 
 @archs
-def test_a_sample_is_back_translated(arch: str, monolingual: Path) -> None:
+def test_sample_is_back_translated(arch: str, monolingual: Path) -> None:
     task, model = back_translation(monolingual, arch)
     model.eval()
     sample = monolingual_batch(task)["en-BT"]
@@ -79,7 +79,7 @@ def test_a_sample_is_back_translated(arch: str, monolingual: Path) -> None:
 
 @pytest.mark.parametrize(("bt", "dae"), [("1", "1"), ("0", "1"), ("1", "0")])
 @archs
-def test_a_step_of_back_translation_learns(arch: str, bt: str, dae: str, monolingual: Path) -> None:
+def test_back_translation_step_updates_parameters(arch: str, bt: str, dae: str, monolingual: Path) -> None:
     task, model = back_translation(monolingual, arch, lambda_bt=bt, lambda_dae=dae, lr=[0.01])
     criterion = task.build_criterion(argparse.Namespace(criterion="label_smoothed_cross_entropy", label_smoothing=0.1))
     before = {name: value.clone() for name, value in model.named_parameters()}
@@ -95,7 +95,7 @@ def test_a_step_of_back_translation_learns(arch: str, bt: str, dae: str, monolin
 
 
 @archs
-def test_generation_into_the_other_language(arch: str, monolingual: Path) -> None:
+def test_generation_uses_the_other_language(arch: str, monolingual: Path) -> None:
     task, model = back_translation(monolingual, arch)
     batch = pairs(task, count=5)
     assert set(batch["net_input"]["src_tokens"][:, 0].tolist()) == {language(task, "en")}
@@ -108,7 +108,7 @@ def test_generation_into_the_other_language(arch: str, monolingual: Path) -> Non
 
 
 @archs
-def test_online_back_translation_of_the_command(arch: str, monolingual: Path, cli: Command, tmp_path: Path) -> None:
+def test_fairseq_train_runs_online_back_translation(arch: str, monolingual: Path, cli: Command, tmp_path: Path) -> None:
     """fairseq-train trains and validates; what it saves loads."""
     flags = "--task online_backtranslation --mono-langs en,xx --valid-lang-pairs en-xx --share-all-embeddings"
     flags += " --optimizer adam --lr 0.01 --criterion label_smoothed_cross_entropy --label-smoothing 0.1"

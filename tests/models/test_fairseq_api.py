@@ -51,7 +51,7 @@ GIVEN: list[Any] = [
 
 @pytest.mark.parametrize("form", ["namespace", "config"])
 @pytest.mark.parametrize(("arch", "given", "implied"), GIVEN, ids=lambda case: str(case))
-def test_a_named_architecture_is_built_from_python(
+def test_named_architecture_builds_from_python(
     arch: str, given: dict[str, Any], implied: dict[str, Any], form: str, corpus: Path
 ) -> None:
     """get_args applies the architecture, then sets what it was given; building the model applies it again."""
@@ -87,7 +87,7 @@ def test_a_named_architecture_is_built_from_python(
     ],
     ids=str,
 )
-def test_contradictions_given_in_python(arch: str, given: dict[str, Any], said: str, corpus: Path) -> None:
+def test_contradictions_in_python_are_refused(arch: str, given: dict[str, Any], said: str, corpus: Path) -> None:
     args = options.get_args(str(corpus), arch=arch, **given)
     with pytest.raises(UserError, match=re.escape(said)):
         tasks.setup_task(args).build_model(args)
@@ -105,7 +105,7 @@ def test_contradictions_given_in_python(arch: str, given: dict[str, Any], said: 
     ],
     ids=str,
 )
-def test_what_is_written_back_is_what_stock_writes(given: dict[str, Any], corpus: Path) -> None:
+def test_settings_written_back_equal_those_of_stock(given: dict[str, Any], corpus: Path) -> None:
     """An old command line has a few values; after building, it has everything the model was made of."""
     task = tasks.setup_task(options.get_args(str(corpus)))
     size = {"encoder_embed_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_layers": 1}
@@ -126,7 +126,7 @@ def test_what_is_written_back_is_what_stock_writes(given: dict[str, Any], corpus
     [{"residual": "sas"}, OmegaConf.create({"residual": "sas"}), "transformer_sas", None, TransformerConfig()],
     ids=lambda args: type(args).__name__,
 )
-def test_what_is_no_namespace_is_named(args: Any, corpus: Path) -> None:
+def test_settings_that_are_no_namespace_are_named(args: Any, corpus: Path) -> None:
     task = tasks.setup_task(options.get_args(str(corpus)))
     with pytest.raises(UserError, match=rf"take an argparse\.Namespace, not {type(args).__name__}"):
         ResidualTransformerModel.build_model(args, task)
@@ -138,7 +138,7 @@ def test_what_is_no_namespace_is_named(args: Any, corpus: Path) -> None:
 
 @pytest.mark.parametrize("kind", [ValueError, AssertionError])
 @pytest.mark.parametrize("where", [SelfAdaptiveScaling, ResidualEncoderLayer])
-def test_an_internal_error_keeps_its_traceback(
+def test_internal_error_keeps_its_traceback(
     where: Any, kind: Any, corpus: Path, train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -159,14 +159,14 @@ def test_an_internal_error_keeps_its_traceback(
     ],
     ids=str,
 )
-def test_what_stock_checks_is_one_line(given: dict[str, Any], said: str, corpus: Path) -> None:
+def test_checks_of_stock_give_one_line_errors(given: dict[str, Any], said: str, corpus: Path) -> None:
     args = options.get_args(str(corpus), arch="transformer_sas_tiny", share_all_embeddings=True, **given)
     with pytest.raises(UserError, match=said):
         tasks.setup_task(args).build_model(args)
 
 
 @archs
-def test_models_trained_in_python_load_as_an_ensemble_with_their_task(arch: str, corpus: Path, tmp_path: Path) -> None:
+def test_models_trained_in_python_load_as_ensemble(arch: str, corpus: Path, tmp_path: Path) -> None:
     files, trained = [], []
     for seed in (1, 2):
         training = {"optimizer": "adam", "lr": [0.01], "batch_size": 8, "cpu": True, "seed": seed}

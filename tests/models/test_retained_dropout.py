@@ -45,14 +45,14 @@ DROPPING = {"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.1}
 
 
 @archs
-def test_no_dropout_in_inference(arch: str, corpus: Path) -> None:
+def test_inference_has_no_dropout_by_default(arch: str, corpus: Path) -> None:
     args = options.get_args(str(corpus), arch=arch, **DROPPING)
     assert kept(prepared(args)) == set()
     assert kept(prepared(args, retain_dropout=False, retain_dropout_modules=["TransformerEncoder"])) == set()
 
 
 @archs
-def test_dropout_in_training_and_not_after(arch: str, corpus: Path) -> None:
+def test_dropout_runs_only_in_training(arch: str, corpus: Path) -> None:
     _, model = built(options.get_args(str(corpus), arch=arch, **DROPPING))
     everything = {name for name, module in model.named_modules() if isinstance(module, FairseqDropout)}
     model.train()
@@ -62,7 +62,7 @@ def test_dropout_in_training_and_not_after(arch: str, corpus: Path) -> None:
 
 
 @archs
-def test_retained_dropout(arch: str, corpus: Path) -> None:
+def test_retain_dropout_keeps_all_dropout(arch: str, corpus: Path) -> None:
     model = prepared(options.get_args(str(corpus), arch=arch, **DROPPING), retain_dropout=True)
     for name, module in model.named_modules():
         if isinstance(module, FairseqDropout):
@@ -98,7 +98,7 @@ BASES = [name + "Base" for name in LAYERS]
     ids=str,
 )
 @archs
-def test_the_dropouts_that_stock_retains_are_retained(arch: str, names: list[str] | str, corpus: Path) -> None:
+def test_retained_modules_equal_those_of_stock(arch: str, names: list[str] | str, corpus: Path) -> None:
     """fairseq takes a list in Python, and a text on the command line, in which it looks for each name."""
     reference = stock(corpus)
     for module in reference.modules():
@@ -121,7 +121,7 @@ def test_own_class_names_retain_dropout_too(names: list[str], inside: str, corpu
     assert found and all(re.fullmatch(inside, name) and "attn" not in name for name in found)
 
 
-def test_a_model_within_a_model_retains_dropout(corpus: Path) -> None:
+def test_nested_model_retains_dropout(corpus: Path) -> None:
     """fairseq goes through all modules of the outer model, and hands each its name."""
     _, model = built(options.get_args(str(corpus), arch="transformer_sas_tiny", **DROPPING))
     outer = FairseqEncoderDecoderModel(model.encoder, model.decoder)
@@ -141,7 +141,7 @@ def test_a_model_within_a_model_retains_dropout(corpus: Path) -> None:
     ],
     ids=str,
 )
-def test_the_dropout_of_a_shortcut_obeys_the_flags(flags: dict[str, Any], shortcuts: int, corpus: Path) -> None:
+def test_shortcut_dropout_obeys_retain_dropout(flags: dict[str, Any], shortcuts: int, corpus: Path) -> None:
     args = options.get_args(str(corpus), arch="transformer_resid_tiny", residual="dropout_shortcut", dropout=0.0)
     model = prepared(args, **flags)
     found = [name for name, module in model.named_modules() if name.endswith("shortcut_dropout") and drops(module)]
@@ -150,7 +150,7 @@ def test_the_dropout_of_a_shortcut_obeys_the_flags(flags: dict[str, Any], shortc
     assert torch.equal(logits(model, batch), logits(model, batch)) == (shortcuts == 0)
 
 
-def test_retained_dropout_of_the_command(sas_checkpoint: Path, corpus: Path, generate: Command) -> None:
+def test_fairseq_generate_retains_dropout(sas_checkpoint: Path, corpus: Path, generate: Command) -> None:
     """Each seed gives other scores, and none without the flag."""
     few = ["--gen-subset", "valid", "--num-shards", 4, "--beam", 1]
     retained = ["--retain-dropout", "--retain-dropout-modules", " ".join(STACKS)]

@@ -49,7 +49,7 @@ def cpu(dtype: torch.dtype = torch.float32, c: int = 64) -> tuple[Tensor, Tensor
     return torch.randn(2, c).to(dtype), torch.randn(2, c).to(dtype)
 
 
-def test_auto_is_eager_on_a_cpu_and_says_so_once(forgetful: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_backend_on_cpu_is_eager_and_logged_once(forgetful: None, caplog: pytest.LogCaptureFixture) -> None:
     made = twin(site("rskip_ln"), "auto").cpu()
     with caplog.at_level(logging.INFO):
         for _ in range(3):
@@ -58,7 +58,7 @@ def test_auto_is_eager_on_a_cpu_and_says_so_once(forgetful: None, caplog: pytest
     assert caplog.messages == ["residual backend: eager (the kernels are for NVIDIA GPUs)"]
 
 
-def test_triton_says_so_once(forgetful: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_triton_backend_is_logged_once(forgetful: None, caplog: pytest.LogCaptureFixture) -> None:
     made = site("rskip_ln")
     with caplog.at_level(logging.INFO):
         for seed in (1, 2):
@@ -74,7 +74,7 @@ def test_triton_says_so_once(forgetful: None, caplog: pytest.LogCaptureFixture) 
         (torch.float32, 8193, "C = 8193 is not from 64 to 8192"),
     ],
 )
-def test_what_triton_does_not_serve(dtype: torch.dtype, c: int, reason: str) -> None:
+def test_unsupported_input_is_refused_by_triton_backend(dtype: torch.dtype, c: int, reason: str) -> None:
     made = site("post_ln", c).to(dtype)
     x, f = (t.to(DEVICE) for t in cpu(dtype, c))
     with pytest.raises(ValueError, match=f"--residual-backend triton: {reason}"):
@@ -84,7 +84,7 @@ def test_what_triton_does_not_serve(dtype: torch.dtype, c: int, reason: str) -> 
     assert torch.equal(twin(made, "auto").train()(x, f), expected)
 
 
-def test_a_model_trained_with_triton_decodes_on_a_cpu(no_interpreter: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_model_trained_with_triton_decodes_on_cpu(no_interpreter: None, caplog: pytest.LogCaptureFixture) -> None:
     made = site("sas").cpu()
     x, f = cpu()
     with pytest.raises(ValueError, match=r"--residual-backend triton: the kernels are for NVIDIA GPUs.*on cpu"):
@@ -94,7 +94,7 @@ def test_a_model_trained_with_triton_decodes_on_a_cpu(no_interpreter: None, capl
     assert caplog.messages == ["residual backend: eager (the kernels are for NVIDIA GPUs, and the tensors are on cpu)"]
 
 
-def test_shortcut_and_branch_must_be_alike() -> None:
+def test_shortcut_and_branch_must_have_same_shape() -> None:
     made = site("post_ln")
     x = draw(2, 64, seed=1)
     with pytest.raises(ValueError, match="differ in shape"):
@@ -122,7 +122,7 @@ def test_capabilities(
     assert dispatch._misfit(torch.device("cuda", 0), torch.float32, dtype, 512) == reason
 
 
-def test_a_broken_triton_is_noticed_beforehand(
+def test_broken_triton_is_detected_before_use(
     forgetful: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
@@ -148,7 +148,7 @@ def test_a_broken_triton_is_noticed_beforehand(
         *(("sas_backward", result) for result in (5, 6, 7, 8)),
     ],
 )
-def test_a_kernel_that_goes_wrong_is_not_used(
+def test_self_check_rejects_a_wrong_kernel(
     kernel: str, result: int, value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = fused._kernels()
@@ -168,7 +168,7 @@ def test_a_kernel_that_goes_wrong_is_not_used(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("c", [64, 100, 512, 8192])
-def test_the_self_check_leaves_torch_as_it_was(c: int, dtype: torch.dtype) -> None:
+def test_self_check_leaves_torch_state_unchanged(c: int, dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
     with torch.inference_mode(), torch.autocast(DEVICE.type, torch.bfloat16):
@@ -176,7 +176,7 @@ def test_the_self_check_leaves_torch_as_it_was(c: int, dtype: torch.dtype) -> No
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_wrong_backends() -> None:
+def test_wrong_backends_are_refused() -> None:
     with pytest.raises(ValueError, match="--residual-backend cuda: choose one of auto, eager, triton"):
         connections.build("post_ln", 64, backend="cuda")
     for name, options in (("highway", {}), ("sas", {"sas_gate": "single"}), ("sas", {"sas_gamma": "free"})):
@@ -185,7 +185,7 @@ def test_wrong_backends() -> None:
         connections.build(name, 64, backend="auto", **options)
 
 
-def test_without_triton() -> None:
+def test_package_works_without_triton() -> None:
     """Where triton is not installed, everything imports and auto is eager."""
     script = """
 import sys
@@ -207,7 +207,7 @@ assert "triton" not in sys.modules
 
 
 @pytest.mark.parametrize(("script", "kernels"), [("compile_kernels.py", "24"), ("launch_kernels.py", "5")])
-def test_the_kernels_compile_for_gpus_and_are_launched(script: str, kernels: str, tmp_path: Path) -> None:
+def test_kernels_compile_for_gpus_and_launch(script: str, kernels: str, tmp_path: Path) -> None:
     """Down to machine code, by the compiler that triton ships, and up to a driver that launches nothing."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     run = subprocess.run(

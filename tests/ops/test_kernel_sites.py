@@ -25,7 +25,7 @@ pytestmark = pytest.mark.once  # torch and triton alone
         ("sas", {}, 3.1),
     ],
 )
-def test_saved_activations(name: str, options: dict[str, Any], most: float) -> None:
+def test_kernels_save_few_activations(name: str, options: dict[str, Any], most: float) -> None:
     """Beyond x, which the sublayer's first GEMM keeps anyway, in C-vectors per token in the activations' dtype."""
     c, rows = 512, 2
     made = site(name, c, 0.1, **options).half()
@@ -64,7 +64,7 @@ def test_decoding_builds_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @every
-def test_a_site_equals_its_eager_self(name: str, options: dict[str, Any]) -> None:
+def test_site_with_kernels_equals_eager(name: str, options: dict[str, Any]) -> None:
     made = site(name, **options)
     x, f, g = draw(2, 2, 64, seed=1), draw(2, 2, 64, seed=2), draw(2, 2, 64, seed=3).detach()
     found, expected = (
@@ -77,7 +77,7 @@ def test_a_site_equals_its_eager_self(name: str, options: dict[str, Any]) -> Non
 
 @every
 @pytest.mark.parametrize("dtype", DTYPES[1:])
-def test_autocast(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
+def test_kernels_under_autocast_equal_eager(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
     """Under autocast a shortcut is fp32 and a branch 16-bit; what comes out is what eager PyTorch gives."""
     made = site(name, **options)
     x, g = draw(2, 64, seed=1), draw(2, 64, seed=3).detach()
@@ -105,7 +105,7 @@ class Other(nn.Module):
 
 @pytest.mark.parametrize("dropout", [Tripled(0.5), Other(), nn.Dropout(1.0)], ids=["subclass", "module", "p=1"])
 @pytest.mark.parametrize("name", ["post_ln", "sas"])
-def test_another_dropout_is_called(name: str, dropout: nn.Module) -> None:
+def test_other_dropout_modules_are_called(name: str, dropout: nn.Module) -> None:
     made = site(name)
     made.dropout = dropout
     x, f = draw(2, 64, seed=1), draw(2, 64, seed=2)
@@ -122,7 +122,7 @@ def fairseq_dropout(p: float) -> Any:
 
 @pytest.mark.both
 @pytest.mark.parametrize("made", [nn.Dropout, fairseq_dropout])
-def test_dropout_is_folded_in(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_dropout_runs_inside_the_kernel(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither dropout module is called; each drops when it would have, and of the channels of an F of ones a half."""
     one = site("xskip_ln", p=made(0.5))
     monkeypatch.setattr(type(one.dropout), "forward", lambda *_: pytest.fail("called"))
@@ -139,7 +139,7 @@ def test_dropout_is_folded_in(made: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
 @every
-def test_torchscript_compile_and_transforms_do_not_break(name: str, options: dict[str, Any]) -> None:
+def test_torchscript_compile_and_transforms_work(name: str, options: dict[str, Any]) -> None:
     made = site(name, **options)
     x, f = draw(2, 64, seed=1).detach(), draw(2, 64, seed=2).detach()
     expected = twin(made)(x, f)
@@ -154,7 +154,7 @@ def test_torchscript_compile_and_transforms_do_not_break(name: str, options: dic
         assert torch.autograd.forward_ad.unpack_dual(made(dual, f)).tangent is not None
 
 
-def test_activation_checkpointing_draws_the_mask_again() -> None:
+def test_activation_checkpointing_repeats_the_dropout_mask() -> None:
     from torch.utils.checkpoint import checkpoint
 
     made = site("rskip_ln", p=0.5)

@@ -35,7 +35,7 @@ few = settings(
 
 
 @pytest.mark.parametrize("norms", [1, 2, 3, 4, 5, 9])
-def test_any_number_of_norms(norms: int) -> None:
+def test_chain_kernel_handles_any_number_of_norms(norms: int) -> None:
     check("chain", draw(3, 64, seed=1), draw(3, 64, seed=2), chain_parameters(64, norms), 0.2)
 
 
@@ -53,7 +53,7 @@ widths = st.sampled_from([64, 65, 96, 127])
     mu=st.sampled_from([1.0, 3.0]),
     magnitude=st.sampled_from([1e-2, 1.0, 50.0]),
 )
-def test_chain(
+def test_chain_kernel_equals_fp64_formula(
     rows: tuple[int, ...], c: int, norms: int, dtype: torch.dtype, p: float, lam: float, mu: float, magnitude: float
 ) -> None:
     x, f = (draw(*rows, c, dtype=dtype, scale=magnitude, seed=seed) for seed in (1, 2))
@@ -68,39 +68,41 @@ def test_chain(
     p=st.sampled_from([0.0, 0.1, 0.5]),
     magnitude=st.sampled_from([1e-2, 1.0, 4.0]),
 )
-def test_sas(rows: tuple[int, ...], c: int, dtype: torch.dtype, p: float, magnitude: float) -> None:
+def test_sas_kernel_equals_fp64_formula(
+    rows: tuple[int, ...], c: int, dtype: torch.dtype, p: float, magnitude: float
+) -> None:
     x, f = (draw(*rows, c, dtype=dtype, scale=magnitude, seed=seed) for seed in (1, 2))
     check("sas", x, f, sas_parameters(c, dtype), p)
 
 
 @pytest.mark.parametrize("c", [64, 384, 512, 513, 1000, 2048])
 @pytest.mark.parametrize("kind", ["chain", "sas"])
-def test_widths(kind: str, c: int) -> None:
+def test_kernels_handle_any_width(kind: str, c: int) -> None:
     parameters = chain_parameters(c, 2) if kind == "chain" else sas_parameters(c)
     check(kind, draw(2, c, seed=1), draw(2, c, seed=2), parameters, 0.1)
 
 
-def test_the_widest_row() -> None:
+def test_kernels_handle_the_widest_row() -> None:
     c = dispatch.MOST_CHANNELS
     x, f = (draw(2, c, dtype=torch.float16, seed=seed) for seed in (1, 2))
     check("chain", x, f, chain_parameters(c, 3, torch.float16), 0.1)
 
 
 @pytest.mark.parametrize("kind", ["chain", "sas"])
-def test_many_rows(kind: str) -> None:
+def test_kernels_handle_many_rows(kind: str) -> None:
     """More rows than a program of the backward kernel takes at once."""
     parameters = chain_parameters(64, 2) if kind == "chain" else sas_parameters(64)
     check(kind, draw(33, 64, seed=1), draw(33, 64, seed=2), parameters)
 
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e6, 1e15], ids=str)
-def test_extreme_values(magnitude: float) -> None:
+def test_kernels_handle_extreme_values(magnitude: float) -> None:
     """The norm divides by sqrt(variance + eps): tiny rows stay tiny, huge ones are normalised without overflow."""
     x, f = (draw(2, 96, scale=magnitude, seed=seed) for seed in (1, 2))
     check("chain", x, f, chain_parameters(96, 2))
 
 
-def test_sums_beyond_the_largest_fp16() -> None:
+def test_sums_beyond_fp16_range_stay_finite() -> None:
     x, f = (draw(2, 64, dtype=torch.float16, scale=1e4, shift=5e4, seed=seed) for seed in (1, 2))
     with torch.no_grad():
         x.clamp_(-65000, 65000), f.clamp_(-65000, 65000)
@@ -110,7 +112,7 @@ def test_sums_beyond_the_largest_fp16() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0, 1e4])
-def test_rows_without_variance(value: float) -> None:
+def test_kernels_handle_rows_without_variance(value: float) -> None:
     """u = 0 there, and rstd = 1 / sqrt(eps) in the gradient."""
     x, f = (torch.full((2, 65), sign * value, device=DEVICE).requires_grad_() for sign in (2.0, -1.0))
     check("chain", x, f, chain_parameters(65, 1), slack=30)
@@ -125,7 +127,7 @@ def test_a_large_mean_costs_no_digits() -> None:
 
 
 @pytest.mark.parametrize("kind", ["chain", "sas"])
-def test_non_contiguous_input_and_gradient(kind: str) -> None:
+def test_kernels_accept_non_contiguous_input_and_gradient(kind: str) -> None:
     function = fused_chain if kind == "chain" else fused_sas
     parameters = chain_parameters(64, 2) if kind == "chain" else sas_parameters(64)
     x, f, g = (draw(2, 3, 64, seed=seed).detach() for seed in (1, 2, 3))
@@ -139,7 +141,7 @@ def test_non_contiguous_input_and_gradient(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["chain", "sas"])
-def test_an_expanded_gradient(kind: str) -> None:
+def test_kernels_accept_an_expanded_gradient(kind: str) -> None:
     """What the backward of a sum hands over has strides of zero."""
     function, reference = (fused_chain, chain) if kind == "chain" else (fused_sas, sas)
     parameters = chain_parameters(64, 2) if kind == "chain" else sas_parameters(64)
@@ -152,7 +154,7 @@ def test_an_expanded_gradient(kind: str) -> None:
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3])
-def test_the_mask(p: float) -> None:
+def test_dropout_mask_is_random_and_reproducible(p: float) -> None:
     """Dropped as often as asked, in every place of the 8 channels that share one call of philox, and independently."""
     mask = ops.dropout_mask((16, 1024), p, 11, DEVICE)
     assert set(mask.unique().tolist()) == {0.0, 1.0}
@@ -171,7 +173,7 @@ def test_the_mask(p: float) -> None:
 
 
 @pytest.mark.parametrize("kind", ["chain", "sas"])
-def test_the_seed_is_torchs(kind: str) -> None:
+def test_dropout_follows_the_seed_of_torch(kind: str) -> None:
     function = fused_chain if kind == "chain" else fused_sas
     parameters = chain_parameters(64, 1) if kind == "chain" else sas_parameters(64)
     x, f = draw(2, 64, seed=1), draw(2, 64, seed=2)
@@ -183,7 +185,7 @@ def test_the_seed_is_torchs(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["chain", "sas"])
-def test_results_are_repeated_bit_by_bit(kind: str) -> None:
+def test_deterministic_mode_repeats_results_bitwise(kind: str) -> None:
     parameters = chain_parameters(64, 2) if kind == "chain" else sas_parameters(64)
     x, f, g = draw(9, 64, seed=1), draw(9, 64, seed=2), draw(9, 64, seed=3).detach()
     torch.use_deterministic_algorithms(True)

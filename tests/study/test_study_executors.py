@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 Capture = pytest.CaptureFixture[str]
 
 
-def test_a_failed_run_is_named_and_the_others_go_on(stub: Any, tmp_path: Path, capsys: Capture) -> None:
+def test_failed_run_is_named_and_others_continue(stub: Any, tmp_path: Path, capsys: Capture) -> None:
     words = stub(bad=("flat.base.0.002.tuning",), text=SMALL)
     assert study.main([*words, "--jobs", "2"]) == 1
     said = capsys.readouterr()
@@ -45,13 +45,13 @@ def test_a_failed_run_is_named_and_the_others_go_on(stub: Any, tmp_path: Path, c
     assert "no run is missing" in capsys.readouterr().out
 
 
-def test_no_run_is_started_after_so_many_hours(stub: Any, tmp_path: Path) -> None:
+def test_no_run_starts_after_the_given_hours(stub: Any, tmp_path: Path) -> None:
     words = stub(text=SMALL, seconds=0.5)
     assert study.main([*words, "--jobs", "1", "--hours", "0.0001"]) == 0
     assert calls(tmp_path) == ["flat.base.0.001.tuning"]
 
 
-def test_runs_have_cores_of_their_own(tmp_path: Path) -> None:
+def test_runs_get_separate_cores(tmp_path: Path) -> None:
     here = executors.Here(2, 1, tmp_path / "logs")
     show = "import os, time; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS']); time.sleep(0.5)"
     jobs = here.start({name: [sys.executable, "-c", f"import time; time.sleep(0.3)\n{show}"] for name in "ab"})
@@ -65,9 +65,7 @@ def test_runs_have_cores_of_their_own(tmp_path: Path) -> None:
     assert all(text.endswith(" 1\n") and text.count(",") == 0 for text in said)
 
 
-def test_runs_have_gpus_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stub: Any, capsys: Capture
-) -> None:
+def test_runs_get_separate_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stub: Any, capsys: Capture) -> None:
     assert executors.parted(["0", "1", "2", "3"], 2) == ["0,1", "2,3"]
     here = executors.Here(4, 1, tmp_path / "logs", ["0,1", "2,3"])
     show = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
@@ -90,7 +88,7 @@ def test_runs_have_gpus_of_their_own(
     assert "--gpus 2: here are 3 GPUs, which cannot be parted so" in capsys.readouterr().err
 
 
-def test_an_interrupt_ends_the_runs_too(stub: Any, tmp_path: Path) -> None:
+def test_interrupt_stops_the_runs_too(stub: Any, tmp_path: Path) -> None:
     words = stub(text=SMALL, seconds=60)
     code = f"import sys; sys.path[:0] = {[str(ROOT), str(tmp_path)]!r}; import study_in_a_child"
     (tmp_path / "study_in_a_child.py").write_text(
@@ -115,7 +113,7 @@ def test_an_interrupt_ends_the_runs_too(stub: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["local", "debug"])
-def test_by_submitit(stub: Any, tmp_path: Path, kind: str, capsys: Capture) -> None:
+def test_runs_are_submitted_by_submitit(stub: Any, tmp_path: Path, kind: str, capsys: Capture) -> None:
     pytest.importorskip("submitit")
     words = stub(text=SMALL, bad=("flat.sas.0.004.tuning",))
     assert study.main([*words, "--cluster", kind, "--cluster-option", "timeout_min=5"]) == 1
@@ -164,7 +162,9 @@ exec "$@"
 }
 
 
-def test_on_a_stand_in_for_slurm(stub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_simulated_slurm_runs_job_arrays(
+    stub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
     """Every round of runs is one job array; a failed one is named, and the others go on."""
     pytest.importorskip("submitit")
     folder = tmp_path / "slurm"
@@ -185,7 +185,7 @@ def test_on_a_stand_in_for_slurm(stub: Any, tmp_path: Path, monkeypatch: pytest.
     assert (folder / "101.job").is_file()
 
 
-def test_a_preempted_run_is_queued_again(tmp_path: Path) -> None:
+def test_preempted_run_is_queued_again(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     command = executors.Command(["true"], tmp_path / "logs" / "run.out")
     assert command.checkpoint().function is command
@@ -208,7 +208,7 @@ def test_a_preempted_run_is_queued_again(tmp_path: Path) -> None:
         executors.Command(["false"], tmp_path / "run.out")()
 
 
-def test_what_slurm_sends_to_all_processes_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preempted_run_exits_only_after_slurm_requeued_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that Slurm preempts does not report its end before Slurm has put it back into the queue."""
     waited: list[float] = []
     monkeypatch.setattr(executors.time, "sleep", waited.append)
@@ -232,7 +232,7 @@ def test_what_slurm_sends_to_all_processes_of_a_job(tmp_path: Path, monkeypatch:
         (["--cluster", "local", "--jobs", "2"], "--jobs: is for this machine"),
     ],
 )
-def test_bad_options(
+def test_bad_options_are_refused(
     stub: Any, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     pytest.importorskip("submitit")
@@ -245,7 +245,7 @@ def test_bad_options(
     assert code == 2 and message in capsys.readouterr().err
 
 
-def test_an_unknown_run_or_file(file: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_unknown_run_or_file_is_named(file: Path, tmp_path: Path, capsys: Capture) -> None:
     assert study.main([str(tmp_path / "nowhere.yaml")]) == 2
     assert "nowhere.yaml: no such file" in capsys.readouterr().err
     assert study.main([str(file), "--work", str(tmp_path / "work"), "--only", "flat.nobody"]) == 2

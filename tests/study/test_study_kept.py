@@ -23,7 +23,7 @@ pytestmark = pytest.mark.once
 Capture = pytest.CaptureFixture[str]
 
 
-def test_a_diverged_training_is_the_worst(file: Path, tmp_path: Path) -> None:
+def test_diverged_training_ranks_last(file: Path, tmp_path: Path) -> None:
     trial = plan.read(file)
     runs = [Planned("flat", "base", value, 100, True) for value in (0.001, 0.002, 0.004)]
     notes = {run.name: note(run, 2.0 + 100 * (run.value or 0)) for run in runs}
@@ -33,13 +33,13 @@ def test_a_diverged_training_is_the_worst(file: Path, tmp_path: Path) -> None:
     assert plan.choices(trial, state.nll())["flat", "base"].best == 0.002
 
 
-def test_nothing_kept_says_what_is_missing(file: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_empty_study_lists_missing_runs(file: Path, tmp_path: Path, capsys: Capture) -> None:
     assert study.main([str(file), "--plan"]) == 0
     said = capsys.readouterr().out
     assert "flat.base.0.001.tuning: missing" in said and "12 runs missing, and 9 that tuning has yet to name" in said
 
 
-def test_a_damaged_kept_file_is_named(file: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_damaged_kept_file_is_named(file: Path, tmp_path: Path, capsys: Capture) -> None:
     trial = plan.read(file)
     all_kept(tmp_path / "trial", trial)
     damaged = tmp_path / "trial" / "flat.sas.0.004.seed1" / "decode" / "test.averaged.nll.gz"
@@ -84,14 +84,14 @@ def test_runs_of_other_data_are_refused(file: Path, tmp_path: Path, capsys: Capt
     assert "flat.base.0.001.seed2: was scored on other data than" in capsys.readouterr().err
 
 
-def test_what_is_half_kept_is_not_there(file: Path, tmp_path: Path) -> None:
+def test_partially_kept_run_is_ignored(file: Path, tmp_path: Path) -> None:
     trial = plan.read(file)
     keep(tmp_path / "trial", Planned("flat", "base", 0.001, 1), 3.0, trial)
     os.rename(tmp_path / "trial" / "flat.base.0.001.seed1", tmp_path / "trial" / "flat.base.0.001.seed1.partial")
     assert kept.load(trial, file, tmp_path / "trial") == {}
 
 
-def test_an_arm_that_trains_nowhere_is_told(file: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_arm_that_always_diverges_is_reported(file: Path, tmp_path: Path, capsys: Capture) -> None:
     trial = plan.read(file)
     for value in (0.001, 0.002, 0.004, 0.0005, 0.00025, 0.000125):
         keep(tmp_path / "trial", Planned("flat", "sas", value, 100, True), 3.0, trial, outcome="diverged", valid={})
@@ -111,7 +111,7 @@ def test_folders_of_another_study_are_refused(file: Path, tmp_path: Path, capsys
     assert "work: holds the runs of the study other, not of trial" in capsys.readouterr().err
 
 
-def test_what_is_kept_names_no_folder_of_the_machine(tmp_path: Path) -> None:
+def test_kept_files_contain_no_local_paths(tmp_path: Path) -> None:
     run = Run(tmp_path / "secret-place" / "run")
     run.decode.mkdir(parents=True)
     session = {"started": "now", "commit": None, "hardware": {"cpu": "c", "cores": 1, "gpus": []}, "versions": {}}

@@ -56,7 +56,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("recipe: quickstart", "measure: ROUGE\nrecipe: quickstart", "ROUGE"),
     ],
 )
-def test_a_study_file_that_is_wrong(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_wrong_study_file_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in TEXT
     path = written(tmp_path, TEXT.replace(old, new, 1))
     with pytest.raises(ValueError, match="trial.yaml: .*" + message.replace("[", r"\[")):
@@ -78,14 +78,16 @@ def test_a_study_file_that_is_wrong(tmp_path: Path, old: str, new: str, message:
         ("recipe: quickstart", "recipe: quikstart", "base in flat: quikstart: no such recipe; did you mean quickstart"),
     ],
 )
-def test_flags_that_fairseq_does_not_know(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_unknown_flags_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     path = written(tmp_path, TEXT.replace(old, new, 1))
     with pytest.raises(ValueError, match="trial.yaml: " + message):
         plan.check(plan.read(path), path)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.stem)
-def test_shipped_studies(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_studies_have_valid_flags_and_results(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every flag of every study is fairseq's or ours, and what is kept fits the file."""
     monkeypatch.chdir(tmp_path)  # the data that may lie in this checkout are not what is tested
     trial = plan.read(path)
@@ -99,7 +101,7 @@ def test_shipped_studies(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert found.missing == [name for name in found.missing if name not in state.notes]
 
 
-def test_the_flags_of_a_run(file: Path) -> None:
+def test_flags_of_a_run_combine_recipe_setting_and_arm(file: Path) -> None:
     trial = plan.read(file)
     plan.check(trial, file)
     arch, flags = plan.arguments(trial, Planned("deep", "sas", 0.004, 7))
@@ -132,17 +134,19 @@ def tuning(**changes: Any) -> plan.Tuning:
         ({0.125: math.inf, 0.25: math.inf, 0.5: math.inf, 1.0: math.inf, 2.0: math.inf, 4.0: math.inf}, (), None),
     ],
 )
-def test_tuning_ends_off_the_edge(tried: dict[float, float], to_try: tuple[float, ...], best: float | None) -> None:
+def test_tuning_extends_grid_until_best_is_inside(
+    tried: dict[float, float], to_try: tuple[float, ...], best: float | None
+) -> None:
     found = plan.choose(tuning(), tried)
     assert (found.to_try, found.best) == (to_try, best)
 
 
-def test_tuning_ends_at_its_limits() -> None:
+def test_tuning_stops_at_its_limits() -> None:
     assert plan.choose(tuning(most=4.0), {1.0: 3.0, 2.0: 2.0, 4.0: 1.0}).best == 4.0
     assert plan.choose(tuning(least=0.6), {1.0: 1.0, 2.0: 2.0, 4.0: 3.0}).best == 1.0
 
 
-def test_the_order_of_the_runs(file: Path) -> None:
+def test_runs_are_ordered_by_tuning_and_seed(file: Path) -> None:
     trial = plan.read(file)
     names = [run.name for run in plan.runs(trial, {})]
     assert names[:3] == ["flat.base.0.001.tuning", "flat.base.0.002.tuning", "flat.base.0.004.tuning"]
@@ -158,7 +162,7 @@ def test_the_order_of_the_runs(file: Path) -> None:
     assert plan.unnamed(trial, nll) == 4
 
 
-def test_without_tuning(tmp_path: Path) -> None:
+def test_study_without_tuning_needs_no_values(tmp_path: Path) -> None:
     lines = [line for line in TEXT.splitlines() if not re.search("tuning|baseline}|sas 0.002", line)]
     trial = plan.read(written(tmp_path, "\n".join(lines)))
     assert [run.name for run in plan.runs(trial, {})][:2] == ["flat.base.seed1", "flat.sas.seed1"]
@@ -167,7 +171,7 @@ def test_without_tuning(tmp_path: Path) -> None:
         plan.group(trial, "flat sas 0.002")
 
 
-def test_a_missing_test_set_is_told_before_any_run(tmp_path: Path, corpus: Path) -> None:
+def test_missing_test_set_is_reported_before_any_run(tmp_path: Path, corpus: Path) -> None:
     text = REAL.format(recipe=tmp_path / "recipe.txt", data=corpus).replace(
         "average: 2", "tests: [test, test7]\naverage: 2"
     )

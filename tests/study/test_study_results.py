@@ -62,14 +62,14 @@ def test_results_of_a_whole_study(file: Path, tmp_path: Path, capsys: Capture) -
     assert all(f"<!-- {title} -->" in effects for title in ("flat", "deep"))  # a panel each
 
 
-def test_no_two_arms_look_alike_in_the_plots(file: Path) -> None:
+def test_plots_give_every_arm_its_own_look(file: Path) -> None:
     trial = plan.read(file)
     many = structs.replace(trial, arms={f"arm{index}": "" for index in range(14)})
     assert len({tuple(plots.look(many, arm).values()) for arm in many.arms}) == 14
 
 
 @pytest.mark.parametrize(("best", "lost_in_deep"), [(0.004, 0.3 * math.log(2) ** 2), (0.002, 0.0)])
-def test_the_gain_in_two_settings_at_the_baselines_value(
+def test_interaction_is_also_shown_at_baseline_value(
     tmp_path: Path, best: float, lost_in_deep: float, capsys: Capture
 ) -> None:
     """In `deep` the baseline's value is sas's own too, or another one."""
@@ -88,7 +88,7 @@ def test_the_gain_in_two_settings_at_the_baselines_value(
     assert "sas, baseline's value" in (tmp_path / "trial" / "settings.svg").read_text()
 
 
-def test_holm_counts_every_arm_that_is_compared_at_the_baselines_value(file: Path) -> None:
+def test_holm_family_includes_arms_compared_at_baseline_value(file: Path) -> None:
     """sas has that value as its own: it is one of two there, though its row is among those at their own."""
 
     def row(arm: str, at: str, value: float, p: float | None) -> results.Row:
@@ -100,7 +100,7 @@ def test_holm_counts_every_arm_that_is_compared_at_the_baselines_value(file: Pat
     assert [(one.holm, one.family) for one in found] == [(None, 0), (0.04, 2), (0.04, 2), (0.02, 2)]
 
 
-def test_an_arm_is_compared_with_all_seeds_of_the_baseline(tmp_path: Path) -> None:
+def test_arm_is_compared_with_all_baseline_seeds(tmp_path: Path) -> None:
     file = written(tmp_path, TEXT.replace("[base, sas], seeds: 2", "[base], seeds: 5", 1) +
                    "  - {setting: flat, arms: [sas], seeds: 2}\n")  # fmt: skip
     trial = plan.read(file)
@@ -112,7 +112,7 @@ def test_an_arm_is_compared_with_all_seeds_of_the_baseline(tmp_path: Path) -> No
     assert row.against.effects["NLL"].p == pytest.approx(test.pvalue)
 
 
-def test_arms_at_a_fixed_value_are_compared_with_the_baseline_at_it(tmp_path: Path) -> None:
+def test_fixed_value_arms_are_compared_at_that_value(tmp_path: Path) -> None:
     text = TEXT + "  - {setting: flat, arms: [base, sas], seeds: 3, at: 1e-3}\n"
     file = written(tmp_path, text)
     trial = plan.read(file)
@@ -144,7 +144,7 @@ def test_each_measure_has_its_own_test_sets(tmp_path: Path) -> None:
     assert "Test sets: test, test1 taken together, 4 sentences (NLL); test, 2 sentences (BLEU)." in page
 
 
-def test_a_further_average_is_shown_for_the_seeds_that_have_it(file: Path, tmp_path: Path) -> None:
+def test_additional_average_lists_the_seeds_that_have_it(file: Path, tmp_path: Path) -> None:
     trial = plan.read(file)
     notes = all_kept(tmp_path / "trial", trial)
     name = "flat.sas.0.004.seed2"
@@ -155,7 +155,7 @@ def test_a_further_average_is_shown_for_the_seeds_that_have_it(file: Path, tmp_p
     assert row.endswith("| 2.5000 (1 of 2 seeds) |") and "| NLL, epochs41-50 |" in page
 
 
-def test_no_p_where_an_arm_did_not_train(file: Path, tmp_path: Path) -> None:
+def test_untrained_arms_get_no_p_value(file: Path, tmp_path: Path) -> None:
     trial = plan.read(file)
     folder = tmp_path / "trial"
     notes = all_kept(folder, trial)
@@ -176,7 +176,7 @@ def test_no_p_where_an_arm_did_not_train(file: Path, tmp_path: Path) -> None:
     assert not plots.by_setting(trial, found, tmp_path / "settings.svg")  # one setting is left
 
 
-def test_gap_by_epoch_is_the_difference_of_the_last_validations(file: Path, tmp_path: Path) -> None:
+def test_gap_by_epoch_uses_the_last_validation_of_each_epoch(file: Path, tmp_path: Path) -> None:
     trial = plan.read(file)
     folder = tmp_path / "trial"
     notes = all_kept(folder, trial)
@@ -203,7 +203,7 @@ def test_runs_without_a_data_fingerprint_are_named(file: Path, tmp_path: Path) -
     )
 
 
-def test_results_of_what_there_is(file: Path, tmp_path: Path) -> None:
+def test_results_of_an_incomplete_study(file: Path, tmp_path: Path) -> None:
     trial = plan.read(file)
     folder = tmp_path / "trial"
     notes = all_kept(folder, trial)

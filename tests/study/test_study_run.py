@@ -20,7 +20,9 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.mark.both
-def test_a_real_study(corpus: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_study_runs_end_to_end(
+    corpus: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Trained, averaged, decoded, measured, analysed, kept; the NLL is fairseq's own; a divergence is a result."""
     (tmp_path / "recipe.txt").write_text(FLAGS)
     path = written(tmp_path, REAL.format(recipe=tmp_path / "recipe.txt", data=corpus), "real")

@@ -21,7 +21,7 @@ def table(values: list[float], sentences: int = 50, noise: float = 0.0) -> np.nd
     return np.array(values)[:, None] + shape - shape.mean()
 
 
-def test_effect_is_welchs_if_sentences_add_nothing() -> None:
+def test_effect_equals_welch_test_without_sentence_noise() -> None:
     ours, theirs = [2.0, 2.3, 2.2, 2.6], [2.5, 2.7, 3.1]
     found = statistics.effect([(1.0, table(ours, noise=0.5)), (-1.0, table(theirs, noise=0.5))])
     test = stats.ttest_ind(ours, theirs, equal_var=False)
@@ -30,7 +30,7 @@ def test_effect_is_welchs_if_sentences_add_nothing() -> None:
     assert (found.low, found.high) == (pytest.approx(interval.low), pytest.approx(interval.high))
 
 
-def test_effect_is_a_paired_test_over_sentences_if_seeds_add_nothing() -> None:
+def test_effect_equals_paired_test_without_seed_noise() -> None:
     flat, shaped = table([2.0, 2.0]), table([3.0, 3.0, 3.0], noise=0.5)
     found = statistics.effect([(1.0, shaped), (-1.0, flat)])
     test = stats.ttest_rel(shaped.mean(axis=0), flat.mean(axis=0))
@@ -98,7 +98,7 @@ def image_truth(spread: tuple[float, float]) -> float:
         (image_like, (4, 4), (0.1, 0.1)),
     ],
 )
-def test_intervals_cover_as_often_as_they_say(draw: Any, seeds: tuple[int, int], spread: tuple[float, float]) -> None:
+def test_intervals_have_nominal_coverage(draw: Any, seeds: tuple[int, int], spread: tuple[float, float]) -> None:
     """Of 95% intervals, 92.5 to 97.5% contain the true difference, with new seeds and new sentences each time."""
     generator = np.random.default_rng(1)
     truth = -0.3 if draw is text_like else image_truth(spread)
@@ -113,14 +113,14 @@ def test_intervals_cover_as_often_as_they_say(draw: Any, seeds: tuple[int, int],
 
 
 @pytest.mark.parametrize(("count", "visible"), [(3, 0.91), (6, 0.54), (10, 0.40)])
-def test_smallest_visible_effect(count: int, visible: float) -> None:
+def test_smallest_visible_effect_matches_known_values(count: int, visible: float) -> None:
     spread = np.linspace(-1, 1, count)
     values = list(5 + 0.3 * spread / spread.std(ddof=1))
     found = statistics.effect([(1.0, table(values)), (-1.0, table(values))])
     assert found.visible == pytest.approx(visible, abs=0.006)
 
 
-def test_power_is_what_it_says() -> None:
+def test_smallest_visible_effect_has_80_percent_power() -> None:
     """Of studies whose true effect is the smallest visible one, 80% find it at level 5%."""
     generator = np.random.default_rng(0)
     error = math.sqrt(2 / 5)
@@ -130,24 +130,24 @@ def test_power_is_what_it_says() -> None:
     assert found.mean() == pytest.approx(0.8, abs=0.03)
 
 
-def test_one_seed_has_no_p() -> None:
+def test_one_seed_gives_no_p_value() -> None:
     found = statistics.effect([(1.0, table([2.0])), (-1.0, table([3.0]))])
     assert found == statistics.Effect(pytest.approx(-1))
 
 
-def test_an_interaction_is_a_difference_of_differences() -> None:
+def test_interaction_is_a_difference_of_differences() -> None:
     groups = [table([2.0, 2.2]), table([3.0, 3.2]), table([2.5, 2.6]), table([2.9, 3.0])]
     found = statistics.effect(list(zip((1.0, -1.0, -1.0, 1.0), groups, strict=True)))
     assert found.difference == pytest.approx((2.1 - 3.1) - (2.55 - 2.95))
     assert found.error == pytest.approx(math.sqrt((0.02 + 0.02 + 0.005 + 0.005) / 2))
 
 
-def test_pseudo_values_of_a_mean_are_the_values() -> None:
+def test_pseudo_values_of_a_mean_equal_the_values() -> None:
     parts = np.array([[100.0, 1.0], [0.0, 1.0], [0.0, 1.0], [100.0, 1.0]])
     assert statistics.pseudo_values(parts, lambda summed: summed[0] / summed[1]) == pytest.approx(parts[:, 0])
 
 
-def test_pseudo_values_give_the_spread_of_bleu() -> None:
+def test_pseudo_values_have_bootstrap_spread_of_bleu() -> None:
     """Their standard error is that of a bootstrap over sentences, and their mean is BLEU."""
     generator = np.random.default_rng(2)
     length = generator.integers(6, 20, 300)
@@ -161,12 +161,12 @@ def test_pseudo_values_give_the_spread_of_bleu() -> None:
     assert values.std(ddof=1) / math.sqrt(300) == pytest.approx(np.std(drawn), rel=0.1)
 
 
-def test_holm() -> None:
+def test_holm_correction_matches_known_values() -> None:
     assert statistics.holm([0.01, 0.04, 0.03, None]) == pytest.approx([0.03, 0.06, 0.06, None])
     assert statistics.holm([0.5, 0.9]) == [1.0, 1.0] and statistics.holm([]) == []
 
 
-def test_bleu_of_summed_statistics_is_bleu() -> None:
+def test_bleu_from_summed_statistics_equals_bleu() -> None:
     hypotheses = ["the cat sat on the mat .", "a dog runs fast today", "hello there my friend"]
     references = ["the cat sat on a mat .", "a dog runs very fast today", "hello there , my friend"]
     summed = np.array(scoring.statistics(hypotheses, references)).sum(axis=0)

@@ -14,7 +14,7 @@ RECORD = '2026-01-02 03:04:05 | INFO | train_inner | {{"epoch": {epoch}, "update
 RECORD += '"wps": "9876.5", "num_updates": "{updates}", "train_wall": "1"}}'
 
 
-def test_the_display_says_how_far_a_training_is(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_display_shows_progress_of_a_training(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     clock = Clock(monkeypatch)
     with Display("run", ["fairseq-train", "--max-update", "400", "--max-epoch", "0"]) as shown:
         clock.now += 31
@@ -33,7 +33,7 @@ def test_the_display_says_how_far_a_training_is(monkeypatch: pytest.MonkeyPatch,
     ]
 
 
-def test_the_display_counts_epochs_if_they_are_the_limit(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_display_counts_epochs_if_they_are_the_limit(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     clock = Clock(monkeypatch)
     with Display("run", ["fairseq-train", "--max-epoch", "4"], begun=10) as shown:
         shown.take(RECORD.format(epoch=1, done=1.0, loss=8.5, updates=20))

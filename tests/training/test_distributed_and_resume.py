@@ -39,7 +39,7 @@ class Numbers(torch.utils.data.Dataset[int]):
 
 
 @pytest.mark.parametrize(("before", "after", "done"), [(2, 1, 5), (1, 2, 6), (4, 2, 3), (2, 4, 4), (3, 3, 2)])
-def test_every_batch_comes_once_in_an_epoch_on_any_number_of_processes(before: int, after: int, done: int) -> None:
+def test_every_batch_comes_once_per_epoch_after_changing_process_count(before: int, after: int, done: int) -> None:
     """43 batches of two: those before the stop and those behind it are all of them, and none twice."""
     batches = [[2 * number, 2 * number + 1] for number in range(43)]
 
@@ -60,7 +60,7 @@ def test_every_batch_comes_once_in_an_epoch_on_any_number_of_processes(before: i
     assert sorted(seen) == list(range(86))
 
 
-def test_the_place_in_other_batches_is_the_same_share(caplog: pytest.LogCaptureFixture) -> None:
+def test_position_in_epoch_is_kept_as_a_share(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="fairseq_resid.compat")
 
     def iterator(count: int, shards: int = 1) -> Any:
@@ -145,7 +145,7 @@ def alone(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 
 @pytest.mark.parametrize("start", [by_torchrun, by_srun, by_hand])
-def test_two_processes_train_as_one_with_the_same_effective_batch(
+def test_two_processes_equal_one_with_same_effective_batch(
     start: Any, recipe: Path, alone: tuple[Path, str], tmp_path: Path
 ) -> None:
     """Batches are in the order of the epoch's shuffle for any number of processes.
@@ -182,7 +182,7 @@ def test_two_processes_train_as_one_with_the_same_effective_batch(
     [(SAS, 5, 1), (SAS, 25, 2), (["--residual", "rskip_ln", "--update-freq", "2"], 5, 1), (DROPOUT_SHORTCUT, 5, 1)],
     ids=["sas", "sas in epoch 2", "rskip_ln", "dropout_shortcut"],
 )
-def test_resuming_in_the_middle_of_an_epoch_is_bitwise(
+def test_resuming_mid_epoch_is_bitwise_equal(
     flags: list[str], stop: int, epoch: int, train: Command, tmp_path: Path
 ) -> None:
     """20 batches in an epoch, of 301 pairs of which many have the same length.
@@ -200,7 +200,7 @@ def test_resuming_in_the_middle_of_an_epoch_is_bitwise(
     assert_same_state(tmp_path / "whole" / "checkpoint_last.pt", tmp_path / "parts" / "checkpoint_last.pt")
 
 
-def test_a_killed_training_goes_on_bitwise(corpus: Path, train: Command, tmp_path: Path) -> None:
+def test_killed_training_resumes_bitwise_equal(corpus: Path, train: Command, tmp_path: Path) -> None:
     """38 batches of 8 in an epoch, a checkpoint every 20 updates: killed shortly after the first."""
     same = shlex.split("--dropout 0.2 --batch-size 8 --save-interval-updates 20 --save-interval 1000")
     folder = tmp_path / "killed"
@@ -236,7 +236,7 @@ def cut_back(run: Path, to: int) -> None:
 
 
 @pytest.mark.long
-def test_a_run_goes_on_on_other_devices(
+def test_run_resumes_on_other_number_of_processes(
     recipe: Path, alone: tuple[Path, str], tmp_path: Path, fault: Callable[..., None]
 ) -> None:
     """Two processes, then one, then two, each for a part of the epoch: the losses of one that was never stopped."""

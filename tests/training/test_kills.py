@@ -26,7 +26,7 @@ from support.trainings import assert_same_state, launched
 Fault = Callable[..., None]
 
 
-def test_no_checkpoint_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_no_half_written_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the file itself nor its copies under the names of the best and the last."""
     from fairseq import checkpoint_utils
     from fairseq.file_io import PathManager
@@ -65,7 +65,9 @@ def kill_at(command: list[str], moment: Callable[[subprocess.Popen[str]], None])
 
 
 @pytest.mark.long
-def test_kills_at_random_moments_of_a_training(recipe: Path, whole: Path, tmp_path: Path, fault: Fault) -> None:
+def test_training_killed_at_random_moments_ends_bitwise_equal(
+    recipe: Path, whole: Path, tmp_path: Path, fault: Fault
+) -> None:
     run, choose, kills = tmp_path / "run", random.Random(11), 0
 
     def after_updates(process: subprocess.Popen[str]) -> None:
@@ -99,7 +101,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["prepare", "average", "evaluate", "study"])
-def test_kills_at_random_moments_of_a_command(
+def test_command_killed_at_random_moments_can_be_repeated(
     what: str, raw_text: dict[str, Path], corpus: Path, whole: Path, tmp_path: Path, fault: Fault
 ) -> None:
     """Killed five times at moments spread over its time, run again, it leaves what it leaves undisturbed."""
@@ -142,7 +144,7 @@ def test_kills_at_random_moments_of_a_command(
     fault(f"SIGKILL at random moments of `{what}`", kills, f"run again, it leaves the same {len(calm)} files")
 
 
-def test_the_newest_whole_checkpoint_is_taken(recipe: Path, whole: Path, tmp_path: Path, fault: Fault) -> None:
+def test_resume_uses_newest_intact_checkpoint(recipe: Path, whole: Path, tmp_path: Path, fault: Fault) -> None:
     """checkpoint_last.pt empty, cut, or with a hole in it; the newest numbered one cut too."""
     from fairseq_resid.folders.run import Run
     from fairseq_resid.training.launch import repair_last_checkpoint
@@ -182,7 +184,9 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 
 @pytest.mark.long
-def test_a_full_disk(recipe: Path, whole: Path, small_disk: Callable[[int], Path], fault: Fault) -> None:
+def test_full_disk_is_reported_and_training_resumes(
+    recipe: Path, whole: Path, small_disk: Callable[[int], Path], fault: Fault
+) -> None:
     size = whole.stat().st_size // 1024
     disk = small_disk(int(4.5 * size))
     run = disk / "run"

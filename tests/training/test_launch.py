@@ -23,7 +23,7 @@ PYTHON = sys.executable
 Capture = pytest.CaptureFixture[str]
 
 
-def test_train_then_found_finished(fake_train: Path, capsys: Capture) -> None:
+def test_finished_training_is_not_repeated(fake_train: Path, capsys: Capture) -> None:
     words = ["quickstart", "--arch", "transformer_sas", "--lr", "0.5"]
     assert launch.main(words) == 0
     (call,) = calls(fake_train)
@@ -37,7 +37,7 @@ def test_train_then_found_finished(fake_train: Path, capsys: Capture) -> None:
     assert len(calls(fake_train)) == 1 and "trained already" in capsys.readouterr().out
 
 
-def test_a_failed_training_is_resumed_and_refused_under_other_settings(fake_train: Path, capsys: Capture) -> None:
+def test_failed_training_resumes_only_with_same_settings(fake_train: Path, capsys: Capture) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "code").write_text("3")
     assert launch.main(words) == 1
@@ -50,7 +50,7 @@ def test_a_failed_training_is_resumed_and_refused_under_other_settings(fake_trai
     assert len(calls(fake_train)) == 2 and calls(fake_train)[0] == calls(fake_train)[1]
 
 
-def test_a_start_that_made_no_checkpoint_binds_nobody(fake_train: Path) -> None:
+def test_run_without_checkpoint_may_change_settings(fake_train: Path) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "crash").touch()
     (fake_train / "code").write_text("2")
@@ -60,7 +60,7 @@ def test_a_start_that_made_no_checkpoint_binds_nobody(fake_train: Path) -> None:
     assert launch.main(words) == 0
 
 
-def test_the_plugin_may_be_spelled_otherwise_on_resume(fake_train: Path) -> None:
+def test_resume_accepts_another_path_of_the_plugin(fake_train: Path) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", str(fake_train / "run")]
     (fake_train / "code").write_text("3")
     assert launch.main(words) == 1
@@ -72,7 +72,7 @@ def test_the_plugin_may_be_spelled_otherwise_on_resume(fake_train: Path) -> None
     assert launch.main(words) == 0
 
 
-def test_a_truncated_last_checkpoint_is_replaced_by_the_newest_numbered_one(fake_train: Path, capsys: Capture) -> None:
+def test_truncated_last_checkpoint_is_replaced_by_newest_numbered_one(fake_train: Path, capsys: Capture) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "code").write_text("3")
     assert launch.main(words) == 1
@@ -96,14 +96,14 @@ def test_a_truncated_last_checkpoint_is_replaced_by_the_newest_numbered_one(fake
 
 
 @pytest.mark.parametrize("text", ["{", '{"x": 1}', "[]", '{"command": 3, "finished": true}'])
-def test_a_damaged_record_is_named(fake_train: Path, capsys: Capture, text: str) -> None:
+def test_damaged_run_record_is_named(fake_train: Path, capsys: Capture, text: str) -> None:
     (fake_train / "run").mkdir()
     (fake_train / "run" / "run.json").write_text(text)
     assert launch.main(["quickstart", "--arch", "transformer", "--run", "run"]) == 2
     assert "run/run.json: damaged" in capsys.readouterr().err and not calls(fake_train)
 
 
-def test_one_process_at_a_time_and_none_left_behind(fake_train: Path, capsys: Capture) -> None:
+def test_launcher_locks_the_run_and_stops_its_child(fake_train: Path, capsys: Capture) -> None:
     """SIGTERM to the launcher stops fairseq-train and waits for it; until then the folder is locked."""
     (fake_train / "slow").touch()
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
@@ -123,14 +123,14 @@ def test_one_process_at_a_time_and_none_left_behind(fake_train: Path, capsys: Ca
     assert launch.main(words) == 0
 
 
-def test_checkpoints_of_somebody_else_are_left_alone(fake_train: Path, capsys: Capture) -> None:
+def test_checkpoints_without_run_record_are_not_touched(fake_train: Path, capsys: Capture) -> None:
     (fake_train / "run").mkdir()
     (fake_train / "run" / "checkpoint_last.pt").touch()
     assert launch.main(["quickstart", "--arch", "transformer", "--run", "run"]) == 2
     assert "holds checkpoints but no run.json" in capsys.readouterr().err and not calls(fake_train)
 
 
-def test_the_order_of_flags_and_their_spelling_do_not_matter(fake_train: Path) -> None:
+def test_order_and_spelling_of_flags_do_not_matter(fake_train: Path) -> None:
     """As the record of an older version has them."""
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "code").write_text("3")
@@ -147,7 +147,7 @@ def spelled(flag: str, values: tuple[str, ...]) -> list[str]:
     return [f"{flag}={values[0]}"] if len(values) == 1 else [flag, *values]
 
 
-def test_the_plan_is_told_and_recorded(fake_train: Path, capsys: Capture) -> None:
+def test_plan_is_printed_and_recorded(fake_train: Path, capsys: Capture) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", "run", "--max-tokens", "800", "--cpu"]
     assert launch.main([*words, "--dry-run"]) == 0
     shown = capsys.readouterr().out
@@ -166,9 +166,7 @@ def test_the_plan_is_told_and_recorded(fake_train: Path, capsys: Capture) -> Non
         launch.main([*words, "--effective-batch", "0"])
 
 
-def test_what_goes_on_with_other_versions_says_so_and_keeps_both(
-    fake_train: Path, capsys: Capture, monkeypatch: Any
-) -> None:
+def test_resume_with_other_versions_warns_and_records_both(fake_train: Path, capsys: Capture, monkeypatch: Any) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "code").write_text("3")
     assert launch.main(words) == 1
@@ -183,7 +181,7 @@ def test_what_goes_on_with_other_versions_says_so_and_keeps_both(
     assert sessions[1]["versions"] == {"python": machine.python(), "torch": "9"} != sessions[0]["versions"]
 
 
-def test_a_stop_by_the_clock_is_not_the_end(fake_train: Path, capsys: Capture) -> None:
+def test_stop_time_does_not_finish_a_run(fake_train: Path, capsys: Capture) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", "run", "--max-update", "20"]
     assert launch.main([*words, "--stop-time-hours", "0.1"]) == 0
     assert not json.loads(Path("run/run.json").read_text())["finished"]
@@ -194,7 +192,7 @@ def test_a_stop_by_the_clock_is_not_the_end(fake_train: Path, capsys: Capture) -
     assert "trained already" in capsys.readouterr().out and len(calls(fake_train)) == 2
 
 
-def test_the_same_run_spelled_otherwise(fake_train: Path, capsys: Capture) -> None:
+def test_equivalent_recipe_spellings_are_the_same_run(fake_train: Path, capsys: Capture) -> None:
     Path("mine.txt").write_text("data-bin/phrasebook/ --max-tokens 100\n")
     assert launch.main(["mine.txt", "--arch", "transformer", "--run", "run"]) == 0
     Path("mine.txt").write_text("\ufeffdata-bin/./phrasebook \\\n  --max-tokens=100 \\\n --update-freq 1 # no more\n")
@@ -207,7 +205,7 @@ def test_the_same_run_spelled_otherwise(fake_train: Path, capsys: Capture) -> No
     assert launch.main(["mine.txt", "--arch", "transformer", "--run", "run"]) == 0
 
 
-def test_an_interrupt_that_only_the_launcher_gets_is_passed_on(fake_train: Path) -> None:
+def test_interrupt_of_launcher_reaches_fairseq_train(fake_train: Path) -> None:
     (fake_train / "slow").touch()
     code = f"import sys; sys.executable = {str(fake_train / 'bin' / 'python')!r}\n"
     code += "from fairseq_resid.commands import children; children.INTERRUPT_AFTER = 0.2\n"
@@ -222,7 +220,7 @@ def test_an_interrupt_that_only_the_launcher_gets_is_passed_on(fake_train: Path)
     assert calls(fake_train)[-1] == "asked to stop"
 
 
-def test_the_commit_is_that_of_the_tree_and_says_what_was_changed(tmp_path: Path, monkeypatch: Any) -> None:
+def test_recorded_commit_says_if_files_were_changed(tmp_path: Path, monkeypatch: Any) -> None:
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
     package = tmp_path / "fairseq_resid"
     package.mkdir()
@@ -237,19 +235,19 @@ def test_the_commit_is_that_of_the_tree_and_says_what_was_changed(tmp_path: Path
     assert machine.commit() == f"{head} with changes"
 
 
-def test_openmp_spins_for_a_bounded_time_unless_the_user_says_otherwise() -> None:
+def test_openmp_spin_time_is_bounded_unless_user_sets_it() -> None:
     assert launch.spinning({"PATH": "x"}) == {"GOMP_SPINCOUNT": launch.SPIN_COUNT}
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
         assert launch.spinning({name: "1"}) == {}
 
 
-def test_cpu_training_keeps_memory_unless_the_user_sets_it() -> None:
+def test_cpu_allocator_settings_apply_unless_user_sets_them() -> None:
     assert launch.allocating({"PATH": "x"}) == launch.ALLOCATOR
     for name in launch.ALLOCATOR:
         assert launch.allocating({name: "1"}) == {}
 
 
-def test_a_failed_training_shows_the_end_of_its_log(fake_train: Path, capsys: Capture) -> None:
+def test_failed_training_shows_end_of_its_log(fake_train: Path, capsys: Capture) -> None:
     program = fake_train / "bin" / "fairseq-train"
     program.write_text("#!/bin/sh\necho out of memory\necho of the GPU >&2\nexit 7\n")
     assert launch.main(["quickstart", "--arch", "transformer", "--run", "run"]) == 1

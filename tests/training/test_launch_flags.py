@@ -17,24 +17,24 @@ RUN = ["--run", "run"]
 
 
 @pytest.mark.parametrize("flag", ["--save-dir", "--log-file=x", "--user-dir", "--log-format"])
-def test_flags_that_would_move_the_run_are_refused(fake_train: Path, capsys: Capture, flag: str) -> None:
+def test_flags_that_move_the_run_are_refused(fake_train: Path, capsys: Capture, flag: str) -> None:
     assert launch.main(["quickstart", "--arch", "transformer", flag, "x"]) == 2
     assert f"{flag.split('=')[0]}: set by this command" in capsys.readouterr().err and not calls(fake_train)
 
 
-def test_a_recipe_with_an_open_quote_is_named(fake_train: Path, capsys: Capture) -> None:
+def test_recipe_with_open_quote_is_named(fake_train: Path, capsys: Capture) -> None:
     (fake_train / "mine.txt").write_text("data --adam-betas '(0.9\n")
     assert launch.main(["mine.txt", "--arch", "transformer"]) == 2
     assert "mine.txt: No closing quotation" in capsys.readouterr().err
 
 
-def test_unknown_recipe_names_those_there_are(fake_train: Path, capsys: Capture) -> None:
+def test_unknown_recipe_error_lists_recipes(fake_train: Path, capsys: Capture) -> None:
     assert launch.main(["quikstart", "--arch", "transformer"]) == 2
     error = capsys.readouterr().err
     assert "quikstart: no such recipe" in error and "multi30k-en-de, quickstart" in error and not calls(fake_train)
 
 
-def test_unknown_architectures_name_near_ones(fake_train: Path, capsys: Capture) -> None:
+def test_unknown_architecture_error_suggests_similar_names(fake_train: Path, capsys: Capture) -> None:
     assert launch.main(["quickstart", "--arch", "transformer_sass"]) == 2
     error = capsys.readouterr().err
     assert "--arch transformer_sass: no such architecture; near ones: transformer_sas" in error
@@ -42,7 +42,7 @@ def test_unknown_architectures_name_near_ones(fake_train: Path, capsys: Capture)
     assert "near ones: transformer, transformer_sas" in capsys.readouterr().err and not calls(fake_train)
 
 
-def test_a_size_in_the_architecture_that_is_not_the_recipes_is_refused(fake_train: Path, capsys: Capture) -> None:
+def test_architecture_size_that_contradicts_recipe_is_refused(fake_train: Path, capsys: Capture) -> None:
     make_data(fake_train / "data")
     Path("mine.txt").write_text("data --encoder-embed-dim 512 --max-tokens 100\n")
     assert launch.main(["mine.txt", "--arch", "transformer_sas_big"]) == 2
@@ -62,7 +62,7 @@ def test_a_size_in_the_architecture_that_is_not_the_recipes_is_refused(fake_trai
         (["--skip-lambda"], "argument --skip-lambda: expected one argument"),
     ],
 )
-def test_flags_that_fairseq_would_not_take_are_refused_before_anything_is_done(
+def test_invalid_fairseq_flags_are_refused_before_training(
     words: list[str], message: str, fake_train: Path, capsys: Capture
 ) -> None:
     for dry in (["--dry-run"], []):
@@ -72,7 +72,7 @@ def test_flags_that_fairseq_would_not_take_are_refused_before_anything_is_done(
     assert not calls(fake_train) and not Path("run").exists()
 
 
-def test_data_that_is_not_there_names_the_script_that_makes_it(fake_train: Path, capsys: Capture) -> None:
+def test_missing_data_error_names_the_prepare_command(fake_train: Path, capsys: Capture) -> None:
     assert launch.main(["wmt14-en-de", "--arch", "transformer"]) == 2
     assert (
         "data-bin/wmt14-en-de: no such data folder; fairseq-resid prepare wmt14-en-de makes it"
@@ -90,7 +90,7 @@ def test_data_that_is_not_there_names_the_script_that_makes_it(fake_train: Path,
         "--seed 3 other --wandb-project other",
     ],
 )
-def test_another_data_folder_replaces_the_recipes(extra: str, fake_train: Path, capsys: Capture) -> None:
+def test_given_data_folder_replaces_that_of_the_recipe(extra: str, fake_train: Path, capsys: Capture) -> None:
     """Wherever it stands; what is the value of a flag stays one."""
     make_data(fake_train / "other")
     words = ["quickstart", *extra.split(), "--arch", "transformer", "--run", "run", "--precision", "auto"]
@@ -121,7 +121,9 @@ def test_another_data_folder_replaces_the_recipes(extra: str, fake_train: Path, 
         ("half --max-tokens 9", "", "half: not a whole data folder: it has no train*.idx of both languages"),
     ],
 )
-def test_contradictions_are_refused(recipe_text: str, extra: str, said: str, fake_train: Path, capsys: Capture) -> None:
+def test_contradicting_flags_are_refused(
+    recipe_text: str, extra: str, said: str, fake_train: Path, capsys: Capture
+) -> None:
     make_data(fake_train / "half")
     (fake_train / "half" / "train.en-vi.en.idx").unlink()
     Path("mine.txt").write_text(recipe_text)
@@ -129,7 +131,7 @@ def test_contradictions_are_refused(recipe_text: str, extra: str, said: str, fak
     assert said in capsys.readouterr().err and not calls(fake_train)
 
 
-def test_a_recipe_is_read_as_a_shell_reads_it(tmp_path: Path) -> None:
+def test_recipe_is_parsed_like_a_shell_does(tmp_path: Path) -> None:
     text = (
         "\ufeff# It's mine: \\\ndata#2 --lr 1e-3 \\\n  --dropout 0.1# # 10%\n\t#--fp16\n--adam-betas '(0.9, 0.98)' #'\n"
     )
@@ -140,7 +142,7 @@ def test_a_recipe_is_read_as_a_shell_reads_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", recipe.available())
 @pytest.mark.parametrize("arch", ["transformer", "transformer_sas", "transformer_rskip_ln"])
-def test_shipped_recipes_parse_and_keep_the_checkpoints_that_are_averaged(name: str, arch: str, tmp_path: Path) -> None:
+def test_shipped_recipes_parse_and_keep_checkpoints_to_average(name: str, arch: str, tmp_path: Path) -> None:
     from fairseq import options
 
     import fairseq_resid.models  # noqa: F401  (registers the architectures)
@@ -161,7 +163,7 @@ def test_shipped_recipes_parse_and_keep_the_checkpoints_that_are_averaged(name: 
     assert args.keep_interval_updates * args.save_interval_updates <= 0.2 * updates
 
 
-def test_tensorboard_is_there_or_named(fake_train: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tensorboard_is_named(fake_train: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["quickstart", "--arch", "transformer", "--tensorboard-logdir", "tb", "--dry-run"]
     monkeypatch.setattr(launch, "find_spec", lambda name: None)
     assert launch.main(words) == 2

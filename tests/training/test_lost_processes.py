@@ -24,7 +24,7 @@ Fault = Callable[..., None]
 
 @pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_of_two_processes_is_killed(rank: int, recipe: Path, tmp_path: Path, fault: Fault) -> None:
+def test_killed_process_ends_the_other_process(rank: int, recipe: Path, tmp_path: Path, fault: Fault) -> None:
     run = tmp_path / "run"
     both = start_two(recipe, run)
     wait_for(lambda: logged(run) >= 27, both[0])
@@ -65,11 +65,11 @@ def meeting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[BaseException
     return meet
 
 
-def test_processes_that_train_the_same_meet(meeting: Any) -> None:
+def test_processes_with_equal_settings_meet(meeting: Any) -> None:
     assert meeting({"--seed": "1"}, {"--seed": "1"}, {"--seed": "1"}) == [None, None, None]
 
 
-def test_processes_that_differ_are_named(meeting: Any, fault: Fault) -> None:
+def test_differing_processes_are_named(meeting: Any, fault: Fault) -> None:
     for facts, said in (
         ({"--seed": "2"}, "rank 1 would train something else than rank 0: --seed is 2, and 1 on rank 0"),
         ({"--seed": "1", "the data's dict.en.txt": "7 bytes"}, "the data's dict.en.txt is 7 bytes, and None on rank 0"),
@@ -84,7 +84,7 @@ def test_processes_that_differ_are_named(meeting: Any, fault: Fault) -> None:
     )
 
 
-def test_a_process_that_does_not_come_is_missed(meeting: Any, fault: Fault) -> None:
+def test_missing_process_is_reported(meeting: Any, fault: Fault) -> None:
     ends = meeting({"--seed": "1"}, None)
     assert "rank 0 of 2: the processes of this training do not meet at tcp://127.0.0.1:" in str(ends[0])
     assert "within 3 s: " in str(ends[0]) and "1/2" in str(ends[0])
@@ -93,7 +93,7 @@ def test_a_process_that_does_not_come_is_missed(meeting: Any, fault: Fault) -> N
     fault("a rank that never comes", 2, "the others end with an error after 5 minutes (3 s in the test)")
 
 
-def test_a_port_in_use_is_named(meeting: Any, fault: Fault) -> None:
+def test_port_in_use_is_named(meeting: Any, fault: Fault) -> None:
     import socket
 
     with socket.socket() as taken:
@@ -105,7 +105,7 @@ def test_a_port_in_use_is_named(meeting: Any, fault: Fault) -> None:
     fault("the port of the rendezvous is in use", 1, "the error names the address")
 
 
-def test_what_processes_compare(corpus: Path) -> None:
+def test_processes_compare_shared_settings_and_data(corpus: Path) -> None:
     """Settings that each has for itself are no facts; what the data folder holds is."""
     from argparse import Namespace
 
@@ -120,7 +120,7 @@ def test_what_processes_compare(corpus: Path) -> None:
 
 
 @pytest.mark.long
-def test_two_processes_with_other_seeds(recipe: Path, tmp_path: Path, fault: Fault) -> None:
+def test_processes_with_different_seeds_refuse_to_train(recipe: Path, tmp_path: Path, fault: Fault) -> None:
     commands = by_hand(launched(recipe, tmp_path / "run"), free_port())
     both = [begin([*command, "--seed", str(5 + rank)]) for rank, (command, _) in enumerate(commands)]
     outputs = [process.communicate(timeout=120)[0] for process in both]

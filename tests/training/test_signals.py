@@ -42,7 +42,7 @@ MORE_STOPS = [(signal.SIGTERM, "launcher"), (signal.SIGTERM, "group"), (signal.S
 @pytest.mark.parametrize(
     ("number", "whom"), [*STOPS, *(pytest.param(*stop, marks=pytest.mark.long) for stop in MORE_STOPS)]
 )
-def test_a_signal_saves_and_stops(
+def test_signal_saves_checkpoint_and_stops(
     number: signal.Signals, whom: str, recipe: Path, whole: Path, tmp_path: Path, fault: Fault
 ) -> None:
     """The worker that reads data gets the signal too where the group does."""
@@ -58,7 +58,7 @@ def test_a_signal_saves_and_stops(
     fault(f"{number.name} to the {whom} of a training", 1, f"saved, exit code {code}, resumed: weights bitwise equal")
 
 
-def test_a_training_that_has_all_its_updates_makes_no_more(train: Callable[..., Any], tmp_path: Path) -> None:
+def test_finished_training_makes_no_further_update(train: Callable[..., Any], tmp_path: Path) -> None:
     """Killed after its last checkpoint, before anybody noted that it has finished; in the middle of an epoch."""
     for _ in range(2):
         done = train(tmp_path, "--max-update", 3)
@@ -66,7 +66,7 @@ def test_a_training_that_has_all_its_updates_makes_no_more(train: Callable[..., 
         assert state["optimizer_history"][-1]["num_updates"] == 3 and "done training" in done.output
 
 
-def test_a_second_interrupt_stops_at_once_and_terminating_twice_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_interrupt_stops_at_once_but_second_sigterm_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping._Stop, "asked", 0)
     before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.getsignal(signal.SIGTERM)
     with stopping._answering(stopping._ask):
@@ -84,7 +84,7 @@ def test_a_second_interrupt_stops_at_once_and_terminating_twice_does_not(monkeyp
     assert signal.getsignal(signal.SIGTERM) == before[1]
 
 
-def test_a_validation_without_its_worker_is_saved_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losing_validation_worker_after_signal_still_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm sends SIGTERM to all processes of a job: what reads the validation data ends by it."""
     import fairseq_cli.train as program
     from fairseq import checkpoint_utils
@@ -118,7 +118,7 @@ def test_a_validation_without_its_worker_is_saved_before(monkeypatch: pytest.Mon
         saved.clear()
 
 
-def test_signals_that_are_ignored_stay_so() -> None:
+def test_ignored_signals_stay_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stopping._answering(stopping._ask):
@@ -128,7 +128,7 @@ def test_signals_that_are_ignored_stay_so() -> None:
 
 
 @pytest.mark.long
-def test_a_signal_to_one_of_two_processes_stops_both(recipe: Path, tmp_path: Path, fault: Fault) -> None:
+def test_signal_to_one_process_stops_both(recipe: Path, tmp_path: Path, fault: Fault) -> None:
     """They stop after the same update, and go on as if never stopped."""
     run = tmp_path / "run"
     both = start_two(recipe, run)
@@ -165,7 +165,7 @@ def own_two(corpus: Path, tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
 
 
 @pytest.mark.long
-def test_processes_that_fairseq_starts_itself_are_told(
+def test_spawned_processes_receive_the_signal(
     own_two: tuple[subprocess.Popen[str], Path], tmp_path: Path, fault: Fault
 ) -> None:
     process, log = own_two
@@ -177,9 +177,7 @@ def test_processes_that_fairseq_starts_itself_are_told(
 
 
 @pytest.mark.long
-def test_processes_that_fairseq_starts_itself_end_with_one_of_them(
-    own_two: tuple[subprocess.Popen[str], Path], fault: Fault
-) -> None:
+def test_spawned_processes_end_if_one_is_killed(own_two: tuple[subprocess.Popen[str], Path], fault: Fault) -> None:
     """One is killed, and the other answers no signal, as in a collective on a GPU: torch kills it later."""
     process, log = own_two
     children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.once
 Capture = pytest.CaptureFixture[str]
 
 
-def test_a_new_network_is_read_with_the_statistics_of_what_it_reads() -> None:
+def test_new_network_settles_batch_norm_statistics_before_analysis() -> None:
     model = build("preact_resnet20", residual="xskip").eval()
     batches = [ImageBatch({"images": 5 + torch.randn(6, 3, 8, 8)}, torch.tensor([0, 1, 2, 3, 4, 5])) for _ in range(3)]
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
@@ -34,7 +34,7 @@ def test_a_new_network_is_read_with_the_statistics_of_what_it_reads() -> None:
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
 
 
-def test_gradient_norms_are_of_single_images() -> None:
+def test_gradient_norms_equal_those_of_single_images() -> None:
     model = build("preact_resnet20", stage_blocks="1,1,1", stage_channels="8,12,16", residual="sas").eval()
     pixels, target = torch.randn(3, 3, 8, 8), torch.tensor([1, 0, 2])
     found = gradient_norms(model, [ImageBatch({"images": pixels}, target)])
@@ -54,7 +54,7 @@ def test_gradient_norms_are_of_single_images() -> None:
 
 
 @pytest.mark.both
-def test_analysis_of_images(runs: list[Path], capsys: Capture) -> None:
+def test_analyze_reports_image_models(runs: list[Path], capsys: Capture) -> None:
     assert main(["analyze", *map(str, runs), "--sentences", "20", "--cpu"]) == 0
     said = capsys.readouterr().out
     assert "nats an image on 20 images of valid" in said
@@ -66,7 +66,7 @@ def test_analysis_of_images(runs: list[Path], capsys: Capture) -> None:
     assert {path.stem for path in (runs[1] / "analysis").glob("*.svg")} >= {"coefficients", "gradients", "losses"}
 
 
-def test_the_report_takes_images(runs: list[Path], tmp_path: Path) -> None:
+def test_report_includes_image_models(runs: list[Path], tmp_path: Path) -> None:
     assert main(["report", *map(str, runs), "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     assert "p McNemar" in page and "stage2" in page

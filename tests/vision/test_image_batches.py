@@ -17,7 +17,7 @@ from fairseq_resid.vision import augmentation
 pytestmark = pytest.mark.once
 
 
-def test_crops_and_mirrors_are_what_was_drawn() -> None:
+def test_crops_and_mirrors_match_their_random_draws() -> None:
     generator = np.random.default_rng(7)
     batch = generator.normal(size=(40, 3, 6, 5)).astype(np.float32)
     draws = augmentation.draw(1, 2, 100, 2, True)
@@ -32,7 +32,7 @@ def test_crops_and_mirrors_are_what_was_drawn() -> None:
     assert set(draws.down) == set(range(5)) and 20 < draws.flip.sum() < 80
 
 
-def test_batches_depend_on_seed_and_epoch_alone(data: Path) -> None:
+def test_batches_depend_only_on_seed_and_epoch(data: Path) -> None:
     known = images.read(data)
 
     def epoch(seed: int, number: int, size: int = 32) -> list[Any]:
@@ -59,7 +59,7 @@ def test_batches_depend_on_seed_and_epoch_alone(data: Path) -> None:
     assert sample["target"].tolist() == np.concatenate([part["label"] for part in raw]).tolist()
 
 
-def test_only_training_sees_moved_images(data: Path) -> None:
+def test_only_training_images_are_augmented(data: Path) -> None:
     args = Namespace(data=str(data), crop_padding=4, no_flip=False, seed=1, train_subset="train")
     task = ImageClassificationTask.setup_task(args)
     for split in ("train", "valid"):

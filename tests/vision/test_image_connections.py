@@ -22,7 +22,7 @@ def test_wide_states_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["xskip", "rskip_ln", "sas", "highway", "linear_shortcut", "deep_norm"])
-def test_a_connection_on_images_is_the_one_on_channels_last(name: str) -> None:
+def test_connection_on_images_equals_connection_on_channels_last(name: str) -> None:
     torch.manual_seed(2)
     place = Place(8, "stage1", "conv", 0, True, 0, 2, {"stage1": 2})
     site = connections.build(name, place).double()
@@ -33,14 +33,14 @@ def test_a_connection_on_images_is_the_one_on_channels_last(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rskip_ln", "sas"])
-def test_gradients_on_images(name: str) -> None:
+def test_gradients_on_images_are_correct(name: str) -> None:
     torch.manual_seed(3)
     site = connections.build(name, 4).double()
     x, f = (torch.randn(1, 4, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     assert torch.autograd.gradcheck(lambda x, f: first(site(last(x), last(f))), (x, f))
 
 
-def test_batch_norm_over_positions_is_torchs() -> None:
+def test_batch_norm_over_positions_equals_torch() -> None:
     torch.manual_seed(4)
     ours, theirs = batch_norm(6), nn.BatchNorm2d(6)
     x = torch.randn(3, 6, 4, 5) * 3 + 1
@@ -55,7 +55,7 @@ def test_sas_starts_at_3_and_minus_3_on_images() -> None:
     assert build("preact_resnet20", residual="sas", sas_alpha_bias=1).cfg.sas_alpha_bias == 1
 
 
-def test_the_ratio_of_a_batch_norm_is_its_own() -> None:
+def test_batch_norm_reports_its_own_ratio() -> None:
     place = Place(4, "stage1", "conv", 0, True, 0, 1, {"stage1": 1}, batch_norm)
     site = connections.build("rskip_ln", place).eval()
     site.norm.running_var.copy_(torch.tensor([1.0, 4.0, 9.0, 16.0]))

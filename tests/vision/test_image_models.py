@@ -47,11 +47,11 @@ ROOT = Path(__file__).resolve().parents[2]
         ("preact_resnet164", 1_703_258),
     ],
 )
-def test_parameters(arch: str, parameters: int) -> None:
+def test_parameter_counts_match_the_papers(arch: str, parameters: int) -> None:
     assert count(build(arch)) == parameters
 
 
-def test_a_network_of_1001_layers_is_built() -> None:
+def test_network_of_1001_layers_builds() -> None:
     model = build("preact_resnet1001")
     convolutions = [each for each in model.modules() if isinstance(each, nn.Conv2d) and each.kernel_size != (1, 1)]
     assert len(sites(model)) == 333
@@ -60,7 +60,7 @@ def test_a_network_of_1001_layers_is_built() -> None:
 
 
 @pytest.mark.parametrize("arch", sorted([*ARCHITECTURES, "all_cnn_c"]))
-def test_every_architecture_names_the_class_of_an_image(arch: str) -> None:
+def test_every_architecture_classifies_images(arch: str) -> None:
     if "1001" in arch or "wide" in arch:
         pytest.skip("too large for a test")
     model = build(arch).eval()
@@ -90,7 +90,7 @@ def reference(model: Any, x: torch.Tensor, join: Any) -> torch.Tensor:
     return model.classify(norm(model.end[0], x).mean((2, 3)))
 
 
-def test_the_network_is_he_2016b() -> None:
+def test_network_equals_he_2016b() -> None:
     model = build("preact_resnet20").eval()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -100,7 +100,7 @@ def test_the_network_is_he_2016b() -> None:
     assert torch.allclose(model(x), reference(model, x, lambda x, f: x + f), atol=1e-4)
 
 
-def test_orders_of_a_block_are_figure_4() -> None:
+def test_block_orders_match_figure_4() -> None:
     expected = {
         "full_preact": "B R C B R C | ",
         "relu_preact": "R C B R C B | ",
@@ -190,7 +190,7 @@ def test_narrow_projection_is_a_strided_convolution() -> None:
     assert [name for name, _ in projections[0].named_parameters()] == ["weight"]
 
 
-def test_two_streams_are_four_maps_and_a_shortcut() -> None:
+def test_two_stream_layer_is_four_maps_and_a_shortcut() -> None:
     torch.manual_seed(5)
     layer = TwoStreamConv2d(6, 6, 3, padding=1, bias=False)
     r, t = torch.randn(2, 2, 3, 5, 5).unbind()
@@ -208,7 +208,7 @@ def test_two_streams_are_four_maps_and_a_shortcut() -> None:
     assert torch.allclose(linear(x), x @ linear.weight.T + shortcut, atol=1e-6)
 
 
-def test_weight_decay_draws_two_streams_to_the_identity() -> None:
+def test_weight_decay_pulls_two_streams_to_identity() -> None:
     layer = TwoStreamConv2d(4, 4, 3, padding=1, bias=False)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, weight_decay=5.0)
     for _ in range(30):
@@ -221,7 +221,7 @@ def test_weight_decay_draws_two_streams_to_the_identity() -> None:
 
 @pytest.mark.both
 @pytest.mark.parametrize("residual", ["xskip", "sas", "rskip_ln"])
-def test_the_network_is_scripted(residual: str) -> None:
+def test_network_runs_under_torchscript(residual: str) -> None:
     model = build("preact_resnet20", stage_blocks="1,1,1", residual=residual).eval()
     x = torch.randn(2, *SHAPE)
     assert torch.allclose(torch.jit.script(model)(x), model(x), atol=1e-5)
@@ -239,7 +239,7 @@ def test_the_network_is_scripted(residual: str) -> None:
         ({"norm": "batch", "residual_backend": "triton", "residual": "rskip_ln"}, "--residual-backend triton: "),
     ],
 )
-def test_bad_forms(flags: dict[str, Any], message: str) -> None:
+def test_bad_network_shapes_are_refused(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build("preact_resnet20", **flags)
 
@@ -252,12 +252,12 @@ def test_bad_forms(flags: dict[str, Any], message: str) -> None:
         ("preact_resnet164", {"stage_channels": "2,4,8"}, "--stage-channels 2,4,8: bottlenecks need multiples of 4"),
     ],
 )
-def test_flags_that_an_architecture_cannot_take(arch: str, flags: dict[str, Any], message: str) -> None:
+def test_unsupported_flags_of_an_architecture_are_refused(arch: str, flags: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build(arch, **flags)
 
 
-def test_a_network_without_sites_says_what_went_wrong() -> None:
+def test_network_without_sites_gives_helpful_errors() -> None:
     model = build("all_cnn_c")
     assert model.divergence_advice() == "use a lower --lr"
     with pytest.raises(UserError, match="the checkpoint does not fit --arch all_cnn_c"):
@@ -267,7 +267,7 @@ def test_a_network_without_sites_says_what_went_wrong() -> None:
         ARCH_MODEL_REGISTRY["all_cnn_c"].build_model(Namespace(arch="all_cnn_c"), small)
 
 
-def test_the_benchmark_has_the_same_network_in_plain_pytorch(data: Path, tmp_path: Path) -> None:
+def test_benchmark_network_equals_plain_pytorch_network(data: Path, tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "benchmarks" / "images.py", "--data", data, "--rounds", "1", "--batch", "4"]
     command += ["--structures", "xskip", "--device", "cpu", "--json", tmp_path / "out.json"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)

@@ -24,7 +24,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.mark.both
-def test_scores_are_of_the_last_checkpoint(data: Path, runs: list[Path], capsys: Capture) -> None:
+def test_scores_belong_to_the_last_checkpoint(data: Path, runs: list[Path], capsys: Capture) -> None:
     results = Run(runs[0]).read_results()
     model = build("preact_resnet20", classes=4, stage_blocks="1,1,1")
     model.load_state_dict(weights(runs[0]))
@@ -43,7 +43,7 @@ def test_scores_are_of_the_last_checkpoint(data: Path, runs: list[Path], capsys:
     assert "| test, 40 | error |" in (runs[0] / "card.md").read_text()
 
 
-def test_compared_and_in_a_table(runs: list[Path], tmp_path: Path, capsys: Capture) -> None:
+def test_image_runs_appear_in_compare_and_table(runs: list[Path], tmp_path: Path, capsys: Capture) -> None:
     assert main(["compare", *map(str, runs), "--markdown"]) == 0
     said = capsys.readouterr().out
     twin, other = tmp_path / "twin", tmp_path / "other"
@@ -65,7 +65,7 @@ def test_compared_and_in_a_table(runs: list[Path], tmp_path: Path, capsys: Captu
     assert "| error % | NLL | images/s |" in capsys.readouterr().out
 
 
-def test_mcnemar_and_intervals() -> None:
+def test_mcnemar_and_intervals_match_known_values() -> None:
     baseline = [scoring.Answer(0, int(number < 30), 0.0) for number in range(100)]
     mine = [scoring.Answer(0, int(10 <= number < 32), 0.0) for number in range(100)]
     found = scoring.paired(mine, baseline)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.once
 Capture = pytest.CaptureFixture[str]
 
 
-def test_measures_of_images_are_means_over_images(tmp_path: Path) -> None:
+def test_image_measures_are_means_over_images(tmp_path: Path) -> None:
     answers = [
         scoring.Answer(0, 0, 0.5),
         scoring.Answer(1, 2, 2.0),
@@ -32,7 +32,7 @@ def test_measures_of_images_are_means_over_images(tmp_path: Path) -> None:
         assert measure.score(np.array(measure.parts(Run(tmp_path), "test")).sum(axis=0)) == pytest.approx(expected)
 
 
-def test_a_study_of_images(recipe: Path, tmp_path: Path) -> None:
+def test_image_study_runs_end_to_end(recipe: Path, tmp_path: Path) -> None:
     file = tmp_path / "farm.yaml"
     file.write_text(
         f"title: Farm\nrecipe: {recipe}\nmeasure: error\nanalyze: 1\nflags: --arch preact_resnet20\nbaseline: plain\n"
@@ -49,7 +49,7 @@ def test_a_study_of_images(recipe: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "farm" / "recipe.plain.seed2" / "analysis").exists()
 
 
-def test_a_measure_of_another_task_is_refused(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_measure_of_another_task_is_refused(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "farm.yaml"
     file.write_text(
         f"title: Farm\nrecipe: {recipe}\nmeasure: NLL\nflags: --arch preact_resnet20\nbaseline: plain\n"

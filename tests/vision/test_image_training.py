@@ -26,7 +26,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.mark.both
-def test_a_step_by_amp_is_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amp_step_uses_the_unscaled_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGD, whose step shows by what its gradient was divided; Adam's would not."""
     from fairseq.optim.amp_optimizer import AMPOptimizer
     from fairseq.optim.sgd import SGD
@@ -43,7 +43,7 @@ def test_a_step_by_amp_is_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.both
-def test_a_training_learns_and_says_its_error(runs: list[Path]) -> None:
+def test_training_logs_error_and_learning_rates(runs: list[Path]) -> None:
     records_of = [row for row in Run(runs[1]).log_records() if "valid_error" in row]
     assert float(records_of[-1]["valid_error"]) + float(records_of[-1]["valid_accuracy"]) == pytest.approx(
         100, abs=0.02
@@ -56,7 +56,7 @@ def test_a_training_learns_and_says_its_error(runs: list[Path]) -> None:
 
 
 @pytest.mark.both
-def test_resumed_bitwise_and_by_any_number_of_workers(recipe: Path, runs: list[Path], tmp_path: Path) -> None:
+def test_resuming_is_bitwise_equal_for_any_number_of_workers(recipe: Path, runs: list[Path], tmp_path: Path) -> None:
     halves = tmp_path / "halves"
     assert train(recipe, halves, "--residual", "xskip", "--max-update", "7") == 0
     record = json.loads((halves / "run.json").read_text())
@@ -88,7 +88,7 @@ def test_two_processes_train_one_model(recipe: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.both
-def test_workers_end_with_their_epoch(data: Path, tmp_path: Path) -> None:
+def test_data_workers_end_with_their_epoch(data: Path, tmp_path: Path) -> None:
     watched = (
         "import os\nfrom fairseq_resid.tasks.images import ImageClassificationTask as Task\nbegin = Task.begin_epoch\n"
         "def counted(self, epoch, model):\n    begin(self, epoch, model)\n    me = os.getpid()\n"
@@ -105,7 +105,7 @@ def test_workers_end_with_their_epoch(data: Path, tmp_path: Path) -> None:
     assert len(counts) == 4 and max(counts) <= 4 and "AssertionError" not in done.stderr
 
 
-def test_text_and_images_are_not_mixed(recipe: Path, runs: list[Path], tmp_path: Path, capsys: Capture) -> None:
+def test_mixing_text_and_images_is_refused(recipe: Path, runs: list[Path], tmp_path: Path, capsys: Capture) -> None:
     run = ["--run", str(tmp_path / "run")]
     assert main(["train", str(recipe), "--arch", "transformer_sas", *run]) == 2
     assert "--arch transformer_sas: a model of text, and the recipe's task is image_cl" in capsys.readouterr().err
@@ -117,7 +117,7 @@ def test_text_and_images_are_not_mixed(recipe: Path, runs: list[Path], tmp_path:
     assert "nosuch.npy: no such file" in capsys.readouterr().err
 
 
-def test_what_was_trained_on_is_said(recipe: Path, data: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_evaluation_marks_subsets_used_in_training(recipe: Path, data: Path, tmp_path: Path, capsys: Capture) -> None:
     run = tmp_path / "all"
     flags = ["--train-subset", "train+valid", "--valid-subset", "test", "--stage-channels", "8,8,8"]
     assert train(recipe, run, *flags) == 0
@@ -148,7 +148,9 @@ def test_what_was_trained_on_is_said(recipe: Path, data: Path, tmp_path: Path, c
         (["--max-tokens", "4096"], "--max-tokens"),
     ],
 )
-def test_bad_trainings(recipe: Path, tmp_path: Path, flags: list[str], message: str, capsys: Capture) -> None:
+def test_bad_training_flags_are_refused(
+    recipe: Path, tmp_path: Path, flags: list[str], message: str, capsys: Capture
+) -> None:
     assert train(recipe, tmp_path / "run", *flags) != 0
     said = capsys.readouterr().err
     log = tmp_path / "run" / "train.log"

@@ -27,7 +27,7 @@ def read_png(path: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", RELEASES)
-def test_a_release_pixel_by_pixel(name: str, tmp_path: Path, capsys: Capture) -> None:
+def test_release_is_stored_pixel_by_pixel(name: str, tmp_path: Path, capsys: Capture) -> None:
     known, archive = RELEASES[name], release(tmp_path / "raw", name)
     out = tmp_path / "data"
     assert main(name, out, "--raw", archive, "--allow-other-data", "--valid", 4) == 0
@@ -63,7 +63,7 @@ def test_a_release_pixel_by_pixel(name: str, tmp_path: Path, capsys: Capture) ->
     assert {path.name for path in tmp_path.iterdir()} == {"raw", "data"}
 
 
-def test_mean_and_deviation_are_those_of_the_training_images(tmp_path: Path) -> None:
+def test_mean_and_deviation_come_from_training_images(tmp_path: Path) -> None:
     out = tmp_path / "data"
     assert main("cifar10", out, "--raw", release(tmp_path / "raw"), "--allow-other-data", "--valid", 5) == 0
     pixels = stored(out, "train")[1].astype(np.float64) / 255
@@ -73,7 +73,7 @@ def test_mean_and_deviation_are_those_of_the_training_images(tmp_path: Path) -> 
     assert record["mean"][0] < 0.25 < record["mean"][1] < 0.45 < record["mean"][2]
 
 
-def test_moments_of_so_many_images_that_float32_sums_would_stop_growing() -> None:
+def test_moments_are_exact_beyond_float32_sums() -> None:
     histogram = np.zeros((2, 256), np.int64)
     histogram[0, [10, 250]] = 3 * 10**10, 10**10
     histogram[1, [0, 255]] = 10**10 - 1, 10**10 + 1
@@ -82,7 +82,7 @@ def test_moments_of_so_many_images_that_float32_sums_would_stop_growing() -> Non
     assert deviation == pytest.approx([240 * (3 / 16) ** 0.5 / 255, 0.5], rel=1e-12)
 
 
-def test_a_release_that_its_checksum_vouches_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_with_matching_checksum_has_no_differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a mirror, from disk, from earlier downloads: nothing differs."""
     archive = release(tmp_path / "host")
     known = yaml.safe_load((manifest.MANIFESTS / "cifar10.yaml").read_text())
@@ -104,7 +104,7 @@ def test_a_release_that_its_checksum_vouches_for(tmp_path: Path, monkeypatch: py
         assert told(out)["differences"] == []
 
 
-def test_a_folder_pixel_by_pixel(by_classes: Path, made: Path) -> None:
+def test_folder_is_stored_pixel_by_pixel(by_classes: Path, made: Path) -> None:
     """In the order of classes and names; the last of each class are held out."""
     record = told(made)
     assert record["classes"] == ["cat", "dog", "emu"] and record["name"] == "animals"
@@ -120,7 +120,7 @@ def test_a_folder_pixel_by_pixel(by_classes: Path, made: Path) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 250])
-def test_any_number_of_workers_makes_the_same(
+def test_number_of_workers_does_not_change_images(
     chunk: int, by_classes: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(by_class, "CHUNK_IMAGES", chunk)
@@ -130,7 +130,7 @@ def test_any_number_of_workers_makes_the_same(
 
 
 @pytest.mark.parametrize("name", ["raw.tar.xz", "raw.tar.gz", "raw.tar", "raw.zip"])
-def test_an_archive_of_a_folder(name: str, by_classes: Path, made: Path, tmp_path: Path) -> None:
+def test_archive_of_a_folder_gives_same_data(name: str, by_classes: Path, made: Path, tmp_path: Path) -> None:
     files = sorted(file for file in by_classes.rglob("*") if file.is_file())
     random.Random(1).shuffle(files)
     mirror.archive(tmp_path / name, {str(file.relative_to(by_classes)): file.read_bytes() for file in files})
@@ -168,7 +168,7 @@ def test_every_image_becomes_rgb(mode: str, suffix: str, tmp_path: Path) -> None
     np.testing.assert_array_equal(stored(tmp_path / "data", "train")[1][0], expected)
 
 
-def test_jpeg_images_of_another_shape(tmp_path: Path) -> None:
+def test_jpeg_images_of_another_shape_are_accepted(tmp_path: Path) -> None:
     raw = mirror.images(tmp_path / "raw", ("cat", "dog", "emu"))
     decoded = {}
     for path in sorted(raw.rglob("*.png")):
@@ -196,7 +196,7 @@ def test_uneven_classes_are_held_out_in_proportion(by_classes: Path, tmp_path: P
     assert "test: 4 images, 0 (emu) to 2 (cat) of a class\n" in said
 
 
-def test_holding_out() -> None:
+def test_hold_out_is_proportional_to_class_sizes() -> None:
     choose = random.Random(2)
     for _ in range(200):
         counts = [choose.randint(1, 40) for _ in range(choose.randint(1, 12))]
@@ -214,13 +214,13 @@ def test_holding_out() -> None:
         assert np.flatnonzero(prepare.hold_out(labels, held, False, [])).tolist() == list(range(total - held, total))
 
 
-def test_the_default_of_a_folder_of_ones_own_is_a_tenth(tmp_path: Path) -> None:
+def test_custom_folder_holds_out_a_tenth_by_default(tmp_path: Path) -> None:
     raw = mirror.images(tmp_path / "raw", ("a", "b"), 15, 1)
     assert main("custom", tmp_path / "data", "--raw", raw) == 0
     assert told(tmp_path / "data")["counts"] == {"train": 27, "valid": 3, "test": 2}
 
 
-def test_a_link_within_the_folder_is_followed(by_classes: Path, made: Path, tmp_path: Path) -> None:
+def test_link_within_the_folder_is_followed(by_classes: Path, made: Path, tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     shutil.copytree(by_classes, raw)
     path = raw / "train" / "cat" / "0001.png"

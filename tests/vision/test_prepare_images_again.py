@@ -15,7 +15,7 @@ pytestmark = pytest.mark.once
 Capture = pytest.CaptureFixture[str]
 
 
-def test_again_it_does_nothing(by_classes: Path, made: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_finished_preparation_is_not_repeated(by_classes: Path, made: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "animals"
     shutil.copytree(made, out)
     before = content(out)
@@ -48,7 +48,7 @@ def test_other_settings_are_refused(by_classes: Path, made: Path, tmp_path: Path
     assert said("custom", "--raw", by_classes, "--valid", 3) == expected
 
 
-def test_a_damaged_data_folder_is_found(by_classes: Path, made: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_damaged_image_data_is_detected(by_classes: Path, made: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "animals"
     shutil.copytree(made, out)
     raw = bytearray((out / "train.npy").read_bytes())
@@ -64,7 +64,7 @@ def test_a_damaged_data_folder_is_found(by_classes: Path, made: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("stop", ["os.replace", "image_folder.begin", "sha256"])
-def test_interrupted_the_next_run_makes_the_same(
+def test_interrupted_preparation_gives_same_result_when_repeated(
     stop: str, by_classes: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     def interrupt(*_: Any) -> None:
@@ -84,7 +84,7 @@ def test_interrupted_the_next_run_makes_the_same(
     assert content(out) == content(made) and list(tmp_path.iterdir()) == [out]
 
 
-def test_a_working_folder_of_something_else_is_left_alone(by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_unrelated_working_folder_is_not_touched(by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
     work = tmp_path / "animals.partial"
     work.mkdir()
     (work / "text.json").write_text("{}")

@@ -41,7 +41,9 @@ IMAGE = bytes([3]) + bytes(3072)
         ({"meta_txt": "airplane\nship\n"}, f"{CIFAR10.names} does not name the classes of cifar10"),
     ],
 )
-def test_a_release_with_other_members(changed: dict[str, Any], said: str, tmp_path: Path, capsys: Capture) -> None:
+def test_release_with_wrong_members_is_refused(
+    changed: dict[str, Any], said: str, tmp_path: Path, capsys: Capture
+) -> None:
     archive = release(tmp_path / "raw", **changed)
     found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", archive, "--allow-other-data")
     assert found.startswith(str(archive)) and said in found
@@ -65,7 +67,7 @@ def flipped(archive: Path) -> None:
     "damage, said",
     [(web_page, "is a web page, not an archive"), (cut_off, "damaged or cut off"), (flipped, "damaged or cut off")],
 )
-def test_a_damaged_release(damage: Callable[[Path], None], said: str, tmp_path: Path, capsys: Capture) -> None:
+def test_damaged_release_is_refused(damage: Callable[[Path], None], said: str, tmp_path: Path, capsys: Capture) -> None:
     archive = release(tmp_path / "raw")
     damage(archive)
     found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", archive)
@@ -80,7 +82,7 @@ def test_a_damaged_release(damage: Callable[[Path], None], said: str, tmp_path: 
         assert not (tmp_path / "downloads" / archive.name).exists()
 
 
-def test_another_number_of_images_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_wrong_number_of_images_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """Also in an archive whose checksum is right."""
     archive = release(tmp_path / "raw")
     monkeypatch.setattr("fairseq_resid.vision.sources.problem", lambda *_: None)
@@ -140,7 +142,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize("case", BAD)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_bad_folder(case: str, workers: int, by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_bad_folder_is_refused(case: str, workers: int, by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
     raw = tmp_path / "raw"
     shutil.copytree(by_classes, raw)
     change, said = BAD[case]
@@ -149,7 +151,7 @@ def test_a_bad_folder(case: str, workers: int, by_classes: Path, tmp_path: Path,
     assert said in found and (str(raw) in found or case == "one value") and not (tmp_path / "data").exists()
 
 
-def test_the_classes_of_a_known_corpus(by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_known_corpus_requires_its_classes(by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
     found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", by_classes)
     assert found == (
         f"{by_classes}/train/emu: no class; the classes are those airplane, automobile, bird, cat, deer, dog, frog, "
@@ -164,7 +166,7 @@ def test_the_classes_of_a_known_corpus(by_classes: Path, tmp_path: Path, capsys:
     )
 
 
-def test_a_decompression_bomb(
+def test_decompression_bomb_is_refused(
     by_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     for limit in (1000, 500):  # Pillow warns, and refuses
@@ -173,7 +175,7 @@ def test_a_decompression_bomb(
         assert f"{by_classes}/train/cat/0000.png: no image that can be read: Image size (1024 pixels) exceeds" in found
 
 
-def test_an_archive_with_a_bad_image_names_it(by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_bad_image_in_archive_is_named(by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
     inside = {str(file.relative_to(by_classes)): file.read_bytes() for file in by_classes.rglob("*.png")}
     archive = tmp_path / "raw.tar.xz"
     mirror.archive(archive, {**inside, "train/cat/0002.png": b"no image"})
@@ -188,7 +190,9 @@ def die(*_: Any, **__: Any) -> None:
     os._exit(1)
 
 
-def test_a_worker_that_dies(by_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_dead_image_worker_is_reported(
+    by_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     monkeypatch.setattr(by_class, "_decode_all", die)
     assert main("custom", tmp_path / "data", "--raw", by_classes, "--workers", 2) == 1
     assert "a worker process ended (out of memory?); fewer --workers need less" in capsys.readouterr().err
@@ -215,7 +219,7 @@ def test_a_worker_that_dies(by_classes: Path, tmp_path: Path, monkeypatch: pytes
         ("custom", ["--raw", "{images}", "--valid", 14], "--valid 14: would take all 5 training images of dog"),
     ],
 )
-def test_flags_that_are_wrong(
+def test_wrong_flags_are_refused(
     name: str, flags: list[object], said: str, by_classes: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -225,7 +229,7 @@ def test_flags_that_are_wrong(
     assert said.format(**places) in error_of(capsys, name, tmp_path / "data", *given)
 
 
-def test_a_reader_names_a_file_that_is_not_what_it_was(made: Path, tmp_path: Path) -> None:
+def test_reader_names_a_changed_or_missing_file(made: Path, tmp_path: Path) -> None:
     out = tmp_path / "animals"
     shutil.copytree(made, out)
     known = image_folder.read(out)
