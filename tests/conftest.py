@@ -67,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def fault(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """Record a row of the table in tests/README.md: `fault("what was done to it", tried, "what came of it")`.
+    """Record a row of a table in tests/faults/README.md: `fault("what was done to it", tried, "what came of it")`.
 
     tried: how often. The test that made the row is added. A row counts if its test passes.
     """

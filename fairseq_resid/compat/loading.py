@@ -21,8 +21,8 @@ from .stand_in import StandIn
 
 logger = logging.getLogger(__name__)
 
-# Names of config values that fairseq passes to Python's eval if they are strings (tests/test_compat.py compares
-# the list with the sources of the installed fairseq).
+# Names of config values that fairseq passes to Python's eval if they are strings (tests/compat/test_code_in_configs.py
+# compares the list with the sources of the installed fairseq).
 EVALUATED = set(
     """
     adafactor_eps adam_betas adamax_betas adaptive_input_cutoff adaptive_softmax_cutoff character_filters

@@ -28,7 +28,8 @@ from .two_streams import TwoStreamConv2d
 ORDERS = ("full_preact", "relu_preact", "original", "bn_after_add", "relu_before_add")
 EXPANSION = 4  # of a bottleneck's last convolution
 # In the backward pass of a strided 1x1 convolution that reads 2 to 6 channels in channels-last memory, oneDNN's AVX2
-# kernels (3.12, of torch 2.13) write past their buffers. tests/test_image_models.py says when a newer oneDNN does not.
+# kernels (3.12, of torch 2.13) write past their buffers. tests/vision/test_image_models.py says when a newer oneDNN
+# does not.
 SAFE_CHANNELS = 8
 
 

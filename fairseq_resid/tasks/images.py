@@ -154,8 +154,8 @@ class ImageClassificationTask(LegacyFairseqTask):  # type: ignore[misc]
     def get_batch_iterator(self, *args: Any, **kwargs: Any) -> Any:
         """End the worker processes of an epoch with the epoch.
 
-        fairseq-fixed keeps them for an iterator that serves all epochs. Images have a new one in each, so that they would
-        wait for the garbage collector, which then waits 5 s for every worker.
+        fairseq-fixed keeps them for an iterator that serves all epochs. Images have a new iterator in each, so that the
+        processes would live until the garbage collector ends them, which takes 5 s for each.
         """
         iterator = super().get_batch_iterator(*args, **kwargs)
         iterator.persistent_workers = iterator.reuse_dataloader = False

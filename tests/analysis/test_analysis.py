@@ -39,7 +39,7 @@ def text(loaded: Loaded, max_tokens: int = 4096, count: int = 20) -> list[Any]:
     return list(batches(loaded, "valid", choose(loaded, "valid", count), max_tokens))
 
 
-def test_figures_are_those_of_sentences_read_one_by_one(sas: Loaded) -> None:
+def test_figures_equal_those_of_single_sentences(sas: Loaded) -> None:
     """Mean, spread and histogram of α at a site, its norms and its share, from a forward pass written again."""
     observer, nll, tokens = observe(sas.model, text(sas))
     values: dict[str, list[Tensor]] = {"alpha": [], "gamma": []}
@@ -75,7 +75,7 @@ def test_figures_are_those_of_sentences_read_one_by_one(sas: Loaded) -> None:
     assert nll == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
 
 
-def test_the_same_figures_whatever_the_batches(sas: Loaded) -> None:
+def test_batching_does_not_change_figures(sas: Loaded) -> None:
     many, few = (analysed(sas, "valid", 15, size, True) for size in (40, 4096))
     assert len(text(sas, 40, 15)) > 5 * len(text(sas, 4096, 15)) > 0
     for name, site in many.sites.items():
@@ -90,7 +90,7 @@ def test_the_same_figures_whatever_the_batches(sas: Loaded) -> None:
     assert (many.nll, many.tokens) == (pytest.approx(few.nll, abs=1e-6), few.tokens)
 
 
-def test_gradient_norms_are_those_of_single_sentences(sas: Loaded) -> None:
+def test_gradient_norms_equal_those_of_single_sentences(sas: Loaded) -> None:
     found = gradient_norms(sas.model, text(sas, count=4))
     dataset = sas.task.dataset("valid")
     site, norms = sas.model.encoder.layers[0].ffn_residual, []
@@ -107,7 +107,7 @@ def test_gradient_norms_are_those_of_single_sentences(sas: Loaded) -> None:
     assert all(parameter.grad is None for parameter in sas.model.parameters())
 
 
-def test_a_site_that_is_switched_off_is_named(sas: Loaded) -> None:
+def test_switched_off_site_is_reported(sas: Loaded) -> None:
     """The branch gives 0: nothing changes without it."""
     model = copy.deepcopy(sas.model)
     for parameter in model.encoder.layers[1].fc2.parameters():
@@ -157,7 +157,7 @@ def test_every_structure_and_its_coefficients(name: str, sas: Loaded) -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_the_ratio_of_rskip() -> None:
+def test_analysis_reports_effective_ratio_of_rskip() -> None:
     """1 + σ₁/w₁ + σ₁σ₂/(w₁w₂), elementwise."""
     torch.manual_seed(0)
     site = connections.build("rskip_ln", 8, skip_lambda=3).double()
@@ -172,7 +172,7 @@ def test_the_ratio_of_rskip() -> None:
 
 
 @pytest.mark.parametrize("residual", ["sas", "admin"])
-def test_the_initial_model_is_the_one_before_the_first_update(
+def test_initial_model_is_the_one_before_first_update(
     residual: str, train: Callable[..., Any], corpus: Path, tmp_path: Path
 ) -> None:
     train(tmp_path, "--residual", residual, "--lr", 0, "--max-update", 1, "--seed", 7)
@@ -182,7 +182,7 @@ def test_the_initial_model_is_the_one_before_the_first_update(
         assert torch.equal(value, start[key]), key
 
 
-def test_a_stock_model(stock_checkpoint: Path, corpus: Path) -> None:
+def test_stock_model_is_analyzed_without_coefficients(stock_checkpoint: Path, corpus: Path) -> None:
     loaded = load(stock_checkpoint.parent, corpus, cpu=True)
     found = analysed(loaded, "valid", 10, 4096, False)
     assert found.structure == "post_ln" and found.nll < found.start_nll
@@ -190,7 +190,7 @@ def test_a_stock_model(stock_checkpoint: Path, corpus: Path) -> None:
     assert all(site.nll_without is None and site.gradient for site in found.sites.values())
 
 
-def test_learning_curves_of_fixed_coefficients(
+def test_learning_curves_of_coefficients_skip_unusable_checkpoints(
     train: Callable[..., Any], corpus: Path, sas_checkpoint: Path, tmp_path: Path
 ) -> None:
     train(tmp_path, "--residual", "wskip_ln", "--save-interval-updates", 2, "--max-update", 6, "--wskip-init", 2)
@@ -245,7 +245,7 @@ def test_analyze_names_what_is_missing(
 
 
 @pytest.mark.parametrize("flag", ["--sentences", "--max-tokens"])
-def test_analyze_of_nothing(flag: str, tmp_path: Path, capsys: Any) -> None:
+def test_analyze_refuses_counts_below_one(flag: str, tmp_path: Path, capsys: Any) -> None:
     with pytest.raises(SystemExit):
         analyze.main([str(tmp_path), flag, "0"])
     assert f"{flag} 0: must be at least 1" in capsys.readouterr().err
@@ -281,7 +281,7 @@ def made_up(folder: Path, seed: int, offset: float, lines: list[str] | None = No
     return folder
 
 
-def test_curves_of_seeds_are_a_band(tmp_path: Path) -> None:
+def test_learning_curves_of_seeds_form_a_band(tmp_path: Path) -> None:
     paths = [made_up(tmp_path / f"s{seed}", seed, offset) for seed, offset in ((1, 0.0), (2, 0.5), (3, 1.0))]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "train.log").write_text(record(10, 1, loss=3))
@@ -299,7 +299,7 @@ def test_curves_of_seeds_are_a_band(tmp_path: Path) -> None:
     assert "svg" in out.read_text()[:200]
 
 
-def test_curves_of_a_log_that_was_cut_off_and_of_a_training_that_went_back(tmp_path: Path, capsys: Any) -> None:
+def test_curves_survive_truncated_logs_and_restarted_trainings(tmp_path: Path, capsys: Any) -> None:
     began = "2026-01-01 02:00:00 | INFO | fairseq_cli.train | {'_name': None}"
     lines = [
         record(10, 100, loss=8), record(20, 200, loss=7, valid_loss=6), record(30, 300, loss="nan", valid_loss=5),
@@ -318,13 +318,13 @@ def test_curves_of_a_log_that_was_cut_off_and_of_a_training_that_went_back(tmp_p
         curves.main([str(tmp_path / "run"), "--out", "curves.txt"])
 
 
-def test_runs_of_the_same_name_are_two_lines(tmp_path: Path) -> None:
+def test_runs_with_the_same_name_get_two_lines(tmp_path: Path) -> None:
     paths = [made_up(tmp_path / folder / "x", 1, 0) for folder in ("a", "b")]
     (paths[1] / "run.json").unlink()
     assert sorted(curves.groups([Run(path) for path in paths])) == sorted(map(str, paths))
 
 
-def test_sentences_that_are_too_long_are_left_out(train: Callable[..., Any], corpus: Path, tmp_path: Path) -> None:
+def test_too_long_sentences_are_skipped(train: Callable[..., Any], corpus: Path, tmp_path: Path) -> None:
     longest = ["--max-source-positions", 20, "--max-target-positions", 20, "--skip-invalid-size-inputs-valid-test"]
     train(tmp_path, "--encoder-learned-pos", "--decoder-learned-pos", *longest, "--decoder-embed-dim", 32,
           "--decoder-output-dim", 32, "--residual", "wskip_ln", without=("--share-all-embeddings",))  # fmt: skip
@@ -337,7 +337,9 @@ def test_sentences_that_are_too_long_are_left_out(train: Callable[..., Any], cor
         attention.attention(loaded, attention.of_data(loaded, "valid", number))
 
 
-def test_attention_of_a_model_that_has_none(train: Callable[..., Any], corpus: Path, tmp_path: Path) -> None:
+def test_attention_of_model_without_encoder_attention_is_refused(
+    train: Callable[..., Any], corpus: Path, tmp_path: Path
+) -> None:
     train(tmp_path, "--no-cross-attention", "--residual", "sas")
     loaded = load(tmp_path, corpus, cpu=True)
     with pytest.raises(ValueError, match="a model without encoder attention"):

@@ -35,7 +35,7 @@ def tar(path: Path, members: list[tarfile.TarInfo], data: bytes = b"one\n") -> P
 
 
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.gz", "a.tar.xz", "a.zip"])
-def test_wanted_members_and_nothing_else(tmp_path: Path, name: str) -> None:
+def test_extracts_only_wanted_members(tmp_path: Path, name: str) -> None:
     mirror.archive(tmp_path / name, {"x/one.en": "1\n", "./x/two.en": b"2\r\n\n", "x/three.en": "3\n"})
     found = out_of(tmp_path / name, ["x/two.en", "x/one.en"], tmp_path / "out")
     assert found == {"x/one.en": b"1\n", "x/two.en": b"2\r\n\n"}
@@ -51,7 +51,7 @@ def test_compressed_members(tmp_path: Path, name: str) -> None:
     assert some == {"a.en.gz": b"line 0\nline 1\nline 2\n", "a.fr.gz": b"un\n"}
 
 
-def test_test_sets_in_markup(tmp_path: Path) -> None:
+def test_sgm_test_sets_become_plain_text(tmp_path: Path) -> None:
     text = 'A & B <c>\nTwo  "spaces" \'s\nlast\n'
     expected = b'A & B <c>\nTwo "spaces" \'s\nlast\n'
     mirror.archive(tmp_path / "test.tgz", {"t/src.sgm": mirror.sgm(text), "t/ref.xml": mirror.xml(text)})
@@ -63,14 +63,14 @@ def test_test_sets_in_markup(tmp_path: Path) -> None:
         assert list((tmp_path / "bad").glob("text?")) == []
 
 
-def test_a_segment_over_two_lines_is_one_sentence() -> None:
+def test_segment_over_two_lines_is_one_sentence() -> None:
     assert extract.segments(b'<seg id="1">one\n  two</seg>\n<SEG ID="2">&lt;b&gt; &amp;amp;</SEG>', "x") == [
         "one two",
         "<b> &amp;",
     ]
 
 
-def test_the_segments_are_those_of_sacrebleu(tmp_path: Path) -> None:
+def test_segments_equal_those_of_sacrebleu(tmp_path: Path) -> None:
     from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
     text = mirror.sides(mirror.pairs(30, ("en", "de")))[1]
@@ -80,7 +80,7 @@ def test_the_segments_are_those_of_sacrebleu(tmp_path: Path) -> None:
     assert extract.segments((tmp_path / "ref.sgm").read_bytes(), "ref.sgm") == theirs
 
 
-def test_iwslt_training_text_has_no_tag_lines(tmp_path: Path) -> None:
+def test_iwslt_training_text_loses_tag_lines(tmp_path: Path) -> None:
     text = "<url>http://a</url>\n One <i>word</i> .\n<title>T</title>\n\n < 5\n<speaker>S</speaker>\n"
     (tmp_path / "train.tags.en-vi.en").write_text(text)
     extract.convert(tmp_path / "train.tags.en-vi.en", "train.tags.en-vi.en", tmp_path / "out")
@@ -89,7 +89,7 @@ def test_iwslt_training_text_has_no_tag_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.xz", "a.zip"])
-def test_a_truncated_archive_is_named(tmp_path: Path, name: str, kept: float) -> None:
+def test_truncated_archive_is_named(tmp_path: Path, name: str, kept: float) -> None:
     text = mirror.sides(mirror.pairs(3000, ("en", "de")))[0]
     mirror.archive(tmp_path / name, {"a.en": text})
     whole = (tmp_path / name).read_bytes()
@@ -101,14 +101,14 @@ def test_a_truncated_archive_is_named(tmp_path: Path, name: str, kept: float) ->
     assert list((tmp_path / "out").glob("text?")) == []
 
 
-def test_a_truncated_compressed_member_is_named(tmp_path: Path) -> None:
+def test_truncated_compressed_member_is_named(tmp_path: Path) -> None:
     packed = gzip.compress(mirror.sides(mirror.pairs(3000, ("en", "de")))[0].encode())
     mirror.archive(tmp_path / "a.tar", {"a.en.gz": packed[: len(packed) // 2]})
     with pytest.raises(ValueError, match=r"a\.tar: damaged or cut off"):
         out_of(tmp_path / "a.tar", ["a.en.gz"], tmp_path / "out")
 
 
-def test_a_missing_member_is_named_with_what_is_there(tmp_path: Path) -> None:
+def test_missing_member_error_lists_existing_members(tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.tgz", {f"x/{i}": "1\n" for i in range(10)})
     with pytest.raises(
         ValueError, match=r"a\.tgz \(.* bytes, is it whole\?\): has no member x/ten; it has x/0, .*, x/7 and 2 more"
@@ -117,14 +117,14 @@ def test_a_missing_member_is_named_with_what_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil"])
-def test_an_archive_that_climbs_out_is_refused(tmp_path: Path, name: str) -> None:
+def test_archive_escaping_its_folder_is_refused(tmp_path: Path, name: str) -> None:
     archive = tar(tmp_path / "a.tgz", [tarfile.TarInfo("good"), tarfile.TarInfo(name)])
     with pytest.raises(ValueError, match="leads out of the archive's folder"):
         out_of(archive, ["good", name], tmp_path / "out")
     assert not list(tmp_path.rglob("evil")) and not Path("/evil").exists()
 
 
-def test_a_damaged_zip_is_named(tmp_path: Path) -> None:
+def test_damaged_zip_is_named(tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.zip", {"a.en": mirror.sides(mirror.pairs(3000, ("en", "de")))[0], "../evil": "x"})
     with pytest.raises(ValueError, match="leads out of the archive's folder"):
         out_of(tmp_path / "a.zip", ["a.en", "b"], tmp_path / "out")
@@ -136,7 +136,7 @@ def test_a_damaged_zip_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE])
-def test_a_member_that_is_no_file_is_refused(tmp_path: Path, kind: bytes) -> None:
+def test_member_that_is_not_a_file_is_refused(tmp_path: Path, kind: bytes) -> None:
     member = tarfile.TarInfo("a.en")
     member.type, member.linkname = kind, "other"
     with pytest.raises(ValueError, match=r"member a\.en is no plain file"):
@@ -144,7 +144,7 @@ def test_a_member_that_is_no_file_is_refused(tmp_path: Path, kind: bytes) -> Non
 
 
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz", "a.zip"])
-def test_all_files_of_an_archive_as_they_are(tmp_path: Path, name: str) -> None:
+def test_extract_all_keeps_every_file_unchanged(tmp_path: Path, name: str) -> None:
     members: dict[str, str | bytes] = {"x/y/one.gz": b"\x1f\x8bno gzip", "./two.xml": "<seg>text", "x/three": ""}
     mirror.archive(tmp_path / name, dict(members))
     extract.unpack(tmp_path / name, tmp_path / "out")
@@ -163,7 +163,7 @@ def test_all_files_of_an_archive_as_they_are(tmp_path: Path, name: str) -> None:
         (tarfile.REGTYPE, "good", "member good is there twice"),
     ],
 )
-def test_an_archive_that_cannot_be_unpacked(tmp_path: Path, kind: bytes, name: str, said: str) -> None:
+def test_unpack_refuses_links_and_special_members(tmp_path: Path, kind: bytes, name: str, said: str) -> None:
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, "../outside"
     folder = tarfile.TarInfo("folder")
@@ -174,7 +174,7 @@ def test_an_archive_that_cannot_be_unpacked(tmp_path: Path, kind: bytes, name: s
     assert not list(tmp_path.rglob("evil"))
 
 
-def test_a_web_page_is_no_archive(tmp_path: Path) -> None:
+def test_web_page_is_not_accepted_as_archive(tmp_path: Path) -> None:
     (tmp_path / "a.tgz").write_text("\n<!DOCTYPE html><html>Not found</html>")
     with pytest.raises(ValueError, match=r"a\.tgz: is a web page, not an archive"):
         out_of(tmp_path / "a.tgz", ["a.en"], tmp_path / "out")
@@ -187,7 +187,7 @@ PACKED = {f"{name}.gz": gzip.compress(text.encode(), mtime=0) for name, text in 
 
 
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz", "a.zip", "nested.tar", "nested.zip", "nested.tgz"])
-def test_a_flipped_bit_anywhere_does_no_harm_or_is_found(tmp_path: Path, name: str) -> None:
+def test_flipped_bit_is_harmless_or_detected(tmp_path: Path, name: str) -> None:
     members: dict[str, str | bytes] = dict(PACKED if name.startswith("nested") else TEXTS)
     mirror.archive(tmp_path / name, members)
     whole = (tmp_path / name).read_bytes()
@@ -212,7 +212,7 @@ def test_a_flipped_bit_anywhere_does_no_harm_or_is_found(tmp_path: Path, name: s
 
 @pytest.mark.parametrize("missing", [*range(1, 9), 20])
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz"])
-def test_a_compressed_archive_without_its_last_bytes_is_named(tmp_path: Path, name: str, missing: int) -> None:
+def test_compressed_archive_missing_its_last_bytes_is_named(tmp_path: Path, name: str, missing: int) -> None:
     """The tar in it is whole: only the compression's own end is not there."""
     mirror.archive(tmp_path / name, dict(TEXTS))
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-missing])
@@ -232,14 +232,14 @@ def test_a_compressed_archive_without_its_last_bytes_is_named(tmp_path: Path, na
         lambda tar: bz2.compress(tar),
     ],
 )
-def test_an_archive_that_is_packed_in_another_way_is_whole(tmp_path: Path, repack: Callable[[bytes], bytes]) -> None:
+def test_repacked_archive_is_accepted(tmp_path: Path, repack: Callable[[bytes], bytes]) -> None:
     mirror.archive(tmp_path / "a.tar", dict(TEXTS))
     (tmp_path / "a.tgz").write_bytes(repack((tmp_path / "a.tar").read_bytes()))
     found = out_of(tmp_path / "a.tgz", list(TEXTS), tmp_path / "out")
     assert found == {name: text.encode() for name, text in TEXTS.items()}
 
 
-def test_with_a_limit_what_follows_is_not_read(tmp_path: Path) -> None:
+def test_limit_stops_reading_the_archive(tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.tgz", {**TEXTS, "other": "\n".join(map(str, range(50_000)))})
     (tmp_path / "a.tgz").write_bytes((tmp_path / "a.tgz").read_bytes()[:-1000])
     assert out_of(tmp_path / "a.tgz", list(TEXTS), tmp_path / "some", limit=2).keys() == TEXTS.keys()
@@ -247,7 +247,7 @@ def test_with_a_limit_what_follows_is_not_read(tmp_path: Path) -> None:
         out_of(tmp_path / "a.tgz", list(TEXTS), tmp_path / "all")
 
 
-def test_a_damaged_compressed_text_is_named(tmp_path: Path) -> None:
+def test_damaged_compressed_text_is_named(tmp_path: Path) -> None:
     packed = bytearray(PACKED["a.en.gz"])
     packed[-6] ^= 1  # in its checksum
     for raw in (bytes(packed), PACKED["a.en.gz"][:-4]):
@@ -275,5 +275,5 @@ def test_a_damaged_compressed_text_is_named(tmp_path: Path) -> None:
         ("a.en", b"<htmlish> words", None),
     ],
 )
-def test_a_files_beginning_shows_what_it_is(name: str, beginning: bytes, said: str | None) -> None:
+def test_file_type_is_detected_from_first_bytes(name: str, beginning: bytes, said: str | None) -> None:
     assert extract.instead(name, beginning) == said

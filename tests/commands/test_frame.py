@@ -48,33 +48,33 @@ def raising(error: BaseException) -> Callable[[], int]:
         (KeyboardInterrupt(), 130, "fairseq-resid try: interrupted; the same command goes on\n"),
     ],
 )
-def test_errors_are_a_line_and_an_exit_code(error: BaseException, code: int, said: str, capsys: Capture) -> None:
+def test_errors_are_one_line_and_an_exit_code(error: BaseException, code: int, said: str, capsys: Capture) -> None:
     assert command(raising(error))([]) == code
     assert capsys.readouterr().err == said
 
 
-def test_the_exit_code_is_that_of_the_work() -> None:
+def test_exit_code_comes_from_the_work() -> None:
     assert command(lambda: None)([]) == 0 and command(lambda: 1)([]) == 1
 
 
-def test_a_full_disk_says_what_to_do(capsys: Capture) -> None:
+def test_full_disk_error_says_what_to_do(capsys: Capture) -> None:
     assert command(raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "file")))([]) == 2
     assert "make room and run the same command again" in capsys.readouterr().err
 
 
-def test_a_signal_that_ended_a_child_is_an_interrupt(capsys: Capture) -> None:
+def test_signal_that_killed_a_child_is_an_interrupt(capsys: Capture) -> None:
     with pytest.raises(SystemExit) as end:
         command(raising(SystemExit(128 + signal.SIGTERM)))([])
     assert end.value.code == 143 and "interrupted; the same command goes on" in capsys.readouterr().err
 
 
-def test_wrong_usage_is_no_interrupt(capsys: Capture) -> None:
+def test_wrong_usage_is_not_an_interrupt(capsys: Capture) -> None:
     with pytest.raises(SystemExit) as end:
         command(lambda: 0)(["--no-such-flag"])
     assert end.value.code == 2 and "interrupted" not in capsys.readouterr().err
 
 
-def test_a_closed_pipe_is_told_by_the_exit_code_alone() -> None:
+def test_closed_pipe_shows_only_in_exit_code() -> None:
     code = (
         "import sys\n"
         "from fairseq_resid.commands import frame\n"
@@ -88,7 +88,7 @@ def test_a_closed_pipe_is_told_by_the_exit_code_alone() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (141, "0\n", "")
 
 
-def test_a_closed_pipe_behind_the_help() -> None:
+def test_closed_pipe_after_help_is_silent() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "fairseq_resid"]
@@ -113,7 +113,7 @@ def warned(*flags: str) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-def test_libraries_are_silent_in_what_is_named_and_only_there(
+def test_library_logs_are_silenced_only_inside_the_block(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FAIRSEQ_RESID_VERBOSE", raising=False)
@@ -127,7 +127,7 @@ def test_libraries_are_silent_in_what_is_named_and_only_there(
     assert len(warned()) == 2
 
 
-def test_a_log_is_followed_to_its_last_line(tmp_path: Path) -> None:
+def test_log_is_followed_to_its_last_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("of an earlier run\n")
     taken: list[str] = []
@@ -140,7 +140,7 @@ def test_a_log_is_followed_to_its_last_line(tmp_path: Path) -> None:
     assert children.last_lines(log).splitlines()[-2:] == ["    2", "    cut in the mid"]
 
 
-def test_a_log_is_followed_from_its_first_line(tmp_path: Path) -> None:
+def test_log_is_followed_from_its_first_line(tmp_path: Path) -> None:
     for number in range(20):
         taken: list[str] = []
         log = tmp_path / str(number)
@@ -149,7 +149,7 @@ def test_a_log_is_followed_from_its_first_line(tmp_path: Path) -> None:
         assert "at once" in taken
 
 
-def test_an_error_while_a_log_is_followed_is_raised_at_the_end(tmp_path: Path) -> None:
+def test_error_while_following_a_log_is_raised_at_the_end(tmp_path: Path) -> None:
     def take(line: str) -> None:
         raise ValueError("cannot show this")
 
@@ -159,14 +159,14 @@ def test_an_error_while_a_log_is_followed_is_raised_at_the_end(tmp_path: Path) -
     assert done == ["the work"]
 
 
-def test_a_user_error_of_the_models_is_bad_input(capsys: Capture) -> None:
+def test_user_error_in_models_is_bad_input(capsys: Capture) -> None:
     from fairseq_resid.compat import UserError
 
     assert command(raising(UserError("--residual xskip: no")))([]) == 2
     assert capsys.readouterr().err == "fairseq-resid try: error: --residual xskip: no\n"
 
 
-def test_the_console_command_has_every_main() -> None:
+def test_console_command_has_every_main() -> None:
     from importlib import import_module
 
     for module, _ in console.COMMANDS.values():
@@ -175,7 +175,7 @@ def test_the_console_command_has_every_main() -> None:
     assert done.returncode == 0 and set(console.COMMANDS) <= set(done.stdout.split())
 
 
-def test_a_command_has_one_spelling() -> None:
+def test_command_has_one_spelling() -> None:
     """Modules are not commands: `python -m fairseq_resid NAME` runs all, and one tool of the developers has its own."""
     package = Path(console.__file__).parent
     runnable = [

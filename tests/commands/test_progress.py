@@ -19,7 +19,7 @@ from support.clock import Clock
 pytestmark = pytest.mark.once
 
 
-def test_a_log_tells_how_much_is_done_how_fast_and_what_is_left(
+def test_log_shows_progress_rate_and_time_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock(monkeypatch)
@@ -33,9 +33,7 @@ def test_a_log_tells_how_much_is_done_how_fast_and_what_is_left(
     assert lines[12] == "  tokenise train: 3,000,000 of 36,000,000 pairs, 5,128 pairs/s, 1:47:15 left"
 
 
-def test_without_a_total_or_a_rate_no_time_left_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_time_left_needs_total_and_rate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock(monkeypatch)
     with Progress("a.tgz", None, "B") as unknown, Progress("b.tgz", 8_000_000, "B", 5_000_000) as waiting:
         clock.now += 31
@@ -44,7 +42,7 @@ def test_without_a_total_or_a_rate_no_time_left_is_told(
     assert capsys.readouterr().out == "  a.tgz: 62 MB, 2 MB/s\n  b.tgz: 5 MB of 8 MB, 0 B/s\n"
 
 
-def test_what_cannot_be_counted_tells_the_time(
+def test_uncountable_steps_show_elapsed_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock(monkeypatch)
@@ -67,7 +65,7 @@ def build(folder: Path, train: int) -> list[str]:
     return words
 
 
-def test_the_long_steps_within_other_programs_show_how_far_they_are(
+def test_long_steps_of_other_programs_show_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As if every line were due at once."""
@@ -100,7 +98,7 @@ def test_short_steps_show_one_line_each(tmp_path: Path, capsys: pytest.CaptureFi
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_lines_are_counted_with_progress(
+def test_counting_lines_shows_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "EVERY", 0.0)
@@ -110,7 +108,7 @@ def test_lines_are_counted_with_progress(
     assert "count lines: 8 B of 8 B, " in capsys.readouterr().out
 
 
-def test_learning_that_is_killed_is_an_error(
+def test_killed_subword_learning_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As the system does where memory is short: one line, and the next run goes on."""

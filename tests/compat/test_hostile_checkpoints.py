@@ -55,8 +55,8 @@ def planted(sas_checkpoint: Path, marker: Path, tmp_path_factory: pytest.TempPat
 def outcomes(planted: dict[str, Path], sas_checkpoint: Path, marker: Path) -> dict[str, Any]:
     """What both loaders did with each, and with the healthy one."""
     names = {**planted, "healthy": sas_checkpoint}
-    command = [sys.executable, hostile.__file__, ":".join(map(str, names.values()))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1000)
+    command = [sys.executable, "-m", "support.hostile", ":".join(map(str, names.values()))]
+    done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, timeout=1000)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     return {name: found[str(file)] for name, file in names.items()}
@@ -66,7 +66,7 @@ def outcomes(planted: dict[str, Path], sas_checkpoint: Path, marker: Path) -> di
 HARMLESS = {("weights: NaN", "load_checkpoint"), ("weights: infinite", "load_checkpoint")}
 
 
-def test_no_loader_takes_what_is_made_to_do_harm(
+def test_no_loader_accepts_hostile_checkpoints(
     planted: dict[str, Path], outcomes: dict[str, Any], marker: Path, fault: Command
 ) -> None:
     wrong = []
@@ -219,7 +219,9 @@ def place(
     copyreg.remove_extension("os", "system", hostile.EXTENSION)
 
 
-def test_every_command_refuses_some(place: Place, planted: dict[str, Path], sas_checkpoint: Path, marker: Path) -> None:
+def test_commands_refuse_sample_of_hostile_checkpoints(
+    place: Place, planted: dict[str, Path], sas_checkpoint: Path, marker: Path
+) -> None:
     attack(place, zip(COMMANDS, itertools.cycle(SAMPLE)), planted)
     attack(place, [("hub", name) for name in ASKING], planted)
     assert not marker.exists()
@@ -227,7 +229,7 @@ def test_every_command_refuses_some(place: Place, planted: dict[str, Path], sas_
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_refuses_all(
+def test_commands_refuse_all_hostile_checkpoints(
     command: str, place: Place, planted: dict[str, Path], marker: Path, fault: Command
 ) -> None:
     begun = time.monotonic()
@@ -244,7 +246,7 @@ def test_every_command_refuses_all(
 @pytest.fixture(scope="module")
 def image_run(cli: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A data folder of images, and a checkpoint of a small ResNet of two updates."""
-    from vision.test_image_models import FLAGS, write_data
+    from support.image_models import FLAGS, write_data
 
     data = write_data(tmp_path_factory.mktemp("hostile-images") / "farm")
     flags = [word for word in shlex.split(FLAGS) if word != "--cpu"]
@@ -254,7 +256,7 @@ def image_run(cli: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 
 @pytest.mark.long
-def test_every_command_on_images_refuses_all(
+def test_image_commands_refuse_all_hostile_checkpoints(
     place: Place, image_run: tuple[Path, Path], marker: Path, tmp_path: Path, fault: Command
 ) -> None:
     begun = time.monotonic()
@@ -274,7 +276,7 @@ def test_every_command_on_images_refuses_all(
 # --- the rest -------------------------------------------------------------------------------------------------------
 
 
-def test_every_place_where_fairseq_unpickles_is_known() -> None:
+def test_every_unpickling_call_in_fairseq_is_known() -> None:
     """Not covered: what fairseq sends between its own processes, and files that it has written for itself."""
     spec = find_spec("fairseq")
     assert spec is not None and spec.submodule_search_locations
@@ -290,7 +292,7 @@ def test_every_place_where_fairseq_unpickles_is_known() -> None:
 
 
 @pytest.mark.parametrize("old_format", [False, True])
-def test_a_healthy_checkpoint_is_read_as_torch_reads_it(old_format: bool, sas_checkpoint: Path, tmp_path: Path) -> None:
+def test_healthy_checkpoint_loads_as_in_torch(old_format: bool, sas_checkpoint: Path, tmp_path: Path) -> None:
     """Names, types, order, numbers, strides, which tensors share memory, and that mapped files are not copied."""
     expected = torch.load(sas_checkpoint, weights_only=False)
     expected["extra_state"]["numpy"] = [np.float64(1.5), np.arange(6).reshape(2, 3).T, np.bool_(True)]
@@ -330,7 +332,7 @@ def assert_same(found: Any, expected: Any) -> None:
         assert found == expected
 
 
-def test_a_shard_has_a_part_of_the_weights(sas_checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
+def test_sharded_checkpoints_skip_the_size_check(sas_checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
     """Only of a whole checkpoint is it known how large its model may be."""
     from fairseq import checkpoint_utils
 
@@ -345,7 +347,7 @@ def test_a_shard_has_a_part_of_the_weights(sas_checkpoint: Path, corpus: Path, t
         load([str(file)], data)
 
 
-def test_files_and_a_user_dir_in_a_config_are_not_opened(
+def test_files_and_user_dir_in_config_are_not_opened(
     sas_checkpoint: Path, place: Place, marker: Path, generate: Command, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The weights replace start values; what decodes and cuts text, and a user-dir, are the command's to name."""

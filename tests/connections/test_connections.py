@@ -72,7 +72,7 @@ def test_dtype_out_is_dtype_in(name, options, dtype):
 
 
 @pytest.mark.parametrize("name", ["post_ln", "xskip_ln", "wskip_ln", "rskip_ln", "sas"])
-def test_statistics_of_fp16_are_not_in_fp16(name):
+def test_fp16_norm_statistics_use_wider_dtype(name):
     """Squares of 600 overflow fp16; the norm must not."""
     site = make(name, {}, dtype=torch.float16, noise=0.0)
     x, f = (300 * v for v in inputs(3, 4, C, dtype=torch.float16))
@@ -145,7 +145,7 @@ class Stub(nn.Module):
 
 
 @each_site
-def test_dropout_is_on_the_branch_before_gates_and_norms(name, options):
+def test_dropout_applies_to_branch_before_gates_and_norms(name, options):
     stub = Stub()
     site = make(name, options, dropout=stub)
     x, f = inputs(3, 4, C)
@@ -240,7 +240,7 @@ FOREIGN = [
 
 
 @structures.over("name option value", FOREIGN)
-def test_option_of_another_structure(name, option, value):
+def test_option_of_another_structure_is_refused(name, option, value):
     with pytest.raises(ValueError, match="not an option") as error:
         build(name, C, **{option: value})
     text = str(error.value)
@@ -277,14 +277,14 @@ NAN, INF = float("nan"), float("inf")
         *[(name, "residual_norm", "batch", "none, layer") for name in ("highway", "linear_shortcut")],
     ],
 )
-def test_wrong_value(name, option, value, allowed):
+def test_wrong_value_is_refused(name, option, value, allowed):
     with pytest.raises(ValueError, match=allowed) as error:
         build(name, C, **{option: value})
     assert f"--{option.replace('_', '-')} {value}" in str(error.value)
 
 
 @each
-def test_what_no_number_can_be(name):
+def test_value_that_is_not_a_valid_number_is_refused(name):
     for option in connections.options(name).values():
         for value in [] if option.choices else [NAN, INF, -INF, "two"]:
             with pytest.raises(ValueError, match=r"number|integer") as error:
@@ -293,7 +293,7 @@ def test_what_no_number_can_be(name):
 
 
 @pytest.mark.parametrize("call", [connections.canonical, connections.options, lambda name: build(name, C)])
-def test_unknown_name(call):
+def test_unknown_name_is_refused(call):
     with pytest.raises(ValueError, match="--residual postln") as error:
         call("postln")
     for name in connections.names():
@@ -307,12 +307,12 @@ def test_another_norm_has_no_kernel():
     assert connections.build("post_ln", C).backend == "auto"
 
 
-def test_width_below_one():
+def test_width_below_one_is_refused():
     with pytest.raises(ValueError, match=r"dim 0.*at least 1"):
         connections.build("post_ln", 0)
 
 
-def test_registering_a_name_twice():
+def test_registering_a_name_twice_is_refused():
     with pytest.raises(ValueError, match=r"exclusive_gate.*twice"):
         connections.register("exclusive_gate", connections.structure("post_ln"))
 
@@ -385,7 +385,7 @@ print("trained", len(connections.names()))
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @structures.over("name", structures.sites_of(structures.NAMES))
-def test_autocast_takes_a_branch_of_another_dtype(name: str, dtype: torch.dtype) -> None:
+def test_autocast_accepts_branch_of_another_dtype(name: str, dtype: torch.dtype) -> None:
     """Under autocast the shortcut is fp32 and the branch, out of a matrix product, 16-bit."""
     site = build(name, 16).eval()
     x, f = torch.randn(5, 2, 16), torch.randn(5, 2, 16)

@@ -46,21 +46,21 @@ assert "doubled" in connections.names() and "doubled" not in connections.own_nam
 
 @pytest.mark.once
 @pytest.mark.parametrize("first", ["", "import stranger.doubled\n"], ids=["entry point", "imported before"])
-def test_an_entry_point_registers_a_structure(first: str, tmp_path: Path) -> None:
+def test_entry_point_registers_a_structure(first: str, tmp_path: Path) -> None:
     install(tmp_path, "stranger.doubled")
     done = run(first + USE, tmp_path)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.once
-def test_an_import_registers_a_structure(tmp_path: Path) -> None:
+def test_import_registers_a_structure(tmp_path: Path) -> None:
     (tmp_path / "doubled.py").write_text(STRUCTURE)
     done = run("import doubled\n" + USE, tmp_path)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.once
-def test_an_entry_point_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+def test_broken_entry_point_is_named(tmp_path: Path) -> None:
     install(tmp_path, "stranger.missing")
     done = run("import fairseq_resid.connections", tmp_path)
     assert done.returncode == 1
@@ -68,7 +68,7 @@ def test_an_entry_point_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     assert expected in done.stderr.splitlines()[-1]
 
 
-def test_a_user_dir_of_its_own_trains_a_structure(corpus: Path, tmp_path: Path) -> None:
+def test_separate_user_dir_trains_its_structure(corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "stranger"
     folder.mkdir()
     (folder / "__init__.py").write_text("import fairseq_resid.models\nfrom . import doubled\n")

@@ -47,7 +47,7 @@ def place(index: int, sites: int, **given: Any) -> Place:
     return Place(C, "encoder", "ffn", index, True, index, sites, {"encoder": sites, "decoder": 2}, **given)
 
 
-def test_admin_beside_admin_torch() -> None:
+def test_admin_equals_admin_torch() -> None:
     admin_torch = reference("admin_torch")
     for sites in (2, 12, 36):
         ours = connections.build("admin", place(0, sites), admin_start="closed").double()
@@ -71,7 +71,7 @@ def torchscale(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
 
 @pytest.mark.parametrize(("encoder", "decoder"), [(6, 6), (18, 18), (6, 18)])
-def test_deep_norm_beside_torchscale(torchscale: Callable[[str], Any], encoder: int, decoder: int) -> None:
+def test_deep_norm_equals_torchscale(torchscale: Callable[[str], Any], encoder: int, decoder: int) -> None:
     config = torchscale("config").EncoderConfig(
         encoder_layers=encoder, encoder_embed_dim=C, encoder_ffn_embed_dim=16, encoder_attention_heads=2, deepnorm=True
     )
@@ -101,7 +101,7 @@ def test_deep_norm_beside_torchscale(torchscale: Callable[[str], Any], encoder: 
 
 
 @pytest.mark.parametrize("streams", [2, 4])
-def test_hyper_connections_beside_hyper_connections(streams: int) -> None:
+def test_hyper_equals_hyper_connections_package(streams: int) -> None:
     """Theirs normalise the streams by RMS, and leave the norm in front of the branch to the branch."""
     theirs_class = reference("hyper_connections").HyperConnections
     state = ours_state = torch.randn(3, 5, C, dtype=torch.float64).repeat(1, 1, streams)
@@ -159,7 +159,7 @@ def copied(site: connections.ResidualConnection, names: dict[str, Any]) -> None:
         ("keel", {"pre_and_post_norm": True, "scale_residual_constant": 4.0}, ("inner_norm", "", "norm")),
     ],
 )
-def test_beside_x_transformers(name: str, given: dict[str, Any], norms: tuple[str, str, str]) -> None:
+def test_residuals_equal_those_of_x_transformers(name: str, given: dict[str, Any], norms: tuple[str, str, str]) -> None:
     theirs = reference("x_transformers.x_transformers").AttentionLayers(
         C, depth=4, heads=1, custom_layers=("f",) * 4, **given
     )

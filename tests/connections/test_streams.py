@@ -34,7 +34,7 @@ GROWING = [("attn_residual", {}), ("attn_residual", {"block_size": 2}), ("dense_
 
 
 @pytest.mark.parametrize(("name", "options"), GROWING)
-def test_a_growing_state_in_one_buffer_is_the_state_put_together(
+def test_growing_state_in_one_buffer_equals_concatenated_state(
     name: str, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = moved_stack(name, **options)
@@ -49,7 +49,7 @@ def test_a_growing_state_in_one_buffer_is_the_state_put_together(
 
 
 @pytest.mark.parametrize(("name", "options"), GROWING)
-def test_a_growing_state_is_allocated_once(name: str, options: dict[str, int]) -> None:
+def test_growing_state_is_allocated_once(name: str, options: dict[str, int]) -> None:
     made, x = moved_stack(name, **options), torch.randn(5, 2, C, dtype=torch.float64)
     before, state, places_in_memory = x.clone(), x, set()
     for index, site in enumerate(made.sites):
@@ -87,7 +87,7 @@ def test_a_stack_under_torchscript_and_autocast(name: str, options: dict[str, An
 
 
 @pytest.mark.parametrize("name", ["deep_norm", "keel", "layer_scale", "mix_ln", "b2t", "dense_former"])
-def test_a_structure_that_depends_on_the_depth_says_so(name: str) -> None:
+def test_depth_dependent_structure_declares_it(name: str) -> None:
     with pytest.raises(ValueError, match="depends on the depth of its model: give build"):
         connections.build(name, C)
 

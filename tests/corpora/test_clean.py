@@ -63,7 +63,7 @@ BAD = {
 
 @pytest.mark.parametrize("reason", BAD)
 @pytest.mark.parametrize("side", [0, 1])
-def test_each_reason_drops_the_pair_and_is_counted(tmp_path: Path, reason: str, side: int) -> None:
+def test_each_reason_to_drop_pairs_is_counted(tmp_path: Path, reason: str, side: int) -> None:
     texts = [b"one\ntwo\nthree\n", b"eins\nzwei\ndrei\n"]
     lines = texts[side].split(b"\n")
     lines[1] = BAD[reason]
@@ -86,15 +86,15 @@ def test_each_reason_drops_the_pair_and_is_counted(tmp_path: Path, reason: str, 
         (b" same \t", True),
     ],
 )
-def test_what_is_and_is_not_dropped(tmp_path: Path, line: bytes, is_dropped: bool) -> None:
+def test_only_unusable_pairs_are_dropped(tmp_path: Path, line: bytes, is_dropped: bool) -> None:
     assert run(tmp_path, line + b"\n", b"same\n")[2].kept == int(not is_dropped)
 
 
-def test_duplicates_stay(tmp_path: Path) -> None:
+def test_cleaning_keeps_duplicates(tmp_path: Path) -> None:
     assert run(tmp_path, b"one\n" * 5, b"eins\n" * 5)[2].kept == 5
 
 
-def test_windows_line_ends_and_byte_order_marks_are_not_text(tmp_path: Path) -> None:
+def test_windows_line_endings_and_byte_order_marks_are_stripped(tmp_path: Path) -> None:
     left, right, _ = run(tmp_path, b"\xef\xbb\xbfone\r\ntwo\r\n", b"\xef\xbb\xbfeins\r\nzwei")
     assert (left, right) == ([b"one", b"two"], [b"eins", b"zwei"])
 
@@ -102,14 +102,14 @@ def test_windows_line_ends_and_byte_order_marks_are_not_text(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "length", [stream.LINE_BYTES - 1, stream.LINE_BYTES, stream.LINE_BYTES + 1, 1_000_000, 3 << 20]
 )
-def test_a_line_of_a_million_characters_moves_no_other_line(tmp_path: Path, length: int) -> None:
+def test_very_long_line_does_not_shift_other_lines(tmp_path: Path, length: int) -> None:
     left, right, counts = run(tmp_path, b"one\n" + b"x" * length + b"\nthree\n", b"eins\nzwei\ndrei\n")
     assert (left, right) == ([b"one", b"three"], [b"eins", b"drei"])
     assert counts.dropped["too_long"] == 1
 
 
 @pytest.mark.parametrize("reason", ["not_utf8", "too_long"])
-def test_without_cleaning_what_cannot_be_used_is_an_error(tmp_path: Path, reason: str) -> None:
+def test_unusable_text_is_an_error_without_cleaning(tmp_path: Path, reason: str) -> None:
     target = b"eins\nzwei\n" + BAD[reason] + b"\n"
     with pytest.raises(ValueError, match=r"in\.de:3: .*; --clean drops such pairs"):
         run(tmp_path, b"one\ntwo\nthree\n", target, cleaned=False)
@@ -130,7 +130,7 @@ def test_sides_of_unequal_length_are_named(tmp_path: Path, lengths: tuple[int, i
         run(tmp_path, b"a\n" * lengths[0], b"b\n" * lengths[1], workers=workers)
 
 
-def test_the_text_is_that_of_sacremoses(tmp_path: Path) -> None:
+def test_tokenised_text_equals_sacremoses(tmp_path: Path) -> None:
     from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
     text = mirror.sides(mirror.pairs(400, ("en", "de")))
@@ -145,11 +145,11 @@ def test_the_text_is_that_of_sacremoses(tmp_path: Path) -> None:
         assert [line.decode() for line in found[side]] == expected
 
 
-def test_a_tab_parts_two_words(tmp_path: Path) -> None:
+def test_tab_separates_words(tmp_path: Path) -> None:
     assert run(tmp_path, b"one\ttwo\xe2\x80\x8bthree\n", b"eins\n", forms=MOSES)[0] == [b"one two three"]
 
 
-def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_number_of_workers_does_not_change_output(tmp_path: Path) -> None:
     text = [side.encode() for side in mirror.sides(mirror.pairs(5000, ("en", "de")))]
     lines = text[0].split(b"\n")
     for index, bad in enumerate(BAD.values()):
@@ -170,9 +170,7 @@ def lossy(text: bytes) -> list[bytes]:
     text=st.lists(st.binary(max_size=12).map(lambda raw: raw.replace(b"\n", b"")), max_size=12).map(b"\n".join),
     limit=st.integers(3, 9),
 )
-def test_lines_are_split_at_newlines_alone(
-    tmp_path: Path, text: bytes, limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_newlines_end_a_line(tmp_path: Path, text: bytes, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "text"
     file.write_bytes(text)
     monkeypatch.setattr(stream, "LINE_BYTES", limit)
@@ -201,11 +199,11 @@ def test_lines_are_split_at_newlines_alone(
         ((1, 2), "ratio"),
     ],
 )
-def test_lengths_and_ratio_as_clean_corpus_n_has_them(lengths: tuple[int, int], reason: str | None) -> None:
+def test_length_and_ratio_limits_equal_clean_corpus_n(lengths: tuple[int, int], reason: str | None) -> None:
     assert LIMITS.reason(*lengths) == reason
 
 
-def test_subwords_are_cleaned_by_their_number_and_counted(tmp_path: Path) -> None:
+def test_pairs_with_too_many_subwords_are_dropped_and_counted(tmp_path: Path) -> None:
     import sentencepiece
 
     items = mirror.pairs(600, ("en", "de"))
@@ -231,9 +229,7 @@ def test_subwords_are_cleaned_by_their_number_and_counted(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("pairs, sampled", [(1, 10), (9, 10), (10, 10), (11, 10), (20, 10), (29, 10), (1000, 7)])
-def test_the_sample_is_even_and_bounded(
-    tmp_path: Path, pairs: int, sampled: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sample_is_even_and_bounded(tmp_path: Path, pairs: int, sampled: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subwords, "SAMPLED", sampled)
     files = write(
         tmp_path, "".join(f"{i}\n" for i in range(pairs)).encode(), "".join(f"-{i}\n" for i in range(pairs)).encode()
@@ -319,7 +315,7 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_stopped_after_any_chunk_it_goes_on_there(
+def test_cleaning_resumes_after_any_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = Interrupted(tmp_path, monkeypatch)
@@ -363,7 +359,7 @@ def test_errors_after_a_stop_name_the_same_lines(tmp_path: Path, monkeypatch: py
         lambda work: work.journal.unlink(),
     ],
 )
-def test_a_journal_that_does_not_fit_is_not_used(
+def test_mismatched_journal_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Interrupted], object]
 ) -> None:
     work = Interrupted(tmp_path, monkeypatch)
@@ -374,7 +370,7 @@ def test_a_journal_that_does_not_fit_is_not_used(
     assert work.run() == whole
 
 
-def test_other_inputs_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_inputs_restart_cleaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Interrupted(tmp_path, monkeypatch)
     work.run(stop=5)
     file = work.pairs[0][0]
@@ -383,7 +379,7 @@ def test_other_inputs_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert done == 9 and b"word 0 two\n" in outputs[0]
 
 
-def test_a_worker_that_dies_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = write(tmp_path, b"a\n" * 10, b"b\n" * 10)
     with pytest.raises(ChildProcessError, match="a worker process ended"):
         stream.transform("test", [files], (tmp_path / "o.en", tmp_path / "o.de"), die, 2, None)
@@ -395,7 +391,7 @@ def die(chunk: stream.Chunk) -> stream.Result:
     os._exit(9)
 
 
-def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
+def test_full_disk_is_an_error(tmp_path: Path) -> None:
     files = write(tmp_path, b"a line\n" * 200_000, b"eine Zeile\n" * 200_000)
     code = "from fairseq_resid.corpora.tokenise import tokenise; from fairseq_resid.text import TextForm as F; " + (
         f"from pathlib import Path as P; tokenise('t', [(P({str(files[0])!r}), P({str(files[1])!r}))], "

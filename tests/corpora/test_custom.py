@@ -43,7 +43,7 @@ def copy(prefixes: dict[str, Path], folder: Path) -> dict[str, Path]:
     return {split: folder / split for split in prefixes}
 
 
-def test_what_a_data_folder_holds(corpus: Path, raw_text: dict[str, Path]) -> None:
+def test_data_folder_has_expected_files(corpus: Path, raw_text: dict[str, Path]) -> None:
     binary = {f"{split}.en-xx.{side}.{kind}" for split in COUNTS for side in ("en", "xx") for kind in ("bin", "idx")}
     reference = {f"ref/{split}.{side}" for split in ("valid", "test") for side in ("en", "xx")}
     beside = {"corpus.json", "spm.model", "dict.en.txt", "dict.xx.txt"}
@@ -84,7 +84,7 @@ def test_corpus_json(corpus: Path, raw_text: dict[str, Path]) -> None:
             assert count == sum(len(pieces.encode(line)) for line in lines)
 
 
-def test_the_binary_files_hold_the_text(corpus: Path, raw_text: dict[str, Path]) -> None:
+def test_binary_files_contain_the_text(corpus: Path, raw_text: dict[str, Path]) -> None:
     from fairseq.data import Dictionary, data_utils
 
     words = Dictionary.load(str(corpus / "dict.en.txt"))
@@ -96,7 +96,7 @@ def test_the_binary_files_hold_the_text(corpus: Path, raw_text: dict[str, Path])
             assert all(words.unk() not in item for item in stored)
 
 
-def test_the_same_corpus_is_reused(
+def test_same_corpus_is_reused(
     corpus: Path, raw_text: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data"
@@ -161,7 +161,7 @@ def spoil(kind: str, prefixes: dict[str, Path]) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize("kind", ["unequal", "not UTF-8", "NUL", "missing", "empty", "mark"])
-def test_bad_text_is_named_and_nothing_is_made(
+def test_bad_text_is_named_and_nothing_is_written(
     kind: str, raw_text: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prefixes = copy(raw_text, tmp_path / "raw")
@@ -173,13 +173,13 @@ def test_bad_text_is_named_and_nothing_is_made(
     assert not (tmp_path / "out" / "data").exists()
 
 
-def test_exchanged_texts_are_another_corpus(corpus: Path, raw_text: dict[str, Path], tmp_path: Path) -> None:
+def test_swapping_texts_makes_another_corpus(corpus: Path, raw_text: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(corpus, tmp_path / "data")
     exchanged = {**raw_text, "valid": raw_text["test"], "test": raw_text["valid"]}
     assert custom.main(flags(exchanged, tmp_path / "data")) == 2
 
 
-def test_texts_of_one_name_in_three_folders(raw_text: dict[str, Path], tmp_path: Path) -> None:
+def test_texts_may_share_a_name_in_different_folders(raw_text: dict[str, Path], tmp_path: Path) -> None:
     prefixes = {}
     for split, prefix in raw_text.items():
         prefixes[split] = tmp_path / split / "text"
@@ -192,7 +192,7 @@ def test_texts_of_one_name_in_three_folders(raw_text: dict[str, Path], tmp_path:
     assert [item["lines"] for item in told["texts"].values()] == [301, 301, 43, 43, 203, 203]
 
 
-def test_an_impossible_vocabulary_is_named(
+def test_impossible_vocabulary_size_is_named(
     raw_text: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert custom.main(flags(raw_text, tmp_path / "data", vocab_size=30_000)) == 2
@@ -200,14 +200,14 @@ def test_an_impossible_vocabulary_is_named(
     assert not (tmp_path / "data").exists()
 
 
-def test_lines_end_at_newlines_alone(tmp_path: Path) -> None:
+def test_only_newlines_end_lines_of_custom_corpora(tmp_path: Path) -> None:
     """str.splitlines would also split at U+2028, U+0085 and form feed, and move every later line."""
     file = tmp_path / "text"
     file.write_bytes("one\u2028half\nt\u0085wo\x0c\r\n\nlast".encode())
     assert list(read_lines(file)) == ["one\u2028half", "t\u0085wo\x0c", "", "last"]
 
 
-def test_killed_half_way_then_run_again(corpus: Path, raw_text: dict[str, Path], tmp_path: Path) -> None:
+def test_killed_preparation_can_be_repeated(corpus: Path, raw_text: dict[str, Path], tmp_path: Path) -> None:
     """Killed while it works, OUT is not there; run again, over what is left and with 2 workers: the same bytes."""
     data = tmp_path / "data"
     partial = tmp_path / "data.partial"
@@ -228,12 +228,12 @@ def test_killed_half_way_then_run_again(corpus: Path, raw_text: dict[str, Path],
     assert not partial.exists()
 
 
-def test_the_sentencepiece_model_holds_no_path(corpus: Path) -> None:
+def test_sentencepiece_model_contains_no_path(corpus: Path) -> None:
     """Otherwise the same corpus made in another folder has another spm.model, and a shared one tells of a machine."""
     assert str(corpus.parent).encode() not in (corpus / "spm.model").read_bytes()
 
 
-def test_a_failing_preprocess_is_told_and_leaves_no_data_folder(
+def test_failing_preprocess_is_reported_and_leaves_no_data_folder(
     raw_text: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     def fail(argv: list[str], output: Any, lock: Any = None, **settings: Any) -> int:

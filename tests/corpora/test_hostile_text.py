@@ -39,7 +39,7 @@ FORMS = [
 
 @pytest.mark.once
 @cases(20_000)
-def test_forms_of_text(count: int, fault: Callable[..., None]) -> None:
+def test_any_line_survives_tokenising_and_restoring(count: int, fault: Callable[..., None]) -> None:
     """To the model and back: one line with no white space but plain spaces, and of untokenised text nothing else."""
     for number, line in enumerate(hostile_lines.valid(1, count)):
         form = FORMS[number % len(FORMS)]
@@ -91,7 +91,7 @@ def write(folder: Path, name: str, sides: tuple[list[bytes], list[bytes]]) -> Pa
 
 @pytest.mark.once
 @cases(30_000)
-def test_cleaning_keeps_what_can_be_used_in_its_order(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
+def test_cleaning_keeps_usable_pairs_in_order(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
     """Bytes and text in one file: each pair is kept as it must be, or dropped and counted."""
     sides = tuple(numbered(hostile_lines.any_lines(seed, count // 2, 0.1)) for seed in (2, 3))
     prefix = write(tmp_path, "raw", sides)
@@ -119,7 +119,7 @@ def test_cleaning_keeps_what_can_be_used_in_its_order(count: int, tmp_path: Path
 
 @pytest.mark.once
 @cases(2_000)
-def test_a_line_that_cannot_be_used_is_named(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
+def test_unusable_line_is_named(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
     """Without cleaning, and in a valid or test text: file and number of the first such line."""
     choose = random.Random(4)
     good = [line.encode() for line in hostile_lines.valid(5, 200, without=("long", "a mark at the beginning"))]
@@ -153,7 +153,7 @@ def read_back(data: Path, split: str, language: str) -> list[list[str]]:
 
 @cases(30_000)
 @pytest.mark.parametrize("normalizer", ["nmt_nfkc", "identity"])
-def test_a_data_folder_holds_what_was_written(
+def test_data_folder_contains_the_text_it_was_given(
     normalizer: str, count: int, tmp_path: Path, fault: Callable[..., None]
 ) -> None:
     """`prepare custom`: every line is there, in its place, as sentencepiece cuts it; references are untouched."""
@@ -201,7 +201,7 @@ def test_a_data_folder_holds_what_was_written(
     )
 
 
-def test_unknown_characters_that_read_as_a_word_of_fairseq(tmp_path: Path) -> None:
+def test_fairseq_symbols_in_text_become_unknown_subwords(tmp_path: Path) -> None:
     """A vocabulary without Latin letters: `</s>` in a text is one unknown subword, and must not end the sentence."""
     odd = ["да <s> нет", "</s>", "<pad> да<pad>", "нет <unk>", "да"]
     choose = random.Random(8)
@@ -221,7 +221,7 @@ def test_unknown_characters_that_read_as_a_word_of_fairseq(tmp_path: Path) -> No
 
 @pytest.mark.once
 @cases(10_000)
-def test_scores_and_logs_of_any_text(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
+def test_any_text_survives_log_and_scoring(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
     """fairseq-generate's log gives its hypotheses back in order; every score of every text is a number."""
     choose = random.Random(11)
     # As a dictionary can have it: to_model leaves plain spaces alone.
@@ -262,7 +262,7 @@ def translator(sas_checkpoint: Path, corpus: Path, tmp_path_factory: pytest.Temp
 
 
 @cases(5_000)
-def test_every_line_is_translated_in_its_place(
+def test_translations_keep_the_order_of_lines(
     count: int, translator: Translator, corpus: Path, fault: Callable[..., None], capsysbinary: Any, monkeypatch: Any
 ) -> None:
     """Known sentences among hostile lines keep their translations; what the model cannot take is named."""
@@ -298,7 +298,7 @@ def test_every_line_is_translated_in_its_place(
 
 
 @cases(500)
-def test_what_cannot_be_translated_is_named_after_what_comes_before(
+def test_untranslatable_line_is_named_after_translating_earlier_lines(
     count: int, translator: Translator, corpus: Path, fault: Callable[..., None], capsysbinary: Any, monkeypatch: Any
 ) -> None:
     choose = random.Random(14)
@@ -318,7 +318,9 @@ def test_what_cannot_be_translated_is_named_after_what_comes_before(
     fault("a line that is no UTF-8 after up to 8 that are", count, "named by number, those before it translated")
 
 
-def test_a_source_that_reads_as_words_of_fairseq(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_that_looks_like_fairseq_symbols_translates(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(translator.segmenter, "encode", lambda lines: [line.split() for line in lines])
     words = translator.hub.src_dict
     found = translator.encode("<s> ▁the </s> <pad> <unk>", 1)

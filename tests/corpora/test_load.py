@@ -73,7 +73,7 @@ class Peaks:
             time.sleep(0.5)
 
 
-def test_pairs_by_the_million(tmp_path: Path, fault: Callable[..., None]) -> None:
+def test_preparing_millions_of_pairs_uses_bounded_memory(tmp_path: Path, fault: Callable[..., None]) -> None:
     """Our own steps take no more memory for 5,000,000 pairs than for 1,000,000; fairseq's is measured."""
     peaks, figures = {}, {}
     for count in (1_000_000, 5_000_000):
@@ -128,7 +128,7 @@ def smallest(train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
 SMALLEST = {"layers": 1, "embed-dim": 16, "ffn-embed-dim": 16, "attention-heads": 1}
 
 
-def test_lines_by_the_hundred_thousand(
+def test_translating_many_lines_uses_constant_memory(
     smallest: Path, corpus: Path, tmp_path: Path, fault: Callable[..., None]
 ) -> None:
     """`translate` answers every line in its place, and takes no more memory at the end than after 10,000 lines."""
@@ -235,7 +235,9 @@ class Watched:
         assert json.loads((self.run / "run.json").read_text())["finished"]
 
 
-def test_a_week_in_miniature(week: list[str], tmp_path: Path, fault: Callable[..., None]) -> None:
+def test_long_training_keeps_disk_and_memory_bounded(
+    week: list[str], tmp_path: Path, fault: Callable[..., None]
+) -> None:
     """200 checkpoints, of which four are kept: neither disk nor memory nor open files grow."""
     watched = Watched(tmp_path / "run")
     with subprocess.Popen(week, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
@@ -254,7 +256,9 @@ def test_a_week_in_miniature(week: list[str], tmp_path: Path, fault: Callable[..
     )
 
 
-def test_a_week_with_kills(week: list[str], tmp_path: Path, fault: Callable[..., None]) -> None:
+def test_long_training_with_kills_leaves_nothing_half_written(
+    week: list[str], tmp_path: Path, fault: Callable[..., None]
+) -> None:
     """The same, killed at eight moments and begun again by the same command."""
     choose = random.Random(9)
     watched = Watched(tmp_path / "run")

@@ -81,7 +81,7 @@ def files(tmp_path: Path) -> list[Path]:
     return [save(tmp_path / f"checkpoint_1_{100 * seed}.pt", seed) for seed in (1, 2, 3)]
 
 
-def test_equals_the_sum_in_wide_precision_divided_by_n(files: list[Path], tmp_path: Path) -> None:
+def test_average_equals_wide_precision_sum_divided_by_n(files: list[Path], tmp_path: Path) -> None:
     averaging.average(files, tmp_path / "out.pt")
     got = load_checkpoint(tmp_path / "out.pt")["model"]
     models = [state(seed)["model"] for seed in (1, 2, 3)]
@@ -98,7 +98,7 @@ def test_equals_the_sum_in_wide_precision_divided_by_n(files: list[Path], tmp_pa
     assert got["fp16"].isfinite().all()
 
 
-def test_integers_and_marks_are_the_newest_files_whatever_the_order(files: list[Path], tmp_path: Path) -> None:
+def test_integers_and_markers_come_from_the_newest_file(files: list[Path], tmp_path: Path) -> None:
     averaging.average([files[2], files[0], files[1]], tmp_path / "out.pt")
     out = load_checkpoint(tmp_path / "out.pt")
     assert out["model"]["steps"].tolist() == [3] and out["model"]["mask"].tolist() == [False]
@@ -115,7 +115,7 @@ def test_tied_tensors_are_averaged_once_and_stay_tied(files: list[Path], tmp_pat
     assert two[0, 0] == 42
 
 
-def test_drops_the_optimizer_and_records_its_inputs(files: list[Path], tmp_path: Path) -> None:
+def test_average_drops_optimizer_and_records_inputs(files: list[Path], tmp_path: Path) -> None:
     averaging.average(files, tmp_path / "out.pt")
     out = load_checkpoint(tmp_path / "out.pt")
     assert "last_optimizer_state" not in out
@@ -126,13 +126,13 @@ def test_drops_the_optimizer_and_records_its_inputs(files: list[Path], tmp_path:
     ]
 
 
-def test_one_file_is_its_own_average(files: list[Path], tmp_path: Path) -> None:
+def test_average_of_one_file_is_that_file(files: list[Path], tmp_path: Path) -> None:
     averaging.average(files[:1], tmp_path / "out.pt")
     got = load_checkpoint(tmp_path / "out.pt")["model"]
     assert all(torch.equal(got[name], tensor) for name, tensor in state(1)["model"].items())
 
 
-def test_reads_the_format_from_before_torch_1_6(tmp_path: Path) -> None:
+def test_reads_checkpoint_format_before_torch_1_6(tmp_path: Path) -> None:
     torch.save(state(1), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     save(tmp_path / "new.pt", 3)
     averaging.average([tmp_path / "old.pt", tmp_path / "new.pt"], tmp_path / "out.pt")
@@ -151,7 +151,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_numbers_are_compared_as_numbers_and_best_and_last_never_count(folder: Path) -> None:
+def test_checkpoints_sort_numerically_without_best_and_last(folder: Path) -> None:
     names = [path.name for path in averaging.find(folder, 2)]
     assert names == ["checkpoint_2_1000.pt", "checkpoint_10_1100.pt"]
     assert len(averaging.find(folder, 3)) == 3
@@ -168,7 +168,7 @@ def test_too_few_files_are_named(folder: Path) -> None:
         averaging.find(folder, 0)
 
 
-def test_both_kinds_need_by(folder: Path) -> None:
+def test_mixed_checkpoint_kinds_need_by(folder: Path) -> None:
     for epoch in (9, 10):
         (folder / f"checkpoint{epoch}.pt").touch()
     with pytest.raises(ValueError, match=r"checkpoint10\.pt.*checkpoint_10_1100\.pt.*--by epoch or --by update"):
@@ -248,7 +248,7 @@ def test_refuses_options_that_mean_nothing(files: list[Path], tmp_path: Path, ca
 # --- writing
 
 
-def test_a_failed_write_leaves_the_old_output(files: list[Path], tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_failed_write_keeps_old_output(files: list[Path], tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     out = tmp_path / "out.pt"
     out.write_text("old")
 
@@ -262,9 +262,7 @@ def test_a_failed_write_leaves_the_old_output(files: list[Path], tmp_path: Path,
     assert out.read_text() == "old" and not list(tmp_path.glob("*.partial"))
 
 
-def test_a_kill_in_the_middle_leaves_the_old_output_and_the_script_runs_anywhere(
-    files: list[Path], tmp_path: Path
-) -> None:
+def test_killed_script_keeps_old_output_and_runs_anywhere(files: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out.pt"
     out.write_text("old")
     kill = (
@@ -361,9 +359,7 @@ def test_any_python_finds_the_environment(name: str, given: str, project: Path, 
 
 
 @scripts
-def test_without_an_environment_this_python_serves_if_it_can(
-    name: str, project: Path, bare: Path, tmp_path: Path
-) -> None:
+def test_script_uses_current_python_without_environment(name: str, project: Path, bare: Path, tmp_path: Path) -> None:
     script = project / "scripts" / name
     done = run_script(sys.executable, script, "--help", cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.startswith(f"usage: fairseq-resid {COMMANDS[name]} "), done.stderr
@@ -375,14 +371,14 @@ def test_without_an_environment_this_python_serves_if_it_can(
     assert "none" in done.stderr and done.stderr.endswith(": no environment there; run scripts/setup.sh\n")
 
 
-def test_the_exit_code_of_the_script_is_that_of_averaging(tmp_path: Path) -> None:
+def test_script_returns_exit_code_of_averaging(tmp_path: Path) -> None:
     words = ["--inputs", str(tmp_path), "--output", str(tmp_path / "out.pt")]
     environment = {"FAIRSEQ_RESID_VENV": sys.prefix}
     done = run_script(sys.executable, SCRIPT, *words, cwd=tmp_path, **environment)
     assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("fairseq-resid average: error: ")
 
 
-def test_memory_is_one_model_more_than_the_largest_checkpoint(tmp_path: Path) -> None:
+def test_memory_is_largest_checkpoint_plus_one_model(tmp_path: Path) -> None:
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("needs Linux's /proc")
     mib = 2**20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import statistics
 import subprocess
@@ -13,74 +12,18 @@ from typing import Any
 
 import pytest
 
-from fairseq_resid.evaluation import compare, scoring, settings
+from fairseq_resid.evaluation import compare, scoring
+from support.scored_runs import REFERENCES, data_folder, evaluated, sentences, translate, write
 
 pytestmark = pytest.mark.once
 
 BIN = Path(sys.executable).parent
 Capture = pytest.CaptureFixture[str]
-TEXT = "the a house ship river king sees follows finds old small red very and with of on to in day"
-WORDS = TEXT.split()
-
-
-def sentences(seed: int, count: int = 120) -> list[str]:
-    choose = random.Random(seed)
-    return [" ".join(choose.choices(WORDS, k=choose.randint(5, 20))) + " ." for _ in range(count)]
-
-
-REFERENCES = sentences(0)
-
-
-def translate(quality: float, seed: int) -> list[str]:
-    """Return the references with so large a share of their words right."""
-    choose = random.Random(seed)
-    return [
-        " ".join(word if choose.random() < quality else choose.choice(WORDS) for word in line.split())
-        for line in REFERENCES
-    ]
-
-
-def write(path: Path, lines: list[str]) -> None:
-    path.write_text("".join(line + "\n" for line in lines))
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    folder = tmp_path / "data"
-    (folder / "ref").mkdir(parents=True)
-    told = {"name": "tiny", "source": "en", "target": "xx", "restore": {"post_process": None}, "bleu_tokenize": "13a"}
-    (folder / "corpus.json").write_text(json.dumps(told))
-    write(folder / "ref" / "test.xx", REFERENCES)
-    return folder
-
-
-def evaluated(data: Path, name: str, quality: float, seed: int = 1, flags: str = "", **changes: Any) -> Path:
-    """Write a run folder as training and scripts/evaluate.sh leave it."""
-    run = data.parent / name
-    (run / "decode").mkdir(parents=True)
-    scores = {}
-    for model in ("averaged", "last"):
-        hypotheses = translate(quality, seed + (model == "last"))
-        write(run / "decode" / f"test.{model}.hyp", hypotheses)
-        scores[model] = scoring.bleu(hypotheses, REFERENCES)
-    results = {
-        "architecture": f"arch_{name}",
-        "parameters": 1,
-        "training": {},
-        "bleu": {model: round(score.value, 4) for model, score in scores.items()},
-        "signature": scores["last"].signature,
-        "corpus": "tiny",
-        "data": str(data),
-        "subset": "test",
-        "sentences": len(REFERENCES),
-        "averaged_checkpoints": ["a", "b"],
-        "decoding": {**settings.DECODING, "post-process": None},
-        **changes,
-    }
-    (run / "results.json").write_text(json.dumps(results))
-    command = ["fairseq-train", "d", *flags.split(), "--seed", str(seed), "--save-dir", str(run)]
-    (run / "run.json").write_text(json.dumps({"command": command, "finished": True}))
-    return run
+    return data_folder(tmp_path / "data")
 
 
 def rows(output: str) -> dict[str, list[str]]:
@@ -90,7 +33,7 @@ def rows(output: str) -> dict[str, list[str]]:
     return {row[0]: row for row in cells[2:]}
 
 
-def test_the_figures_are_those_of_sacrebleus_own_command(data: Path, capsys: Capture) -> None:
+def test_figures_equal_those_of_sacrebleu_command(data: Path, capsys: Capture) -> None:
     qualities = {"base": 0.8, "better": 0.85, "same": 0.801}
     runs = [evaluated(data, name, quality, seed) for seed, (name, quality) in enumerate(qualities.items())]
     assert compare.main([*map(str, runs), "--markdown"]) == 0
@@ -119,14 +62,14 @@ def test_the_figures_are_those_of_sacrebleus_own_command(data: Path, capsys: Cap
         assert re.search(rf"^BLEU nrefs:1\|{kind}\|seed:12345\|.*tok:13a", output, re.MULTILINE)
 
 
-def test_the_last_checkpoint_is_another_model(data: Path, capsys: Capture) -> None:
+def test_last_checkpoint_is_compared_separately(data: Path, capsys: Capture) -> None:
     runs = [evaluated(data, "one", 0.8), evaluated(data, "two", 0.9, averaged_checkpoints=["a"])]
     assert compare.main([*map(str, runs), "--model", "last", "--markdown"]) == 0
     score = json.loads((runs[1] / "results.json").read_text())["bleu"]["last"]
     assert rows(capsys.readouterr().out)["two"][2] == f"{score:.2f}"
 
 
-def test_runs_of_one_setting_are_told_together(data: Path, capsys: Capture) -> None:
+def test_runs_of_one_setting_are_grouped(data: Path, capsys: Capture) -> None:
     runs = [evaluated(data, f"base{seed}", 0.8, seed, "--lr 1") for seed in (1, 3, 5)]
     runs += [evaluated(data, f"other{seed}", 0.8, seed, "--lr 2") for seed in (1, 3)]
     runs.append(evaluated(data, "alone", 0.8, 7, "--lr 3"))
@@ -138,7 +81,7 @@ def test_runs_of_one_setting_are_told_together(data: Path, capsys: Capture) -> N
     assert "2 seeds (other1, other3)" in output and "seeds (alone" not in output
 
 
-def test_the_same_translations_are_no_different_and_no_other_seed(data: Path, capsys: Capture) -> None:
+def test_identical_runs_show_no_difference_and_no_seed_spread(data: Path, capsys: Capture) -> None:
     runs = [evaluated(data, name, 0.8) for name in ("one", "copy")]
     assert compare.main([*map(str, runs), "--markdown"]) == 0
     output = capsys.readouterr().out
@@ -146,7 +89,7 @@ def test_the_same_translations_are_no_different_and_no_other_seed(data: Path, ca
     assert "one, copy: the same settings, and some have the same seed: there is no spread over seeds" in output
 
 
-def test_the_data_is_found_from_another_folder(data: Path, capsys: Capture, monkeypatch: Any) -> None:
+def test_data_is_found_from_another_folder(data: Path, capsys: Capture, monkeypatch: Any) -> None:
     runs = [evaluated(data, name, 0.8, seed) for name, seed in (("one", 1), ("two", 2))]
     for run in runs:
         results = json.loads((run / "results.json").read_text())
@@ -170,9 +113,7 @@ def test_the_data_is_found_from_another_folder(data: Path, capsys: Capture, monk
         ({"subset": "valid"}, "test set is test in the one and valid in the other"),
     ],
 )
-def test_scores_that_cannot_be_compared_are_refused(
-    data: Path, changes: dict[str, Any], said: str, capsys: Capture
-) -> None:
+def test_incomparable_scores_are_refused(data: Path, changes: dict[str, Any], said: str, capsys: Capture) -> None:
     runs = [evaluated(data, "one", 0.8), evaluated(data, "two", 0.9, **changes)]
     assert compare.main(list(map(str, runs))) == 2
     error = capsys.readouterr().err
@@ -198,7 +139,7 @@ def test_another_reference_or_another_bleu_is_refused(data: Path, tmp_path: Path
         assert said in capsys.readouterr().err
 
 
-def test_hypotheses_that_are_not_those_of_the_results_are_refused(data: Path, capsys: Capture) -> None:
+def test_hypotheses_that_do_not_match_results_are_refused(data: Path, capsys: Capture) -> None:
     one, two = evaluated(data, "one", 0.8), evaluated(data, "two", 0.9)
     hypotheses = two / "decode" / "test.averaged.hyp"
     hypotheses.write_text(hypotheses.read_text().replace("house", "home"))
@@ -213,7 +154,7 @@ def test_hypotheses_that_are_not_those_of_the_results_are_refused(data: Path, ca
     assert "no such file" in capsys.readouterr().err
 
 
-def test_what_is_no_evaluated_run_is_named(data: Path, capsys: Capture) -> None:
+def test_folder_without_evaluated_run_is_named(data: Path, capsys: Capture) -> None:
     one, empty = evaluated(data, "one", 0.8), data.parent / "empty"
     empty.mkdir()
     assert compare.main([str(one), str(empty)]) == 2

@@ -233,7 +233,7 @@ def test_a_run_that_differs_is_refused_as_published(trained: tuple[Path, Path], 
     )
 
 
-def test_what_is_as_published_is_labelled(
+def test_evaluation_as_published_is_labelled(
     trained: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(Corpus, "read", _as_released(Corpus.read))

@@ -41,18 +41,18 @@ def expected(run: Path, corpus: Path, generate: Callable[..., Any]) -> list[str]
     return [found[number].split("\t", 1)[1] for number in range(len(found))]
 
 
-def test_it_is_what_generate_makes_of_the_test_set(translator: Translator, corpus: Path, expected: list[str]) -> None:
+def test_translate_equals_generate_on_test_set(translator: Translator, corpus: Path, expected: list[str]) -> None:
     assert translator.translate(read_lines(corpus / "ref" / "test.en")) == expected
 
 
-def test_blank_lines_and_any_order(translator: Translator, corpus: Path, expected: list[str]) -> None:
+def test_translate_handles_blank_lines_and_any_order(translator: Translator, corpus: Path, expected: list[str]) -> None:
     lines = read_lines(corpus / "ref" / "test.en")[:6]
     mixed = ["", lines[4], " \t ", lines[0], lines[4], ""]
     assert translator.translate(mixed) == ["", expected[4], "", expected[0], expected[4], ""]
     assert translator.translate([]) == [] and translator.translate(["", ""]) == ["", ""]
 
 
-def test_the_script(run: Path, corpus: Path, expected: list[str]) -> None:
+def test_translate_script_runs(run: Path, corpus: Path, expected: list[str]) -> None:
     text = read_lines(corpus / "ref" / "test.en")[:3]
     environment = {"FAIRSEQ_RESID_VENV": str(Path(sys.executable).parent.parent), "PATH": "/usr/bin:/bin"}
     command = [str(ROOT / "scripts" / "translate.sh"), str(run), "--data", str(corpus), "--cpu"]
@@ -62,7 +62,7 @@ def test_the_script(run: Path, corpus: Path, expected: list[str]) -> None:
     assert done.stdout.decode() == f"{expected[0]}\n\n{expected[1]}\n{expected[2]}\n"
 
 
-def test_the_average_is_taken_where_there_is_one(
+def test_translate_uses_the_average_if_there_is_one(
     run: Path, corpus: Path, stock_checkpoint: Path, tmp_path: Path
 ) -> None:
     """Here another model altogether, so that it shows; and stock fairseq's own translates too."""
@@ -74,7 +74,7 @@ def test_the_average_is_taken_where_there_is_one(
     assert type(last.hub.models[0]).__name__ != "TransformerModel"
 
 
-def test_text_goes_to_the_model_and_back_as_the_corpus_says(run: Path, corpus: Path, tmp_path: Path) -> None:
+def test_translate_uses_the_text_form_of_the_corpus(run: Path, corpus: Path, tmp_path: Path) -> None:
     shutil.copytree(corpus, tmp_path / "data")
     told = json.loads((corpus / "corpus.json").read_text())
     (tmp_path / "data" / "corpus.json").write_text(json.dumps({**told, "text": {"form": "moses", "normalize": "none"}}))
@@ -87,7 +87,7 @@ def test_text_goes_to_the_model_and_back_as_the_corpus_says(run: Path, corpus: P
 
 
 @pytest.mark.parametrize("where", ["no run", "no checkpoint", "no model", "no checkpoint file", "no data"])
-def test_what_is_missing_is_named(where: str, run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+def test_translate_names_missing_files(where: str, run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
     folder, data = tmp_path / "run", tmp_path / "data"
     shutil.copytree(run, folder)
     shutil.copytree(corpus, data)
@@ -108,7 +108,7 @@ def test_what_is_missing_is_named(where: str, run: Path, corpus: Path, tmp_path:
     assert error.startswith("fairseq-resid translate: error: ") and named in error and error.count("\n") == 1
 
 
-def test_bad_lines_are_named_and_those_before_them_translated(
+def test_bad_lines_are_named_after_translating_earlier_ones(
     translator: Translator, run: Path, corpus: Path, expected: list[str], capsysbinary: Any, monkeypatch: Any
 ) -> None:
     with pytest.raises(ValueError, match=r"line 2: 2,\d\d\d subwords, and the model takes 1,024"):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from faults import plant_faults
+from faults.fault import Fault
 
 pytestmark = pytest.mark.once
 
+TESTS = plant_faults.ROOT / "tests"
 
-def test_every_fault_can_be_planted_and_names_tests_that_there_are(tmp_path: Path) -> None:
+
+def test_every_fault_fits_the_source(tmp_path: Path) -> None:
     assert len(plant_faults.FAULTS) >= 30
     assert len({fault.name for fault in plant_faults.FAULTS}) == len(plant_faults.FAULTS)
     for fault in plant_faults.FAULTS:
@@ -22,18 +26,40 @@ def test_every_fault_can_be_planted_and_names_tests_that_there_are(tmp_path: Pat
         fault.plant(tmp_path)
         source = copied.read_text(encoding="utf-8")
         compile(source, fault.file, "exec")
-        for name in fault.tests.split():
-            assert (plant_faults.ROOT / "tests" / name).is_file()
 
 
-def test_a_fault_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
+def test_every_fault_names_test_files_that_exist() -> None:
+    for fault in plant_faults.FAULTS:
+        missing = [name for name in fault.tests.split() if not (TESTS / name).is_file()]
+        assert fault.tests and not missing, f"{fault.name}: no such file in tests/: {', '.join(missing)}"
+
+
+def test_page_names_tests_that_exist() -> None:
+    page = (TESTS / "faults" / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"`(?:tests/)?([a-z]+/\w+\.py)(?:::|` `)(test_\w+)", page)
+    assert len(found) > 100
+    for file, test in found:
+        source = TESTS / file
+        assert source.is_file() and f"def {test}(" in source.read_text(encoding="utf-8"), f"{file} has no {test}"
+    everything = "".join(source.read_text(encoding="utf-8") for source in TESTS.rglob("*.py"))
+    assert all(f"def {test}(" in everything for test in re.findall(r"`(test_\w+)`", page))
+
+
+def test_every_package_has_its_faults_planted() -> None:
+    modules = {file.stem for file in Path(plant_faults.__file__).parent.glob("[a-z]*.py")}
+    assert modules - {"fault", "plant_faults", "test_faults"} == set(plant_faults.PACKAGES)
+    for package in plant_faults.PACKAGES:
+        assert (plant_faults.ROOT / "fairseq_resid" / package).is_dir()
+
+
+def test_fault_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\nx = 1\n")
     with pytest.raises(ValueError, match=r"odd: a\.py holds its text 2 times, not once: 'x = 1'"):
-        plant_faults.Fault("odd", "a.py", "x = 1", "x = 2", "faults/test_faults.py").plant(tmp_path)
+        Fault("odd", "a.py", "x = 1", "x = 2", "faults/test_faults.py").plant(tmp_path)
 
 
-def test_what_no_test_finds_is_missed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    harmless = plant_faults.Fault("harmless", "LICENSE", "MIT License", "MIT licence", "commands/test_extract.py")
+def test_undetected_fault_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    harmless = Fault("harmless", "LICENSE", "MIT License", "MIT licence", "commands/test_extract.py")
     real = next(fault for fault in plant_faults.FAULTS if "leads out of the folder" in fault.name)
     monkeypatch.setattr(plant_faults, "FAULTS", [harmless, real])
     assert plant_faults.main(["--no-baseline"]) == 1

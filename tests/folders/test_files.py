@@ -30,7 +30,7 @@ class Known:
     sizes: dict[str, int] = field(default_factory=dict)
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_file_is_replaced_atomically(tmp_path: Path) -> None:
     file = tmp_path / "file"
     write_text(file, "old\n")
     with pytest.raises(RuntimeError), replacing(file) as partial:
@@ -43,7 +43,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert file.read_text() == "new" and [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_lock_is_refused_or_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_taken_lock_is_refused_or_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lock = tmp_path / "lock"
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -58,7 +58,7 @@ def test_a_lock_is_refused_or_waited_for(tmp_path: Path, capsys: pytest.CaptureF
             assert descriptor > 2 and holder.wait() == 0
 
 
-def test_a_lock_whose_folder_was_taken_away_is_made_anew(tmp_path: Path) -> None:
+def test_lock_is_recreated_after_its_folder_was_removed(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     with locked(folder / ".lock", "busy"):
@@ -91,7 +91,7 @@ def test_records_are_typed(tmp_path: Path) -> None:
         (b'{"name": "\xff"}', "invalid"),
     ],
 )
-def test_a_damaged_record_is_named_with_its_field(content: bytes, said: str, tmp_path: Path) -> None:
+def test_damaged_record_names_its_field(content: bytes, said: str, tmp_path: Path) -> None:
     file = tmp_path / "known.json"
     file.write_bytes(content)
     with pytest.raises(ValueError) as caught:
@@ -101,7 +101,7 @@ def test_a_damaged_record_is_named_with_its_field(content: bytes, said: str, tmp
     assert records.remembered(file, Known) is None
 
 
-def test_yaml_is_read_the_same_way(tmp_path: Path) -> None:
+def test_yaml_records_are_typed_too(tmp_path: Path) -> None:
     file = tmp_path / "known.yaml"
     file.write_text("name: x\nsizes: {a: 1}\n")
     assert records.read(file, Known) == Known("x", {"a": 1})
@@ -111,6 +111,6 @@ def test_yaml_is_read_the_same_way(tmp_path: Path) -> None:
             records.read(file, Known)
 
 
-def test_a_missing_record_names_the_command_that_writes_it(tmp_path: Path) -> None:
+def test_missing_record_names_the_command_that_writes_it(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"none\.json: no such file: run the command first$"):
         records.read(tmp_path / "none.json", Known, "the command")

@@ -198,7 +198,7 @@ def tried(what: str, tries: int, folder: Path) -> int:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("tries", TRIES)
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_damaged_file_is_read_or_named(group: str, tries: int, tmp_path: Path, fault: Callable[..., None]) -> None:
+def test_damaged_file_is_read_or_named(group: str, tries: int, tmp_path: Path, fault: Callable[..., None]) -> None:
     refused = {what: tried(what, tries, tmp_path / "folder") for what in GROUPS[group]}
     # fairseq's log is read around what is no record.
     assert all(count > tries // 50 for what, count in refused.items() if what != "train.log"), refused
@@ -226,7 +226,7 @@ NO_RECORDS = {
 
 
 @pytest.mark.parametrize("line", NO_RECORDS.values(), ids=NO_RECORDS)
-def test_a_line_of_a_log_that_is_no_record(line: str, tmp_path: Path) -> None:
+def test_log_line_without_record_is_skipped(line: str, tmp_path: Path) -> None:
     """It is passed over; the records before and after it count."""
     good = '2024-01-01 00:00:00 | INFO | train | {{"epoch": 1, "num_updates": "{}", "loss": "2"}}'
     (tmp_path / "train.log").write_text(
@@ -238,7 +238,7 @@ def test_a_line_of_a_log_that_is_no_record(line: str, tmp_path: Path) -> None:
     assert Run(tmp_path).training_summary().num_updates == 4
 
 
-def test_a_record_without_an_epoch(tmp_path: Path) -> None:
+def test_training_summary_reads_records_without_epoch(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text('{"train_num_updates": "4", "train_wpb": "2", "loss": "3"}\n')
     whole_log(tmp_path / "train.log")
     assert Run(tmp_path).training_summary().num_updates == 4

@@ -61,7 +61,7 @@ ADDED = {
 }
 
 
-def test_names_of_architectures():
+def test_names_of_architectures_are_registered():
     expected = {family + suffix for family in ADDED for suffix in SUFFIXES}
     assert set(ARCH_MODEL_INV_REGISTRY["transformer_resid"]) == expected
 
@@ -112,7 +112,7 @@ FAMILIES = {"transformer_sas": "sas", "transformer_sas_tiny": "sas", "transforme
     ("arch", "residual"),
     [(arch, name) for arch, own in FAMILIES.items() for name in ("sas", "rskip_ln", "post_ln") if name != own],
 )
-def test_another_residual_with_a_named_structure(arch, residual):
+def test_named_architecture_refuses_another_residual(arch, residual):
     with pytest.raises(UserError, match=f"--residual {residual}") as error:
         settings(arch, residual=residual)
     assert arch in str(error.value)
@@ -120,11 +120,11 @@ def test_another_residual_with_a_named_structure(arch, residual):
 
 
 @pytest.mark.parametrize("arch", FAMILIES)
-def test_the_same_residual_with_a_named_structure(arch):
+def test_named_architecture_accepts_its_own_residual(arch):
     assert vars(settings(arch, residual=FAMILIES[arch])) == vars(settings(arch))
 
 
-def test_a_second_call_on_what_the_first_one_wrote():
+def test_applying_an_architecture_twice_changes_nothing():
     """fairseq applies an architecture again to the config of a checkpoint."""
     args = settings("transformer_sas_tiny", sas_gamma="free")
     args._name = "transformer_sas_tiny"
@@ -138,7 +138,7 @@ def test_a_second_call_on_what_the_first_one_wrote():
 
 @pytest.mark.parametrize("arch", ["transformer_resid_tiny", "transformer_sas_tiny", "transformer_rskip_ln_tiny"])
 @pytest.mark.parametrize("flags", [["encoder"], ["decoder"], ["encoder", "decoder"]], ids=str)
-def test_normalize_before_that_contradicts(arch, flags):
+def test_contradicting_normalize_before_is_refused(arch, flags):
     given = {f"{stack}_normalize_before": True for stack in flags}
     if arch == "transformer_resid_tiny":
         given["residual"] = "rskip_ln" if len(flags) == 2 else "pre_ln"
@@ -149,7 +149,7 @@ def test_normalize_before_that_contradicts(arch, flags):
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
-def test_one_normalize_before_alone(stack):
+def test_normalize_before_of_one_stack_is_refused(stack):
     with pytest.raises(UserError, match=f"--{stack}-normalize-before with --residual post_ln"):
         settings("transformer_resid_tiny", **{f"{stack}_normalize_before": True})
 
@@ -272,12 +272,12 @@ def test_residual_backend_of_a_checkpoint():
     ],
     ids=str,
 )
-def test_a_backend_that_cannot_be(given, text):
+def test_invalid_backend_is_refused(given, text):
     with pytest.raises(UserError, match=re.escape(text)):
         settings("transformer_resid_tiny", **{"residual_backend": "triton", **given})
 
 
-def test_kernels_that_cannot_run_are_refused_in_training_alone(monkeypatch):
+def test_unusable_kernels_are_refused_only_in_training(monkeypatch):
     monkeypatch.setattr(dispatch, "_INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     said = re.escape("--residual-backend triton: no NVIDIA GPU is used here; use --residual-backend auto")
@@ -306,7 +306,7 @@ def test_mistakes_are_user_errors():
 # --- start values, ends of stacks, places ---------------------------------------------------------------------------
 
 
-def test_the_feed_forward_starts_as_in_tensor2tensor():
+def test_feed_forward_starts_as_in_tensor2tensor():
     torch.manual_seed(0)
     made = ARCH_MODEL_REGISTRY["transformer_resid"].build_model(
         settings("transformer_resid", ffn_init="xavier", **TINY, dropout=0.0), TASK
@@ -320,7 +320,7 @@ def test_the_feed_forward_starts_as_in_tensor2tensor():
         build(residual="deep_norm", ffn_init="xavier")
 
 
-def test_without_a_flag_the_start_values_are_stocks():
+def test_start_values_are_those_of_stock_by_default():
     """The same draws in the same order: a structure that draws nothing changes no generator."""
     torch.manual_seed(0)
     theirs = TransformerModel.build_model(settings("transformer", **TINY), TASK)
@@ -340,7 +340,7 @@ STARTS = {
 
 
 @pytest.mark.parametrize("residual", STARTS)
-def test_a_seed_gives_the_start_values_that_it_gave(residual):
+def test_start_values_of_a_seed_never_change(residual):
     args = settings("transformer_resid_tiny", residual=residual)
     torch.manual_seed(0)
     model = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)
@@ -349,7 +349,7 @@ def test_a_seed_gives_the_start_values_that_it_gave(residual):
 
 
 @pytest.mark.parametrize("residual", ["post_ln", "sas", "rskip_ln", "xskip"])
-def test_a_final_norm_for_every_structure(residual):
+def test_every_structure_takes_a_final_norm(residual):
     plain, normed = build(residual=residual), build(residual=residual, final_norm="layer")
     ends = {f"{stack}.layer_norm.{name}" for stack in ("encoder", "decoder") for name in ("weight", "bias")}
     assert normed.state_dict().keys() - plain.state_dict().keys() == ends
@@ -362,7 +362,7 @@ def test_a_final_norm_for_every_structure(residual):
     torch.testing.assert_close(out.std(-1, unbiased=False), torch.full(out.shape[:2], 2.0), atol=1e-3, rtol=0)
 
 
-def test_the_depths_are_those_of_the_trained_model():
+def test_pruned_layers_keep_their_trained_depth():
     """Pruned layers keep their places: --encoder-layers-to-keep must not change α or the layers' numbers."""
     given = {"residual": "deep_norm", "encoder_layers": 4, "decoder_layers": 3}
     args = settings("transformer_resid_tiny", **given)
@@ -385,7 +385,7 @@ def omegas(model):
     return [site.skip_weight[0].item() for site in sites(model).values()]
 
 
-def test_admin_is_profiled_when_a_model_is_made():
+def test_building_a_model_profiles_admin():
     """The same for the same seed in every process; other random numbers stay what they were; a checkpoint keeps it."""
     made = []
     for given in ({}, {}, {"encoder_layerdrop": 0.9, "decoder_layerdrop": 0.9}):
@@ -410,7 +410,7 @@ def test_admin_is_profiled_when_a_model_is_made():
         settings("transformer_resid_tiny", residual="admin", ddp_backend="fully_sharded")
 
 
-def test_the_sites_of_a_layer_share_rezeros_scalar():
+def test_rezero_shares_one_scalar_per_layer():
     args = settings("transformer_resid_tiny", residual="rezero")
     model = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)
     for layer in (*model.encoder.layers, *model.decoder.layers):
@@ -425,19 +425,19 @@ def test_the_sites_of_a_layer_share_rezeros_scalar():
 
 
 @pytest.mark.parametrize("residual", ["resi_dual", "hyper", "attn_residual", "dense_former"])
-def test_a_wide_state_and_base_layers_do_not_go_together(residual):
+def test_base_layers_refuse_wide_states(residual):
     with pytest.raises(UserError, match=f"--base-layers 1 with --residual {residual}"):
         settings("transformer_resid_tiny", residual=residual, base_layers=1)
 
 
-def test_a_namespace_that_is_used_again_has_the_depths_of_now():
+def test_reused_namespace_gets_current_depths():
     args = settings("transformer_resid_tiny", residual="deep_norm", encoder_layers=4)
     ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)
     args.encoder_layers = 3
     assert ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK).cfg.residual_depths == [3, 2]
 
 
-def test_the_order_of_the_parameters_is_frozen():
+def test_order_of_parameters_is_frozen():
     """Adam's state in a checkpoint goes by position. The file was written by version 0.1."""
     stored = torch.load(
         Path(__file__).resolve().parents[1] / "data" / "stored" / "transformer_sas.pt", weights_only=False

@@ -29,7 +29,7 @@ def test_a_deep_model_starts_finite(residual: str, encoder: int, decoder: int, a
     ("residual", "layers"),
     [("xskip", 12), ("linear_shortcut", 12), ("dropout_shortcut", 4), ("highway", 36), ("shortcut_gate", 36)],
 )
-def test_without_a_norm_a_model_of_some_depth_starts_finite(residual: str, layers: int) -> None:
+def test_norm_free_model_of_moderate_depth_starts_finite(residual: str, layers: int) -> None:
     assert all(map(math.isfinite, start(residual, layers, layers, False)))
 
 
@@ -58,7 +58,7 @@ def gradient_in_fp64(residual: str, layers: int, monkeypatch: pytest.MonkeyPatch
 
 
 DEPTHS = (6, 12, 24, 36)
-# Powers of ten. The README and tests/README.md give them.
+# Powers of ten. The README and tests/faults/README.md give them.
 GRADIENTS: dict[tuple[str, float | None], tuple[int, ...]] = {
     ("xskip", 1): (2, 6, 10, 13),
     ("xskip", 2): (10, 19, 38, 57),
@@ -81,8 +81,8 @@ def test_gradients_without_a_norm_grow_with_depth(
         assert abs(math.log10(gradient) - power) <= 1, (layers, gradient)
 
 
-def test_the_page_has_the_gradients() -> None:
-    text = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+def test_page_lists_the_gradients() -> None:
+    text = (Path(__file__).resolve().parents[1] / "faults" / "README.md").read_text(encoding="utf-8")
     for (residual, weight), powers in GRADIENTS.items():
         name = f"`{residual}`" if weight is None else f"`{residual}` λ = {weight}"
         cells = [f"10^{power}" if power else "1" for power in powers]

@@ -34,7 +34,7 @@ def is_finite(start: tuple[float, float]) -> bool:
 
 
 @pytest.mark.parametrize("name", ["rskip_ln", "xskip_ln"])
-def test_a_deep_model_with_a_large_lambda_starts_finite(name: str) -> None:
+def test_deep_model_with_large_lambda_starts_finite(name: str) -> None:
     assert is_finite(deep.start(name, 24, 24, False, torch.float16, skip_lambda=8))
 
 
@@ -80,7 +80,7 @@ def test_a_lopsided_model(name: str, encoder: int, decoder: int, tmp_path: Path)
 
 @pytest.mark.long
 @pytest.mark.parametrize(("encoder", "decoder"), LOPSIDED)
-def test_lopsided_models(encoder: int, decoder: int, tmp_path: Path, fault: Fault) -> None:
+def test_all_lopsided_models_start_finite_and_reload(encoder: int, decoder: int, tmp_path: Path, fault: Fault) -> None:
     for name in structures.NAMES:
         check_lopsided(name, encoder, decoder, tmp_path)
     fault(
@@ -91,7 +91,7 @@ def test_lopsided_models(encoder: int, decoder: int, tmp_path: Path, fault: Faul
 
 
 @pytest.mark.parametrize(("encoder", "decoder"), [(24, 2), (2, 24), (1, 1)])
-def test_coefficients_of_lopsided_models(encoder: int, decoder: int) -> None:
+def test_lopsided_models_use_the_depths_of_both_stacks(encoder: int, decoder: int) -> None:
     """Each stack's own depth counts, and both in DeepNorm's encoder."""
     layers = {"encoder": encoder, "decoder": decoder}
     sublayers = {"encoder": 2 * encoder, "decoder": 3 * decoder}

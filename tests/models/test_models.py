@@ -75,7 +75,7 @@ def test_padding_and_batch_order_change_nothing(name, options):
 
 
 @both
-def test_beam_search_does_not_see_the_batch(arch):
+def test_beam_search_does_not_depend_on_the_batch(arch):
     model, rows = build(arch), sentences(3, (2, 4, 7))
     for row, found in zip(rows, translate(model, rows), strict=True):
         alone = translate(model, [row])[0]
@@ -131,7 +131,7 @@ def test_own_layers_run_in_eval_mode_after_loading(name, options, monkeypatch):
     assert not [name for name in model.state_dict() if COPY.fullmatch(name)]
 
 
-def test_own_layers_are_immune_by_themselves(monkeypatch):
+def test_own_layers_avoid_the_fast_path_by_themselves(monkeypatch):
     """Also where nothing in fairseq is bridged: neither of 0.12.2's two conditions for its path holds."""
     plain = TransformerEncoderLayerBase.__init__
     monkeypatch.setattr(TransformerEncoderLayerBase, "__init__", plain.__wrapped__)
@@ -174,7 +174,7 @@ droppable = structures.over("name options", [case for case in CASES if not needs
 
 @pytest.mark.parametrize("flag", ["encoder_layerdrop", "decoder_layerdrop"])
 @whole
-def test_a_structure_that_needs_every_layer_refuses_layer_drop(name, options, flag):
+def test_structure_that_needs_every_layer_refuses_layer_drop(name, options, flag):
     given = {"residual": name, **options}
     with pytest.raises(UserError, match=rf"--{flag.replace('_', '-')} 0.5 with --residual {name}"):
         settings("transformer_resid_tiny", **given, **{flag: 0.5})
@@ -328,7 +328,7 @@ def test_cross_self_attention(arch, no_cross_attention):
 
 @pytest.mark.parametrize("heads", [None, 2])
 @pytest.mark.parametrize("layer", [None, 0])
-def test_alignment_is_that_of_stock(layer, heads):
+def test_alignment_equals_stock(layer, heads):
     model = stock()
     given = {"alignment_layer": layer, "alignment_heads": heads}
     expected = model(*batch()[:3], **given)[1]["attn"][0]
@@ -356,7 +356,7 @@ def test_layernorm_embedding(arch):
     assert logits(model).isfinite().all()
 
 
-def test_no_pretrained_models_of_stock():
+def test_stock_pretrained_models_are_not_listed():
     assert TransformerModel.hub_models()
     assert ARCH_MODEL_REGISTRY["transformer_sas"].hub_models() == {}
 

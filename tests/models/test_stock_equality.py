@@ -138,7 +138,7 @@ def test_own_checkpoints_load(name, options):
     ],
     ids=str,
 )
-def test_a_stock_checkpoint_that_does_not_fit(theirs, ours, missing):
+def test_mismatched_stock_checkpoint_is_refused(theirs, ours, missing):
     with pytest.raises(UserError) as error:
         build(**ours).load_state_dict(copied(stock(**theirs)))
     assert f"--residual {ours.get('residual', 'post_ln')}" in str(error.value)
@@ -146,7 +146,7 @@ def test_a_stock_checkpoint_that_does_not_fit(theirs, ours, missing):
         assert key in str(error.value)
 
 
-def test_an_internal_error_in_loading_is_not_a_misfit(monkeypatch):
+def test_internal_error_while_loading_is_not_hidden(monkeypatch):
     def broken(*_):
         raise RuntimeError("a bug")
 
@@ -177,7 +177,7 @@ def same(found, expected):
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("given", [{}, {"need_attn": True}, {"need_head_weights": True}], ids=str)
 @as_stock
-def test_attention_of_a_decoder_layer_is_that_of_stock(theirs, ours, given, fast, training):
+def test_decoder_layer_attention_equals_stock(theirs, ours, given, fast, training):
     model = stock(**theirs, dropout=0.0)
     results = []
     for each in (model, adopted(model, {**ours, "dropout": 0.0})):
@@ -191,7 +191,7 @@ def test_attention_of_a_decoder_layer_is_that_of_stock(theirs, ours, given, fast
 
 @pytest.mark.parametrize("masked", [False, True])
 @as_stock
-def test_states_handed_to_a_decoder_layer(theirs, ours, masked):
+def test_decoder_layer_accepts_given_states(theirs, ours, masked):
     """The path of ONNX export: keys and values of earlier steps come and go as tensors."""
     model = stock(**theirs)
     own = [torch.randn(3, 4, 2, 16, generator=torch.Generator().manual_seed(i)) for i in range(2)]
@@ -215,7 +215,7 @@ def test_states_handed_to_a_decoder_layer(theirs, ours, masked):
 @pytest.mark.parametrize("return_fc", [False, True])
 @pytest.mark.parametrize("mask", [None, torch.ones(4, 4).triu(1)], ids=["all", "causal"])
 @as_stock
-def test_an_encoder_layer_beside_stock(theirs, ours, mask, return_fc):
+def test_encoder_layer_equals_stock(theirs, ours, mask, return_fc):
     model = stock(**theirs)
     padding = SOURCE_PADDING[:, 1:]
     results = []

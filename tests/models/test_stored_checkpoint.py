@@ -16,7 +16,7 @@ EXPECTED = json.loads((STORED / "expected.json").read_text(encoding="utf-8"))
 FAMILIES = ["transformer_sas", "transformer_rskip_ln"]
 
 
-def test_the_stored_files_are_small_and_tell_something() -> None:
+def test_stored_files_are_small_and_not_trivial() -> None:
     assert set(EXPECTED["translations"]) == set(FAMILIES)
     for family, translations in EXPECTED["translations"].items():
         assert (STORED / f"{family}.pt").stat().st_size < 150_000
@@ -46,7 +46,7 @@ def test_stored_checkpoints_translate_the_same(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_names_and_shapes_of_the_stored_parameters(family: str) -> None:
+def test_stored_parameters_keep_names_and_shapes(family: str) -> None:
     """The names are a promise: what reads old files may map them, what writes new ones may not change them."""
     state = torch.load(STORED / f"{family}.pt", weights_only=False)
     names = {name for name in state["model"] if "_residual." in name}

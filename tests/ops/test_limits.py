@@ -128,7 +128,7 @@ def test_numbers_up_to_the_limit(backend: str, dtype: str, fault: Fault) -> None
     ("name", "options"),
     [("post_ln", {}), ("xskip_ln", {"skip_lambda": 8, "branch_scale": 3}), ("b2t", {}), ("keel", {})],
 )
-def test_the_limit_is_as_large_as_it_can_be(name: str, options: dict[str, Any]) -> None:
+def test_stated_limits_are_tight(name: str, options: dict[str, Any]) -> None:
     """1% above it, the sum of x and F of one sign is beyond fp16."""
     site = stacks.make(name, options, dim=C, dtype=torch.float16, noise=0.0)
     for factor, is_finite in ((1.0, True), (1.02, False)):
@@ -178,7 +178,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
         *(pytest.param(name, marks=pytest.mark.long) for name in ("post_ln", "sas", "hyper", "xskip")),
     ],
 )
-def test_an_overflow_of_gradients_costs_its_update_alone(
+def test_gradient_overflow_skips_only_its_update(
     residual: str, optimizer: str, train: Any, steps: Steps, tmp_path: Path, fault: Fault
 ) -> None:
     flags = ["--residual", *residual.split(), *optimizer.split(), "--fp16-init-scale", 2**16, "--dropout", 0]
@@ -201,7 +201,7 @@ def test_an_overflow_of_gradients_costs_its_update_alone(
 
 @pytest.mark.both
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_loss_scale_at_its_least_ends_in_the_named_error(
+def test_minimum_loss_scale_raises_the_divergence_error(
     optimizer: str, train: Any, tmp_path: Path, fault: Fault
 ) -> None:
     flags = [*optimizer.split(), "--fp16-init-scale", 2**20, "--min-loss-scale", 2**16]

@@ -274,17 +274,17 @@ def check_cases(numbers: range, is_fused: bool, fault: Fault) -> None:
 
 
 @pytest.mark.structures
-def test_random_cases(fault: Fault) -> None:
+def test_random_cases_equal_fp64_formula(fault: Fault) -> None:
     check_cases(range(200), False, fault)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(200, 9_000, 2_200))
-def test_many_random_cases(first: int, fault: Fault) -> None:
+def test_many_random_cases_equal_fp64_formula(first: int, fault: Fault) -> None:
     check_cases(range(first, first + 2_200), False, fault)
 
 
 @pytest.mark.long
-def test_random_cases_of_the_kernels(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_cases_of_kernels_equal_fp64_formula(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch.self_check, "fault", lambda *_: "")  # seconds, for every width
     check_cases(range(9_000, 10_000), True, fault)

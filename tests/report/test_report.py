@@ -15,15 +15,14 @@ from typing import Any
 
 import pytest
 
-from evaluation.test_compare import data, evaluated  # noqa: F401  (a fixture)
 from fairseq_resid.analysis import analyze
 from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
 from fairseq_resid.folders import records
 from fairseq_resid.folders.run import Fingerprint, Run
 from fairseq_resid.report import differences, findings, glossary, report
 from fairseq_resid.study import plan
-from study import test_study
-from support import structures
+from support import structures, studies
+from support.scored_runs import data_folder, evaluated
 
 pytestmark = pytest.mark.once
 
@@ -87,12 +86,17 @@ class Page(html.parser.HTMLParser):
         if tag == "img":
             self.images.append(given)
 
-    def handle_data(self, data: str) -> None:  # noqa: F811
+    def handle_data(self, data: str) -> None:
         self.text.append(data)
 
 
 @pytest.fixture
-def runs(data: Path) -> list[Path]:  # noqa: F811
+def data(tmp_path: Path) -> Path:
+    return data_folder(tmp_path / "data")
+
+
+@pytest.fixture
+def runs(data: Path) -> list[Path]:
     wanted = {"base": 0.6, "sas": 0.8}
     made = [evaluated(data, name, quality, flags=f"--arch {name} --lr 1") for name, quality in wanted.items()]
     (data / "ref" / "test.en").write_text("".join(f"source {number}\n" for number in range(120)))
@@ -110,7 +114,7 @@ def page(runs: list[Path], tmp_path: Path) -> Path:
     return out
 
 
-def test_the_page_is_whole_and_needs_no_network(page: Path) -> None:
+def test_page_is_complete_and_needs_no_network(page: Path) -> None:
     text = page.read_text()
     found = Page(text)
     assert len(found.ids) == len(set(found.ids)) and {link[1:] for link in found.links} == set(found.ids)
@@ -133,7 +137,7 @@ def test_settings_that_differ_come_first(page: Path, runs: list[Path]) -> None:
     assert page.read_text().index("<code>--arch</code>") < page.read_text().index("<code>--lr</code>")
 
 
-def test_what_a_user_calls_things_is_no_markup(data: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_names_given_by_users_are_escaped(data: Path, tmp_path: Path) -> None:
     run = evaluated(data, "a <b> & 'c'", 0.5, flags="--arch <script>")
     analysed(run, sas())
     assert report.main([str(run), "--out", str(tmp_path / "report.html")]) == 0
@@ -142,7 +146,7 @@ def test_what_a_user_calls_things_is_no_markup(data: Path, tmp_path: Path) -> No
     assert {link[1:] for link in Page(text).links} == set(Page(text).ids)
 
 
-def test_runs_with_nothing_in_them(tmp_path: Path, capsys: Any) -> None:
+def test_empty_runs_are_named(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "empty").mkdir()
     assert report.main([str(tmp_path / "empty"), "--out", str(tmp_path / "report.html")]) == 0
     said = " ".join(Page((tmp_path / "report.html").read_text()).text)
@@ -152,7 +156,7 @@ def test_runs_with_nothing_in_them(tmp_path: Path, capsys: Any) -> None:
     assert "nowhere: no such run folder" in capsys.readouterr().err
 
 
-def test_runs_that_cannot_be_compared(data: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_incomparable_runs_are_explained(data: Path, tmp_path: Path) -> None:
     first, other = evaluated(data, "one", 0.6), evaluated(data, "two", 0.7, corpus="another")
     assert report.main([str(first), str(other), "--out", str(tmp_path / "report.html")]) == 0
     said = " ".join(Page((tmp_path / "report.html").read_text()).text)
@@ -160,10 +164,10 @@ def test_runs_that_cannot_be_compared(data: Path, tmp_path: Path) -> None:  # no
     assert "arch_one" in said and "arch_two" in said and "p bootstrap" not in said
 
 
-def test_a_study_in_the_page(tmp_path: Path, capsys: Any) -> None:
-    file = test_study.written(tmp_path)
+def test_page_shows_a_study(tmp_path: Path, capsys: Any) -> None:
+    file = studies.written(tmp_path)
     trial = plan.read(file)
-    test_study.all_kept(tmp_path / "trial", trial)
+    studies.all_kept(tmp_path / "trial", trial)
     out = tmp_path / "report.html"
     assert report.main(["--study", str(file), "--out", str(out)]) == 0
     found = Page(out.read_text())
@@ -182,7 +186,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_contrast_is_enough_in_light_and_dark(page: Path) -> None:
+def test_contrast_suffices_in_light_and_dark_mode(page: Path) -> None:
     """WCAG 2 AA: 4.5 for text, on every ground that it stands on."""
     schemes = re.findall(r":root \{([^}]*)\}", page.read_text())
     assert len(schemes) == 2
@@ -194,7 +198,7 @@ def test_contrast_is_enough_in_light_and_dark(page: Path) -> None:
                 assert (high + 0.05) / (low + 0.05) >= 4.5, (front, ground, colours)
 
 
-def test_headings_and_tables_can_be_read_aloud(page: Path) -> None:
+def test_headings_and_tables_work_with_screen_readers(page: Path) -> None:
     """Headings go down one level at a time; every table says what its columns are; what scrolls takes the focus."""
     text = page.read_text()
     levels = [int(tag[1]) for tag in Page(text).tags if re.fullmatch(r"h[1-6]", tag)]
@@ -228,7 +232,7 @@ def test_findings_of_other_structures() -> None:
     ]
 
 
-def test_gradients_beside_the_baseline() -> None:
+def test_findings_compare_gradients_with_the_baseline() -> None:
     def of(*norms: float) -> Analysis:
         sites = [replace(site("encoder", layer, "ffn"), gradient=norm) for layer, norm in enumerate(norms)]
         return analysis("r", "post_ln", sites)
@@ -242,7 +246,7 @@ def test_gradients_beside_the_baseline() -> None:
     assert claims[0].found == "encoder: greatest over least 2.0, baseline 8.0"
 
 
-def test_nll_beside_the_baseline() -> None:
+def test_findings_compare_nll_with_the_baseline() -> None:
     base, better = sas(), replace(sas(), nll=2.5)
     (first,) = [each for each in findings.findings(better, base) if "predicts" in each.claim]
     assert first.agrees is True and first.found == "2.500 nats a token on 10 sentences of valid, baseline 3.000"
@@ -265,7 +269,7 @@ def test_formulas_are_typeset(formula: str, html_text: str) -> None:
     assert glossary.typeset(formula) == html_text
 
 
-def test_words_that_differ() -> None:
+def test_differing_words_are_marked() -> None:
     words = differences.marked("the red dog sees a a cat", "the dog sees a cat .")
     assert [word.text for word in words if word.is_marked] == ["red", "a"]
     found = differences.samples(
@@ -286,7 +290,7 @@ def test_the_glossary_has_every_structure(name: str) -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
 @pytest.mark.parametrize("width", [390, 1280])
-def test_in_a_browser(page: Path, width: int, tmp_path: Path) -> None:
+def test_page_renders_in_a_browser(page: Path, width: int, tmp_path: Path) -> None:
     """Every figure is drawn, nothing is wider than the window but what scrolls by itself, no error on the console."""
     look = """
       <script>window.addEventListener("load", () => {

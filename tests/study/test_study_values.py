@@ -53,7 +53,7 @@ def test_fixed_value_needs_no_tuning_and_tuning_needs_no_seeds(tmp_path: Path) -
     assert plan.arguments(study, Planned("recipe", "sas", 0.005, 1))[1][-4:] == ["--lr", "0.005", "--seed", "1"]
 
 
-def test_rows_at_a_fixed_value_are_compared_with_the_baseline_there(tmp_path: Path) -> None:
+def test_rows_at_fixed_value_are_compared_there(tmp_path: Path) -> None:
     study = read(tmp_path)
     cells = results._cells(study, plan.choices(study, {}))
     assert [(cell.arm, cell.at, cell.value, cell.seeds) for cell in cells] == [

@@ -1,6 +1,6 @@
 """Compiles every kernel down to machine code for GPUs that need not be here, and prints how many there were.
 
-Run by test_kernels.py in a process of its own, whose Triton does not interpret.
+Run by test_kernel_dispatch.py in a process of its own, whose Triton does not interpret.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Launches every kernel twice, on a driver that writes down what it is given, and compares: prints how many kernels.
 
 The second launch of a kind leaves out Triton's own way to the compiled kernel (fused._launch); the driver must not see
-a difference. Run by test_kernels.py in a process of its own, whose Triton does not interpret.
+a difference. Run by test_kernel_dispatch.py in a process of its own, whose Triton does not interpret.
 """
 
 from __future__ import annotations

@@ -19,22 +19,13 @@ from fairseq.data.iterators import EpochBatchIterator
 
 import fairseq_resid.models  # noqa: F401  (bridges fairseq)
 from support.ports import free_port
+from support.trainings import SETTINGS, assert_same_state, by_hand, launched, updates
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 Command = Callable[..., Any]
 
-# As the fixture `train` has them, for real processes.
-SETTINGS = shlex.split("""
-    --arch transformer_sas_tiny --optimizer adam --adam-betas (0.9,0.98) --lr 0.005
-    --lr-scheduler inverse_sqrt --warmup-updates 4 --criterion label_smoothed_cross_entropy
-    --label-smoothing 0.1 --share-all-embeddings --disable-validation
-    --no-epoch-checkpoints --log-format json --log-interval 1 --num-workers 0 --cpu
-""")
 SAS, DROPOUT_SHORTCUT = ["--arch", "transformer_sas_tiny"], ["--residual", "dropout_shortcut"]
-
-
-# ---------------------------------------------------------------------------------------------- the place in an epoch
 
 
 class Numbers(torch.utils.data.Dataset[int]):
@@ -48,7 +39,7 @@ class Numbers(torch.utils.data.Dataset[int]):
 
 
 @pytest.mark.parametrize(("before", "after", "done"), [(2, 1, 5), (1, 2, 6), (4, 2, 3), (2, 4, 4), (3, 3, 2)])
-def test_every_batch_comes_once_in_an_epoch_on_any_number_of_processes(before: int, after: int, done: int) -> None:
+def test_every_batch_comes_once_per_epoch_after_changing_process_count(before: int, after: int, done: int) -> None:
     """43 batches of two: those before the stop and those behind it are all of them, and none twice."""
     batches = [[2 * number, 2 * number + 1] for number in range(43)]
 
@@ -69,7 +60,7 @@ def test_every_batch_comes_once_in_an_epoch_on_any_number_of_processes(before: i
     assert sorted(seen) == list(range(86))
 
 
-def test_the_place_in_other_batches_is_the_same_share(caplog: pytest.LogCaptureFixture) -> None:
+def test_position_in_epoch_is_kept_as_a_share(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="fairseq_resid.compat")
 
     def iterator(count: int, shards: int = 1) -> Any:
@@ -93,20 +84,12 @@ def test_the_place_in_other_batches_is_the_same_share(caplog: pytest.LogCaptureF
     assert after.iterations_in_epoch == 10
 
 
-# ---------------------------------------------------------------------------------------------------- whole trainings
-
-
 def start(corpus: Path, *flags: object) -> subprocess.Popen[str]:
     command = [str(BIN / "fairseq-train"), str(corpus), "--user-dir", str(ROOT / "fairseq_resid"), *SETTINGS]
     return subprocess.Popen(
         [*command, *map(str, flags)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-
-
-def updates(output: str) -> list[dict[str, Any]]:
-    """Return what a JSON log says of every update, whatever the process puts before the lines of its log."""
-    return [json.loads(line[line.index("{") :]) for line in output.splitlines() if '"num_updates"' in line]
 
 
 def exact_losses(folder: Path) -> list[float]:
@@ -131,14 +114,6 @@ def by_srun(command: list[str], port: int) -> list[tuple[list[str], dict[str, st
     return [(command, {**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}) for rank in (0, 1)]
 
 
-def by_hand(command: list[str], port: int) -> list[tuple[list[str], dict[str, str]]]:
-    """Two commands with fairseq's own flags."""
-    flags = (
-        f"--distributed-init-method tcp://127.0.0.1:{port} --distributed-world-size 2 --distributed-no-spawn".split()
-    )
-    return [([*command, *flags, "--distributed-rank", str(rank)], {}) for rank in (0, 1)]
-
-
 @pytest.fixture(scope="module")
 def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two processes of 14 pairs: 301 pairs in batches of 14 are 22 batches. With dropout off."""
@@ -148,11 +123,6 @@ def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("recipe") / "mine.txt"
     file.write_text(shlex.join([str(corpus), *kept]) + "\n")
     return file
-
-
-def launched(recipe: Path, run: Path) -> list[str]:
-    words = ["-m", "fairseq_resid", "train", str(recipe), "--arch", "transformer_sas_tiny", "--run", str(run)]
-    return [sys.executable, *words]
 
 
 def wait(commands: list[tuple[list[str], dict[str, str]]], path: str) -> list[str]:
@@ -175,7 +145,7 @@ def alone(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 
 @pytest.mark.parametrize("start", [by_torchrun, by_srun, by_hand])
-def test_two_processes_train_as_one_with_the_same_effective_batch(
+def test_two_processes_equal_one_with_same_effective_batch(
     start: Any, recipe: Path, alone: tuple[Path, str], tmp_path: Path
 ) -> None:
     """Batches are in the order of the epoch's shuffle for any number of processes.
@@ -207,28 +177,12 @@ def test_two_processes_train_as_one_with_the_same_effective_batch(
     assert "".join(again).count("trained already") == 1
 
 
-def assert_same_state(file: Path, other: Path) -> None:
-    """Bitwise the same weights and optimizer state after the same number of updates."""
-    first, second = (torch.load(path, weights_only=False) for path in (file, other))
-    updates_done = [state["optimizer_history"][-1]["num_updates"] for state in (first, second)]
-    assert updates_done[0] == updates_done[1]
-    assert first["model"].keys() == second["model"].keys()
-    for name, tensor in first["model"].items():
-        if not name.endswith("._float_tensor"):  # 0.12.2 stores this empty marker without ever filling it
-            assert torch.equal(tensor, second["model"][name]), name
-    moments = [state["last_optimizer_state"]["state"] for state in (first, second)]
-    assert moments[0].keys() == moments[1].keys() and moments[0]
-    for key, values in moments[0].items():
-        for name, value in values.items():
-            assert torch.equal(torch.as_tensor(value), torch.as_tensor(moments[1][key][name])), (key, name)
-
-
 @pytest.mark.parametrize(
     ("flags", "stop", "epoch"),
     [(SAS, 5, 1), (SAS, 25, 2), (["--residual", "rskip_ln", "--update-freq", "2"], 5, 1), (DROPOUT_SHORTCUT, 5, 1)],
     ids=["sas", "sas in epoch 2", "rskip_ln", "dropout_shortcut"],
 )
-def test_resuming_in_the_middle_of_an_epoch_is_bitwise(
+def test_resuming_mid_epoch_is_bitwise_equal(
     flags: list[str], stop: int, epoch: int, train: Command, tmp_path: Path
 ) -> None:
     """20 batches in an epoch, of 301 pairs of which many have the same length.
@@ -246,7 +200,7 @@ def test_resuming_in_the_middle_of_an_epoch_is_bitwise(
     assert_same_state(tmp_path / "whole" / "checkpoint_last.pt", tmp_path / "parts" / "checkpoint_last.pt")
 
 
-def test_a_killed_training_goes_on_bitwise(corpus: Path, train: Command, tmp_path: Path) -> None:
+def test_killed_training_resumes_bitwise_equal(corpus: Path, train: Command, tmp_path: Path) -> None:
     """38 batches of 8 in an epoch, a checkpoint every 20 updates: killed shortly after the first."""
     same = shlex.split("--dropout 0.2 --batch-size 8 --save-interval-updates 20 --save-interval 1000")
     folder = tmp_path / "killed"
@@ -271,9 +225,6 @@ def test_a_killed_training_goes_on_bitwise(corpus: Path, train: Command, tmp_pat
     assert_same_state(tmp_path / "whole" / "checkpoint_last.pt", folder / "checkpoint_last.pt")
 
 
-# ------------------------------------------------------------------------------------------------------ other devices
-
-
 def cut_back(run: Path, to: int) -> None:
     """Make of a finished run one that was stopped after an update."""
     for file in run.glob("checkpoint_*_*.pt"):
@@ -285,7 +236,7 @@ def cut_back(run: Path, to: int) -> None:
 
 
 @pytest.mark.long
-def test_a_run_goes_on_on_other_devices(
+def test_run_resumes_on_other_number_of_processes(
     recipe: Path, alone: tuple[Path, str], tmp_path: Path, fault: Callable[..., None]
 ) -> None:
     """Two processes, then one, then two, each for a part of the epoch: the losses of one that was never stopped."""

@@ -50,20 +50,20 @@ def words(planned: plan.Plan) -> str:
         (0, "--cpu", "--distributed-world-size 1 --max-tokens 4096 --update-freq 8"),
     ],
 )
-def test_the_effective_batch_stays(gpus: int, extra: str, expected: str) -> None:
+def test_effective_batch_is_kept(gpus: int, extra: str, expected: str) -> None:
     planned = plan.make(BASE, extra.split(), [P100] * gpus, None)
     assert words(planned) == expected
     assert "32,768" in planned.line()
 
 
-def test_a_recipe_that_accumulates_gradients() -> None:
+def test_recipe_that_accumulates_gradients_keeps_effective_batch() -> None:
     base = [*BASE[:3], "--max-tokens", "1024", "--update-freq", "4"]
     for gpus, expected in ((8, "--max-tokens 1024 --update-freq 4"), (16, "--max-tokens 1024 --update-freq 2")):
         planned = plan.make(base, [], [P100] * gpus, None)
         assert words(planned).endswith(expected) and "32,768" in planned.line()
 
 
-def test_the_rskip_papers_batch_on_three_gpus() -> None:
+def test_rskip_paper_batch_works_on_three_gpus() -> None:
     base = ["data", "--distributed-world-size", "4", "--max-tokens", "4096"]
     three = plan.make(base, ["--max-tokens", "5461"], [P100] * 3, None)
     assert words(three) == "--distributed-world-size 3 --max-tokens 5461"
@@ -75,7 +75,7 @@ def test_the_rskip_papers_batch_on_three_gpus() -> None:
     effective=st.integers(1_000, 100_000), world=st.integers(1, 64), most=st.integers(256, 20_000), given_=st.booleans()
 )
 @settings(max_examples=300, deadline=None)
-def test_a_batch_is_right_or_refused(effective: int, world: int, most: int, given_: bool) -> None:
+def test_plan_gives_exact_batch_or_refuses(effective: int, world: int, most: int, given_: bool) -> None:
     steps = 2 if given_ else None
     try:
         size, freq = plan.batch(effective, world, most, steps, "--max-tokens")
@@ -100,12 +100,12 @@ def test_a_batch_is_right_or_refused(effective: int, world: int, most: int, give
         ("--distributed-world-size 4", 2, "--distributed-world-size 4: here are 2 GPUs"),
     ],
 )
-def test_what_cannot_be_is_refused(extra: str, gpus: int, said: str) -> None:
+def test_impossible_plan_is_refused(extra: str, gpus: int, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         plan.make(BASE, extra.split(), [A100] * gpus, None)
 
 
-def test_another_effective_batch_has_to_be_meant() -> None:
+def test_changed_effective_batch_must_be_explicit() -> None:
     with pytest.raises(ValueError, match="--effective-batch 4096 trains with this one"):
         plan.make(BASE, ["--update-freq", "1"], [A100], None)
     meant = plan.make(BASE, [], [A100], None, effective=4096, precision="fp32")
@@ -114,7 +114,7 @@ def test_another_effective_batch_has_to_be_meant() -> None:
         plan.make(["data"], [], [], None)
 
 
-def test_a_batch_of_pairs_stays_too() -> None:
+def test_effective_batch_in_pairs_is_kept() -> None:
     for flag in ("--batch-size", "--max-sentences"):
         both = plan.make(BASE, [flag, "3"], [P100], None)
         assert words(both).endswith("--max-tokens 4096 --batch-size 3 --update-freq 8")
@@ -155,7 +155,7 @@ def test_image_models_keep_their_weights_in_fp32() -> None:
     assert words(plan.make(recipe, [], [P100], None)) == "--distributed-world-size 1 --batch-size 128"
 
 
-def test_two_words_on_precision_are_refused() -> None:
+def test_contradicting_precision_flags_are_refused() -> None:
     with pytest.raises(ValueError, match="--precision bf16 and --fp16: give one of them"):
         plan.make(BASE, ["--fp16"], [A100], None, precision="bf16")
 
@@ -163,7 +163,7 @@ def test_two_words_on_precision_are_refused() -> None:
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
 
 
-def test_torchruns_processes() -> None:
+def test_torchrun_processes_are_recognised() -> None:
     rank = devices.rank(TORCHRUN, {}, 2)
     assert rank and (rank.rank, rank.world_size, rank.environment) == (3, 4, {})
     assert " ".join(rank.flags) == (
@@ -183,7 +183,7 @@ def test_torchruns_processes() -> None:
         devices.rank({"RANK": "3", "WORLD_SIZE": "4"}, {}, 2)
 
 
-def test_a_launchers_processes_share_the_effective_batch() -> None:
+def test_launched_processes_share_the_effective_batch() -> None:
     rank = devices.rank(TORCHRUN, {}, 0)
     planned = plan.make(BASE, [], [], rank)
     on_cpu = "--distributed-backend gloo --ddp-backend legacy_ddp"
@@ -204,7 +204,7 @@ def slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, says: str = "echo node7
     return {**numbers, "SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "node[7-8]"}
 
 
-def test_a_slurm_steps_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_step_processes_are_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = slurm(tmp_path, monkeypatch)
     rank = devices.rank(environ, {}, 8)
     assert rank and (rank.rank, rank.world_size, rank.flags[-1]) == (9, 16, "1")
@@ -218,7 +218,7 @@ def test_a_slurm_steps_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         devices.rank(slurm(tmp_path, monkeypatch, "exit 1"), {}, 8)
 
 
-def test_processes_started_by_hand() -> None:
+def test_manually_started_processes_are_recognised() -> None:
     words_ = ["--distributed-init-method", "tcp://a:1", "--distributed-rank", "1", "--distributed-world-size", "2"]
     given_ = flags.options(words_)
     rank = devices.rank({}, given_, 0)
@@ -228,7 +228,7 @@ def test_processes_started_by_hand() -> None:
             devices.rank({}, {**given_, "--distributed-rank": (number,)}, 0)
 
 
-def test_gpus_are_asked_in_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_queried_in_a_separate_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.cuda.is_available() or devices.gpus() == []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(devices, "PROBE", "print('[[\"A100\", 85899345920, 8, 0]]')")
@@ -238,19 +238,19 @@ def test_gpus_are_asked_in_a_process_of_their_own(monkeypatch: pytest.MonkeyPatc
         devices.gpus()
 
 
-def test_the_probe_prints_what_torch_says_of_every_gpu() -> None:
+def test_probe_prints_properties_of_every_gpu() -> None:
     done = subprocess.run([sys.executable, "-c", devices.PROBE], capture_output=True, text=True, check=True)
     assert len(json.loads(done.stdout)) == torch.cuda.device_count()
 
 
-def test_the_record_names_the_machine() -> None:
+def test_record_names_the_machine() -> None:
     assert A100.line == "A100, 80 GiB" and machine.processor() and machine.cores() > 0
     found = machine.versions(["torch", "no-such-package"])
     # The metadata of torch's CUDA build on PyPI lacks the local part.
     assert found.keys() == {"torch"} and torch.__version__.startswith(found["torch"])
 
 
-def test_flags_are_told_apart() -> None:
+def test_flags_are_split_into_groups() -> None:
     given_ = ["data", "--lr", "0.1", "--adam-betas=(0.9, 0.98)", "--fp16", "--lenpen", "-1", "--lr", "0.2"]
     assert flags.options(given_) == {
         "": ("data",), "--lr": ("0.2",), "--adam-betas": ("(0.9, 0.98)",), "--fp16": (), "--lenpen": ("-1",)
@@ -263,7 +263,7 @@ def test_flags_are_told_apart() -> None:
 PAPERS = {name for name in recipe.available() if name.startswith(("iwslt15", "wmt14")) and not name.endswith("small")}
 
 
-def test_the_papers_settings_are_all_there() -> None:
+def test_every_paper_recipe_is_checked() -> None:
     assert sorted(PAPERS) == [
         "iwslt15-en-vi", "iwslt15-en-vi-big", "iwslt15-en-vi-t2t-v3", "wmt14-en-de", "wmt14-en-de-16k",
         "wmt14-en-de-big", "wmt14-en-de-t2t-v3", "wmt14-en-fr", "wmt14-en-fr-16k", "wmt14-en-fr-big",
@@ -271,7 +271,7 @@ def test_the_papers_settings_are_all_there() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PAPERS))
-def test_a_papers_recipe_is_its_named_architecture_and_its_arithmetic(name: str) -> None:
+def test_paper_recipes_match_their_architecture_and_arithmetic(name: str) -> None:
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
     import fairseq_resid.models  # noqa: F401  (registers the architectures)

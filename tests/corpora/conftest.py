@@ -1,0 +1,51 @@
+"""Fixtures of the tests of corpora."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fairseq_resid.corpora import manifest as manifests
+from fairseq_resid.corpora import prepare
+from support import mirror
+from support.released import Released
+
+
+@pytest.fixture
+def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Released:
+    """A mirror of WMT'14 EN-DE whose archives the manifest knows by checksum, and what prepares it."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**13, 0, 10**13))
+    host = mirror.wmt14(tmp_path / "host", "de")
+    known = yaml.safe_load((manifests.MANIFESTS / "wmt14-en-de.yaml").read_text())
+    for name, item in known["files"].items():
+        item.pop("bytes", None)
+        item.pop("sha256", None)
+        if (host / name).is_file():
+            item["md5"] = hashlib.md5((host / name).read_bytes()).hexdigest()
+    for split, counts in {"train": [120, 120, 60], "valid": [20], "test": [20]}.items():
+        for part, lines in zip(known["parts"][split], counts, strict=True):
+            part["lines"] = lines
+    (tmp_path / "manifests").mkdir()
+    (tmp_path / "manifests" / "wmt14-en-de.yaml").write_text(yaml.safe_dump(known))
+    monkeypatch.setattr(manifests, "MANIFESTS", tmp_path / "manifests")
+
+    def main(out: str, *flags: object) -> int:
+        given = ["--out", tmp_path / out, "--downloads", tmp_path / "dl", "--vocab-size", 250, "--workers", 1]
+        return prepare.main(["wmt14-en-de", *map(str, [*given, *flags])])
+
+    return host, main
+
+
+@pytest.fixture
+def raw(raw_text: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
+    """The tiny corpus, to be changed; its target text has an accent in every line."""
+    folder = tmp_path / "raw"
+    shutil.copytree(raw_text["train"].parent, folder)
+    for split in raw_text:
+        file = folder / f"{split}.xx"
+        file.write_text(file.read_text().replace("o", "ộ"), encoding="utf-8")
+    return {split: folder / split for split in raw_text}

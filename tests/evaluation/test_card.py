@@ -1,0 +1,61 @@
+"""The card of a run: it says what the files of the run say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fairseq_resid.evaluation import card
+from fairseq_resid.folders.run import Run
+from support.evaluation import SENTENCES
+
+Capture = pytest.CaptureFixture[str]
+COMMAND = {"run.json": "train", "results.json": "evaluate"}
+
+
+def test_card_agrees_with_run_files(evaluated: str, here: Run, tmp_path: Path, capsys: Capture) -> None:
+    text = here.card.read_text()
+    assert card.main([str(here.path)]) == 0
+    assert capsys.readouterr().out == text
+    results = json.loads(here.results().read_text())
+    score = results["scores"]["averaged"]["detokenised"]
+    last = results["scores"]["last"]["detokenised"]["score"]
+    row = f"| test, {SENTENCES} | detokenised | {score['score']:.2f} | {last:.2f} | {score['signature']} |"
+    assert row in text.replace("\\|", "|")
+    assert "| valid, " in text and "- command: not recorded" in text and "- training: 12 updates, " in text
+    assert "- decoding: beam 4, lenpen 0.6, " in text and "- log: `checkpoints/run/train.log`" in text
+
+    copied = Run(tmp_path / "run")
+    copied.path.mkdir()
+    told = {"not_as_released": ["train has 3 pairs"], "unverified": ["test a.en", "test a.fr"]}
+    settings = {"name": "colours", "max_ratio": 3.0, "limit": None}
+    copied.results().write_text(json.dumps({**results, **told, "preparation": settings}))
+    record = {"command": ["fairseq-train", "data", "--adam-betas", "(0.9, 0.98)"], "finished": False, "seed": "3"}
+    hardware = {"cpu": "a CPU", "cores": 2, "gpus": ["A100, 80 GiB"]}
+    session = {"started": "today", "hardware": hardware, "commit": "c0ffee", "versions": {"torch": "2.5"}}
+    record |= {"sessions": [session, {**session, "commit": "decade"}]}
+    plan = {"effective batch": 32768, "unit": "padded positions", "devices": "1 × A100", "precision": "bf16"}
+    copied.record.write_text(json.dumps({**record, "plan": plan}))
+    text = card.write(copied)
+    for said in (
+        "command: `fairseq-train data --adam-betas '(0.9, 0.98)'`", "hardware: a CPU, 2 cores; A100, 80 GiB",
+        "effective batch: 32,768 padded positions on 1 × A100", "precision: bf16", "seed: 3", "not finished",
+        "not as released: train has 3 pairs", "not verified: test a.en, test a.fr", "preparation: max_ratio 3.0\n",
+        "commit: c0ffee; then decade", "versions: torch 2.5",
+    ):  # fmt: skip
+        assert f"- {said}" in text or said in text
+    for name, broken, said in (
+        ("run.json", "{", "Input data was truncated"),
+        ("results.json", "[]", "Expected `object`"),
+    ):
+        before = (copied.path / name).read_text()
+        (copied.path / name).write_text(broken)
+        assert card.main([str(copied.path)]) == 2
+        assert f"{name}: damaged, or not written by fairseq-resid {COMMAND[name]}: {said}" in capsys.readouterr().err
+        (copied.path / name).write_text(before)
+    copied.results().write_text('{"training": {}}')
+    assert card.main([str(copied.path)]) == 2
+    assert "results.json: damaged, or not written by fairseq-resid evaluate: Object missing" in capsys.readouterr().err
+    assert card.main([str(tmp_path)]) == 2 and "no results.json: run fairseq-resid evaluate" in capsys.readouterr().err

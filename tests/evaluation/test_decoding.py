@@ -1,0 +1,85 @@
+"""Decoding: the command, its log, and the text that hypotheses are restored to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_resid.commands import children
+from fairseq_resid.evaluation import decoding
+from fairseq_resid.evaluation.evaluate import translate
+from fairseq_resid.evaluation.job import Job
+from fairseq_resid.evaluation.settings import Settings
+from fairseq_resid.folders.data import Corpus
+from fairseq_resid.folders.run import Run
+from support.evaluation import BIN
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_command_uses_relative_plugin_path_as_in_readme(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(ROOT)
+    assert children.user_dir() == "fairseq_resid"
+    monkeypatch.chdir(tmp_path)
+    assert children.user_dir() == str(ROOT / "fairseq_resid")
+    (tmp_path / "fairseq_resid").mkdir()  # another one
+    assert children.user_dir() == str(ROOT / "fairseq_resid")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert children.program("fairseq-generate") == str(BIN / "fairseq-generate")
+    monkeypatch.setenv("PATH", str(BIN))
+    assert children.program("fairseq-generate") == "fairseq-generate"
+    assert "--post-process" not in decoding.command(Path("d"), Path("c"), "test", None)
+
+
+def test_hypotheses_are_read_from_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("INFO\nT-1\tx\nH-1\t-1\th\nD-1\t-1\tb\u2028c\td\x85\nD-0\t-inf\t\n", encoding="utf-8")
+    assert decoding.read_hypotheses(log) == ["", "b\u2028c\td\x85"]
+    log.write_text("D-0\t-1\ta\nD-2\t-1\tb\n")
+    with pytest.raises(decoding.DecodingError, match="no hypothesis for sentence 1"):
+        decoding.read_hypotheses(log)
+    log.write_text("D-0\t-1\ta\nD-0\t-1\tb\n")
+    with pytest.raises(decoding.DecodingError, match="two hypotheses for sentence 0"):
+        decoding.read_hypotheses(log)
+
+
+@pytest.mark.parametrize(
+    "form, decoded, restored",
+    [
+        ("plain", "It 's a 'b' &quot;", "It 's a 'b' &quot;"),
+        ("moses", 'It \'s a " test " , see ?', 'It\'s a "test", see?'),
+        ("escaped", 'It \'s a " test " & [ x ]', "It &apos;s a &quot; test &quot; &amp; &#91; x &#93;"),
+    ],
+)
+def test_translation_is_restored_to_the_form_of_the_corpus(
+    form: str, decoded: str, restored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fairseq-generate prints has its pieces joined; tokens and escapes are undone by what corpus.json says."""
+    data = tmp_path / "data"
+    data.mkdir()
+    told = {"name": "c", "source": "vi", "target": "en", "restore": {"post_process": "sentencepiece"}}
+    text = {"form": form, "normalize": "none"}
+    (data / "corpus.json").write_text(json.dumps({**told, "bleu_tokenize": "13a", "text": text}))
+    checkpoint = tmp_path / "c.pt"
+    checkpoint.touch()
+
+    def decode(words: list[str], log: Path, *_: Any) -> None:
+        log.parent.mkdir(parents=True)
+        log.write_text(f"D-1\t-0.5\t\nD-0\t-0.25\t{decoded}\n")
+
+    monkeypatch.setattr(decoding, "decode", decode)
+    corpus = Corpus.read(data)
+    job = Job(Run(tmp_path / "run"), corpus, "test", ["a", "b"], [checkpoint], "transformer", 1, True, Settings())
+    assert translate(job, "last", checkpoint, [checkpoint]) == [restored, ""]
+    assert (tmp_path / "run" / "decode" / "test.last.hyp").read_text() == f"{restored}\n\n"
+
+
+@pytest.mark.parametrize("text", [{"form": "odd"}, {"normalize": "both"}, [], "plain"])
+def test_unknown_text_form_in_corpus_json_is_named(text: object, tmp_path: Path) -> None:
+    told = {"name": "c", "source": "vi", "target": "en", "restore": {"post_process": None}, "bleu_tokenize": "13a"}
+    (tmp_path / "corpus.json").write_text(json.dumps({**told, "text": text}))
+    with pytest.raises(ValueError, match=r"corpus\.json: "):
+        Corpus.read(tmp_path)

@@ -1,0 +1,243 @@
+"""`fairseq-resid evaluate` of a tiny stock transformer trained here: from a run folder to scores."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_resid.commands import children
+from fairseq_resid.compat import load_checkpoint
+from fairseq_resid.evaluation import decoding, likelihood, scoring
+from fairseq_resid.evaluation.evaluate import main, make_average
+from fairseq_resid.evaluation.job import find
+from fairseq_resid.evaluation.settings import Settings
+from fairseq_resid.folders.files import read_lines
+from fairseq_resid.folders.run import Run
+from support.evaluation import BIN, SENTENCES, SIGNATURE, Decoder, arguments, refuse, shell
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_evaluation_runs_end_to_end(evaluated: str, here: Run) -> None:
+    results = json.loads(here.results().read_text())
+    references = read_lines(Path("data/ref/test.fr"))
+    assert results["sentences"] == len(references) == SENTENCES
+    assert results["averaged_checkpoints"] == ["checkpoint_2_9.pt", "checkpoint_2_12.pt"]
+    for name, checkpoint in (("averaged", here.averaged), ("last", here.last)):
+        hypotheses = read_lines(here.decode / f"test.{name}.hyp")
+        assert len(hypotheses) == SENTENCES and not any("@@" in line for line in hypotheses)
+        score = scoring.bleu(hypotheses, references)
+        assert results["bleu"][name] == pytest.approx(score.value, abs=1e-3)
+        beside = results["scores"][name]
+        assert beside["detokenised"] == {"score": round(score.value, 4), "signature": score.signature}
+        sentences = likelihood.read(here.decode / f"test.{name}.nll")
+        assert [one.tokens for one in sentences] == [len(line.split()) + 1 for line in read_lines(Path("raw/test.fr"))]
+        assert beside.pop("NLL") == {"score": round(likelihood.mean(sentences), 4), "signature": likelihood.UNIT}
+        assert set(beside) == {"detokenised", "detokenised, lower case", "tokenised", "chrF"}
+        assert all(found["signature"].startswith("nrefs:1|") for found in beside.values())
+        assert score.signature == results["signature"] and score.signature.startswith(SIGNATURE)
+        assert re.search(
+            rf"^checkpoints/run test: BLEU .*{name} {score.value:.2f}\b.*  {re.escape(score.signature)}$",
+            evaluated,
+            re.M,
+        )
+        line = next(line for line in evaluated.splitlines() if f"--path {checkpoint} --gen-subset test" in line)
+        assert line.startswith("+ ") and "fairseq-generate data --user-dir" in line
+        settings = "--beam 4 --lenpen 0.6 --max-len-a 1 --max-len-b 50 --max-tokens 4096 --post-process subword_nmt"
+        assert settings in line
+    assert results["architecture"] == "transformer_iwslt_de_en"
+    assert results["parameters"] == sum(
+        tensor.numel()
+        for name, tensor in load_checkpoint(here.last)["model"].items()
+        if name.endswith((".weight", ".bias"))
+        and name not in ("decoder.embed_tokens.weight", "decoder.output_projection.weight")
+        and not name.removeprefix("encoder.layers.0.").startswith(("in_proj_", "out_proj_", "fc1_", "fc2_"))
+    )
+    assert json.loads(here.results("valid").read_text())["subset"] == "valid"
+    assert evaluated.index("run valid: BLEU") < evaluated.index("run test: BLEU")
+    assert results["training"]["num_updates"] == 12
+    assert results["training"]["tokens_per_second"] > 0
+
+
+def test_nll_equals_score_reference_of_fairseq_generate(evaluated: str, here: Run, tmp_path: Path) -> None:
+    """fairseq-generate --score-reference gives the log-probability (base 2) of every reference token."""
+    flags = f"data --user-dir {children.PACKAGE} --path {here.averaged} --gen-subset test --score-reference --cpu"
+    out = shell(BIN / "fairseq-generate", *flags.split(), cwd=Path.cwd())
+    found = {}
+    for number, scores in re.findall(r"^P-(\d+)\t(.*)$", out, re.MULTILINE):
+        found[int(number)] = [-math.log(2) * float(score) for score in scores.split()]
+    ours = likelihood.read(here.decode / "test.averaged.nll")
+    assert [one.tokens for one in ours] == [len(found[number]) for number in range(SENTENCES)]
+    for number, one in enumerate(ours):
+        assert one.nll == pytest.approx(sum(found[number]), abs=1e-4 * one.tokens)
+
+
+def test_damaged_data_is_not_evaluated(evaluated: str, here: Run, tmp_path: Path, capsys: Capture) -> None:
+    data = shutil.copytree("data", tmp_path / "data")
+    corpus = json.loads((data / "corpus.json").read_text())
+    corpus |= {"sizes": {"ref/test.fr": (data / "ref" / "test.fr").stat().st_size}, "limit": 3}
+    corpus |= {"differences": ["cut"], "unverified": ["test a.en"], "asked": {"limit": 3}}
+    (data / "corpus.json").write_text(json.dumps(corpus))
+    job = find(here.path, data, Settings(last=2), "test", True)
+    assert job.corpus.differences == ("cut",) and job.corpus.unverified == ("test a.en",)
+    assert job.corpus.preparation == {"limit": 3}
+    (data / "ref" / "test.fr").write_text("cut off")
+    assert main([str(here.path), "--data", str(data), "--last", "2", "--cpu"]) == 2
+    assert "damaged: ref/test.fr has 7 bytes" in capsys.readouterr().err
+
+
+def test_hypotheses_are_in_data_order(evaluated: str, here: Run) -> None:
+    log = read_lines(here.decode / "test.last.log")
+    hypotheses = read_lines(here.decode / "test.last.hyp")
+    for line in log:
+        if line.startswith("D-"):
+            number, _, text = line.split("\t")
+            assert hypotheses[int(number[2:])] == text
+    sources = read_lines(Path("data/ref/test.en"))
+    printed = dict(line.split("\t") for line in log if line.startswith("S-"))
+    assert [printed[f"S-{number}"] for number in range(SENTENCES)] == sources
+
+
+def test_only_changed_parts_are_evaluated_again(copy: Run, decoder: Decoder, capsys: Capture) -> None:
+    assert main(arguments(copy)) == 0
+    first = copy.results().read_text()
+    assert len(decoder.commands) == 2
+    assert main(arguments(copy)) == 0
+    assert len(decoder.commands) == 2 and copy.results().read_text() == first
+    assert capsys.readouterr().out.count("kept\n") == 4
+
+    content = copy.last.read_bytes()
+    copy.last.unlink()
+    copy.last.write_bytes(content)  # written again: a longer training's, say
+    assert main(arguments(copy)) == 0
+    assert [words[words.index("--path") + 1] for words in decoder.commands[2:]] == [str(copy.last)]
+    assert main([*arguments(copy), "--last", "1"]) == 0  # another average
+    assert [words[words.index("--path") + 1] for words in decoder.commands[3:]] == [str(copy.averaged)]
+    assert len(load_checkpoint(copy.averaged)["averaged_from"]) == 1
+    (copy.decode / "test.last.hyp").unlink()
+    assert main([*arguments(copy), "--last", "1"]) == 0
+    assert len(decoder.commands) == 5
+    assert main([*arguments(copy), "--last", "1", "--cpu"]) == 0
+    assert len(decoder.commands) == 7 and decoder.commands[-1][-1] == "--cpu"
+
+
+def test_interrupted_evaluation_keeps_finished_half(
+    copy: Run, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def only_averaged(words: list[str], log: Path, *_: Any) -> None:
+        if str(copy.last) in words:
+            raise KeyboardInterrupt
+        decoder(words, log)
+
+    monkeypatch.setattr(decoding, "decode", only_averaged)
+    assert main(arguments(copy)) == 130
+    assert not copy.results().exists()
+    monkeypatch.setattr(decoding, "decode", decoder)
+    assert main(arguments(copy)) == 0
+    assert len(decoder.commands) == 2 and copy.results().is_file()
+
+
+def test_each_subset_has_its_own_results(copy: Run, decoder: Decoder) -> None:
+    assert main(arguments(copy)) == 0
+    before = copy.results().read_text()
+    decoder.lines = 8
+    assert main(arguments(copy, "--subset", "valid")) == 0
+    assert json.loads(copy.results("valid").read_text())["sentences"] == 8
+    assert copy.results().read_text() == before
+
+
+def test_missing_hypotheses_are_an_error(copy: Run, decoder: Decoder, capsys: Capture) -> None:
+    copy.results().write_text("old")
+    decoder.lines = 16
+    assert main(arguments(copy)) == 1
+    error = capsys.readouterr().err
+    assert "16 hypotheses" in error and "test.fr has 19 lines" in error and error.count("\n") == 1
+    assert copy.results().read_text() == "old" and not (copy.decode / "test.averaged.hyp").exists()
+
+
+def test_failing_generate_shows_its_log(copy: Run, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    copy.results().write_text("old")
+    failing = [sys.executable, "-c", "import sys; print('out'); sys.exit('cause')"]
+    monkeypatch.setattr(decoding, "command", lambda *_: failing)
+    assert main(arguments(copy)) == 1
+    out, error = capfd.readouterr()
+    log = copy.decode / "test.averaged.log"
+    assert f"exit code 1; the last lines of {log}:\n    " in error and error.endswith("    cause\n")
+    assert sorted(log.read_text().split()) == ["cause", "out"]
+    assert "+ " in out and copy.results().read_text() == "old"
+
+
+def test_bad_input_is_refused_before_decoding(copy: Run, decoder: Decoder, capsys: Capture, tmp_path: Path) -> None:
+    refuse(capsys, [str(copy.path), "nowhere"], "holds 4 update-numbered")  # default --last 10
+    refuse(capsys, [*arguments(copy), "nowhere"], "nowhere: no such run folder")
+    refuse(capsys, arguments(copy, "--by", "epoch"), "0 epoch-numbered")
+    refuse(capsys, arguments(copy, "--subset", "train"), "ref/train.fr: no such reference text")
+    refuse(capsys, [str(copy.path), "--last", "2", "--data", str(tmp_path)], "corpus.json")
+    refuse(capsys, [str(copy.path), "--last", "2", "--data", "nowhere"], "nowhere: no such data folder")
+    (tmp_path / "corpus.json").write_text('{"name": "x"}')
+    refuse(capsys, [str(copy.path), "--last", "2", "--data", str(tmp_path)], "corpus.json: damaged")
+    (tmp_path / "corpus.json").write_text("{")
+    refuse(capsys, [str(copy.path), "--last", "2", "--data", str(tmp_path)], "corpus.json: damaged")
+    copy.last.unlink()
+    refuse(capsys, arguments(copy), "checkpoint_last.pt: no such checkpoint")
+    copy.last.write_text("damaged")
+    refuse(capsys, arguments(copy), "checkpoint_last.pt: cannot be loaded")
+    assert not decoder.commands
+
+
+def test_scores_are_kept_if_the_card_fails(copy: Run, decoder: Decoder, capsys: Capture) -> None:
+    copy.results("valid").write_text("{")
+    assert main(arguments(copy)) == 0
+    assert "warning: no " in capsys.readouterr().err and copy.results().is_file() and not copy.card.exists()
+    decoder.lines = 8
+    assert main(arguments(copy, "--subset", "valid")) == 0
+    assert copy.card.is_file()
+
+
+def test_another_corpus_dictionary_is_refused(copy: Run, decoder: Decoder, capsys: Capture, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree("data", other)
+    flags = ["--last", "2", "--subset", "test", "--data", str(other)]
+    assert main([str(copy.path), *flags]) == 0  # the same words in another place
+    decoder.commands.clear()
+    words = (other / "dict.fr.txt").read_text().splitlines()
+    (other / "dict.fr.txt").write_text("".join(line + "\n" for line in [*words[:-1], "autre 1"]))
+    # The run's own data folder is known only where its folder is: a copy elsewhere is held to its size alone.
+    refuse(capsys, ["checkpoints/run", *flags], "dict.fr.txt: other words than data/dict.fr.txt, which checkpoints/run")
+    (other / "dict.en.txt").write_text("".join(line + "\n" for line in words[:-1]))
+    said = f"dict.en.txt: {len(words) - 1} words, but {copy.last} was trained with {len(words)}"
+    refuse(capsys, [str(copy.path), *flags], said)
+    (other / "dict.en.txt").unlink()
+    refuse(capsys, [str(copy.path), *flags], "dict.en.txt: no such file")
+    assert not decoder.commands
+
+
+def test_average_uses_the_requested_checkpoints(here: Run, capsys: Capture) -> None:
+    files = here.numbered("update")
+
+    def inputs() -> list[str]:
+        return [item["file"] for item in load_checkpoint(here.averaged)["averaged_from"]]
+
+    make_average(here.averaged, files[-3:])
+    assert inputs() == [file.name for file in files[-3:]]
+    make_average(here.averaged, files[-2:])  # of others: made again
+    assert inputs() == [file.name for file in files[-2:]]
+    capsys.readouterr()
+    make_average(here.averaged, files[-2:])
+    assert not capsys.readouterr().out  # of these: kept
+    here.averaged.unlink()
+    make_average(here.averaged, files[-2:])
+    assert capsys.readouterr().out.startswith("+ fairseq-resid average --inputs ") and inputs()
+
+
+def test_evaluation_is_refused_during_training(here: Run, capsys: Capture) -> None:
+    with here.lock():
+        assert main([str(here.path), "--last", "2", "--cpu"]) == 2
+    assert "another training or evaluation is at work" in capsys.readouterr().err

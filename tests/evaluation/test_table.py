@@ -1,0 +1,105 @@
+"""The table of runs."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fairseq_resid.evaluation import table
+from fairseq_resid.folders.run import Run
+from support.evaluation import SIGNATURE
+
+Capture = pytest.CaptureFixture[str]
+
+
+def results(folder: Path, name: str, architecture_: str, **changes: Any) -> Path:
+    training = {"tokens_per_second": 12345.6, "train_seconds": 4000.2, "num_updates": 1}
+    content = {
+        "architecture": architecture_,
+        "parameters": 125952060,
+        "bleu": {"averaged": 28.456, "last": 27.9},
+        "signature": SIGNATURE + "2.6.0",
+        "corpus": "wmt14-en-de",
+        "subset": "test",
+        "training": training,
+        **changes,
+    }
+    (folder / name).mkdir()
+    (folder / name / "results.json").write_text(json.dumps(content))
+    return folder / name
+
+
+def test_table_is_never_truncated(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    long = "transformer_resid_iwslt_en_vi_big --residual linear_shortcut"
+    runs = [results(tmp_path, "one[bold]", "transformer_sas"), results(tmp_path, "a-run-of-some-length", long)]
+    baselines = tmp_path / "baselines.json"
+    baselines.write_text(json.dumps({"copy": 1.25, "nearest_neighbour": 3.5, "signature": "nrefs:1|baselines"}))
+    assert table.main([*map(str, runs), "--baselines", str(baselines)]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    for text in ("one[bold]", long, "125,952,060", "28.46", "27.90", "12,346", "1:06:40", "BLEU avg"):
+        assert any(text in line for line in lines), out
+    assert out.count(SIGNATURE) == 1 and f"BLEU {SIGNATURE}2.6.0" in lines
+    assert lines[-1] == "baselines: source copied 1.25, nearest neighbour 3.50  BLEU nrefs:1|baselines"
+    assert "…" not in out and out.isascii()
+
+    assert table.main([str(runs[0])]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_table_in_terminal_shows_every_character(tmp_path: Path) -> None:
+    long = "transformer_resid_iwslt_en_vi_big"
+    path = results(tmp_path, "one", long)
+    screen = io.StringIO()
+    table.show(
+        {path: Run(path).read_results()}, None, Console(file=screen, force_terminal=True, width=80, color_system=None)
+    )
+    lines = screen.getvalue().splitlines()
+    assert "…" not in screen.getvalue() and max(map(len, lines)) <= 80
+    assert "125,952,060" in screen.getvalue() and "1:06:40" in screen.getvalue()
+    first = next(index for index, line in enumerate(lines) if "one" in line)
+    rest = lines[first + 1 : lines.index("wmt14-en-de test")]
+    assert lines[first].split()[1] + "".join(map(str.strip, rest)) == long
+
+
+def test_differently_scored_runs_show_their_signatures(tmp_path: Path, capsys: Capture) -> None:
+    training = {"tokens_per_second": None, "train_seconds": None}
+    one = results(tmp_path, "one", "a")
+    two = results(tmp_path, "two", "b", signature="nrefs:1|tok:char", training=training)
+    assert table.main([str(one), str(two)]) == 0
+    out = capsys.readouterr().out
+    assert f"one: wmt14-en-de test\nBLEU {SIGNATURE}" in out
+    assert "two: wmt14-en-de test\nBLEU nrefs:1|tok:char" in out
+
+
+def test_table_as_markdown(tmp_path: Path, capsys: Capture) -> None:
+    assert table.main([str(results(tmp_path, "one", "transformer_sas")), "--markdown"]) == 0
+    head, rule, row, blank, *note = capsys.readouterr().out.splitlines()
+    assert head.startswith("| run | architecture | parameters |") and rule.count("---") == head.count("|") - 1
+    assert row == "| one | transformer_sas | 125,952,060 | 28.46 | 27.90 | 12,346 | 1:06:40 |"
+    assert not blank and note[0] == "wmt14-en-de test  " and note[1].startswith("BLEU nrefs:1|case:mixed")
+
+
+def test_table_refuses_unreadable_results(tmp_path: Path, capsys: Capture) -> None:
+    good = results(tmp_path, "one", "a")
+    (tmp_path / "two").mkdir()
+    assert table.main([str(good), str(tmp_path / "two")]) == 2
+    assert "two/results.json: no such file: run fairseq-resid evaluate" in capsys.readouterr().err
+    for content in ("{", "[]", '{"architecture": "a"}'):
+        (tmp_path / "two" / "results.json").write_text(content)
+        assert table.main([str(tmp_path / "two")]) == 2
+        error = capsys.readouterr().err
+        assert "two/results.json: damaged" in error and error.count("\n") == 1
+    baselines = tmp_path / "baselines.json"
+    baselines.write_text('{"copy": 1}')
+    assert table.main([str(good), "--baselines", str(baselines)]) == 2
+    assert (
+        "baselines.json: damaged, or not written by fairseq-resid baselines: Object missing required"
+        in capsys.readouterr().err
+    )

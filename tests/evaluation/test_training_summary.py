@@ -1,0 +1,86 @@
+"""The summary of a training from its log: updates, seconds, tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_resid.folders.files import read_lines
+from fairseq_resid.folders.run import Run
+
+FIRST = [  # one process: the second epoch's records stand there twice, because fairseq adds a handler per epoch
+    "{'_name': None, 'common': {'log_format': 'json'}}",
+    '{"epoch": 1, "update": 0.4, "loss": "9", "wpb": "90", "num_updates": "4", "train_wall": "0", "wall": "3"}',
+    '{"epoch": 1, "valid_loss": "5.5", "valid_num_updates": "10", "valid_best_loss": "5.5"}',
+    '{"epoch": 1, "train_loss": "6", "train_ups": "0.5", "train_wpb": "100", "train_num_updates": "10", '
+    '"train_train_wall": "12", "train_wall": "15"}',
+    *['{"epoch": 2, "valid_loss": "4.5", "valid_num_updates": "15"}'] * 2,
+    *[
+        '{"epoch": 2, "train_loss": "5", "train_ups": "1", "train_wpb": "120", "train_num_updates": "15", '
+        '"train_train_wall": "5", "train_wall": "20"}'
+    ]
+    * 2,
+]
+RESUMED = [  # from the middle of epoch 2, whose meters are in the checkpoint: its record covers all its ten updates
+    '{"epoch": 2, "valid_loss": "4.75", "valid_num_updates": "20"}',
+    '{"epoch": 2, "train_loss": "5", "train_ups": "1", "train_wpb": "110", "train_num_updates": "20", '
+    '"train_train_wall": "10", "train_wall": "0"}',
+    '{"epoch": 3, "loss": "9", "wpb": "90", "num_updates": "24", "train_wall": "0"',  # cut off by a kill
+]
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> Callable[[list[str]], Any]:
+    def summarise(lines: list[str]) -> Any:
+        run = Run(tmp_path)
+        run.train_log.write_text("\n".join(lines))
+        return run.training_summary()
+
+    return summarise
+
+
+def test_training_summary(logged: Callable[[list[str]], Any]) -> None:
+    summary = logged(FIRST)
+    assert (summary.num_updates, summary.epochs, summary.best_valid_loss) == (15, 2, 4.5)
+    assert summary.target_tokens == 10 * 100 + 5 * 120
+    # 10 updates at 0.5 a second take 20 s with validation: more than rounding explains; 5 at 1 a second are 5 s
+    assert summary.train_seconds == 12.5 + 5
+    assert summary.tokens_per_second == pytest.approx(1600 / 17.5, abs=0.05)
+
+
+def test_training_summary_of_a_resumed_run(logged: Callable[[list[str]], Any]) -> None:
+    summary = logged(FIRST + RESUMED)
+    assert (summary.num_updates, summary.epochs, summary.best_valid_loss) == (20, 2, 4.5)
+    assert summary.target_tokens == 10 * 100 + 10 * 110
+    assert summary.train_seconds == 12.5 + 10
+
+
+def test_training_summary_of_a_restarted_training(logged: Callable[[list[str]], Any]) -> None:
+    again = logged(FIRST + FIRST[:4])
+    assert (again.num_updates, again.epochs, again.best_valid_loss, again.target_tokens) == (10, 1, 5.5, 1000)
+
+
+def test_training_summary_is_none_without_records(logged: Callable[[list[str]], Any], tmp_path: Path) -> None:
+    empty = logged([])
+    assert empty.num_updates is empty.tokens_per_second is empty.best_valid_loss is None
+    (tmp_path / "train.log").unlink()
+    assert Run(tmp_path).training_summary() == empty
+    running = logged(FIRST[:2])
+    assert running.num_updates == 4 and running.tokens_per_second is None
+    nan = logged([line.replace("5.5", "nan") for line in FIRST[:3]])
+    assert nan.best_valid_loss is None
+
+
+def test_training_summary_of_a_real_run(here: Run) -> None:
+    summary = here.training_summary()
+    assert summary.num_updates == 12
+    # 60 sentences of two pieces a word and an end mark, every epoch
+    targets = read_lines(Path("raw/train.fr"))
+    epoch = sum(len(line.split()) + 1 for line in targets)
+    steps = [json.loads(line) for line in here.train_log.read_text().splitlines() if '"train_wpb"' in line]
+    assert summary.target_tokens == pytest.approx(epoch * 12 / int(steps[0]["train_num_updates"]), rel=0.2)
+    assert summary.train_seconds and summary.train_seconds < 60

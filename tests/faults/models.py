@@ -1,0 +1,85 @@
+"""Faults in fairseq_resid/models, which plant_faults.py plants."""
+
+from __future__ import annotations
+
+from faults.fault import Fault
+
+FAULTS = [
+    Fault(
+        "rezero: the sites of a layer do not share their scalar",
+        "fairseq_resid/models/layers.py",
+        "        site.share(first)",
+        "        pass",
+        "models/test_frozen.py",
+    ),
+    Fault(
+        "places: pruned layers are counted anew",
+        "fairseq_resid/models/translation.py",
+        'layer = sorted(int(number) for number in kept.split(","))[built] if kept else built',
+        "layer = built",
+        "models/test_architectures.py",
+    ),
+    Fault(
+        "--final-norm: the decoder's is forgotten",
+        "fairseq_resid/models/translation.py",
+        'has_norm = getattr(cfg, "final_norm", "none") == "layer" and not (',
+        'has_norm = getattr(cfg, "final_norm", "none") == "layer" and stack == "encoder" and not (',
+        "models/test_frozen.py",
+    ),
+    Fault(
+        "encoder layer: the feed-forward branch gets x after the site",
+        "fairseq_resid/models/layers.py",
+        "        x = self.ffn_residual(x, fc_result)\n",
+        "        x = self.ffn_residual(fc_result, x)\n",
+        "models/test_stock_equality.py",
+    ),
+    Fault(
+        "decoder layer: encoder attention does not use its site",
+        "fairseq_resid/models/layers.py",
+        "x = self.encoder_attn_residual(x, attended)",
+        "x = self.self_attn_residual(x, attended)",
+        "models/test_stock_equality.py",
+    ),
+    Fault(
+        "stock names: the norm of self-attention is taken for the feed-forward's",
+        "fairseq_resid/models/translation.py",
+        '"self_attn_layer_norm": "self_attn_residual.norm"',
+        '"self_attn_layer_norm": "ffn_residual.norm"',
+        "models/test_stock_equality.py",
+    ),
+    Fault(
+        "image models: the first block's pre-activation stands in the branch alone",
+        "fairseq_resid/models/residual_network.py",
+        "shares = has_ahead and (changes or is_first)",
+        "shares = has_ahead and changes",
+        "vision/test_image_models.py",
+    ),
+    Fault(
+        "image models: sas starts as for translation",
+        "fairseq_resid/models/classifier.py",
+        'SAS_STARTS = {"sas_alpha_bias": 3.0, "sas_beta_bias": -3.0}',
+        'SAS_STARTS = {"sas_alpha_bias": 0.0, "sas_beta_bias": 0.0}',
+        "vision/test_image_connections.py",
+    ),
+    Fault(
+        "image models: LN over rows of the image",
+        "fairseq_resid/models/classifier.py",
+        "    return x.permute(0, 2, 3, 1)\n",
+        "    return x.transpose(1, 3)\n",
+        "vision/test_image_models.py",
+    ),
+    Fault(
+        "image models: the identity is part of what is stored",
+        "fairseq_resid/models/two_streams.py",
+        "        return self._conv_forward(x, self.weight + self.identity, self.bias)\n",
+        "        return self._conv_forward(x, self.weight, self.bias)\n",
+        "vision/test_image_models.py",
+    ),
+    Fault(
+        "analysis: NLL counts padding",
+        "fairseq_resid/models/likelihood.py",
+        "nll.masked_fill(target.eq(padding), 0.0)",
+        "nll",
+        "analysis/test_analysis.py",
+    ),
+]

@@ -1,0 +1,37 @@
+"""Faults in fairseq_resid/ops, which plant_faults.py plants."""
+
+from __future__ import annotations
+
+from faults.fault import Fault
+
+FAULTS = [
+    Fault(
+        "sas: the gate's two halves exchanged",
+        "fairseq_resid/ops/gates.py",
+        "hidden = torch.addmm(hidden, f.reshape(-1, channels), f_weight.t())",
+        "hidden = torch.addmm(hidden, x.reshape(-1, channels), f_weight.t())",
+        "connections/test_connections.py",
+    ),
+    Fault(
+        "kernel: the last norm adds no gradient to x",
+        "fairseq_resid/ops/kernels.py",
+        "        g = norm_backward(g * w1, u1, tl.load(stats + 1), C)\n        dx += g",
+        "        g = norm_backward(g * w1, u1, tl.load(stats + 1), C)",
+        "ops/test_kernels.py",
+    ),
+    Fault(
+        "kernel: the norm's derivative without its second mean",
+        "fairseq_resid/ops/kernels.py",
+        "rstd * (q - sum_q / C - u * (sum_qu / C))",
+        "rstd * (q - sum_q / C)",
+        "ops/test_kernels.py",
+    ),
+    Fault(
+        "kernel: dF is not masked by dropout",
+        "fairseq_resid/ops/kernels.py",
+        "df = tl.where(survives(seed, row, cols, threshold), df, 0.0)\n"
+        "        tl.store(df_ptr + offsets, df.to(df_ptr.dtype.element_ty), mask=inside)\n    sums =",
+        "df = df\n        tl.store(df_ptr + offsets, df.to(df_ptr.dtype.element_ty), mask=inside)\n    sums =",
+        "ops/test_kernels.py",
+    ),
+]

@@ -1,0 +1,99 @@
+"""Faults in fairseq_resid/study, which plant_faults.py plants."""
+
+from __future__ import annotations
+
+from faults.fault import Fault
+
+FAULTS = [
+    Fault(
+        "study: the error is a share, not percent",
+        "fairseq_resid/study/measures.py",
+        "    return 100 * _mean(summed)\n",
+        "    return _mean(summed)\n",
+        "vision/test_image_studies.py",
+    ),
+    Fault(
+        "study: tuning ends on the edge of the grid",
+        "fairseq_resid/study/plan.py",
+        "if beyond is not None and",
+        "if beyond is None and",
+        "study/test_study_plan.py",
+    ),
+    Fault(
+        "study: a diverged training is the best",
+        "fairseq_resid/study/kept.py",
+        'self.valid.get("averaged", self.valid.get("last", math.inf))',
+        'self.valid.get("averaged", self.valid.get("last", 0.0))',
+        "study/test_study_kept.py",
+    ),
+    Fault(
+        "study: Holm's factor is one too small",
+        "fairseq_resid/study/statistics.py",
+        "len(known) - rank)",
+        "len(known) - rank - 1)",
+        "study/test_study_statistics.py",
+    ),
+    Fault(
+        "study: the residual is counted twice",
+        "fairseq_resid/study/statistics.py",
+        " - sum(part for part, _ in residual)",
+        "",
+        "study/test_study_statistics.py",
+    ),
+    Fault(
+        "study: the degrees of freedom are those of equal variances",
+        "fairseq_resid/study/statistics.py",
+        "variance**2 / spread if spread else",
+        "float(sum(free for _, free in seeds)) if spread else",
+        "study/test_study_statistics.py",
+    ),
+    Fault(
+        "study: a test is made where the baseline did not train",
+        "fairseq_resid/study/results.py",
+        "elif kind.floor is not None:",
+        "elif False:",
+        "study/test_study_results.py",
+    ),
+    Fault(
+        "study: the gap by epoch takes the first validation of an epoch",
+        "fairseq_resid/study/results.py",
+        'found[int(record["epoch"])] = factor * value',
+        'found.setdefault(int(record["epoch"]), factor * value)',
+        "study/test_study_results.py",
+    ),
+    Fault(
+        "study: an interaction adds what it should subtract",
+        "fairseq_resid/study/results.py",
+        "(1.0, -1.0, -1.0, 1.0)",
+        "(1.0, -1.0, 1.0, -1.0)",
+        "study/test_study_results.py",
+    ),
+    Fault(
+        "study: a contrast counts the tuning run as a seed",
+        "fairseq_resid/study/results.py",
+        "and not note.run.is_tuning",
+        "",
+        "study/test_study_results.py",
+    ),
+    Fault(
+        "study: who has the baseline's value as its own is not compared at it",
+        "fairseq_resid/study/results.py",
+        '("own", "baseline", own.value)',
+        '("own", "none", own.value)',
+        "study/test_study_results.py",
+    ),
+    Fault(
+        "study: a run keeps the folders of the machine",
+        "fairseq_resid/study/kept.py",
+        "flags.without(record.command, launch.WHERE)",
+        "list(record.command)",
+        "study/test_study_kept.py",
+    ),
+    Fault(
+        "study: two runs share a slot",
+        "fairseq_resid/study/executors.py",
+        "if process.code() is None}",
+        "if process.code() is not None}",
+        "study/test_study_executors.py",
+    ),
+]

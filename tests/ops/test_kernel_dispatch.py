@@ -1,0 +1,217 @@
+"""When kernels run: devices, dtypes, the self-check, a triton that is broken or absent, compilation."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_resid import connections
+from fairseq_resid.ops import dispatch, fused, self_check
+from support.kernels import DEVICE, DTYPES, draw, site, twin
+
+pytestmark = pytest.mark.once  # torch and triton alone
+
+ROOT = Path(__file__).resolve().parents[2]
+
+KERNELS = ("dropout", "chain_forward", "chain_backward", "sas_forward", "sas_backward")
+
+
+@pytest.fixture
+def forgetful() -> Any:
+    """The dispatcher without what it has found out and said so far."""
+
+    def clear() -> None:
+        for remembered in (dispatch._say, dispatch._misfit):
+            remembered.cache_clear()
+
+    clear()
+    yield
+    clear()
+
+
+@pytest.fixture
+def no_interpreter(forgetful: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dispatcher of a machine without GPU where nobody set TRITON_INTERPRET."""
+    monkeypatch.setattr(dispatch, "_INTERPRETED", False)
+
+
+def cpu(dtype: torch.dtype = torch.float32, c: int = 64) -> tuple[Tensor, Tensor]:
+    return torch.randn(2, c).to(dtype), torch.randn(2, c).to(dtype)
+
+
+def test_auto_backend_on_cpu_is_eager_and_logged_once(forgetful: None, caplog: pytest.LogCaptureFixture) -> None:
+    made = twin(site("rskip_ln"), "auto").cpu()
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            x, f = cpu()
+            assert torch.equal(made(x, f), made.combine(x, f))
+    assert caplog.messages == ["residual backend: eager (the kernels are for NVIDIA GPUs)"]
+
+
+def test_triton_backend_is_logged_once(forgetful: None, caplog: pytest.LogCaptureFixture) -> None:
+    made = site("rskip_ln")
+    with caplog.at_level(logging.INFO):
+        for seed in (1, 2):
+            made(draw(1, 64, seed=seed), draw(1, 64, seed=seed))
+    assert caplog.messages == ["residual backend: triton"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "c", "reason"),
+    [
+        (torch.float64, 64, "float64 is not among fp32, fp16, bf16"),
+        (torch.float32, 63, "C = 63 is not from 64 to 8192"),
+        (torch.float32, 8193, "C = 8193 is not from 64 to 8192"),
+    ],
+)
+def test_unsupported_input_is_refused_by_triton_backend(dtype: torch.dtype, c: int, reason: str) -> None:
+    made = site("post_ln", c).to(dtype)
+    x, f = (t.to(DEVICE) for t in cpu(dtype, c))
+    with pytest.raises(ValueError, match=f"--residual-backend triton: {reason}"):
+        made(x, f)
+    expected = made.combine(x, f)
+    assert torch.equal(made.eval()(x, f), expected)
+    assert torch.equal(twin(made, "auto").train()(x, f), expected)
+
+
+def test_model_trained_with_triton_decodes_on_cpu(no_interpreter: None, caplog: pytest.LogCaptureFixture) -> None:
+    made = site("sas").cpu()
+    x, f = cpu()
+    with pytest.raises(ValueError, match=r"--residual-backend triton: the kernels are for NVIDIA GPUs.*on cpu"):
+        made(x, f)
+    with caplog.at_level(logging.INFO):
+        assert torch.equal(made.eval()(x, f), made.combine(x, f))
+    assert caplog.messages == ["residual backend: eager (the kernels are for NVIDIA GPUs, and the tensors are on cpu)"]
+
+
+def test_shortcut_and_branch_must_have_same_shape() -> None:
+    made = site("post_ln")
+    x = draw(2, 64, seed=1)
+    with pytest.raises(ValueError, match="differ in shape"):
+        made(x, x[:1])
+    assert made.eval()(x, x[:1]).shape == x.shape
+    assert made.train()(x[:0], x[:0]).shape == (0, 64)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "reason"),
+    [
+        ((6, 1), torch.float32, "float32 needs compute capability 7.0, not 6.1"),
+        ((7, 0), torch.float16, ""),
+        ((7, 5), torch.bfloat16, "bfloat16 needs compute capability 8.0, not 7.5"),
+        ((8, 0), torch.bfloat16, ""),
+        ((12, 0), torch.float32, ""),
+    ],
+)
+def test_capabilities(
+    capability: tuple[int, int], dtype: torch.dtype, reason: str, no_interpreter: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(dispatch.self_check, "fault", lambda *_: "")
+    assert dispatch._misfit(torch.device("cuda", 0), torch.float32, dtype, 512) == reason
+
+
+def test_broken_triton_is_detected_before_use(
+    forgetful: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("Failed to find C compiler.\nmore")
+
+    monkeypatch.setattr(fused, "_drop", fail)
+    made = site("rskip_ln")
+    with pytest.raises(ValueError, match=r"--residual-backend triton: triton does not run here: Failed to find C comp"):
+        made(draw(2, 64, seed=1), draw(2, 64, seed=2))
+    with caplog.at_level(logging.INFO):
+        made.eval()(draw(2, 64, seed=1), draw(2, 64, seed=2))
+    assert caplog.messages == ["residual backend: eager (triton does not run here: Failed to find C compiler.)"]
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan])
+@pytest.mark.parametrize(
+    ("kernel", "result"),
+    [
+        ("dropout", 1),
+        ("chain_forward", 2),
+        *(("chain_backward", result) for result in (4, 5, 6)),
+        ("sas_forward", 3),
+        *(("sas_backward", result) for result in (5, 6, 7, 8)),
+    ],
+)
+def test_self_check_rejects_a_wrong_kernel(
+    kernel: str, result: int, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = fused._kernels()
+
+    class Spoiled:
+        def __getitem__(self, grid: Any) -> Any:
+            def launch(*arguments: Any, **options: Any) -> None:
+                getattr(right, kernel)[grid](*arguments, **options)
+                arguments[result].fill_(value)
+
+            return launch
+
+    kernels = {name: getattr(right, name) for name in KERNELS} | {kernel: Spoiled()}
+    monkeypatch.setattr(fused, "_kernels", lambda: SimpleNamespace(**kernels))
+    assert "the kernels' results are wrong here, by " in self_check.fault(DEVICE, torch.float32, 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("c", [64, 100, 512, 8192])
+def test_self_check_leaves_torch_state_unchanged(c: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with torch.inference_mode(), torch.autocast(DEVICE.type, torch.bfloat16):
+        assert self_check.fault(DEVICE, dtype, c) == ""
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_wrong_backends_are_refused() -> None:
+    with pytest.raises(ValueError, match="--residual-backend cuda: choose one of auto, eager, triton"):
+        connections.build("post_ln", 64, backend="cuda")
+    for name, options in (("highway", {}), ("sas", {"sas_gate": "single"}), ("sas", {"sas_gamma": "free"})):
+        with pytest.raises(ValueError, match=f"--residual-backend triton: there is no kernel for --residual {name}"):
+            connections.build(name, 64, backend="triton", **options)
+        connections.build(name, 64, backend="auto", **options)
+
+
+def test_package_works_without_triton() -> None:
+    """Where triton is not installed, everything imports and auto is eager."""
+    script = """
+import sys
+ABSENT = ("triton", "fairseq")  # the latter only because it takes seconds to import
+class Filter:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, path=None, target=None):
+        return None if name.split(".")[0] in ABSENT else self.finder.find_spec(name, path, target)
+sys.meta_path[:] = [Filter(finder) for finder in sys.meta_path]
+import torch
+from fairseq_resid import connections
+x = torch.randn(2, 64)
+assert connections.build("rskip_ln", 64)(x, x).shape == x.shape
+assert "triton" not in sys.modules
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize(("script", "kernels"), [("compile_kernels.py", "24"), ("launch_kernels.py", "5")])
+def test_kernels_compile_for_gpus_and_launch(script: str, kernels: str, tmp_path: Path) -> None:
+    """Down to machine code, by the compiler that triton ships, and up to a driver that launches nothing."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [sys.executable, ROOT / "tests" / "support" / script], capture_output=True, text=True, env=environment
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.split() == [kernels]

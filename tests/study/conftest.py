@@ -1,0 +1,33 @@
+"""Fixtures of the tests of studies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_resid.study import study, tables
+from support.studies import STUB, TEXT, stubbed, written
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return written(tmp_path)
+
+
+@pytest.fixture
+def stub(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let runs be done by a script that leaves a note: `stub(bad=(...), seconds=0)` -> the arguments of the command."""
+
+    def install(bad: tuple[str, ...] = (), seconds: float = 0.0, text: str = TEXT) -> list[str]:
+        file.write_text(text)
+        (tmp_path / "work").mkdir(exist_ok=True)
+        script = tmp_path / "stub.py"
+        script.write_text(STUB.format(bad=bad, seconds=seconds))
+        monkeypatch.setattr(study, "command", stubbed(script))
+        monkeypatch.setattr(study, "POLL", 0.1)
+        monkeypatch.setattr(tables, "write", lambda *_: [])
+        return [str(file), "--work", str(tmp_path / "work")]
+
+    return install

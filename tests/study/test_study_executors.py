@@ -1,0 +1,252 @@
+"""Who runs a study: processes of this machine, submitit, Slurm; failures, interrupts, bad options."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_resid.study import executors, study
+from fairseq_resid.study.work import Place
+from support.studies import SMALL, calls
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[2]
+Capture = pytest.CaptureFixture[str]
+
+
+def test_failed_run_is_named_and_others_continue(stub: Any, tmp_path: Path, capsys: Capture) -> None:
+    words = stub(bad=("flat.base.0.002.tuning",), text=SMALL)
+    assert study.main([*words, "--jobs", "2"]) == 1
+    said = capsys.readouterr()
+    assert "flat.base.0.002.tuning: failed: fairseq-resid study: error: no space" in said.err
+    assert "--retry tries it again" in said.err and "flat.base.0.002.tuning.out" in said.err
+    # base's value is not known; sas went on to its end.
+    assert sorted(calls(tmp_path)) == sorted(
+        [
+            *(f"flat.{arm}.{lr}.tuning" for arm in ("base", "sas") for lr in (0.001, 0.002, 0.004)),
+            "flat.sas.0.002.seed1",
+        ]
+    )
+    assert study.main(words) == 1 and len(calls(tmp_path)) == 7  # not tried again by itself
+    (tmp_path / "work" / "mended").touch()
+    assert study.main([*words, "--retry"]) == 0
+    assert calls(tmp_path)[7:] == ["flat.base.0.002.tuning", "flat.base.0.002.seed1"]
+    assert study.main(words) == 0 and len(calls(tmp_path)) == 9  # nothing twice
+    assert "no run is missing" in capsys.readouterr().out
+
+
+def test_no_run_starts_after_the_given_hours(stub: Any, tmp_path: Path) -> None:
+    words = stub(text=SMALL, seconds=0.5)
+    assert study.main([*words, "--jobs", "1", "--hours", "0.0001"]) == 0
+    assert calls(tmp_path) == ["flat.base.0.001.tuning"]
+
+
+def test_runs_get_separate_cores(tmp_path: Path) -> None:
+    here = executors.Here(2, 1, tmp_path / "logs")
+    show = "import os, time; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS']); time.sleep(0.5)"
+    jobs = here.start({name: [sys.executable, "-c", f"import time; time.sleep(0.3)\n{show}"] for name in "ab"})
+    assert here.room() == 0
+    while any(job.code() is None for job in jobs.values()):
+        time.sleep(0.05)
+    assert here.room() == 2 and [job.code() for job in jobs.values()] == [0, 0]
+    said = [(tmp_path / "logs" / f"{name}.out").read_text() for name in "ab"]
+    if len(os.sched_getaffinity(0)) > 1:
+        assert said[0] != said[1]
+    assert all(text.endswith(" 1\n") and text.count(",") == 0 for text in said)
+
+
+def test_runs_get_separate_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stub: Any, capsys: Capture) -> None:
+    assert executors.parted(["0", "1", "2", "3"], 2) == ["0,1", "2,3"]
+    here = executors.Here(4, 1, tmp_path / "logs", ["0,1", "2,3"])
+    show = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    jobs = here.start({name: [sys.executable, "-S", "-c", show] for name in "abcd"})
+    while any(job.code() is None for job in jobs.values()):
+        time.sleep(0.05)
+    assert [(tmp_path / "logs" / f"{name}.out").read_text().strip() for name in "abcd"] == ["0,1", "2,3"] * 2
+    monkeypatch.setattr(study.devices, "gpus", lambda: [None] * 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7")
+    assert study.visible_gpus() == ["5", "6", "7"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert study.visible_gpus() == ["0", "1", "2"]
+    monkeypatch.undo()
+    monkeypatch.setattr(study, "visible_gpus", lambda: ["0", "1", "2"])
+    options = study.parse(argparse.ArgumentParser(), ["x.yaml", "--gpus", "1"])
+    executor, slots = study.make_executor(options, Place(Path("x.yaml"), tmp_path, tmp_path))
+    assert slots == 3 and isinstance(executor, executors.Here)
+    assert executor.threads is None and executor.gpus == ["0", "1", "2"]  # not held to one core
+    assert study.main([*stub(text=SMALL), "--gpus", "2"]) == 2
+    assert "--gpus 2: here are 3 GPUs, which cannot be parted so" in capsys.readouterr().err
+
+
+def test_interrupt_stops_the_runs_too(stub: Any, tmp_path: Path) -> None:
+    words = stub(text=SMALL, seconds=60)
+    code = f"import sys; sys.path[:0] = {[str(ROOT), str(tmp_path)]!r}; import study_in_a_child"
+    (tmp_path / "study_in_a_child.py").write_text(
+        f"import sys\nsys.path.append({str(ROOT / 'tests')!r})\nfrom support import studies\n"
+        "from fairseq_resid.study import study\nfrom pathlib import Path\n"
+        f"study.command = studies.stubbed(Path({str(tmp_path / 'stub.py')!r}))\n"
+        f"sys.exit(study.main({[*words, '--jobs', '2']!r}))\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not ((tmp_path / "work" / "calls").is_file() and len(calls(tmp_path)) == 2):
+            time.sleep(0.1)
+        assert len(calls(tmp_path)) == 2
+        child.send_signal(signal.SIGTERM)
+        _, errors = child.communicate(timeout=30)
+    finally:
+        child.kill()
+    assert child.returncode == 143 and "interrupted; the same command goes on" in errors
+    assert not subprocess.run(["pgrep", "-f", str(tmp_path / "stub.py")], capture_output=True, text=True).stdout
+    assert not (tmp_path / "work" / "failed").exists()
+
+
+@pytest.mark.parametrize("kind", ["local", "debug"])
+def test_runs_are_submitted_by_submitit(stub: Any, tmp_path: Path, kind: str, capsys: Capture) -> None:
+    pytest.importorskip("submitit")
+    words = stub(text=SMALL, bad=("flat.sas.0.004.tuning",))
+    assert study.main([*words, "--cluster", kind, "--cluster-option", "timeout_min=5"]) == 1
+    assert sorted(calls(tmp_path))[:2] == ["flat.base.0.001.tuning", "flat.base.0.002.seed1"]
+    assert len(calls(tmp_path)) == 8
+    assert "flat.sas.0.004.tuning: failed: fairseq-resid study: error: no space" in capsys.readouterr().err
+
+
+SLURM = {
+    # Gives the job a number, and leaves its tasks to a process of their own, which runs one after the other.
+    "sbatch": """#!{python}
+import os, subprocess, sys
+root = {folder!r}
+number = len([name for name in os.listdir(root) if name.endswith(".job")]) + 100
+job = f"{{root}}/{{number}}.job"
+open(job, "w").write(open(sys.argv[1]).read())
+quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+subprocess.Popen([sys.executable, f"{{root}}/tasks", job, str(number)], **quiet, start_new_session=True)
+print(f"Submitted batch job {{number}}")
+""",
+    "tasks": """
+import os, re, subprocess, sys
+job, number = sys.argv[1:]
+text = open(job).read()
+count = int(re.search(r"--array=0-(\\d+)", text)[1]) + 1 if "--array" in text else 0
+for task in range(count or 1):
+    name = f"{{number}}_{{task}}" if count else number
+    own = dict(SLURM_JOB_ID=str(int(number) + task), SLURM_NTASKS="1", SLURM_JOB_NUM_NODES="1", SLURM_NODEID="0",
+               SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_JOB_NODELIST="here")
+    if count:
+        own |= dict(SLURM_ARRAY_JOB_ID=number, SLURM_ARRAY_TASK_ID=str(task))
+    with open({folder!r} + f"/{{name}}.said", "w") as said:
+        done = subprocess.run(["bash", job], env={{**os.environ, **own}}, stdout=said, stderr=said)
+    with open({folder!r} + "/states", "a") as states:
+        states.write(f"{{name}}|{{'FAILED' if done.returncode else 'COMPLETED'}}|here\\n")
+""",
+    "sacct": """#!/bin/sh
+echo "JobID|State|NodeList"
+cat {folder}/states 2>/dev/null || true
+""",
+    "srun": """#!/bin/bash
+while [[ $1 == --* ]]; do [[ $1 == --unbuffered ]] || shift; shift; done
+exec "$@"
+""",
+    "scancel": "#!/bin/sh\n",
+}
+
+
+def test_simulated_slurm_runs_job_arrays(
+    stub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """Every round of runs is one job array; a failed one is named, and the others go on."""
+    pytest.importorskip("submitit")
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name, text in SLURM.items():
+        program = folder / name
+        program.write_text(text.format(python=sys.executable, folder=str(folder)))
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    words = stub(text=SMALL)
+    options = ["slurm_partition=gpu", "timeout_min=90", "gpus_per_node=1", "slurm_array_parallelism=4"]
+    given = [word for option in options for word in ("--cluster-option", option)]
+    assert study.main([*words, "--cluster", "slurm", *given]) == 0, [path.read_text() for path in folder.glob("*.said")]
+    assert len(calls(tmp_path)) == 8
+    first = (folder / "100.job").read_text()
+    assert "#SBATCH --array=0-5%4" in first and "#SBATCH --partition=gpu" in first and "#SBATCH --time=90" in first
+    assert "--signal=USR2" in first  # before its time is over, submitit queues it again
+    assert (folder / "101.job").is_file()
+
+
+def test_preempted_run_is_queued_again(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    command = executors.Command(["true"], tmp_path / "logs" / "run.out")
+    assert command.checkpoint().function is command
+    command()
+    slow = executors.Command(["sleep", "60"], tmp_path / "slow.out")
+
+    def leave(*_: Any) -> None:
+        raise SystemExit(3)
+
+    before = signal.signal(signal.SIGALRM, leave)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    began = time.monotonic()
+    try:
+        with pytest.raises(SystemExit):
+            slow()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began < 20  # it has ended its child, and not waited for it
+    with pytest.raises(RuntimeError, match="exit code 1"):
+        executors.Command(["false"], tmp_path / "run.out")()
+
+
+def test_preempted_run_exits_only_after_slurm_requeued_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that Slurm preempts does not report its end before Slurm has put it back into the queue."""
+    waited: list[float] = []
+    monkeypatch.setattr(executors.time, "sleep", waited.append)
+    ended = {"kill -USR2 $$; kill -USR1 $$; exit 7": 7, "kill -TERM $$": -15, "exit 143": 143}
+    for text, code in ended.items():
+        with pytest.raises(RuntimeError, match=f"exit code {code}$"):
+            executors.Command(["bash", "-c", text], tmp_path / "run.out")()
+    assert waited == [executors.KILLED_WITHIN] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--jobs", "0"], "--jobs 0: must be above 0"),
+        (["--hours", "-1"], "--hours -1: must be above 0"),
+        (["--cluster-option", "a=b"], "--cluster-option: is for --cluster"),
+        (["--cluster", "local", "--cluster-option", "nonsense"], "NAME=VALUE is needed"),
+        (["--cluster", "local", "--cluster-option", "slurm_nonsense=1"], "slurm_nonsense"),
+        (["--cluster", "slurm"], "give --cluster-option timeout_min=MINUTES"),
+        (["--cluster", "slurm", "--cluster-option", "timeout_min=9"], "--cluster slurm: Could not detect"),
+        (["--cluster", "local", "--jobs", "2"], "--jobs: is for this machine"),
+    ],
+)
+def test_bad_options_are_refused(
+    stub: Any, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))  # without Slurm's programs
+    given = stub(text=SMALL)
+    try:
+        code = study.main([*given, *words])
+    except SystemExit as end:
+        code = end.code  # type: ignore[assignment]
+    assert code == 2 and message in capsys.readouterr().err
+
+
+def test_unknown_run_or_file_is_named(file: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert study.main([str(tmp_path / "nowhere.yaml")]) == 2
+    assert "nowhere.yaml: no such file" in capsys.readouterr().err
+    assert study.main([str(file), "--work", str(tmp_path / "work"), "--only", "flat.nobody"]) == 2
+    assert "--only flat.nobody: no run" in capsys.readouterr().err

@@ -1,0 +1,134 @@
+"""What a study keeps of its runs: what is missing, damaged, of other settings or of another study."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fairseq_resid.folders import records
+from fairseq_resid.folders.files import read_lines
+from fairseq_resid.folders.run import Run
+from fairseq_resid.study import kept, plan, study
+from fairseq_resid.study.plan import Planned
+from fairseq_resid.study.work import Place
+from support.studies import TEXT, all_kept, keep, note
+
+pytestmark = pytest.mark.once
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_diverged_training_ranks_last(file: Path, tmp_path: Path) -> None:
+    trial = plan.read(file)
+    runs = [Planned("flat", "base", value, 100, True) for value in (0.001, 0.002, 0.004)]
+    notes = {run.name: note(run, 2.0 + 100 * (run.value or 0)) for run in runs}
+    notes[runs[0].name] = replace(notes[runs[0].name], outcome="diverged", valid={})
+    state = study.State(trial, Place(file, tmp_path, tmp_path), notes)
+    assert state.nll()[runs[0]] == math.inf
+    assert plan.choices(trial, state.nll())["flat", "base"].best == 0.002
+
+
+def test_empty_study_lists_missing_runs(file: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert study.main([str(file), "--plan"]) == 0
+    said = capsys.readouterr().out
+    assert "flat.base.0.001.tuning: missing" in said and "12 runs missing, and 9 that tuning has yet to name" in said
+
+
+def test_damaged_kept_file_is_named(file: Path, tmp_path: Path, capsys: Capture) -> None:
+    trial = plan.read(file)
+    all_kept(tmp_path / "trial", trial)
+    damaged = tmp_path / "trial" / "flat.sas.0.004.seed1" / "decode" / "test.averaged.nll.gz"
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    assert study.main([str(file), "--results", "--work", str(tmp_path / "work")]) == 2
+    assert "test.averaged.nll.gz: damaged" in capsys.readouterr().err
+
+
+def test_changed_settings_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:
+    trial = plan.read(file)
+    keep(tmp_path / "trial", Planned("flat", "base", 0.001, 100, True), 3.0, trial)
+    file.write_text(TEXT.replace("--encoder-layers 1", "--encoder-layers 2"))
+    assert study.main([str(file), "--plan"]) == 2
+    error = capsys.readouterr().err
+    assert "flat.base.0.001.tuning: was made with other settings (--encoder-layers was 1, now 2)" in error
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("recipe: quickstart", "average: 5\nrecipe: quickstart", "average was 10, now 5"),
+        ("recipe: quickstart", "measure: BLEU\nrecipe: quickstart", "measure was NLL, now BLEU"),
+        ("tests: [test, test1]", "tests: [test]", "tests was ['test', 'test1'], now ['test']"),
+    ],
+)
+def test_changed_terms_are_refused(
+    file: Path, tmp_path: Path, capsys: Capture, old: str, new: str, message: str
+) -> None:
+    trial = plan.read(file)
+    run = Planned("flat", "base", 0.001, 1)
+    keep(tmp_path / "trial", run, 3.0, trial, terms=kept.terms(trial, run))
+    file.write_text(TEXT.replace(old, new))
+    assert study.main([str(file), "--plan"]) == 2
+    assert f"flat.base.0.001.seed1: was made with other settings ({message})" in capsys.readouterr().err
+
+
+def test_runs_of_other_data_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:
+    trial = plan.read(file)
+    for seed, data in ((1, "aaaa"), (2, "bbbb")):
+        keep(tmp_path / "trial", Planned("flat", "base", 0.001, seed), 3.0, trial, data=data)
+    assert study.main([str(file), "--plan"]) == 2
+    assert "flat.base.0.001.seed2: was scored on other data than" in capsys.readouterr().err
+
+
+def test_partially_kept_run_is_ignored(file: Path, tmp_path: Path) -> None:
+    trial = plan.read(file)
+    keep(tmp_path / "trial", Planned("flat", "base", 0.001, 1), 3.0, trial)
+    os.rename(tmp_path / "trial" / "flat.base.0.001.seed1", tmp_path / "trial" / "flat.base.0.001.seed1.partial")
+    assert kept.load(trial, file, tmp_path / "trial") == {}
+
+
+def test_arm_that_always_diverges_is_reported(file: Path, tmp_path: Path, capsys: Capture) -> None:
+    trial = plan.read(file)
+    for value in (0.001, 0.002, 0.004, 0.0005, 0.00025, 0.000125):
+        keep(tmp_path / "trial", Planned("flat", "sas", value, 100, True), 3.0, trial, outcome="diverged", valid={})
+    assert study.main([str(file), "--plan"]) == 1
+    said = capsys.readouterr()
+    assert "sas in flat: diverges at every value of --lr" in said.err
+    assert "and 7 that tuning has yet to name" in said.out  # those of base, and all in deep
+
+
+def test_folders_of_another_study_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:
+    trial = plan.read(file)
+    keep(tmp_path / "trial", Planned("flat", "base", 0.001, 100, True), 3.0, trial, study="other")
+    assert study.main([str(file), "--plan"]) == 2
+    assert "holds flat.base.0.001.tuning of the study other, not of trial" in capsys.readouterr().err
+    Place(file.with_name("other.yaml"), tmp_path / "work", tmp_path).claim()
+    assert study.main([str(file), "--work", str(tmp_path / "work"), "--kept", str(tmp_path / "none")]) == 2
+    assert "work: holds the runs of the study other, not of trial" in capsys.readouterr().err
+
+
+def test_kept_files_contain_no_local_paths(tmp_path: Path) -> None:
+    run = Run(tmp_path / "secret-place" / "run")
+    run.decode.mkdir(parents=True)
+    session = {"started": "now", "commit": None, "hardware": {"cpu": "c", "cores": 1, "gpus": []}, "versions": {}}
+    command = ["fairseq-train", "data", "--save-dir", str(run.path), "--user-dir", "/secret-place/x", "--lr", "1"]
+    records.write(run.record, {"command": command, "finished": True, "sessions": [session]})
+    line = '2026-01-01 00:00:00 | INFO | train | {"num_updates": "3", "loss": "4"}\n'
+    run.train_log.write_text(f"config: {tmp_path}/secret-place\n{line}")
+    (run.decode / "test.averaged.hyp").write_text("Ein Satz.\n")
+    (run.path / "checkpoint_last.pt").write_bytes(b"weights")
+    target = tmp_path / "kept" / "run"
+    (target / "old").mkdir(parents=True)
+    kept.keep(run, note(Planned("flat", "base", 0.1, 1), 2.0), target)
+    files = sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file())
+    assert files == ["decode/test.averaged.hyp.gz", "run.json", "study.json", "train.log.gz"]
+    for path in target.rglob("*.gz"):
+        assert b"secret-place" not in gzip.decompress(path.read_bytes())
+    assert "secret-place" not in (target / "run.json").read_text()
+    assert list(Run(target).log_records()) == [{"num_updates": "3", "loss": "4"}]
+    assert read_lines(Run(target).decode / "test.averaged.hyp") == ["Ein Satz."]
+    assert not list((tmp_path / "kept").glob("*.partial"))

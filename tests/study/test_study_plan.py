@@ -1,0 +1,185 @@
+"""Study files: what is wrong in one, the flags of its runs, their order, how tuning chooses a value."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_resid.folders import records
+from fairseq_resid.study import archive, plan, results, study
+from fairseq_resid.study.plan import Planned
+from fairseq_resid.study.work import Place
+from support.studies import FLAGS, REAL, TEXT, written
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("baseline: base", "baseline: nobody", "baseline: nobody: no such arm; there are base, sas"),
+        ("arms: [sas], seeds", "arms: [sars], seeds", "plan, 3: arm sars: there are base, sas"),
+        ("setting: deep", "setting: depp", "plan, 2: setting depp: there are flat, deep"),
+        ("seeds: 1,", "seeds: 0,", "plan, 3: seeds: 0: must be 1 or more"),
+        ("seed: 100", "seed: 2", "tuning: seed: 2: plan, 1 uses it too"),
+        ("grid: [1e-3, 2e-3, 4e-3]", "grid: [1e-3]", "grid: two or more values"),
+        ("grid: [1e-3, 2e-3, 4e-3]", "grid: [2e-3, 1e-3]", "grid: two or more values"),
+        ("grid: [1e-3, 2e-3, 4e-3]", "grid: [low, high]", "could not convert string to float"),
+        ("length: 0.25", "length: 1.5", "length: 1.5: must be above 0"),
+        ("most: 0.02", "factor: 1", "factor: 1: must be above 1"),
+        ("tests: [test, test1]", "tests: []", "tests: no test set"),
+        ("tests: [test, test1]", "tests: [test, test]", "tests: test, test: each must be named once"),
+        ("average: 3", "average: 0", "tuning: average: 0: must be 1 or more"),
+        (
+            "setting: deep, arms: [base, sas]",
+            "setting: deep, arms: [sas]",
+            "plan: deep: no step has the baseline, base",
+        ),
+        ("[deep sas, flat", "[deep sas, flat base, flat", "contrasts, 1: 3 groups: must be 2 or 4"),
+        (
+            "[deep sas,",
+            "[deep sars,",
+            "contrasts, 1: deep sars: must be SETTING ARM or .* has flat base, flat sas, deep",
+        ),
+        ("sas 0.002,", "sas 0.002 1,", "contrasts, 2: flat sas 0.002 1: must be SETTING ARM or"),
+        ("sas 0.002,", "sas low,", "contrasts, 2: flat sas low: could not convert string to float"),
+        ("tuning:", "tuning: null\n#", "plan, 3: at: baseline: nothing is tuned"),
+        ("title: A trial", "titel: A trial", "titel"),
+        ("  sas: --", "  s/s: --", "arms: 's/s': a name is made of letters"),
+        ("recipe: quickstart", "measure: ROUGE\nrecipe: quickstart", "ROUGE"),
+    ],
+)
+def test_wrong_study_file_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in TEXT
+    path = written(tmp_path, TEXT.replace(old, new, 1))
+    with pytest.raises(ValueError, match="trial.yaml: .*" + message.replace("[", r"\[")):
+        plan.read(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("--residual sas", "--residual sars", "sas in flat: .*sars"),
+        ("--residual sas", "--residual sas --sas-gat single", "sas in flat: --sas-gat: fairseq-train has no such flag"),
+        ("--residual sas", "--residual sas --skip-lambda 3", "sas in flat: .*skip.lambda"),
+        ("--encoder-layers 3", "--encoder-layer 3 --max-update x", "base in deep: "),
+        (
+            "flags: --arch transformer_resid",
+            "flags: --log-interval 9",
+            "base in flat: arm base: .*names the architecture",
+        ),
+        ("recipe: quickstart", "recipe: quikstart", "base in flat: quikstart: no such recipe; did you mean quickstart"),
+    ],
+)
+def test_unknown_flags_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = written(tmp_path, TEXT.replace(old, new, 1))
+    with pytest.raises(ValueError, match="trial.yaml: " + message):
+        plan.check(plan.read(path), path)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_studies_have_valid_flags_and_results(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every flag of every study is fairseq's or ours, and what is kept fits the file."""
+    monkeypatch.chdir(tmp_path)  # the data that may lie in this checkout are not what is tested
+    trial = plan.read(path)
+    plan.check(trial, path)
+    state = study.read_state(trial, Place(path, Path("none"), path.with_suffix("")))
+    known = {run.name for run in plan.runs(trial, state.nll())}
+    assert not set(state.notes) - known
+    if state.notes:
+        found = results.build(trial, state.notes, archive.runs(path.with_suffix("")))
+        assert records.as_type(json.loads(path.with_suffix("").joinpath("results.json").read_text()), results.Results)
+        assert found.missing == [name for name in found.missing if name not in state.notes]
+
+
+def test_flags_of_a_run_combine_recipe_setting_and_arm(file: Path) -> None:
+    trial = plan.read(file)
+    plan.check(trial, file)
+    arch, flags = plan.arguments(trial, Planned("deep", "sas", 0.004, 7))
+    assert arch == "transformer_resid"
+    assert flags == ["data-bin/trial", "--encoder-layers", "3", "--residual", "sas", "--lr", "0.004", "--seed", "7"]
+    arch, flags = plan.arguments(trial, Planned("deep", "sas", 0.004, 100, True))
+    # A quarter of the recipe's 504 updates.
+    assert flags[5:] == ["--max-update", "126", "--keep-interval-updates", "3", "--lr", "0.004", "--seed", "100"]
+    assert plan.settings(trial, Planned("flat", "base", 0.001, 1))[0] == "data-bin/trial"
+
+
+def tuning(**changes: Any) -> plan.Tuning:
+    return plan.Tuning(**{"flag": "--lr", "grid": (1.0, 2.0, 4.0), "seed": 9, **changes})
+
+
+@pytest.mark.parametrize(
+    ("tried", "to_try", "best"),
+    [
+        ({}, (1.0, 2.0, 4.0), None),
+        ({1.0: 3.0, 4.0: 2.0}, (2.0,), None),
+        ({1.0: 3.0, 2.0: 1.0, 4.0: 2.0}, (), 2.0),
+        ({1.0: 3.0, 2.0: 2.0, 4.0: 1.0}, (8.0,), None),
+        ({1.0: 3.0, 2.0: 2.0, 4.0: 1.0, 8.0: 1.5}, (), 4.0),
+        ({1.0: 3.0, 2.0: 2.0, 4.0: 1.0, 8.0: math.inf}, (), 4.0),
+        ({1.0: 3.0, 2.0: 2.0, 4.0: 1.0, 8.0: 0.5}, (16.0,), None),
+        ({1.0: 1.0, 2.0: 2.0, 4.0: 3.0}, (0.5,), None),
+        ({0.5: 1.5, 1.0: 1.0, 2.0: 2.0, 4.0: 3.0}, (), 1.0),
+        ({1.0: math.inf, 2.0: math.inf, 4.0: math.inf}, (0.5,), None),
+        ({0.25: 1.0, 0.5: math.inf, 1.0: math.inf, 2.0: math.inf, 4.0: math.inf}, (0.125,), None),
+        ({0.125: math.inf, 0.25: math.inf, 0.5: math.inf, 1.0: math.inf, 2.0: math.inf, 4.0: math.inf}, (), None),
+    ],
+)
+def test_tuning_extends_grid_until_best_is_inside(
+    tried: dict[float, float], to_try: tuple[float, ...], best: float | None
+) -> None:
+    found = plan.choose(tuning(), tried)
+    assert (found.to_try, found.best) == (to_try, best)
+
+
+def test_tuning_stops_at_its_limits() -> None:
+    assert plan.choose(tuning(most=4.0), {1.0: 3.0, 2.0: 2.0, 4.0: 1.0}).best == 4.0
+    assert plan.choose(tuning(least=0.6), {1.0: 1.0, 2.0: 2.0, 4.0: 3.0}).best == 1.0
+
+
+def test_runs_are_ordered_by_tuning_and_seed(file: Path) -> None:
+    trial = plan.read(file)
+    names = [run.name for run in plan.runs(trial, {})]
+    assert names[:3] == ["flat.base.0.001.tuning", "flat.base.0.002.tuning", "flat.base.0.004.tuning"]
+    assert [name.split(".")[:2] for name in names[3::3]] == [["flat", "sas"], ["deep", "base"], ["deep", "sas"]]
+    assert len(names) == 12 and plan.unnamed(trial, {}) == 9
+    nll = {Planned("flat", arm, lr, 100, True): abs(lr - best)
+           for arm, best in (("base", 0.002), ("sas", 0.0039)) for lr in (0.001, 0.002, 0.004, 0.008)}  # fmt: skip
+    names = [run.name for run in plan.runs(trial, nll)]
+    # Seed by seed, so that arms can be compared early; a run of two steps stands once.
+    wanted = ["flat.base.0.002.seed1", "flat.sas.0.004.seed1", "flat.base.0.002.seed2", "flat.sas.0.004.seed2"]
+    assert names[8:12] == wanted
+    assert names[-1] == "flat.sas.0.002.seed1" and len(names) == len(set(names))
+    assert plan.unnamed(trial, nll) == 4
+
+
+def test_study_without_tuning_needs_no_values(tmp_path: Path) -> None:
+    lines = [line for line in TEXT.splitlines() if not re.search("tuning|baseline}|sas 0.002", line)]
+    trial = plan.read(written(tmp_path, "\n".join(lines)))
+    assert [run.name for run in plan.runs(trial, {})][:2] == ["flat.base.seed1", "flat.sas.seed1"]
+    assert plan.unnamed(trial, {}) == 0
+    with pytest.raises(ValueError, match=r"0\.002: nothing is tuned"):
+        plan.group(trial, "flat sas 0.002")
+
+
+def test_missing_test_set_is_reported_before_any_run(tmp_path: Path, corpus: Path) -> None:
+    text = REAL.format(recipe=tmp_path / "recipe.txt", data=corpus).replace(
+        "average: 2", "tests: [test, test7]\naverage: 2"
+    )
+    (tmp_path / "recipe.txt").write_text(FLAGS)
+    path = written(tmp_path, text, "real")
+    with pytest.raises(ValueError, match=r"base in recipe: tests: test7: there is no reference text .*test7\.xx"):
+        plan.check(plan.read(path), path)
+    path = written(tmp_path, text.replace("[test, test7]", "[test]").replace("average: 2", "average: 20"), "real")
+    (tmp_path / "recipe.txt").write_text(f"{FLAGS} --keep-interval-updates 3")
+    with pytest.raises(ValueError, match="average: 20, but --keep-interval-updates 3 keeps fewer checkpoints"):
+        plan.check(plan.read(path), path)

@@ -1,0 +1,226 @@
+"""results.json, results.md and the plots of a study, from runs that are kept."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+from scipy import stats
+
+from fairseq_resid.folders import records
+from fairseq_resid.folders.run import Scored
+from fairseq_resid.study import kept, plan, plots, results, statistics, study, tables
+from fairseq_resid.study.plan import Planned
+from support.studies import TEXT, all_kept, keep, note, written
+
+pytestmark = pytest.mark.once
+
+Capture = pytest.CaptureFixture[str]
+
+
+def difference(row: results.Row) -> float:
+    assert row.against is not None
+    return row.against.effects["NLL"].difference
+
+
+def test_results_of_a_whole_study(file: Path, tmp_path: Path, capsys: Capture) -> None:
+    trial = plan.read(file)
+    folder = tmp_path / "trial"
+    all_kept(folder, trial)
+    assert study.main([str(file), "--results", "--work", str(tmp_path / "work")]) == 0
+    assert "results.md" in capsys.readouterr().out
+    found = records.read(folder / "results.json", results.Results)
+    assert found.missing == [] and found.unnamed == 0 and found.sentences == {"NLL": 4, "BLEU": 4}
+    own = {(row.setting, row.arm): row for row in found.rows if row.at == "own"}
+    assert own["flat", "sas"].value == 0.004 and own["flat", "base"].value == 0.002
+    assert difference(own["flat", "sas"]) == pytest.approx(-0.2, abs=1e-4)
+    assert difference(own["deep", "sas"]) == pytest.approx(-0.5, abs=1e-4)
+    (common,) = [row for row in found.rows if row.at == "baseline"]
+    assert common.value == 0.002 and common.seeds == [1]
+    (crossed,) = found.interactions
+    assert (crossed.arm, crossed.at, crossed.setting, crossed.than) == ("sas", "own", "deep", "flat")
+    assert crossed.comparison.effects["NLL"].difference == pytest.approx(-0.3, abs=1e-4)
+    compared = [one.comparison for one in found.contrasts]
+    assert [one.seeds for one in compared] == [[2, 2], [1, 2], [2, 2, 2, 2]]
+    effects = [one.effects["NLL"] for one in compared]
+    assert [one.difference for one in effects] == pytest.approx(
+        [-0.3, 0.3 * math.log(2) ** 2 - 0.2 - 0.005, -0.3], abs=1e-3
+    )
+    assert effects[1].p is None and compared[2].effects["NLL"] == crossed.comparison.effects["NLL"]
+    page = (folder / "results.md").read_text()
+    assert "| (deep sas minus deep base) minus (flat sas minus flat base) | 2, 2, 2, 2 | -0.3000 | [" in page
+    assert "| flat | sas | own best | 0.004 | 2 | 1,000 | 0.02 | 2.8" in page and "Missing runs: none." in page
+    for plot in ("effects", "settings", "gap", "tuning", "curves"):
+        assert (folder / f"{plot}.svg").read_text().startswith("<?xml")
+        assert f"]({plot}.svg)" in page
+    effects = (folder / "effects.svg").read_text()
+    assert all(f"<!-- {title} -->" in effects for title in ("flat", "deep"))  # a panel each
+
+
+def test_plots_give_every_arm_its_own_look(file: Path) -> None:
+    trial = plan.read(file)
+    many = structs.replace(trial, arms={f"arm{index}": "" for index in range(14)})
+    assert len({tuple(plots.look(many, arm).values()) for arm in many.arms}) == 14
+
+
+@pytest.mark.parametrize(("best", "lost_in_deep"), [(0.004, 0.3 * math.log(2) ** 2), (0.002, 0.0)])
+def test_interaction_is_also_shown_at_baseline_value(
+    tmp_path: Path, best: float, lost_in_deep: float, capsys: Capture
+) -> None:
+    """In `deep` the baseline's value is sas's own too, or another one."""
+    file = written(tmp_path, TEXT + "  - {setting: deep, arms: [sas], seeds: 2, at: baseline}\n")
+    all_kept(tmp_path / "trial", plan.read(file), best)
+    assert study.main([str(file), "--results", "--work", str(tmp_path / "work")]) == 0
+    found = records.read(tmp_path / "trial" / "results.json", results.Results)
+    gains = {one.at: one.comparison.effects["NLL"].difference for one in found.interactions}
+    assert len(gains) == len(found.interactions) == 2
+    assert gains["own"] == pytest.approx(-0.3, abs=1e-4)
+    # One seed of sas at the baseline's value in `flat`, compared with both seeds of the baseline.
+    assert gains["baseline"] == pytest.approx(-0.3 + lost_in_deep - 0.3 * math.log(2) ** 2 + 0.005, abs=1e-4)
+    page = (tmp_path / "trial" / "results.md").read_text()
+    assert "| sas | own best | deep minus flat | 2, 2, 2, 2 |" in page
+    assert "| sas | baseline's best | deep minus flat | 2, 2, 1, 2 |" in page
+    assert "sas, baseline's value" in (tmp_path / "trial" / "settings.svg").read_text()
+
+
+def test_holm_family_includes_arms_compared_at_baseline_value(file: Path) -> None:
+    """sas has that value as its own: it is one of two there, though its row is among those at their own."""
+
+    def row(arm: str, at: str, value: float, p: float | None) -> results.Row:
+        against = results.Comparison([2, 2], {"NLL": statistics.Effect(-1.0, p=p)}) if p else None
+        return results.Row("flat", arm, at, value, [1, 2], [], 2, None, None, {}, against=against)
+
+    rows = [row("base", "own", 2.0, None), row("sas", "own", 2.0, 0.02), row("other", "own", 4.0, 0.03)]
+    found = results._corrected([*rows, row("other", "baseline", 2.0, 0.01)], plan.read(file))
+    assert [(one.holm, one.family) for one in found] == [(None, 0), (0.04, 2), (0.04, 2), (0.02, 2)]
+
+
+def test_arm_is_compared_with_all_baseline_seeds(tmp_path: Path) -> None:
+    file = written(tmp_path, TEXT.replace("[base, sas], seeds: 2", "[base], seeds: 5", 1) +
+                   "  - {setting: flat, arms: [sas], seeds: 2}\n")  # fmt: skip
+    trial = plan.read(file)
+    found = results.build(trial, all_kept(tmp_path / "trial", trial), tmp_path / "trial")
+    (row,) = [row for row in found.rows if (row.setting, row.arm, row.at) == ("flat", "sas", "own")]
+    assert row.against is not None and row.against.seeds == [2, 5]
+    (base,) = [row for row in found.rows if (row.setting, row.arm) == ("flat", "base")]
+    test = stats.ttest_ind(row.by_seed, base.by_seed, equal_var=False)
+    assert row.against.effects["NLL"].p == pytest.approx(test.pvalue)
+
+
+def test_fixed_value_arms_are_compared_at_that_value(tmp_path: Path) -> None:
+    text = TEXT + "  - {setting: flat, arms: [base, sas], seeds: 3, at: 1e-3}\n"
+    file = written(tmp_path, text)
+    trial = plan.read(file)
+    found = results.build(trial, all_kept(tmp_path / "trial", trial), tmp_path / "trial")
+    (row,) = [row for row in found.rows if (row.setting, row.arm, row.at) == ("flat", "sas", "0.001")]
+    assert row.against is not None and row.against.seeds == [3, 3] and row.family == 1
+    lost = {best: 0.3 * math.log(0.001 / best) ** 2 for best in (0.002, 0.004)}
+    assert difference(row) == pytest.approx(-0.2 + lost[0.004] - lost[0.002], abs=1e-4)
+    assert "| flat | sas | 0.001 | 3, 3 |" in tables.markdown(found)
+    plots.effects(found, tmp_path / "effects.svg")
+    assert "<!-- flat, 0.001 -->" in (tmp_path / "effects.svg").read_text()
+
+
+def test_each_measure_has_its_own_test_sets(tmp_path: Path) -> None:
+    text = TEXT.replace("tests: [test, test1]", "tests: {NLL: [test, test1], BLEU: [test]}")
+    trial = plan.read(written(tmp_path, text))
+    folder = tmp_path / "trial"
+    notes = {}
+    for seed, arm in ((1, "base"), (2, "base"), (1, "sas"), (2, "sas")):
+        run = Planned("flat", arm, 0.002, seed)
+        notes[run.name] = keep(folder, run, 3.0 + 0.1 * seed, structs.replace(trial, tests=("test", "test1")))
+    for arm in trial.arms:
+        for value, nll in ((0.001, 3.5), (0.002, 3.0), (0.004, 3.5)):
+            run = Planned("flat", arm, value, 100, True)
+            notes[run.name] = note(run, nll)
+    found = results.build(trial, notes, folder)
+    assert found.sentences == {"NLL": 4, "BLEU": 2}
+    page = tables.markdown(found)
+    assert "Test sets: test, test1 taken together, 4 sentences (NLL); test, 2 sentences (BLEU)." in page
+
+
+def test_additional_average_lists_the_seeds_that_have_it(file: Path, tmp_path: Path) -> None:
+    trial = plan.read(file)
+    notes = all_kept(tmp_path / "trial", trial)
+    name = "flat.sas.0.004.seed2"
+    further = {"NLL": Scored(2.5, "nats"), "BLEU": Scored(31.0, "sig"), "chrF": Scored(51.0, "sig")}
+    notes[name] = replace(notes[name], scores={**notes[name].scores, "epochs41-50": further})
+    page = tables.markdown(results.build(trial, notes, tmp_path / "trial"))
+    (row,) = [line for line in page.splitlines() if line.startswith("| flat | sas | own best | 0.004")]
+    assert row.endswith("| 2.5000 (1 of 2 seeds) |") and "| NLL, epochs41-50 |" in page
+
+
+def test_untrained_arms_get_no_p_value(file: Path, tmp_path: Path) -> None:
+    trial = plan.read(file)
+    folder = tmp_path / "trial"
+    notes = all_kept(folder, trial)
+    for seed in (1, 2):
+        name = f"deep.base.0.002.seed{seed}"
+        scored = notes[name].scores["averaged"] | {"BLEU": Scored(9.0 + seed / 3, "sig")}
+        notes[name] = replace(notes[name], scores=notes[name].scores | {"averaged": scored})
+    found = results.build(trial, notes, folder)
+    row = {(row.setting, row.arm): row for row in found.rows if row.at == "own"}
+    flat, deep = row["flat", "sas"], row["deep", "sas"]
+    assert flat.against is not None and flat.against.untested == "" and flat.holm is not None
+    assert deep.against is not None and deep.against.untested == "BLEU below 10" and deep.holm is None
+    assert deep.against.effects["NLL"] == statistics.Effect(pytest.approx(-0.5, abs=1e-4))
+    assert [one.comparison.untested for one in (*found.interactions, found.contrasts[0])] == ["BLEU below 10", ""]
+    page = tables.markdown(found)
+    assert "| deep | sas | own best | 2, 2 | -0.5000 |  | none: BLEU below 10 |" in page
+    assert "or a group did not train (mean BLEU below 10)" in page
+    assert not plots.by_setting(trial, found, tmp_path / "settings.svg")  # one setting is left
+
+
+def test_gap_by_epoch_uses_the_last_validation_of_each_epoch(file: Path, tmp_path: Path) -> None:
+    trial = plan.read(file)
+    folder = tmp_path / "trial"
+    notes = all_kept(folder, trial)
+    for name in notes:
+        worse = 4.0 if ".base." in name else 3.0
+        rows = [(1, 9.0), (1, worse), (2, worse - 0.5), (3, 2.0 + (name.endswith("seed2") and worse))]
+        lines = [json.dumps({"epoch": epoch, "valid_nll_loss": f"{value / math.log(2)}"}) for epoch, value in rows]
+        (folder / name / "train.log.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    found = results.build(trial, notes, folder)
+    (row,) = [row for row in found.rows if (row.setting, row.arm, row.at) == ("flat", "sas", "own")]
+    assert [epoch for epoch, _ in row.gap] == [1, 2, 3]
+    assert [value for _, value in row.gap] == pytest.approx([-1.0, -1.0, -0.5])
+    assert "| flat | sas | own best | -1.000 | -1.000 | -0.500 |" in tables.markdown(found)
+
+
+def test_runs_without_a_data_fingerprint_are_named(file: Path, tmp_path: Path) -> None:
+    trial = plan.read(file)
+    for seed, data in ((1, "aaaa"), (2, "")):
+        keep(tmp_path / "trial", Planned("flat", "base", 0.001, seed), 3.0, trial, data=data)
+    found = results.build(trial, kept.load(trial, file, tmp_path / "trial"), tmp_path / "trial")
+    assert found.without_data == ["flat.base.0.001.seed2"]
+    assert "1 run has no data fingerprint" in tables.markdown(found) and "flat.base.0.001.seed2" in tables.markdown(
+        found
+    )
+
+
+def test_results_of_an_incomplete_study(file: Path, tmp_path: Path) -> None:
+    trial = plan.read(file)
+    folder = tmp_path / "trial"
+    notes = all_kept(folder, trial)
+    for name in ("flat.sas.0.004.seed2", "deep.base.0.002.seed1", "deep.base.0.002.seed2"):
+        del notes[name]
+    diverged = replace(notes["flat.base.0.002.seed2"], outcome="diverged", valid={}, scores={})
+    notes["flat.base.0.002.seed2"] = diverged
+    found = results.build(trial, notes, folder)
+    own = {(row.setting, row.arm): row for row in found.rows if row.at == "own"}
+    assert own["flat", "base"].diverged == [2] and own["flat", "base"].seeds == [1]
+    against = own["flat", "sas"].against
+    assert against is not None and against.effects["NLL"].p is None and own["deep", "sas"].against is None
+    assert against.untested == "1 diverged" and against.seeds == [1, 1]
+    assert len(found.missing) == 3 and not found.interactions
+    assert [one.comparison.effects == {} for one in found.contrasts] == [False, False, True]
+    assert found.contrasts[1].comparison.seeds == [1, 1]
+    page = tables.markdown(found)
+    assert "| (deep sas minus deep base) minus (flat sas minus flat base) | 2, 0, 1, 1 |  |" in page
+    assert "| none: 1 diverged |" in page and "Missing runs: 1 of flat sas, 2 of deep base" in page
+    assert "1 of 2, 1 diverged" in page

@@ -1,0 +1,49 @@
+"""Helpers for the tests of evaluation, whose fixtures are in evaluation/conftest.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_resid.evaluation.evaluate import main
+from fairseq_resid.folders.run import Run
+
+BIN = Path(sys.executable).parent
+SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:"
+SENTENCES = 19  # no multiple of 8: fairseq-fixed drops the rest of the last batch unless the plugin keeps it
+Capture = pytest.CaptureFixture[str]
+
+
+def shell(*words: object, cwd: Path) -> str:
+    done = subprocess.run([str(word) for word in words], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+class Decoder:
+    """Stands for fairseq-generate: writes a log, counts its calls."""
+
+    def __init__(self, lines: int = SENTENCES) -> None:
+        self.commands: list[list[str]] = []
+        self.lines = lines
+
+    def __call__(self, argv: list[str], log: Path, lock: int | None = None, sentences: int | None = None) -> None:
+        self.commands.append(argv)
+        log.parent.mkdir(exist_ok=True)
+        log.write_text("".join(f"D-{number}\t-0.5\trouge vert bleu neuf\n" for number in range(self.lines)))
+
+
+def arguments(run: Run, *more: str) -> list[str]:
+    subset = [] if "--subset" in more else ["--subset", "test"]
+    return [str(run.path), "--last", "2", "--data", "data", *subset, *more]
+
+
+def refuse(capsys: Capture, words: list[str], *messages: str) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fairseq-resid evaluate: error: ") and error.count("\n") == 1, error
+    for message in messages:
+        assert message in error

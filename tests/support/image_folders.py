@@ -1,0 +1,66 @@
+"""Small releases and folders of images, and their preparation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairseq_resid.folders import images as image_folder
+from fairseq_resid.vision import manifest, prepare
+from support import mirror
+
+Capture = pytest.CaptureFixture[str]
+CIFAR10, CIFAR100 = manifest.read("cifar10"), manifest.read("cifar100")
+RELEASES = {"cifar10": CIFAR10, "cifar100": CIFAR100}
+
+
+def main(name: str, out: Path, *flags: object) -> int:
+    given = ["--out", out, "--downloads", out.parent / "downloads", *flags]
+    if "--workers" not in flags:
+        given += ["--workers", 1]
+    return prepare.main([name, *map(str, given)])
+
+
+def error_of(capsys: Capture, name: str, out: Path, *flags: object) -> str:
+    """Return the one line that a run that fails ends with; nothing of it is left."""
+    capsys.readouterr()
+    try:
+        code = main(name, out, *flags)
+    except SystemExit as end:  # argparse's
+        code = int(end.code or 0)
+    assert code == 2
+    said = capsys.readouterr().err.splitlines()
+    assert "Traceback" not in "\n".join(said) and not list(out.parent.glob("*.partial"))
+    return said[-1].removeprefix("fairseq-resid prepare-images: error: ")
+
+
+def told(data: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((data / "images.json").read_text())
+    return found
+
+
+def stored(data: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labels and pixels of a split."""
+    images = image_folder.open_split(data, split, image_folder.read(data))
+    return np.array(images["label"]), np.array(images["pixels"])
+
+
+def content(data: Path, without: str = "") -> dict[str, str]:
+    files = sorted(file for file in data.iterdir() if file.name != without)
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def release(folder: Path, name: str = "cifar10", **changed: str | bytes | None) -> Path:
+    """Write a small release; `changed` are the ends of its members' names, with `_` for the dot."""
+    inside = mirror.cifar_members(name)
+    for end, data in changed.items():
+        (member,) = [member for member in inside if member.replace(".", "_").endswith(end)]
+        del inside[member]
+        if data is not None:
+            inside[member] = data
+    return mirror.cifar(folder, name, inside)

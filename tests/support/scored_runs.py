@@ -1,0 +1,72 @@
+"""Run folders as training and evaluation leave them, with as good translations as a test wants."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from fairseq_resid.evaluation import scoring, settings
+
+TEXT = "the a house ship river king sees follows finds old small red very and with of on to in day"
+WORDS = TEXT.split()
+
+
+def sentences(seed: int, count: int = 120) -> list[str]:
+    choose = random.Random(seed)
+    return [" ".join(choose.choices(WORDS, k=choose.randint(5, 20))) + " ." for _ in range(count)]
+
+
+REFERENCES = sentences(0)
+
+
+def translate(quality: float, seed: int) -> list[str]:
+    """Return the references with so large a share of their words right."""
+    choose = random.Random(seed)
+    return [
+        " ".join(word if choose.random() < quality else choose.choice(WORDS) for word in line.split())
+        for line in REFERENCES
+    ]
+
+
+def write(path: Path, lines: list[str]) -> None:
+    path.write_text("".join(line + "\n" for line in lines))
+
+
+def data_folder(folder: Path) -> Path:
+    """Make a data folder that has a test set alone."""
+    (folder / "ref").mkdir(parents=True)
+    told = {"name": "tiny", "source": "en", "target": "xx", "restore": {"post_process": None}, "bleu_tokenize": "13a"}
+    (folder / "corpus.json").write_text(json.dumps(told))
+    write(folder / "ref" / "test.xx", REFERENCES)
+    return folder
+
+
+def evaluated(data: Path, name: str, quality: float, seed: int = 1, flags: str = "", **changes: Any) -> Path:
+    """Write a run folder as training and scripts/evaluate.sh leave it."""
+    run = data.parent / name
+    (run / "decode").mkdir(parents=True)
+    scores = {}
+    for model in ("averaged", "last"):
+        hypotheses = translate(quality, seed + (model == "last"))
+        write(run / "decode" / f"test.{model}.hyp", hypotheses)
+        scores[model] = scoring.bleu(hypotheses, REFERENCES)
+    results = {
+        "architecture": f"arch_{name}",
+        "parameters": 1,
+        "training": {},
+        "bleu": {model: round(score.value, 4) for model, score in scores.items()},
+        "signature": scores["last"].signature,
+        "corpus": "tiny",
+        "data": str(data),
+        "subset": "test",
+        "sentences": len(REFERENCES),
+        "averaged_checkpoints": ["a", "b"],
+        "decoding": {**settings.DECODING, "post-process": None},
+        **changes,
+    }
+    (run / "results.json").write_text(json.dumps(results))
+    command = ["fairseq-train", "d", *flags.split(), "--seed", str(seed), "--save-dir", str(run)]
+    (run / "run.json").write_text(json.dumps({"command": command, "finished": True}))
+    return run

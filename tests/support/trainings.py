@@ -1,0 +1,53 @@
+"""Whole trainings in processes of their own: the settings, the commands, the log, the state that they end with."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# As the fixture `train` has them, for real processes.
+SETTINGS = shlex.split("""
+    --arch transformer_sas_tiny --optimizer adam --adam-betas (0.9,0.98) --lr 0.005
+    --lr-scheduler inverse_sqrt --warmup-updates 4 --criterion label_smoothed_cross_entropy
+    --label-smoothing 0.1 --share-all-embeddings --disable-validation
+    --no-epoch-checkpoints --log-format json --log-interval 1 --num-workers 0 --cpu
+""")
+
+
+def updates(output: str) -> list[dict[str, Any]]:
+    """Return what a JSON log says of every update, whatever the process puts before the lines of its log."""
+    return [json.loads(line[line.index("{") :]) for line in output.splitlines() if '"num_updates"' in line]
+
+
+def by_hand(command: list[str], port: int) -> list[tuple[list[str], dict[str, str]]]:
+    """Two commands with fairseq's own flags."""
+    flags = (
+        f"--distributed-init-method tcp://127.0.0.1:{port} --distributed-world-size 2 --distributed-no-spawn".split()
+    )
+    return [([*command, *flags, "--distributed-rank", str(rank)], {}) for rank in (0, 1)]
+
+
+def launched(recipe: Path, run: Path) -> list[str]:
+    words = ["-m", "fairseq_resid", "train", str(recipe), "--arch", "transformer_sas_tiny", "--run", str(run)]
+    return [sys.executable, *words]
+
+
+def assert_same_state(file: Path, other: Path) -> None:
+    """Bitwise the same weights and optimizer state after the same number of updates."""
+    first, second = (torch.load(path, weights_only=False) for path in (file, other))
+    updates_done = [state["optimizer_history"][-1]["num_updates"] for state in (first, second)]
+    assert updates_done[0] == updates_done[1]
+    assert first["model"].keys() == second["model"].keys()
+    for name, tensor in first["model"].items():
+        if not name.endswith("._float_tensor"):  # 0.12.2 stores this empty marker without ever filling it
+            assert torch.equal(tensor, second["model"][name]), name
+    moments = [state["last_optimizer_state"]["state"] for state in (first, second)]
+    assert moments[0].keys() == moments[1].keys() and moments[0]
+    for key, values in moments[0].items():
+        for name, value in values.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(moments[1][key][name])), (key, name)

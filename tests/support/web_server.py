@@ -1,0 +1,117 @@
+"""A web server that misbehaves as it is told, and downloads from it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from fairseq_resid.commands.fetch import Fingerprint, RemoteFile, fetch
+
+CONTENT = b"\x1f\x8b" + random.Random(3).randbytes(299_998)  # begins as its name says
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+MD5 = hashlib.md5(CONTENT).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    """Serves CONTENT under any name; `script` says, request by request, how it misbehaves."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.script: list[str] = []
+        self.asked: list[tuple[str, str | None]] = []
+        self.honours_ranges = True
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.server.asked.append((self.path, "HEAD"))
+        code, length = {"/no-head": (405, 0), "/no-length": (200, None)}.get(self.path, (200, len(CONTENT)))
+        self.answer(code, length, b"")
+
+    def answer(self, code: int, length: object, body: bytes, part: str | None = None, kind: str | None = None) -> None:
+        """Send an answer that says its length, if it has one, and then whatever its body is."""
+        self.send_response(code)
+        for name, value in (("Content-Length", length), ("Content-Range", part), ("Content-Type", kind)):
+            if value is not None:
+                self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = length != len(body)
+
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range")
+        self.server.asked.append((self.path, asked))
+        act = self.server.script.pop(0) if self.server.script else "serve"
+        size = len(CONTENT)
+        if act.isdigit():
+            self.send_error(int(act))
+        elif act == "chunks":
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"ffff\r\n" + CONTENT[:0xFFFF] + b"\r\nffff\r\ncut off")
+            self.close_connection = True
+        elif act == "page":
+            page = b"<!DOCTYPE html>\n<html><body>Please log in</body></html>"
+            self.answer(200, len(page), page, kind="text/html; charset=utf-8")
+        elif act == "json":
+            self.answer(200, 26, b'{"error": "quota is used"}')
+        elif act == "empty":
+            self.answer(200, 0, b"")
+        elif act == "odd length":
+            self.answer(200, "three", CONTENT)
+        elif act == "no length":  # the end of the connection is the end of the file
+            self.answer(200, None, CONTENT)
+        elif act == "no length, cut off":
+            self.answer(200, None, CONTENT[:50_000])
+        elif act == "no length, too much":
+            with contextlib.suppress(OSError):  # the other side may have enough before
+                self.answer(200, None, CONTENT * 50)
+        elif act == "huge":  # a length, and then nothing
+            part = f"{asked.replace('=', ' ')}{10**12 - 1}/{10**12}" if asked and self.server.honours_ranges else None
+            self.answer(206 if part else 200, 10**12, b"", part)
+            self.rfile.read(1)
+        elif act == "other part":
+            self.answer(206, size, CONTENT, f"bytes 0-{size - 1}/{size}")
+        else:
+            start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.server.honours_ranges else 0
+            if start >= size:
+                self.answer(416, 0, b"", f"bytes */{size}")
+                return
+            end = start + 100_000 if act == "drop" else size
+            part = f"bytes {start}-{size - 1}/{size}" if start else None
+            self.answer(206 if start else 200, size - start, CONTENT[start:end], part)
+
+
+def known(server: Server, **changed: Any) -> RemoteFile:
+    told: dict[str, Any] = {"urls": (f"{server.url}/a.tgz",), "bytes": len(CONTENT), "sha256": SHA256, "md5": MD5}
+    return RemoteFile("a.tgz", **{**told, **changed})
+
+
+def get(file: RemoteFile, folder: Path, mirror: str | None = None, allow_other: bool = False) -> Fingerprint:
+    pauses: list[float] = []
+    return fetch(file, folder, mirror, allow_other, pauses.append)
+
+
+def only_whole(folder: Path) -> None:
+    """Assert that the file is there and nothing half made beside it."""
+    assert {path.name for path in folder.iterdir()} == {"a.tgz", "a.tgz.json", ".a.tgz.lock"}
+    assert (folder / "a.tgz").read_bytes() == CONTENT
