@@ -1,4 +1,4 @@
-"""Downloads: verified, resumed, from alternates and mirrors; whole, or not there."""
+"""Downloads: verified, resumed, from alternates and mirrors; complete, or absent."""
 
 from __future__ import annotations
 

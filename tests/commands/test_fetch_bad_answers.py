@@ -1,4 +1,4 @@
-"""Downloads from servers that answer with something else, too much, too little or nothing."""
+"""Downloads from servers that send wrong, too much, too little or no data."""
 
 from __future__ import annotations
 

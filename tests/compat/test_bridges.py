@@ -1,4 +1,4 @@
-"""What the plugin changes in fairseq beside that: --bf16, the log, hydra, imports, errors in one line."""
+"""Other changes to fairseq: --bf16, the log, hydra, imports, one-line errors."""
 
 from __future__ import annotations
 

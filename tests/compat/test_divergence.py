@@ -1,4 +1,4 @@
-"""Trainings that diverge end in one line with a remedy."""
+"""A training that diverges ends with one line that suggests a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches: none is lost at the end of a set, of whatever size."""
+"""fairseq keeps the last batch of every set, whatever its size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References that no model can write, and white space that no model sees."""
+"""References that no model can produce, and white space that no model sees."""
 
 from __future__ import annotations
 

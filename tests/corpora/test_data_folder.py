@@ -1,4 +1,4 @@
-"""Data folders that are damaged, odd, or of an earlier version, and what a card says of them."""
+"""Data folders that are damaged, invalid or from an earlier version, and how a card describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The card of a run: it says what the files of the run say."""
+"""The card of a run agrees with the files of the run."""
 
 from __future__ import annotations
 

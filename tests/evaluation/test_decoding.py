@@ -1,4 +1,4 @@
-"""Decoding: the command, its log, and the text that hypotheses are restored to."""
+"""Decoding: the command, its log, and the text form of the hypotheses."""
 
 from __future__ import annotations
 

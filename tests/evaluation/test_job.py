@@ -1,4 +1,4 @@
-"""What an evaluation finds out about a run: its data folder, parameters, architecture."""
+"""The run that an evaluation works on: data folder, parameters, architecture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BLEU: sacrebleu's, and of tokens as others count it."""
+"""BLEU: equal to sacrebleu's, and tokenised BLEU as other tools compute it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When kernels run: devices, dtypes, the self-check, a triton that is broken or absent, compilation."""
+"""When kernels run: devices, dtypes, the self-check, a broken or missing triton, compilation."""
 
 from __future__ import annotations
 

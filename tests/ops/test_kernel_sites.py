@@ -1,4 +1,4 @@
-"""Residual connections with kernels: what they keep, autocast, dropout modules, transforms, a training."""
+"""Residual connections with kernels: saved memory, autocast, dropout modules, transforms, training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of the fused kernels and their dropout, beside the formulas in fp64."""
+"""Fused kernels and their dropout compared with the formulas in fp64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who runs a study: processes of this machine, submitit, Slurm; failures, interrupts, bad options."""
+"""Executors of studies: local processes, submitit, Slurm; failed runs, interrupts, bad options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study keeps of its runs: what is missing, damaged, of other settings or of another study."""
+"""Kept runs of a study: missing, damaged, made with other settings, or of another study."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Study files: what is wrong in one, the flags of its runs, their order, how tuning chooses a value."""
+"""Study files: errors in them, the flags and the order of the runs, tuning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""results.json, results.md and the plots of a study, from runs that are kept."""
+"""Results of studies: results.json, results.md and the plots, made from kept runs."""
 
 from __future__ import annotations
 

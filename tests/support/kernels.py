@@ -1,4 +1,4 @@
-"""Kernels beside the formulas in fp64: on a GPU if there is one, else in Triton's interpreter."""
+"""Kernels and the formulas in fp64, on a GPU if there is one, else in Triton's interpreter."""
 
 from __future__ import annotations
 

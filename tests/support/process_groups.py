@@ -1,4 +1,4 @@
-"""Commands in process groups of their own, which tests watch, signal and kill."""
+"""Commands in their own process groups, which tests watch, signal and kill."""
 
 from __future__ import annotations
 

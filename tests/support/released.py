@@ -1,4 +1,4 @@
-"""Corpora that are prepared in seconds, as others released them or of one's own."""
+"""Small corpora, released and custom ones, and their preparation."""
 
 from __future__ import annotations
 

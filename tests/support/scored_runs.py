@@ -1,4 +1,4 @@
-"""Run folders as training and evaluation leave them, with as good translations as a test wants."""
+"""Run folders as training and evaluation leave them, with translations of a chosen quality."""
 
 from __future__ import annotations
 

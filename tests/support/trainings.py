@@ -1,4 +1,4 @@
-"""Whole trainings in processes of their own: the settings, the commands, the log, the state that they end with."""
+"""Whole trainings in separate processes: settings, commands, log, final state."""
 
 from __future__ import annotations
 

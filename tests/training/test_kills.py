@@ -1,4 +1,4 @@
-"""Kills and full disks: what was saved is whole, and what goes on ends as if never stopped."""
+"""Kills and full disks: saved files stay intact, and a resumed run ends as if never stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes, architectures, data and flags that `fairseq-resid train` takes or refuses."""
+"""Recipes, architectures, data and flags that `fairseq-resid train` accepts or refuses."""
 
 from __future__ import annotations
 

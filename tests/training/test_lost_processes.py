@@ -1,4 +1,4 @@
-"""Processes of one training that are lost, differ or do not meet."""
+"""Processes of one training that are lost, differ, or do not meet."""
 
 from __future__ import annotations
 

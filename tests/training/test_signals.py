@@ -1,4 +1,4 @@
-"""Signals to trainings: the state is saved, and the training goes on as if never stopped."""
+"""Signals to trainings: the state is saved, and a resumed run ends as if never stopped."""
 
 from __future__ import annotations
 

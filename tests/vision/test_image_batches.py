@@ -1,4 +1,4 @@
-"""Batches of images: crops, mirrors, order, which images are moved."""
+"""Batches of images: crops, mirrors, order, and which images are augmented."""
 
 from __future__ import annotations
 

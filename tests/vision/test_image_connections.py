@@ -1,4 +1,4 @@
-"""Residual connections on images: where channels come first, and with batch norm."""
+"""Residual connections on images: channels first, batch norm, start values."""
 
 from __future__ import annotations
 

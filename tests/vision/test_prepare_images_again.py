@@ -1,4 +1,4 @@
-"""prepare-images where something is there already: done, other, damaged, interrupted."""
+"""prepare-images if its output exists: finished, different, damaged, interrupted."""
 
 from __future__ import annotations
 

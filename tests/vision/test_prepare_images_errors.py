@@ -1,4 +1,4 @@
-"""What is wrong with releases, folders of images and flags is said in one line."""
+"""Errors of prepare-images: bad releases, folders and flags each give one line."""
 
 from __future__ import annotations
 
