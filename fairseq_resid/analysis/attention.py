@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..commands import frame
+from ..folders import settings
 from .style import figure
 
 if TYPE_CHECKING:
@@ -90,8 +91,14 @@ def attention(loaded: Loaded, source: Tensor) -> Map:
         raise ValueError(f"{len(source):,} subwords, and the model takes {model.max_positions()[0]:,}")
     source = source.to(loaded.device)
     inputs = {"src_tokens": source.unsqueeze(0), "src_lengths": torch.tensor([len(source)], device=loaded.device)}
+    decoding = settings.of(loaded.run).decoding
     generator = SequenceGenerator(
-        [model], task.target_dictionary, beam_size=4, len_penalty=0.6, max_len_a=1, max_len_b=50
+        [model],
+        task.target_dictionary,
+        beam_size=int(decoding["beam"]),
+        len_penalty=float(decoding["lenpen"]),
+        max_len_a=float(decoding["max-len-a"]),
+        max_len_b=int(decoding["max-len-b"]),
     )
     target = generator.generate([model], {"net_input": inputs})[0][0]["tokens"]
     previous = target.roll(1).unsqueeze(0)  # the end mark, which is last, comes first

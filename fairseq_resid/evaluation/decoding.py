@@ -11,7 +11,7 @@ from pathlib import Path
 from ..commands import children
 from ..commands.progress import Progress
 from ..folders.files import read_lines
-from .settings import DECODING
+from ..folders.settings import DECODING
 
 
 class DecodingError(ChildProcessError):

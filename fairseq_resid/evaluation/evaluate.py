@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..commands import children, frame
-from ..folders import records
+from ..folders import records, settings
 from ..folders.files import read_lines, write_text
 from ..folders.run import ByModel, Fingerprint, Record, Results, Run, Scored
-from . import averaging, card, compare, decoding, images, likelihood, published, scoring, settings
+from . import averaging, card, compare, decoding, images, likelihood, published, scoring
 from .images import ImageJob
 from .job import Job, find
 

@@ -15,8 +15,8 @@ from ..folders import images as image_folder
 from ..folders.data import Corpus, find_data, setting
 from ..folders.files import read_lines
 from ..folders.run import Run
+from ..folders.settings import Settings
 from . import averaging, images
-from .settings import Settings
 
 # fairseq's dictionary has four symbols before those in its file: <s>, <pad>, </s>, <unk>.
 SPECIAL = 4

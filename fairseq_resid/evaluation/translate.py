@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 from ..commands import frame
 from ..compat import load_checkpoint, naming
 from ..folders import data as data_folder
+from ..folders import settings
 from ..folders.data import Corpus, find_data
 from ..folders.run import Run
 from ..text import plain_words
-from . import settings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,8 +15,8 @@ from pathlib import Path
 from .. import compat
 from ..commands import children, flags
 from ..evaluation import evaluate, images, job, likelihood, scoring
-from ..evaluation import settings as evaluation_settings
 from ..folders import records
+from ..folders import settings as evaluation_settings
 from ..folders.files import locked, read_lines, write_text
 from ..folders.run import Run, Scored
 from ..training import launch

@@ -251,6 +251,30 @@ def test_analyze_refuses_counts_below_one(flag: str, tmp_path: Path, capsys: Any
     assert f"{flag} 0: must be at least 1" in capsys.readouterr().err
 
 
+def test_attention_decodes_with_settings_of_the_run(
+    sas_checkpoint: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fairseq import sequence_generator
+
+    run = tmp_path / "run"
+    shutil.copytree(sas_checkpoint.parent, run)
+    record = {"command": [], "finished": True, "plan": {}, "sessions": []}
+    (run / "run.json").write_text(
+        json.dumps({**record, "evaluate": ["--beam", "5", "--lenpen", "1", "--max-len-b", "9"]})
+    )
+    seen: dict[str, Any] = {}
+    made = sequence_generator.SequenceGenerator.__init__
+
+    def noted(self: Any, *args: Any, **flags: Any) -> None:
+        seen.update(flags)
+        made(self, *args, **flags)
+
+    monkeypatch.setattr(sequence_generator.SequenceGenerator, "__init__", noted)
+    loaded = load(run, corpus, cpu=True)
+    attention.attention(loaded, attention.of_data(loaded, "valid", 3))
+    assert seen == {"beam_size": 5, "len_penalty": 1.0, "max_len_a": 1.0, "max_len_b": 9}
+
+
 def test_attention(sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
     loaded = load(sas_checkpoint.parent, corpus, cpu=True)
     found = attention.attention(loaded, attention.of_data(loaded, "valid", 3))

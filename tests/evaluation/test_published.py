@@ -16,7 +16,8 @@ import torch
 from conftest import Result
 from fairseq_resid.compat import load_checkpoint
 from fairseq_resid.corpora import prepare
-from fairseq_resid.evaluation import evaluate, published, settings
+from fairseq_resid.evaluation import evaluate, published
+from fairseq_resid.folders import settings
 from fairseq_resid.folders.data import Corpus
 from fairseq_resid.folders.files import read_lines
 from fairseq_resid.folders.run import Record, Run

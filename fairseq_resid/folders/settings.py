@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from ..folders.run import Numbering, Record, Run
+from .run import Numbering, Record, Run
 
 LAST = 10  # checkpoints that are averaged
 # fairseq-generate's flags. fairseq divides a score by len^lenpen, tensor2tensor by ((5 + len) / 6)^lenpen: the same 0.6
