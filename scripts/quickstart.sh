@@ -10,20 +10,36 @@ if [[ "${1:-}" == -h || "${1:-}" == --help ]]; then
     sed -n '2,6s/^# //p' "${BASH_SOURCE[0]}"
     exit 0
 fi
+runs=() flags=() at_least=(--at-least 80)
+for word in "$@"; do
+    case $word in
+        --run | --run=* | --arch | --arch=*)
+            printf '%s: quickstart.sh trains three architectures, each in its own folder; use scripts/train.sh\n' "$word" >&2
+            exit 2
+            ;;
+        --verbose) export FAIRSEQ_RESID_VERBOSE=1 ;;
+        *) flags+=("$word") at_least=() ;; # another recipe has no known result
+    esac
+done
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh
 export PATH="${FAIRSEQ_RESID_VENV:-$PWD/.venv}/bin:$PATH"
 
 raw=data-bin/phrasebook.raw
-python -m fairseq_resid prepare phrasebook --out "$raw"
-python -m fairseq_resid prepare custom --name phrasebook-en-vi --source en --target vi --vocab-size 1000 \
+fairseq-resid prepare phrasebook --out "$raw"
+fairseq-resid prepare custom --name phrasebook-en-vi --source en --target vi --vocab-size 1000 \
     --train "$raw/train" --valid "$raw/valid" --test "$raw/test" --out data-bin/phrasebook
 [[ -f data-bin/phrasebook/baselines.json ]] ||
-    python -m fairseq_resid baselines --raw "$raw" --source en --target vi --json data-bin/phrasebook/baselines.json
+    fairseq-resid baselines --raw "$raw" --source en --target vi --json data-bin/phrasebook/baselines.json
 
-# shellcheck source=scripts/architectures.sh
-. scripts/architectures.sh
-table_flags+=(--baselines data-bin/phrasebook/baselines.json)
-# shellcheck disable=SC2034  # read by train_and_score
-at_least=80
-train_and_score quickstart "$@"
+for arch in transformer transformer_sas transformer_rskip_ln; do
+    run=checkpoints/quickstart-$arch
+    fairseq-resid train quickstart --arch "$arch" --run "$run" ${flags[@]+"${flags[@]}"}
+    fairseq-resid evaluate "$run"
+    runs+=("$run")
+done
+printf '\n'
+fairseq-resid table "${runs[@]}" --baselines data-bin/phrasebook/baselines.json ${at_least[@]+"${at_least[@]}"}
+printf '\n'
+fairseq-resid analyze "${runs[@]}"
+fairseq-resid report "${runs[@]}" --out checkpoints/quickstart.html

@@ -42,7 +42,7 @@ def summary(analysis: Analysis) -> list[str]:
     again="begins again",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    """Command line of scripts/analyze.sh."""
+    """Run `fairseq-resid analyze`."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
     add("--data", type=Path, help="the data folder (default: the one that the run was trained on)")

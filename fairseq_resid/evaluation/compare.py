@@ -212,7 +212,7 @@ def image_seeds(paths: Sequence[Path], subset: str) -> list[str]:
     f"{EVALUATE} left. Runs that differ only by their seed get a line with mean ± standard deviation.",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Command line of scripts/compare.sh."""
+    """Run `fairseq-resid compare`."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="evaluated run folders; the first is the baseline")
     add(

@@ -127,7 +127,7 @@ def batches(translator: Translator, lines: Iterable[bytes], together: int) -> It
 
 @frame.command("translate", "Translate stdin, a sentence a line, to stdout.")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Command line of scripts/translate.sh."""
+    """Run `fairseq-resid translate`."""
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run folder")
     add("--checkpoint", metavar="FILE", help="a checkpoint in it (default averaged.pt, else checkpoint_last.pt)")

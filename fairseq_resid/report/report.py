@@ -237,7 +237,7 @@ def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = ()) -> str
     "Write one self-contained HTML page of several runs, or of a study: scores, findings, curves, translations.",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Command line of scripts/report.sh."""
+    """Run `fairseq-resid report`."""
     add = parser.add_argument
     add("runs", nargs="*", type=Path, metavar="RUN", help="run folders; the first is the baseline")
     add(

@@ -208,7 +208,7 @@ def show_plan(state: State) -> None:
     again="goes on",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    """Command line of scripts/study.sh."""
+    """Run `fairseq-resid study`."""
     options = parse(parser, argv)
     study = plan.read(options.study)
     place = Place(

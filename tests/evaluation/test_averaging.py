@@ -304,7 +304,7 @@ def project(tmp_path: Path) -> Path:
     """A copy of the project's scripts, with the package beside them and no environment."""
     root = tmp_path / "project"
     (root / "scripts").mkdir(parents=True)
-    for name in ("average_checkpoints.py", "environment.sh", "compare.sh"):
+    for name in ("average_checkpoints.py", "environment.sh", "evaluate.sh"):
         shutil.copy(ROOT / "scripts" / name, root / "scripts")
     (root / "fairseq_resid").symlink_to(ROOT / "fairseq_resid")
     return root
@@ -328,7 +328,7 @@ def run_script(
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
 
 
-COMMANDS = {"average_checkpoints.py": "average", "compare.sh": "compare"}
+COMMANDS = {"average_checkpoints.py": "average", "evaluate.sh": "evaluate"}
 scripts = pytest.mark.parametrize("name", COMMANDS)
 
 

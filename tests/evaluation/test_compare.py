@@ -1,4 +1,4 @@
-"""scripts/compare.sh: significance as sacrebleu's own command has it, seeds together, and what is refused."""
+"""`fairseq-resid compare`: significance as sacrebleu's own command has it, seeds together, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/translate.sh and Translator: what fairseq-generate translates, from raw text, in order."""
+"""`fairseq-resid translate` and Translator: what fairseq-generate translates, from raw text, in order."""
 
 from __future__ import annotations
 
@@ -52,10 +52,17 @@ def test_translate_handles_blank_lines_and_any_order(translator: Translator, cor
     assert translator.translate([]) == [] and translator.translate(["", ""]) == ["", ""]
 
 
-def test_translate_script_runs(run: Path, corpus: Path, expected: list[str]) -> None:
+def test_translate_command_runs(run: Path, corpus: Path, expected: list[str]) -> None:
     text = read_lines(corpus / "ref" / "test.en")[:3]
     environment = {"FAIRSEQ_RESID_VENV": str(Path(sys.executable).parent.parent), "PATH": "/usr/bin:/bin"}
-    command = [str(ROOT / "scripts" / "translate.sh"), str(run), "--data", str(corpus), "--cpu"]
+    command = [
+        str(Path(sys.executable).with_name("fairseq-resid")),
+        "translate",
+        str(run),
+        "--data",
+        str(corpus),
+        "--cpu",
+    ]
     stdin = f"{text[0]}\r\n\n{text[1]}\n{text[2]}".encode()
     done = subprocess.run(command, input=stdin, env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr
