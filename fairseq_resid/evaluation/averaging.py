@@ -28,7 +28,7 @@ import torch
 from ..commands import frame
 from ..commands.progress import Progress
 from ..compat import check_finite, load_checkpoint
-from ..folders.files import replacing, sha256
+from ..folders.files import replacing, sha256, zip_damage
 from ..folders.run import Numbering, Run
 
 # name -> (shape, dtype, first name that shares this tensor's memory)
@@ -95,14 +95,8 @@ def num_updates(state: dict[str, Any]) -> int | None:
 
 def _check_sums(path: Path) -> None:
     # torch writes checksums into the file, and does not compare a mapped file with them.
-    if zipfile.is_zipfile(path):
-        try:
-            with zipfile.ZipFile(path) as archive:
-                damaged = archive.testzip()
-        except zipfile.BadZipFile as error:
-            damaged = str(error)
-        if damaged:
-            raise ValueError(f"{path}: cannot be loaded: damaged ({damaged})")
+    if zipfile.is_zipfile(path) and (damaged := zip_damage(path)):
+        raise ValueError(f"{path}: cannot be loaded: damaged ({damaged})")
 
 
 def _check_same(layouts: dict[Path, Layout]) -> None:

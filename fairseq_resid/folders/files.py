@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import os
 import shutil
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -137,6 +138,18 @@ def locked(path: Path, busy: str, wait: bool = False) -> Iterator[int]:
             if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 yield file.fileno()
                 return
+
+
+def zip_damage(path: Path) -> str | None:
+    """Return what is wrong with a zip file, such as a checkpoint: a record whose checksum differs; None if nothing is.
+
+    Raises: OSError.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip()
+    except zipfile.BadZipFile as error:
+        return str(error)
 
 
 def sha256(path: Path) -> str:

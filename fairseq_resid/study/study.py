@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from ..commands import frame
+from ..commands import frame, machine
 from ..commands.progress import clock
 from ..folders.files import locked, write_text
 from ..training import devices
@@ -276,7 +276,7 @@ def make_executor(options: argparse.Namespace, place: Place) -> tuple[Executor, 
         if options.cluster == "slurm" and not {"timeout_min", "slurm_time"} & given.keys():
             raise ValueError("--cluster slurm: give --cluster-option timeout_min=MINUTES: Slurm would be asked for 5")
         return Cluster(options.cluster, place.work / "logs", given), 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = machine.cores()
     visible = visible_gpus()
     gpus = parted(visible, options.gpus) if options.gpus else []
     # A run on a GPU has processes that load data: it is not held to one core.

@@ -15,7 +15,6 @@ import difflib
 import os
 import shlex
 import shutil
-import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ from typing import NoReturn
 from ..commands import children, flags, frame, machine
 from ..folders import data as data_folder
 from ..folders import images, records
-from ..folders.files import replacing
+from ..folders.files import replacing, zip_damage
 from ..folders.run import Hardware, Record, Run, Session
 from . import devices, plan, recipe
 from .display import Display, summary
@@ -232,13 +231,10 @@ def settings(command: Sequence[str]) -> list[str]:
 
 
 def is_whole(file: Path) -> bool:
-    """Say whether a checkpoint is there from end to end: every record has its checksum."""
-    if not file.is_file():  # opening a named pipe waits for ever
-        return False
+    """Return whether a checkpoint is a file whose records all have their checksums."""
     try:
-        with zipfile.ZipFile(file) as archive:
-            return archive.testzip() is None
-    except (OSError, zipfile.BadZipFile):
+        return file.is_file() and zip_damage(file) is None  # opening a named pipe would wait for ever
+    except OSError:
         return False
 
 
