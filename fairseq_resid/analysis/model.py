@@ -22,7 +22,7 @@ from ..models import OWN_MODELS, likelihood
 from ..tasks import images as _images  # noqa: F401  (bridges fairseq, registers tasks and architectures)
 from .results import FREQUENCIES, POSITIONS
 
-OWN = "transformer_resid"
+OWN_MODEL = "transformer_resid"
 IMAGES = 100  # of a batch; the result does not depend on it
 
 
@@ -85,7 +85,7 @@ def load(path: Path, data: Path | None = None, which: str | None = None, cpu: bo
     if ARCH_MODEL_NAME_REGISTRY.get(name, name) == "transformer":
         config = config if isinstance(config, Namespace) else Namespace(**config)
         before = config.encoder_normalize_before and config.decoder_normalize_before
-        config._name, config.arch, config.residual = OWN, OWN, "pre_ln" if before else "post_ln"
+        config._name, config.arch, config.residual = OWN_MODEL, OWN_MODEL, "pre_ln" if before else "post_ln"
         # A plain Namespace: omegaconf takes no other object in.
         state["cfg"] = Namespace(**{section: state["cfg"][section] for section in state["cfg"]} | {"model": config})
     elif ARCH_MODEL_NAME_REGISTRY.get(name, name) not in OWN_MODELS:

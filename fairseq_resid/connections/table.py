@@ -86,7 +86,7 @@ def table(names: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parted(page: str) -> tuple[str, str, str]:
+def split_page(page: str) -> tuple[str, str, str]:
     """Return what a page has before its table of structures, the table, and what it has after it.
 
     Raises: ValueError if the page lacks the markers.
@@ -103,5 +103,5 @@ def write(file: Path, names: list[str]) -> None:
 
     Raises: ValueError if the page lacks the markers; OSError.
     """
-    before, _, after = parted(file.read_text(encoding="utf-8"))
+    before, _, after = split_page(file.read_text(encoding="utf-8"))
     file.write_text(before + table(names) + after, encoding="utf-8")

@@ -43,7 +43,7 @@ class Process:
 
 
 @dataclass
-class Here:
+class LocalExecutor:
     """This machine: so many runs at a time, each with so many threads on cores of its own; without `threads` on all.
 
     logs: the folder of what each run says, NAME.out
@@ -96,13 +96,13 @@ class Here:
         return jobs
 
 
-def parted(visible: Sequence[str], each: int) -> list[str]:
-    """Return CUDA_VISIBLE_DEVICES of slots with so many of the GPUs each.
+def group_gpus(visible: Sequence[str], each: int) -> list[str]:
+    """Return CUDA_VISIBLE_DEVICES for groups of `each` GPUs.
 
-    Raises: ValueError if they cannot be parted so.
+    Raises: ValueError if they do not divide evenly.
     """
     if not visible or len(visible) % each:
-        raise ValueError(f"--gpus {each}: here are {len(visible)} GPUs, which cannot be parted so")
+        raise ValueError(f"--gpus {each}: {len(visible)} visible GPUs do not divide into groups of {each}")
     return [",".join(visible[at : at + each]) for at in range(0, len(visible), each)]
 
 
@@ -163,7 +163,7 @@ class Submitted:
         return 0 if self.job.exception() is None else 1
 
 
-class Cluster:
+class SubmititExecutor:
     """Runs by submitit: Slurm, or submitit's own `local` and `debug`. All runs that can run are one job array.
 
     logs: the folder of what each run says, NAME.out, and of submitit's own files

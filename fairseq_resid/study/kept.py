@@ -72,7 +72,7 @@ def keep(run: Run, note: Note, folder: Path) -> None:
         partial.mkdir(parents=True)
         record = run.read_record()
         if record is not None:
-            records.write(Run(partial).record, replace(record, command=without_places(record)))
+            records.write(Run(partial).record, replace(record, command=command_without_paths(record)))
         write_log(run, Run(partial))
         for path in sorted(run.path.glob("results*.json")):
             shutil.copyfile(path, partial / path.name)
@@ -88,9 +88,9 @@ def keep(run: Run, note: Note, folder: Path) -> None:
             shutil.rmtree(folder)
 
 
-def without_places(record: Record) -> list[str]:
+def command_without_paths(record: Record) -> list[str]:
     """Return a training's command without the folders of the machine that it ran on."""
-    return flags.without(record.command, launch.WHERE)
+    return flags.without(record.command, launch.PLACE_FLAGS)
 
 
 def write_log(run: Run, into: Run) -> None:

@@ -278,11 +278,13 @@ def check(study: Study, path: Path) -> None:
         for is_tuning in (False, True) if study.tuning else (False,):
             run = Planned(setting, arm, value, 1, is_tuning)
             try:
-                asked = launch.ask(study.recipe, *arguments(study, run), Path("unused"))
-                check_kind(asked.command, study.measure)
+                requested = launch.request(study.recipe, *arguments(study, run), Path("unused"))
+                check_kind(requested.command, study.measure)
                 if study.kind.model == "averaged":
-                    check_average(asked.command, study.tuning.average if is_tuning and study.tuning else study.average)
-                check_tests(asked.command, study.all_tests, is_tuning)
+                    check_average(
+                        requested.command, study.tuning.average if is_tuning and study.tuning else study.average
+                    )
+                check_tests(requested.command, study.all_tests, is_tuning)
             except ValueError as error:
                 raise ValueError(f"{path}: {arm} in {setting}: {error}") from None
 
@@ -412,7 +414,7 @@ def runs(study: Study, nll: Mapping[Planned, float]) -> Iterator[Planned]:
                 yield run
 
 
-def unnamed(study: Study, nll: Mapping[Planned, float]) -> int:
+def undetermined_runs(study: Study, nll: Mapping[Planned, float]) -> int:
     """Return how many runs cannot be named yet, because their value is not known."""
     known = choices(study, nll)
     if study.tuning is None:

@@ -263,7 +263,7 @@ def build(study: Study, notes: Mapping[str, Note], folder: Path) -> Results:
         ],
         machines=dict(Counter(map(machine, sessions)).most_common()),
         missing=[run.name for run in plan.runs(study, nll) if run.name not in notes],
-        unnamed=plan.unnamed(study, nll),
+        unnamed=plan.undetermined_runs(study, nll),
         without_data=[name for name, note in notes.items() if not note.data],
     )
 

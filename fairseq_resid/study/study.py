@@ -28,7 +28,7 @@ from ..commands.progress import clock
 from ..folders.files import locked, write_text
 from ..training import devices
 from . import archive, kept, plan, work
-from .executors import Cluster, Executor, Here, Job, parted
+from .executors import Executor, Job, LocalExecutor, SubmititExecutor, group_gpus
 from .kept import Note
 from .plan import Planned, Study
 from .work import Place
@@ -54,8 +54,8 @@ class State:
         """Return the runs that are needed and not done, in order."""
         return [run for run in plan.runs(self.study, self.nll()) if run.name not in self.notes]
 
-    def unnamed(self) -> int:
-        return plan.unnamed(self.study, self.nll())
+    def undetermined(self) -> int:
+        return plan.undetermined_runs(self.study, self.nll())
 
     def seconds(self, run: Planned) -> float | None:
         """Return about how long a run takes, by those that are done; None if there is none to go by."""
@@ -73,7 +73,7 @@ class State:
         """Say what is missing, and about how long it takes."""
         missing = self.missing()
         known = [seconds for run in missing if (seconds := self.seconds(run)) is not None]
-        more = self.unnamed()
+        more = self.undetermined()
         count = f"{len(missing)} runs missing" + (f", and {more} that tuning has yet to name" if more else "")
         if not missing and not more:
             return "no run is missing"
@@ -222,7 +222,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         work.do(study, find(state, options.only), place, options.weights)
         return 0
     if options.pack:
-        if state.missing() or state.unnamed() or state.failed:
+        if state.missing() or state.undetermined() or state.failed:
             raise ValueError(f"--pack: {options.study}: {state.left(1)}; only a complete study is packed")
         if archive.run_folders(place.kept):
             print(archive.pack(place.kept), flush=True)
@@ -275,14 +275,14 @@ def make_executor(options: argparse.Namespace, place: Place) -> tuple[Executor, 
         given = parameters(options.cluster_option)
         if options.cluster == "slurm" and not {"timeout_min", "slurm_time"} & given.keys():
             raise ValueError("--cluster slurm: give --cluster-option timeout_min=MINUTES: Slurm would be asked for 5")
-        return Cluster(options.cluster, place.work / "logs", given), 1
+        return SubmititExecutor(options.cluster, place.work / "logs", given), 1
     cores = machine.cores()
     visible = visible_gpus()
-    gpus = parted(visible, options.gpus) if options.gpus else []
+    gpus = group_gpus(visible, options.gpus) if options.gpus else []
     # A run on a GPU has processes that load data: it is not held to one core.
     threads = options.threads or (None if visible else 1)
     slots = options.jobs or len(gpus) or (1 if visible else max(1, cores // (threads or 1)))
-    return Here(slots, threads, place.work / "logs", gpus), slots
+    return LocalExecutor(slots, threads, place.work / "logs", gpus), slots
 
 
 def visible_gpus() -> list[str]:

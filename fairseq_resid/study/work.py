@@ -61,8 +61,8 @@ def do(study: Study, run: Planned, place: Place, weights: bool) -> None:
         if kept.file(target).is_file():
             return
         arch, extra = arguments(study, run)
-        asked = launch.ask(study.recipe, arch, extra, folder.path)
-        launch.check_data(asked.command[1:])
+        requested = launch.request(study.recipe, arch, extra, folder.path)
+        launch.check_data(requested.command[1:])
         begun = time.monotonic()
         outcome: kept.Outcome = "finished"
         with locked(
@@ -70,7 +70,7 @@ def do(study: Study, run: Planned, place: Place, weights: bool) -> None:
         ):
             pass
         try:
-            launch.train(asked.command, folder, asked.record(), asked.rank)
+            launch.train(requested.command, folder, requested.record(), requested.rank)
         except ChildProcessError:
             if not has_diverged(folder):
                 raise
@@ -82,7 +82,7 @@ def do(study: Study, run: Planned, place: Place, weights: bool) -> None:
             shlex.join(settings(study, run)),
             outcome,
             terms=kept.terms(study, run),
-            data=data_of(asked),
+            data=data_of(requested),
         )
         if outcome == "finished":
             try:
@@ -98,9 +98,9 @@ def do(study: Study, run: Planned, place: Place, weights: bool) -> None:
     (place.work / f"{run.name}.lock").unlink(missing_ok=True)
 
 
-def data_of(asked: launch.Asked) -> str:
+def data_of(requested: launch.Request) -> str:
     """Return the digest of the data folder of a training."""
-    return kept.digest(Path(flags.options(asked.command[1:])[""][0]))
+    return kept.digest(Path(flags.options(requested.command[1:])[""][0]))
 
 
 def has_diverged(run: Run) -> bool:

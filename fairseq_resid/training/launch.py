@@ -43,20 +43,20 @@ ALLOCATOR = {
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", *ALLOCATOR)
 PACKAGES = ("torch", "fairseq", "fairseq-fixed", "apex", "triton", "numpy", "sacrebleu", "sentencepiece")
 # Set by this command itself.
-OWN = ("--save-dir", "--log-file", "--log-format", "--user-dir")
+RESERVED_FLAGS = ("--save-dir", "--log-file", "--log-format", "--user-dir")
 # How the processes of a training talk to each other: not what they train.
-TALKING = ("--distributed-backend", "--ddp-backend")
+BACKEND_FLAGS = ("--distributed-backend", "--ddp-backend")
 # Which process of a training this is, and how they meet: not what it trains.
-WHICH = (
+PROCESS_FLAGS = (
     "--distributed-init-method",
     "--distributed-rank",
     "--distributed-no-spawn",
     "--distributed-port",
     "--device-id",
 )
-STOPPING = "\nstopping behind this update, with a checkpoint; Ctrl-C again stops at once\n"
+STOPPING = "\nStopping after this update and saving a checkpoint. Press Ctrl-C again to stop now.\n"
 # Where a training is, and how long a session of it may take: not what it trains.
-WHERE = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
+PLACE_FLAGS = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
 
 
 def check_architecture(arch: str, argv: Sequence[str]) -> None:
@@ -112,12 +112,12 @@ def check_own_flags(recipe_argv: Sequence[str], extra: Sequence[str]) -> None:
     """
     for part in (recipe_argv, extra):
         for flag in flags.options(part):
-            if flag in (*OWN, "--arch"):
+            if flag in (*RESERVED_FLAGS, "--arch"):
                 raise ValueError(f"{flag}: set by this command; --run chooses the folder, --arch the architecture")
 
 
 def check_tensorboard(given: flags.Options) -> None:
-    """Check that TensorBoard is there if it is asked for: without it fairseq logs a line, and writes nothing.
+    """Check that TensorBoard is installed if it is requested: without it fairseq logs a line and writes nothing.
 
     Raises: ValueError saying what to install.
     """
@@ -147,7 +147,7 @@ def allocating(environ: Mapping[str, str]) -> dict[str, str]:
 def build_command(argv: Sequence[str], arch: str, run: Run, extra: Sequence[str], planned: Sequence[str]) -> list[str]:
     """Return the fairseq-train command of a recipe's flags: flags given by hand come last, and win."""
     paths = ["--save-dir", str(run.path), "--log-format", "json"]
-    recipe_argv, own_argv = (flags.without(part, plan.DECIDED) for part in (argv, extra))
+    recipe_argv, own_argv = (flags.without(part, plan.PLANNED_FLAGS) for part in (argv, extra))
     start = ["fairseq-train", *recipe_argv, "--user-dir", children.user_dir(), "--arch", arch, *planned]
     return [*start, *paths, *own_argv]
 
@@ -224,8 +224,9 @@ def check_data(argv: Sequence[str]) -> None:
 
 
 def settings(command: Sequence[str]) -> list[str]:
-    """Return what of a command makes one training another, however it is spelled; how it is dealt out does not."""
-    groups = flags.groups(flags.without(command[1:], (*WHERE, *WHICH, *TALKING, *plan.DECIDED)))
+    """Return the part of a command that identifies a training: without paths, processes and batch plan."""
+    ignored = (*PLACE_FLAGS, *PROCESS_FLAGS, *BACKEND_FLAGS, *plan.PLANNED_FLAGS)
+    groups = flags.groups(flags.without(command[1:], ignored))
     data = [os.path.normpath(word) for flag, values in groups if not flag for word in values]
     return [*data, *(word for flag, values in groups if flag for word in (flag, *values))]
 
@@ -277,7 +278,7 @@ def is_finished(command: Sequence[str], run: Run) -> bool:
         raise ValueError(f"{run.path}: holds checkpoints but no run.json; choose another --run folder")
     differences = flags.changes(settings(record.command), settings(command))
     before, now = (plan.Batches.of(one) for one in (record.command, command))
-    if before and now and not now.is_as(before):
+    if before and now and not now.has_same_shape(before):
         differences += flags.changes(*(batch_flags(one) for one in (record.command, command)))
     if differences:
         raise ValueError(
@@ -290,7 +291,7 @@ def is_finished(command: Sequence[str], run: Run) -> bool:
 def batch_flags(command: Sequence[str]) -> list[str]:
     """Return what of a command says how large its effective batch is."""
     given = flags.options(command)
-    return [word for flag in plan.DECIDED if flag in given for word in (flag, *given[flag])]
+    return [word for flag in plan.PLANNED_FLAGS if flag in given for word in (flag, *given[flag])]
 
 
 def reached_end(command: Sequence[str], run: Run) -> bool:
@@ -353,8 +354,8 @@ def train(command: Sequence[str], run: Run, record: Record, rank: devices.Rank |
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A training that was asked for, checked as far as it can be without its data."""
+class Request:
+    """A requested training, checked as far as possible without its data."""
 
     run: Run
     plan: plan.Plan
@@ -375,18 +376,18 @@ class Asked:
             variables={**{name: os.environ[name] for name in VARIABLES if name in os.environ}, **chosen},
         )
         return Record(
-            flags.without(self.command, WHICH), False, self.plan.record(), self.seed, [session], self.evaluate
+            flags.without(self.command, PROCESS_FLAGS), False, self.plan.record(), self.seed, [session], self.evaluate
         )
 
 
-def ask(
+def request(
     name: str,
     arch: str,
     extra: list[str],
     folder: Path | None = None,
     effective_batch: int | None = None,
     precision: str = "auto",
-) -> Asked:
+) -> Request:
     """Return the training of a recipe with an architecture and further flags of fairseq-train.
 
     folder: the run folder; checkpoints/RECIPE-ARCH if it is not given
@@ -409,7 +410,7 @@ def ask(
     planned = plan.make(recipe_argv, extra, gpus, rank, effective_batch, precision)
     command = build_command(recipe_argv, arch, run, extra, [*planned.argv, *(rank.flags if rank else ())])
     seed = flags.integer(given, "--seed", 1, least=0)
-    return Asked(run, planned, command, seed, gpus, rank, recipe.evaluation(name))
+    return Request(run, planned, command, seed, gpus, rank, recipe.evaluation(name))
 
 
 def changes(before: Record, now: Record) -> list[str]:
@@ -468,13 +469,13 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Command line of scripts/train.sh."""
     args, extra = parse(parser, argv)
-    asked = ask(args.recipe, args.arch, extra, args.run, args.effective_batch, args.precision)
-    is_first = asked.rank is None or asked.rank.rank == 0
+    requested = request(args.recipe, args.arch, extra, args.run, args.effective_batch, args.precision)
+    is_first = requested.rank is None or requested.rank.rank == 0
     if is_first:
-        print(f"{asked.run.path}: {asked.plan.line()}", flush=True)
+        print(f"{requested.run.path}: {requested.plan.line()}", flush=True)
     if args.dry_run:
         if is_first:
-            children.show(asked.command)
+            children.show(requested.command)
         return
-    check_data(asked.command[1:])
-    train(asked.command, asked.run, asked.record(), asked.rank)
+    check_data(requested.command[1:])
+    train(requested.command, requested.run, requested.record(), requested.rank)

@@ -32,7 +32,7 @@ PRECISION_FLAGS = (
 TOLERANCE = 0.01  # of the effective batch
 UNITS = {"--max-tokens": "padded positions", "--batch-size": "examples"}
 # What the plan decides and writes itself.
-DECIDED = ("--distributed-world-size", "--update-freq", *UNITS)
+PLANNED_FLAGS = ("--distributed-world-size", "--update-freq", *UNITS)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Batches:
         factors = f"{self.world_size} × {self.size:,} × {self.update_freq}"
         return f"processes × {self.limit[2:]} × update-freq = {factors} = {self.effective:,} {UNITS[self.limit]}"
 
-    def is_as(self, other: Batches) -> bool:
+    def has_same_shape(self, other: Batches) -> bool:
         """Say whether another way of dealing gives the same effective batch, within the 1% that a plan may be off."""
         near = abs(self.effective - other.effective) <= TOLERANCE * other.effective
         return near and (self.limit, self.pairs) == (other.limit, other.pairs)

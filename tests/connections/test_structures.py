@@ -43,7 +43,7 @@ def test_every_numeric_option_has_an_example(name: str) -> None:
 def test_the_readme_has_the_table_of_structures() -> None:
     if any(not structures.has_file(name) for name in structures.registered()):
         pytest.skip("a structure has no test file yet")  # one failing test says so
-    inside = table.parted((ROOT / "README.md").read_text(encoding="utf-8"))[1]
+    inside = table.split_page((ROOT / "README.md").read_text(encoding="utf-8"))[1]
     command = "python -m fairseq_resid.connections --write README.md"
     assert inside == table.table(structures.ALL), f"the table of structures is out of date: run {command}"
 

@@ -332,6 +332,6 @@ def test_patience_and_optimizer_survive_a_stop(train: Callable[..., Result], tmp
 def test_recorded_evaluation_reaches_run_json(tmp_path: Path, corpus: Path) -> None:
     file = tmp_path / "mine.txt"
     file.write_text(f"{corpus} --max-tokens 400 --optimizer adam --lr 1\n[evaluate]\n--beam 5\n")
-    record = launch.ask(str(file), "transformer_resid_tiny", [], tmp_path / "run").record()
+    record = launch.request(str(file), "transformer_resid_tiny", [], tmp_path / "run").record()
     assert isinstance(record, Record) and record.evaluate == ["--beam", "5"]
     assert record.sessions[0].variables.keys() >= {"OMP_NUM_THREADS"}

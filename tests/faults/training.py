@@ -8,8 +8,8 @@ FAULTS = [
     Fault(
         "resuming: a hole in a checkpoint is not seen",
         "fairseq_resid/training/launch.py",
-        "return archive.testzip() is None",
-        "return bool(archive.namelist())",
+        "return file.is_file() and zip_damage(file) is None",
+        "return file.is_file()",
         "training/test_kills.py",
     ),
     Fault(
@@ -29,8 +29,8 @@ FAULTS = [
     Fault(
         "launch: a run goes on under changed settings",
         "fairseq_resid/training/launch.py",
-        'WHERE = ("--user-dir", ',
-        'WHERE = ("--lr", "--user-dir", ',
+        'PLACE_FLAGS = ("--user-dir", ',
+        'PLACE_FLAGS = ("--lr", "--user-dir", ',
         "training/test_launch.py",
     ),
     Fault(

@@ -52,7 +52,7 @@ def test_no_run_starts_after_the_given_hours(stub: Any, tmp_path: Path) -> None:
 
 
 def test_runs_get_separate_cores(tmp_path: Path) -> None:
-    here = executors.Here(2, 1, tmp_path / "logs")
+    here = executors.LocalExecutor(2, 1, tmp_path / "logs")
     show = "import os, time; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS']); time.sleep(0.5)"
     jobs = here.start({name: [sys.executable, "-c", f"import time; time.sleep(0.3)\n{show}"] for name in "ab"})
     assert here.room() == 0
@@ -66,8 +66,8 @@ def test_runs_get_separate_cores(tmp_path: Path) -> None:
 
 
 def test_runs_get_separate_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stub: Any, capsys: Capture) -> None:
-    assert executors.parted(["0", "1", "2", "3"], 2) == ["0,1", "2,3"]
-    here = executors.Here(4, 1, tmp_path / "logs", ["0,1", "2,3"])
+    assert executors.group_gpus(["0", "1", "2", "3"], 2) == ["0,1", "2,3"]
+    here = executors.LocalExecutor(4, 1, tmp_path / "logs", ["0,1", "2,3"])
     show = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
     jobs = here.start({name: [sys.executable, "-S", "-c", show] for name in "abcd"})
     while any(job.code() is None for job in jobs.values()):
@@ -82,10 +82,10 @@ def test_runs_get_separate_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(study, "visible_gpus", lambda: ["0", "1", "2"])
     options = study.parse(argparse.ArgumentParser(), ["x.yaml", "--gpus", "1"])
     executor, slots = study.make_executor(options, Place(Path("x.yaml"), tmp_path, tmp_path))
-    assert slots == 3 and isinstance(executor, executors.Here)
+    assert slots == 3 and isinstance(executor, executors.LocalExecutor)
     assert executor.threads is None and executor.gpus == ["0", "1", "2"]  # not held to one core
     assert study.main([*stub(text=SMALL), "--gpus", "2"]) == 2
-    assert "--gpus 2: here are 3 GPUs, which cannot be parted so" in capsys.readouterr().err
+    assert "--gpus 2: 3 visible GPUs do not divide into groups of 2" in capsys.readouterr().err
 
 
 def test_interrupt_stops_the_runs_too(stub: Any, tmp_path: Path) -> None:

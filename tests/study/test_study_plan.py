@@ -151,7 +151,7 @@ def test_runs_are_ordered_by_tuning_and_seed(file: Path) -> None:
     names = [run.name for run in plan.runs(trial, {})]
     assert names[:3] == ["flat.base.0.001.tuning", "flat.base.0.002.tuning", "flat.base.0.004.tuning"]
     assert [name.split(".")[:2] for name in names[3::3]] == [["flat", "sas"], ["deep", "base"], ["deep", "sas"]]
-    assert len(names) == 12 and plan.unnamed(trial, {}) == 9
+    assert len(names) == 12 and plan.undetermined_runs(trial, {}) == 9
     nll = {Planned("flat", arm, lr, 100, True): abs(lr - best)
            for arm, best in (("base", 0.002), ("sas", 0.0039)) for lr in (0.001, 0.002, 0.004, 0.008)}  # fmt: skip
     names = [run.name for run in plan.runs(trial, nll)]
@@ -159,14 +159,14 @@ def test_runs_are_ordered_by_tuning_and_seed(file: Path) -> None:
     wanted = ["flat.base.0.002.seed1", "flat.sas.0.004.seed1", "flat.base.0.002.seed2", "flat.sas.0.004.seed2"]
     assert names[8:12] == wanted
     assert names[-1] == "flat.sas.0.002.seed1" and len(names) == len(set(names))
-    assert plan.unnamed(trial, nll) == 4
+    assert plan.undetermined_runs(trial, nll) == 4
 
 
 def test_study_without_tuning_needs_no_values(tmp_path: Path) -> None:
     lines = [line for line in TEXT.splitlines() if not re.search("tuning|baseline}|sas 0.002", line)]
     trial = plan.read(written(tmp_path, "\n".join(lines)))
     assert [run.name for run in plan.runs(trial, {})][:2] == ["flat.base.seed1", "flat.sas.seed1"]
-    assert plan.unnamed(trial, {}) == 0
+    assert plan.undetermined_runs(trial, {}) == 0
     with pytest.raises(ValueError, match=r"0\.002: nothing is tuned"):
         plan.group(trial, "flat sas 0.002")
 

@@ -46,7 +46,7 @@ def test_fixed_value_needs_no_tuning_and_tuning_needs_no_seeds(tmp_path: Path) -
         "recipe.sas.0.0025.tuning",
         "recipe.sas.0.01.tuning",
     ]
-    assert plan.unnamed(study, {}) == 0
+    assert plan.undetermined_runs(study, {}) == 0
     tuned = {Planned("recipe", "sas", value, 100, True): value for value in (0.0025, 0.01)}
     # `least` and `most` keep tuning from going beyond the pair.
     assert len(list(plan.runs(study, tuned))) == 8
