@@ -5,7 +5,7 @@ this package changes nothing and does not need fairseq.
 """
 
 from .building import bound_models
-from .command_line import allow_bf16, quiet_root_logger, refuse_hydra_train
+from .command_line import allow_bf16, quiet_root_logger, refuse_code_in_flags, refuse_hydra_train
 from .data import keep_batches_on_resume, keep_last_batch, keep_place_on_other_devices
 from .errors import UserError
 from .loading import check_finite, load_checkpoint, load_weights_only, name_misfits, naming
@@ -47,4 +47,5 @@ def apply() -> None:
     keep_place_on_other_devices()
     close_better_transformer_path()
     allow_bf16()
+    refuse_code_in_flags()
     quiet_root_logger()

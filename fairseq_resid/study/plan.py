@@ -27,6 +27,11 @@ from . import measures
 LENGTHS = ("--max-epoch", "--max-update")
 LOWER = 3  # values below the grid that are tried if every value of it diverges
 # Names of arms and settings are parts of file names.
+# fairseq's flags that name a file or a folder.
+FILE_FLAGS = {
+    *("--restore-file", "--finetune-from-model", "--continue-once", "--user-dir", "--save-dir", "--log-file"),
+    *("--tensorboard-logdir", "--encoder-embed-path", "--decoder-embed-path"),
+}
 ALLOWED = "letters, digits and _ + - ="
 
 
@@ -278,6 +283,7 @@ def check(study: Study, path: Path) -> None:
         for is_tuning in (False, True) if study.tuning else (False,):
             run = Planned(setting, arm, value, 1, is_tuning)
             try:
+                check_paths(study, arguments(study, run)[1])
                 requested = launch.request(study.recipe, *arguments(study, run), Path("unused"))
                 check_kind(requested.command, study.measure)
                 if study.kind.model == "averaged":
@@ -287,6 +293,14 @@ def check(study: Study, path: Path) -> None:
                 check_tests(requested.command, study.all_tests, is_tuning)
             except ValueError as error:
                 raise ValueError(f"{path}: {arm} in {setting}: {error}") from None
+
+
+def check_paths(study: Study, given: Sequence[str]) -> None:
+    """Raise ValueError for a flag of a study file that names a file: a study reads its data folder alone."""
+    for flag, values in flags.groups(given):
+        for value in values if flag else ():
+            if flag in FILE_FLAGS or "/" in value or value.startswith("~"):
+                raise ValueError(f"{flag} {value}: names a file; a study reads its data folder only")
 
 
 def check_kind(command: Sequence[str], measure: str) -> None:
