@@ -17,7 +17,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..commands import flags, frame
+from ..commands import frame
+from ..commands.training_command import TrainingCommand
 from ..folders import records
 from ..folders.run import SESSION, Record, Run, log_record
 from .style import COLOURS, figure
@@ -100,7 +101,8 @@ def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
     found: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         record = records.remembered(run.record, Record)
-        same = flags.without(record.command, ("--seed", "--save-dir")) if record else [str(run.path.resolve())]
+        command = TrainingCommand.parse(record.command).without(("--seed", "--save-dir")) if record else None
+        same = command.argv if command else [str(run.path.resolve())]
         found.setdefault(tuple(same), []).append(run)
     names = Counter(alike[0].name for alike in found.values())
     labels = {}

@@ -20,7 +20,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ..commands import flags, frame
+from ..commands import frame
+from ..commands.training_command import TrainingCommand
 from ..compat import load_checkpoint
 from ..folders import records
 from ..folders.data import Corpus, find_data
@@ -101,8 +102,8 @@ def training(run: Run) -> tuple[str, str]:
     record = records.remembered(run.record, Record)
     if record is None:
         return str(run.path.resolve()), ""
-    seed = " ".join(flags.options(record.command).get("--seed", ("1",)))
-    return json.dumps(flags.without(record.command, OWN_FLAGS)), seed
+    command = TrainingCommand.parse(record.command)
+    return json.dumps(command.without(OWN_FLAGS).argv), command.value("--seed", "1")
 
 
 def check(candidates: Sequence[Candidate], model: str) -> None:

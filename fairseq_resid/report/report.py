@@ -22,7 +22,8 @@ import jinja2
 
 from ..analysis import analyze, curves, plots
 from ..analysis.results import Analysis
-from ..commands import flags, frame
+from ..commands import frame
+from ..commands.training_command import TrainingCommand
 from ..evaluation import compare
 from ..folders import records
 from ..folders.data import Corpus
@@ -91,17 +92,14 @@ def settings(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
     values = []
     for run in runs:
         record = records.remembered(run.record, Record)
-        values.append(None if record is None else flags.options(record.command[1:]))
+        command = TrainingCommand.parse(record.command) if record else None
+        flags = {flag: " ".join(given) or "yes" for flag, given in command.flags} if command else {}
+        values.append({"data": command.data, **flags} if command else None)
     rows = []
     for flag in dict.fromkeys(name for each in values if each for name in each):
-        row = ["unknown" if each is None else shown(each, flag) for each in values]
-        rows.append((flag or "data", row, len(set(row)) > 1))
+        row = ["unknown" if each is None else each.get(flag, "") for each in values]
+        rows.append((flag, row, len(set(row)) > 1))
     return sorted(rows, key=lambda row: not row[2])
-
-
-def shown(given: flags.Options, flag: str) -> str:
-    """Return a flag's value as a reader reads it; nothing if it is not given."""
-    return (" ".join(given[flag]) or "yes") if flag in given else ""
 
 
 def scores(runs: Sequence[Run], subset: str, notes: list[str]) -> tuple[dict[str, Any] | None, list[compare.Candidate]]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..commands import flags
+from ..commands.training_command import TrainingCommand
 from ..folders import images, records
 from ..folders.files import pack, replacing, sha256
 from ..folders.run import SESSION, Record, Run, Scored, log_record
@@ -90,7 +90,7 @@ def keep(run: Run, note: Note, folder: Path) -> None:
 
 def command_without_paths(record: Record) -> list[str]:
     """Return a training's command without the folders of the machine that it ran on."""
-    return flags.without(record.command, launch.PLACE_FLAGS)
+    return TrainingCommand.parse(record.command).without(launch.PLACE_FLAGS).argv
 
 
 def write_log(run: Run, into: Run) -> None:
@@ -163,7 +163,7 @@ def load(study: Study, file: Path, folder: Path) -> dict[str, Note]:
     for name, note in notes.items():
         if note.run.arm not in study.arms or note.run.setting not in study.settings:
             continue  # the file does not have it any more
-        differences = flags.changes(shlex.split(note.flags), settings(study, note.run))
+        differences = TrainingCommand.parse(shlex.split(note.flags)).changes(settings(study, note.run))
         now = terms(study, note.run)
         differences += [
             f"{key} was {note.terms[key]}, now {now.get(key)}" for key in note.terms if note.terms[key] != now.get(key)

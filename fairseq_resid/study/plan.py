@@ -17,7 +17,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from ..commands import flags
+from ..commands.training_command import TrainingCommand
 from ..folders import images as image_folder
 from ..folders import records
 from ..folders.data import Corpus, share_splits
@@ -248,29 +248,30 @@ def arguments(study: Study, run: Planned) -> tuple[str, list[str]]:
     Raises: ValueError naming the flag that is missing or wrong.
     """
     own = shlex.split(" ".join([study.flags, study.settings[run.setting], study.arms[run.arm]]))
-    given = flags.options([*recipe.read(study.recipe), *own])
-    if len(given.get("--arch", ())) != 1:
+    given = TrainingCommand.parse([*recipe.read(study.recipe), *own])
+    arch = given.get("--arch") or ()
+    if len(arch) != 1:
         raise ValueError(f"arm {run.arm}: neither it nor `flags` names the architecture (--arch)")
-    extra = [*([study.data] if study.data else []), *flags.without(own, ["--arch"])]
+    extra = TrainingCommand(study.data).and_then(TrainingCommand.parse(own).without(["--arch"])).arguments
     tuning = study.tuning
     if run.is_tuning and tuning is not None:
         lengths = [flag for flag in LENGTHS if flag in given]
         if not lengths:
             raise ValueError(f"tuning: length: the recipe has neither {' nor '.join(LENGTHS)}")
         for flag in lengths:
-            extra += [flag, str(math.ceil((flags.integer(given, flag) or 1) * tuning.length))]
+            extra += [flag, str(math.ceil((given.integer(flag) or 1) * tuning.length))]
         if study.kind.model == "averaged":
             extra += ["--keep-interval-updates", str(tuning.average)]
     if run.value is not None and tuning is not None:
         extra += [tuning.flag, f"{run.value:g}"]
-    return given["--arch"][0], [*extra, "--seed", str(run.seed)]
+    return arch[0], [*extra, "--seed", str(run.seed)]
 
 
-def settings(study: Study, run: Planned) -> list[str]:
+def settings(study: Study, run: Planned) -> TrainingCommand:
     """Return every flag of a run, the recipe's too, as far as it does not depend on the machine."""
     arch, extra = arguments(study, run)
-    own_data, rest = launch.place_data(recipe.read(study.recipe), arch, extra)
-    return [*own_data, "--arch", arch, *rest]
+    base, own = launch.place_data(recipe.read(study.recipe), arch, extra)
+    return base.and_then(TrainingCommand.parse(["--arch", arch])).and_then(own)
 
 
 def check(study: Study, path: Path) -> None:
@@ -283,7 +284,7 @@ def check(study: Study, path: Path) -> None:
         for is_tuning in (False, True) if study.tuning else (False,):
             run = Planned(setting, arm, value, 1, is_tuning)
             try:
-                check_paths(study, arguments(study, run)[1])
+                check_paths(TrainingCommand.parse(arguments(study, run)[1]))
                 requested = launch.request(study.recipe, *arguments(study, run), Path("unused"))
                 check_kind(requested.command, study.measure)
                 if study.kind.model == "averaged":
@@ -295,37 +296,37 @@ def check(study: Study, path: Path) -> None:
                 raise ValueError(f"{path}: {arm} in {setting}: {error}") from None
 
 
-def check_paths(study: Study, given: Sequence[str]) -> None:
+def check_paths(given: TrainingCommand) -> None:
     """Raise ValueError for a flag of a study file that names a file: a study reads its data folder alone."""
-    for flag, values in flags.groups(given):
-        for value in values if flag else ():
+    for flag, values in given.flags:
+        for value in values:
             if flag in FILE_FLAGS or "/" in value or value.startswith("~"):
                 raise ValueError(f"{flag} {value}: names a file; a study reads its data folder only")
 
 
-def check_kind(command: Sequence[str], measure: str) -> None:
+def check_kind(command: TrainingCommand, measure: str) -> None:
     """Raise ValueError if the measure is not of what the recipe trains."""
-    task = flags.options(command).get("--task", ("translation",))[-1]
+    task = command.value("--task", "translation")
     of_images = task == image_folder.TASK
     if of_images != (measures.kind(measure) is measures.IMAGES):
         allowed = [name for name in ("NLL", "BLEU", "error") if (measures.kind(name) is measures.IMAGES) == of_images]
         raise ValueError(f"measure: {measure}: the recipe's task is {task}; its measure is {' or '.join(allowed)}")
 
 
-def check_average(command: Sequence[str], count: int) -> None:
+def check_average(command: TrainingCommand, count: int) -> None:
     """Raise ValueError if a training keeps fewer checkpoints than are averaged."""
-    kept = flags.integer(flags.options(command), "--keep-interval-updates", count)
+    kept = command.integer("--keep-interval-updates", count)
     if kept is not None and kept < count:
         raise ValueError(f"average: {count}, but --keep-interval-updates {kept} keeps fewer checkpoints")
 
 
-def check_tests(command: Sequence[str], tests: Sequence[str], is_tuning: bool = False) -> None:
+def check_tests(command: TrainingCommand, tests: Sequence[str], is_tuning: bool = False) -> None:
     """Raise ValueError if a training reads what it is judged by, or its data folder is there and lacks a test set."""
-    trained = flags.options(command).get("--train-subset", ("train",))[-1]
+    trained = command.value("--train-subset", "train")
     judged = (*tests, "valid") if is_tuning else tests
     if wrong := [subset for subset in judged if share_splits(subset, trained)]:
         raise ValueError(f"{'tuning' if wrong[0] == 'valid' else 'tests'}: {wrong[0]}: --train-subset has it too")
-    data = Path(flags.options(command[1:])[""][0])
+    data = Path(command.data)
     if image_folder.is_image_folder(data):
         known = image_folder.read(data)
         if missing := [name for name in ("valid", *tests) if name not in known.counts]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import compat
-from ..commands import children, flags
+from ..commands import children
 from ..evaluation import evaluate, images, job, likelihood, scoring
 from ..folders import records
 from ..folders import settings as evaluation_settings
@@ -62,7 +62,7 @@ def do(study: Study, run: Planned, place: Place, weights: bool) -> None:
             return
         arch, extra = arguments(study, run)
         requested = launch.request(study.recipe, arch, extra, folder.path)
-        launch.check_data(requested.command[1:])
+        launch.check_data(requested.command)
         begun = time.monotonic()
         outcome: kept.Outcome = "finished"
         with locked(
@@ -79,7 +79,7 @@ def do(study: Study, run: Planned, place: Place, weights: bool) -> None:
         note = kept.Note(
             place.name,
             run,
-            shlex.join(settings(study, run)),
+            shlex.join(settings(study, run).arguments),
             outcome,
             terms=kept.terms(study, run),
             data=data_of(requested),
@@ -100,7 +100,7 @@ def do(study: Study, run: Planned, place: Place, weights: bool) -> None:
 
 def data_of(requested: launch.Request) -> str:
     """Return the digest of the data folder of a training."""
-    return kept.digest(Path(flags.options(requested.command[1:])[""][0]))
+    return kept.digest(Path(requested.command.data))
 
 
 def has_diverged(run: Run) -> bool:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..commands import flags
+from ..commands.training_command import TrainingCommand
 
 PROBE = """
 import json, torch
@@ -60,7 +60,7 @@ class Rank:
     environment: Mapping[str, str]
 
 
-def rank(environ: Mapping[str, str], given: flags.Options, local_gpus: int) -> Rank | None:
+def rank(environ: Mapping[str, str], given: TrainingCommand, local_gpus: int) -> Rank | None:
     """Return which process of several this is, None if it is the only one that was started.
 
     Read from fairseq's own flags if they are given by hand, from torchrun's variables, or those of a Slurm step
@@ -70,8 +70,8 @@ def rank(environ: Mapping[str, str], given: flags.Options, local_gpus: int) -> R
     Raises: ValueError if what a launcher says is not whole.
     """
     if "--distributed-init-method" in given:
-        number = flags.integer(given, "--distributed-rank", 0, least=0) or 0
-        size = flags.integer(given, "--distributed-world-size", 1) or 1
+        number = given.integer("--distributed-rank", 0, least=0) or 0
+        size = given.integer("--distributed-world-size", 1) or 1
         if number >= size:
             raise ValueError(f"--distributed-rank {number}: must be below --distributed-world-size {size}")
         return Rank(number, size, (), {})

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from ..commands import flags
 from ..commands.progress import Progress, clock
+from ..commands.training_command import TrainingCommand
 from ..folders.run import TrainingSummary, log_record, unit_of
 
 # What is shown, in this order.
@@ -16,16 +15,15 @@ FACTS = ("epoch", "update", "loss", "valid loss", "test loss", "speed", "left")
 
 
 class Display:
-    """`with Display(name, argv, begun) as shown: shown.take(line)` for every line of fairseq-train's log.
+    """`with Display(name, command, begun) as shown: shown.take(line)` for every line of fairseq-train's log.
 
-    argv: the training's command, which says how many updates or epochs it has; begun: updates that it has done
+    command: the training's, which says how many updates or epochs it has; begun: updates that it has done
     """
 
-    def __init__(self, name: str, argv: Sequence[str], begun: int = 0) -> None:
-        given = flags.options(argv)
+    def __init__(self, name: str, command: TrainingCommand, begun: int = 0) -> None:
         # Zero means no limit to fairseq.
-        self.max_update = flags.integer(given, "--max-update", 0, least=0) or None
-        self.max_epoch = flags.integer(given, "--max-epoch", 0, least=0) or None
+        self.max_update = command.integer("--max-update", 0, least=0) or None
+        self.max_epoch = command.integer("--max-epoch", 0, least=0) or None
         self.progress = Progress(name, self.max_update, "updates", begun)
         self.facts: dict[str, str] = {}
         self.since: tuple[float, float] | None = None  # share of the training that was done, and when

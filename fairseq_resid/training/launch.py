@@ -20,10 +20,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
-from ..commands import children, flags, frame, machine
+from ..commands import children, frame, machine
+from ..commands.training_command import FLAG, PROGRAM, TrainingCommand
 from ..folders import data as data_folder
 from ..folders import images, records
 from ..folders.files import replacing, zip_damage
@@ -59,7 +61,7 @@ STOPPING = "\nStopping after this update and saving a checkpoint. Press Ctrl-C a
 PLACE_FLAGS = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
 
 
-def check_architecture(arch: str, argv: Sequence[str]) -> None:
+def check_architecture(arch: str, given: TrainingCommand) -> None:
     """Check that fairseq knows an architecture, and that its size is not another than the recipe's.
 
     Raises: ValueError naming near ones, or the sizes.
@@ -78,7 +80,7 @@ def check_architecture(arch: str, argv: Sequence[str]) -> None:
         return  # a family: its size is the recipe's
     preset = argparse.Namespace()
     ARCH_CONFIG_REGISTRY[arch](preset)
-    for flag, values in flags.options(argv).items():
+    for flag, values in dict(given.flags).items():
         name = flag[2:].replace("-", "_")
         if name in ("encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_layers") and values:
             own = str(getattr(preset, name, values[0]))
@@ -89,7 +91,7 @@ def check_architecture(arch: str, argv: Sequence[str]) -> None:
                 )
 
 
-def check_task(arch: str, given: flags.Options) -> None:
+def check_task(arch: str, given: TrainingCommand) -> None:
     """Check that an architecture is of what a training's task reads, text or images.
 
     Raises: ValueError naming both.
@@ -98,25 +100,24 @@ def check_task(arch: str, given: flags.Options) -> None:
 
     from ..models import IMAGE_MODELS
 
-    task = given.get("--task", ("translation",))[-1]
+    task = given.value("--task", "translation")
     of_images = ARCH_MODEL_NAME_REGISTRY[arch] in IMAGE_MODELS
     if of_images != (task == images.TASK):
         kind = "images" if of_images else "text"
         raise ValueError(f"--arch {arch}: a model of {kind}, and the recipe's task is {task}")
 
 
-def check_own_flags(recipe_argv: Sequence[str], extra: Sequence[str]) -> None:
+def check_own_flags(given: TrainingCommand) -> None:
     """Check that neither a recipe nor the user gives a flag that this command sets.
 
     Raises: ValueError for a flag that would move what belongs into the run folder.
     """
-    for part in (recipe_argv, extra):
-        for flag in flags.options(part):
-            if flag in (*RESERVED_FLAGS, "--arch"):
-                raise ValueError(f"{flag}: set by this command; --run chooses the folder, --arch the architecture")
+    for flag in (*RESERVED_FLAGS, "--arch"):
+        if flag in given:
+            raise ValueError(f"{flag}: set by this command; --run chooses the folder, --arch the architecture")
 
 
-def check_tensorboard(given: flags.Options) -> None:
+def check_tensorboard(given: TrainingCommand) -> None:
     """Check that TensorBoard is installed if it is requested: without it fairseq logs a line and writes nothing.
 
     Raises: ValueError saying what to install.
@@ -144,12 +145,14 @@ def allocating(environ: Mapping[str, str]) -> dict[str, str]:
     return {} if ALLOCATOR.keys() & environ.keys() else dict(ALLOCATOR)
 
 
-def build_command(argv: Sequence[str], arch: str, run: Run, extra: Sequence[str], planned: Sequence[str]) -> list[str]:
-    """Return the fairseq-train command of a recipe's flags: flags given by hand come last, and win."""
-    paths = ["--save-dir", str(run.path), "--log-format", "json"]
-    recipe_argv, own_argv = (flags.without(part, plan.PLANNED_FLAGS) for part in (argv, extra))
-    start = ["fairseq-train", *recipe_argv, "--user-dir", children.user_dir(), "--arch", arch, *planned]
-    return [*start, *paths, *own_argv]
+def build_command(
+    recipe: TrainingCommand, arch: str, run: Run, extra: TrainingCommand, planned: Sequence[str]
+) -> TrainingCommand:
+    """Return the command of a recipe's flags: flags given by hand come last, and win."""
+    own = ["--user-dir", children.user_dir(), "--arch", arch, *planned, "--save-dir", str(run.path)]
+    own += ["--log-format", "json"]
+    start = recipe.without(plan.PLANNED_FLAGS).and_then(TrainingCommand.parse(own))
+    return start.and_then(extra.without(plan.PLANNED_FLAGS))
 
 
 def check_flags(argv: Sequence[str]) -> list[str]:
@@ -168,7 +171,7 @@ def check_flags(argv: Sequence[str]) -> list[str]:
     parser = options.get_training_parser()
     parser.error = refuse  # instead of showing every flag there is, and leaving
     _, unknown = options.parse_args_and_arch(parser, list(argv), parse_known=True)
-    if wrong := [word for word in unknown if flags.FLAG.match(word)]:
+    if wrong := [word for word in unknown if FLAG.match(word)]:
         flag = wrong[0].partition("=")[0]
         near = difflib.get_close_matches(flag, parser._option_string_actions, n=3)
         raise ValueError(
@@ -183,30 +186,30 @@ class Argument(str):
     __slots__ = ()
 
 
-def place_data(argv: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the recipe's arguments, its data folder replaced by one that the user gives, and the user's without it.
+def place_data(argv: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[TrainingCommand, TrainingCommand]:
+    """Return the recipe's command, its data folder replaced by one that the user gives, and the user's flags.
 
     Raises: ValueError unless there is one data folder; what `check_flags` raises.
     """
-    recipes = list(flags.options(argv).get("", ()))
-    rest, mine = (list(map(Argument, part)) for part in (flags.without(argv, [""]), extra))
+    recipes = list(takewhile(lambda word: not FLAG.match(word), argv))
+    rest, mine = (list(map(Argument, part)) for part in (argv[len(recipes) :], extra))
     given = check_flags([*(recipes or ["DATA"])[:1], *rest, "--arch", arch, *mine])
     data = given or recipes
     if len(data) != 1:
         raise ValueError(f"one data folder is needed, and these are given: {', '.join(data) or 'none'}")
     # By identity: a flag can have an equal value.
     kept = [[str(item) for item in part if not any(item is other for other in given)] for part in (rest, mine)]
-    return [*map(str, data), *kept[0]], kept[1]
+    recipe, own = map(TrainingCommand.parse, kept)
+    return replace(recipe, data=str(data[0])), own
 
 
-def check_data(argv: Sequence[str]) -> None:
+def check_data(command: TrainingCommand) -> None:
     """Check that the data folder of a command is there and whole.
 
     Raises: ValueError naming it, what is missing, and the command that makes it.
     """
-    data = flags.options(argv).get("", ("",))[-1]
-    of_images = flags.options(argv).get("--task", ("translation",))[-1] == images.TASK
-    for folder in map(Path, filter(None, data.split(":"))):  # fairseq takes shards of a training set as A:B
+    of_images = command.value("--task", "translation") == images.TASK
+    for folder in map(Path, filter(None, command.data.split(":"))):  # fairseq takes shards of a training set as A:B
         room, prepare = ("vision", "prepare-images") if of_images else ("corpora", "prepare")
         is_known = (machine.PACKAGE / room / "manifests" / f"{folder.name}.yaml").is_file()
         made = f"; fairseq-resid {prepare} {folder.name} makes it" if is_known else ""
@@ -223,12 +226,10 @@ def check_data(argv: Sequence[str]) -> None:
         data_folder.check(folder)
 
 
-def settings(command: Sequence[str]) -> list[str]:
+def settings(command: TrainingCommand) -> TrainingCommand:
     """Return the part of a command that identifies a training: without paths, processes and batch plan."""
     ignored = (*PLACE_FLAGS, *PROCESS_FLAGS, *BACKEND_FLAGS, *plan.PLANNED_FLAGS)
-    groups = flags.groups(flags.without(command[1:], ignored))
-    data = [os.path.normpath(word) for flag, values in groups if not flag for word in values]
-    return [*data, *(word for flag, values in groups if flag for word in (flag, *values))]
+    return replace(command.without(ignored), data=os.path.normpath(command.data) if command.data else "")
 
 
 def is_whole(file: Path) -> bool:
@@ -239,7 +240,7 @@ def is_whole(file: Path) -> bool:
         return False
 
 
-def repair_last_checkpoint(run: Run, command: Sequence[str]) -> None:
+def repair_last_checkpoint(run: Run, command: TrainingCommand) -> None:
     """Put the newest whole numbered checkpoint in the place of a checkpoint_last.pt that is missing or not whole.
 
     fairseq resumes from nothing else. Without it, it begins anew, and then deletes its own checkpoints in place of the
@@ -251,7 +252,7 @@ def repair_last_checkpoint(run: Run, command: Sequence[str]) -> None:
         return
     numbered = run.numbered("update") or run.numbered("epoch")
     whole = next(filter(is_whole, reversed(numbered)), None)
-    if whole and "--no-save-optimizer-state" in flags.options(command):
+    if whole and "--no-save-optimizer-state" in command:
         raise ValueError(
             f"{run.last}: missing or not whole, and the others hold no optimizer state to resume from "
             "(--no-save-optimizer-state); choose another --run folder, or remove this one"
@@ -266,7 +267,7 @@ def repair_last_checkpoint(run: Run, command: Sequence[str]) -> None:
         )
 
 
-def is_finished(command: Sequence[str], run: Run) -> bool:
+def is_finished(command: TrainingCommand, run: Run) -> bool:
     """Return whether a run was trained to its end by this very command.
 
     Raises: ValueError if the folder holds checkpoints of another one.
@@ -276,10 +277,11 @@ def is_finished(command: Sequence[str], run: Run) -> bool:
         return False
     if record is None:
         raise ValueError(f"{run.path}: holds checkpoints but no run.json; choose another --run folder")
-    differences = flags.changes(settings(record.command), settings(command))
-    before, now = (plan.Batches.of(one) for one in (record.command, command))
+    begun = TrainingCommand.parse(record.command)
+    differences = settings(begun).changes(settings(command))
+    before, now = (plan.Batches.of(one) for one in (begun, command))
     if before and now and not now.has_same_shape(before):
-        differences += flags.changes(*(batch_flags(one) for one in (record.command, command)))
+        differences += begun.only(plan.PLANNED_FLAGS).changes(command.only(plan.PLANNED_FLAGS))
     if differences:
         raise ValueError(
             f"{run.path}: was begun with other settings ({'; '.join(differences)}); give those again, choose another "
@@ -288,25 +290,18 @@ def is_finished(command: Sequence[str], run: Run) -> bool:
     return record.finished
 
 
-def batch_flags(command: Sequence[str]) -> list[str]:
-    """Return what of a command says how large its effective batch is."""
-    given = flags.options(command)
-    return [word for flag in plan.PLANNED_FLAGS if flag in given for word in (flag, *given[flag])]
-
-
-def reached_end(command: Sequence[str], run: Run) -> bool:
+def reached_end(command: TrainingCommand, run: Run) -> bool:
     """Return whether a training that ended well came to its end, and was not stopped by --stop-time-hours."""
-    given = flags.options(command)
-    if "--stop-time-hours" not in given:
+    if "--stop-time-hours" not in command:
         return True
     done = run.training_summary()
-    most = [flags.integer(given, flag) for flag in ("--max-update", "--max-epoch")]
+    most = [command.integer(flag) for flag in ("--max-update", "--max-epoch")]
     return any(
         limit and (number or 0) >= limit for limit, number in zip(most, (done.num_updates, done.epochs), strict=True)
     )
 
 
-def train(command: Sequence[str], run: Run, record: Record, rank: devices.Rank | None = None) -> bool:
+def train(command: TrainingCommand, run: Run, record: Record, rank: devices.Rank | None = None) -> bool:
     """Train, or resume, or return False if the run has finished already.
 
     record: what run.json shall say of the run, with this session alone
@@ -328,7 +323,7 @@ def train(command: Sequence[str], run: Run, record: Record, rank: devices.Rank |
                 print(f"{run.path}: goes on with {change}; run.json keeps both", flush=True)
             repair_last_checkpoint(run, command)
             records.write(run.record, record)
-        argv = [children.program(command[0]), *command[1:]]
+        argv = [children.program(PROGRAM), *command.arguments]
         log = run.train_log if is_first else run.path / f"train.rank{rank.rank if rank else 0}.log"
         log.parent.mkdir(parents=True, exist_ok=True)  # whichever process is the first
         done = run.training_summary().num_updates if has_begun else 0
@@ -337,7 +332,7 @@ def train(command: Sequence[str], run: Run, record: Record, rank: devices.Rank |
         variables = {**record.sessions[-1].variables, **(rank.environment if rank else {})}
         with log.open("ab") as file:
             if is_first:
-                with Display(run.name, argv, done or 0) as shown, children.followed(log, shown.take):
+                with Display(run.name, command, done or 0) as shown, children.followed(log, shown.take):
                     code = children.run(argv, file, lock, file, variables, STOPPING)
             else:
                 code = children.run(argv, file, lock, file, variables)
@@ -359,7 +354,7 @@ class Request:
 
     run: Run
     plan: plan.Plan
-    command: list[str]
+    command: TrainingCommand
     seed: int | None
     gpus: list[devices.Gpu]
     rank: devices.Rank | None
@@ -375,9 +370,8 @@ class Request:
             {"python": machine.python(), **machine.versions(PACKAGES)},
             variables={**{name: os.environ[name] for name in VARIABLES if name in os.environ}, **chosen},
         )
-        return Record(
-            flags.without(self.command, PROCESS_FLAGS), False, self.plan.record(), self.seed, [session], self.evaluate
-        )
+        command = self.command.without(PROCESS_FLAGS).argv
+        return Record(command, False, self.plan.record(), self.seed, [session], self.evaluate)
 
 
 def request(
@@ -394,29 +388,31 @@ def request(
     Raises: ValueError naming the recipe, architecture or flag that is wrong, or the run folder.
     """
     recipe_argv = recipe.read(name)
-    check_own_flags(recipe_argv, extra)
-    check_architecture(arch, [*recipe_argv, *extra])
-    check_task(arch, flags.options([*recipe_argv, *extra]))
+    # Only fairseq's parser, in place_data, knows whether a word after a flag is the data folder.
+    words = TrainingCommand.parse([*recipe_argv, *extra])
+    check_own_flags(words)
+    check_architecture(arch, words)
+    check_task(arch, words)
     # Before fairseq reads the flags: it takes --bf16 for a TPU's, and says so.
-    plan.own_precision(flags.options([*recipe_argv, *extra]))
-    recipe_argv, extra = place_data(recipe_argv, arch, extra)
+    plan.own_precision(words)
+    base, own = place_data(recipe_argv, arch, extra)
     run = Run(folder or Path("checkpoints") / f"{Path(name).stem}-{arch}")
     if run.path.exists() and not run.path.is_dir():
         raise ValueError(f"--run {run.path}: is a file")
-    given = flags.options([*recipe_argv, *extra])  # without the data folder, which can stand behind any flag
+    given = base.and_then(own)
     check_tensorboard(given)
     gpus = [] if "--cpu" in given else devices.gpus()
     rank = devices.rank(os.environ, given, len(gpus))
-    planned = plan.make(recipe_argv, extra, gpus, rank, effective_batch, precision)
-    command = build_command(recipe_argv, arch, run, extra, [*planned.argv, *(rank.flags if rank else ())])
-    seed = flags.integer(given, "--seed", 1, least=0)
+    planned = plan.make(base, own, gpus, rank, effective_batch, precision)
+    command = build_command(base, arch, run, own, [*planned.argv, *(rank.flags if rank else ())])
+    seed = given.integer("--seed", 1, least=0)
     return Request(run, planned, command, seed, gpus, rank, recipe.evaluation(name))
 
 
 def changes(before: Record, now: Record) -> list[str]:
     """Return what a resumed training has otherwise than before: its batches, commit, versions; a phrase for each."""
     found = []
-    old, new = (plan.Batches.of(record.command) for record in (before, now))
+    old, new = (plan.Batches.of(TrainingCommand.parse(record.command)) for record in (before, now))
     if old and new and old != new:
         rest = (
             "the same batches in the same order"
@@ -475,7 +471,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         print(f"{requested.run.path}: {requested.plan.line()}", flush=True)
     if args.dry_run:
         if is_first:
-            children.show(requested.command)
+            children.show(requested.command.argv)
         return
-    check_data(requested.command[1:])
+    check_data(requested.command)
     train(requested.command, requested.run, requested.record(), requested.rank)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..commands import flags
+from ..commands.training_command import TrainingCommand
 from ..folders import images
 from .devices import Gpu, Rank
 
@@ -46,16 +46,15 @@ class Batches:
     pairs: int | None = None  # in one batch of one process at most, if that is limited too
 
     @classmethod
-    def of(cls, command: Sequence[str]) -> Batches | None:
+    def of(cls, command: TrainingCommand) -> Batches | None:
         """Return what the flags of a command say; None if they do not say how large a batch is."""
-        given = flags.options(command)
-        limit = next((flag for flag in UNITS if flag in given), None)
+        limit = next((flag for flag in UNITS if flag in command), None)
         if limit is None:
             return None
         world_size, size, steps = (
-            flags.integer(given, flag, 1) or 1 for flag in ("--distributed-world-size", limit, "--update-freq")
+            command.integer(flag, 1) or 1 for flag in ("--distributed-world-size", limit, "--update-freq")
         )
-        pairs = flags.integer(given, "--batch-size") if limit == "--max-tokens" else None
+        pairs = command.integer("--batch-size") if limit == "--max-tokens" else None
         return cls(world_size, limit, size, steps, pairs)
 
     @property
@@ -133,7 +132,7 @@ def batch(effective: int, world_size: int, most: int, update_freq: int | None, l
     return size, steps
 
 
-def own_precision(given: flags.Options) -> list[str]:
+def own_precision(given: TrainingCommand) -> list[str]:
     """Return what the user says of precision in fairseq's own flags.
 
     Raises: ValueError if these contradict each other.
@@ -144,7 +143,7 @@ def own_precision(given: flags.Options) -> list[str]:
     return own
 
 
-def choose_precision(asked: str, given: flags.Options, gpus: Sequence[Gpu]) -> tuple[str, str, list[str]]:
+def choose_precision(asked: str, given: TrainingCommand, gpus: Sequence[Gpu]) -> tuple[str, str, list[str]]:
     """Return the precision, why, and the flags that ask fairseq for it.
 
     bf16 from compute capability 8.0 (Ampere), which has it in its tensor cores and needs no loss scale; fp16 from 7.0
@@ -163,14 +162,14 @@ def choose_precision(asked: str, given: flags.Options, gpus: Sequence[Gpu]) -> t
     capability = min(gpu.capability for gpu in gpus)
     number = ".".join(map(str, capability))
     name = "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
-    if name != "fp32" and given.get("--task", ())[-1:] == (images.TASK,):
+    if name != "fp32" and given.value("--task", "") == images.TASK:
         return "amp", f"compute capability {number}, batch normalisation in fp32", PRECISIONS["amp"]
     return name, f"compute capability {number}", PRECISIONS[name]
 
 
 def make(
-    recipe: Sequence[str],
-    extra: Sequence[str],
+    recipe: TrainingCommand,
+    extra: TrainingCommand,
     gpus: Sequence[Gpu],
     rank: Rank | None,
     effective: int | None = None,
@@ -180,14 +179,14 @@ def make(
 
     Raises: ValueError naming the flags that contradict each other, the devices, or the effective batch.
     """
-    own, given = flags.options(recipe), flags.options([*recipe, *extra])
+    given = recipe.and_then(extra)
     limit = next((flag for flag in UNITS if flag in given), None)
     if limit is None:
         raise ValueError("neither the recipe nor a flag says how large a batch is: give --max-tokens or --batch-size")
     if effective is None:
-        asked = Batches.of(recipe) if limit in own else Batches.of([*recipe, *extra])
+        asked = Batches.of(recipe if limit in recipe else given)
         effective = asked.effective if asked else 1
-    byhand = flags.integer(flags.options(extra), "--distributed-world-size")
+    byhand = extra.integer("--distributed-world-size")
     if rank:
         world_size = rank.world_size
         if byhand not in (None, world_size):
@@ -202,13 +201,13 @@ def make(
     size, steps = batch(
         effective,
         world_size,
-        flags.integer(given, limit) or 1,
-        flags.integer(flags.options(extra), "--update-freq"),
+        given.integer(limit) or 1,
+        extra.integer("--update-freq"),
         limit,
     )
     name, why, argv = choose_precision(precision, given, gpus)
     argv = ["--distributed-world-size", str(world_size), limit, str(size), *argv]
-    pairs = flags.integer(given, "--batch-size") if limit == "--max-tokens" else None
+    pairs = given.integer("--batch-size") if limit == "--max-tokens" else None
     if pairs:
         argv += ["--batch-size", str(pairs)]
     if steps > 1:

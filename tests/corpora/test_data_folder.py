@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fairseq_resid.commands.training_command import TrainingCommand
 from fairseq_resid.folders import data as data_folder
 from fairseq_resid.folders.data import Corpus
 from fairseq_resid.text import TextForm
@@ -115,15 +116,15 @@ def test_training_refuses_a_damaged_data_folder(corpus: Path, tmp_path: Path) ->
     from fairseq_resid.training import launch
 
     data = shutil.copytree(corpus, tmp_path / "data")
-    launch.check_data([str(data), "--arch", "transformer"])
+    launch.check_data(TrainingCommand.parse([str(data), "--arch", "transformer"]))
     (data / "valid.en-xx.xx.idx").write_bytes(b"cut off")
     with pytest.raises(ValueError, match=r"data: damaged: valid\.en-xx\.xx\.idx has 7 bytes"):
-        launch.check_data([str(data), "--arch", "transformer"])
+        launch.check_data(TrainingCommand.parse([str(data), "--arch", "transformer"]))
     (data / "corpus.json").write_text("[]")
     with pytest.raises(ValueError, match=r"corpus\.json: damaged"):
         data_folder.check(data)
     (data / "corpus.json").unlink()  # made by fairseq-preprocess alone: nothing is known of it
-    launch.check_data([str(data), "--arch", "transformer"])
+    launch.check_data(TrainingCommand.parse([str(data), "--arch", "transformer"]))
 
 
 def test_card_describes_the_preparation_of_the_data(corpus: Path) -> None:

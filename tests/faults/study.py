@@ -85,7 +85,7 @@ FAULTS = [
     Fault(
         "study: a run keeps the folders of the machine",
         "fairseq_resid/study/kept.py",
-        "flags.without(record.command, launch.PLACE_FLAGS)",
+        "TrainingCommand.parse(record.command).without(launch.PLACE_FLAGS).argv",
         "list(record.command)",
         "study/test_study_kept.py",
     ),

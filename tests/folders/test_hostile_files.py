@@ -18,6 +18,7 @@ from PIL import Image
 
 from fairseq_resid.analysis import curves
 from fairseq_resid.analysis.results import Analysis
+from fairseq_resid.commands.training_command import TrainingCommand
 from fairseq_resid.corpora import manifest
 from fairseq_resid.corpora.preparation import Unfinished
 from fairseq_resid.evaluation import decoding, likelihood
@@ -42,7 +43,8 @@ def whole_log(path: Path) -> None:
     """Read a train.log by all that read one."""
     run = Run(path.parent)
     run.training_summary()
-    with contextlib.redirect_stdout(io.StringIO()), Display("x", ["--max-update", "100", "--max-epoch", "9"]) as shown:
+    command = TrainingCommand.parse(["--max-update", "100", "--max-epoch", "9"])
+    with contextlib.redirect_stdout(io.StringIO()), Display("x", command) as shown:
         for line in run.log_lines():
             shown.take(line)
     (path.parent / "kept").mkdir(exist_ok=True)

@@ -110,7 +110,7 @@ def test_flags_of_a_run_combine_recipe_setting_and_arm(file: Path) -> None:
     arch, flags = plan.arguments(trial, Planned("deep", "sas", 0.004, 100, True))
     # A quarter of the recipe's 504 updates.
     assert flags[5:] == ["--max-update", "126", "--keep-interval-updates", "3", "--lr", "0.004", "--seed", "100"]
-    assert plan.settings(trial, Planned("flat", "base", 0.001, 1))[0] == "data-bin/trial"
+    assert plan.settings(trial, Planned("flat", "base", 0.001, 1)).data == "data-bin/trial"
 
 
 def tuning(**changes: Any) -> plan.Tuning:

@@ -63,7 +63,7 @@ def note(run: Planned, nll: float, flags: str = "", **changes: Any) -> Note:
 
 def keep(folder: Path, run: Planned, nll: float, trial: plan.Study, **changes: Any) -> Note:
     """Write what is kept of a run with this NLL."""
-    made = note(run, nll, shlex.join(plan.settings(trial, run)), **changes)
+    made = note(run, nll, shlex.join(plan.settings(trial, run).arguments), **changes)
     place = folder / run.name
     decode = Run(place).decode
     decode.mkdir(parents=True)
@@ -117,7 +117,7 @@ def stubbed(script: Path) -> Any:
     """Return study.command with the script in place of the run; it is best at --lr 0.002."""
 
     def command(place: Place, run: Planned, weights: bool) -> list[str]:
-        flags = shlex.join(plan.settings(plan.read(place.file), run))
+        flags = shlex.join(plan.settings(plan.read(place.file), run).arguments)
         made = Note(place.name, run, flags, "finished", {"averaged": abs((run.value or 0) - 0.002)}, {}, 1.0)
         return [sys.executable, "-S", str(script), run.name, records.text(made), str(place.work), str(place.kept)]
 

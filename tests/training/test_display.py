@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fairseq_resid.commands.training_command import TrainingCommand
 from fairseq_resid.folders.run import log_record
 from fairseq_resid.training.display import Display
 from support.clock import Clock
@@ -16,7 +17,7 @@ RECORD += '"wps": "9876.5", "num_updates": "{updates}", "train_wall": "1"}}'
 
 def test_display_shows_progress_of_a_training(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     clock = Clock(monkeypatch)
-    with Display("run", ["fairseq-train", "--max-update", "400", "--max-epoch", "0"]) as shown:
+    with Display("run", TrainingCommand.parse(["--max-update", "400", "--max-epoch", "0"])) as shown:
         clock.now += 31
         shown.take("")
         shown.take(RECORD.format(epoch=1, done=0.5, loss=8.5, updates=100))
@@ -35,7 +36,7 @@ def test_display_shows_progress_of_a_training(monkeypatch: pytest.MonkeyPatch, c
 
 def test_display_counts_epochs_if_they_are_the_limit(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     clock = Clock(monkeypatch)
-    with Display("run", ["fairseq-train", "--max-epoch", "4"], begun=10) as shown:
+    with Display("run", TrainingCommand.parse(["--max-epoch", "4"]), begun=10) as shown:
         shown.take(RECORD.format(epoch=1, done=1.0, loss=8.5, updates=20))
         clock.now += 40
         shown.take(RECORD.format(epoch=2, done=2.0, loss=8.5, updates=40))

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq_resid.commands import flags, machine
+from fairseq_resid.commands import machine
+from fairseq_resid.commands.training_command import TrainingCommand
 from fairseq_resid.training import launch
 from support.fake_training import calls
 
@@ -136,8 +137,9 @@ def test_order_and_spelling_of_flags_do_not_matter(fake_train: Path) -> None:
     (fake_train / "code").write_text("3")
     assert launch.main(words) == 1
     record = json.loads(Path("run/run.json").read_text())
-    program, data, *rest = record["command"]
-    record["command"] = [program, data, *[word for group in reversed(flags.groups(rest)) for word in spelled(*group)]]
+    command = TrainingCommand.parse(record["command"])
+    words_ = [word for group in reversed(command.flags) for word in spelled(*group)]
+    record["command"] = ["fairseq-train", command.data, *words_]
     Path("run/run.json").write_text(json.dumps(record))
     (fake_train / "code").write_text("0")
     assert launch.main(words) == 0
@@ -200,7 +202,8 @@ def test_equivalent_recipe_spellings_are_the_same_run(fake_train: Path, capsys: 
     assert "trained already" in capsys.readouterr().out
     # as 0.2.0 wrote it
     record = json.loads(Path("run/run.json").read_text())
-    old = {"command": flags.without(record["command"], ["--distributed-world-size"]), "finished": True, "versions": {}}
+    command = TrainingCommand.parse(record["command"]).without(["--distributed-world-size"])
+    old = {"command": command.argv, "finished": True, "versions": {}}
     Path("run/run.json").write_text(json.dumps(old))
     assert launch.main(["mine.txt", "--arch", "transformer", "--run", "run"]) == 0
 

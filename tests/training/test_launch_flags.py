@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_resid.commands.training_command import TrainingCommand
 from fairseq_resid.folders.run import Run
 from fairseq_resid.training import launch, plan, recipe
 from support.fake_training import calls, make_data
@@ -150,9 +151,10 @@ def test_shipped_recipes_parse_and_keep_checkpoints_to_average(name: str, arch: 
     words = recipe.read(name)
     if name.endswith("v3") and arch == "transformer":  # stock has no --final-norm: the baseline is ours, pre-norm
         arch, words = "transformer_resid", [*words, "--residual", "pre_ln"]
-    planned = plan.make(words, [], [], None)
-    command = launch.build_command(words, arch, Run(tmp_path), [], planned.argv)
-    args = options.parse_args_and_arch(options.get_training_parser(), command[1:])
+    base = TrainingCommand.parse(words)
+    planned = plan.make(base, TrainingCommand(), [], None)
+    command = launch.build_command(base, arch, Run(tmp_path), TrainingCommand(), planned.argv)
+    args = options.parse_args_and_arch(options.get_training_parser(), command.arguments)
     assert args.arch == arch and args.distributed_world_size == 1
     if "epoch" in recipe.evaluation(name):  # as published: every epoch is kept, and the last ones are averaged
         assert not args.no_epoch_checkpoints and args.keep_last_epochs == -1 and args.save_interval_updates == 0

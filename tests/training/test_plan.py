@@ -15,7 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_resid.commands import flags, machine
+from fairseq_resid.commands import machine
+from fairseq_resid.commands.training_command import TrainingCommand
 from fairseq_resid.training import devices, plan, recipe
 from fairseq_resid.training.devices import Gpu
 
@@ -24,7 +25,13 @@ pytestmark = pytest.mark.once
 A100 = Gpu("A100", 80 << 30, (8, 0))
 V100 = Gpu("V100", 32 << 30, (7, 0))
 P100 = Gpu("P100", 16 << 30, (6, 0))
-BASE = ["data", "--distributed-world-size", "8", "--max-tokens", "4096"]
+
+
+def command(words: str) -> TrainingCommand:
+    return TrainingCommand.parse(words.split())
+
+
+BASE = command("data --distributed-world-size 8 --max-tokens 4096")
 
 
 def words(planned: plan.Plan) -> str:
@@ -51,24 +58,24 @@ def words(planned: plan.Plan) -> str:
     ],
 )
 def test_effective_batch_is_kept(gpus: int, extra: str, expected: str) -> None:
-    planned = plan.make(BASE, extra.split(), [P100] * gpus, None)
+    planned = plan.make(BASE, command(extra), [P100] * gpus, None)
     assert words(planned) == expected
     assert "32,768" in planned.line()
 
 
 def test_recipe_that_accumulates_gradients_keeps_effective_batch() -> None:
-    base = [*BASE[:3], "--max-tokens", "1024", "--update-freq", "4"]
+    base = command("data --distributed-world-size 8 --max-tokens 1024 --update-freq 4")
     for gpus, expected in ((8, "--max-tokens 1024 --update-freq 4"), (16, "--max-tokens 1024 --update-freq 2")):
-        planned = plan.make(base, [], [P100] * gpus, None)
+        planned = plan.make(base, command(""), [P100] * gpus, None)
         assert words(planned).endswith(expected) and "32,768" in planned.line()
 
 
 def test_rskip_paper_batch_works_on_three_gpus() -> None:
-    base = ["data", "--distributed-world-size", "4", "--max-tokens", "4096"]
-    three = plan.make(base, ["--max-tokens", "5461"], [P100] * 3, None)
+    base = command("data --distributed-world-size 4 --max-tokens 4096")
+    three = plan.make(base, command("--max-tokens 5461"), [P100] * 3, None)
     assert words(three) == "--distributed-world-size 3 --max-tokens 5461"
     assert "= 3 × 5,461 × 1 = 16,383 padded positions, for 16,384; " in three.line()
-    assert words(plan.make(base, [], [P100] * 3, None)).endswith("--max-tokens 2731 --update-freq 2")
+    assert words(plan.make(base, command(""), [P100] * 3, None)).endswith("--max-tokens 2731 --update-freq 2")
 
 
 @given(
@@ -102,29 +109,29 @@ def test_plan_gives_exact_batch_or_refuses(effective: int, world: int, most: int
 )
 def test_impossible_plan_is_refused(extra: str, gpus: int, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
-        plan.make(BASE, extra.split(), [A100] * gpus, None)
+        plan.make(BASE, command(extra), [A100] * gpus, None)
 
 
 def test_changed_effective_batch_must_be_explicit() -> None:
     with pytest.raises(ValueError, match="--effective-batch 4096 trains with this one"):
-        plan.make(BASE, ["--update-freq", "1"], [A100], None)
-    meant = plan.make(BASE, [], [A100], None, effective=4096, precision="fp32")
+        plan.make(BASE, command("--update-freq 1"), [A100], None)
+    meant = plan.make(BASE, command(""), [A100], None, effective=4096, precision="fp32")
     assert words(meant) == "--distributed-world-size 1 --max-tokens 4096"
     with pytest.raises(ValueError, match="give --max-tokens or --batch-size"):
-        plan.make(["data"], [], [], None)
+        plan.make(command("data"), command(""), [], None)
 
 
 def test_effective_batch_in_pairs_is_kept() -> None:
     for flag in ("--batch-size", "--max-sentences"):
-        both = plan.make(BASE, [flag, "3"], [P100], None)
+        both = plan.make(BASE, command(f"{flag} 3"), [P100], None)
         assert words(both).endswith("--max-tokens 4096 --batch-size 3 --update-freq 8")
         assert "32,768 padded positions, of at most 3 pairs a process (--batch-size); " in both.line()
         assert both.record()["pairs a process at most"] == 3
-    planned = plan.make(["data", "--batch-size", "64"], [], [P100] * 2, None)
+    planned = plan.make(command("data --batch-size 64"), command(""), [P100] * 2, None)
     assert words(planned) == "--distributed-world-size 2 --batch-size 32"
     assert "2 × 32 × 1 = 64 examples; " in planned.line()
     with pytest.raises(ValueError, match=r"3 processes × --batch-size 21 × update-freq 1 = 63 examples, 1\.6% off"):
-        plan.make(["data", "--batch-size", "64"], [], [P100] * 3, None)
+        plan.make(command("data --batch-size 64"), command(""), [P100] * 3, None)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +149,7 @@ def test_effective_batch_in_pairs_is_kept() -> None:
     ],
 )
 def test_precision(found: list[Gpu], asked: str, extra: str, name: str, flag: str) -> None:
-    planned = plan.make(["data", "--max-tokens", "4096"], extra.split(), found, None, precision=asked)
+    planned = plan.make(command("data --max-tokens 4096"), command(extra), found, None, precision=asked)
     assert planned.precision == name
     assert words(planned) == f"--distributed-world-size {max(1, len(found))} --max-tokens " + (
         "4096" if len(found) < 2 else "2048"
@@ -150,49 +157,49 @@ def test_precision(found: list[Gpu], asked: str, extra: str, name: str, flag: st
 
 
 def test_image_models_keep_their_weights_in_fp32() -> None:
-    recipe = ["data", "--task", "image_classification", "--batch-size", "128"]
-    assert words(plan.make(recipe, [], [A100], None)) == "--distributed-world-size 1 --batch-size 128 --amp"
-    assert words(plan.make(recipe, [], [P100], None)) == "--distributed-world-size 1 --batch-size 128"
+    images = command("data --task image_classification --batch-size 128")
+    assert words(plan.make(images, command(""), [A100], None)) == "--distributed-world-size 1 --batch-size 128 --amp"
+    assert words(plan.make(images, command(""), [P100], None)) == "--distributed-world-size 1 --batch-size 128"
 
 
 def test_contradicting_precision_flags_are_refused() -> None:
     with pytest.raises(ValueError, match="--precision bf16 and --fp16: give one of them"):
-        plan.make(BASE, ["--fp16"], [A100], None, precision="bf16")
+        plan.make(BASE, command("--fp16"), [A100], None, precision="bf16")
 
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
 
 
 def test_torchrun_processes_are_recognised() -> None:
-    rank = devices.rank(TORCHRUN, {}, 2)
+    rank = devices.rank(TORCHRUN, TrainingCommand(), 2)
     assert rank and (rank.rank, rank.world_size, rank.environment) == (3, 4, {})
     assert " ".join(rank.flags) == (
         "--distributed-init-method env:// --distributed-rank 3 --distributed-no-spawn --device-id 1"
     )
-    seen_alone = devices.rank(TORCHRUN, {}, 1)
+    seen_alone = devices.rank(TORCHRUN, TrainingCommand(), 1)
     assert seen_alone and seen_alone.flags[-1] == "0"
-    assert devices.rank({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, {}, 2) is None
+    assert devices.rank({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, TrainingCommand(), 2) is None
     for name, value, said in (
         ("RANK", "x", "no numbers: RANK=x"),
         ("RANK", "4", "contradict each other: RANK=4, WORLD_SIZE=4"),
         ("WORLD_SIZE", "0", "contradict each other: RANK=3, WORLD_SIZE=0"),
     ):
         with pytest.raises(ValueError, match=said):
-            devices.rank({**TORCHRUN, name: value}, {}, 2)
+            devices.rank({**TORCHRUN, name: value}, TrainingCommand(), 2)
     with pytest.raises(ValueError, match="WORLD_SIZE=4 is set, and MASTER_ADDR, MASTER_PORT not"):
-        devices.rank({"RANK": "3", "WORLD_SIZE": "4"}, {}, 2)
+        devices.rank({"RANK": "3", "WORLD_SIZE": "4"}, TrainingCommand(), 2)
 
 
 def test_launched_processes_share_the_effective_batch() -> None:
-    rank = devices.rank(TORCHRUN, {}, 0)
-    planned = plan.make(BASE, [], [], rank)
+    rank = devices.rank(TORCHRUN, TrainingCommand(), 0)
+    planned = plan.make(BASE, command(""), [], rank)
     on_cpu = "--distributed-backend gloo --ddp-backend legacy_ddp"
     assert words(planned) == f"--distributed-world-size 4 --max-tokens 4096 --update-freq 2 {on_cpu}"
     assert planned.devices == "CPU, 4 processes"
-    kept = plan.make(BASE, ["--ddp-backend", "no_c10d"], [A100, A100], rank, precision="fp32")
+    kept = plan.make(BASE, command("--ddp-backend no_c10d"), [A100, A100], rank, precision="fp32")
     assert words(kept) == "--distributed-world-size 4 --max-tokens 4096 --update-freq 2"
     with pytest.raises(ValueError, match="--distributed-world-size 8: the launcher started 4 processes"):
-        plan.make(BASE, ["--distributed-world-size", "8"], [], rank)
+        plan.make(BASE, command("--distributed-world-size 8"), [], rank)
 
 
 def slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, says: str = "echo node7; echo node8") -> dict[str, str]:
@@ -206,26 +213,26 @@ def slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, says: str = "echo node7
 
 def test_slurm_step_processes_are_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = slurm(tmp_path, monkeypatch)
-    rank = devices.rank(environ, {}, 8)
+    rank = devices.rank(environ, TrainingCommand(), 8)
     assert rank and (rank.rank, rank.world_size, rank.flags[-1]) == (9, 16, "1")
     # Dealt out in turn over the nodes, process 9 is the fifth of its node.
-    cyclic = devices.rank({**environ, "SLURM_LOCALID": "4"}, {}, 8)
+    cyclic = devices.rank({**environ, "SLURM_LOCALID": "4"}, TrainingCommand(), 8)
     assert cyclic and (cyclic.rank, cyclic.flags[-2:]) == (9, ("--device-id", "4"))
     assert rank.environment["MASTER_ADDR"] == "node7" and 20_000 <= int(rank.environment["MASTER_PORT"]) < 60_000
     batch_script = {name: value for name, value in environ.items() if "STEP" not in name}
-    assert devices.rank(batch_script, {}, 8) is None
+    assert devices.rank(batch_script, TrainingCommand(), 8) is None
     with pytest.raises(ValueError, match="scontrol does not say which hosts these are"):
-        devices.rank(slurm(tmp_path, monkeypatch, "exit 1"), {}, 8)
+        devices.rank(slurm(tmp_path, monkeypatch, "exit 1"), TrainingCommand(), 8)
 
 
 def test_manually_started_processes_are_recognised() -> None:
     words_ = ["--distributed-init-method", "tcp://a:1", "--distributed-rank", "1", "--distributed-world-size", "2"]
-    given_ = flags.options(words_)
+    given_ = TrainingCommand.parse(words_)
     rank = devices.rank({}, given_, 0)
     assert rank and (rank.rank, rank.world_size, rank.flags) == (1, 2, ())
     for number, said in (("2", "must be below --distributed-world-size 2"), ("x", "one whole number, 0 or more")):
         with pytest.raises(ValueError, match=said):
-            devices.rank({}, {**given_, "--distributed-rank": (number,)}, 0)
+            devices.rank({}, given_.and_then(command(f"--distributed-rank {number}")), 0)
 
 
 def test_gpus_are_queried_in_a_separate_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,16 +257,6 @@ def test_record_names_the_machine() -> None:
     assert found.keys() == {"torch"} and torch.__version__.startswith(found["torch"])
 
 
-def test_flags_are_split_into_groups() -> None:
-    given_ = ["data", "--lr", "0.1", "--adam-betas=(0.9, 0.98)", "--fp16", "--lenpen", "-1", "--lr", "0.2"]
-    assert flags.options(given_) == {
-        "": ("data",), "--lr": ("0.2",), "--adam-betas": ("(0.9, 0.98)",), "--fp16": (), "--lenpen": ("-1",)
-    }  # fmt: skip
-    assert flags.without(given_, ["--lr", "--fp16"]) == ["data", "--adam-betas", "(0.9, 0.98)", "--lenpen", "-1"]
-    assert flags.changes(["a", "--x"], ["b", "--x", "1"]) == ["the data was a, now b", "--x was given, now 1"]
-    assert flags.changes(["a", "--x=1", "--y", "2"], ["a", "--y", "2", "--x", "1"]) == []
-
-
 PAPERS = {name for name in recipe.available() if name.startswith(("iwslt15", "wmt14")) and not name.endswith("small")}
 
 
@@ -276,7 +273,7 @@ def test_paper_recipes_match_their_architecture_and_arithmetic(name: str) -> Non
 
     import fairseq_resid.models  # noqa: F401  (registers the architectures)
 
-    given_ = flags.options(recipe.read(name))
+    given_ = dict(TrainingCommand.parse(recipe.read(name)).flags)
     suffix = name.removeprefix("iwslt15-").removeprefix("wmt14-").removesuffix("-16k").removesuffix("-t2t-v3")
     suffix = suffix.replace("-", "_")
     arch = f"transformer_sas_{'iwslt' if name.startswith('iwslt') else 'wmt'}_{suffix}"

@@ -49,7 +49,7 @@ def test_signal_saves_checkpoint_and_stops(
     run = tmp_path / "run"
     code, output = stop(recipe, run, number, whom, 17)
     assert code == 128 + number, output[-3000:]
-    assert "Ctrl-C again stops at once" in output and "interrupted; the same command resumes" in output
+    assert "Press Ctrl-C again to stop now" in output and "interrupted; the same command resumes" in output
     stopped = compat.load_checkpoint(run / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
     assert f"stopped by {number.name} after update {stopped}" in (run / "train.log").read_text()
     assert 17 <= stopped < UPDATES and not list(run.glob("*.tmp"))

@@ -1,0 +1,108 @@
+"""The command line of fairseq-train as an object: its data folder and its flags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+PROGRAM = "fairseq-train"
+FLAG = re.compile(r"--?[A-Za-z]")
+# fairseq's second name of a flag.
+SYNONYMS = {"--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
+
+
+@dataclass(frozen=True)
+class TrainingCommand:
+    """A data folder, empty if there is none yet, and (flag, values) in the order of the command line.
+
+    A flag may come more than once. As in fairseq, the last one counts.
+    """
+
+    data: str = ""
+    flags: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @classmethod
+    def parse(cls, argv: Sequence[str]) -> TrainingCommand:
+        """Read a command line, with or without the program's name; words before the first flag are the data folder.
+
+        >>> TrainingCommand.parse(["data", "--lr", "0.1", "--fp16", "--adam-betas=(0.9, 0.98)"]).flags
+        (('--lr', ('0.1',)), ('--fp16', ()), ('--adam-betas', ('(0.9, 0.98)',)))
+        """
+        data, found = "", list[tuple[str, tuple[str, ...]]]()
+        for word in argv[1:] if argv[:1] == [PROGRAM] else argv:
+            if FLAG.match(word):
+                flag, equals, value = word.partition("=")
+                found.append((SYNONYMS.get(flag, flag), (value,) if equals else ()))
+            elif found:
+                flag, values = found.pop()
+                found.append((flag, (*values, word)))
+            else:
+                data = word
+        return cls(data, tuple(found))
+
+    @property
+    def arguments(self) -> list[str]:
+        """The data folder and the flags."""
+        words = [word for flag, values in self.flags for word in (flag, *values)]
+        return [self.data, *words] if self.data else words
+
+    @property
+    def argv(self) -> list[str]:
+        """The whole command, with the program's name."""
+        return [PROGRAM, *self.arguments]
+
+    def __contains__(self, flag: str) -> bool:
+        return any(name == flag for name, _ in self.flags)
+
+    def get(self, flag: str) -> tuple[str, ...] | None:
+        """Return the values of a flag, None if it is not given."""
+        return dict(self.flags).get(flag)
+
+    def value(self, flag: str, default: str) -> str:
+        """Return the only or last value of a flag."""
+        return (self.get(flag) or (default,))[-1]
+
+    def integer(self, flag: str, default: int | None = None, least: int = 1) -> int | None:
+        """Return the value of a flag that takes one whole number.
+
+        Raises: ValueError naming the flag, what was given and what is allowed.
+        """
+        values = self.get(flag)
+        if values is None:
+            return default
+        if len(values) != 1 or not re.fullmatch(r"\d+", values[0]) or int(values[0]) < least:
+            raise ValueError(f"{flag} {' '.join(values)}: one whole number, {least} or more, is needed")
+        return int(values[0])
+
+    def without(self, flags: Iterable[str]) -> TrainingCommand:
+        """Return the command without some flags."""
+        dropped = set(flags)
+        return replace(self, flags=tuple(group for group in self.flags if group[0] not in dropped))
+
+    def only(self, flags: Iterable[str]) -> TrainingCommand:
+        """Return the command with nothing but some flags, each once, in the order of their names given here."""
+        given = dict(self.flags)
+        return TrainingCommand("", tuple((flag, given[flag]) for flag in flags if flag in given))
+
+    def and_then(self, other: TrainingCommand) -> TrainingCommand:
+        """Return this command with the flags of another one behind its own, and the other's data folder, if any."""
+        return TrainingCommand(other.data or self.data, (*self.flags, *other.flags))
+
+    def changes(self, now: TrainingCommand) -> list[str]:
+        """Return what differs in another command, a phrase per flag.
+
+        >>> TrainingCommand.parse(["--lr", "1"]).changes(TrainingCommand.parse(["--lr", "2", "--bf16"]))
+        ['--lr was 1, now 2', '--bf16 was not given, now given']
+        """
+        old, new = dict(self.flags), dict(now.flags)
+
+        def shown(given: dict[str, tuple[str, ...]], flag: str) -> str:
+            return "not given" if flag not in given else " ".join(given[flag]) or "given"
+
+        data = [f"the data was {self.data or 'not given'}, now {now.data or 'not given'}"]
+        return [
+            *(data if self.data != now.data else []),
+            *(f"{flag} was {shown(old, flag)}, now {shown(new, flag)}"
+              for flag in {**old, **new} if old.get(flag) != new.get(flag)),
+        ]  # fmt: skip
