@@ -39,8 +39,8 @@ def stop_between_texts() -> None:
     """Extraction stops with the texts of one archive whole and those of the next written, but not yet checked."""
     whole, written = extract.write_text, []
 
-    def write_text(stream: Any, name: str, output: Path, limit: int | None = None) -> None:
-        whole(stream, name, output, limit)
+    def write_text(stream: Any, name: str, output: Path, *rest: Any) -> None:
+        whole(stream, name, output, *rest)
         written.append(output)
         if len(written) == 4:
             stop()
