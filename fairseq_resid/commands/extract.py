@@ -1,9 +1,10 @@
 """Texts out of archives and markup, as plain files of one sentence a line; other files out of archives as they are.
 
-An archive with a member that climbs out of its folder is refused, and links are never followed. Of texts only the
-wanted members are written, under names of our own. Formats by name: .tgz .tar.gz .tar.xz .tar .zip (archives), .gz (one
-text, compressed), .sgm .xml (segments of a WMT or IWSLT test set), train.tags.* (IWSLT's training text with <tag>
-lines), anything else as it is.
+An archive with a member that climbs out of its folder is refused, and links are never followed. The size of what is
+unpacked is bounded. Of texts only the wanted members are written, under names of our own.
+
+Formats by name: .tgz .tar.gz .tar.xz .tar .zip (archives), .gz (one text, compressed), .sgm .xml (segments of a WMT or
+IWSLT test set), train.tags.* (IWSLT's training text with <tag> lines), anything else as it is.
 """
 
 from __future__ import annotations
@@ -12,22 +13,25 @@ import errno
 import gzip
 import lzma
 import re
-import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from xml.sax.saxutils import unescape
 
 from ..folders.files import replacing
-from .progress import Progress
+from .progress import Progress, amount
 
 BLOCK = 1 << 20
+LEADS_OUT = "leads out of the archive's folder; it is not used"
+MEMBERS = 2_000_000  # of an archive
+UNPACKED_FACTOR = 100  # an archive and a .gz are unpacked to no more than so many times their size,
+UNPACKED_BYTES = 1 << 30  # or to so many bytes. Text becomes some 4 times as large.
+MARKUP_BYTES = 1 << 28  # of a test set, which is read as a whole
 GZIP = b"\x1f\x8b"  # how a gzip file begins
 XZ = b"\xfd7zXZ\0"  # and an xz file
 DECOMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {
@@ -66,18 +70,19 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
     The texts appear together, when the archive has been read to its end and its checksums are right: those of gzip and
     xz of the whole archive, zip's of the wanted members. With `limit`, only so many lines of each are written, and
     reading stops there: the rest of the archive is not checked.
-    Raises: Damaged naming the archive; ValueError naming archive and member if one is missing, is no plain file, or has
-    a name that leads out of the archive's folder.
+    Raises: Damaged naming the archive; ValueError naming archive and member if one is missing or not allowed.
     """
-    left = dict(wanted)
-    seen: list[str] = []
+    left, seen = dict(wanted), []
     with ExitStack() as outputs, _reading(archive) as members:
-        for member in members:
-            seen.append(name := member.name)
+        room = _Room(archive)
+        for name, is_folder, open_member in members:
+            seen.append(name)
             if name not in left:
                 continue
-            with member.open() as opened:
-                write_text(opened, name, outputs.enter_context(replacing(left.pop(name))), limit)
+            if is_folder:
+                raise ValueError(f"{archive}: member {name!r} is no plain file")
+            with open_member() as opened:
+                write_text(opened, name, outputs.enter_context(replacing(left.pop(name))), room, limit)
             if not left and limit is not None:
                 break
         if left:
@@ -89,49 +94,53 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
 def unpack(archive: Path, folder: Path) -> None:
     """Write every file of an archive to FOLDER, as it is, under its own name.
 
-    Raises: Damaged naming the archive; ValueError naming archive and member if one is neither file nor folder (a link),
-    is there twice, or has a name that leads out of the archive's folder.
+    Raises: Damaged naming the archive; ValueError naming archive and member if one is there twice or not allowed.
     """
     with _reading(archive) as members:
-        for member in members:
-            if member.is_folder:
+        room = _Room(archive)
+        for name, is_folder, open_member in members:
+            if is_folder:
                 continue
-            target = folder / member.name
+            target = folder / name
             if target.exists():
-                raise ValueError(f"{archive}: member {member.name} is there twice")
+                raise ValueError(f"{archive}: member {name} is there twice")
             target.parent.mkdir(parents=True, exist_ok=True)
-            with member.open() as opened, target.open("wb") as file:
-                shutil.copyfileobj(opened, file, BLOCK)
+            with open_member() as opened:
+                room.write(iter(partial(opened.read, BLOCK), b""), target)
 
 
-@dataclass(frozen=True)
-class _Member:
-    """What an archive holds under one name; `stream` opens it, and returns None if it is no plain file."""
+class _Room:
+    """The bytes that a file may be unpacked to, in all: a small one can claim to hold any number."""
 
-    archive: Path
-    name: str
-    is_folder: bool
-    stream: Callable[[], IO[bytes] | None]
+    def __init__(self, packed: Path) -> None:
+        self.packed, self.most = packed, max(UNPACKED_BYTES, UNPACKED_FACTOR * packed.stat().st_size)
+        self.written = 0
 
-    def open(self) -> IO[bytes]:
-        """Open it to be read.
+    def write(self, blocks: Iterable[bytes], output: Path) -> None:
+        """Write a file.
 
-        Raises: ValueError naming archive and member if that cannot be.
+        Raises: ValueError naming the packed file if it unpacks to too much.
         """
-        try:
-            opened = self.stream()
-        except (RuntimeError, NotImplementedError) as error:  # a zip with a password, or packed oddly
-            raise ValueError(f"{self.archive}: member {self.name} cannot be read: {error}") from None
-        if opened is None:
-            raise ValueError(f"{self.archive}: member {self.name} is no plain file")
-        return opened
+        with output.open("wb") as file:
+            for block in blocks:
+                self.written += len(block)
+                if self.written > self.most:
+                    raise ValueError(
+                        f"{self.packed}: unpacks to more than {amount(self.most, 'B')}; if you trust it, unpack it "
+                        "yourself and name the folder with --raw"
+                    )
+                file.write(block)
+
+
+Member = tuple[str, bool, Callable[[], IO[bytes]]]  # its name, whether it is a folder, and what opens a plain file
 
 
 @contextmanager
-def _reading(archive: Path) -> Iterator[Iterator[_Member]]:
+def _reading(archive: Path) -> Iterator[Iterator[Member]]:
     """Open an archive; yields its members, each to be used before the next one is asked for.
 
-    Raises: Damaged naming the archive, also at the end; ValueError naming a member that leads out of it.
+    Raises: Damaged naming the archive, also at the end; ValueError naming a member that is not allowed: it leads out of
+    the archive's folder, by its name or as a link, it is neither file nor folder, or there are too many.
     """
     with (
         _damage_named(archive),
@@ -141,7 +150,17 @@ def _reading(archive: Path) -> Iterator[Iterator[_Member]]:
         if is_web_page(file.read(BLOCK)):
             raise Damaged(f"{archive}: is a web page, not an archive")
         file.seek(0)
-        yield _members(archive, file, progress)
+        members = _zipped(file, progress) if archive.name.endswith(".zip") else _tarred(archive, file, progress)
+        yield _allowed(archive, members)
+
+
+def _allowed(archive: Path, members: Iterator[Member]) -> Iterator[Member]:
+    for number, (name, is_folder, open_member) in enumerate(members):
+        if number == MEMBERS:
+            raise ValueError(f"{archive}: has more than {MEMBERS:,} members")
+        if name.startswith("/") or ".." in PurePosixPath(name).parts:
+            raise ValueError(f"{archive}: member {name!r} {LEADS_OUT}")
+        yield str(PurePosixPath(name)), is_folder, open_member
 
 
 @contextmanager
@@ -149,11 +168,16 @@ def _damage_named(path: Path) -> Iterator[None]:
     """Turn the errors of damaged compression and archives into Damaged; the disk's errors are raised as they are."""
     try:
         yield
+    except tarfile.FilterError as error:
+        said = "is no plain file" if isinstance(error, tarfile.SpecialFileError) else LEADS_OUT
+        raise ValueError(f"{path}: member {error.tarinfo.name!r} {said}") from None
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
         # The disk's errors have a number. EINVAL: a damaged zip points before the file's beginning.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise Damaged(f"{path}: damaged or cut off ({error})") from None
+    except RuntimeError as error:  # a zip with a password, or packed oddly
+        raise ValueError(f"{path}: cannot be read: {error}") from None
 
 
 def is_web_page(beginning: bytes) -> bool:
@@ -191,42 +215,34 @@ class _Counted:
         return block
 
 
-def _members(archive: Path, file: IO[bytes], progress: Progress) -> Iterator[_Member]:
-    if archive.name.endswith(".zip"):
-        with zipfile.ZipFile(file) as opened:
-            for item in opened.infolist():
-                _check_name(archive, item.filename)
-                name = str(PurePosixPath(item.filename))
-                yield _Member(archive, name, item.is_dir(), partial(_open_zipped, opened, item))
-                progress.advance(item.compress_size)
-        return
+def _zipped(file: IO[bytes], progress: Progress) -> Iterator[Member]:
+    with zipfile.ZipFile(file) as opened:
+        for item in opened.infolist():
+            yield item.filename, item.is_dir(), partial(opened.open, item)
+            progress.advance(item.compress_size)
+
+
+def _tarred(archive: Path, file: IO[bytes], progress: Progress) -> Iterator[Member]:
     counted: IO[bytes] = _Counted(file, progress)  # type: ignore[assignment]
     beginning = file.read(len(XZ))
     file.seek(0)
     # Decompressed here, because tarfile's streams miss a cut-off end, and the checksum that stands there.
     stream = next((opened(counted) for magic, opened in DECOMPRESSED.items() if beginning.startswith(magic)), counted)
     with tarfile.open(fileobj=stream, mode="r|*") as members:
-        for member in members:
-            _check_name(archive, member.name)
-            # Links are never followed: extractfile would.
-            name = str(PurePosixPath(member.name))
-            yield _Member(archive, name, member.isdir(), partial(_open_tarred, members, member))
+        while (member := members.next()) is not None:
+            tarfile.data_filter(member, str(archive))  # refuses links that lead out, devices and pipes
+            yield member.name, member.isdir(), partial(_open_tarred, members, member)
+            members.members.clear()  # tarfile keeps every header
         # The tar ends before the stream does, and checksums are compared at the stream's end.
         while members.fileobj.read(BLOCK):
             pass
 
 
-def _open_zipped(opened: zipfile.ZipFile, item: zipfile.ZipInfo) -> IO[bytes] | None:
-    return None if item.is_dir() else opened.open(item)
-
-
-def _open_tarred(members: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes] | None:
-    return members.extractfile(member) if member.isfile() else None
-
-
-def _check_name(archive: Path, name: str) -> None:
-    if name.startswith("/") or ".." in PurePosixPath(name).parts:
-        raise ValueError(f"{archive}: member {name!r} leads out of the archive's folder; it is not used")
+def _open_tarred(members: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    opened = members.extractfile(member) if member.isfile() else None  # it would follow links
+    if opened is None:
+        raise tarfile.SpecialFileError(member)
+    return opened
 
 
 def _some(names: list[str]) -> str:
@@ -234,14 +250,12 @@ def _some(names: list[str]) -> str:
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown or "none"
 
 
-def write_text(stream: IO[bytes], name: str, output: Path, limit: int | None = None) -> None:
+def write_text(stream: IO[bytes], name: str, output: Path, room: _Room, limit: int | None = None) -> None:
     """Write a text, decompressed and without markup, by the format that its name says.
 
     Raises: ValueError naming the text if its format is broken; errors of damaged compression.
     """
-    with output.open("wb") as file:
-        for block in _blocks(stream, name, limit):
-            file.write(block)
+    room.write(_blocks(stream, name, limit), output)
 
 
 def _blocks(stream: IO[bytes], name: str, limit: int | None) -> Iterator[bytes]:
@@ -250,14 +264,17 @@ def _blocks(stream: IO[bytes], name: str, limit: int | None) -> Iterator[bytes]:
             yield from _blocks(opened, name[: -len(".gz")], limit)  # type: ignore[arg-type]
         return
     if name.endswith((".sgm", ".xml")):
-        yield from ((line + "\n").encode() for line in segments(stream.read(), name)[:limit])
+        markup = stream.read(MARKUP_BYTES + 1)
+        if len(markup) > MARKUP_BYTES:
+            raise ValueError(f"{name}: more than {MARKUP_BYTES:,} bytes of markup")
+        yield from ((line + "\n").encode() for line in segments(markup, name)[:limit])
     elif is_tagged(name) or limit is not None:
         kept = 0
-        for line in stream:
-            if limit is not None and kept == limit:
+        for line in iter(partial(stream.readline, BLOCK), b""):  # a longer one in pieces
+            if kept == limit:
                 break
             if not (is_tagged(name) and TAG_LINE.fullmatch(line)):
-                kept += 1
+                kept += line.endswith(b"\n")
                 yield line
     else:
         while block := stream.read(BLOCK):
@@ -291,4 +308,4 @@ def convert(path: Path, name: str, output: Path, limit: int | None = None) -> No
     Raises: Damaged naming the file; ValueError.
     """
     with _damage_named(path), path.open("rb") as stream, replacing(output) as unfinished:
-        write_text(stream, name, unfinished, limit)
+        write_text(stream, name, unfinished, _Room(path), limit)

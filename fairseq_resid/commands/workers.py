@@ -1,4 +1,4 @@
-"""Work on all cores: processes that end with their parent, and results in the order of the work."""
+"""Work on all cores: a pool of processes that ends with this one, and results in the order of the work."""
 
 from __future__ import annotations
 
@@ -9,42 +9,33 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import active_children, connection, get_context, parent_process
 from multiprocessing.context import ForkContext, SpawnContext
 from threading import Thread
-from typing import Any, TypeVar
+from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 def context() -> ForkContext | SpawnContext:
-    """Return how workers are started: forked if that is safe, because importing fairseq again takes seconds."""
+    """Return how processes are started: forked where that is safe, because importing fairseq again takes seconds."""
     return get_context("fork") if sys.platform == "linux" else get_context("spawn")
 
 
-def ordered(
-    work: Iterable[Item],
-    function: Callable[[Item], Result],
-    workers: int,
-    initializer: Callable[..., None] | None = None,
-    arguments: tuple[Any, ...] = (),
-) -> Generator[Result, None, None]:
-    """Yield what `function` makes of every item, in order; at most 2·workers + 1 items are under way.
+def ordered(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Generator[Result, None, None]:
+    """Yield `function(item)` of every item, in order. At most 2·workers + 1 items are in progress.
 
-    With several workers, `function` and `initializer(*arguments)` run in other processes. These are forked when the
-    first result is asked for: before that, no thread should have been started.
+    Several workers are forked when the first result is requested. No thread should have been started before that.
     Raises: whatever `function` raises; ChildProcessError if a worker dies.
     """
-    if workers == 1:
-        if initializer is not None:
-            initializer(*arguments)
-        yield from map(function, work)
+    if workers <= 1:
+        yield from map(function, items)
         return
-    pool = ProcessPoolExecutor(workers, context(), start_worker, (initializer, arguments))
+    pool = ProcessPoolExecutor(workers, context(), start_worker)
     waiting: deque[Future[Result]] = deque()
     try:
-        for item in work:
+        for item in items:
             waiting.append(pool.submit(function, item))
             if len(waiting) > 2 * workers:
                 yield waiting.popleft().result()
@@ -52,16 +43,18 @@ def ordered(
             yield waiting.popleft().result()
     except BrokenProcessPool:
         raise ChildProcessError("a worker process ended (out of memory?); fewer --workers need less") from None
+    except BaseException:  # after Ctrl-C, or an error in one item, nobody needs the others
+        for child in active_children():
+            child.terminate()
+        raise
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
 
 
-def start_worker(initializer: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()) -> None:
-    """Begin a worker: it leaves Ctrl-C to the parent, and ends when the parent ends, for whatever reason."""
+def start_worker() -> None:
+    """Prepare a worker process: it leaves Ctrl-C to its parent, and ends when its parent ends for whatever reason."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
-    if initializer is not None:
-        initializer(*arguments)
 
 
 def _end_with_parent() -> None:

@@ -17,7 +17,8 @@ from ..commands.frame import command
 from . import flags, sources
 from .fingerprints import Fingerprints
 from .manifest import SPLITS, Manifest, Part
-from .preparation import Options, prepare_data
+from .preparation import prepare_data
+from .text_steps import Options
 
 
 @command("prepare custom", "Make a data folder from raw parallel text of your own.", again="goes on")

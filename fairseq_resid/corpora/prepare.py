@@ -21,7 +21,8 @@ from . import custom, flags, sources
 from . import manifest as manifests
 from .fingerprints import Fingerprints
 from .phrasebook import command as phrasebook
-from .preparation import Options, prepare_data
+from .preparation import prepare_data
+from .text_steps import Options
 
 # How others prepare the same text, as far as these settings can express it; the README names what they cannot.
 PROFILES: dict[str, dict[str, Any]] = {

@@ -6,6 +6,8 @@ import io
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,10 +19,11 @@ from ..commands.workers import context, start_worker
 from ..folders.data import PairCounts
 from ..segmentation import Segmenter
 from ..text import plain_words
-from . import clean, stream
+from . import clean, shards
 
 # Learned from at most so many training pairs, evenly spread, so that memory does not grow with the corpus.
 SAMPLED = 1_000_000
+TOGETHER = 100  # lines that are encoded at once
 SENTENCEPIECE: dict[str, Any] = {
     "model_type": "bpe",
     "character_coverage": 1.0,
@@ -164,44 +167,32 @@ def _receive(receiver: Connection) -> int | bytes:
     return received
 
 
-_segmenter: Segmenter | None = None  # each worker loads its own: it cannot be sent to a process
+@lru_cache(maxsize=1)
+def _segmenter(kind: str, model: Path) -> Segmenter:
+    """Return the model, loaded once in each process."""
+    return Segmenter(kind, model)
 
 
-def _load(kind: str, model: str) -> None:
-    global _segmenter
-    _segmenter = Segmenter(kind, Path(model))
-
-
-def encoded(lines: list[bytes]) -> list[list[str]]:
-    """Return the subwords of every line; on one thread, as there is a process for every core."""
-    assert _segmenter is not None
-    texts = [line.decode().rstrip("\n") for line in lines]
-    return [plain_words(subwords) for subwords in _segmenter.encode(texts)]
-
-
+@dataclass(frozen=True)
 class Encode:
-    """The work on one chunk, as an object that can be sent to a worker process."""
+    """The work on one shard."""
 
-    def __init__(self, limits: clean.Limits | None) -> None:
-        self.limits = limits
+    kind: str
+    model: Path
+    limits: clean.Limits | None
 
-    def __call__(self, chunk: stream.Chunk) -> stream.Result:
-        counts: Counter[str] = Counter()
-        sides = [encoded(side) for side in chunk.sides]
-        outputs: tuple[list[str], list[str]] = ([], [])
-        for source, target in zip(*sides, strict=True):
-            counts["in"] += 1
-            reason = self.limits.reason(len(source), len(target)) if self.limits else None
-            if reason:
-                counts[reason] += 1
-                continue
-            counts["out"] += 1
-            # The names that journals of earlier versions hold.
-            counts["source_pieces"] += len(source)
-            counts["target_pieces"] += len(target)
-            outputs[0].append(" ".join(source) + "\n")
-            outputs[1].append(" ".join(target) + "\n")
-        return stream.Result(("".join(outputs[0]).encode(), "".join(outputs[1]).encode()), counts)
+    def __call__(self, shard: shards.Shard, counts: Counter[str]) -> Iterator[tuple[str, str]]:
+        segmenter, pairs = _segmenter(self.kind, self.model), shard.pairs()
+        while some := list(islice(pairs, TOGETHER)):
+            sides = [
+                segmenter.encode([line.decode().rstrip("\n") for line in side]) for side in zip(*some, strict=True)
+            ]
+            for source, target in zip(*sides, strict=True):
+                reason = self.limits.reason(len(source), len(target)) if self.limits else None
+                counts.update(("in", reason or "out"))
+                if not reason:
+                    counts.update(source=len(source), target=len(target))
+                    yield " ".join(plain_words(source)), " ".join(plain_words(target))
 
 
 def encode(
@@ -212,13 +203,12 @@ def encode(
     model: Path,
     limits: clean.Limits | None,
     workers: int,
-    total: int,
 ) -> tuple[PairCounts, tuple[int, int]]:
     """Write a parallel text as subwords with spaces between; with limits, without the pairs that are beyond them.
 
-    Returns: what was kept and dropped, and the subwords that were written of each side.
+    Returns: the pairs kept and dropped, and the number of subwords written of each side.
     """
-    counts = stream.transform(what, [files], outputs, Encode(limits), workers, total, _load, (kind, str(model)))
+    counts = shards.transform(what, [files], outputs, Encode(kind, model, limits), workers)
     reasons = clean.SUBWORD_REASONS if limits else ()
     pairs = PairCounts(counts["in"], counts["out"], {reason: counts[reason] for reason in reasons})
-    return pairs, (counts["source_pieces"], counts["target_pieces"])
+    return pairs, (counts["source"], counts["target"])

@@ -66,7 +66,7 @@ class ImageFolder:
         files = self.files[part]
         count = max(1, min(CHUNK_IMAGES, CHUNK_BYTES // int(np.prod(shape))))
         chunks = (files[start : start + count] for start in range(0, len(files), count))
-        return ordered(chunks, partial(_decode_all, shape=shape), workers)
+        return ordered(partial(_decode_all, shape=shape), chunks, workers)
 
 
 def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:

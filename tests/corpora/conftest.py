@@ -12,6 +12,7 @@ import yaml
 from fairseq_resid.corpora import manifest as manifests
 from fairseq_resid.corpora import prepare
 from support import mirror
+from support.preparing import main
 from support.released import Released
 
 
@@ -33,11 +34,11 @@ def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Released:
     (tmp_path / "manifests" / "wmt14-en-de.yaml").write_text(yaml.safe_dump(known))
     monkeypatch.setattr(manifests, "MANIFESTS", tmp_path / "manifests")
 
-    def main(out: str, *flags: object) -> int:
+    def prepare_released(out: str, *flags: object) -> int:
         given = ["--out", tmp_path / out, "--downloads", tmp_path / "dl", "--vocab-size", 250, "--workers", 1]
         return prepare.main(["wmt14-en-de", *map(str, [*given, *flags])])
 
-    return host, main
+    return host, prepare_released
 
 
 @pytest.fixture
@@ -49,3 +50,18 @@ def raw(raw_text: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
         file = folder / f"{split}.xx"
         file.write_text(file.read_text().replace("o", "ộ"), encoding="utf-8")
     return {split: folder / split for split in raw_text}
+
+
+@pytest.fixture(scope="session")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Mirrors of both WMT'14 corpora. Not to be written to."""
+    folder = tmp_path_factory.mktemp("hosts")
+    return {target: mirror.wmt14(folder / target, target) for target in ("de", "fr")}
+
+
+@pytest.fixture(scope="session")
+def en_de(hosts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """WMT'14 EN-DE made from its mirror. Not to be written to."""
+    out = tmp_path_factory.mktemp("en-de") / "data"
+    assert main("wmt14-en-de", out, "--mirror", hosts["de"].as_uri()) == 0
+    return out

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_resid import text
-from fairseq_resid.corpora import custom, stream, tokenise
+from fairseq_resid.corpora import custom, shards, tokenise
 from fairseq_resid.evaluation import decoding, scoring, translate
 from fairseq_resid.evaluation.translate import Translator
 from fairseq_resid.folders.files import read_lines, read_pairs
@@ -97,7 +97,7 @@ def test_cleaning_keeps_usable_pairs_in_order(count: int, tmp_path: Path, fault:
     prefix = write(tmp_path, "raw", sides)
     both, outputs = ((Path(f"{stem}.en"), Path(f"{stem}.xx")) for stem in (prefix, tmp_path / "out"))
     forms = (TextForm("en"), TextForm("xx"))
-    found = tokenise.tokenise("test", [both], outputs, forms, True, 2, None)
+    found = tokenise.tokenise("test", [both], outputs, forms, True, 2)
     expected = []
     for raw in zip(*sides, strict=True):
         pair = [usable(line) for line in raw]
@@ -130,14 +130,12 @@ def test_unusable_line_is_named(count: int, tmp_path: Path, fault: Callable[...,
         both = tuple(Path(f"{write(tmp_path, 'raw', sides)}.{language}") for language in ("en", "xx"))
         named = f"{re.escape(str(both[side]))}:{place + 1}: "
         outputs = (tmp_path / "out.en", tmp_path / "out.xx")
-        for path in (*outputs, tmp_path / "out.en.journal"):
-            path.unlink(missing_ok=True)
         with pytest.raises(ValueError, match=f"^{named}.*--clean drops such pairs$"):
-            tokenise.tokenise("test", [both], outputs, (TextForm("en"), TextForm("xx")), False, 1, None)
+            tokenise.tokenise("test", [both], outputs, (TextForm("en"), TextForm("xx")), False, 1)
         if len(wrong) < 9000:
             with pytest.raises(ValueError, match=f"^{named}(not UTF-8|holds a NUL byte)"):
                 read_pairs(*both)
-        assert stream.measure(both[side])[0] == 200
+        assert shards.measure(both[side]).lines == 200
     fault("a line of other bytes, NUL, or too many characters among 200", count, "file and line named each time")
 
 

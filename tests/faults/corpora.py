@@ -14,9 +14,9 @@ FAULTS = [
     ),
     Fault(
         "cleaning: test text is cleaned too",
-        "fairseq_resid/corpora/preparation.py",
-        "                self.limits if is_train else None,",
-        "                self.limits,",
+        "fairseq_resid/corpora/text_steps.py",
+        "limits = job.limits if is_train else None",
+        "limits = job.limits",
         "corpora/test_provenance.py corpora/test_prepare.py",
     ),
     Fault(
@@ -28,9 +28,23 @@ FAULTS = [
     ),
     Fault(
         "steps: a damaged result of an earlier step is used",
-        "fairseq_resid/corpora/pipeline.py",
+        "fairseq_resid/corpora/steps.py",
         "(folder / file).stat().st_size == size",
         "(folder / file).stat().st_size >= 0",
-        "corpora/test_prepare.py",
+        "corpora/test_prepare_stopped.py",
+    ),
+    Fault(
+        "shards: those of another text are used",
+        "fairseq_resid/corpora/shards.py",
+        "        key.update((source.sha256 + target.sha256).encode())\n",
+        "",
+        "corpora/test_shards.py",
+    ),
+    Fault(
+        "shards: half a shard that a kill left is kept",
+        "fairseq_resid/corpora/shards.py",
+        "                    file.truncate(place)\n",
+        "",
+        "corpora/test_shards.py",
     ),
 ]

@@ -1,7 +1,8 @@
 """The preparation, made to stop in the middle of one step and wait there: for the tests that kill it.
 
-PREPARE_TEST_STOP names the step, or a text in it and a number of chunks: "tokenise train/7". The word STOPPED on stdout
-says that it is there, its work half done on disk.
+PREPARE_TEST_STOP names the step; "tokenise train/7": a text in it, in shards of 20 pairs, and how many of them are
+done; "join train/7": how many are joined; "never": shards of 20 pairs to the end. The word STOPPED on stdout says that
+it is there, its work half done on disk.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_resid.commands import extract, fetch
-from fairseq_resid.corpora import prepare, stream, subwords
-from fairseq_resid.corpora.pipeline import Step
+from fairseq_resid.corpora import prepare, shards, subwords, tokenise
+from fairseq_resid.corpora.steps import Steps
 
 
 def stop() -> None:
@@ -38,8 +39,8 @@ def stop_between_texts() -> None:
     """Extraction stops with the texts of one archive whole and those of the next written, but not yet checked."""
     whole, written = extract.write_text, []
 
-    def write_text(stream: Any, name: str, output: Path, limit: int | None = None) -> None:
-        whole(stream, name, output, limit)
+    def write_text(stream: Any, name: str, output: Path, *rest: Any) -> None:
+        whole(stream, name, output, *rest)
         written.append(output)
         if len(written) == 4:
             stop()
@@ -47,24 +48,40 @@ def stop_between_texts() -> None:
     extract.write_text = write_text
 
 
-def stop_after_chunks(what: str, count: int) -> None:
-    """A text's work stops after so many chunks of 20 pairs, all in its journal."""
-    stream.CHUNK_LINES, stream.FEW_PAIRS, stream.JOURNAL_EVERY = 20, 0, 0.0
-    advance, done = stream.Progress.advance, []
+def stop_after_shards(what: str, count: int) -> None:
+    """A text's work stops after so many shards."""
+    advance, done = shards.Progress.advance, []
 
-    def advance_or_stop(self: stream.Progress, pairs: int) -> None:
+    def advance_or_stop(self: shards.Progress, pairs: int) -> None:
         advance(self, pairs)
         if self.what == what:
             done.append(pairs)
             if len(done) == count:
                 stop()
 
-    stream.Progress.advance = advance_or_stop  # type: ignore[method-assign]
+    shards.Progress.advance = advance_or_stop  # type: ignore[method-assign]
+
+
+def stop_while_joining(name: str, count: int) -> None:
+    """Joining stops with half of a shard after so many whole ones."""
+    done = []
+
+    def copy_or_stop(source: Any, target: Any, length: int) -> None:
+        content = source.read()
+        if Path(target.name).stem == name:
+            done.append(content)
+        if len(done) > count:
+            target.write(content[: len(content) // 2])
+            target.flush()
+            stop()
+        target.write(content)
+
+    shards.shutil.copyfileobj = copy_or_stop  # type: ignore[attr-defined]
 
 
 def wait(*_: Any) -> Any:
     """What a worker, or the process that learns, does in place of its work."""
-    print("WORKER", os.getpid(), flush=True)
+    os.write(1, f"WORKER {os.getpid()}\n".encode())  # at once: two of them must not write into each other's line
     time.sleep(600)
 
 
@@ -82,25 +99,26 @@ def main() -> None:
         fetch.os.replace = replace  # type: ignore[attr-defined]
     elif where == "extract":
         stop_between_texts()
-    elif "/" in where:
-        what, count = where.split("/")
-        stop_after_chunks(what, int(count))
-    elif where == "worker":
-        stream.FEW_PAIRS = 0
-        transform = stream.transform
-
-        def slowly(what: str, pairs: Any, outputs: Any, function: Any, workers: int, *rest: Any) -> Any:
-            return transform(what, pairs, outputs, wait, 2, *rest)
-
-        stream.transform = slowly
+    elif "/" in where or where in ("never", "worker"):
+        shards.SHARD_LINES = 20
+        what, _, count = where.partition("/")
+        if where == "worker":
+            tokenise.Tokenise.__call__ = wait  # type: ignore[method-assign]
+        elif what.startswith("join "):
+            stop_while_joining(what.removeprefix("join "), int(count))
+        elif count:
+            stop_after_shards(what, int(count))
     elif where == "learner":
         subwords.sample = wait
     else:
-        original = Step.__init__
+        run = Steps.run
 
-        def init(self: Step[Any], name: str, title: str, settings: Any, needs: Any, run: Any, *rest: Any, **kept: Any):
-            changed = run_then_stop(run)
-            original(self, name, title, settings, needs, changed if name == where else run, *rest, **kept)
+        def run_or_stop(self: Steps, name: str, kind: Any, make: Any) -> Any:
+            return run(self, name, kind, run_then_stop(make) if name == where else make)
 
-        Step.__init__ = init  # type: ignore[method-assign, assignment]
+        Steps.run = run_or_stop  # type: ignore[method-assign]
     sys.exit(prepare.main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()
