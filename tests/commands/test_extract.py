@@ -241,7 +241,7 @@ def test_what_unpacks_to_too_much_is_refused(name: str, tmp_path: Path, monkeypa
         unpacked()
     assert list((tmp_path / "out").iterdir()) == []
     if name in ("a.tgz", "a.zip"):
-        with pytest.raises(ValueError, match="unpacks to more than [1-3] MB"):
+        with pytest.raises(ValueError, match=r"unpacks to more than [1-3] MB"):
             extract.unpack(tmp_path / name, tmp_path / "all")
 
 
