@@ -232,7 +232,7 @@ def _tarred(archive: Path, file: IO[bytes], progress: Progress) -> Iterator[Memb
         while (member := members.next()) is not None:
             tarfile.data_filter(member, str(archive))  # refuses links that lead out, devices and pipes
             yield member.name, member.isdir(), partial(_open_tarred, members, member)
-            members.members.clear()  # tarfile keeps every header
+            members.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every header
         # The tar ends before the stream does, and checksums are compared at the stream's end.
         while members.fileobj.read(BLOCK):
             pass

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from msgspec import Struct
 
@@ -34,6 +34,7 @@ PATIENCE = 5  # seconds for a question that a download does not depend on
 # Not worth another attempt: what is asked for is not there, or not for us. (416: also not as a whole.)
 FINAL = {400, 401, 403, 404, 405, 406, 410, 416, 451}
 BEGINNING = 512  # bytes that show what a file is
+ENDED = "the connection ended after {:,} of {:,} bytes"
 RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")  # a Content-Range
 
 
@@ -68,6 +69,10 @@ class _Refused(Exception):
     """This address does not give the file, however often it is asked."""
 
 
+class _Lost(Exception):
+    """The connection failed or ended too soon: worth another attempt."""
+
+
 def fetch(
     file: RemoteFile, folder: Path, mirror: str | None, allow_other: bool, sleep: Callable[[float], None] = time.sleep
 ) -> Fingerprint:
@@ -85,7 +90,8 @@ def fetch(
         if known is None and target.is_file() and (file.sha256 or file.md5):
             found = describe(target)  # copied there by the user, or NAME.json was lost
             if not problem(file, found):
-                return _keep(target, found)
+                records.write(_record(target), found)
+                return found
         urls = [address(file.name, mirror)] if mirror else list(file.urls)
         if not urls:
             raise FetchError(f"{file.name}: no address is known; give the folder that has it with --raw")
@@ -146,12 +152,6 @@ def _known(target: Path) -> Fingerprint | None:
     return known if (known.bytes, known.mtime_ns) == (status.st_size, status.st_mtime_ns) else None
 
 
-def _keep(target: Path, known: Fingerprint) -> Fingerprint:
-    """Write NAME.json."""
-    records.write(_record(target), known)
-    return known
-
-
 def describe(path: Path) -> Fingerprint:
     """Return the fingerprint of a file."""
     sha256, md5 = hashlib.sha256(), hashlib.md5()
@@ -187,15 +187,10 @@ def _from(url: str, file: RemoteFile, target: Path, allow_other: bool, sleep: Ca
     for attempt in range(ATTEMPTS):
         try:
             _attempt(url, partial, file, allow_other)
-        except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, urllib.error.HTTPError) and error.code in FINAL:
-                raise _Refused(f"HTTP {error.code} {error.reason}") from None
-            if not isinstance(error, (urllib.error.URLError, ConnectionError, TimeoutError, http.client.HTTPException)):
-                raise  # the disk
-            reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-            if isinstance(reason, FileNotFoundError) or attempt + 1 == ATTEMPTS:
-                raise _Refused(f"{reason}") from None
-            print(f"{file.name}: {reason}; attempt {attempt + 2} of {ATTEMPTS}", flush=True)
+        except _Lost as loss:
+            if attempt + 1 == ATTEMPTS:
+                raise _Refused(str(loss)) from None
+            print(f"{file.name}: {loss}; attempt {attempt + 2} of {ATTEMPTS}", flush=True)
             sleep(PAUSE * 2**attempt)
             continue
         found = describe(partial)
@@ -214,7 +209,9 @@ def _from(url: str, file: RemoteFile, target: Path, allow_other: bool, sleep: Ca
         if not (file.sha256 or file.md5):
             print(f"{file.name}: its checksum is not known; sha256 {found.sha256}", flush=True)
         os.replace(partial, target)
-        return _keep(target, replace(found, url=url))
+        known = replace(found, url=url)
+        records.write(_record(target), known)
+        return known
     raise _Refused("an unfinished download could not be completed")
 
 
@@ -222,43 +219,41 @@ def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> No
     """Download what PARTIAL lacks of the length that the server says.
 
     PARTIAL is not changed until the answer's size and beginning show that it is the file.
-    Raises: OSError if the connection fails or ends too soon; _Refused if the answer is another file.
+    Raises: _Lost; _Refused if the answer is another file; OSError of the disk.
     """
     expected = None if allow_other else file.bytes
     start = partial.stat().st_size if partial.is_file() else 0
     if start and start == expected:
         return
-    if expected is not None and start > expected:
-        start = 0
-    answer, start, total = _ask(url, start)
+    answer, start, total = _ask(url, start if expected is None or start < expected else 0)
     with answer:
         if expected is not None and total not in (None, expected):
             raise _Refused(f"{_wrong('bytes', total, expected)} (--allow-other-data accepts it)")
         if start and start == total:
             return
-        block = _read(answer)
+        block, end = _read(answer), expected if total is None else total
         if not start:
             if total is not None and len(block) < min(BEGINNING, total):
-                raise _ended(len(block), total)
+                raise _Lost(ENDED.format(len(block), total))
             if found := instead(file.name, block):
                 raise _Refused(f"answers with {found} in place of the file")
         partial.touch()
         with partial.open("r+b") as output, Progress(file.name, total, "B", start) as progress:
             output.seek(start)
             while block:
-                _put(output, block)
+                # The same bytes, if they are there, stay: a lost connection must not shorten the file.
+                place = output.tell()
+                if output.read(len(block)) != block:
+                    output.seek(place)
+                    output.truncate()
+                    output.write(block)
                 progress.advance(len(block))
                 if expected is not None and output.tell() > expected:
                     raise _Refused(f"sends more than the {expected} bytes that are expected")
                 block = _read(answer)
-            end = expected if total is None else total
             if end is not None and output.tell() < end:
-                raise _ended(output.tell(), end)
+                raise _Lost(ENDED.format(output.tell(), end))
             output.truncate()
-
-
-def _ended(size: int, total: int) -> ConnectionError:
-    return ConnectionError(f"the connection ended after {size:,} of {total:,} bytes")
 
 
 def _request(url: str, **settings: Any) -> urllib.request.Request:
@@ -271,7 +266,7 @@ def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
     """Ask for a file from a byte on; return the answer, the byte where it begins, the file's size (None: not known).
 
     If the answer begins at the file's size, nothing is left to read.
-    Raises: OSError if the connection fails; _Refused if the address or the answer cannot be used.
+    Raises: _Lost; _Refused if the address or the answer cannot be used.
     """
     try:
         request = _request(url)
@@ -279,20 +274,22 @@ def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
             request.add_header("Range", f"bytes={start}-")
         answer = urllib.request.urlopen(request, timeout=SILENCE)
     except urllib.error.HTTPError as error:
-        if error.code != 416 or not start:
-            raise
-        if error.headers.get("Content-Range", "").endswith(f"/{start}"):
-            return error, start, start
-        return _ask(url, 0)  # what is here is longer than the server's file
+        if error.code == 416 and start:
+            if error.headers.get("Content-Range", "").endswith(f"/{start}"):
+                return error, start, start
+            return _ask(url, 0)  # what is here is longer than the server's file
+        raise (_Refused if error.code in FINAL else _Lost)(f"HTTP {error.code} {error.reason}") from None
     except (http.client.InvalidURL, ValueError) as error:
         raise _Refused(f"no address: {error}") from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+        raise (_Refused if isinstance(reason, FileNotFoundError) else _Lost)(str(reason)) from None
     length = _length(answer)
     if answer.status != 206:
         return answer, 0, length  # the whole, whatever was asked for
     part = RANGE.fullmatch(answer.headers.get("Content-Range", ""))
     if part is not None and int(part[1]) == start:
-        size = int(part[2]) if part[2] != "*" else length and start + length
-        return answer, start, size
+        return answer, start, int(part[2]) if part[2] != "*" else length and start + length
     answer.close()
     if not start:
         raise _Refused("answers with a part of the file that was not asked for")
@@ -305,19 +302,9 @@ def _length(answer: Any) -> int | None:
     return int(length) if length.isdecimal() and "Transfer-Encoding" not in answer.headers else None
 
 
-def _put(output: IO[bytes], block: bytes) -> None:
-    """Write a block. The same bytes, if they are there, stay: a lost connection must not shorten the file."""
-    place = output.tell()
-    if output.read(len(block)) != block:
-        output.seek(place)
-        output.truncate()
-        output.write(block)
-
-
 def _read(answer: Any) -> bytes:
-    """Read a block; whatever goes wrong here is the connection's fault, not the disk's."""
     try:
         block: bytes = answer.read(BLOCK)
-    except OSError as error:
-        raise ConnectionError(f"the connection was lost: {error}") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise _Lost(f"the connection was lost: {error}") from None
     return block
