@@ -83,7 +83,7 @@ RUN_ELSEWHERE = (
 )
 
 
-# Nine runs of a study and their tuning: statistics of all 122 take minutes, and test_study.py makes them.
+# Nine runs of a study and their tuning: statistics of all 122 take longer, and test_study_plan.py makes them.
 KEPT_RUNS = re.compile(r"6\+6\.(post_ln|rskip_ln|sas)\.0\.004\.(seed[123]|tuning)")
 
 
