@@ -17,7 +17,7 @@ from ..folders import records
 from ..folders.run import Record, Run, Scored
 from . import plan
 from .kept import Note
-from .plan import Choice, Planned, Study
+from .plan import Choice, Group, Study
 from .statistics import Effect, effect, holm, pseudo_values
 
 # Of a difference, and of a difference of differences.
@@ -149,15 +149,13 @@ class Kept:
         self.study, self.notes, self.folder = study, notes, folder
         self.values = cache(self._values)
 
-    def note(self, run: Planned) -> Note | None:
-        return self.notes.get(run.name)
-
-    def ended(self, setting: str, arm: str, value: float | None) -> list[Note]:
+    def ended(self, group: Group | Cell | Row) -> list[Note]:
         """Return the notes of all seeds of an arm, those of its tuning left out."""
+        wanted = (group.setting, group.arm, group.value)
         found = [
             note
             for note in self.notes.values()
-            if (note.run.setting, note.run.arm, note.run.value) == (setting, arm, value) and not note.run.is_tuning
+            if (note.run.setting, note.run.arm, note.run.value) == wanted and not note.run.is_tuning
         ]
         return sorted(found, key=lambda note: note.run.seed)
 
@@ -166,10 +164,6 @@ class Kept:
         run, of = Run(self.folder / name), self.study.kind.measures[measure]
         parts = [row for subset in self.study.tests_of(measure) for row in of.parts(run, subset)]
         return pseudo_values(np.array(parts), of.score)
-
-    def table(self, runs: Sequence[Planned], measure: str) -> np.ndarray:
-        """Return the values of the finished runs of an arm, (seeds, sentences)."""
-        return np.stack([self.values(run.name, measure) for run in runs])
 
     def compare(self, groups: Sequence[Sequence[Note]], measures: Iterable[str]) -> Comparison:
         """Compare two groups of runs that have ended, or the difference of the first two with that of the last two."""
@@ -186,7 +180,7 @@ class Kept:
                 raise ValueError(
                     f"{self.folder / strange[0]}: was scored on another number of {kind.example} than {first}"
                 )
-            samples = [self.table([note.run for note in group], measure) for group in finished]
+            samples = [np.stack([self.values(note.run.name, measure) for note in group]) for group in finished]
             effects[measure] = effect(list(zip(SIGNS, samples, strict=False)))
         untested = ""
         if lost := sum(map(len, groups)) - sum(seeds):
@@ -319,7 +313,7 @@ def fixed_value(at: str) -> float | None:
 def _row(kept: Kept, cell: Cell) -> Row | None:
     """Return the figures of a cell; None if no run of it has ended."""
     kind, measure = kept.study.kind, kept.study.measure
-    ended = kept.ended(cell.setting, cell.arm, cell.value)
+    ended = kept.ended(cell)
     finished = [note for note in ended if note.outcome == "finished"]
     if not ended:
         return None
@@ -348,16 +342,12 @@ def _row(kept: Kept, cell: Cell) -> Row | None:
     )
 
 
-def _ended(kept: Kept, row: Row) -> list[Note]:
-    return kept.ended(row.setting, row.arm, row.value)
-
-
 def _against(kept: Kept, row: Row, rows: Sequence[Row]) -> Row:
     """Return the row with its comparison with the baseline, on all seeds of both."""
     base = baselines(kept.study, rows, row.at).get(row.setting)
     if base is None or row.arm == kept.study.baseline:
         return row
-    found = kept.compare([_ended(kept, row), _ended(kept, base)], kept.study.kind.measures)
+    found = kept.compare([kept.ended(row), kept.ended(base)], kept.study.kind.measures)
     if not found.effects:
         return row
     theirs = dict(base.curve)
@@ -413,7 +403,7 @@ def _interactions(kept: Kept, rows: Sequence[Row]) -> list[Interaction]:
         for than, setting in combinations(mine, 2):
             if at not in {mine[setting].at, mine[than].at}:
                 continue  # it is the one at its own value
-            groups = [_ended(kept, row) for row in (mine[setting], base[setting], mine[than], base[than])]
+            groups = [kept.ended(row) for row in (mine[setting], base[setting], mine[than], base[than])]
             found.append(Interaction(arm, at, setting, than, kept.compare(groups, [study.measure])))
     return found
 
@@ -424,6 +414,7 @@ def _contrast(kept: Kept, groups: Sequence[str], known: Mapping[tuple[str, str],
     for text in groups:
         group = plan.group(kept.study, text)
         own = known.get((group.setting, group.arm))
-        value = own.best if group.value is None and own is not None else group.value
-        found.append(kept.ended(group.setting, group.arm, value))
+        if group.value is None and own is not None:
+            group = replace(group, value=own.best)
+        found.append(kept.ended(group))
     return Contrast(list(groups), kept.compare(found, kept.study.kind.measures))

@@ -110,10 +110,8 @@ def holm(p: Sequence[float | None]) -> list[float | None]:
 
     None stays None and does not count.
     """
-    known = sorted((value, index) for index, value in enumerate(p) if value is not None)
-    found: list[float | None] = [None] * len(p)
-    before = 0.0
-    for rank, (value, index) in enumerate(known):
-        before = max(before, min(1.0, value * (len(known) - rank)))
-        found[index] = before
-    return found
+    known = np.array([value for value in p if value is not None])
+    order = known.argsort()
+    known[order] = np.maximum.accumulate(known[order] * np.arange(len(known), 0, -1)).clip(max=1)
+    corrected = iter(known.tolist())
+    return [None if value is None else next(corrected) for value in p]

@@ -29,8 +29,8 @@ FAULTS = [
     Fault(
         "study: Holm's factor is one too small",
         "fairseq_resid/study/statistics.py",
-        "len(known) - rank)",
-        "len(known) - rank - 1)",
+        "np.arange(len(known), 0, -1)",
+        "np.arange(len(known) - 1, -1, -1)",
         "study/test_study_statistics.py",
     ),
     Fault(
