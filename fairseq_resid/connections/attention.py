@@ -22,7 +22,7 @@ class AttentionOptions(Options):
     """Of attn_residual."""
 
     block_size: int = option(
-        1, "S, attend to the sums of blocks of S sublayers; 1: to every sublayer", least=1, example=2
+        1, "S, attend to the sums of blocks of S sublayers; 1: to every sublayer", least=1, most=10_000, example=2
     )
 
     def has_blocks(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import use_kernels
-from .options import Options
+from .options import InvalidOption, Options
 from .place import Place
 
 
@@ -45,7 +46,7 @@ class ResidualConnection(nn.Module):
         super().__init__()
         # TorchScript sees none of these three: a subclass copies the numbers that its formula needs.
         self.place, self.options, self.described = place, options, dict(described or {})
-        self.dropout = dropout if isinstance(dropout, nn.Module) else nn.Dropout(dropout)
+        self.dropout = dropout if isinstance(dropout, nn.Module) else nn.Dropout(probability(dropout))
         self.backend = backend
 
     @torch.jit.export
@@ -103,6 +104,16 @@ class ResidualConnection(nn.Module):
     def extra_repr(self) -> str:
         """Return what print(model) shows of the connection: its width, its --residual name and its options."""
         return ", ".join([str(self.place.dim), *(f"{name}={value}" for name, value in self.described.items())])
+
+
+def probability(dropout: Any) -> float:
+    """Return a dropout probability.
+
+    Raises: InvalidOption naming what was given and what is allowed.
+    """
+    if not isinstance(dropout, numbers.Real) or not 0 <= dropout <= 1:  # nor NaN
+        raise InvalidOption(f"dropout {dropout}: must be a number from 0 to 1, or a module")
+    return float(dropout)
 
 
 def dropout_probability(dropout: nn.Module) -> float | None:

@@ -26,7 +26,7 @@ READ, KEPT = 4.0, 8.0
 class StreamsOptions(Options):
     """Of mhc."""
 
-    hyper_streams: int = option(4, "n, how many streams", least=1, example=2)
+    hyper_streams: int = option(4, "n, how many streams", least=1, most=32, example=2)
 
 
 @dataclass(frozen=True)

@@ -194,8 +194,8 @@ def build(
 
     Args:   place: where it stands; the number of channels alone, if the structure does not depend on it
             backend: auto, the fused kernels wherever they serve; eager; triton, an error in training if they do not
-    Raises: InvalidOption for an unknown name, an option the structure does not have, or a value that is not allowed;
-            ValueError if the structure needs a Place.
+    Raises: InvalidOption for an unknown name, an option the structure does not have, or a value that is not allowed,
+            of `dropout` too; ValueError if the structure needs a Place.
     """
     made, chosen = structure(name), resolve(name, given)
     check_backend(name, chosen, backend)

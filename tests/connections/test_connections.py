@@ -257,6 +257,13 @@ NAN, INF = float("nan"), float("inf")
     ("name", "option", "value", "allowed"),
     [
         *[("rskip_ln", "skip_lambda", value, "integer") for value in (0, -1, 1.5, NAN, INF, "two")],
+        *[("rskip_ln", "skip_lambda", value, "integer >= 1 and <= 100") for value in (101, 10**9, "1e9", 10**400)],
+        ("hyper", "hyper_streams", 10**9, "an integer >= 1 and <= 32"),
+        ("mhc", "hyper_streams", 33, "an integer >= 1 and <= 32"),
+        ("attn_residual", "block_size", 10**9, "an integer >= 1 and <= 10000"),
+        ("xskip", "skip_lambda", 1e308, "positive number, finite in fp32"),
+        ("wskip_ln", "wskip_init", 1e39, "finite number in fp32"),
+        ("highway", "gate_bias", -1e308, "finite number in fp32"),
         *[("xskip", "skip_lambda", value, "positive number") for value in (0, -1, NAN, INF)],
         *[("xskip_ln", "skip_lambda", value, "positive number") for value in (0, -1, NAN, INF)],
         *[("xskip_ln", "branch_scale", value, "positive number") for value in (0, -1, NAN, INF)],
@@ -286,7 +293,7 @@ def test_wrong_value_is_refused(name, option, value, allowed):
 @each
 def test_value_that_is_not_a_valid_number_is_refused(name):
     for option in connections.options(name).values():
-        for value in [] if option.choices else [NAN, INF, -INF, "two"]:
+        for value in [] if option.choices else [NAN, INF, -INF, 1e39, 10**400, "two"]:
             with pytest.raises(ValueError, match=r"number|integer") as error:
                 build(name, C, **{option.name: value})
             assert f"--{option.name.replace('_', '-')} {value}" in str(error.value)
@@ -310,6 +317,13 @@ def test_another_norm_has_no_kernel():
 def test_width_below_one_is_refused():
     with pytest.raises(ValueError, match=r"dim 0.*at least 1"):
         connections.build("post_ln", 0)
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -0.1, 1.5, "0.1", None, [0.1]], ids=str)
+def test_dropout_that_is_no_probability_is_refused(value):
+    with pytest.raises(ValueError) as error:
+        connections.build("post_ln", C, value)
+    assert str(error.value) == f"dropout {value}: must be a number from 0 to 1, or a module"
 
 
 def test_registering_a_name_twice_is_refused():
