@@ -49,7 +49,8 @@ class ManyStreams(ResidualConnection):
 
     def __init__(self, place: Place, options: StreamsOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        self.dim, self.streams = place.dim, options.hyper_streams
+        self.streams = options.hyper_streams
+        self.least_width = self.most_width = self.streams * place.dim
         self.norm = place.norm(place.dim)
 
     def split(self, state: Tensor) -> Tensor:
