@@ -22,7 +22,7 @@ class AttentionOptions(Options):
     """Of attn_residual."""
 
     block_size: int = option(
-        1, "S, attend to the sums of blocks of S sublayers; 1: to every sublayer", least=1, example=2
+        1, "S, attend to the sums of blocks of S sublayers; 1: to every sublayer", least=1, most=10_000, example=2
     )
 
     def has_blocks(self) -> bool:
@@ -84,7 +84,7 @@ class AttentionResidual(ResidualConnection):
 
     def __init__(self, place: Place, options: AttentionOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        self.dim, self.block_size = place.dim, options.block_size
+        self.block_size = options.block_size
         self.width = (place.sites + 1) * place.dim
         self.position = place.index + 1 if options.has_blocks() else 0
         self.norm = place.norm(place.dim)

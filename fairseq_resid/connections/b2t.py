@@ -24,7 +24,7 @@ class BottomToTop(ResidualConnection):
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        self.dim, self.is_last = place.dim, place.last
+        self.is_last, self.most_width = place.last, 2 * place.dim
         self.scale = place.depth(place.stack) ** -0.5
         self.norm = place.norm(place.dim)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import use_kernels
-from .options import Options
+from .options import InvalidOption, Options
 from .place import Place
 
 
@@ -26,7 +27,8 @@ class ResidualConnection(nn.Module):
     A subclass gives the formula in `combine`. One that has a kernel gives the same formula, dropout included, in
     `combine_fused`; `backend` (--residual-backend) decides which of them runs.
 
-    Shapes:   state: (..., n·C), one tensor; f_out: (..., C). n is 1 for most structures: the state is the shortcut x
+    Shapes:   state: (..., n·C), one tensor; f_out: (..., C), its other dimensions those of the state: nothing is
+              broadcast. n is 1 for most structures: the state is the shortcut x
     Dtype:    fp16 / bf16 / fp32 / fp64 in, the same out; LayerNorm is affine, eps 1e-5, its statistics in fp32
     Range:    finite for |x|, |F| up to L / S, L = 65,000 in fp16 and 1e17 in bf16 and fp32, S the sum of the formula's
               weights, 2 for x + F: README.md
@@ -45,8 +47,12 @@ class ResidualConnection(nn.Module):
         super().__init__()
         # TorchScript sees none of these three: a subclass copies the numbers that its formula needs.
         self.place, self.options, self.described = place, options, dict(described or {})
-        self.dropout = dropout if isinstance(dropout, nn.Module) else nn.Dropout(dropout)
+        self.dropout = dropout if isinstance(dropout, nn.Module) else nn.Dropout(probability(dropout))
         self.backend = backend
+        self.dim = place.dim
+        # Channels of a state that `forward` takes, multiples of C; 0: no maximum. A structure with a wide state may set
+        # both; of the others `build` sets the maximum to C.
+        self.least_width, self.most_width = place.dim, 0
 
     @torch.jit.export
     def enter(self, x: Tensor) -> Tensor:
@@ -59,8 +65,20 @@ class ResidualConnection(nn.Module):
         return state
 
     def forward(self, state: Tensor, f_out: Tensor) -> Tensor:
-        """Return the next state from the state and the sublayer's raw output f_out."""
-        if not torch.jit.is_scripting():  # noqa: SIM102  (TorchScript leaves out what stands under this alone)
+        """Return the next state from the state and the sublayer's raw output f_out.
+
+        Raises: ValueError naming the argument of the wrong shape (torch.jit.Error from TorchScript); TypeError naming
+                what is no tensor, such as all that an attention returns.
+        """
+        is_tracing = False
+        if not torch.jit.is_scripting():  # TorchScript leaves out what stands under this alone
+            is_tracing = torch.jit.is_tracing()  # sizes are tensors then
+            for name, given in (("state", state), ("f_out", f_out)):
+                if not isinstance(given, Tensor):
+                    raise TypeError(f"{name} of type {type(given).__name__}: must be a tensor")
+        if not is_tracing:
+            check_shapes(state, f_out, self.dim, self.least_width, self.most_width)
+        if not torch.jit.is_scripting():  # noqa: SIM102
             if use_kernels(self.backend, self.training, state, f_out):
                 p = dropout_probability(self.dropout)
                 if p is None:
@@ -103,6 +121,37 @@ class ResidualConnection(nn.Module):
     def extra_repr(self) -> str:
         """Return what print(model) shows of the connection: its width, its --residual name and its options."""
         return ", ".join([str(self.place.dim), *(f"{name}={value}" for name, value in self.described.items())])
+
+
+def check_shapes(state: Tensor, f_out: Tensor, dim: int, least: int, most: int) -> None:
+    """Raise ValueError unless f_out is (..., dim), and state (..., n·dim) of `least` to `most` channels.
+
+    most: 0: any number
+    """
+    f_shape, shape = f_out.shape, state.shape
+    if most == dim and shape == f_shape and len(shape) > 0 and shape[-1] == dim:  # nearly always, and cheap
+        return
+    if len(f_shape) == 0 or f_shape[-1] != dim:
+        raise ValueError(f"f_out {list(f_shape)}: must be (..., {dim}), as wide as the connection")
+    if len(shape) != len(f_shape) or shape[:-1] != f_shape[:-1]:
+        raise ValueError(f"f_out {list(f_shape)}: must have the shape of the state {list(shape)}, but for its channels")
+    width = shape[-1]
+    if width < least or (most > 0 and width > most) or width % dim != 0:
+        if most == dim:
+            raise ValueError(f"state {list(shape)}: must be (..., {dim}), as wide as the connection")
+        raise ValueError(
+            f"state {list(shape)}: must have a multiple of {dim} channels, from {least} on; enter(x) begins a state"
+        )
+
+
+def probability(dropout: Any) -> float:
+    """Return a dropout probability.
+
+    Raises: InvalidOption naming what was given and what is allowed.
+    """
+    if not isinstance(dropout, numbers.Real) or not 0 <= dropout <= 1:  # nor NaN
+        raise InvalidOption(f"dropout {dropout}: must be a number from 0 to 1, or a module")
+    return float(dropout)
 
 
 def dropout_probability(dropout: nn.Module) -> float | None:

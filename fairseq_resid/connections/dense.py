@@ -32,7 +32,7 @@ class DenseFormer(PreLayerNorm):
         super().__init__(place, options, *rest)
         layers = place.depth(place.stack)
         per_layer = place.sites // layers
-        self.dim, self.step = place.dim, per_layer + 1
+        self.step = per_layer + 1
         self.width = (place.sites + layers + 1) * place.dim
         self.position = place.layer + place.index + 1  # values that the state has here
         self.is_last = place.last

@@ -26,7 +26,7 @@ READ, KEPT = 4.0, 8.0
 class StreamsOptions(Options):
     """Of mhc."""
 
-    hyper_streams: int = option(4, "n, how many streams", least=1, example=2)
+    hyper_streams: int = option(4, "n, how many streams", least=1, most=32, example=2)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class ManyStreams(ResidualConnection):
 
     def __init__(self, place: Place, options: StreamsOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        self.dim, self.streams = place.dim, options.hyper_streams
+        self.streams = options.hyper_streams
+        self.least_width = self.most_width = self.streams * place.dim
         self.norm = place.norm(place.dim)
 
     def split(self, state: Tensor) -> Tensor:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import typing
 from dataclasses import dataclass
 from typing import Any
+
+FP32_MOST = 3.4028234663852886e38  # formulas compute with an option in fp32
 
 
 class InvalidOption(ValueError):
@@ -22,7 +23,8 @@ def invalid(option: str, value: object, allowed: str) -> InvalidOption:
 class Option:
     """One option: its name, type, default and help, and what is allowed.
 
-    choices: all allowed values of a text; above, least, most: bounds of a number, the first not allowed itself
+    choices: all allowed values of a text; above, least, most: bounds of a number, the first not allowed itself. Every
+             integer has a `most`: a structure may build as many modules. Without it a float is bounded by fp32.
     example: a number beside the default that the tests train with
     """
 
@@ -41,9 +43,9 @@ class Option:
         """What is allowed, in words."""
         if self.choices:
             return f"choose one of {', '.join(self.choices)}"
-        kind = "an integer" if self.type is int else "a finite number"
+        kind = "an integer" if self.type is int else "a finite number in fp32"
         if self.above == 0:
-            return "must be a positive number" + (f" <= {self.most:g}" if self.most is not None else "")
+            return "must be a positive number" + (f" <= {self.most:g}" if self.most is not None else ", finite in fp32")
         least = f" >= {self.least:g}" if self.least is not None else ""
         return f"must be {kind}{least}" + (f" and <= {self.most:g}" if self.most is not None else "")
 
@@ -63,10 +65,10 @@ class Option:
             return value
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise invalid(self.name, value, self.allowed) from None
         if (
-            not math.isfinite(number)
+            not abs(number) <= FP32_MOST  # nor NaN
             or (self.type is int and not number.is_integer())
             or (self.above is not None and number <= self.above)
             or (self.least is not None and number < self.least)

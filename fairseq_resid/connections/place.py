@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
+
+from .options import InvalidOption
 
 EPS = 1e-5
 
@@ -26,6 +29,7 @@ class Place:
     index: of the sublayer in its stack, from 0; a stream's is `sites`, the sublayers of the stack
     depths: the layers of every stack of the trained model; empty if they are not known
     norm: what makes a norm of so many channels
+    Raises: InvalidOption naming the field that is no integer, or too small.
     """
 
     dim: int
@@ -39,8 +43,15 @@ class Place:
     norm: Callable[[int], Any] = layer_norm
 
     def __post_init__(self) -> None:
-        if self.dim < 1:
-            raise ValueError(f"dim {self.dim}: must be at least 1")
+        for name, least in (("dim", 1), ("layer", 0), ("index", 0), ("sites", 0)):
+            given = getattr(self, name)
+            try:
+                number = operator.index(given)
+            except TypeError:
+                raise InvalidOption(f"{name} {given!r}: must be an integer of at least {least}") from None
+            if number < least:
+                raise InvalidOption(f"{name} {given}: must be an integer of at least {least}")
+            object.__setattr__(self, name, number)
 
     def depth(self, stack: str) -> int:
         """Return how many layers a stack has; 0 if the model has no such stack.

@@ -19,7 +19,7 @@ from .registry import Structure, always, register
 class RecursiveOptions(Options):
     """Of rskip_ln."""
 
-    skip_lambda: int = option(2, "λ >= 1, how many times the shortcut is added", least=1, example=3)
+    skip_lambda: int = option(2, "λ >= 1, how many times the shortcut is added", least=1, most=100, example=3)
 
 
 def deviation(norm: nn.Module, x: Tensor) -> Tensor:

@@ -193,16 +193,20 @@ def build(
     >>> y = site(x, sublayer(site.branch_input(x)))
 
     Args:   place: where it stands; the number of channels alone, if the structure does not depend on it
+            dropout: of the sublayer's output, a module or a probability
             backend: auto, the fused kernels wherever they serve; eager; triton, an error in training if they do not
-    Raises: InvalidOption for an unknown name, an option the structure does not have, or a value that is not allowed;
-            ValueError if the structure needs a Place.
+    Raises: InvalidOption for an unknown name, an option the structure does not have, or a value that is not allowed,
+            of `dropout` too; ValueError if the structure needs a Place.
     """
     made, chosen = structure(name), resolve(name, given)
     check_backend(name, chosen, backend)
     at = place if isinstance(place, Place) else Place(place)
     if not made.has_kernel(chosen) or at.norm is not layer_norm:  # the kernels' norm
         backend = "eager"
-    return made.connection(at, chosen, dropout, backend, {"residual": canonical(name), **chosen.values()})
+    site = made.connection(at, chosen, dropout, backend, {"residual": canonical(name), **chosen.values()})
+    if not has_wide_state(name) and not site.most_width:
+        site.most_width = site.dim
+    return site
 
 
 def build_stream(name: str, place: Place, final_norm: bool, **given: Any) -> ResidualStream | None:

@@ -27,7 +27,7 @@ class ResiDual(ResidualConnection):
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        self.dim = place.dim
+        self.least_width = self.most_width = 2 * place.dim
         self.norm = place.norm(place.dim)
 
     @torch.jit.export

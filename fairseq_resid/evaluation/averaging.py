@@ -64,9 +64,12 @@ def epochs(folder: Path, first: int, last: int) -> list[Path]:
 
     Raises: ValueError naming the first one that is missing.
     """
-    files = [folder / f"checkpoint{number}.pt" for number in range(first, last + 1)]
-    if missing := next((file for file in files if not file.is_file()), None):
-        raise ValueError(f"{missing}: no such checkpoint; --epochs {first}-{last} averages those of all these epochs")
+    files = []
+    for number in range(first, last + 1):
+        file = folder / f"checkpoint{number}.pt"
+        if not file.is_file():
+            raise ValueError(f"{file}: no such checkpoint; --epochs {first}-{last} averages those of all these epochs")
+        files.append(file)
     return files
 
 

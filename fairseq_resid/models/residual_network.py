@@ -26,6 +26,7 @@ from .structures import require_namespace
 from .two_streams import TwoStreamConv2d
 
 ORDERS = ("full_preact", "relu_preact", "original", "bn_after_add", "relu_before_add")
+MOST_BLOCKS, MOST_CHANNELS, MOST_LAYERS = 1000, 65_536, 100  # of a stage; layers of a block
 EXPANSION = 4  # of a bottleneck's last convolution
 # In the backward pass of a strided 1x1 convolution that reads 2 to 6 channels in channels-last memory, oneDNN's AVX2
 # kernels (3.12, of torch 2.13) write past their buffers. tests/vision/test_image_models.py says when a newer oneDNN
@@ -171,16 +172,19 @@ class ResidualNetwork(ImageClassifier):
                 numbers[name] = [int(part) for part in str(value).split(",")]
             except ValueError:
                 numbers[name] = []
-            if not numbers[name] or min(numbers[name]) < 1:
-                raise UserError(f"--{name.replace('_', '-')} {value}: whole numbers above 0 are needed, as 9,9,9")
+            most = {"stage_blocks": MOST_BLOCKS, "stage_channels": MOST_CHANNELS}[name]
+            if not numbers[name] or min(numbers[name]) < 1 or max(numbers[name]) > most:
+                raise UserError(
+                    f"--{name.replace('_', '-')} {value}: whole numbers from 1 to {most} are needed, as 9,9,9"
+                )
         if len(numbers["stage_blocks"]) != len(numbers["stage_channels"]):
             raise UserError(
                 f"--stage-blocks {args.stage_blocks} and --stage-channels {args.stage_channels}: of as many stages"
             )
         if args.bottleneck and any(width % EXPANSION for width in numbers["stage_channels"]):
             raise UserError(f"--stage-channels {args.stage_channels}: bottlenecks need multiples of {EXPANSION}")
-        if args.block_layers < 1:
-            raise UserError(f"--block-layers {args.block_layers}: 1 or more are needed")
+        if not 1 <= args.block_layers <= MOST_LAYERS:
+            raise UserError(f"--block-layers {args.block_layers}: must be an integer from 1 to {MOST_LAYERS}")
 
     def __init__(self, cfg: Any, channels: int, classes: int) -> None:
         super().__init__(cfg, channels, classes)

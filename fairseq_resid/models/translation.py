@@ -35,6 +35,8 @@ FOREIGN_SCALINGS = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
 # drawn, so that a seed gives the start values that it gave then.
 DRAWN_AHEAD = ("highway", "linear_shortcut", "sas", "shortcut_gate")
 
+MOST_LAYERS = 10_000  # of a stack: fairseq builds any number of them
+
 # Stock's name of each site's norm, and ours of its first one.
 STOCK_NORMS = {
     "self_attn_layer_norm": "self_attn_residual.norm",
@@ -62,6 +64,12 @@ def resolve_residual(args: argparse.Namespace) -> None:
     for name in FOREIGN_SCALINGS:
         if getattr(args, name, None):
             raise UserError(f"--{name.replace('_', '-')}: fairseq's own residual scaling cannot go with --residual")
+    for name in ("encoder_layers", "decoder_layers"):
+        if getattr(args, name, 0) > MOST_LAYERS:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be {MOST_LAYERS} or less")
+    for name in ("dropout", "attention_dropout", "activation_dropout"):
+        if not 0 <= getattr(args, name, 0.0) <= 1:  # nor NaN, which fairseq takes until the first update
+            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be a number from 0 to 1")
     flags = {
         name: bool(getattr(args, name, False)) for name in ("encoder_normalize_before", "decoder_normalize_before")
     }

@@ -26,6 +26,7 @@ from . import measures
 
 LENGTHS = ("--max-epoch", "--max-update")
 LOWER = 3  # values below the grid that are tried if every value of it diverges
+MOST_SEEDS, MOST_RUNS = 1000, 10_000  # of a comparison, and of a whole plan: every command lists all runs
 # Names of arms and settings are parts of file names.
 # fairseq's flags that name a file or a folder.
 FILE_FLAGS = {
@@ -187,10 +188,13 @@ def _check(study: Study) -> None:
             values = list(tuning.values)
         except ValueError as error:
             raise ValueError(f"tuning: grid: {error}") from None
-        if len(values) < 2 or values != sorted(set(values)) or values[0] <= 0:
-            raise ValueError("tuning: grid: two or more values above 0 that rise are needed")
-        if tuning.factor <= 1:
-            raise ValueError(f"tuning: factor: {tuning.factor:g}: must be above 1")
+        if len(values) < 2 or values != sorted(set(values)) or not all(0 < value < math.inf for value in values):
+            raise ValueError("tuning: grid: two or more values that rise, above 0 and finite, are needed")
+        if not 1 < tuning.factor < math.inf:
+            raise ValueError(f"tuning: factor: {tuning.factor:g}: must be above 1, and finite")
+        for name, bound in (("least", tuning.least), ("most", tuning.most)):
+            if math.isnan(bound):
+                raise ValueError(f"tuning: {name}: {bound:g}: must be a number")
         if not 0 < tuning.length <= 1:
             raise ValueError(f"tuning: length: {tuning.length:g}: must be above 0, and 1 at most")
     for number, step in enumerate(study.plan, start=1):
@@ -201,6 +205,8 @@ def _check(study: Study) -> None:
         least = 0 if tuning is not None and step.at == "own" else 1
         if step.seeds < least:
             raise ValueError(f"plan, {number}: seeds: {step.seeds}: must be {least} or more")
+        if step.seeds > MOST_SEEDS:
+            raise ValueError(f"plan, {number}: seeds: {step.seeds}: must be {MOST_SEEDS} or less")
         try:
             fixed = step.fixed
         except ValueError:
@@ -211,6 +217,9 @@ def _check(study: Study) -> None:
             raise ValueError(f"plan, {number}: at: {step.at}: nothing is tuned")
         if tuning is not None and tuning.seed in range(1, step.seeds + 1):
             raise ValueError(f"tuning: seed: {tuning.seed}: plan, {number} uses it too")
+    count = sum(len(step.arms) * (step.seeds + (len(tuning.grid) if tuning else 0)) for step in study.plan)
+    if count > MOST_RUNS:
+        raise ValueError(f"plan: up to {count} runs: must be {MOST_RUNS} or less")
     for setting, label in dict.fromkeys((step.setting, step.label) for step in study.plan if step.seeds):
         at = "own" if label == "baseline" else label
         steps = [step for step in study.plan if (step.setting, step.label) == (setting, at) and step.seeds]

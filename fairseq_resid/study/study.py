@@ -34,6 +34,7 @@ from .plan import Planned, Study
 from .work import Place
 
 POLL = 1.0  # seconds between two looks at what runs
+MOST = 10_000  # runs at a time, threads or GPUs of one
 SHARED = 60.0  # seconds until what another machine wrote into a shared folder is seen here
 
 
@@ -314,8 +315,10 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     options = parser.parse_args(argv)
     for name in ("jobs", "threads", "gpus", "hours"):
         value = getattr(options, name)
-        if value is not None and value <= 0:
+        if value is not None and not value > 0:  # nor NaN
             parser.error(f"--{name} {value:g}: must be above 0")
+        if value is not None and name != "hours" and value > MOST:
+            parser.error(f"--{name} {value}: must be {MOST} or less")
     if here := [name for name in ("jobs", "threads", "gpus") if options.cluster and getattr(options, name)]:
         parser.error(f"--{here[0]}: is for this machine; --cluster-option says what a run gets on a cluster")
     if options.cluster_option and not options.cluster:

@@ -30,6 +30,7 @@ PRECISION_FLAGS = (
     "--tpu",
 )
 TOLERANCE = 0.01  # of the effective batch
+MOST_STEPS = 1_000_000  # batches to an update: the numbers of them are tried one after the other
 UNITS = {"--max-tokens": "padded positions", "--batch-size": "examples"}
 # What the plan decides and writes itself.
 PLANNED_FLAGS = ("--distributed-world-size", "--update-freq", *UNITS)
@@ -118,6 +119,11 @@ def batch(effective: int, world_size: int, most: int, update_freq: int | None, l
         return abs(world_size * filled(steps) * steps - effective)
 
     enough = math.ceil(effective / (world_size * most))
+    if update_freq is None and enough > MOST_STEPS:
+        raise ValueError(
+            f"effective batch: {effective:,}: needs --update-freq {enough:,} with {world_size} processes × {limit} "
+            f"{most:,}; at most {MOST_STEPS:,}"
+        )
     least = max(1, math.ceil(effective * (1 - TOLERANCE) / (world_size * most)))
     steps = update_freq or min(range(least, enough + 1), key=off)
     size = filled(steps)

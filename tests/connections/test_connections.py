@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -257,6 +259,13 @@ NAN, INF = float("nan"), float("inf")
     ("name", "option", "value", "allowed"),
     [
         *[("rskip_ln", "skip_lambda", value, "integer") for value in (0, -1, 1.5, NAN, INF, "two")],
+        *[("rskip_ln", "skip_lambda", value, "integer >= 1 and <= 100") for value in (101, 10**9, "1e9", 10**400)],
+        ("hyper", "hyper_streams", 10**9, "an integer >= 1 and <= 32"),
+        ("mhc", "hyper_streams", 33, "an integer >= 1 and <= 32"),
+        ("attn_residual", "block_size", 10**9, "an integer >= 1 and <= 10000"),
+        ("xskip", "skip_lambda", 1e308, "positive number, finite in fp32"),
+        ("wskip_ln", "wskip_init", 1e39, "finite number in fp32"),
+        ("highway", "gate_bias", -1e308, "finite number in fp32"),
         *[("xskip", "skip_lambda", value, "positive number") for value in (0, -1, NAN, INF)],
         *[("xskip_ln", "skip_lambda", value, "positive number") for value in (0, -1, NAN, INF)],
         *[("xskip_ln", "branch_scale", value, "positive number") for value in (0, -1, NAN, INF)],
@@ -286,7 +295,7 @@ def test_wrong_value_is_refused(name, option, value, allowed):
 @each
 def test_value_that_is_not_a_valid_number_is_refused(name):
     for option in connections.options(name).values():
-        for value in [] if option.choices else [NAN, INF, -INF, "two"]:
+        for value in [] if option.choices else [NAN, INF, -INF, 1e39, 10**400, "two"]:
             with pytest.raises(ValueError, match=r"number|integer") as error:
                 build(name, C, **{option.name: value})
             assert f"--{option.name.replace('_', '-')} {value}" in str(error.value)
@@ -310,6 +319,77 @@ def test_another_norm_has_no_kernel():
 def test_width_below_one_is_refused():
     with pytest.raises(ValueError, match=r"dim 0.*at least 1"):
         connections.build("post_ln", 0)
+
+
+@pytest.mark.parametrize("value", [2.5, "8", None, 8.0], ids=repr)
+def test_width_that_is_no_integer_is_refused(value):
+    with pytest.raises(connections.InvalidOption) as error:
+        connections.build("pre_ln", value)
+    assert str(error.value) == f"dim {value!r}: must be an integer of at least 1"
+
+
+@pytest.mark.parametrize("field", ["layer", "index", "sites"])
+def test_place_with_wrong_numbers_is_refused(field):
+    for value in (1.5, -1):
+        with pytest.raises(connections.InvalidOption, match=f"{field} {value}: must be an integer of at least 0"):
+            Place(C, **{field: value})
+
+
+WRONG_SHAPES = [
+    ((4, 2, C + 1), (4, 2, C), "state [4, 2, 9]: must "),
+    ((4, 2, C + 1), (4, 2, C + 1), "f_out [4, 2, 9]: must be (..., 8), as wide as the connection"),
+    ((4, 2, C), (4, 2, 2 * C), "f_out [4, 2, 16]: must be (..., 8)"),
+    ((4, 2, C), (1, 2, C), "f_out [1, 2, 8]: must have the shape of the state"),
+    ((4, 2, C), (2, C), "f_out [2, 8]: must have the shape of the state"),
+    ((1, 2, C), (4, 2, C), "f_out [4, 2, 8]: must have the shape of the state"),
+    ((4, 2, C), (), "f_out []: must be (..., 8)"),
+]
+
+
+@each
+def test_forward_refuses_wrong_shapes_and_names_the_argument(name):
+    site = build(name)
+    for shape, f_shape, said in WRONG_SHAPES:
+        with pytest.raises(ValueError, match=re.escape(said)):
+            site(torch.zeros(shape), torch.zeros(f_shape))
+    x, f = inputs(4, 2, C, dtype=torch.float32)
+    with pytest.raises(TypeError, match="f_out of type tuple: must be a tensor"):
+        site(x, (f, None))
+    if site.most_width == C:
+        with pytest.raises(ValueError, match=r"state \[4, 2, 16\]: must be \(..., 8\), as wide as the connection"):
+            site(torch.cat([x, x], -1), f)
+
+
+@pytest.mark.parametrize(("name", "width"), [("resi_dual", 16), ("hyper", 32), ("mhc", 32)])
+def test_forward_refuses_a_state_that_was_never_entered(name, width):
+    x, f = inputs(4, 2, C, dtype=torch.float32)
+    with pytest.raises(ValueError, match=rf"state \[4, 2, 8\]: must have .* from {width} on; enter\(x\) begins"):
+        build(name)(x, f)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.(trace|script).*:DeprecationWarning")
+@pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
+def test_shapes_are_checked_under_torchscript_and_never_hinder_tracing():
+    site = make("pre_ln", {}, dtype=torch.float32)
+    scripted = torch.jit.script(site)
+    with pytest.raises(torch.jit.Error, match=r"f_out \[1, 2, 8\]: must have the shape of the state \[4, 2, 8\]"):
+        scripted(torch.zeros(4, 2, C), torch.zeros(1, 2, C))
+    traced = torch.jit.trace(site, tuple(inputs(4, 2, C, dtype=torch.float32)))
+    compiled = torch.compile(site, backend="eager", fullgraph=True)
+    for shape in ((4, 2, C), (5, 3, C), (7, 3, C)):
+        x, f = inputs(*shape, dtype=torch.float32)
+        for made in (scripted, traced, compiled, torch.func.vmap(site)):
+            torch.testing.assert_close(made(x, f), site(x, f))
+    x.requires_grad_()
+    y = torch.utils.checkpoint.checkpoint(site, x, f, use_reentrant=False)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x), torch.autograd.grad(site(x, f).sum(), x))
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -0.1, 1.5, "0.1", None, [0.1]], ids=str)
+def test_dropout_that_is_no_probability_is_refused(value):
+    with pytest.raises(ValueError) as error:
+        connections.build("post_ln", C, value)
+    assert str(error.value) == f"dropout {value}: must be a number from 0 to 1, or a module"
 
 
 def test_registering_a_name_twice_is_refused():

@@ -39,6 +39,12 @@ def test_every_numeric_option_has_an_example(name: str) -> None:
         connections.resolve(name, {option.name: option.examples[-1]} if not option.choices else {})
 
 
+@each
+def test_every_integer_option_has_a_maximum(name: str) -> None:
+    for option in connections.options(name).values():
+        assert option.type is not int or option.most is not None, f"--{option.name}: give option(..., most=N)"
+
+
 @pytest.mark.structures
 def test_the_readme_has_the_table_of_structures() -> None:
     if any(not structures.has_file(name) for name in structures.registered()):

@@ -168,6 +168,11 @@ def test_too_few_files_are_named(folder: Path) -> None:
         averaging.find(folder, 0)
 
 
+def test_endless_range_of_epochs_stops_at_first_missing(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"checkpoint\d+\.pt: no such checkpoint; --epochs 1-1000000000000 averages"):
+        averaging.epochs(folder, 1, 10**12)
+
+
 def test_mixed_checkpoint_kinds_need_by(folder: Path) -> None:
     for epoch in (9, 10):
         (folder / f"checkpoint{epoch}.pt").touch()

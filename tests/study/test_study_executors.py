@@ -223,6 +223,8 @@ def test_preempted_run_exits_only_after_slurm_requeued_it(tmp_path: Path, monkey
     ("words", "message"),
     [
         (["--jobs", "0"], "--jobs 0: must be above 0"),
+        (["--jobs", "1000000000"], "--jobs 1000000000: must be 10000 or less"),
+        (["--hours", "nan"], "--hours nan: must be above 0"),
         (["--hours", "-1"], "--hours -1: must be above 0"),
         (["--cluster-option", "a=b"], "--cluster-option: is for --cluster"),
         (["--cluster", "local", "--cluster-option", "nonsense"], "NAME=VALUE is needed"),

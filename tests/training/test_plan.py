@@ -121,6 +121,11 @@ def test_changed_effective_batch_must_be_explicit() -> None:
         plan.make(command("data"), command(""), [], None)
 
 
+def test_effective_batch_beyond_all_reason_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"effective batch: 1,0.*: needs --update-freq 2\d\d,.*; at most 1,000,000"):
+        plan.make(BASE, [], [A100], None, effective=10**15)
+
+
 def test_effective_batch_in_pairs_is_kept() -> None:
     for flag in ("--batch-size", "--max-sentences"):
         both = plan.make(BASE, command(f"{flag} 3"), [P100], None)
