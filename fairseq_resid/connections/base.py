@@ -149,9 +149,10 @@ def probability(dropout: Any) -> float:
 
     Raises: InvalidOption naming what was given and what is allowed.
     """
-    if not isinstance(dropout, numbers.Real) or not 0 <= dropout <= 1:  # nor NaN
+    value = float(dropout) if isinstance(dropout, numbers.Real) else math.nan
+    if not 0 <= value <= 1:  # nor NaN
         raise InvalidOption(f"dropout {dropout}: must be a number from 0 to 1, or a module")
-    return float(dropout)
+    return value
 
 
 def dropout_probability(dropout: nn.Module) -> float | None:

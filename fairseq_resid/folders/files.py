@@ -2,37 +2,86 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gzip
 import hashlib
+import itertools
 import os
 import shutil
+import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 T = TypeVar("T")
 
 
+# Bounds on a file of a run, study or data folder, which somebody else may have made. The largest real ones are logs of
+# some MB. Memory is bounded too: a list of all lines has at most MOST_LINES entries.
+MOST_BYTES, MOST_LINES, MOST_LINE_BYTES = 256 << 20, 10_000_000, 4 << 20
+
+
+def open_regular(path: Path, most: int = MOST_BYTES) -> BinaryIO:
+    """Open a file of limited size: no device, and no named pipe, which would block.
+
+    Raises: FileNotFoundError; ValueError naming the file, what it is, and the limit; OSError.
+    """
+    # Without O_NONBLOCK, opening a named pipe waits for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and found.st_size <= most:
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    is_large = stat.S_ISREG(found.st_mode)
+    wrong = f"{found.st_size:,} bytes; at most {most:,} are read" if is_large else "not a regular file"
+    raise ValueError(f"{path}: {wrong}")
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a file. Raises: what `open_regular` raises."""
+    with open_regular(path, most) as file:
+        return file.read(most)
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[Iterable[bytes]]:
-    """Open a file to be read; where there is none, its compressed form FILE.gz, which is what a study keeps.
+    """Yield the lines of a file or, if it does not exist, of its compressed form FILE.gz, which a study keeps.
 
-    Raises: FileNotFoundError if there is neither; ValueError naming the compressed one if it is damaged.
+    Raises: FileNotFoundError if there is neither; ValueError naming the file if it is damaged, not a regular file, or
+    too large, compressed or not.
     """
     packed = path.with_name(f"{path.name}.gz")
     if packed.is_file() and not path.is_file():
-        try:
-            with gzip.open(packed, "rb") as file:
-                yield file
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{packed}: damaged: {error}") from None
+        with open_regular(packed) as file:
+            try:
+                with gzip.GzipFile(fileobj=file) as unpacked:
+                    yield _bounded_lines(unpacked, packed)
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise ValueError(f"{packed}: damaged: {error}") from None
     else:
-        with path.open("rb") as plain:
-            yield plain
+        with open_regular(path) as plain:
+            yield _bounded_lines(plain, path)
+
+
+def _bounded_lines(file: BinaryIO | gzip.GzipFile, path: Path) -> Iterator[bytes]:
+    size = 0
+    for number in itertools.count(1):
+        line = file.readline(MOST_LINE_BYTES + 1)
+        size += len(line)
+        if not line:
+            return
+        if len(line) > MOST_LINE_BYTES or number > MOST_LINES or size > MOST_BYTES:
+            raise ValueError(
+                f"{path}:{number}: too large: at most {MOST_BYTES:,} bytes in {MOST_LINES:,} lines of "
+                f"{MOST_LINE_BYTES:,} bytes are read"
+            )
+        yield line
 
 
 def read_lines(path: Path) -> list[str]:

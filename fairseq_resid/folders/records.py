@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from .files import write_text
+from .files import read_bytes, write_text
 
 T = TypeVar("T")
+MOST_JSON, MOST_YAML = 32 << 20, 1 << 20  # bytes
 
 
 def read(path: Path, kind: type[T], writer: str = "") -> T:
@@ -26,11 +27,14 @@ def read(path: Path, kind: type[T], writer: str = "") -> T:
     or is of another type; OSError.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, MOST_YAML if path.suffix == ".yaml" else MOST_JSON)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file" + (f": run {writer} first" if writer else "")) from None
     try:
         if path.suffix == ".yaml":
+            # A few aliases of aliases stand for more values than memory holds.
+            if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content)):
+                raise ValueError("aliases (*name) are not allowed")
             # Not msgspec's decoder: it lets PyYAML parse in C, where deep nesting ends the process.
             return msgspec.convert(yaml.safe_load(content), kind)
         return msgspec.json.decode(content, type=kind)

@@ -25,7 +25,7 @@ import yaml
 
 from ..commands import frame, machine
 from ..commands.progress import clock
-from ..folders.files import locked, write_text
+from ..folders.files import locked, read_lines, write_text
 from ..training import devices
 from . import archive, kept, plan, work
 from .executors import Executor, Job, LocalExecutor, SubmititExecutor, group_gpus
@@ -90,7 +90,7 @@ def read_state(study: Study, place: Place) -> State:
     Raises: what `kept.load` raises.
     """
     notes = kept.load(study, place.file, archive.runs(place.kept))
-    failures = {path.stem: path.read_text(encoding="utf-8") for path in (place.work / "failed").glob("*.txt")}
+    failures = {path.stem: "\n".join(read_lines(path)) for path in (place.work / "failed").glob("*.txt")}
     return State(study, place, notes, {name: text for name, text in failures.items() if name not in notes})
 
 

@@ -177,9 +177,7 @@ def test_pairs_with_too_many_subwords_are_dropped_and_counted(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("pairs, sampled", [(1, 10), (9, 10), (10, 10), (11, 10), (20, 10), (29, 10), (1000, 7)])
-def test_sample_is_even_and_bounded(
-    tmp_path: Path, pairs: int, sampled: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sample_is_even_and_bounded(tmp_path: Path, pairs: int, sampled: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subwords, "SAMPLED", sampled)
     files = write(
         tmp_path, "".join(f"{i}\n" for i in range(pairs)).encode(), "".join(f"-{i}\n" for i in range(pairs)).encode()

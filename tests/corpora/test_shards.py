@@ -63,9 +63,7 @@ def lossy(text: bytes) -> list[bytes]:
     text=st.lists(st.binary(max_size=12).map(lambda raw: raw.replace(b"\n", b"")), max_size=12).map(b"\n".join),
     limit=st.integers(3, 9),
 )
-def test_only_newlines_end_a_line(
-    tmp_path: Path, text: bytes, limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_newlines_end_a_line(tmp_path: Path, text: bytes, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "text"
     file.write_bytes(text)
     monkeypatch.setattr(shards, "LINE_BYTES", limit)
