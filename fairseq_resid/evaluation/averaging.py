@@ -102,6 +102,18 @@ def _check_sums(path: Path) -> None:
         raise ValueError(f"{path}: cannot be loaded: damaged ({damaged})")
 
 
+def _check_views(model: dict[str, Any], path: Path) -> None:
+    # Averaging copies every tensor, so that small data seen through many overlapping views would become large.
+    views: dict[tuple[object, ...], int] = {}
+    stored: dict[int, int] = {}
+    for tensor in (tensor for tensor in model.values() if isinstance(tensor, torch.Tensor)):
+        views[memory_of(tensor)] = tensor.numel() * tensor.element_size()
+        stored[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    needed, given = sum(views.values()), sum(stored.values())
+    if needed > given:
+        raise ValueError(f"{path}: its weights overlap: {needed:,} bytes in {given:,} bytes of data")
+
+
 def _check_same(layouts: dict[Path, Layout]) -> None:
     (reference, expected), *others = layouts.items()
     for path, actual in others:
@@ -146,6 +158,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
             state = load_checkpoint(path)
             _check_sums(path)
             check_finite(state["model"], path)
+            _check_views(state["model"], path)
             layouts[path] = layout(state["model"])
             inputs.append({"file": path.name, "sha256": sha256(path), "num_updates": num_updates(state)})
             del state

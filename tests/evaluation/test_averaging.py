@@ -323,6 +323,28 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python3"
 
 
+def test_weights_that_overlap_are_refused(tmp_path: Path) -> None:
+    """A hundred views of the same 4 KB, which average would write as a hundred tensors."""
+    data, changed = torch.ones(1000), state(1)
+    changed["model"] = {f"w{number}": data[number : number + 900] for number in range(100)}
+    torch.save(changed, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=r"a\.pt: its weights overlap: [\d,]+ bytes in 4,000 bytes of data"):
+        averaging.average([tmp_path / "a.pt"], tmp_path / "out.pt")
+    assert not (tmp_path / "out.pt").exists()
+
+
+def test_slices_of_one_storage_are_averaged(tmp_path: Path) -> None:
+    whole = torch.arange(12.0)
+    for number in (1, 2):
+        changed = state(number)
+        data = whole * number
+        changed["model"] = {"a": data[:4], "b": data[4:], "c": data[:4]}
+        torch.save(changed, tmp_path / f"{number}.pt")
+    averaging.average([tmp_path / "1.pt", tmp_path / "2.pt"], tmp_path / "out.pt")
+    found = torch.load(tmp_path / "out.pt", weights_only=False)["model"]
+    assert torch.equal(found["b"], whole[4:] * 1.5) and found["a"].data_ptr() == found["c"].data_ptr()
+
+
 def run_script(
     python: Path | str, script: Path, *words: str, cwd: Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
