@@ -34,7 +34,8 @@ from torch import Tensor
 # What torch writes first into a file that is no zip archive, and the only version of that format.
 LEGACY_MARK, LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001
 # Reads that a program may take, of which a tensor takes 55 and a value in a list 1: each can make 70 bytes of memory.
-FREE_READS, BYTES_A_READ, MOST_READS = 300_000, 8, 3_000_000
+# The smallest tensor takes 290 bytes of an archive.
+FREE_READS, BYTES_A_READ, MOST_READS = 300_000, 5, 8_000_000
 DEPTH = 100  # of containers in containers
 STORAGES = {
     f"torch.{name}Storage": dtype
@@ -150,8 +151,7 @@ class Program:
     """The bytes of a pickle, whose reads are counted. memory: a file in memory, so that no read is longer than it."""
 
     def __init__(self, memory: Any, size: int) -> None:
-        self.memory, self.reads = memory, 0
-        # A tensor takes more than 55 x 8 bytes of an archive.
+        self.memory, self.reads, self.bytes_left = memory, 0, size
         self.most = min(FREE_READS + size // BYTES_A_READ, MOST_READS)
 
     def read(self, count: int) -> bytes:
@@ -160,6 +160,11 @@ class Program:
         data: bytes = self.memory.read(count)
         require(len(data) == count, "damaged, or no checkpoint")
         return data
+
+    def copy(self, count: int) -> None:
+        """Count bytes that the program copies: a file may name the same text or numbers often."""
+        self.bytes_left -= count
+        require(self.bytes_left >= 0, "more data than a file of its size can hold")
 
     def readline(self) -> bytes:
         line: bytes = self.memory.readline()
@@ -184,7 +189,7 @@ class Unpickler(_python):
 
     def __init__(self, program: Program, storage: Any) -> None:
         super().__init__(program)
-        self.storage = storage
+        self.program, self.storage = program, storage
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what stands for a name: nothing is imported."""
@@ -209,7 +214,23 @@ class Unpickler(_python):
             require(not arguments, "a dict made of something else")
         else:  # no other function can come onto the stack than those of CALLS
             require(type(function) is FunctionType, "damaged, or no checkpoint")
-        self.append(function(*arguments))
+        if function is encode:
+            self.program.copy(sum(len(text) for text in arguments if type(text) is str))
+        made = function(*arguments)
+        if function is rebuild_tensor and len(arguments) > 6:
+            made = self.resolved(made, arguments[6])
+        self.append(made)
+
+    def resolved(self, tensor: Tensor, metadata: Any) -> Tensor:
+        """Return the numbers of a tensor that was saved as a lazy negative or conjugate."""
+        is_known = type(metadata) is dict and metadata.keys() <= {"neg", "conj"}
+        require(metadata is None or (is_known and all(type(bit) is bool for bit in metadata.values())),
+                "a tensor with metadata of an unknown kind")  # fmt: skip
+        for bit in metadata or ():
+            if metadata[bit]:
+                self.program.copy(tensor.nbytes)
+                tensor = torch.neg(tensor) if bit == "neg" else torch.conj_physical(tensor)
+        return tensor
 
     def load_newobj(self) -> None:
         arguments, kind = self.stack.pop(), self.stack.pop()
@@ -240,6 +261,7 @@ class Unpickler(_python):
             for size in shape:
                 count *= size
             require(count * kind.itemsize == len(data), f"an array of shape {shown(shape)} in {len(data):,} bytes")
+            self.program.copy(len(data))
             made.__setstate__((1, shape, kind, in_columns, data))
         else:
             raise Refused("an object of no known type")
