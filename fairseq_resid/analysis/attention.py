@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..commands import frame
+from ..foreign import say
 from .style import figure
 
 if TYPE_CHECKING:
@@ -168,4 +169,4 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     source = encode(loaded, options.text) if given else of_data(loaded, options.subset, options.sentence)
     found = attention(loaded, source)
     draw(found, out)
-    print(f"{out}: {len(found.source)} source and {len(found.target)} target tokens, {len(found.layers)} layers")
+    say(f"{out}: {len(found.source)} source and {len(found.target)} target tokens, {len(found.layers)} layers")

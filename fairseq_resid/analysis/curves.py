@@ -20,6 +20,7 @@ from typing import Any
 from ..commands import flags, frame
 from ..folders import records
 from ..folders.run import SESSION, Record, Run, log_record
+from ..foreign import say
 from .style import COLOURS, figure
 
 # What is drawn: the record's key, the label, and the factor to its unit. fairseq's losses are in bits.
@@ -165,11 +166,11 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
                 one = read(run)
             except ValueError as error:
                 failed += 1
-                print(f"{parser.prog}: warning: {error}", file=sys.stderr)
+                say(f"{parser.prog}: warning: {error}", file=sys.stderr)
             else:
                 curves.setdefault(label, []).append(one)
     if not curves:
         raise ValueError("none of the runs has a log to draw")
     draw(curves, options.out, options.by)
-    print(f"{options.out}: {sum(map(len, curves.values()))} runs in {len(curves)} lines")
+    say(f"{options.out}: {sum(map(len, curves.values()))} runs in {len(curves)} lines")
     return 1 if failed else 0

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..foreign import say
 from . import quiet
 
 Work = Callable[[argparse.ArgumentParser, Sequence[str] | None], int | None]
@@ -50,7 +51,7 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
             except (ValueError, OSError) as error:
                 if quiet.is_verbose():
                     traceback.print_exc()
-                print(f"{parser.prog}: error: {_reason(error)}", file=sys.stderr)
+                say(f"{parser.prog}: error: {_reason(error)}", file=sys.stderr)
                 return 1 if isinstance(error, ChildProcessError) else 2
             except SystemExit as end:  # after the others: compat.UserError is a ValueError too
                 if isinstance(end.code, int) and end.code > 128:
@@ -79,7 +80,7 @@ def reader_has_gone() -> int:
 
 
 def _interrupted(prog: str, again: str, code: int) -> int:
-    print(f"{prog}: interrupted" + (f"; the same command {again}" if again else ""), file=sys.stderr)
+    say(f"{prog}: interrupted" + (f"; the same command {again}" if again else ""), file=sys.stderr)
     return code
 
 
