@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..commands import frame
 from ..foreign import say
-from .style import figure
+from .style import figure, plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -139,7 +139,7 @@ def draw(found: Map, path: Path) -> None:
 
 def shown(tokens: Sequence[str]) -> list[str]:
     """Return subwords as a reader sees them: sentencepiece's mark of a word's beginning as a low line."""
-    return [token.replace("▁", "_").replace("$", r"\$") for token in tokens]  # $ begins a formula
+    return [plain(token.replace("▁", "_")) for token in tokens]
 
 
 @frame.command("attention", "Draw where a model looks while it translates a sentence: per layer, and averaged.")

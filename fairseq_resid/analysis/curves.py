@@ -21,7 +21,7 @@ from ..commands import flags, frame
 from ..folders import records
 from ..folders.run import SESSION, Record, Run, log_record
 from ..foreign import say
-from .style import COLOURS, figure
+from .style import COLOURS, figure, plain
 
 # What is drawn: the record's key, the label, and the factor to its unit. fairseq's losses are in bits.
 QUANTITIES: dict[str, tuple[tuple[str, ...], str, float]] = {
@@ -134,7 +134,9 @@ def draw(by_group: dict[str, list[Curves]], path: Path, by: str = "updates") -> 
                 x, mean, least, greatest = band(having, name, by)
                 colour = COLOURS[index % len(COLOURS)]
                 style = "-" if index < len(COLOURS) else "--"
-                axis.plot(x, mean, style, color=colour, label=label, linewidth=1.0, marker="." if len(x) < 12 else "")
+                axis.plot(
+                    x, mean, style, color=colour, label=plain(label), linewidth=1.0, marker="." if len(x) < 12 else ""
+                )
                 if len(having) > 1:
                     axis.fill_between(x, least, greatest, color=colour, alpha=0.2, linewidth=0)
             axis.set_ylabel(QUANTITIES[name][1])
