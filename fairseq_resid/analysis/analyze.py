@@ -15,6 +15,7 @@ from pathlib import Path
 from ..commands import frame
 from ..folders import records
 from ..folders.run import Fingerprint, Run
+from ..foreign import say
 from . import plots
 from .results import Analysis
 
@@ -78,15 +79,15 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
                 file(run).parent.mkdir(exist_ok=True)
                 records.write(file(run), found)
             else:
-                print(f"{file(run)}: of the same checkpoint with the same settings, kept")
+                say(f"{file(run)}: of the same checkpoint with the same settings, kept")
         except (ValueError, OSError) as error:  # the other runs are analysed all the same
             if len(options.runs) == 1:
                 raise
             failed += 1
-            print(f"{parser.prog}: error: {error}", file=sys.stderr)
+            say(f"{parser.prog}: error: {error}", file=sys.stderr)
             continue
         written = plots.draw(found, file(run).parent)
         for line in summary(found):
-            print(f"{path}: {line}", flush=True)
-        print(f"{file(run).parent}: analysis.json, {', '.join(plot.name for plot in written.values())}")
+            say(f"{path}: {line}")
+        say(f"{file(run).parent}: analysis.json, {', '.join(plot.name for plot in written.values())}")
     return 2 if failed else 0

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..commands import frame
 from ..folders import settings
-from .style import figure
+from ..foreign import say
+from .style import figure, plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,7 +146,7 @@ def draw(found: Map, path: Path) -> None:
 
 def shown(tokens: Sequence[str]) -> list[str]:
     """Return subwords as a reader sees them: sentencepiece's mark of a word's beginning as a low line."""
-    return [token.replace("▁", "_").replace("$", r"\$") for token in tokens]  # $ begins a formula
+    return [plain(token.replace("▁", "_")) for token in tokens]
 
 
 @frame.command("attention", "Draw where a model looks while it translates a sentence: per layer, and averaged.")
@@ -175,4 +176,4 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     source = encode(loaded, options.text) if given else of_data(loaded, options.subset, options.sentence)
     found = attention(loaded, source)
     draw(found, out)
-    print(f"{out}: {len(found.source)} source and {len(found.target)} target tokens, {len(found.layers)} layers")
+    say(f"{out}: {len(found.source)} source and {len(found.target)} target tokens, {len(found.layers)} layers")

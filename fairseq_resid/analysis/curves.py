@@ -21,7 +21,8 @@ from ..commands import frame
 from ..commands.training_command import TrainingCommand
 from ..folders import records
 from ..folders.run import SESSION, Record, Run, log_record
-from .style import COLOURS, figure
+from ..foreign import say
+from .style import COLOURS, figure, plain
 
 # What is drawn: the record's key, the label, and the factor to its unit. fairseq's losses are in bits.
 QUANTITIES: dict[str, tuple[tuple[str, ...], str, float]] = {
@@ -135,7 +136,9 @@ def draw(by_group: dict[str, list[Curves]], path: Path, by: str = "updates") -> 
                 x, mean, least, greatest = band(having, name, by)
                 colour = COLOURS[index % len(COLOURS)]
                 style = "-" if index < len(COLOURS) else "--"
-                axis.plot(x, mean, style, color=colour, label=label, linewidth=1.0, marker="." if len(x) < 12 else "")
+                axis.plot(
+                    x, mean, style, color=colour, label=plain(label), linewidth=1.0, marker="." if len(x) < 12 else ""
+                )
                 if len(having) > 1:
                     axis.fill_between(x, least, greatest, color=colour, alpha=0.2, linewidth=0)
             axis.set_ylabel(QUANTITIES[name][1])
@@ -167,11 +170,11 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
                 one = read(run)
             except ValueError as error:
                 failed += 1
-                print(f"{parser.prog}: warning: {error}", file=sys.stderr)
+                say(f"{parser.prog}: warning: {error}", file=sys.stderr)
             else:
                 curves.setdefault(label, []).append(one)
     if not curves:
         raise ValueError("none of the runs has a log to draw")
     draw(curves, options.out, options.by)
-    print(f"{options.out}: {sum(map(len, curves.values()))} runs in {len(curves)} lines")
+    say(f"{options.out}: {sum(map(len, curves.values()))} runs in {len(curves)} lines")
     return 1 if failed else 0

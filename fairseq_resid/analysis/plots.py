@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .results import BINS, OFF, Analysis, Site
-from .style import COLOURS, KINDS, MARKS, figure, letter
+from .style import COLOURS, KINDS, MARKS, figure, letter, plain
 
 MOST_LINES = 6  # coefficients in one panel; further ones are in analysis.json
 
@@ -48,7 +48,12 @@ def lines(axis: Any, sites: dict[str, Site], value: Callable[[Site], float | Non
         number = number_of(kind)
         points = [(site.layer + 1, y) for site in row if (y := value(site)) is not None]
         if points:
-            settings = {"color": COLOURS[number], "marker": MARKS[number], "label": KINDS.get(kind, kind), "ms": 4}
+            settings = {
+                "color": COLOURS[number],
+                "marker": MARKS[number],
+                "label": plain(KINDS.get(kind, kind)),
+                "ms": 4,
+            }
             settings |= style
             axis.plot(*zip(*points, strict=True), **settings)
     axis.set_xlabel("block" if "conv" in by_kind(sites) else "layer")
@@ -77,7 +82,7 @@ def coefficients(analysis: Analysis, path: Path) -> None:
                     x, mean, sd = zip(*spread, strict=True)
                     low, high = ([m + sign * d for m, d in zip(mean, sd, strict=True)] for sign in (-1, 1))
                     axis.fill_between(x, low, high, color=COLOURS[number_of(kind)], alpha=0.12, linewidth=0)
-                axis.set_title(f"{stack}: {letter(name)}")
+                axis.set_title(f"{plain(stack)}: {letter(name)}")
             row[0].set_ylabel(letter(name))
         legend(axes)
 
@@ -97,7 +102,7 @@ def histograms(analysis: Analysis, path: Path) -> None:
             axis.imshow(table, cmap="Blues", vmin=0, **shape)
             axis.set_title(letter(name))
             axis.set_xlabel("value")
-            axis.set_yticks([number + 0.5 for number in range(len(rows))], rows, fontsize=6)
+            axis.set_yticks([number + 0.5 for number in range(len(rows))], [plain(row) for row in rows], fontsize=6)
             axis.grid(False)
 
 
@@ -119,7 +124,7 @@ def norms(analysis: Analysis, path: Path) -> None:
         for row, (label, value) in zip(axes, quantities, strict=True):
             for axis, (stack, sites) in zip(row, parts.items(), strict=True):
                 lines(axis, sites, value)
-                axis.set_title(f"{stack}: {label}")
+                axis.set_title(f"{plain(stack)}: {label}")
             row[0].set_ylabel(label)
         for axis in axes[-1]:
             axis.axhline(OFF, color="black", linewidth=0.6, linestyle=":")
@@ -133,7 +138,7 @@ def gradients(analysis: Analysis, path: Path) -> None:
         for axis, (stack, sites) in zip(axes[0], parts.items(), strict=True):
             lines(axis, sites, lambda site: site.gradient)
             lines(axis, sites, lambda site: site.start_gradient, linestyle="--", linewidth=0.8, marker="", label="_")
-            axis.set_title(stack)
+            axis.set_title(plain(stack))
             axis.set_yscale("log")
         axes[0][0].set_ylabel(f"|∂ NLL of {'an image' if analysis.example == 'image' else 'a sentence'} / ∂y|")
         legend(axes)
@@ -145,7 +150,7 @@ def losses(analysis: Analysis, path: Path) -> None:
     with figure(path, 1, len(parts), sharey=True) as axes:
         for axis, (stack, sites) in zip(axes[0], parts.items(), strict=True):
             lines(axis, sites, lambda site: None if site.nll_without is None else site.nll_without - analysis.nll)
-            axis.set_title(stack)
+            axis.set_title(plain(stack))
             axis.axhline(0, color="black", linewidth=0.6)
         axes[0][0].set_ylabel("NLL without F, nats more")
         legend(axes)
@@ -166,7 +171,7 @@ def places(analysis: Analysis, path: Path) -> None:
                         points = [(x + 1, y) for x, y in enumerate(values) if y is not None]
                         if points:
                             axis.plot(*zip(*points, strict=True), color=COLOURS[number], alpha=0.5, linewidth=0.8)
-                row[0].plot([], [], color=COLOURS[number], label=stack)
+                row[0].plot([], [], color=COLOURS[number], label=plain(stack))
             row[0].set_ylabel(letter(name))
             row[0].set_xlabel("place in the sentence")
             row[1].set_xlabel("the token's class by frequency, 1: most frequent")
@@ -184,7 +189,7 @@ def learning(analysis: Analysis, path: Path) -> None:
                     colour = COLOURS[order.index(analysis.sites[site].stack) % len(COLOURS)]
                     axis.plot(*zip(*found[name], strict=True), color=colour, linewidth=0.8, alpha=0.7)
             for number, stack in enumerate(order):
-                axis.plot([], [], color=COLOURS[number % len(COLOURS)], label=stack)
+                axis.plot([], [], color=COLOURS[number % len(COLOURS)], label=plain(stack))
             axis.set_xlabel("updates")
             axis.set_ylabel(letter(name))
         legend(axes)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..folders.files import replacing
+from ..foreign import printable
 
 # Okabe and Ito 2008, in an order in which neighbours differ in lightness too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -35,10 +36,15 @@ SETTINGS: dict[Any, Any] = {
 }
 
 
+def plain(name: str) -> str:
+    """Return a name of others as a label of a plot shows it: a pair of $ would make a formula of it."""
+    return printable(name).replace("$", r"\$")
+
+
 def letter(coefficient: str) -> str:
-    """Return what the papers call a coefficient: α for alpha, α[2] for alpha[2]."""
+    """Return the label of a coefficient, as the papers call it: α for alpha, α[2] for alpha[2]."""
     name, bracket, rest = coefficient.partition("[")
-    return LETTERS.get(name, name) + bracket + rest
+    return plain(LETTERS.get(name, name) + bracket + rest)
 
 
 def fix_layout(drawn: Any) -> None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from ..foreign import say
 from .machine import PACKAGE
 from .quiet import is_verbose
 
@@ -46,7 +47,7 @@ def user_dir() -> str:
 
 def show(argv: Sequence[str], tail: str = "") -> None:
     """Print a command as a line that can be pasted into a shell; `tail` is a redirection."""
-    print(f"+ {shlex.join(argv)}{tail}", flush=True)
+    say(f"+ {shlex.join(argv)}{tail}")
 
 
 def last_lines(log: Path) -> str:
@@ -75,7 +76,7 @@ def followed(log: Path, take: Callable[[str], None]) -> Iterator[None]:
                 lines, rest = [rest], b""
             for line in (raw.decode("utf-8", "replace") for raw in lines):
                 if is_verbose():
-                    print(line, flush=True)
+                    say(line)
                 take(line)
             if block:
                 continue

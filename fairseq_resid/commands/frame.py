@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..foreign import say
 from . import quiet
 
 Work = Callable[[argparse.ArgumentParser, Sequence[str] | None], int | None]
@@ -41,6 +42,8 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
                 "--verbose", action=_Verbose, help="show all that fairseq and the other libraries say, and tracebacks"
             )
             try:
+                open_streams()
+                check_names(sys.argv[1:] if argv is None else argv)
                 with quiet.libraries():
                     return work(parser, argv) or 0
             except KeyboardInterrupt:
@@ -50,7 +53,7 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
             except (ValueError, OSError) as error:
                 if quiet.is_verbose():
                     traceback.print_exc()
-                print(f"{parser.prog}: error: {_reason(error)}", file=sys.stderr)
+                say(f"{parser.prog}: error: {_reason(error)}", file=sys.stderr)
                 return 1 if isinstance(error, ChildProcessError) else 2
             except SystemExit as end:  # after the others: compat.UserError is a ValueError too
                 if isinstance(end.code, int) and end.code > 128:
@@ -72,6 +75,30 @@ class _Verbose(argparse.Action):
         quiet.set_verbose(True)
 
 
+def open_streams() -> None:
+    """Give a closed stdin, stdout or stderr to the null device, as far as a command can do without it.
+
+    Else the next file that is opened takes its number, and what children say goes there. `sys.stdin` stays None.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)  # the lowest number that is free
+            os.set_inheritable(number, True)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def check_names(argv: Sequence[str]) -> None:
+    """Raise ValueError for a word that is not UTF-8: neither JSON nor fairseq can hold the name of such a file."""
+    for word in map(str, argv):
+        try:
+            word.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError(f"{word}: not UTF-8; rename it, or give it a symbolic link with another name") from None
+
+
 def reader_has_gone() -> int:
     """Return the exit code of a command whose output nobody reads any more; Python would complain at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -79,7 +106,7 @@ def reader_has_gone() -> int:
 
 
 def _interrupted(prog: str, again: str, code: int) -> int:
-    print(f"{prog}: interrupted" + (f"; the same command {again}" if again else ""), file=sys.stderr)
+    say(f"{prog}: interrupted" + (f"; the same command {again}" if again else ""), file=sys.stderr)
     return code
 
 

@@ -10,6 +10,8 @@ from types import TracebackType
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
+from ..foreign import printable
+
 EVERY = 30.0  # seconds between two lines in a log
 POLL = 1.0  # seconds between two looks at what another process does
 
@@ -37,7 +39,7 @@ class Progress:
     """
 
     def __init__(self, what: str, total: int | None = None, unit: str | None = None, done: int = 0) -> None:
-        self.what, self.total, self.unit = what, total, unit
+        self.what, self.total, self.unit = printable(what), total, unit
         self.done = self.start = done
         self.began = self.shown = time.monotonic()
         self.bar: Bar | None = None
@@ -45,7 +47,11 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if sys.stdout.isatty():
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TextColumn("{task.fields[text]}", markup=False),
+            )
             self.bar = Bar(*columns, transient=True)
             self.task = self.bar.add_task(self.what, total=self.total, completed=self.done, text="")
             self.bar.start()

@@ -30,6 +30,7 @@ from ..commands.progress import Progress
 from ..compat import check_finite, load_checkpoint
 from ..folders.files import replacing, sha256, zip_damage
 from ..folders.run import Numbering, Run
+from ..foreign import say
 
 # name -> (shape, dtype, first name that shares this tensor's memory)
 Layout = dict[str, tuple[torch.Size, torch.dtype, str]]
@@ -210,4 +211,4 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     if options.output.is_dir():
         raise ValueError(f"--output {options.output}: is a folder")
     average(inputs, options.output)
-    print(f"{options.output}: the average of {', '.join(path.name for path in inputs)}")
+    say(f"{options.output}: the average of {', '.join(path.name for path in inputs)}")

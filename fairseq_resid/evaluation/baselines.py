@@ -21,6 +21,7 @@ from rapidfuzz.process import cdist
 from ..commands import frame
 from ..folders import records
 from ..folders.files import read_pairs
+from ..foreign import say
 from .scoring import bleu
 
 QUERIES = 64  # test sentences compared at a time
@@ -97,4 +98,4 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     result = baselines(options.raw, options.source, options.target)
     if options.json is not None:
         records.write(options.json, result)
-    print(result.line())
+    say(result.line())

@@ -15,6 +15,7 @@ from typing import Any
 from ..commands import frame
 from ..folders import records
 from ..folders.run import EVALUATE, Hardware, Record, Results, Run
+from ..foreign import code, markdown
 from . import likelihood
 
 
@@ -34,36 +35,41 @@ def facts(run: Run, record: Record | None, results: Results) -> list[str]:
     """Return what was trained, on what, how and where, as a list."""
     training, plan = results.training, record.plan if record else {}
     sessions = record.sessions if record else []
-    seconds, speed = training.train_seconds, training.tokens_per_second
+    seconds, speed, unit = training.train_seconds, training.tokens_per_second, markdown(training.unit)
 
     def each(texts: Sequence[str]) -> str:
-        return "; then ".join(dict.fromkeys(text for text in texts if text))
+        return markdown("; then ".join(dict.fromkeys(text for text in texts if text)))
 
     lines = {
-        "architecture": f"`{results.architecture}`, {results.parameters:,} parameters",
-        "data": f"{results.corpus}, `{results.data}`",
-        "not as released": "; ".join(results.not_as_released),
-        "not verified": ", ".join(results.unverified),
-        "preparation": prepared(results.preparation),
-        "command": f"`{shlex.join(record.command)}`" if record else "not recorded",
-        "effective batch": f"{plan['effective batch']:,} {plan['unit']} on {plan['devices']}"
+        "architecture": f"{code(results.architecture)}, {results.parameters:,} parameters",
+        "data": f"{markdown(results.corpus)}, {code(results.data)}",
+        "not as released": markdown("; ".join(results.not_as_released)),
+        "not verified": markdown(", ".join(results.unverified)),
+        "preparation": markdown(prepared(results.preparation)),
+        "command": code(shlex.join(record.command)) if record else "not recorded",
+        "effective batch": markdown(f"{amount(plan['effective batch'])} {plan['unit']} on {plan['devices']}")
         if {"effective batch", "unit", "devices"} <= plan.keys()
         else "",
-        "precision": str(plan.get("precision", "")),
-        "seed": "" if record is None or record.seed is None else str(record.seed),
+        "precision": markdown(plan.get("precision", "")),
+        "seed": "" if record is None or record.seed is None else markdown(record.seed),
         "hardware": each([machine(session.hardware) for session in sessions]) or "not recorded",
         "training": f"{training.num_updates or 0:,} updates"
-        + (f", {timedelta(seconds=round(seconds))}, {speed:,.0f} {training.unit}/s" if seconds and speed else "")
+        + (f", {timedelta(seconds=round(seconds))}, {speed:,.0f} {unit}/s" if seconds and speed else "")
         + (", not finished" if record and not record.finished else ""),
         "sessions": each([session.started for session in sessions]),
         "went on with": each([change for session in sessions for change in session.changes]),
         "versions": each([", ".join(f"{name} {it}" for name, it in session.versions.items()) for session in sessions]),
         "commit": each([session.commit or "" for session in sessions]),
-        "averaged": ", ".join(results.averaged_checkpoints),
-        "decoding": ", ".join(f"{name} {value}" for name, value in results.decoding.items()),
-        "log": f"`{run.train_log}`" if run.train_log.is_file() else "",
+        "averaged": markdown(", ".join(results.averaged_checkpoints)),
+        "decoding": markdown(", ".join(f"{name} {value}" for name, value in results.decoding.items())),
+        "log": code(run.train_log) if run.train_log.is_file() else "",
     }
-    return [f"## {run.name}", "", *(f"- {name}: {value}" for name, value in lines.items() if value)]
+    return [f"## {markdown(run.name)}", "", *(f"- {name}: {value}" for name, value in lines.items() if value)]
+
+
+def amount(value: int | str) -> str:
+    """Return what a plan says of an amount, thousands parted."""
+    return f"{value:,}" if isinstance(value, int) else value
 
 
 def prepared(settings: dict[str, Any]) -> str:
@@ -81,18 +87,22 @@ def machine(hardware: Hardware) -> str:
 def scores(subsets: Sequence[Results]) -> list[str]:
     """Return every score of every subset as a table."""
     names = {"averaged": "average"}
+
+    def cell(text: str) -> str:
+        return markdown(text, in_table=True)
+
     models = list(dict.fromkeys(name for results in subsets for name in results.scores)) or ["averaged", "last"]
     lines = [
-        f"| set | score | {' | '.join(names.get(name, name) for name in models)} | signature |",
+        f"| set | score | {' | '.join(cell(names.get(name, name)) for name in models)} | signature |",
         f"|---|---|{'---:|' * len(models)}---|",
     ]
     for results in subsets:
         for label, score in results.scores.get(models[0], {}).items():
             digits = 4 if label == likelihood.LABEL else 2
             numbers = " | ".join(f"{results.scores[name][label].score:.{digits}f}" for name in models)
-            signature = score.signature.replace("|", "\\|")
             subset = f"{results.subset} (trained on)" if results.is_training_data else results.subset
-            lines.append(f"| {subset}, {results.sentences:,} | {label} | {numbers} | {signature} |")
+            signature = cell(score.signature)
+            lines.append(f"| {cell(subset)}, {results.sentences:,} | {cell(label)} | {numbers} | {signature} |")
     return lines
 
 

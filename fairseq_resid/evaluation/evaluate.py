@@ -19,6 +19,7 @@ from ..commands import children, frame
 from ..folders import records, settings
 from ..folders.files import read_lines, write_text
 from ..folders.run import ByModel, Fingerprint, Record, Results, Run, Scored
+from ..foreign import say
 from . import averaging, card, compare, decoding, images, likelihood, published, scoring
 from .images import ImageJob
 from .job import Job, find
@@ -85,7 +86,7 @@ def is_kept(file: Path, note: Path, mine: DecodingNote) -> bool:
     """Return whether a file is there and was made from the same files with the same settings; say so."""
     kept = file.is_file() and records.remembered(note, DecodingNote) == mine
     if kept:
-        print(f"{file}: made from the same files with the same settings, kept")
+        say(f"{file}: made from the same files with the same settings, kept")
     return kept
 
 
@@ -129,7 +130,7 @@ def evaluate(job: Job | ImageJob) -> Results:
     # A run that another command trained has no run.json.
     record = records.remembered(job.run.record, Record)
     if record is not None and not record.finished:
-        print(f"{job.run.path}: warning: its training has not finished", file=sys.stderr)
+        say(f"{job.run.path}: warning: its training has not finished", file=sys.stderr)
     with job.run.lock() as lock:
         return images.score(job) if isinstance(job, ImageJob) else score(job, lock)
 
@@ -173,9 +174,9 @@ def score(job: Job, lock: int) -> Results:
     records.write(run.results(job.subset), results)
     bleu = ", ".join(f"{name} {score.value:.2f}" for name, score in scores.items())
     named, beside_it = (f"BLEU {published.LABEL}", published.beside(job)) if is_published else ("BLEU", "")
-    print(f"{run.path} {job.subset}: {named} {bleu}  {results.signature}  {beside_it}".rstrip(), flush=True)
+    say(f"{run.path} {job.subset}: {named} {bleu}  {results.signature}  {beside_it}".rstrip())
     nll = ", ".join(f"{name} {by_label[likelihood.LABEL].value:.4f}" for name, by_label in beside.items())
-    print(f"{run.path} {job.subset}: NLL {nll}  {likelihood.UNIT}", flush=True)
+    say(f"{run.path} {job.subset}: NLL {nll}  {likelihood.UNIT}")
     return results
 
 
@@ -221,11 +222,11 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     of_images = [job for job in jobs if isinstance(job, ImageJob)]
     for subset in dict.fromkeys(job.subset for job in of_images):
         for line in compare.image_seeds([job.run.path for job in of_images if job.subset == subset], subset):
-            print(line)
+            say(line)
     for run in dict.fromkeys(job.run for job in jobs):
         try:
             write_text(run.card, card.write(run))
         except ValueError as error:  # the scores stand all the same
-            print(f"{parser.prog}: warning: no {run.card}: {error}", file=sys.stderr)
+            say(f"{parser.prog}: warning: no {run.card}: {error}", file=sys.stderr)
         else:
-            print(f"{run.card}: every score, with its signature")
+            say(f"{run.card}: every score, with its signature")

@@ -19,6 +19,7 @@ from ..folders.data import find_data, is_trained_on
 from ..folders.files import read_rows, write_text
 from ..folders.images import ImageRecord
 from ..folders.run import Fingerprint, Results, Run, Scored
+from ..foreign import say
 
 LAST = "last"  # the only model of an image run
 ERROR, NLL = "error", "NLL"  # among the scores
@@ -141,7 +142,7 @@ def answers(job: ImageJob) -> list[Answer]:
     part = job.data / f"{job.subset.split('+')[0]}.npy"
     mine = AnswersNote(Fingerprint.of(job.run.last), str(job.data.resolve()), Fingerprint.of(part))
     if file.is_file() and records.remembered(note, AnswersNote) == mine:
-        print(f"{file}: made from the same files, kept")
+        say(f"{file}: made from the same files, kept")
         return read(file)
     found = answer(job)
     write(file, found)
@@ -183,10 +184,9 @@ def score(job: ImageJob) -> Results:
     records.write(job.run.results(job.subset), results)
     low, high = interval(found)
     trained = " (the model was trained on it)" if job.is_training_data else ""
-    print(
+    say(
         f"{job.run.path} {job.subset}{trained}: error {scores[ERROR]:.2f}% (95% interval {low:.2f} to {high:.2f} over "
         f"images), accuracy {100 - scores[ERROR]:.2f}%, NLL {scores[NLL]:.4f} {UNITS[NLL]}",
-        flush=True,
     )
     return results
 

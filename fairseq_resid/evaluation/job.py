@@ -16,6 +16,7 @@ from ..folders.data import Corpus, find_data, setting
 from ..folders.files import read_lines
 from ..folders.run import Run
 from ..folders.settings import Settings
+from ..foreign import say
 from . import averaging, images
 
 # fairseq's dictionary has four symbols before those in its file: <s>, <pad>, </s>, <unk>.
@@ -125,7 +126,7 @@ def find(path: Path, data: Path | None, settings: Settings, subset: str, cpu: bo
         except ValueError:
             if settings.are_epochs_required:
                 raise
-            print(f"{path}: the training ended before epoch {last}: no average of epochs {first} to {last}")
+            say(f"{path}: the training ended before epoch {last}: no average of epochs {first} to {last}")
     if state is None:
         raise ValueError(f"{run.last}: no such checkpoint")
     corpus = Corpus.read(data or find_data(run, state))

@@ -8,14 +8,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..foreign import markdown as as_markdown
+from ..foreign import printable
+
 Rows = Sequence[Sequence[str]]
 
 
 def markdown(headings: Sequence[str], rows: Rows, notes: Sequence[str], left: int) -> str:
     """Return the table as Markdown; the first `left` columns are text, the others numbers."""
     rule = ["---"] * left + ["---:"] * (len(headings) - left)
-    lines = [" | ".join(cell.replace("|", "\\|") for cell in cells) for cells in (headings, rule, *rows)]
-    return "".join(f"| {line} |\n" for line in lines) + "\n" + "  \n".join(notes) + "\n"
+    written = [[as_markdown(cell, in_table=True) for cell in cells] for cells in rows]
+    table = "".join(f"| {' | '.join(cells)} |\n" for cells in (headings, rule, *written))
+    return table + "\n" + "  \n".join(map(as_markdown, notes)) + "\n"
 
 
 def show(headings: Sequence[str], rows: Rows, notes: Sequence[str], left: int, console: Console) -> None:
@@ -24,11 +28,11 @@ def show(headings: Sequence[str], rows: Rows, notes: Sequence[str], left: int, c
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index < left else "right", overflow="fold")
     for cells in rows:
-        table.add_row(*map(Text, cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     if not console.is_terminal:
         console.width = max(
             console.width, table.__rich_measure__(console, console.options.update(width=10_000)).maximum
         )
     console.print(table)
     for line in notes:
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(printable(line)), soft_wrap=True)

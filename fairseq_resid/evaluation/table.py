@@ -13,6 +13,7 @@ from rich.console import Console
 from ..commands import frame
 from ..folders import records
 from ..folders.run import Results, Run
+from ..foreign import say
 from . import images, layout
 from .baselines import Baselines
 
@@ -96,5 +97,5 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         path: it.bleu.averaged for path, it in runs.items() if it.bleu and it.bleu.averaged < (options.at_least or 0)
     }
     for path, score in below.items():
-        print(f"{path}: BLEU {score:.2f} is below {options.at_least:g}", file=sys.stderr)
+        say(f"{path}: BLEU {score:.2f} is below {options.at_least:g}", file=sys.stderr)
     return 1 if below else 0

@@ -16,7 +16,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ..commands import frame
 from ..compat import load_checkpoint, naming
@@ -29,6 +29,8 @@ from ..text import plain_words
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Characters of a line for each subword that the model takes: more are not cut into subwords, which would take minutes.
+CHARACTERS = 100
 BUFFER = 512  # lines translated together, if nobody waits for them at a terminal
 
 
@@ -80,11 +82,17 @@ class Translator:
 
         Raises: ValueError naming the line if it is not UTF-8, or too long for the model.
         """
+        most = CHARACTERS * self.longest
+        too_long = f"line {number}: more than {most:,} characters, and the model takes {self.longest:,} subwords"
         if isinstance(line, bytes):
+            if len(line) > self.most_bytes:
+                raise ValueError(too_long)
             try:
                 line = line.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise ValueError(f"line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
+        if len(line) > most:
+            raise ValueError(too_long)
         words = plain_words(self.segmenter.encode([self.source.to_model(line)])[0])
         if not words:
             return None
@@ -92,6 +100,11 @@ class Translator:
         if len(subwords) > self.longest:
             raise ValueError(f"line {number}: {len(subwords):,} subwords, and the model takes {self.longest:,}")
         return subwords
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of a line, its end included, that are looked at: any line of as many characters as are allowed."""
+        return 4 * CHARACTERS * self.longest + 2
 
     def decode(self, encoded: Sequence[Tensor | None]) -> list[str]:
         """Return the translation of every encoded line, "" for None."""
@@ -108,6 +121,14 @@ class Translator:
                 text = self.segmenter.join(self.hub.decode(hypotheses[0]["tokens"]))
                 translations[index] = self.target.to_raw(text)
         return translations
+
+
+def lines_of(stream: IO[bytes], most: int) -> Iterator[bytes]:
+    """Yield the lines of a stream; of one that is longer than `most` bytes no more than its beginning, at last."""
+    while line := stream.readline(most + 1):
+        yield line
+        if len(line) > most:
+            return
 
 
 def batches(translator: Translator, lines: Iterable[bytes], together: int) -> Iterator[list[Tensor | None]]:
@@ -134,7 +155,10 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add("--data", type=Path, help="the data folder (default: the one that the run was trained on)")
     add("--cpu", action="store_true", help="stay on the CPU even if there is a GPU")
     options = parser.parse_args(argv)
+    if sys.stdin is None:
+        raise ValueError("stdin: closed; it must be open, and have a sentence on each line")
     translator = Translator(options.run, options.data, options.checkpoint, options.cpu)
-    for encoded in batches(translator, sys.stdin.buffer, 1 if sys.stdin.isatty() else BUFFER):
+    lines = lines_of(sys.stdin.buffer, translator.most_bytes)
+    for encoded in batches(translator, lines, 1 if sys.stdin.isatty() else BUFFER):
         sys.stdout.buffer.write("".join(line + "\n" for line in translator.decode(encoded)).encode())
         sys.stdout.buffer.flush()

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from ..foreign import say
+
 T = TypeVar("T")
 
 
@@ -181,7 +183,7 @@ def locked(path: Path, busy: str, wait: bool = False) -> Iterator[int]:
             except BlockingIOError:
                 if not wait:
                     raise ValueError(busy) from None
-                print(f"{busy}; waiting", flush=True)
+                say(f"{busy}; waiting")
                 fcntl.flock(file, fcntl.LOCK_EX)
             # The other process may have removed the file, with its folder.
             if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
+from ..foreign import printable
 from .files import read_bytes, write_text
 
 T = TypeVar("T")
@@ -62,8 +63,15 @@ def text(value: Any, indent: int | None = 2) -> str:
 
 
 def write(path: Path, value: Any) -> None:
-    """Write a dataclass, or what JSON has, as a JSON file, whole or not at all."""
-    write_text(path, text(value))
+    """Write a dataclass, or what JSON has, as a JSON file, whole or not at all.
+
+    Raises: ValueError naming the file, and the name of a file in it that is not UTF-8.
+    """
+    try:
+        write_text(path, text(value))
+    except UnicodeEncodeError as error:
+        before, after = error.object[: error.start].rpartition('"')[2], error.object[error.start :].partition('"')[0]
+        raise ValueError(f"{path}: cannot hold {printable(before + after)}: not UTF-8; rename that file") from None
 
 
 def as_type(value: Any, kind: type[T]) -> T:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from ..analysis import analyze, curves, plots
 from ..analysis.results import Analysis
@@ -29,6 +30,7 @@ from ..folders import records
 from ..folders.data import Corpus
 from ..folders.files import read_lines, write_text
 from ..folders.run import EVALUATE, Record, Results, Run
+from ..foreign import printable, say
 from ..study import archive, kept, plan, results, tables
 from ..study import plots as study_plots
 from ..version import __version__
@@ -80,6 +82,11 @@ class Learned:
     def anchor(self) -> str:
         """A name that can be linked to."""
         return "run-" + re.sub(r"[^A-Za-z0-9_-]", "-", self.run)
+
+
+def without_control(value: Any) -> Any:
+    """Return what the page shows of a value of the template: its text `printable`."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def figure(path: Path, caption: str) -> Figure:
@@ -213,7 +220,9 @@ def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = ()) -> str
     if candidates:
         systems = {each.name: each.hypotheses for each in candidates}
         texts = samples(sources(candidates[0], subset), candidates[0].references, systems)
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined, finalize=without_control
+    )
     template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
         title=f"Report on {', '.join([*(file.stem for file in studies), *(run.name for run in runs)])}",
@@ -253,5 +262,5 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     write_text(options.out, page)
     size = len(page.encode())
     if size > SIZE:
-        print(f"{parser.prog}: warning: {options.out}: {size:,} bytes: name fewer runs at once", file=sys.stderr)
-    print(f"{options.out}: {size / 1e6:.1f} MB; open it in a browser")
+        say(f"{parser.prog}: warning: {options.out}: {size:,} bytes: name fewer runs at once", file=sys.stderr)
+    say(f"{options.out}: {size / 1e6:.1f} MB; open it in a browser")

@@ -26,6 +26,7 @@ import yaml
 from ..commands import frame, machine
 from ..commands.progress import clock
 from ..folders.files import locked, read_lines, write_text
+from ..foreign import say
 from ..training import devices
 from . import archive, kept, plan, work
 from .executors import Executor, Job, LocalExecutor, SubmititExecutor, group_gpus
@@ -108,7 +109,7 @@ def run_missing(state: State, executor: Executor, slots: int, weights: bool, unt
     planned: dict[str, Planned] = {}
     for name in () if weights else state.notes:
         shutil.rmtree(place.work / name, ignore_errors=True)  # of a run that was killed after it had been kept
-    print(f"{place.name}: {state.left(slots)}", flush=True)
+    say(f"{place.name}: {state.left(slots)}")
     try:
         while True:
             waiting = [run for run in state.missing() if run.name not in {*running, *state.failed}]
@@ -117,7 +118,7 @@ def run_missing(state: State, executor: Executor, slots: int, weights: bool, unt
                 planned |= {run.name: run for run in now}
                 running |= executor.start({run.name: command(place, run, weights) for run in now})
                 for run in now:
-                    print(f"{run.name}: started", flush=True)
+                    say(f"{run.name}: started")
             if not running:
                 return
             time.sleep(POLL)
@@ -125,7 +126,7 @@ def run_missing(state: State, executor: Executor, slots: int, weights: bool, unt
                 if code is not None:
                     del running[name]
                     ended(state, name, code)
-                    print(f"{name}: {said(state, name)}; {state.left(slots)}", flush=True)
+                    say(f"{name}: {said(state, name)}; {state.left(slots)}")
     finally:
         if running or sys.exc_info()[0]:
             executor.stop()
@@ -199,7 +200,7 @@ def show_plan(state: State) -> None:
         done = run.name in state.notes or run.name in state.failed
         seconds = state.seconds(run)
         about = f"missing, about {clock(seconds)}" if seconds else "missing"
-        print(f"{run.name}: {said(state, run.name) if done else about}")
+        say(f"{run.name}: {said(state, run.name) if done else about}")
 
 
 @frame.command(
@@ -226,9 +227,9 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         if state.missing() or state.undetermined() or state.failed:
             raise ValueError(f"--pack: {options.study}: {state.left(1)}; only a complete study is packed")
         if archive.run_folders(place.kept):
-            print(archive.pack(place.kept), flush=True)
+            say(archive.pack(place.kept))
     if options.unpack:
-        print(f"{place.kept}: {archive.unpack(place.kept)} runs")
+        say(f"{place.kept}: {archive.unpack(place.kept)} runs")
         return 0
     if not (options.results or options.plan or options.pack):
         plan.check(study, options.study)
@@ -246,23 +247,23 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             run_missing(state, executor, slots, options.weights, until)
     if options.plan:
         show_plan(state)
-        print(f"{place.name}: {state.left(1)}")
+        say(f"{place.name}: {state.left(1)}")
     elif state.notes:
         from .tables import write
 
-        print(f"{place.name}: computing the results of {len(state.notes)} runs", flush=True)
+        say(f"{place.name}: computing the results of {len(state.notes)} runs")
         for path in write(state.study, state.notes, place.kept):
-            print(path)
+            say(path)
     hopeless = [
         where for where, choice in plan.choices(study, state.nll()).items() if not (choice.to_try or choice.best)
     ]
     for setting, arm in hopeless:
-        print(
+        say(
             f"{arm} in {setting}: diverges at every value of {study.tuning.flag if study.tuning else ''}",
             file=sys.stderr,
         )
     for name, text in state.failed.items():
-        print(f"{name}: failed: {text}; --retry tries it again", file=sys.stderr)
+        say(f"{name}: failed: {text}; --retry tries it again", file=sys.stderr)
     return 1 if state.failed or hopeless else 0
 
 

@@ -30,6 +30,7 @@ from ..folders import data as data_folder
 from ..folders import images, records
 from ..folders.files import replacing, zip_damage
 from ..folders.run import Hardware, Record, Run, Session
+from ..foreign import say
 from . import devices, plan, recipe
 from .display import Display, summary
 
@@ -258,7 +259,7 @@ def repair_last_checkpoint(run: Run, command: TrainingCommand) -> None:
             "(--no-save-optimizer-state); choose another --run folder, or remove this one"
         )
     if whole:
-        print(f"{run.last}: missing or not whole; going on from {whole.name}", flush=True)
+        say(f"{run.last}: missing or not whole; going on from {whole.name}")
         with replacing(run.last) as partial:
             shutil.copyfile(whole, partial)
     elif numbered or run.last.exists():
@@ -311,7 +312,7 @@ def train(command: TrainingCommand, run: Run, record: Record, rank: devices.Rank
     with run.lock() if is_first else nullcontext() as lock:
         if is_finished(command, run):
             if is_first:
-                print(f"{run.path}: trained already", flush=True)
+                say(f"{run.path}: trained already")
             return False
         has_begun = any(run.path.glob("checkpoint*.pt"))
         known = run.read_record() if has_begun else None
@@ -320,7 +321,7 @@ def train(command: TrainingCommand, run: Run, record: Record, rank: devices.Rank
         record = replace(record, sessions=[*before, replace(record.sessions[-1], changes=changed)])
         if is_first:
             for change in changed:
-                print(f"{run.path}: goes on with {change}; run.json keeps both", flush=True)
+                say(f"{run.path}: goes on with {change}; run.json keeps both")
             repair_last_checkpoint(run, command)
             records.write(run.record, record)
         argv = [children.program(PROGRAM), *command.arguments]
@@ -344,7 +345,7 @@ def train(command: TrainingCommand, run: Run, record: Record, rank: devices.Rank
             )
         if is_first:
             records.write(run.record, replace(record, finished=reached_end(command, run)))
-            print(f"{run.path}: trained: {summary(run.training_summary())}", flush=True)
+            say(f"{run.path}: trained: {summary(run.training_summary())}")
         return True
 
 
@@ -468,7 +469,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     requested = request(args.recipe, args.arch, extra, args.run, args.effective_batch, args.precision)
     is_first = requested.rank is None or requested.rank.rank == 0
     if is_first:
-        print(f"{requested.run.path}: {requested.plan.line()}", flush=True)
+        say(f"{requested.run.path}: {requested.plan.line()}")
     if args.dry_run:
         if is_first:
             children.show(requested.command.argv)

@@ -15,18 +15,20 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib import cbook
 from torch import Tensor
 
 from fairseq_resid import connections
-from fairseq_resid.analysis import analyze, attention, curves
+from fairseq_resid.analysis import analyze, attention, curves, plots, style
 from fairseq_resid.analysis.figures import analyze as analysed
 from fairseq_resid.analysis.figures import learned
 from fairseq_resid.analysis.model import Loaded, batches, choose, load
 from fairseq_resid.analysis.observe import gradient_norms, nll_without, observe
-from fairseq_resid.analysis.results import BINS, Analysis
+from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
 from fairseq_resid.connections import sites
 from fairseq_resid.folders import records
-from fairseq_resid.folders.run import Run
+from fairseq_resid.folders.run import Fingerprint, Run
+from fairseq_resid.foreign import printable
 from support import structures
 
 
@@ -321,6 +323,29 @@ def test_learning_curves_of_seeds_form_a_band(tmp_path: Path) -> None:
     out = tmp_path / "curves.svg"
     assert curves.main([*map(str, paths), str(tmp_path / "other"), "--out", str(out)]) == 0
     assert "svg" in out.read_text()[:200]
+
+
+STRANGE = ["cost$x_{1$", "a$b$", "bad\x1b[31m\x00"]
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_labels_of_plots_show_any_name_as_text(name: str, tmp_path: Path) -> None:
+    """A pair of $ is a formula to matplotlib, and a control character no XML."""
+    folder = tmp_path / name.replace("\x00", "")
+    out = tmp_path / "curves.svg"
+    assert curves.main([str(made_up(folder, 1, 0.0)), "--out", str(out)]) == 0
+    ElementTree.parse(out)
+    drawn = style.plain(name)
+    assert not cbook.is_math_text(drawn) and drawn.replace(r"\$", "$") == printable(name)
+    site = Site(name, 0, name, 1.0, 1.0, 1.0, 0.3, 3.2, 1.0, 1.0, {name: Coefficient(0.5, 0.1, 0.4, [1] * BINS)})
+    found = Analysis(
+        name, "a.pt", 1, name, {}, name, name, 1, True, 1, 3.0, 3.1, {name: site}, Fingerprint("a.pt", 1, 1),
+        learning={name: {name: [(1, 0.5), (2, 0.6)]}},
+    )  # fmt: skip
+    for path in plots.draw(found, tmp_path / "plots").values():
+        ElementTree.parse(path)
+    attention.draw(attention.Map([name], [name], [[[1.0]]]), tmp_path / "attention.svg")
+    ElementTree.parse(tmp_path / "attention.svg")
 
 
 def test_curves_survive_truncated_logs_and_restarted_trainings(tmp_path: Path, capsys: Any) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from fairseq_resid import __main__ as console
 from fairseq_resid.commands import children, frame, quiet
+from fairseq_resid.folders import records
 
 pytestmark = pytest.mark.once
 
@@ -184,3 +185,46 @@ def test_command_has_one_spelling() -> None:
         if path.name == "__main__.py" or "__name__ ==" in path.read_text(encoding="utf-8")
     ]
     assert sorted(runnable) == ["__main__.py", "connections/__main__.py"]
+
+
+NOT_UTF8 = os.fsdecode(b"caf\xe9")
+
+
+@pytest.mark.parametrize("name", sorted(console.COMMANDS))
+def test_name_that_is_not_utf8_is_refused_by_every_command(name: str, tmp_path: Path, capsys: Capture) -> None:
+    """JSON and fairseq cannot hold it: before, it was a traceback somewhere on the way."""
+    assert console.main([name, str(tmp_path / NOT_UTF8)]) == 2
+    said = f"fairseq-resid {name}: error: {tmp_path}/caf\\xe9: not UTF-8; rename it, or give it a symbolic link"
+    error = capsys.readouterr().err
+    assert error.startswith(said) and error.count("\n") == 1
+
+
+def test_json_names_the_file_that_cannot_hold_a_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"run.json: cannot hold /data/caf\\xe9/x: not UTF-8"):
+        records.write(tmp_path / "run.json", {"command": ["fairseq-train", f"/data/{NOT_UTF8}/x"]})
+    assert list(tmp_path.iterdir()) == []
+
+
+CLOSED = """
+import os, sys
+from fairseq_resid.commands import frame
+@frame.command("closed", "")
+def main(parser, argv):
+    print("out"); print("err", file=sys.stderr)
+    with open("made", "w") as file:
+        assert file.fileno() > 2, file.fileno()
+        os.system("echo into another file")
+    return 0
+sys.exit(main([]))
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_neither_fail_nor_end_in_files(closed: str, tmp_path: Path) -> None:
+    script = tmp_path / "closed.py"
+    script.write_text(CLOSED)
+    line = f'"{sys.executable}" "{script}" {closed}'
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "made").read_text() == ""
