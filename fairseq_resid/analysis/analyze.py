@@ -17,12 +17,20 @@ from ..folders import records
 from ..folders.run import Fingerprint, Run
 from ..foreign import say
 from . import plots
-from .results import Analysis
+from .results import Analysis, read
 
 
 def file(run: Run) -> Path:
     """Return the path of a run's analysis."""
     return run.path / "analysis" / "analysis.json"
+
+
+def remembered(run: Run) -> Analysis | None:
+    """Return a run's analysis; None for whatever reason it cannot be read."""
+    try:
+        return read(file(run))
+    except (OSError, ValueError):
+        return None
 
 
 def summary(analysis: Analysis) -> list[str]:
@@ -72,7 +80,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         run = Run(path)
         try:
             source = Fingerprint.of(checkpoint(run, options.checkpoint))
-            found = records.remembered(file(run), Analysis)
+            found = remembered(run)
             if found is None or not found.is_of(source, options.subset, options.sentences, not options.no_ablation):
                 loaded = load(path, options.data, options.checkpoint, options.cpu)
                 found = analyze(loaded, options.subset, options.sentences, options.max_tokens, not options.no_ablation)

@@ -22,6 +22,7 @@ from ..commands.training_command import TrainingCommand
 from ..folders import records
 from ..folders.run import SESSION, Record, Run, log_record
 from ..foreign import say
+from .results import MOST, MOST_UPDATES
 from .style import COLOURS, figure, plain
 
 # What is drawn: the record's key, the label, and the factor to its unit. fairseq's losses are in bits.
@@ -61,7 +62,7 @@ def read(run: Run) -> Curves:
             before = stamp
         record = log_record(line)
         updates = next((int(record[key]) for key in record if key.endswith("num_updates")), None) if record else None
-        if record is None or updates is None:
+        if record is None or updates is None or not 0 <= updates <= MOST_UPDATES:
             continue
         for key, rows in found.items():
             for later in [at for at in rows if at > updates]:
@@ -89,12 +90,12 @@ def time_of(line: str) -> float | None:
 
 
 def number(value: Any) -> float | None:
-    """Return a logged value; None if it is no finite number."""
+    """Return a logged value; None if it is no finite number, or one that no plot can show."""
     try:
         found = float(value)
     except (TypeError, ValueError):
         return None
-    return found if math.isfinite(found) else None
+    return found if math.isfinite(found) and abs(found) <= MOST else None
 
 
 def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -170,8 +170,9 @@ def places(analysis: Analysis, path: Path) -> None:
                     for axis, values in zip(row, (found.by_position, found.by_frequency), strict=True):
                         points = [(x + 1, y) for x, y in enumerate(values) if y is not None]
                         if points:
-                            axis.plot(*zip(*points, strict=True), color=COLOURS[number], alpha=0.5, linewidth=0.8)
-                row[0].plot([], [], color=COLOURS[number], label=plain(stack))
+                            colour = COLOURS[number % len(COLOURS)]
+                            axis.plot(*zip(*points, strict=True), color=colour, alpha=0.5, linewidth=0.8)
+                row[0].plot([], [], color=COLOURS[number % len(COLOURS)], label=plain(stack))
             row[0].set_ylabel(letter(name))
             row[0].set_xlabel("place in the sentence")
             row[1].set_xlabel("the token's class by frequency, 1: most frequent")
@@ -195,8 +196,11 @@ def learning(analysis: Analysis, path: Path) -> None:
         legend(axes)
 
 
-def draw(analysis: Analysis, folder: Path) -> dict[str, Path]:
-    """Write all plots that the analysis has figures for; return each by its name."""
+def draw(analysis: Analysis, folder: Path, failed: Callable[[str, Exception], None] | None = None) -> dict[str, Path]:
+    """Write all plots that the analysis has figures for; return each by its name.
+
+    failed: is told of a plot that cannot be drawn, by its name; without it, the error is raised
+    """
     plots: dict[str, tuple[Callable[[Analysis, Path], None], bool]] = {
         "coefficients": (coefficients, bool(names(analysis))),
         "histograms": (histograms, any(c.histogram for s in analysis.sites.values() for c in s.coefficients.values())),
@@ -210,8 +214,14 @@ def draw(analysis: Analysis, folder: Path) -> dict[str, Path]:
     for name, (plot, has_figures) in plots.items():
         path = folder / f"{name}.svg"
         if has_figures:
-            plot(analysis, path)
-            written[name] = path
+            try:
+                plot(analysis, path)
+            except Exception as error:  # of whatever kind, out of matplotlib
+                if failed is None:
+                    raise
+                failed(name, error)
+            else:
+                written[name] = path
         else:
             path.unlink(missing_ok=True)  # of an earlier analysis
     return written

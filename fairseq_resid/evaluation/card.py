@@ -97,12 +97,16 @@ def scores(subsets: Sequence[Results]) -> list[str]:
         f"|---|---|{'---:|' * len(models)}---|",
     ]
     for results in subsets:
-        for label, score in results.scores.get(models[0], {}).items():
+        signatures: dict[str, str] = {}
+        for by_label in results.scores.values():
+            for label, score in by_label.items():
+                signatures.setdefault(label, score.signature)
+        for label, signature in signatures.items():
             digits = 4 if label == likelihood.LABEL else 2
-            numbers = " | ".join(f"{results.scores[name][label].score:.{digits}f}" for name in models)
+            found = [results.scores.get(name, {}).get(label) for name in models]
+            numbers = " | ".join("-" if score is None else f"{score.score:.{digits}f}" for score in found)
             subset = f"{results.subset} (trained on)" if results.is_training_data else results.subset
-            signature = cell(score.signature)
-            lines.append(f"| {cell(subset)}, {results.sentences:,} | {cell(label)} | {numbers} | {signature} |")
+            lines.append(f"| {cell(subset)}, {results.sentences:,} | {cell(label)} | {numbers} | {cell(signature)} |")
     return lines
 
 

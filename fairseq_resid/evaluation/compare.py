@@ -202,7 +202,7 @@ def image_seeds(paths: Sequence[Path], subset: str) -> list[str]:
     runs = []
     for run in map(Run, paths):
         found = run.read_results(subset)
-        score = found.scores[images.LAST][images.ERROR].score
+        score = images.score_of(run, found, images.ERROR)
         runs.append(Seed(run.name, f"{found.architecture} {subset}", *training(run), score))
     return by_setting(runs, lambda errors: f"error {images.over_runs(errors)}")
 

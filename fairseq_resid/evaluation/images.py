@@ -191,6 +191,17 @@ def score(job: ImageJob) -> Results:
     return results
 
 
+def score_of(run: Run, results: Results, measure: str) -> float:
+    """Return a score of the last model.
+
+    Raises: ValueError naming the file that lacks it.
+    """
+    try:
+        return results.scores[LAST][measure].score
+    except KeyError:
+        raise ValueError(f"{run.results(results.subset)}: scores: {LAST} has no {measure}") from None
+
+
 def over_runs(errors: Sequence[float]) -> str:
     """Return mean, standard deviation, median and the 95% interval of the mean over runs (Student's t), on a line."""
     from scipy.stats import t
@@ -240,7 +251,7 @@ def compared(paths: Sequence[Path], subset: str) -> tuple[list[tuple[str, ...]],
     for run, mine, known in zip(runs, found, results, strict=True):
         if [one.label for one in mine] != [one.label for one in found[0]]:
             raise ValueError(f"{runs[0].path} and {run.path} cannot be compared: they answered for other images")
-        said = known.scores[LAST][ERROR].score
+        said = score_of(run, known, ERROR)
         if abs(said - error(mine)) > 1e-3:
             raise ValueError(
                 f"{run.results(subset)}: says an error of {said:.2f}%, but {answers_file(run, subset)} has "

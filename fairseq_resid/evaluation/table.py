@@ -37,8 +37,8 @@ def row(path: Path, results: Results) -> tuple[str, ...]:
     """Return the cells of a run; the time is that of its training steps."""
     speed, seconds = results.training.tokens_per_second, results.training.train_seconds
     if results.bleu is None:
-        own = results.scores[images.LAST]
-        scores = f"{own[images.ERROR].score:.2f}", f"{own[images.NLL].score:.4f}"
+        error, nll = (images.score_of(Run(path), results, measure) for measure in (images.ERROR, images.NLL))
+        scores = f"{error:.2f}", f"{nll:.4f}"
     else:
         scores = f"{results.bleu.averaged:.2f}", f"{results.bleu.last:.2f}"
     return (

@@ -34,6 +34,7 @@ NUMBERED = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"
 LOGGED = re.compile(r"(?:[^|{]*\|){0,3} ?(\{.*\})\s*")
 # What a training says first, its settings.
 SESSION = "fairseq_cli.train | {"
+MOST_SECONDS = 1e12  # of a training: what Python still shows as a duration
 TRAIN, EVALUATE = "fairseq-resid train", "fairseq-resid evaluate"
 
 
@@ -92,6 +93,10 @@ class TrainingSummary:
     tokens_per_second: float | None = None
     best_valid_loss: float | None = None
     unit: str = "target tokens"
+
+    def __post_init__(self) -> None:
+        if self.train_seconds is not None and not 0 <= self.train_seconds <= MOST_SECONDS:
+            raise ValueError(f"train_seconds: {self.train_seconds:g}: must be 0 to {MOST_SECONDS:g}")
 
 
 @dataclass(frozen=True)
@@ -273,7 +278,7 @@ class Run:
             done += added
             tokens += float(record.get("train_wpb", math.nan)) * added
             seconds += _epoch_seconds(record, added)
-        measured = math.isfinite(tokens) and math.isfinite(seconds) and seconds > 0
+        measured = math.isfinite(tokens) and 0 < seconds <= MOST_SECONDS
         finite = [loss for loss in losses.values() if math.isfinite(loss)]
         return TrainingSummary(
             num_updates=num_updates,

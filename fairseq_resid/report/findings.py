@@ -5,7 +5,7 @@ The figures are of one model. Whether they agree with a claim is left to the rea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -34,7 +34,8 @@ def halves(analysis: Analysis, stack: str) -> tuple[list[Site], list[Site]] | No
     layers = 1 + max((site.layer for site in sites), default=0)
     if layers < 2:
         return None
-    return [s for s in sites if s.layer < layers // 2], [s for s in sites if s.layer >= (layers + 1) // 2]
+    lower, upper = [s for s in sites if s.layer < layers // 2], [s for s in sites if s.layer >= (layers + 1) // 2]
+    return (lower, upper) if lower and upper else None
 
 
 def trend(analysis: Analysis, name: str, claim: str) -> Finding | None:
@@ -49,7 +50,7 @@ def trend(analysis: Analysis, name: str, claim: str) -> Finding | None:
 
 
 def open_gates(analysis: Analysis) -> Finding:
-    sites = list(analysis.sites.values())
+    sites = [site for site in analysis.sites.values() if "alpha" in site.coefficients]
     count = sum(site.coefficients["alpha"].mean > 0.9 for site in sites)
     starts = [start for site in sites if (start := site.coefficients["alpha"].start) is not None]
     begun = f", from {fmean(starts):.2f} at the start" if starts else ""
@@ -132,15 +133,33 @@ def off(analysis: Analysis) -> Finding | None:
     return Finding("every branch is used", "our own question", found)
 
 
-def findings(analysis: Analysis, baseline: Analysis | None = None) -> list[Finding]:
-    """Return what can be said of one model, beside the baseline's if there is one."""
+def findings(
+    analysis: Analysis, baseline: Analysis | None = None, failed: Callable[[Exception], None] | None = None
+) -> list[Finding]:
+    """Return what can be said of one model, beside the baseline's if there is one.
+
+    failed: is told why a finding cannot be made; without it, the error is raised
+    """
     names = {name for site in analysis.sites.values() for name in site.coefficients}
-    made: list[Finding | None] = [ahead(analysis, baseline)]
+    makers: list[Callable[[], Finding | None]] = [lambda: ahead(analysis, baseline)]
     if "alpha" in names:
-        made.append(open_gates(analysis))
-        made.append(trend(analysis, "beta", "β rises with depth"))
-        made.append(trend(analysis, "gamma", "(1−α)(1−β) is larger low in the stack"))
+        makers.append(lambda: open_gates(analysis))
+        makers.append(lambda: trend(analysis, "beta", "β rises with depth"))
+        makers.append(lambda: trend(analysis, "gamma", "(1−α)(1−β) is larger low in the stack"))
+        makers.append(lambda: more_below(analysis, baseline))
     if "ratio" in names:
-        made.append(ratio(analysis))
-    made += [more_below(analysis, baseline) if "alpha" in names else flatness(analysis, baseline), off(analysis)]
-    return [finding for finding in made if finding is not None]
+        makers.append(lambda: ratio(analysis))
+    if "alpha" not in names:
+        makers.append(lambda: flatness(analysis, baseline))
+    makers.append(lambda: off(analysis))
+    made = []
+    for make in makers:
+        try:
+            finding = make()
+        except Exception as error:  # the others are made all the same
+            if failed is None:
+                raise
+            failed(error)
+        else:
+            made += [finding] if finding is not None else []
+    return made

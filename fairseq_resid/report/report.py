@@ -12,7 +12,9 @@ import base64
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -23,7 +25,8 @@ from markupsafe import Markup
 
 from ..analysis import analyze, curves, plots
 from ..analysis.results import Analysis
-from ..commands import frame
+from ..analysis.results import read as read_analysis
+from ..commands import frame, quiet
 from ..commands.training_command import TrainingCommand
 from ..evaluation import compare
 from ..folders import records
@@ -109,6 +112,22 @@ def settings(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
     return sorted(rows, key=lambda row: not row[2])
 
 
+@contextmanager
+def fenced(notes: list[str], what: str) -> Iterator[None]:
+    """Make any error in the block a note, so that the rest of the page is made: `what` names the part, run and file."""
+    try:
+        yield
+    except Exception as error:
+        notes.append(f"{what}: left out: {reason(error)}")
+
+
+def reason(error: Exception) -> str:
+    """Return what an error says, in words if it is ours, else with its kind."""
+    if quiet.is_verbose():
+        traceback.print_exception(error)
+    return str(error) if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {error}"
+
+
 def scores(runs: Sequence[Run], subset: str, notes: list[str]) -> tuple[dict[str, Any] | None, list[compare.Candidate]]:
     """Return the table of scores, tested against the first run where they can be, and the runs that have scores."""
     candidates = []
@@ -120,15 +139,15 @@ def scores(runs: Sequence[Run], subset: str, notes: list[str]) -> tuple[dict[str
                 notes.append(f"{run.name} has no scores here: {why}")
         try:
             headings, rows, lines = compare.compared([run.path for run in of_images], "last", subset, None)
-        except (ValueError, OSError) as error:
-            notes.append(str(error))
+        except Exception as error:
+            notes.append(f"scores of {', '.join(run.name for run in of_images)}: left out: {reason(error)}")
             return None, []
         return {"headings": headings, "rows": rows, "notes": lines}, []
     for run in runs:
         try:
             candidates.append(compare.read(run.path, "averaged", subset, None))
-        except (ValueError, OSError) as error:
-            notes.append(f"{run.name} has no scores here: {error}")
+        except Exception as error:
+            notes.append(f"{run.name} has no scores here: {run.results(subset)}: {reason(error)}")
     if not candidates:
         return None, []
     try:
@@ -161,15 +180,33 @@ def sources(candidate: compare.Candidate, subset: str) -> list[str]:
     return read_lines(path) if path.is_file() else [""] * len(candidate.references)
 
 
-def read_analyses(runs: Sequence[Run], notes: list[str]) -> dict[str, Analysis]:
-    """Return the analysis of every run that has one."""
+def read_analyses(runs: Sequence[Run], notes: list[str]) -> dict[Path, Analysis]:
+    """Return the analysis of every run that has one, by its folder."""
     found = {}
     for run in runs:
         try:
-            found[run.name] = records.read(analyze.file(run), Analysis, f"fairseq-resid analyze {run.path}")
-        except (ValueError, OSError) as error:
-            notes.append(f"{run.name} has no analysis: {error}")
+            found[run.path] = read_analysis(analyze.file(run), f"fairseq-resid analyze {run.path}")
+        except Exception as error:
+            notes.append(f"{run.name} has no analysis: {reason(error)}")
     return found
+
+
+def what_it_learned(run: Run, analysis: Analysis, baseline: Analysis | None, folder: Path, notes: list[str]) -> Learned:
+    """Return what the page says of a run's model; a plot or a finding that cannot be made is a note."""
+    what = f"{run.name}: {analyze.file(run)}"
+
+    def note(part: str, error: Exception) -> None:
+        notes.append(f"{what}: {part}: left out: {reason(error)}")
+
+    summary, figures, found = [], [], []
+    with fenced(notes, f"{what}: summary"):
+        summary = analyze.summary(analysis)
+    with fenced(notes, f"{what}: plots"):
+        plotted = plots.draw(analysis, folder, lambda name, error: note(f"plot {name}", error))
+        figures = [figure(path, CAPTIONS[name]) for name, path in plotted.items()]
+    with fenced(notes, f"{what}: findings"):
+        found = findings(analysis, baseline, lambda error: note("a finding", error))
+    return Learned(run.name, summary, figures, found)
 
 
 def draw_curves(runs: Sequence[Run], path: Path, notes: list[str]) -> list[Figure]:
@@ -179,8 +216,8 @@ def draw_curves(runs: Sequence[Run], path: Path, notes: list[str]) -> list[Figur
         for run in alike:
             try:
                 one = curves.read(run)
-            except ValueError as error:
-                notes.append(str(error))
+            except Exception as error:
+                notes.append(f"{run.name} has no curves: {reason(error)}")
             else:
                 logged.setdefault(label, []).append(one)
     if not logged:
@@ -202,24 +239,34 @@ def study_part(file: Path, folder: Path) -> StudyPart:
 def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = ()) -> str:
     """Return the page."""
     notes: list[str] = []
-    table, candidates = scores(runs, subset, notes)
+    table: dict[str, Any] | None = None
+    candidates: list[compare.Candidate] = []
+    with fenced(notes, "scores"):
+        table, candidates = scores(runs, subset, notes)
     analyses = read_analyses(runs, notes)
+    learned, drawn, parts, texts, rows = [], [], [], [], []
+    glossary: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
-        learned = [
-            Learned(
-                name,
-                analyze.summary(analysis),
-                [figure(path, CAPTIONS[plot]) for plot, path in plots.draw(analysis, Path(folder)).items()],
-                findings(analysis, analyses.get(runs[0].name)),
-            )
-            for name, analysis in analyses.items()
-        ]
-        drawn = draw_curves(runs, Path(folder) / "curves.svg", notes)
-        parts = [study_part(file, Path(folder) / file.stem) for file in studies]
-    texts = []
+        for run in runs:
+            if run.path in analyses:
+                baseline = analyses.get(runs[0].path)
+                learned.append(what_it_learned(run, analyses[run.path], baseline, Path(folder), notes))
+        with fenced(notes, "curves"):
+            drawn = draw_curves(runs, Path(folder) / "curves.svg", notes)
+        for file in studies:
+            with fenced(notes, f"study {file}") if runs or len(studies) > 1 else nullcontext():
+                parts.append(study_part(file, Path(folder) / file.stem))
     if candidates:
-        systems = {each.name: each.hypotheses for each in candidates}
-        texts = samples(sources(candidates[0], subset), candidates[0].references, systems)
+        with fenced(notes, f"translations of {candidates[0].path}"):
+            systems = {each.name: each.hypotheses for each in candidates}
+            texts = samples(sources(candidates[0], subset), candidates[0].references, systems)
+    with fenced(notes, "settings"):
+        rows = settings(runs)
+    for run in runs:
+        structure = analyses[run.path].structure if run.path in analyses else None
+        if structure is not None and structure not in [each.name for each in glossary]:
+            with fenced(notes, f"{run.name}: {analyze.file(run)}: structure {structure}"):
+                glossary.append(entry(structure))
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined, finalize=without_control
     )
@@ -231,11 +278,11 @@ def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = ()) -> str
         studies=parts,
         scores=table,
         runs=[run.name for run in runs],
-        settings=settings(runs),
+        settings=rows,
         curves=drawn,
         learned=learned,
         samples=texts,
-        glossary=[entry(name) for name in dict.fromkeys(analysis.structure for analysis in analyses.values())],
+        glossary=glossary,
     )
 
 

@@ -135,3 +135,17 @@ def test_progress_shows_names_as_they_are(capsys: Capture, monkeypatch: pytest.M
     with Progress(f"{RED} [bold]", 2, "lines") as progress:
         progress.advance(1)
     assert capsys.readouterr().out.startswith(f"  {printable(RED)} [bold]: 1 of 2 lines")
+
+
+def test_score_that_the_last_model_lacks_is_a_dash_or_named(tmp_path: Path, capsys: Capture) -> None:
+    path = evaluated(data_folder(tmp_path / "data"), "one", 0.7)
+    results = json.loads((path / "results.json").read_text())
+    one = {"score": 1.0, "signature": "s"}
+    results["scores"] = {"averaged": {"BLEU": one, "chrF": one}, "last": {"BLEU": one, "TER": one}}
+    (path / "results.json").write_text(json.dumps(results))
+    assert card.main([str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "| chrF | 1.00 | - | s |" in out and "| TER | - | 1.00 | s |" in out
+    (path / "results.json").write_text(json.dumps({**results, "bleu": None}))
+    assert table.main([str(path)]) == 2
+    assert capsys.readouterr().err.endswith("one/results.json: scores: last has no error\n")

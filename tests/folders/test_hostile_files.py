@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from fairseq_resid.analysis import curves
-from fairseq_resid.analysis.results import Analysis
+from fairseq_resid.analysis import results as analysis_results
 from fairseq_resid.commands.training_command import TrainingCommand
 from fairseq_resid.corpora import manifest
 from fairseq_resid.corpora.preparation import Unfinished
@@ -84,7 +84,7 @@ READERS: dict[str, tuple[str, Callable[[], bytes], Callable[[Path], Any]]] = {
     "analysis.json": (
         "analysis.json",
         (KEPT / "analysis" / "analysis.json").read_bytes,
-        lambda path: records.read(path, Analysis),
+        analysis_results.read,
     ),
     "text.json": ("text.json", lambda: b'{"name": "x", "limit": 3}', lambda path: records.read(path, Unfinished)),
     "corpus.json": ("corpus.json", lambda: json.dumps(CORPUS, indent=2).encode(), corpus),

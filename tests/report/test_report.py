@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fairseq_resid.analysis import analyze
+from fairseq_resid.analysis import analyze, plots
 from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
 from fairseq_resid.folders import records
 from fairseq_resid.folders.run import Fingerprint, Run
@@ -206,6 +206,97 @@ def test_headings_and_tables_work_with_screen_readers(page: Path) -> None:
     for table in re.findall(r"<table>.*?</table>", text, re.DOTALL):
         assert 'scope="col"' in table
     assert all('tabindex="0"' in tag for tag in re.findall(r'<\w+ class="(?:wide|formula)"[^>]*>', text))
+
+
+def altered(path: Path, *keys: str, value: Any) -> None:
+    """Set a value of a JSON file."""
+    content = json.loads(path.read_text())
+    place = content
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    path.write_text(json.dumps(content))
+
+
+SITE = "encoder.0.ffn"
+STRANGE = {
+    "unknown structure": (
+        ("structure",),
+        "of_tomorrow",
+        "structure of_tomorrow: left out: --residual of_",
+    ),
+    "no sites": (("sites",), {}, "sites: 0: must be 1 to 100000"),
+    "layer of 10**9": (("sites", SITE, "layer"), 10**9, f"sites: {SITE}: layer: 1000000000: must be 0 to 9999"),
+    "gradient of 1e308": (
+        ("sites", SITE, "gradient"),
+        1e308,
+        f"sites: {SITE}: gradient: 1e+308: must be a number from",
+    ),
+    "unknown site": (("learning",), {"nowhere": {"w": [[1, 1.0]]}}, "learning: nowhere: no such site"),
+    "endless updates": (("learning",), {SITE: {"w": [[10**300, 1.0]]}}, "updates: must be 0 to 1000000000000"),
+    "loss of 1e308": (("nll",), 1e308, "nll: 1e+308: must be a number from -1e+38 to 1e+38"),
+    "wrong histogram": (("sites", SITE, "coefficients", "alpha", "histogram"), [1], "histogram: 1 parts: must be 50"),
+    "a later version": (("format",), 2, "format 2: written by a later version of fairseq_resid; this one reads 1"),
+    "another type": (("sites",), 3, "damaged, or not written by fairseq-resid analyze"),
+}
+
+
+@pytest.mark.parametrize(("keys", "value", "said"), STRANGE.values(), ids=STRANGE)
+def test_strange_analysis_is_a_note_and_the_rest_goes_on(
+    keys: tuple[str, ...], value: Any, said: str, runs: list[Path], tmp_path: Path
+) -> None:
+    analysed(runs[0], sas())
+    file = analyze.file(Run(runs[1]))
+    altered(file, *keys, value=value)
+    out = tmp_path / "report.html"
+    assert report.main([*map(str, runs), "--out", str(out)]) == 0
+    found = Page(out.read_text())
+    text = " ".join(found.text)
+    assert said in text and str(file) in text and runs[1].name in text
+    assert "p bootstrap" in text and "run-base" in found.ids and "settings" in found.ids and "curves" in found.ids
+    assert ("run-sas" in found.ids) == (keys == ("structure",))
+
+
+def test_parts_that_fail_are_notes_with_run_and_file(runs: list[Path], tmp_path: Path, monkeypatch: Any) -> None:
+    def broken(*_: Any) -> None:
+        raise OverflowError("too much")
+
+    for where, name in ((plots, "norms"), (findings, "off"), (report, "draw_curves"), (report, "sources")):
+        monkeypatch.setattr(where, name, broken)
+    out = tmp_path / "report.html"
+    assert report.main([*map(str, runs), "--out", str(out)]) == 0
+    text = " ".join(Page(out.read_text()).text)
+    file = analyze.file(Run(runs[1]))
+    for part in (
+        f"sas: {file}: plot norms", f"sas: {file}: a finding", "curves", f"translations of {runs[0]}",
+    ):  # fmt: skip
+        assert f"{part}: left out: OverflowError: too much" in text, part
+    assert "β rises with depth" in text and "run-sas" in out.read_text()
+
+
+def test_sites_of_one_layer_or_without_a_coefficient_are_findings_all_the_same() -> None:
+    """A layer of the middle may be all there is, and not every site must have every coefficient."""
+    lonely = analysis("l", "sas", [site("encoder", 9, "ffn", alpha=0.9), site("encoder", 9, "conv")])
+    found = {each.claim: each.found for each in findings.findings(lonely)}
+    assert found["α is above 0.9 nearly everywhere"].startswith("α > 0.9 at 0 of 1 sites")
+
+
+@pytest.mark.parametrize("where", ["train.log", "run.json", "results.json"])
+def test_files_with_other_strange_values_are_notes(where: str, runs: list[Path], tmp_path: Path) -> None:
+    file = runs[1] / where
+    if where == "train.log":
+        file.write_text(
+            json.dumps({"num_updates": 1, "loss": 1e308}) + "\n" + json.dumps({"num_updates": 1e300, "loss": 1})
+        )
+    elif where == "run.json":
+        file.write_text("[]")
+    else:
+        altered(file, "training", value={"train_seconds": 1e308})
+    out = tmp_path / "report.html"
+    assert report.main([*map(str, runs), "--out", str(out)]) == 0
+    text = " ".join(Page(out.read_text()).text)
+    assert "arch_base" in text and "run-sas" in out.read_text()
+    assert where == "run.json" or f"{where}: " in text
 
 
 def test_findings_of_sas() -> None:
