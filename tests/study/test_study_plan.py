@@ -110,6 +110,18 @@ def test_shipped_studies_have_valid_flags_and_results(
         assert found.missing == [name for name in found.missing if name not in state.notes]
 
 
+def test_activation_experiments_have_both_networks_of_he_2016b() -> None:
+    """Its table 2: five orders of a block, in ResNet-110 and in ResNet-164."""
+    trial = plan.read(ROOT / "studies" / "cifar10-shortcuts.yaml")
+    found = [(arch, *flags) for arch, flags in (plan.arguments(trial, run) for run in plan.runs(trial, {}))]
+    plain = [flags for flags in found if flags[-4:-2] == ("--residual", "xskip")]
+    orders = {(flags[0], flags[flags.index("--block-order") + 1]) for flags in plain}
+    names = ("original", "bn_after_add", "relu_before_add", "relu_preact", "full_preact")
+    assert orders == {(f"preact_resnet{depth}", order) for depth in (110, 164) for order in names}
+    assert len(plain) == 5 * len(orders) and len(found) == 85
+    assert all(flags[1:3] == ("--weight-decay", "0.0001") for flags in found)
+
+
 def test_flags_of_a_run_combine_recipe_setting_and_arm(file: Path) -> None:
     trial = plan.read(file)
     plan.check(trial, file)
