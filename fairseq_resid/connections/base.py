@@ -149,7 +149,7 @@ def probability(dropout: Any) -> float:
 
     Raises: InvalidOption naming what was given and what is allowed.
     """
-    if not isinstance(dropout, numbers.Real) or not 0 <= dropout <= 1:  # nor NaN
+    if not isinstance(dropout, numbers.Real) or not 0 <= float(dropout) <= 1:  # nor NaN
         raise InvalidOption(f"dropout {dropout}: must be a number from 0 to 1, or a module")
     return float(dropout)
 

@@ -38,7 +38,7 @@ from ..study import plots as study_plots
 from ..version import __version__
 from .differences import samples
 from .findings import Finding, findings
-from .glossary import entry
+from .glossary import Entry, entry
 
 SIZE = 5_000_000  # bytes that a page should stay below
 CAPTIONS = {
@@ -241,11 +241,13 @@ def study_part(file: Path, folder: Path) -> StudyPart:
 def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = ()) -> str:
     """Return the page."""
     notes: list[str] = []
-    table, candidates = None, []
+    table: dict[str, Any] | None = None
+    candidates: list[compare.Candidate] = []
     with fenced(notes, "scores"):
         table, candidates = scores(runs, subset, notes)
     analyses = read_analyses(runs, notes)
-    learned, drawn, parts, texts, rows, glossary = [], [], [], [], [], []
+    learned, drawn, parts, texts, rows = [], [], [], [], []
+    glossary: list[Entry] = []
     with tempfile.TemporaryDirectory() as folder:
         for run in runs:
             if run.path in analyses:
