@@ -39,7 +39,7 @@ from ..study import plots as study_plots
 from ..version import __version__
 from .differences import samples
 from .findings import Finding, findings
-from .glossary import entry
+from .glossary import Entry, entry
 
 SIZE = 5_000_000  # bytes that a page should stay below
 CAPTIONS = {
@@ -245,7 +245,7 @@ def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = ()) -> str
         table, candidates = scores(runs, subset, notes)
     analyses = read_analyses(runs, notes)
     learned, drawn, parts, texts, rows = [], [], [], [], []
-    glossary: list[Any] = []
+    glossary: list[Entry] = []
     with tempfile.TemporaryDirectory() as folder:
         for run in runs:
             if run.path in analyses:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from fairseq_resid import connections
 from fairseq_resid.connections import table
@@ -96,3 +97,20 @@ def test_the_table_names_every_option() -> None:
     for name in connections.own_names():
         flags = {flag[2:].replace("-", "_") for flag in re.findall(r"--[\w-]+", table.row(name))}
         assert flags == set(connections.options(name)), name
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("page", ["README.md", "scripts/recipes/README.md"])
+def test_pages_state_the_size_of_sas(page: str) -> None:
+    """Beside Vaswani 2017's Base and Big with 37,000 shared embeddings."""
+    said = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    for size, dim, heads, text in (
+        ("Base", 512, 8, "31.5M parameters to Base (+{:.0%})"),
+        ("Big", 1024, 16, "126M to Big (+{:.0%})"),
+    ):
+        stock = nn.Transformer(dim, heads, dim_feedforward=4 * dim, device="meta")
+        final_norms = 2 * 2 * dim  # which Vaswani 2017 has not
+        count = sum(parameter.numel() for parameter in stock.parameters()) - final_norms + 37_000 * dim
+        added = table.added_parameters("sas", dim)
+        assert f"{added / 1e6:.3g}M" in text and text.format(added / count) in said, size
+    assert "37,000 shared embeddings" in said
