@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import threading
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq.data import FairseqDataset
+from fairseq.data.iterators import BackgroundConsumer
 from fairseq.tasks import LegacyFairseqTask, register_task
 
 from ..compat import UserError
@@ -107,6 +110,18 @@ class ImageDataset(FairseqDataset):
 
     def size(self, index: int) -> int:
         return 1
+
+
+@atexit.register
+def end_loading() -> None:
+    """Wait for the threads that have read their last batch and are ending the processes that loaded it.
+
+    Interrupted there by the end of the program, a thread aborts it: "terminate called without an active exception".
+    """
+    for thread in threading.enumerate():
+        # It counts a batch after it has passed it on.
+        if isinstance(thread, BackgroundConsumer) and thread.count + 1 >= (thread._max_len or 0):
+            thread.join(5)
 
 
 @register_task(images.TASK)

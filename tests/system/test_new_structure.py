@@ -23,7 +23,8 @@ CLASS, TEST_FILE = "fairseq_resid/connections/scaled_branch.py", "tests/structur
 MATRIX = """
     test_equation test_gradcheck test_dtype_out_is_dtype_in test_torchscript test_every_leading_shape test_a_whole_stack
     test_a_stack_under_torchscript_and_autocast test_final_norms test_every_variant_and_option_trains_and_generates
-    test_a_deep_model_starts_finite test_a_lopsided_model test_numbers_up_to_the_limit test_random_cases
+    test_a_deep_model_starts_finite test_a_lopsided_model test_numbers_up_to_the_limit
+    test_random_cases_equal_fp64_formula
     test_incremental_decoding_equals_the_full_forward test_padding_and_batch_order_change_nothing
     test_own_checkpoints_load test_every_parameter_learns test_checkpoint_activations test_layerdrop test_layers_to_keep
     test_names_in_checkpoints_are_frozen test_every_structure_and_its_coefficients test_the_glossary_has_every_structure

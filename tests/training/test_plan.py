@@ -123,7 +123,7 @@ def test_changed_effective_batch_must_be_explicit() -> None:
 
 def test_effective_batch_beyond_all_reason_is_refused() -> None:
     with pytest.raises(ValueError, match=r"effective batch: 1,0.*: needs --update-freq 2\d\d,.*; at most 1,000,000"):
-        plan.make(BASE, [], [A100], None, effective=10**15)
+        plan.make(BASE, command(""), [A100], None, effective=10**15)
 
 
 def test_effective_batch_in_pairs_is_kept() -> None:
