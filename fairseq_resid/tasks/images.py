@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import threading
 from functools import lru_cache
 from pathlib import Path
@@ -175,6 +176,10 @@ class ImageClassificationTask(LegacyFairseqTask):  # type: ignore[misc]
         iterator = super().get_batch_iterator(*args, **kwargs)
         iterator.persistent_workers = iterator.reuse_dataloader = False
         return iterator
+
+    def begin_epoch(self, epoch: int, model: Any) -> None:
+        """End what is left of the epoch before: fairseq keeps iterators and, in 0.12.2, processes."""
+        gc.collect()
 
     def max_positions(self) -> None:
         return None

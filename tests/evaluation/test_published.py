@@ -303,7 +303,9 @@ def test_resuming_needs_the_optimizer_state(trained: tuple[Path, Path], tmp_path
 
 def states_equal(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(states_equal(value, other[name]) for name, value in one.items())
+        # fairseq 0.12.2 saves an uninitialised tensor of this name.
+        names = [name for name in one if not str(name).endswith("_float_tensor")]
+        return one.keys() == other.keys() and all(states_equal(one[name], other[name]) for name in names)
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
 
 
