@@ -35,6 +35,8 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
     """
 
     def decorate(work: Work) -> Callable[..., int]:
+        refuse_module(work, name)
+
         @functools.wraps(work)
         def main(argv: Sequence[str] | None = None) -> int:
             parser = argparse.ArgumentParser(prog=f"fairseq-resid {name}", description=description, **settings)
@@ -65,6 +67,14 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
         return main
 
     return decorate
+
+
+def refuse_module(work: Work, name: str) -> None:
+    """End a module that is run as a command, as versions before 0.7 allowed, with the command to type."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if work.__module__ == "__main__" and spec is not None and spec.name.startswith("fairseq_resid."):
+        print(f"python -m {spec.name}: removed in version 0.7; type: fairseq-resid {name}", file=sys.stderr)
+        raise SystemExit(2)
 
 
 class _Verbose(argparse.Action):

@@ -7,18 +7,15 @@ Readers unpack it once, into a cache folder named by the archive's SHA-256, and 
 from __future__ import annotations
 
 import io
-import lzma
 import os
 import shutil
 import tarfile
 import tempfile
 from pathlib import Path
 
+from ..commands import extract
 from ..folders import records
 from ..folders.files import reading, replacing, sha256
-
-# A study of 122 runs has 1,800 files and 40 MB.
-MOST_FILES, MOST_BYTES = 200_000, 4 << 30
 
 
 def path(kept: Path) -> Path:
@@ -49,7 +46,7 @@ def runs(kept: Path) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=cache))
         try:
-            _extract(archive, partial)
+            extract.unpack(archive, partial)
             os.rename(partial, folder)
         except OSError:
             if not folder.is_dir():  # else another process was quicker
@@ -85,17 +82,3 @@ def unpack(kept: Path) -> int:
         with replacing(kept / folder.name) as partial:
             shutil.copytree(folder, partial)
     return len(run_folders(kept))
-
-
-def _extract(archive: Path, folder: Path) -> None:
-    """Unpack files alone, within limits on their number and size."""
-    count = size = 0
-    try:
-        with tarfile.open(archive, "r:xz") as tar:
-            for member in tar:
-                count, size = count + 1, size + member.size
-                if not member.isfile() or count > MOST_FILES or size > MOST_BYTES:
-                    raise ValueError(f"{archive}: {member.name}: not a file of a study, or too large")
-                tar.extract(member, folder, filter="data")
-    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
-        raise ValueError(f"{archive}: damaged: {error}") from None

@@ -187,6 +187,13 @@ def test_command_has_one_spelling() -> None:
     assert sorted(runnable) == ["__main__.py", "connections/__main__.py"]
 
 
+@pytest.mark.parametrize(("module", "name"), [("training.launch", "train"), ("corpora.custom", "prepare custom")])
+def test_module_run_as_command_says_what_to_type(module: str, name: str) -> None:
+    done = subprocess.run([sys.executable, "-m", f"fairseq_resid.{module}", "x"], capture_output=True, text=True)
+    said = f"python -m fairseq_resid.{module}: removed in version 0.7; type: fairseq-resid {name}\n"
+    assert done.returncode == 2 and done.stderr == said
+
+
 NOT_UTF8 = os.fsdecode(b"caf\xe9")
 
 

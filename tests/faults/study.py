@@ -76,7 +76,7 @@ FAULTS = [
         "study/test_study_results.py",
     ),
     Fault(
-        "study: who has the baseline's value as its own is not compared at it",
+        "study: an arm whose best value is the baseline's is left out of the comparison at that value",
         "fairseq_resid/study/results.py",
         '("own", "baseline", own.value)',
         '("own", "none", own.value)',
