@@ -28,7 +28,7 @@ import time
 from itertools import cycle, islice
 from pathlib import Path
 
-from fairseq_resid.commands import machine
+from fairseq_resid.cli import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 # Of WMT'14 EN-FR before cleaning, which must all be read to have 36M pairs left; estimated, as in its manifest.
@@ -37,8 +37,8 @@ BYTES_36M = 13_500_000_000
 TOKENISE = """
 import sys
 from pathlib import Path
-from fairseq_resid.corpora.tokenise import tokenise
-from fairseq_resid.text import TextForm
+from fairseq_resid.data.text.tokenise import tokenise
+from fairseq_resid.data.text.forms import TextForm
 source, target, cores, prefix, out = sys.argv[1:]
 forms = TextForm(source, "moses", True), TextForm(target, "moses", True)
 both = lambda stem: (Path(f"{stem}.{source}"), Path(f"{stem}.{target}"))
@@ -47,8 +47,8 @@ tokenise("tokenise", [both(prefix)], both(out), forms, True, int(cores), None)
 ENCODE = """
 import sys
 from pathlib import Path
-from fairseq_resid.corpora.clean import Limits
-from fairseq_resid.corpora.subwords import encode
+from fairseq_resid.data.text.clean import Limits
+from fairseq_resid.data.text.subwords import encode
 source, target, cores, prefix, out, model = sys.argv[1:]
 both = lambda stem: (Path(f"{stem}.{source}"), Path(f"{stem}.{target}"))
 total = sum(1 for _ in open(f"{prefix}.{source}", "rb"))
@@ -57,14 +57,14 @@ encode("encode", both(prefix), both(out), Path(model), Limits(250, 1.5), int(cor
 EXTRACT = """
 import sys
 from pathlib import Path
-from fairseq_resid.commands.extract import extract
+from fairseq_resid.data.extract import extract
 source, target, archive, out = sys.argv[1:]
 extract(Path(archive), {f"text.{side}": Path(f"{out}.{side}") for side in (source, target)})
 """
 LEARN = """
 import sys
 from pathlib import Path
-from fairseq_resid.corpora.subwords import learn
+from fairseq_resid.data.text.subwords import learn
 source, target, size, prefix, model = sys.argv[1:]
 files = (Path(f"{prefix}.{source}"), Path(f"{prefix}.{target}"))
 learn(files, sum(1 for _ in open(files[0], "rb")), int(size), Path(model))
@@ -183,7 +183,7 @@ def speed(args: argparse.Namespace, folder: Path) -> dict[str, object]:
     print(f"{'step':42} {'tool':12} {'pairs/s':>9} {'spread':>7} {'MB/s':>6} {'ratio':>6} {'EN-FR hours':>12}")
     results: dict[str, object] = {}
     pack(args, args.text, folder)
-    start = f"{shlex.quote(sys.executable)} -c 'import fairseq_resid.corpora.prepare'"
+    start = f"{shlex.quote(sys.executable)} -c 'import fairseq_resid.data.text.prepare'"
     startup = min(run(start, folder)[0] for _ in range(args.rounds + 1))
     for step, commands in steps(args, args.text).items():
         seconds: dict[str, list[float]] = {name: [] for name in commands}

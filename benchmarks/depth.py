@@ -31,7 +31,7 @@ from measure import check_data, machine, positive
 from translation import STOCK, STRUCTURES
 
 from fairseq_resid import connections
-from fairseq_resid.commands.children import last_lines, program, user_dir
+from fairseq_resid.cli.children import last_lines, program, user_dir
 
 BELOW_UNIGRAM = 0.5  # nats
 MODEL = "--{0}-embed-dim 64 --{0}-ffn-embed-dim 256 --{0}-attention-heads 4 --{0}-layers {1}"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairseq_resid.commands import machine as this_machine
+from fairseq_resid.cli import machine as this_machine
 
 Seconds = dict[Any, list[float]]  # of every round, by name
 # The processor's time of this process leaves out what a busy machine gives to others, but adds up over threads.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # CIFAR-100, from download to a data folder of images: data-prep/cifar100.sh [--raw PATH] [--help] ...
-# What it is made of: fairseq_resid/vision/manifests/cifar100.yaml. Run again, it does nothing, or begins again.
+# What it is made of: fairseq_resid/data/images/manifests/cifar100.yaml. Run again, it does nothing, or begins again.
 set -euo pipefail
 
 # shellcheck source=scripts/environment.sh

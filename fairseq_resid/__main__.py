@@ -7,15 +7,15 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from .commands.frame import reader_has_gone
-from .commands.machine import PACKAGE
+from .cli.frame import reader_has_gone
+from .cli.machine import PACKAGE
 from .version import __version__
 
 # Name: the module whose main() it is, and what it does.
 COMMANDS = {
-    "prepare": ("corpora.prepare", "make a data folder: of a known corpus, of your own text, of the phrasebook"),
-    "prepare-images": ("vision.prepare", "make a data folder of images: CIFAR-10, CIFAR-100, a folder by class"),
-    "train": ("training.launch", "train by a recipe, or resume"),
+    "prepare": ("data.text.prepare", "make a data folder: of a known corpus, of your own text, of the phrasebook"),
+    "prepare-images": ("data.images.prepare", "make a data folder of images: CIFAR-10, CIFAR-100, a folder by class"),
+    "train": ("runs.launch", "train by a recipe, or resume"),
     "evaluate": ("evaluation.evaluate", "average the last checkpoints, decode, score"),
     "average": ("evaluation.averaging", "average checkpoints"),
     "translate": ("evaluation.translate", "translate raw text"),

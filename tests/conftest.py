@@ -169,8 +169,8 @@ def preprocess_in_this_process() -> Iterator[None]:
 
     Preparations that tests start as commands run it as users do.
     """
-    from fairseq_resid.commands import children
-    from fairseq_resid.corpora import binarise
+    from fairseq_resid.cli import children
+    from fairseq_resid.data.text import binarise
 
     def run(words: list[str], *_: Any, **__: Any) -> int:
         from fairseq import options
@@ -196,7 +196,7 @@ def raw_text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def corpus(raw_text: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny corpus as a binarised data folder (vocabulary of 90 pieces, joined). Not to be written to."""
-    from fairseq_resid.corpora import custom
+    from fairseq_resid.data.text import custom
 
     data = tmp_path_factory.mktemp("corpus") / "data"
     with contextlib.redirect_stdout(io.StringIO()):

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..commands import frame
-from ..folders import records
-from ..folders.run import Fingerprint, Run
+from .. import records
+from ..cli import frame
 from ..foreign import say
+from ..runs.run import Fingerprint, Run
 from . import plots
 from .results import Analysis, read
 

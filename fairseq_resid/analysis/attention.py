@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..commands import frame
-from ..folders import settings
+from ..cli import frame
 from ..foreign import say
+from ..runs import settings
 from .style import figure, plain
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def encode(loaded: Loaded, text: str) -> Tensor:
 
     Raises: ValueError if the data folder has no subword model, or there is nothing in the text.
     """
-    from ..folders import data as data_folder
+    from ..data.text import folder as data_folder
 
     if not text.strip():
         raise ValueError("--text: nothing in it")

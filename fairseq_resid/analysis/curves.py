@@ -17,11 +17,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..commands import frame
-from ..commands.training_command import TrainingCommand
-from ..folders import records
-from ..folders.run import SESSION, Record, Run, log_record
+from .. import records
+from ..cli import frame
 from ..foreign import say
+from ..runs.run import SESSION, Record, Run, log_record
+from ..runs.training_command import TrainingCommand
 from .results import MOST, MOST_UPDATES
 from .style import COLOURS, figure, plain
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from .. import connections
-from ..commands.progress import Progress
-from ..compat import check_finite, load_checkpoint
+from ..cli.progress import Progress
 from ..connections import ResidualConnection, sites
-from ..folders.run import NUMBERED, Fingerprint
+from ..fairseq_patches import check_finite, load_checkpoint
+from ..runs.run import NUMBERED, Fingerprint
 from .model import Loaded, batches, choose, fits
 from .observe import Moments, gradient_norms, nll_without, observe, settle_statistics
 from .results import Analysis, Coefficient, Site

@@ -15,10 +15,10 @@ from fairseq import checkpoint_utils, utils
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from torch import Tensor
 
-from ..compat import load_checkpoint
-from ..folders.data import find_data, is_trained_on, setting
-from ..folders.run import Run
+from ..fairseq_patches import load_checkpoint
 from ..models import OWN_MODELS, likelihood
+from ..runs.run import Run
+from ..runs.trained_on import find_data, is_trained_on, setting
 from ..tasks import images as _images  # noqa: F401  (bridges fairseq, registers tasks and architectures)
 from .results import FREQUENCIES, POSITIONS
 

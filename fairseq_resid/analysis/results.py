@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from ..folders import records
-from ..folders.run import Fingerprint
+from .. import records
+from ..runs.run import Fingerprint
 
 FORMAT = 1  # of analysis.json; a later version raises it if it writes what this one would misread
 MOST = 1e38  # of any figure: fp32 ends there, and plots square what they draw

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..folders.files import replacing
+from ..files import replacing
 from ..foreign import printable
 
 # Okabe and Ito 2008, in an order in which neighbours differ in lightness too.

@@ -25,12 +25,12 @@ from typing import Any
 
 import torch
 
-from ..commands import frame
-from ..commands.progress import Progress
-from ..compat import check_finite, load_checkpoint
-from ..folders.files import replacing, sha256, zip_damage
-from ..folders.run import Numbering, Run
+from ..cli import frame
+from ..cli.progress import Progress
+from ..fairseq_patches import check_finite, load_checkpoint
+from ..files import replacing, sha256, zip_damage
 from ..foreign import say
+from ..runs.run import Numbering, Run
 
 # name -> (shape, dtype, first name that shares this tensor's memory)
 Layout = dict[str, tuple[torch.Size, torch.dtype, str]]

@@ -18,9 +18,9 @@ import numpy
 from rapidfuzz.distance import Levenshtein
 from rapidfuzz.process import cdist
 
-from ..commands import frame
-from ..folders import records
-from ..folders.files import read_pairs
+from .. import records
+from ..cli import frame
+from ..files import read_pairs
 from ..foreign import say
 from .scoring import bleu
 

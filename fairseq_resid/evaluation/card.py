@@ -12,10 +12,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ..commands import frame
-from ..folders import records
-from ..folders.run import EVALUATE, Hardware, Record, Results, Run
+from .. import records
+from ..cli import frame
 from ..foreign import code, markdown
+from ..runs.run import EVALUATE, Hardware, Record, Results, Run
 from . import likelihood
 
 

@@ -20,13 +20,14 @@ from typing import Any
 
 from rich.console import Console
 
-from ..commands import frame
-from ..commands.training_command import TrainingCommand
-from ..compat import load_checkpoint
-from ..folders import records
-from ..folders.data import Corpus, find_data
-from ..folders.files import read_lines
-from ..folders.run import EVALUATE, Record, Results, Run
+from .. import records
+from ..cli import frame
+from ..data.text.folder import Corpus
+from ..fairseq_patches import load_checkpoint
+from ..files import read_lines
+from ..runs.run import EVALUATE, Record, Results, Run
+from ..runs.trained_on import find_data
+from ..runs.training_command import TrainingCommand
 from . import images, layout, scoring
 
 HEADINGS = ("run", "architecture", "BLEU", "difference", "95% interval", "p bootstrap", "p randomisation")

@@ -8,10 +8,10 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..commands import children
-from ..commands.progress import Progress
-from ..folders.files import read_lines
-from ..folders.settings import DECODING
+from ..cli import children
+from ..cli.progress import Progress
+from ..files import read_lines
+from ..runs.settings import DECODING
 
 
 class DecodingError(ChildProcessError):

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..commands import children, frame
-from ..folders import records, settings
-from ..folders.files import read_lines, write_text
-from ..folders.run import ByModel, Fingerprint, Record, Results, Run, Scored
+from .. import records
+from ..cli import children, frame
+from ..files import read_lines, write_text
 from ..foreign import say
+from ..runs import settings
+from ..runs.run import ByModel, Fingerprint, Record, Results, Run, Scored
 from . import averaging, card, compare, decoding, images, likelihood, published, scoring
 from .images import ImageJob
 from .job import Job, find

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..commands.progress import Progress
-from ..folders import images, records
-from ..folders.data import find_data, is_trained_on
-from ..folders.files import read_rows, write_text
-from ..folders.images import ImageRecord
-from ..folders.run import Fingerprint, Results, Run, Scored
+from .. import records
+from ..cli.progress import Progress
+from ..data.images import folder as images
+from ..data.images.folder import ImageRecord
+from ..files import read_rows, write_text
 from ..foreign import say
+from ..runs.run import Fingerprint, Results, Run, Scored
+from ..runs.trained_on import find_data, is_trained_on
 
 LAST = "last"  # the only model of an image run
 ERROR, NLL = "error", "NLL"  # among the scores

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from ..compat import BETTER_TRANSFORMER_COPIES, load_checkpoint
-from ..folders import data as data_folder
-from ..folders import images as image_folder
-from ..folders.data import Corpus, find_data, setting
-from ..folders.files import read_lines
-from ..folders.run import Run
-from ..folders.settings import Settings
+from ..data.images import folder as image_folder
+from ..data.text import folder as data_folder
+from ..data.text.folder import Corpus
+from ..fairseq_patches import BETTER_TRANSFORMER_COPIES, load_checkpoint
+from ..files import read_lines
 from ..foreign import say
+from ..runs.run import Run
+from ..runs.settings import Settings
+from ..runs.trained_on import find_data, setting
 from . import averaging, images
 
 # fairseq's dictionary has four symbols before those in its file: <s>, <pad>, </s>, <unk>.

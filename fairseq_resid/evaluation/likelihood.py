@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..commands.progress import Progress
-from ..folders.files import read_rows, write_text
+from ..cli.progress import Progress
+from ..files import read_rows, write_text
 from .job import Job
 
 LABEL = "NLL"  # among the scores

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..commands import frame
-from ..folders import records
-from ..folders.run import Results, Run
+from .. import records
+from ..cli import frame
 from ..foreign import say
+from ..runs.run import Results, Run
 from . import images, layout
 from .baselines import Baselines
 

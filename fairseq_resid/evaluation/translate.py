@@ -6,8 +6,8 @@ In Python:  Translator("checkpoints/RUN").translate(["A sentence.", "Another one
 
 A line that cannot be translated is an error that names the line. The lines before it have been written.
 
-Text goes to the model and back as DATA/corpus.json says (fairseq_resid/text.py). It is decoded as by fairseq-resid
-evaluate: beam 4 and length penalty 0.6, unless the run's recipe states others.
+Text goes to the model and back as DATA/corpus.json says (data/text/forms.py). It is decoded as by
+`fairseq-resid evaluate`: beam 4 and length penalty 0.6, unless the run's recipe states others.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ..commands import frame
-from ..compat import load_checkpoint, naming
-from ..folders import data as data_folder
-from ..folders import settings
-from ..folders.data import Corpus, find_data
-from ..folders.run import Run
-from ..text import plain_words
+from ..cli import frame
+from ..data.text import folder as data_folder
+from ..data.text.folder import Corpus
+from ..data.text.forms import plain_words
+from ..fairseq_patches import load_checkpoint, naming
+from ..runs import settings
+from ..runs.run import Run
+from ..runs.trained_on import find_data
 
 if TYPE_CHECKING:
     from torch import Tensor

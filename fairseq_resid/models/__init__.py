@@ -7,7 +7,7 @@ file here must not be named like a registered model: fairseq would take it for t
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .. import compat
+from .. import fairseq_patches as compat
 
 compat.apply()
 for _module in iter_modules(__path__):

@@ -8,7 +8,7 @@ from typing import Any
 from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 
-from ..compat import UserError
+from ..fairseq_patches import UserError
 from .classifier import ImageClassifier, he_normal
 from .structures import require_namespace
 from .two_streams import TwoStreamConv2d

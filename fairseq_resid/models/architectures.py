@@ -10,7 +10,7 @@ from typing import Any
 from fairseq.models import register_model_architecture
 from fairseq.models.transformer.transformer_legacy import base_architecture
 
-from ..compat import UserError
+from ..fairseq_patches import UserError
 from .structures import require_namespace
 from .translation import resolve_residual
 

@@ -9,9 +9,9 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 
 from .. import connections
-from ..compat import UserError
 from ..connections import Place
 from ..connections.place import EPS, layer_norm
+from ..fairseq_patches import UserError
 from .structures import Structured, add_flags, options_of, require_namespace, settle
 
 # SAS paper, section 4.2: where the gates of an image model start. 0 for translation.

@@ -21,8 +21,8 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 from torch import Tensor, nn
 
 from .. import connections
-from ..compat import BETTER_TRANSFORMER_COPIES
 from ..connections import Place
+from ..fairseq_patches import BETTER_TRANSFORMER_COPIES
 from .structures import options_of
 
 # nn.Linear's start values, as stock fairseq has them, or tensor2tensor's.

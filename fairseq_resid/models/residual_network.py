@@ -19,8 +19,8 @@ from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 
 from .. import connections
-from ..compat import UserError
 from ..connections import Place
+from ..fairseq_patches import UserError
 from .classifier import NORMS, ImageClassifier, build_site, first, he_normal, last
 from .structures import require_namespace
 from .two_streams import TwoStreamConv2d
@@ -29,7 +29,7 @@ ORDERS = ("full_preact", "relu_preact", "original", "bn_after_add", "relu_before
 MOST_BLOCKS, MOST_CHANNELS, MOST_LAYERS = 1000, 65_536, 100  # of a stage; layers of a block
 EXPANSION = 4  # of a bottleneck's last convolution
 # In the backward pass of a strided 1x1 convolution that reads 2 to 6 channels in channels-last memory, oneDNN's AVX2
-# kernels (3.12, of torch 2.13) write past their buffers. tests/vision/test_image_models.py says when a newer oneDNN
+# kernels (3.12, of torch 2.13) write past their buffers. tests/images/test_image_models.py says when a newer oneDNN
 # does not.
 SAFE_CHANNELS = 8
 

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from .. import connections
-from ..compat import UserError
+from ..fairseq_patches import UserError
 from ..ops import BACKENDS, absence
 from .coefficients import CoefficientLog
 

@@ -21,8 +21,8 @@ from fairseq.models.transformer.transformer_legacy import base_architecture
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 
 from .. import connections
-from ..compat import BETTER_TRANSFORMER_COPIES, UserError
 from ..connections import Place
+from ..fairseq_patches import BETTER_TRANSFORMER_COPIES, UserError
 from .layers import FFN_INITS, ResidualDecoderLayer, ResidualEncoderLayer
 from .profiling import profile
 from .structures import Structured, add_flags, options_of, require_namespace, settle

@@ -23,17 +23,17 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from .. import records
 from ..analysis import analyze, curves, plots
 from ..analysis.results import Analysis
 from ..analysis.results import read as read_analysis
-from ..commands import frame, quiet
-from ..commands.training_command import TrainingCommand
+from ..cli import frame, quiet
+from ..data.text.folder import Corpus
 from ..evaluation import compare
-from ..folders import records
-from ..folders.data import Corpus
-from ..folders.files import read_lines, write_text
-from ..folders.run import EVALUATE, Record, Results, Run
+from ..files import read_lines, write_text
 from ..foreign import printable, say
+from ..runs.run import EVALUATE, Record, Results, Run
+from ..runs.training_command import TrainingCommand
 from ..study import archive, kept, plan, results, tables
 from ..study import plots as study_plots
 from ..version import __version__

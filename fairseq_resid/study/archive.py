@@ -13,9 +13,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from ..commands import extract
-from ..folders import records
-from ..folders.files import reading, replacing, sha256
+from .. import records
+from ..data import extract
+from ..files import reading, replacing, sha256
 
 
 def path(kept: Path) -> Path:

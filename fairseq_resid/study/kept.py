@@ -22,11 +22,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..commands.training_command import TrainingCommand
-from ..folders import images, records
-from ..folders.files import pack, replacing, sha256
-from ..folders.run import SESSION, Record, Run, Scored, log_record
-from ..training import launch, recipe
+from .. import records
+from ..data.images import folder as images
+from ..files import pack, replacing, sha256
+from ..runs import launch, recipe
+from ..runs.run import SESSION, Record, Run, Scored, log_record
+from ..runs.training_command import TrainingCommand
 from .plan import Planned, Study, settings
 
 Outcome = Literal["finished", "diverged"]

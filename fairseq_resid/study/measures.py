@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..evaluation import images, likelihood, scoring
-from ..folders.files import read_rows
-from ..folders.run import Run
+from ..files import read_rows
+from ..runs.run import Run
 
 
 def _mean(summed: np.ndarray) -> float:

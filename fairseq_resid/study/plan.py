@@ -17,11 +17,12 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from ..commands.training_command import TrainingCommand
-from ..folders import images as image_folder
-from ..folders import records
-from ..folders.data import Corpus, share_splits
-from ..training import launch, recipe
+from .. import records
+from ..data.images import folder as image_folder
+from ..data.text.folder import Corpus
+from ..runs import launch, recipe
+from ..runs.trained_on import share_splits
+from ..runs.training_command import TrainingCommand
 from . import measures
 
 LENGTHS = ("--max-epoch", "--max-update")

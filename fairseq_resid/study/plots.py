@@ -9,7 +9,7 @@ import numpy as np
 
 from ..analysis import curves
 from ..analysis.style import COLOURS, MARKS, figure
-from ..folders.run import Run
+from ..runs.run import Run
 from . import measures
 from .plan import Planned, Study
 from .results import Results, Row, across, values_chosen

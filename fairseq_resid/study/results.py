@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from .. import records
 from ..analysis import curves
-from ..folders import records
-from ..folders.run import Record, Run, Scored
+from ..runs.run import Record, Run, Scored
 from . import plan
 from .kept import Note
 from .plan import Choice, Group, Study

@@ -23,11 +23,11 @@ from typing import Any
 
 import yaml
 
-from ..commands import frame, machine
-from ..commands.progress import clock
-from ..folders.files import locked, read_lines, write_text
+from ..cli import frame, machine
+from ..cli.progress import clock
+from ..files import locked, read_lines, write_text
 from ..foreign import say
-from ..training import devices
+from ..runs import devices
 from . import archive, kept, plan, work
 from .executors import Executor, Job, LocalExecutor, SubmititExecutor, group_gpus
 from .kept import Note

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from .. import records
 from ..evaluation import layout
-from ..folders import records
-from ..folders.files import sha256, write_text
+from ..files import sha256, write_text
 from . import archive, measures, plots
 from .kept import Note
 from .plan import Study

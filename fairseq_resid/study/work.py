@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .. import compat
-from ..commands import children
+from .. import fairseq_patches as compat
+from .. import records
+from ..cli import children
 from ..evaluation import evaluate, images, job, likelihood, scoring
-from ..folders import records
-from ..folders import settings as evaluation_settings
-from ..folders.files import locked, read_lines, write_text
-from ..folders.run import Run, Scored
-from ..training import launch
+from ..files import locked, read_lines, write_text
+from ..runs import launch
+from ..runs import settings as evaluation_settings
+from ..runs.run import Run, Scored
 from . import kept
 from .plan import Planned, Study, arguments, settings
 

@@ -15,10 +15,10 @@ from fairseq.data import FairseqDataset
 from fairseq.data.iterators import BackgroundConsumer
 from fairseq.tasks import LegacyFairseqTask, register_task
 
-from ..compat import UserError
-from ..folders import images
-from ..folders.images import ImageRecord
-from ..vision import augmentation
+from ..data.images import augmentation
+from ..data.images import folder as images
+from ..data.images.folder import ImageRecord
+from ..fairseq_patches import UserError
 
 # Where in the stream of a seed and an epoch the order is drawn: far behind crops and flips.
 ORDER = 1 << 64

@@ -18,7 +18,7 @@ import torch
 from matplotlib import cbook
 from torch import Tensor
 
-from fairseq_resid import connections
+from fairseq_resid import connections, records
 from fairseq_resid.analysis import analyze, attention, curves, plots, style
 from fairseq_resid.analysis.figures import analyze as analysed
 from fairseq_resid.analysis.figures import learned
@@ -26,9 +26,8 @@ from fairseq_resid.analysis.model import Loaded, batches, choose, load
 from fairseq_resid.analysis.observe import gradient_norms, nll_without, observe
 from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
 from fairseq_resid.connections import sites
-from fairseq_resid.folders import records
-from fairseq_resid.folders.run import Fingerprint, Run
 from fairseq_resid.foreign import printable
+from fairseq_resid.runs.run import Fingerprint, Run
 from support import structures
 
 

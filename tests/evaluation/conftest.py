@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_resid.commands import children
+from fairseq_resid.cli import children
 from fairseq_resid.evaluation import decoding
-from fairseq_resid.folders.run import Run
+from fairseq_resid.runs.run import Run
 from support.evaluation import BIN, SENTENCES, Decoder, shell
 
 ROOT = Path(__file__).resolve().parents[2]

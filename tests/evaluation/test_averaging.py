@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_resid.compat import load_checkpoint
 from fairseq_resid.evaluation import averaging
+from fairseq_resid.fairseq_patches import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 # Averaging needs torch and numpy alone; the package takes fairseq for absent, which also saves seconds.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_resid.evaluation import card
-from fairseq_resid.folders.run import Run
+from fairseq_resid.runs.run import Run
 from support.evaluation import SENTENCES
 
 Capture = pytest.CaptureFixture[str]

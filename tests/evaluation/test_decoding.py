@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from fairseq_resid.commands import children
+from fairseq_resid.cli import children
+from fairseq_resid.data.text.folder import Corpus
 from fairseq_resid.evaluation import decoding
 from fairseq_resid.evaluation.evaluate import translate
 from fairseq_resid.evaluation.job import Job
-from fairseq_resid.folders.data import Corpus
-from fairseq_resid.folders.run import Run
-from fairseq_resid.folders.settings import Settings
+from fairseq_resid.runs.run import Run
+from fairseq_resid.runs.settings import Settings
 from support.evaluation import BIN
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from fairseq_resid.commands import children
-from fairseq_resid.compat import load_checkpoint
+from fairseq_resid.cli import children
 from fairseq_resid.evaluation import decoding, likelihood, scoring
 from fairseq_resid.evaluation.evaluate import main, make_average
 from fairseq_resid.evaluation.job import find
-from fairseq_resid.folders.files import read_lines
-from fairseq_resid.folders.run import Run
-from fairseq_resid.folders.settings import Settings
+from fairseq_resid.fairseq_patches import load_checkpoint
+from fairseq_resid.files import read_lines
+from fairseq_resid.runs.run import Run
+from fairseq_resid.runs.settings import Settings
 from support.evaluation import BIN, SENTENCES, SIGNATURE, Decoder, arguments, refuse, shell
 
 Capture = pytest.CaptureFixture[str]

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_resid.compat import load_checkpoint
+from fairseq_resid.data.text.folder import Corpus
 from fairseq_resid.evaluation.job import architecture, count_parameters
-from fairseq_resid.folders.data import Corpus, find_data
-from fairseq_resid.folders.run import Run
+from fairseq_resid.fairseq_patches import load_checkpoint
+from fairseq_resid.runs.run import Run
+from fairseq_resid.runs.trained_on import find_data
 
 
 def test_data_folder_is_found_from_checkpoint(here: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

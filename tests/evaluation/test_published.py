@@ -14,16 +14,15 @@ import pytest
 import torch
 
 from conftest import Result
-from fairseq_resid.compat import load_checkpoint
-from fairseq_resid.corpora import prepare
+from fairseq_resid.data.text import prepare
+from fairseq_resid.data.text.folder import Corpus
+from fairseq_resid.data.text.forms import TextForm
+from fairseq_resid.data.text.segmentation import Segmenter
 from fairseq_resid.evaluation import evaluate, published
-from fairseq_resid.folders import settings
-from fairseq_resid.folders.data import Corpus
-from fairseq_resid.folders.files import read_lines
-from fairseq_resid.folders.run import Record, Run
-from fairseq_resid.segmentation import Segmenter
-from fairseq_resid.text import TextForm
-from fairseq_resid.training import launch, recipe
+from fairseq_resid.fairseq_patches import load_checkpoint
+from fairseq_resid.files import read_lines
+from fairseq_resid.runs import launch, recipe, settings
+from fairseq_resid.runs.run import Record, Run
 
 Capture = pytest.CaptureFixture[str]
 SPLITS = {"train": 600, "val": 9, "test_2016_flickr": 9, "test_2017_flickr": 8, "test_2017_mscoco": 7}

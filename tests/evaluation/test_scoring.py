@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from fairseq_resid.data.text.forms import TextForm, escape
 from fairseq_resid.evaluation import scoring
-from fairseq_resid.text import TextForm, escape
 
 Capture = pytest.CaptureFixture[str]
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from fairseq_resid.evaluation import table
-from fairseq_resid.folders.run import Run
+from fairseq_resid.runs.run import Run
 from support.evaluation import SIGNATURE
 
 Capture = pytest.CaptureFixture[str]

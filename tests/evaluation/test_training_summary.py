@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fairseq_resid.folders.files import read_lines
-from fairseq_resid.folders.run import Run
+from fairseq_resid.files import read_lines
+from fairseq_resid.runs.run import Run
 
 FIRST = [  # one process: the second epoch's records stand there twice, because fairseq adds a handler per epoch
     "{'_name': None, 'common': {'log_format': 'json'}}",

@@ -15,7 +15,7 @@ import pytest
 
 from fairseq_resid.evaluation import translate
 from fairseq_resid.evaluation.translate import Translator
-from fairseq_resid.folders.files import read_lines
+from fairseq_resid.files import read_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,7 +10,7 @@ FAULTS = [
         "fairseq_resid/analysis/observe.py",
         "batch.by_example(y.grad.double()).flatten(1)",
         "y.grad.double().transpose(0, 1).flatten(1)",
-        "vision/test_image_analysis.py",
+        "images/test_image_analysis.py",
     ),
     Fault(
         "analysis: a branch that matters is called off",

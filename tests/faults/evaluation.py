@@ -52,13 +52,13 @@ FAULTS = [
         "fairseq_resid/evaluation/images.py",
         "    model = (model.cuda() if on_gpu else model).eval()\n",
         "    model = (model.cuda() if on_gpu else model).train()\n",
-        "vision/test_image_scores.py",
+        "images/test_image_scores.py",
     ),
     Fault(
         "images: p of images that both get wrong",
         "fairseq_resid/evaluation/images.py",
         "better = sum(other.is_wrong and not one.is_wrong",
         "better = sum(other.is_wrong",
-        "vision/test_image_scores.py",
+        "images/test_image_scores.py",
     ),
 ]

@@ -30,19 +30,16 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 120  # seconds for a fault to be found
 PACKAGES = (
     "analysis",
-    "commands",
-    "compat",
     "connections",
-    "corpora",
+    "data",
     "evaluation",
-    "folders",
+    "fairseq_patches",
     "models",
     "ops",
     "report",
+    "runs",
     "study",
     "tasks",
-    "training",
-    "vision",
 )  # of fairseq_resid; each has its faults in a module beside this one
 
 FAULTS: list[Fault] = [fault for package in PACKAGES for fault in importlib.import_module(f"faults.{package}").FAULTS]

@@ -10,7 +10,7 @@ FAULTS = [
         "fairseq_resid/study/measures.py",
         "    return 100 * _mean(summed)\n",
         "    return _mean(summed)\n",
-        "vision/test_image_studies.py",
+        "images/test_image_studies.py",
     ),
     Fault(
         "study: tuning ends on the edge of the grid",

@@ -10,13 +10,13 @@ FAULTS = [
         "fairseq_resid/tasks/images.py",
         "np.random.Philox(key=[self.seed, self.epoch], counter=ORDER)",
         "np.random.Philox(key=[self.seed, 1], counter=ORDER)",
-        "vision/test_image_batches.py",
+        "images/test_image_batches.py",
     ),
     Fault(
         "images: validation is cropped at random",
         "fairseq_resid/tasks/images.py",
         'self.open(split, split == getattr(self.args, "train_subset", "train"))',
         "self.open(split, True)",
-        "vision/test_image_batches.py",
+        "images/test_image_batches.py",
     ),
 ]

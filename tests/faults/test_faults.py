@@ -59,7 +59,7 @@ def test_fault_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
 
 
 def test_undetected_fault_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    harmless = Fault("harmless", "LICENSE", "MIT License", "MIT licence", "commands/test_extract.py")
+    harmless = Fault("harmless", "LICENSE", "MIT License", "MIT licence", "data/test_extract.py")
     real = next(fault for fault in plant_faults.FAULTS if "leads out of the folder" in fault.name)
     monkeypatch.setattr(plant_faults, "FAULTS", [harmless, real])
     assert plant_faults.main(["--no-baseline"]) == 1

@@ -15,7 +15,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY, ARCH_M
 from fairseq.models.transformer import TransformerModel
 
 from fairseq_resid import connections
-from fairseq_resid.compat import UserError
+from fairseq_resid.fairseq_patches import UserError
 from fairseq_resid.ops import dispatch
 from support.models import (
     DICT,
@@ -442,9 +442,9 @@ def test_reused_namespace_gets_current_depths():
 
 def test_order_of_parameters_is_frozen():
     """Adam's state in a checkpoint goes by position. The file was written by version 0.1."""
-    stored = torch.load(
-        Path(__file__).resolve().parents[1] / "data" / "stored" / "transformer_sas.pt", weights_only=False
-    )["model"]
+    stored = torch.load(Path(__file__).resolve().parents[1] / "stored" / "transformer_sas.pt", weights_only=False)[
+        "model"
+    ]
     model = build("transformer_sas_tiny", encoder_layers=1, decoder_layers=1)
     names = [name for name, _ in model.named_parameters() if ".layers.0." in name]
     assert [name for name in stored if name in set(names)] == names

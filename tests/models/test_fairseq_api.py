@@ -22,8 +22,8 @@ from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
 from fairseq_resid import connections
-from fairseq_resid.compat import UserError
 from fairseq_resid.connections.self_adaptive import SelfAdaptiveScaling
+from fairseq_resid.fairseq_patches import UserError
 from fairseq_resid.models import ResidualTransformerModel
 from fairseq_resid.models.layers import ResidualEncoderLayer
 from support import structures

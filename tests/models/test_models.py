@@ -16,7 +16,7 @@ from fairseq.quantization_utils import quantize_model_scalar
 from torch import nn
 
 from fairseq_resid import connections
-from fairseq_resid.compat import UserError
+from fairseq_resid.fairseq_patches import UserError
 from fairseq_resid.models.layers import ResidualDecoderLayer, ResidualEncoderLayer
 from support import structures
 from support.models import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fairseq_resid.compat import UserError
+from fairseq_resid.fairseq_patches import UserError
 from support.models import (
     COPIES,
     COPY,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-STORED = Path(__file__).resolve().parents[1] / "data" / "stored"
+STORED = Path(__file__).resolve().parents[1] / "stored"
 EXPECTED = json.loads((STORED / "expected.json").read_text(encoding="utf-8"))
 FAMILIES = ["transformer_sas", "transformer_rskip_ln"]
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from fairseq_resid import records
 from fairseq_resid.analysis import analyze, plots
 from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
-from fairseq_resid.folders import records
-from fairseq_resid.folders.run import Fingerprint, Run
 from fairseq_resid.report import differences, findings, glossary, report
+from fairseq_resid.runs.run import Fingerprint, Run
 from fairseq_resid.study import plan
 from support import structures, studies
 from support.scored_runs import data_folder, evaluated

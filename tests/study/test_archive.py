@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_resid.folders import records
-from fairseq_resid.folders.files import pack, read_lines, sha256
+from fairseq_resid import records
+from fairseq_resid.files import pack, read_lines, sha256
 from fairseq_resid.study import archive, plan, results, study
 from support import studies
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_resid.folders import records
-from fairseq_resid.folders.files import read_lines
-from fairseq_resid.folders.run import Run
+from fairseq_resid import records
+from fairseq_resid.files import read_lines
+from fairseq_resid.runs.run import Run
 from fairseq_resid.study import kept, plan, study
 from fairseq_resid.study.plan import Planned
 from fairseq_resid.study.work import Place

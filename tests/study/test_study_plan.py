@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fairseq_resid.folders import records
-from fairseq_resid.folders.files import sha256
+from fairseq_resid import records
+from fairseq_resid.files import sha256
 from fairseq_resid.study import archive, plan, results, study
 from fairseq_resid.study.plan import Planned
 from fairseq_resid.study.work import Place

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_resid import records
 from fairseq_resid.evaluation import likelihood
-from fairseq_resid.folders import records
-from fairseq_resid.folders.run import Run
+from fairseq_resid.runs.run import Run
 from fairseq_resid.study import kept, results, study
 from fairseq_resid.study.kept import Note
 from support.studies import FLAGS, REAL, written

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_resid.evaluation.evaluate import main
-from fairseq_resid.folders.run import Run
+from fairseq_resid.runs.run import Run
 
 BIN = Path(sys.executable).parent
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:"

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).resolve().parent.parent / "data"
+FOLDER = Path(__file__).resolve().parent.parent / "stored"
 NAMES = FOLDER / "state_dict_names.json"  # {variant: {name: shape}}, without those that all variants have
 COUNTS = FOLDER / "parameter_counts.json"  # {variant: parameters}
 COMMON = "every variant"

@@ -93,7 +93,7 @@ def main() -> None:
     from fairseq import checkpoint_utils
 
     import fairseq_resid.models  # noqa: F401  (bridges fairseq)
-    from fairseq_resid.compat import load_checkpoint
+    from fairseq_resid.fairseq_patches import load_checkpoint
 
     torch.set_num_threads(1)
     copyreg.add_extension("os", "system", EXTENSION)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairseq_resid.folders import images as image_folder
-from fairseq_resid.vision import manifest, prepare
+from fairseq_resid.data.images import folder as image_folder
+from fairseq_resid.data.images import manifest, prepare
 from support import mirror
 
 Capture = pytest.CaptureFixture[str]

@@ -11,10 +11,13 @@ import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from torch import nn
 
-from fairseq_resid import tasks  # noqa: F401  (registers the architectures)
+from fairseq_resid import (
+    records,
+    tasks,  # noqa: F401  (registers the architectures)
+)
 from fairseq_resid.__main__ import main
-from fairseq_resid.folders import images, records
-from fairseq_resid.folders.files import sha256
+from fairseq_resid.data.images import folder as images
+from fairseq_resid.files import sha256
 
 SHAPE = (3, 32, 32)
 CLASSES = ["ant", "bee", "cow", "dog"]

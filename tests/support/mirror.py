@@ -111,8 +111,8 @@ def wmt14(folder: Path, target: str, train: int = 120, evaluation: int = 20) -> 
 
 def iwslt15(folder: Path, form: str, train: int = 200, evaluation: int = 25) -> Path:
     """Write IWSLT'15 EN-VI in one of its forms: "stanford", "plain" or "xml"."""
-    from fairseq_resid.text import TextForm
-    from fairseq_resid.text import escape as moses_escape
+    from fairseq_resid.data.text.forms import TextForm
+    from fairseq_resid.data.text.forms import escape as moses_escape
 
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (name, count) in enumerate({"train": train, "tst2012": evaluation, "tst2013": evaluation}.items()):
@@ -139,7 +139,7 @@ def pixels(count: int, seed: int) -> np.ndarray:
 
 def cifar_members(name: str, train: int = 30, test: int = 10) -> dict[str, str | bytes]:
     """Return the members of a release of CIFAR, with made-up images whose labels go round."""
-    from fairseq_resid.vision import manifest
+    from fairseq_resid.data.images import manifest
 
     known = manifest.read(name)
     listed = "".join(f"{label}\n" for label in known.classes) + "\n"
@@ -156,7 +156,7 @@ def cifar_members(name: str, train: int = 30, test: int = 10) -> dict[str, str |
 
 def cifar(folder: Path, name: str, members: dict[str, str | bytes]) -> Path:
     """Write the archive of a release of CIFAR."""
-    from fairseq_resid.vision import manifest
+    from fairseq_resid.data.images import manifest
 
     folder.mkdir(parents=True, exist_ok=True)
     file = manifest.read(name).file

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fairseq_resid.corpora import prepare
+from fairseq_resid.data.text import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 

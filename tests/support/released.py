@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fairseq_resid.corpora import custom
+from fairseq_resid.data.text import custom
 from support import mirror
 
 Released = tuple[Path, Callable[..., int]]

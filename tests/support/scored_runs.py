@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_resid.evaluation import scoring
-from fairseq_resid.folders import settings
+from fairseq_resid.runs import settings
 
 TEXT = "the a house ship river king sees follows finds old small red very and with of on to in day"
 WORDS = TEXT.split()

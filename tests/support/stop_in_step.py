@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fairseq_resid.commands import extract, fetch
-from fairseq_resid.corpora import prepare, shards, subwords, tokenise
-from fairseq_resid.corpora.steps import Steps
+from fairseq_resid.data import extract, fetch
+from fairseq_resid.data.text import prepare, shards, subwords, tokenise
+from fairseq_resid.data.text.steps import Steps
 
 
 def stop() -> None:

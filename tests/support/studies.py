@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fairseq_resid import records
 from fairseq_resid.evaluation import likelihood
-from fairseq_resid.folders import records
-from fairseq_resid.folders.files import pack
-from fairseq_resid.folders.run import Run, Scored
+from fairseq_resid.files import pack
+from fairseq_resid.runs.run import Run, Scored
 from fairseq_resid.study import kept, plan
 from fairseq_resid.study.kept import Note
 from fairseq_resid.study.plan import Planned

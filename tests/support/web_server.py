@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fairseq_resid.commands.fetch import Fingerprint, RemoteFile, fetch
+from fairseq_resid.data.fetch import Fingerprint, RemoteFile, fetch
 
 CONTENT = b"\x1f\x8b" + random.Random(3).randbytes(299_998)  # begins as its name says
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

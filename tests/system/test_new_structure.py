@@ -73,7 +73,7 @@ def test_a_structure_is_two_files(tree: Path) -> None:
     row = "| `scaled_branch` | LN(x + wF), w learned | Your name 2026 | `--branch-start` (0) | 30 |"
     assert row in table.split_page((tree / "README.md").read_text(encoding="utf-8"))[1].splitlines()
     changed = {str(path.relative_to(tree)) for path, content in before.items() if path.read_bytes() != content}
-    assert changed == {"README.md", "tests/data/state_dict_names.json", "tests/data/parameter_counts.json"}
+    assert changed == {"README.md", "tests/stored/state_dict_names.json", "tests/stored/parameter_counts.json"}
     code, output = shell(f"{check} -q -p no:cacheprovider --junitxml report.xml", tree)
     found = outcomes(tree / "report.xml")
     assert code == 0 and found.keys() <= {"passed", "skipped"}, output[-4000:]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_resid.corpora import custom
-from fairseq_resid.corpora.phrasebook import grammar as phrasebook
+from fairseq_resid.data.text import custom
+from fairseq_resid.data.text.phrasebook import grammar as phrasebook
 from fairseq_resid.study import archive
 from support import mirror
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # In this order: what one page makes, the next one uses.
 FOLDERS = "data-prep scripts/recipes fairseq_resid fairseq_resid/evaluation fairseq_resid/connections"
-FOLDERS += " . fairseq_resid/analysis fairseq_resid/vision studies"
+FOLDERS += " . fairseq_resid/analysis fairseq_resid/data/images studies"
 PAGES = [(ROOT / folder / "README.md").read_text(encoding="utf-8") for folder in FOLDERS.split()]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", "\n".join(PAGES), flags=re.DOTALL | re.MULTILINE)
 COMMANDS = list(dict.fromkeys(line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()))

@@ -63,7 +63,7 @@ def shell(command: str, folder: Path, text: str | None = None) -> str:
 
 
 def test_it_has_all_recipes_and_manifests(installed: Path) -> None:
-    code = "from fairseq_resid.training import recipe; from fairseq_resid.corpora import manifest; "
+    code = "from fairseq_resid.runs import recipe; from fairseq_resid.data.text import manifest; "
     code += "print(recipe.__file__, *recipe.available(), *manifest.names(), recipe.read('quickstart')[0])"
     file, *names = shell(f'python -c "{code}"', installed).split()
     assert file.startswith(str(installed / "venv"))

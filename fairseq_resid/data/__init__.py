@@ -1,0 +1,1 @@
+"""From a source to a data folder: text and images, archives, downloads."""

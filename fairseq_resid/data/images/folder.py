@@ -1,0 +1,105 @@
+"""The data folder of an image corpus: DATA/images.json, and one memory-mapped file of images for each split.
+
+DATA/SPLIT.npy is a NumPy array of records (label, pixels): the class, from 0, and (C, H, W) bytes. It is never pickled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from ... import records
+from ..sizes import check_sizes
+
+RECORD = "images.json"
+TASK = "image_classification"  # fairseq's, that reads such a folder
+WRITER = "fairseq-resid prepare-images"
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageRecord:
+    """DATA/images.json.
+
+    classes: their names, in the order of the labels; shape: channels, height, width; counts: images of each split
+    mean, deviation: of each channel over the split train, of pixels from 0 to 1
+    source: what the images were read from: "release", the binary archive, or "folder", image files by class
+    read: SHA-256 of what was read, by name: of an archive, or of the names and sizes of the files in a folder
+    differences: how it differs from the corpus that its name promises; unverified: files that no checksum vouches for
+    asked: the settings that the folder was made with; tools: versions of what decoded the images
+    sizes, checksums: bytes and SHA-256 of every other file of the folder
+    """
+
+    name: str
+    classes: list[str]
+    shape: tuple[int, int, int]
+    counts: dict[str, int]
+    mean: list[float]
+    deviation: list[float]
+    source: str
+    read: dict[str, str] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+    unverified: list[str] = field(default_factory=list)
+    asked: dict[str, Any] = field(default_factory=dict)
+    tools: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
+
+
+def dtype(shape: tuple[int, int, int]) -> np.dtype[Any]:
+    """Return the type of one image on disk."""
+    return np.dtype([("label", "<u2"), ("pixels", "u1", shape)])
+
+
+def begin(file: IO[bytes], shape: tuple[int, int, int], count: int) -> None:
+    """Write the beginning of SPLIT.npy; the records of `count` images must follow, as bytes."""
+    header = {"descr": np.lib.format.dtype_to_descr(dtype(shape)), "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def is_image_folder(data: Path) -> bool:
+    """Say whether a data folder holds images."""
+    return (data / RECORD).is_file()
+
+
+def read(data: Path) -> ImageRecord:
+    """Read DATA/images.json.
+
+    Raises: ValueError naming the folder or the file, and what is wrong; OSError.
+    """
+    if not data.is_dir():
+        raise ValueError(f"{data}: no such data folder")
+    return records.read(data / RECORD, ImageRecord, WRITER)
+
+
+def check(data: Path, verify: bool = False) -> ImageRecord:
+    """Compare the files of a data folder with images.json: their sizes, and with `verify` their checksums.
+
+    Raises: ValueError naming every file that is missing or damaged; what `read` raises.
+    """
+    known = read(data)
+    check_sizes(data, RECORD, known.sizes, known.checksums if verify else {})
+    return known
+
+
+def open_split(data: Path, split: str, known: ImageRecord) -> np.memmap[Any, Any]:
+    """Return the images of a split, read from the disk as they are used.
+
+    Raises: ValueError naming the file that is missing, or not of the type and number that images.json says.
+    """
+    file = data / f"{split}.npy"
+    if not file.is_file():
+        raise ValueError(f"{file}: no such file; {data} has {', '.join(known.counts)}")
+    try:
+        # Not np.load, which reads other kinds of files too.
+        images: np.memmap[Any, Any] = np.lib.format.open_memmap(file, mode="r")
+    except Exception as error:  # it parses the header as Python
+        raise ValueError(f"{file}: damaged: {' '.join(str(error).split())}") from None
+    if images.dtype != dtype(known.shape) or images.shape != (known.counts.get(split),):
+        raise ValueError(
+            f"{file}: not the {split} split of {data / RECORD}: its images are {images.shape} of another type"
+        )
+    return images

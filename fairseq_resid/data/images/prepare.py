@@ -1,0 +1,284 @@
+"""From a release, or from image files by class, to a data folder of images: fairseq-resid prepare-images NAME ...
+
+folder.py says what the data folder holds. The images keep the order of the release; those of a folder are in
+the order of their classes, and within a class of their files' names. `valid` is the last images of the release's
+training part; of a folder the last of every class.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import features
+
+from ... import records
+from ...cli.frame import command
+from ...cli.machine import cores, versions
+from ...cli.progress import Progress
+from ...files import locked, partial_of, sha256
+from . import folder as image_folder
+from . import manifest as manifests
+from . import sources
+from .folder import RECORD, SPLITS, ImageRecord
+from .manifest import Manifest
+from .sources import Images, Source, Way
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a data folder of images is made, apart from what the manifest says.
+
+    valid: training images that become the split `valid`; None: as many as the manifest says
+    verify: compare the checksums of a finished data folder, not only its sizes
+    """
+
+    way: Way
+    out: Path
+    workers: int = 1
+    valid: int | None = None
+    verify: bool = False
+
+
+@command("prepare-images", "Make a data folder of images.", again="begins again, and a download goes on")
+def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+    """Command line of `fairseq-resid prepare-images`."""
+    add = parser.add_argument
+    add("name", choices=manifests.names(), help="the corpus; custom: a folder of images by class, of your own")
+    add(
+        "--raw",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="PATH",
+        help="the release's archive, a folder that has it, or a folder (or archive) with train/CLASS/IMAGE and "
+        "test/CLASS/IMAGE; may be repeated",
+    )
+    add("--mirror", metavar="URL", help="download the archive from URL/NAME (file:// too)")
+    add("--out", type=Path, metavar="DATA", help="the folder to make (default data-bin/NAME)")
+    add("--downloads", type=Path, default=Path("data-bin/downloads"), metavar="DIR", help="where downloads are kept")
+    add("--valid", type=int, metavar="N", help="training images held out as the split valid (default: a tenth)")
+    add("--allow-other-data", action="store_true", help="accept another checksum and other counts than the corpus has")
+    add("--verify", action="store_true", help="compare a finished data folder by checksums, not only by sizes")
+    add(
+        "--workers",
+        type=int,
+        default=cores(),
+        metavar="N",
+        help="processes that decode image files (default: all cores)",
+    )
+    args = parser.parse_args(argv)
+    for flag, value in (("--workers", args.workers), ("--valid", args.valid)):
+        if value is not None and value < 1:
+            parser.error(f"{flag} {value}: must be 1 or more" + ("; training validates on them" * (flag == "--valid")))
+    if args.out is not None and not args.out.name:
+        parser.error(f"--out {args.out}: must name a folder to be made")
+    if args.raw and args.mirror:
+        parser.error("--raw and --mirror: images come from disk or from a mirror, not from both")
+    for path in args.raw:
+        if not path.exists():
+            parser.error(f"--raw {path}: no such file or folder")
+    manifest = manifests.read(args.name)
+    if manifest.file is None and not args.raw:
+        parser.error(f"{args.name}: name the folder of your images with --raw")
+    way = Way(tuple(args.raw), args.mirror, args.downloads, args.allow_other_data)
+    out = args.out or Path("data-bin") / args.name
+    prepare(manifest, Options(way, out, args.workers, args.valid, args.verify))
+
+
+def prepare(manifest: Manifest, options: Options) -> bool:
+    """Make the data folder OUT; return False if it holds these very images already.
+
+    Raises: ValueError for bad input, or if OUT holds other images; ChildProcessError; OSError.
+    """
+    out, work = options.out, partial_of(options.out)
+    asked = {"name": manifest.name, "valid": options.valid or manifest.valid}
+    source = sources.on_disk(manifest, options.way) if options.way.raw else None
+    if not out.exists():
+        with locked(work / ".lock", f"{work}: another process is at work in it", wait=True):
+            if not out.exists():
+                _make(manifest, options, source, asked, work)
+                return True
+            (work / ".lock").unlink()
+            work.rmdir()
+    record = _check_same(out, asked, source)
+    image_folder.check(out, options.verify)
+    if (work / "raw").is_dir():  # the run was killed after it had renamed its result
+        shutil.rmtree(work, ignore_errors=True)
+    _show_differences(record)
+    print(f"{out}: holds these images already ({'its checksums' if options.verify else 'its sizes'} are right)")
+    return False
+
+
+def _check_same(out: Path, asked: dict[str, Any], source: Source | None) -> ImageRecord:
+    """Return OUT's images.json.
+
+    Raises: ValueError unless it is of the images that are asked for, and made from this source if it is known.
+    """
+    record = records.remembered(out / RECORD, ImageRecord)
+    if record is None:
+        raise ValueError(
+            f"{out}: exists and holds no {RECORD} that this version can read; remove it or choose another folder"
+        )
+    if differing := [key for key in asked if record.asked.get(key) != asked[key]]:
+        changes = ", ".join(f"{key} is {record.asked.get(key)}, not {asked[key]}" for key in differing)
+        raise ValueError(f"{out}: holds other images ({changes}); choose another folder")
+    if source is not None and set(source.read.values()) != set(record.read.values()):
+        raise ValueError(f"{out}: holds other images (not made from {', '.join(source.read)}); choose another folder")
+    return record
+
+
+def _make(manifest: Manifest, options: Options, source: Source | None, asked: dict[str, Any], work: Path) -> None:
+    """Write the data folder, and rename it when it is whole; WORK goes, whatever happens."""
+    data, raw = work / "data", work / "raw"
+    if strangers := [path.name for path in work.iterdir() if path.name not in (".lock", data.name, raw.name)]:
+        raise ValueError(f"{work}: holds {strangers[0]} and is none of ours; remove it or choose another --out")
+    try:
+        for folder in (data, raw):
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+            folder.mkdir()
+        source = source or sources.downloaded(manifest, options.way)
+        images = source.open(raw, options.workers)
+        counts = {part: len(images.parts[part].labels) for part in images.parts}
+        _, height, width = images.shape
+        total = " and ".join(f"{count:,} {part}" for part, count in counts.items())
+        print(
+            f"{', '.join(source.read)}: {total} images of {len(images.classes)} classes, {width}x{height}", flush=True
+        )
+        wrong = [
+            f"{part} has {counts[part]:,} images, and {expected:,} are expected"
+            for part, expected in manifest.counts.items()
+            if counts[part] != expected
+        ]
+        if wrong and not options.way.allow_other:
+            raise ValueError(f"not the images of {manifest.name}: {'; '.join(wrong)} (--allow-other-data accepts this)")
+        held = options.valid or manifest.valid or max(1, counts["train"] // 10)
+        mask = hold_out(images.parts["train"].labels, held, source.by_class, images.classes)
+        mean, deviation = _write(images, mask, data)
+        record = ImageRecord(
+            name=manifest.name if manifest.file else options.out.name,
+            classes=list(images.classes),
+            shape=images.shape,
+            counts={"train": counts["train"] - held, "valid": held, "test": counts["test"]},
+            mean=mean,
+            deviation=deviation,
+            source=source.kind,
+            read=source.read,
+            differences=[*source.differences, *wrong],
+            unverified=list(source.unverified),
+            asked=asked,
+            tools=_tools(),
+            sizes={file.name: file.stat().st_size for file in sorted(data.iterdir())},
+            checksums={file.name: sha256(file) for file in sorted(data.iterdir())},
+        )
+        records.write(data / RECORD, record)
+        os.replace(data, options.out)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    print(f"mean {_numbers(mean)}, deviation {_numbers(deviation)}")
+    _show_differences(record)
+    print(f"{options.out}: done")
+
+
+def hold_out(labels: np.ndarray, count: int, by_class: bool, classes: Sequence[str]) -> np.ndarray:
+    """Return which training images (N,) become the split `valid`: so many in all.
+
+    The last ones; `by_class`: the last of every class, in proportion to its images.
+    Raises: ValueError naming --valid, or the class of which nothing would be left to train on.
+    """
+    if count >= len(labels):
+        raise ValueError(f"--valid {count}: must be less than the {len(labels):,} training images")
+    if not by_class:
+        return np.arange(len(labels)) >= len(labels) - count
+    counts = np.bincount(labels, minlength=len(classes))
+    # Rounded so that they come to `count`: the shares up to each class, less those before it.
+    held = np.diff(np.cumsum(counts) * count // len(labels), prepend=0)
+    if len(lost := np.flatnonzero((counts > 0) & (held >= counts))):
+        raise ValueError(f"--valid {count}: would take all {counts[lost[0]]:,} training images of {classes[lost[0]]}")
+    ends = np.cumsum(counts)[labels]  # the images are sorted by class
+    return np.arange(len(labels)) >= ends - held[labels]
+
+
+def _write(images: Images, held: np.ndarray, data: Path) -> tuple[list[float], list[float]]:
+    """Write SPLIT.npy of every split; return `moments` of the split train."""
+    taken = {
+        "train": {"train": ~held, "valid": held},
+        "test": {"test": np.ones(len(images.parts["test"].labels), bool)},
+    }
+    histogram = np.zeros((images.shape[0], 256), np.int64)  # of each channel, how often each value occurs
+    with ExitStack() as opened:
+        files = {split: opened.enter_context((data / f"{split}.npy").open("wb")) for split in SPLITS}
+        for part, splits in taken.items():
+            labels = images.parts[part].labels
+            blocks = opened.enter_context(closing(images.parts[part].blocks()))
+            for split, mask in splits.items():
+                image_folder.begin(files[split], images.shape, int(mask.sum()))
+                balance = np.bincount(labels[mask], minlength=len(images.classes))
+                print(f"{split}: {mask.sum():,} images, {_balance(balance, images.classes)}", flush=True)
+            first = next(blocks)  # forks the workers: before the progress bar starts a thread
+            with Progress(f"read {part}", len(labels), "images") as progress:
+                for pixels in chain([first], blocks):
+                    rows = np.empty(len(pixels), image_folder.dtype(images.shape))
+                    now = slice(progress.done, progress.done + len(pixels))
+                    rows["label"], rows["pixels"] = labels[now], pixels
+                    for split, mask in splits.items():
+                        some = rows[mask[now]]
+                        files[split].write(some.tobytes())
+                        if split == "train":
+                            histogram += [
+                                np.bincount(some["pixels"][:, channel].ravel(), minlength=256)
+                                for channel in range(len(histogram))
+                            ]
+                    progress.advance(len(pixels))
+    return moments(histogram)
+
+
+def moments(histogram: np.ndarray) -> tuple[list[float], list[float]]:
+    """Return mean and deviation of each channel, of pixels from 0 to 1; in whole numbers up to the last division.
+
+    Shapes:   (C, 256), how often each of the values 0 to 255 occurs
+    Raises: ValueError if a channel has one value everywhere: normalising would divide by 0.
+    """
+    mean, deviation = [], []
+    for channel in histogram.tolist():
+        count = sum(channel)
+        total = sum(value * times for value, times in enumerate(channel))
+        squares = sum(value * value * times for value, times in enumerate(channel))
+        mean.append(total / (255 * count))
+        deviation.append(math.sqrt(count * squares - total * total) / (255 * count))
+        if not deviation[-1]:
+            raise ValueError("the training images have one value everywhere in a channel: they cannot be normalised")
+    return mean, deviation
+
+
+def _balance(counts: np.ndarray, classes: Sequence[str]) -> str:
+    """Say how many images there are of a class."""
+    low, high = int(np.argmin(counts)), int(np.argmax(counts))
+    if counts[low] == counts[high]:
+        return f"{counts[low]:,} of every class"
+    return f"{counts[low]:,} ({classes[low]}) to {counts[high]:,} ({classes[high]}) of a class"
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.4f}" for value in values)
+
+
+def _tools() -> dict[str, str]:
+    """Return the versions of what decodes images: another libjpeg may round otherwise."""
+    return versions(["pillow"]) | {"libjpeg": features.version("libjpeg_turbo") or str(features.version("jpg"))}
+
+
+def _show_differences(record: ImageRecord) -> None:
+    for difference in record.differences:
+        print(f"not as released: {difference}")
+    if record.unverified:
+        print(f"not verified, because no checksum of them is known: {', '.join(record.unverified)}")

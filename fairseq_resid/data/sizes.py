@@ -1,0 +1,26 @@
+"""Whether the files of a data folder are still as they were written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..files import sha256
+
+
+def check_sizes(data: Path, record: str, sizes: Mapping[str, int], checksums: Mapping[str, str]) -> None:
+    """Compare the files of a data folder with what its record says of them.
+
+    Raises: ValueError naming every file that is missing or damaged.
+    """
+    damaged = []
+    for name in dict.fromkeys([*sizes, *checksums]):
+        file = data / name
+        if not file.is_file():
+            damaged.append(f"{name} is missing")
+        elif name in sizes and file.stat().st_size != sizes[name]:
+            damaged.append(f"{name} has {file.stat().st_size:,} bytes, not {sizes[name]:,}")
+        elif name in checksums and sha256(file) != checksums[name]:
+            damaged.append(f"{name} has another checksum than {record} says")
+    if damaged:
+        raise ValueError(f"{data}: damaged: {'; '.join(damaged)}; remove the folder and prepare it again")

@@ -1,0 +1,119 @@
+"""From subwords to the data folder: fairseq-preprocess, and corpus.json beside what it makes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from threading import Event, Thread
+
+from ... import records
+from ...cli import children
+from ...cli.machine import versions
+from ...cli.progress import POLL, Progress
+from ...files import sha256
+from . import folder as data_folder
+from .folder import CorpusRecord
+from .forms import TOKENISED, TextForm
+
+TOOLS = ("fairseq", "fairseq-fixed", "sacremoses", "sentencepiece", "subword-nmt")
+
+
+def preprocess(
+    text: Path,
+    data: Path,
+    source: str,
+    target: str,
+    splits: Iterable[str],
+    workers: int,
+    size: int,
+    lock: int | None = None,
+) -> None:
+    """Run fairseq-preprocess on TEXT/SPLIT of every split and write DATA; show the command and how far it is.
+
+    splits: train, valid, test; further test sets as fairseq names them, test1, test2, ...
+    size: the bytes that its .bin files will have
+    Raises: ChildProcessError if it fails; OSError if the disk is full.
+    """
+    argv = [children.program("fairseq-preprocess"), "--source-lang", source, "--target-lang", target]
+    argv += ["--joined-dictionary"]
+    for flag, kind in (("--trainpref", "train"), ("--validpref", "valid"), ("--testpref", "test")):
+        argv += [flag, ",".join(str(text / split) for split in splits if split.startswith(kind))]
+    argv += ["--destdir", str(data), "--workers", str(workers)]
+    children.show(argv)
+    log = data.with_name(data.name + ".log")
+    with log.open("wb") as file, _watched(data, size):
+        code = children.run(argv, file, lock, errors=file)
+    if code:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+        # On a full disk the log has no room for the reason. This write then raises it.
+        room = data.with_name(data.name + ".room")
+        room.write_bytes(bytes(1 << 20))
+        room.unlink()
+        raise ChildProcessError(f"fairseq-preprocess failed with exit code {code}:\n{tail}")
+    log.unlink()
+    # It names folders that do not exist any more when the data folder is whole.
+    (data / "preprocess.log").unlink(missing_ok=True)
+
+
+@contextmanager
+def _watched(data: Path, size: int) -> Iterator[None]:
+    """Show how far fairseq-preprocess is, by the size of the files that it writes: it reports nothing itself."""
+    ended = Event()
+
+    def watch() -> None:
+        with Progress("fairseq-preprocess, dictionary") as progress:
+            while not ended.wait(POLL) and not any(data.glob("dict.*")):
+                progress.advance(0)
+        with Progress("fairseq-preprocess", size, "B") as progress:
+            while not ended.wait(POLL):
+                written = 0
+                for file in data.glob("*.bin"):  # its workers' too
+                    with suppress(FileNotFoundError):
+                        written += file.stat().st_size
+                progress.advance(min(written, size) - progress.done)
+
+    watcher = Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def bleu_tokenize(form: TextForm) -> str:
+    """Return sacrebleu's name of the tokenisation to score with.
+
+    Text that is released or published tokenised is scored by its own tokens, as the publications on it do.
+    """
+    return "none" if form.form in TOKENISED else "13a"
+
+
+def make(
+    record: CorpusRecord, text: Path, references: Path, model: Path, data: Path, workers: int, lock: int | None = None
+) -> None:
+    """Make DATA from TEXT/SPLIT (subwords), the reference texts and the subword model; corpus.json comes after it.
+
+    Raises: ChildProcessError if fairseq-preprocess fails.
+    """
+    # With an end of sentence on each side of every pair; a token's bytes are fairseq's best_fitting_int_dtype.
+    tokens = sum(sum(record.tokens[split].values()) + 2 * lines.kept for split, lines in record.lines.items())
+    size = tokens * (2 if record.vocab_size < 65500 else 4)
+    preprocess(text, data, record.source, record.target, record.lines, workers, size, lock)
+    shutil.copytree(references, data / "ref")
+    shutil.copyfile(model, data / model.name)
+
+
+def write_record(record: CorpusRecord, data: Path) -> None:
+    """Write DATA/corpus.json: the record with the tools, and the sizes and checksums of the files."""
+    files = {str(file.relative_to(data)): file for file in sorted(data.rglob("*")) if file.is_file()}
+    whole = replace(
+        record,
+        tools=versions(TOOLS),
+        sizes={name: file.stat().st_size for name, file in files.items()},
+        checksums={name: sha256(file) for name, file in files.items()},
+    )
+    records.write(data / data_folder.CORPUS, whole)

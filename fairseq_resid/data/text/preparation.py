@@ -1,0 +1,195 @@
+"""From nothing, or from files on disk, to a binarised data folder: the whole preparation of a corpus.
+
+    download -> extract -> tokenise and clean -> learn a joined BPE -> encode and clean -> fairseq-preprocess -> DATA
+
+The data folder, as every other tool of the project reads it:
+
+    DATA/dict.SRC.txt, dict.TGT.txt   the joined dictionary, and fairseq's binary files beside it
+    DATA/spm.model, DATA/bpe.codes    the model that cut the text into subwords, sentencepiece's or subword-nmt's
+    DATA/ref/SPLIT.{SRC,TGT}          the untouched valid and test texts: what BLEU is scored against
+    DATA/corpus.json                  sources, checksums, counts, versions, how text is restored
+
+DATA appears when it is whole; until then everything is in DATA.partial. Nothing in it depends on the time, the
+place, or the number of workers.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import fields
+
+from ... import records
+from ...files import locked, partial_of, read_lines
+from . import disk, sources, text_steps
+from . import folder as data_folder
+from .folder import CorpusRecord
+from .manifest import Manifest
+from .text_steps import Job, Options
+
+# These fields of the manifest, and --limit, determine what a data folder holds.
+SETTINGS = (
+    "name",
+    "source",
+    "target",
+    "vocab_size",
+    "form",
+    "plain_form",
+    "normalize",
+    "clean",
+    "max_pieces",
+    "max_ratio",
+    "deduplicate",
+    "split_hyphens",
+    "spm_normalizer",
+    "subwords",
+    "profile",
+)
+# Those of them that only cleaning reads.
+LIMITS = ("max_pieces", "max_ratio")
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """text.json in the working folder: which text the unfinished work is on."""
+
+    name: str
+    limit: int | None
+
+
+def prepare_data(manifest: Manifest, options: Options, texts: list[sources.Text] | None = None) -> bool:
+    """Make the data folder OUT; return False if it holds this very corpus already.
+
+    texts: the texts of the corpus; None: they are searched for, or downloaded, as the manifest says
+    Raises: ValueError for bad input, or if OUT holds another corpus; ChildProcessError; OSError.
+    """
+    out = options.out
+    asked = {**{name: getattr(manifest, name) for name in SETTINGS}, "limit": options.limit}
+    if not manifest.clean:
+        asked |= dict.fromkeys(LIMITS)
+    if texts is None and options.way.raw:
+        texts = sources.find(manifest, options.way)
+    work = partial_of(out)
+    if not out.exists():
+        disk.check(manifest, options.way, out, options.limit, texts)
+        with locked(work / ".lock", f"{work}: another process is at work in it", wait=True) as lock:
+            if not out.exists():
+                if texts is None:
+                    texts = sources.find(manifest, options.way)
+                _make(Job(manifest, options, texts, asked, lock), work)
+                _show_result(out, options.show)
+                return True
+            (work / ".lock").unlink()
+            work.rmdir()
+    record = _check_same(out, asked, texts or [])
+    sizes_known = data_folder.check(out, options.verify)
+    if (work / "text.json").is_file():  # the run was killed after it had renamed its result
+        shutil.rmtree(work, ignore_errors=True)
+    _show_differences(record)
+    if options.show:
+        _show_overlap(out, record)
+    checked = "its checksums are right" if options.verify else "its sizes are right"
+    if not (sizes_known or options.verify):
+        checked = "sizes unknown: an earlier version made it; --verify compares checksums"
+    print(f"{out}: holds this corpus already ({checked})")
+    return False
+
+
+def _make(job: Job, work: Path) -> None:
+    """Run the steps that are not finished in the working folder, then rename the result.
+
+    Raises: ValueError if the working folder holds unfinished work on another text.
+    """
+    file = work / "text.json"
+    strangers = [path.name for path in work.iterdir() if path.name != ".lock"]
+    if strangers and not file.is_file():
+        raise ValueError(f"{work}: holds {strangers[0]} and is none of ours; remove it or choose another --out")
+    mine = Unfinished(job.manifest.name, job.options.limit)
+    found = records.read_if_there(file, Unfinished)
+    if found is not None and found != mine:
+        values = {key: (getattr(found, key), value) for key, value in asdict(mine).items()}
+        changes = ", ".join(f"{key} is {old}, not {new}" for key, (old, new) in values.items() if old != new)
+        raise ValueError(
+            f"{work}: holds unfinished work on another text ({changes}); remove it or choose another folder with --out"
+        )
+    records.write(file, mine)
+    os.replace(text_steps.run(job, work) / "data", job.options.out)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _show_result(out: Path, show: bool) -> None:
+    """Print what a data folder holds."""
+    record = data_folder.read(out)
+    for split, lines in record.lines.items():
+        sides = " and ".join(f"{count:,} {language}" for language, count in record.tokens[split].items())
+        phrases = [f"{split}: {lines.kept:,} of {lines.read:,} pairs, {sides} subwords"]
+        if trip := record.round_trip.get(split):
+            best = "" if trip.exact == trip.of else f" (a perfect model's BLEU {trip.bleu:.2f} {trip.signature})"
+            phrases.append(f"{trip.exact:,} of {trip.of:,} {record.target} lines come back from subwords{best}")
+        if overlap := record.overlap.get(split):
+            counts = [f"{len(getattr(overlap, kind)):,} {kind}s" for kind in ("source", "target", "pair")]
+            phrases.append(f"also in the training text: {', '.join(counts)}")
+        print("; ".join(phrases))
+    for fact, number_of in record.facts.items():
+        print(f"{fact}: {', '.join(f'{count:,} {what}' for what, count in number_of.items())}")
+    _show_differences(record)
+    if show:
+        _show_overlap(out, record)
+    print(f"{out}: done")
+
+
+def _show_overlap(out: Path, record: CorpusRecord) -> None:
+    """Print the valid and test sentences that are in the training text too, from the untouched text."""
+    if not record.overlap:
+        raise ValueError(f"{out}: --show: an earlier version made it, and did not compare it with the training text")
+    for split, overlap in record.overlap.items():
+        source = read_lines(out / "ref" / f"{split}.{record.source}")
+        target = read_lines(out / "ref" / f"{split}.{record.target}")
+        pairs = [f"{left} ||| {right}" for left, right in zip(source, target, strict=True)]
+        for kind, lines, text in (
+            ("source", overlap.source, source),
+            ("target", overlap.target, target),
+            ("pair", overlap.pair, pairs),
+        ):
+            if max(lines, default=1) > len(text):
+                raise ValueError(f"{out}: damaged: corpus.json names a line of {split} that is not in ref/")
+            for line in lines:
+                print(f"{split}:{line} {kind}: {text[line - 1]}")
+
+
+def _show_differences(record: CorpusRecord) -> None:
+    for difference in record.differences:
+        print(f"not as released: {difference}")
+    if unverified := record.unverified_texts:
+        print(f"not verified, because no checksum of them is known: {', '.join(unverified)}")
+
+
+def _check_same(out: Path, asked: dict[str, Any], texts: list[sources.Text]) -> CorpusRecord:
+    """Return OUT's corpus.json.
+
+    Raises: ValueError unless it is of the corpus that is asked for, and made from these texts if they are known.
+    """
+    record = records.remembered(out / data_folder.CORPUS, CorpusRecord)
+    sums = {label: text.file_sha256 for label, text in record.texts.items()} if record else {}
+    if record is None or not record.asked or None in sums.values():
+        raise ValueError(
+            f"{out}: exists and holds no corpus.json that this version can read; remove it or choose another folder"
+        )
+    # A setting that an earlier version did not have was as its default is now.
+    found = {**{item.name: item.default for item in fields(Manifest) if item.name in SETTINGS}, **record.asked}
+    if "form" not in record.asked:
+        is_plain = record.text.form == "plain"
+        found["form"] = asked["form"] if is_plain == (asked["form"] == "plain") else record.text.form
+    if not found["clean"]:
+        found |= dict.fromkeys(LIMITS)
+    if differing := [key for key in asked if found.get(key) != asked[key]]:
+        changes = ", ".join(f"{key} is {found.get(key)}, not {asked[key]}" for key in differing)
+        raise ValueError(f"{out}: holds another corpus ({changes}); choose another folder")
+    for text in texts:
+        if text.known.sha256 != sums.get(text.label):
+            raise ValueError(f"{out}: holds another corpus (not made from {text.file}); choose another folder")
+    return record

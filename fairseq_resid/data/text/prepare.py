@@ -1,0 +1,153 @@
+"""Command line of the preparation of a corpus.
+
+fairseq-resid prepare NAME [--raw DIR] [--mirror URL] [--limit N] [--workers N] [--out DATA] ...
+fairseq-resid prepare custom ...
+fairseq-resid prepare phrasebook ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from ...cli.frame import command
+from . import custom, flags, sources
+from . import manifest as manifests
+from .fingerprints import Fingerprints
+from .forms import NORMALIZE
+from .phrasebook import command as phrasebook
+from .preparation import prepare_data
+from .text_steps import Options
+
+# How others prepare the same text, as far as these settings can express it; the README names what they cannot.
+PROFILES: dict[str, dict[str, Any]] = {
+    "tensor2tensor": {
+        "form": "plain",
+        "normalize": "none",
+        "clean": False,
+        "vocab_size": 2**15,
+        "spm_normalizer": "identity",
+    },
+    "fairseq": {
+        "form": "moses",
+        "normalize": "both",
+        "split_hyphens": True,
+        "clean": True,
+        "max_pieces": 250,
+        "max_ratio": 1.5,
+        "vocab_size": 40_000,
+    },
+}
+# The text of one publication, to the token. It is fixed: whoever changes a setting prepares other text.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    # Wu et al. 2021, "Good for Misconceived Reasons", the text-only Transformer.
+    "multi30k-en-de": {
+        "form": "lowercased",
+        "subwords": "subword_nmt",
+        "vocab_size": 10_000,
+        "profile": "published",
+        "facts": {
+            "training tokens": {"en": 426_793, "de": 429_507},
+            "reference tokens": {"test": 12_103, "test1": 10_758, "test2": 5_158},
+            "dictionary": {"types": 9_712},
+        },
+    },
+}
+COMMANDS = {"custom": custom.main, "phrasebook": phrasebook.main}
+MORE = """\
+fairseq-resid prepare custom ...      makes a data folder from raw parallel text of your own
+fairseq-resid prepare phrasebook ...  writes the built-in English to Vietnamese phrasebook, as raw text
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of `fairseq-resid prepare`."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in COMMANDS:
+        return COMMANDS[argv[0]](argv[1:])
+    return prepare(argv)
+
+
+@command(
+    "prepare",
+    "Download, clean, tokenise and binarise a corpus.",
+    again="goes on",
+    epilog=MORE,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+)
+def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+    add = parser.add_argument
+    add("name", choices=manifests.names(), help="the corpus")
+    add(
+        "--raw",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="DIR",
+        help="texts or archives on disk; may be repeated",
+    )
+    add("--mirror", metavar="URL", help="download every archive from URL/NAME (file:// too)")
+    add("--out", type=Path, metavar="DATA", help="the folder to make (default data-bin/NAME)")
+    add("--downloads", type=Path, default=Path("data-bin/downloads"), metavar="DIR", help="where downloads are kept")
+    add("--limit", type=int, metavar="N", help="only the first N pairs of every text, to try it out")
+    add(
+        "--profile",
+        choices=(*PROFILES, "published"),
+        help="prepare as others do: another form, cleaning and vocabulary; published: exactly the text of a "
+        f"publication ({', '.join(PUBLISHED)})",
+    )
+    add("--vocab-size", type=int, metavar="N", help="subwords of the joined vocabulary")
+    add("--normalize", choices=NORMALIZE, help="Moses punctuation normalisation of these sides")
+    add(
+        "--split-hyphens",
+        action=argparse.BooleanOptionalAction,
+        help="split words at hyphens, as Moses' tokenizer does with -a, or not",
+    )
+    add("--allow-other-data", action="store_true", help="accept other checksums and line counts than the corpus has")
+    flags.add(parser)
+    args = parser.parse_args(argv)
+    flags.check_positive(parser, args, "workers", "limit", "vocab_size", "max_pieces")
+    if args.out is not None and not args.out.name:
+        parser.error(f"--out {args.out}: must name a folder to be made")
+    if args.raw and args.mirror:
+        parser.error("--raw and --mirror: texts come from disk or from a mirror, not from both")
+    for folder in args.raw:
+        if not folder.is_dir():
+            parser.error(f"--raw {folder}: no such folder")
+
+    manifest = manifests.read(manifests.MANIFESTS / f"{args.name}.yaml")
+    given = flags.settings(args)
+    if args.profile == "published":
+        check_published(args, given)
+    profile = {**PROFILES, "published": PUBLISHED.get(args.name, {})}.get(args.profile, {})
+    if profile and manifest.form == "escaped":
+        profile = {**profile, "form": "escaped", "plain_form": profile["form"]}
+    manifest = replace(manifest, **{**profile, **given})
+    tokenising = {"normalize": manifest.normalize != "none", "split_hyphens": manifest.split_hyphens}
+    if wrong := [name for name, on in tokenising.items() if on and manifest.form == "plain"]:
+        flag = f"--{wrong[0].replace('_', '-')} {given.get(wrong[0], '')}".removesuffix(" True")
+        raise ValueError(f"{flag}: the text of {args.name} is not tokenised here")
+    flags.check_limits(manifest, given)
+    way = sources.Way(
+        tuple(args.raw),
+        args.mirror,
+        args.downloads,
+        args.allow_other_data,
+        Fingerprints(None if args.verify else args.downloads / "fingerprints.json"),
+    )
+    out = args.out or Path("data-bin") / (f"{args.name}-{manifest.profile}" if manifest.profile else args.name)
+    prepare_data(manifest, Options(way, out, args.workers, args.limit, args.allow_low_ceiling, args.verify, args.show))
+
+
+def check_published(args: argparse.Namespace, given: Mapping[str, Any]) -> None:
+    """Raise ValueError if a corpus has no published profile, or a flag would change it."""
+    if args.name not in PUBLISHED:
+        raise ValueError(f"--profile published: {args.name} has none; {', '.join(PUBLISHED)} has")
+    for name, value in given.items():
+        fixed = PUBLISHED[args.name].get(name, "the corpus's own")
+        raise ValueError(f"--{name.replace('_', '-')} {value}: --profile published fixes it ({fixed})")

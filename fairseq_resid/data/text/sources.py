@@ -1,0 +1,284 @@
+"""The raw texts of a corpus as files on disk: from the user's folders, from sacrebleu, or downloaded.
+
+IWSLT'15 EN-VI exists in three forms. The content of the files shows which one it is:
+
+    stanford   tokenised, with Moses' escapes
+    plain      not tokenised
+    xml        the official release: <seg> elements, train.tags.*
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from .. import extract
+from ..fetch import SILENCE, FetchError, Fingerprint, RemoteFile, address, fetch, problem, size_at, usable
+from .fingerprints import Fingerprints
+from .manifest import Manifest, Part
+
+SNIFFED = 2000  # lines that show whether a text is tokenised
+
+
+@dataclass(frozen=True)
+class Text:
+    """One side of one part: the file on disk that holds it, and the member if the file is an archive."""
+
+    split: str
+    part: Part
+    language: str
+    file: Path
+    member: str | None
+    known: Fingerprint  # of `file`
+    expected: RemoteFile | None = None  # what the manifest, or sacrebleu, knows of `file`
+    address: str | None = None  # where `expected` can be downloaded
+
+    @property
+    def name(self) -> str:
+        """The name that shows the format."""
+        return self.member or self.file.name
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `file` itself is the text, one sentence a line."""
+        return self.member is None and extract.is_plain(self.name)
+
+    @property
+    def label(self) -> str:
+        return f"{self.split} {self.part.name}.{self.language}"
+
+    @property
+    def difference(self) -> str | None:
+        """Say how `file` differs from the expected one; None if it does not, or nothing is known of it."""
+        return problem(self.expected, self.known) if self.expected else None
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether a checksum shows that `file` is the expected one."""
+        expected = self.expected
+        return expected is not None and bool(expected.sha256 or expected.md5) and self.difference is None
+
+    def output(self, folder: Path) -> Path:
+        """Where extraction puts the text."""
+        return folder / f"{self.split}.{self.part.name}.{self.language}"
+
+
+@dataclass(frozen=True)
+class Way:
+    """Where texts may come from: --raw, else --mirror, else the manifest's addresses and sacrebleu."""
+
+    raw: tuple[Path, ...]
+    mirror: str | None
+    downloads: Path
+    allow_other: bool
+    fingerprints: Fingerprints = field(default_factory=lambda: Fingerprints(None))
+
+    def sizes(self, manifest: Manifest) -> dict[Path, int | None]:
+        """Return the files that a run without --raw uses, each with its size; None if it is not known.
+
+        The size is that of the file if it has been downloaded, else the mirror's answer, else the manifest's.
+        """
+        parts = [part for split in manifest.splits for part in manifest.parts[split]]
+        # For each part its alternatives, each the names of its files.
+        places = [list(zip(*part.places.values(), strict=True)) for part in parts]
+        files = [[[place.split("/")[0] for place in both] for both in alternatives] for alternatives in places]
+        names = list(dict.fromkeys(name for alternatives in files for both in alternatives for name in both))
+        here = {name: (self.downloads / name).stat().st_size for name in names if (self.downloads / name).is_file()}
+        sizes = dict(here)
+        if self.mirror:
+            asked = [name for name in names if name not in here]
+            with ThreadPoolExecutor(len(names)) as pool:  # all at once: a silent host costs one timeout
+                answers = pool.map(size_at, [address(name, self.mirror) for name in asked])
+            sizes |= {name: size for name, size in zip(asked, answers, strict=True) if size is not None}
+        used: dict[Path, int | None] = {}
+        for alternatives in files:
+            # As `find` chooses: what has been downloaded, else the first that the mirror has, else the first.
+            best = min(alternatives, key=lambda both: (not here.keys() >= {*both}, not sizes.keys() >= {*both}))
+            for file in map(manifest.file, best):
+                used[self.downloads / file.name] = sizes.get(file.name, file.bytes or file.about)
+        return used
+
+
+def find(manifest: Manifest, way: Way) -> list[Text]:
+    """Return both sides of every part; download them unless they are here.
+
+    Raises: ValueError naming the text that is in none of the --raw folders, or the file that is not the released one;
+    FetchError.
+    """
+    texts = [
+        text
+        for split in manifest.splits
+        for part in manifest.parts[split]
+        for text in _part(manifest, way, split, part)
+    ]
+    wrong = dict.fromkeys(f"{text.file}: {text.difference}" for text in texts if text.difference)
+    if wrong and not way.allow_other:
+        raise ValueError("\n  ".join(["not the released files (--allow-other-data accepts them):", *wrong]))
+    return texts
+
+
+def _part(manifest: Manifest, way: Way, split: str, part: Part) -> list[Text]:
+    if way.raw:
+        return _on_disk(manifest, way, split, part)
+    # Earlier downloads come first: a host that is down for a while must not change the corpus.
+    indices = range(len(part.places[manifest.source]))
+    downloaded = [index for index in indices if _is_there(way, part, index)]
+    if part.sacrebleu and not (way.mirror or downloaded):
+        texts = _from_sacrebleu(manifest, way, split, part, part.sacrebleu)
+        if texts:
+            return texts
+    refusals = []
+    for index in [*downloaded, *(index for index in indices if index not in downloaded)]:
+        try:
+            return [_downloaded(manifest, way, split, part, language, index) for language in manifest.languages]
+        except FetchError as error:
+            refusals.append(str(error))
+    raise FetchError("\n".join(refusals))
+
+
+def _is_there(way: Way, part: Part, index: int) -> bool:
+    """Whether the files of one alternative have been downloaded."""
+    return all((way.downloads / places[index].split("/")[0]).is_file() for places in part.places.values())
+
+
+def _downloaded(manifest: Manifest, way: Way, split: str, part: Part, language: str, index: int) -> Text:
+    place = part.places[language][index]
+    file = manifest.file(place)
+    known = fetch(file, way.downloads, way.mirror, way.allow_other)
+    return Text(split, part, language, way.downloads / file.name, _member(place), known, file, _address(file))
+
+
+def _address(file: RemoteFile) -> str | None:
+    return file.urls[0] if file.urls else None
+
+
+def _member(place: str) -> str | None:
+    _, slash, member = place.partition("/")
+    return member if slash else None
+
+
+def _candidates(place: str) -> list[tuple[str, str | None]]:
+    """Return the (file, member) that a place can be on a user's disk: the archive, or the extracted text."""
+    member = _member(place)
+    if member is None:
+        plain: list[tuple[str, str | None]] = [(place, None)]
+    else:
+        plain = [(place.split("/")[0], member), (member, None), (PurePosixPath(member).name, None)]
+    uncompressed = [(name[: -len(".gz")], None) for name, _ in plain if name.endswith(".gz")]
+    return uncompressed + plain
+
+
+def _on_disk(manifest: Manifest, way: Way, split: str, part: Part) -> list[Text]:
+    looked_for: list[str] = []
+    for index in range(len(part.places[manifest.source])):
+        found = {}
+        for language in manifest.languages:
+            candidates = _candidates(part.places[language][index])
+            looked_for += [name for name, _ in candidates]
+            hits = [(folder / name, member) for folder in way.raw for name, member in candidates]
+            if hit := next((hit for hit in hits if hit[0].is_file()), None):
+                found[language] = hit
+        if len(found) == len(manifest.languages):
+            texts = []
+            for language, (file, member) in found.items():
+                known, expected = way.fingerprints.of(file), manifest.file(file.name)
+                texts.append(Text(split, part, language, file, member, known, expected, _address(expected)))
+            return texts
+    folders = ", ".join(map(str, way.raw))
+    raise ValueError(
+        f"--raw {folders}: the {split} text {part.name} is not there: none of {', '.join(dict.fromkeys(looked_for))}"
+    )
+
+
+def _from_sacrebleu(manifest: Manifest, way: Way, split: str, part: Part, test_set: str) -> list[Text] | None:
+    """Return a test set's texts in the archive that sacrebleu has downloaded; None if it cannot.
+
+    The archive is used and not sacrebleu's plain text, in which every no-break space has become a space: the reference
+    must be the same from every source. The checksum that sacrebleu knows is compared here too, because a killed run can
+    leave half a file in its cache.
+    """
+    from sacrebleu.utils import DATASETS
+
+    pair = f"{manifest.source}-{manifest.target}"
+    origin = f"sacrebleu -t {test_set} -l {pair}"
+    print(f"{part.name}: {origin}", flush=True)
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(SILENCE)
+    try:
+        dataset: Any = DATASETS[test_set]
+        # It prints messages, and ends the process if it cannot go on.
+        with contextlib.redirect_stdout(None):
+            dataset.maybe_download()
+        file = Path(dataset._rawdir) / dataset._get_tarball_filename(dataset.data[0])
+        expected = RemoteFile(file.name, md5=dataset.md5[0])
+        known = way.fingerprints.of(file)
+        if wrong := problem(expected, known):
+            raise ValueError(f"{file}: {wrong}")
+        members = dataset.langpairs[pair]
+    except (Exception, SystemExit) as error:
+        print(f"{part.name}: sacrebleu could not download it ({error}); trying the archive", flush=True)
+        return None
+    finally:
+        socket.setdefaulttimeout(before)
+    return [
+        Text(split, part, language, file, member, known, expected, origin)
+        for language, member in zip(manifest.languages, members, strict=True)
+    ]
+
+
+def extract_all(texts: Sequence[Text], folder: Path, limit: int | None) -> dict[str, Path]:
+    """Write every text to FOLDER as a plain file, unless it is one already; return the paths by label.
+
+    Raises: ValueError naming the file that is damaged, or the member that is missing.
+    """
+    paths = {}
+    archives: dict[Path, dict[str, Path]] = {}
+    known = {text.file: text.known for text in texts}
+    folder.mkdir(parents=True, exist_ok=True)
+    for text in texts:
+        output = text.output(folder)
+        paths[text.label] = output
+        if text.is_ready and limit is None:
+            paths[text.label] = text.file
+        elif output.is_file():
+            continue  # from an earlier call that was stopped; the file appears when it is whole
+        elif text.member is not None and extract.is_archive(text.file.name):
+            archives.setdefault(text.file, {})[text.member] = output
+        else:
+            with usable(text.file, text.known):
+                extract.convert(text.file, text.name, output, limit)
+    for archive, wanted in archives.items():
+        with usable(archive, known[archive]):
+            extract.extract(archive, wanted, limit)
+    return paths
+
+
+def form_of(path: Path, name: str) -> str:
+    """Return the form of an EN-VI text: "stanford", "plain" or "xml"; `name` is the name of the file it comes from."""
+    if name.endswith(".xml") or extract.is_tagged(name):
+        return "xml"
+    attached = detached = 0
+    with path.open("rb") as file:
+        for line in islice(file, SNIFFED):
+            attached += len(re.findall(rb"[^\W\d_][.,?!](?=\s|$)", line))
+            detached += len(re.findall(rb"\s[.,?!](?=\s|$)", line))
+    return "stanford" if detached > attached else "plain"
+
+
+def one_form(forms: dict[str, str]) -> str:
+    """Return the form that all texts have; `forms` is the form of each text by label.
+
+    Raises: ValueError naming a text of each form if they differ.
+    """
+    examples = {form: label for label, form in forms.items()}
+    if len(examples) > 1:
+        mixed = ", ".join(f"{label} is {form}" for form, label in sorted(examples.items()))
+        raise ValueError(f"--raw mixes forms of the corpus: {mixed}; all texts of one run must be of one form")
+    return next(iter(examples))

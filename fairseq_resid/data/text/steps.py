@@ -1,0 +1,115 @@
+"""Steps that can be killed anywhere and are done once, each in a folder whose name depends on all of its input.
+
+WORK/NAME-KEY/ is a finished step with record.json, its result; WORK/NAME-KEY.partial/ an unfinished one, renamed when
+it is whole. KEY is a hash of the settings of the step and of all steps before it: a step never sees the result of other
+settings. Files that no later step reads are deleted; the record stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from ... import records
+from ...files import partial_of
+
+T = TypeVar("T")
+# Part of every key: raised when a new version of a step makes another result of the same input.
+FORMAT = 3
+RECORD = "record.json"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step; reads: the names of the steps whose files it reads."""
+
+    name: str
+    title: str
+    settings: Any
+    reads: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Record(Generic[T]):
+    """record.json of a finished step: its result, and the size of each of its files."""
+
+    result: T
+    files: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Done(Generic[T]):
+    """A finished step: its result, a dataclass whose str() says what was counted, and its folder."""
+
+    result: T
+    folder: Path
+
+
+class Steps:
+    """The steps in the folder WORK. What other settings have left there is deleted."""
+
+    def __init__(self, work: Path, steps: Sequence[Step]) -> None:
+        self.steps, self.folders, key = steps, {}, f"format {FORMAT}"
+        for step in steps:
+            key = hashlib.sha256(json.dumps([key, step.name, step.settings], sort_keys=True).encode()).hexdigest()[:16]
+            self.folders[step.name] = work / f"{step.name}-{key}"
+        self.first = next(first for first in range(len(steps), -1, -1) if self._can_begin(first))
+        known = {path for folder in self.folders.values() for path in (folder, partial_of(folder))}
+        for path in work.iterdir():
+            if path.is_dir() and path not in known:
+                shutil.rmtree(path)
+
+    def _needed(self, number: int) -> set[str]:
+        """Return the steps whose files are read by the step with this number or a later one."""
+        return {name for step in self.steps[number:] for name in step.reads} or {self.steps[-1].name}
+
+    def _can_begin(self, first: int) -> bool:
+        """Return whether all steps before this one are finished, and the files that are still read have their size."""
+        for step in self.steps[:first]:
+            folder = self.folders[step.name]
+            record = records.remembered(folder / RECORD, Record[Any])
+            if record is None:
+                return False
+            files = record.files.items() if step.name in self._needed(first) else ()
+            if not all((folder / file).is_file() and (folder / file).stat().st_size == size for file, size in files):
+                return False
+        return True
+
+    def run(self, name: str, kind: type[T], make: Callable[[Path], T]) -> Done[T]:
+        """Run the next step unless it is finished. `make(folder)` works over what an interrupted run left there.
+
+        kind: the type of its result
+        Raises: whatever `make` raises; nothing of the step looks finished then.
+        """
+        number, step = next(found for found in enumerate(self.steps) if found[1].name == name)
+        title, folder = f"[{number + 1}/{len(self.steps)}] {step.title}", self.folders[name]
+        if number < self.first:
+            print(f"{title}: done before", flush=True)
+            return Done(records.read(folder / RECORD, Record[kind]).result, folder)  # type: ignore[valid-type]
+        began, partial = time.monotonic(), partial_of(folder)
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.mkdir(exist_ok=True)
+        result = make(partial)
+        sizes = {
+            str(file.relative_to(partial)): file.stat().st_size
+            for file in sorted(partial.rglob("*"))
+            # A record is there of a run that was killed before it renamed the folder.
+            if file.is_file() and not file.name.startswith(RECORD)
+        }
+        records.write(partial / RECORD, Record(result, sizes))
+        os.replace(partial, folder)
+        print(f"{title}: {result}, {time.monotonic() - began:.1f} s", flush=True)
+        for other in self.steps[:number]:
+            if other.name not in self._needed(number + 1):
+                for file in self.folders[other.name].rglob("*"):
+                    if file.is_file() and file.name != RECORD:
+                        file.unlink()
+        return Done(result, folder)

@@ -1,0 +1,214 @@
+"""A joined BPE, by sentencepiece or subword-nmt: learned from the training text, then applied to all of it."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ...cli import quiet
+from ...cli.progress import POLL, Progress
+from ...cli.workers import context, start_worker
+from . import clean, shards
+from .folder import PairCounts
+from .forms import plain_words
+from .segmentation import Segmenter
+
+# Learned from at most so many training pairs, evenly spread, so that memory does not grow with the corpus.
+SAMPLED = 1_000_000
+TOGETHER = 100  # lines that are encoded at once
+SENTENCEPIECE: dict[str, Any] = {
+    "model_type": "bpe",
+    "character_coverage": 1.0,
+    "num_threads": 1,  # the model must not depend on the machine
+    "minloglevel": 1,
+}
+# sentencepiece's names: NFKC with more rules for machine translation, Unicode's NFKC, nothing.
+NORMALIZERS = ("nmt_nfkc", "nfkc", "identity")
+
+
+def sample(files: tuple[Path, Path], pairs: int) -> Iterator[str]:
+    """Yield both sides of at most SAMPLED of the `pairs` of a text, evenly spread over it."""
+    step = max(1, -(-pairs // SAMPLED))
+    with (
+        files[0].open(encoding="utf-8", newline="\n") as source,
+        files[1].open(encoding="utf-8", newline="\n") as target,
+    ):
+        for left, right in zip(islice(source, 0, None, step), islice(target, 0, None, step), strict=True):
+            yield left.removesuffix("\n")
+            yield right.removesuffix("\n")
+
+
+def settings_of(kind: str, vocab_size: int, normalizer: str) -> dict[str, Any]:
+    """Return the settings that a library learns with: all that its model depends on, beside the text."""
+    if kind == "subword_nmt":
+        return {"num_symbols": vocab_size}
+    return {**SENTENCEPIECE, "normalization_rule_name": normalizer, "vocab_size": vocab_size}
+
+
+def learn(
+    kind: str,
+    files: tuple[Path, Path],
+    pairs: int,
+    vocab_size: int,
+    model: Path,
+    normalizer: str = NORMALIZERS[0],
+) -> int:
+    """Learn one model over both sides of the training text; return from how many pairs.
+
+    kind: of the model, as in segmentation.py; vocab_size: its subwords; with subword-nmt its merges
+    normalizer: how sentencepiece normalises text before it cuts it, one of NORMALIZERS
+    Raises: ValueError if the text holds fewer subwords or merges than `vocab_size`; ChildProcessError if the library's
+    process is killed.
+    """
+    settings = settings_of(kind, vocab_size, normalizer)
+    used = -(-pairs // max(1, -(-pairs // SAMPLED)))
+    if quiet.is_verbose():
+        print(f"  {kind}: {' '.join(f'{key}={value}' for key, value in settings.items())}", flush=True)
+    # In a process of its own: the library works for minutes, in which Python would not see Ctrl-C.
+    receiver, sender = context().Pipe(duplex=False)
+    process = context().Process(target=_learn, args=(sender, LEARNERS[kind], files, pairs, settings))
+    received: int | bytes = 0
+    process.start()  # before a progress bar starts a thread
+    try:
+        sender.close()
+        with Progress("read", 2 * used, "sentences") as progress:
+            while progress.done < 2 * used and isinstance(received := _receive(receiver), int):
+                progress.advance(received)
+        with Progress("learn") as progress:
+            while isinstance(received, int):
+                progress.advance(0)
+                received = _receive(receiver)
+    finally:
+        process.kill()
+        process.join()
+    model.write_bytes(received)
+    return used
+
+
+Learner = Callable[[Iterator[str], dict[str, Any]], bytes]
+
+
+def _learn(
+    sender: Connection, learner: Learner, files: tuple[Path, Path], pairs: int, settings: dict[str, Any]
+) -> None:
+    """Learn the model; send how many sentences were read, every 10,000, and at the end the model or an exception."""
+    start_worker()
+
+    def counted() -> Iterator[str]:
+        count = 0
+        for sentence in sample(files, pairs):
+            yield sentence
+            count += 1
+            if count == 10_000:
+                sender.send(count)
+                count = 0
+        sender.send(count)
+
+    try:
+        sender.send(learner(counted(), settings))
+    except Exception as error:
+        sender.send(error)
+
+
+def _learn_sentencepiece(sentences: Iterator[str], settings: dict[str, Any]) -> bytes:
+    import sentencepiece
+
+    content = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=sentences,
+            model_writer=content,  # a file name would be stored in the model
+            **settings,
+        )
+    except RuntimeError as error:
+        raise ValueError(f"--vocab-size {settings['vocab_size']}: sentencepiece could not learn it: {error}") from None
+    return content.getvalue()
+
+
+def _learn_subword_nmt(sentences: Iterator[str], settings: dict[str, Any]) -> bytes:
+    from subword_nmt import learn_bpe
+
+    learn_bpe.tqdm = iter  # its own progress bar
+    content, messages = io.StringIO(), io.StringIO()
+    with redirect_stderr(messages):
+        learn_bpe.learn_bpe(sentences, content, **settings)
+    merges = content.getvalue().count("\n") - 1  # below the line with the version
+    if merges < settings["num_symbols"]:
+        raise ValueError(
+            f"--vocab-size {settings['num_symbols']}: the training text has no more than {merges:,} merges"
+        )
+    return content.getvalue().encode()
+
+
+LEARNERS: dict[str, Learner] = {"sentencepiece": _learn_sentencepiece, "subword_nmt": _learn_subword_nmt}
+
+
+def _receive(receiver: Connection) -> int | bytes:
+    """Return what `_learn` sends, or 0 if it sends nothing for POLL seconds.
+
+    Raises: the exception that it sends; ChildProcessError if it ended without one.
+    """
+    if not receiver.poll(POLL):
+        return 0
+    try:
+        received: int | bytes | Exception = receiver.recv()
+    except EOFError:
+        raise ChildProcessError("learning the subwords was ended (out of memory?)") from None
+    if isinstance(received, Exception):
+        raise received
+    return received
+
+
+@lru_cache(maxsize=1)
+def _segmenter(kind: str, model: Path) -> Segmenter:
+    """Return the model, loaded once in each process."""
+    return Segmenter(kind, model)
+
+
+@dataclass(frozen=True)
+class Encode:
+    """The work on one shard."""
+
+    kind: str
+    model: Path
+    limits: clean.Limits | None
+
+    def __call__(self, shard: shards.Shard, counts: Counter[str]) -> Iterator[tuple[str, str]]:
+        segmenter, pairs = _segmenter(self.kind, self.model), shard.pairs()
+        while some := list(islice(pairs, TOGETHER)):
+            sides = [
+                segmenter.encode([line.decode().rstrip("\n") for line in side]) for side in zip(*some, strict=True)
+            ]
+            for source, target in zip(*sides, strict=True):
+                reason = self.limits.reason(len(source), len(target)) if self.limits else None
+                counts.update(("in", reason or "out"))
+                if not reason:
+                    counts.update(source=len(source), target=len(target))
+                    yield " ".join(plain_words(source)), " ".join(plain_words(target))
+
+
+def encode(
+    what: str,
+    files: tuple[Path, Path],
+    outputs: tuple[Path, Path],
+    kind: str,
+    model: Path,
+    limits: clean.Limits | None,
+    workers: int,
+) -> tuple[PairCounts, tuple[int, int]]:
+    """Write a parallel text as subwords with spaces between; with limits, without the pairs that are beyond them.
+
+    Returns: the pairs kept and dropped, and the number of subwords written of each side.
+    """
+    counts = shards.transform(what, [files], outputs, Encode(kind, model, limits), workers)
+    reasons = clean.SUBWORD_REASONS if limits else ()
+    pairs = PairCounts(counts["in"], counts["out"], {reason: counts[reason] for reason in reasons})
+    return pairs, (counts["source"], counts["target"])

@@ -1,0 +1,447 @@
+"""The steps from texts on disk to a data folder:
+
+    extract -> tokenise and clean -> (deduplicate) -> learn a joined BPE -> encode and clean -> fairseq-preprocess
+
+Each is a function of the job and of the steps before it: it fills a folder and returns a dataclass.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ...cli.progress import Progress
+from ...files import read_lines
+from . import binarise, ceiling, clean, repeats, shards, sources, subwords, tokenise
+from .folder import CorpusRecord, Overlap, PairCounts, Restore, RoundTrip, SourceText, SubwordSettings, TextSettings
+from .forms import TextForm
+from .manifest import Manifest
+from .segmentation import FILES
+from .shards import Sides
+from .steps import Done, Step, Steps
+
+ACCEPTS = "--allow-other-data accepts this"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a corpus is made, apart from what its manifest says.
+
+    verify: compare the checksums of a finished data folder, not only its sizes
+    show: list the valid and test sentences that are in the training text too
+    """
+
+    way: sources.Way
+    out: Path
+    workers: int
+    limit: int | None = None
+    allow_low_ceiling: bool = False
+    verify: bool = False
+    show: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """A corpus to prepare from its texts.
+
+    asked: the settings that the data folder depends on; lock: descriptor of the working folder's lock
+    """
+
+    manifest: Manifest
+    options: Options
+    texts: list[sources.Text]
+    asked: dict[str, Any]
+    lock: int
+
+    @property
+    def limits(self) -> clean.Limits | None:
+        return clean.Limits(self.manifest.max_pieces, self.manifest.max_ratio) if self.manifest.clean else None
+
+    def sides(self, folder: Path, split: str) -> Sides:
+        """Return both files of a split in a folder."""
+        return folder / f"{split}.{self.manifest.source}", folder / f"{split}.{self.manifest.target}"
+
+    def check_left(self, split: str, counts: PairCounts) -> None:
+        """Raise ValueError if no pair of a split is left."""
+        if not counts.kept:
+            raise ValueError(f"{self.manifest.name}: no pair of the {split} text can be used: {counts}")
+
+
+# ------------------------------------------------------------------------------------------------ results of the steps
+
+
+@dataclass(frozen=True)
+class ExtractedText:
+    """One side of one part as a plain file.
+
+    file: its name in the step's folder; None if the text stays where it is
+    form: sources.form_of, for a corpus that exists in several forms
+    """
+
+    lines: int
+    sha256: str
+    file: str | None = None
+    form: str | None = None
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """The texts by label, and how many pairs each part of a split has."""
+
+    texts: dict[str, ExtractedText]
+    pairs: dict[str, dict[str, int]]
+
+    def forms(self) -> dict[str, str]:
+        return {label: text.form for label, text in self.texts.items() if text.form}
+
+    def __str__(self) -> str:
+        splits = []
+        for split, parts in self.pairs.items():
+            each = ", ".join(f"{part} {count:,}" for part, count in parts.items()) if len(parts) > 1 else ""
+            splits.append(f"{split} {sum(parts.values()):,}" + (f" ({each})" if each else ""))
+        forms = sorted(set(self.forms().values()))
+        return f"{', '.join(splits)} pairs" + (f", form: {', '.join(forms)}" if forms else "")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How many pairs of each split a step has kept and dropped."""
+
+    pairs: dict[str, PairCounts]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{split} {counts}" for split, counts in self.pairs.items()) + " pairs"
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The number of pairs that the subwords were learned from."""
+
+    pairs: int
+
+    def __str__(self) -> str:
+        return f"from {self.pairs:,} pairs"
+
+
+@dataclass(frozen=True)
+class Encoded(Kept):
+    """The subwords of each split and language as well, and what the encoded text was compared with."""
+
+    tokens: dict[str, dict[str, int]]
+    round_trip: dict[str, RoundTrip]
+    overlap: dict[str, Overlap]
+
+    __str__ = Kept.__str__
+
+
+@dataclass(frozen=True)
+class Binarised:
+    """The number of subwords in the dictionary."""
+
+    types: int
+
+    def __str__(self) -> str:
+        return f"dictionary of {self.types:,} subwords"
+
+
+# ------------------------------------------------------------------------------------------------ the steps
+
+
+def run(job: Job, work: Path) -> Path:
+    """Run the steps that are not finished in the folder WORK; return the folder that holds the result, `data`."""
+    manifest, and_clean = job.manifest, " and clean" if job.manifest.clean else ""
+    files = {text.label: [text.file.name, text.member, text.known.sha256] for text in job.texts}
+    form = [manifest.form, manifest.plain_form, manifest.normalize, manifest.split_hyphens, version("sacremoses")]
+    learner = subwords.settings_of(manifest.subwords, manifest.vocab_size, manifest.spm_normalizer)
+    learner |= {"library": version(manifest.subwords.replace("_", "-")), "pairs": subwords.SAMPLED}
+    units = f"{manifest.vocab_size:,} {'merges' if manifest.subwords == 'subword_nmt' else 'subwords'}"
+    train = "deduplicate" if manifest.deduplicate else "tokenise"
+    declared = [
+        Step("extract", "extract and count", [files, job.options.limit]),
+        Step("tokenise", f"tokenise{and_clean}", [form, manifest.clean and clean.MAX_CHARACTERS], ["extract"]),
+        Step("deduplicate", "deduplicate", [], ["tokenise"]),
+        Step("learn", f"learn a joined BPE of {units}", learner, [train]),
+        Step("encode", f"encode{and_clean}", job.limits and asdict(job.limits), ["tokenise", train, "learn"]),
+        Step("binarise", "fairseq-preprocess", job.asked, ["encode", "learn"]),
+    ]
+    steps = Steps(work, [step for step in declared if step.name != "deduplicate" or manifest.deduplicate])
+    extracted = steps.run("extract", Extracted, lambda folder: extract(job, folder))
+    refuse_other_text(job, extracted.result)  # also if an earlier run accepted it
+    tokenised = steps.run("tokenise", Kept, lambda folder: tokenise_text(job, extracted, folder))
+    training = tokenised
+    if manifest.deduplicate:
+        training = steps.run("deduplicate", Kept, lambda folder: deduplicate(job, tokenised, folder))
+    learned = steps.run("learn", Learned, lambda folder: learn(job, training, folder))
+    model = learned.folder / FILES[manifest.subwords]
+    form_of_target = forms(job, extracted.result)[manifest.target]
+    encoded = steps.run(
+        "encode", Encoded, lambda folder: encode(job, form_of_target, tokenised, training, model, folder)
+    )
+    record = corpus_record(
+        job, form_of_target, extracted.result, tokenised.result, training.result, encoded.result, model.name
+    )
+    return steps.run(
+        "binarise", Binarised, lambda folder: binarise_text(job, record, encoded.folder, model, folder)
+    ).folder
+
+
+def extract(job: Job, folder: Path) -> Extracted:
+    """Make every text a plain file, and count its lines. A text that is one already stays where it is."""
+    paths = sources.extract_all(job.texts, folder, job.options.limit)
+    found: dict[str, ExtractedText] = {}
+    with Progress("count lines", sum(path.stat().st_size for path in paths.values()), "B") as progress:
+        for text in job.texts:
+            path = paths[text.label]
+            measured = shards.measure(path, progress)
+            form = sources.form_of(path, text.name) if job.manifest.form == "escaped" else None
+            # The name alone: the folder is renamed when the step is done.
+            name = path.name if path.parent == folder else None
+            found[text.label] = ExtractedText(measured.lines, measured.sha256, name, form)
+    pairs: dict[str, dict[str, int]] = {split: {} for split in job.manifest.splits}
+    for source, target in zip(job.texts[::2], job.texts[1::2], strict=True):
+        left, right = found[source.label].lines, found[target.label].lines
+        shards.check_equal((paths[source.label], paths[target.label]), left, right)
+        pairs[source.split][source.part.name] = left
+    for text in job.texts:
+        if text.split != "train":
+            _check_evaluation_text(paths[text.label])
+    return Extracted(found, pairs)
+
+
+def _check_evaluation_text(path: Path) -> None:
+    """Raise ValueError naming the file if a valid or test text cannot be used as it is; it is never changed."""
+    with path.open("rb") as file:
+        if file.read(3) == shards.BYTE_ORDER_MARK:
+            raise ValueError(f"{path}: begins with a byte-order mark; valid and test text is never changed: remove it")
+    lines = read_lines(path)
+    if not lines:
+        raise ValueError(f"{path}: empty")
+    for number, line in enumerate(lines, start=1):
+        if len(line) > clean.MAX_CHARACTERS:
+            raise ValueError(f"{path}:{number}: a line of more than {clean.MAX_CHARACTERS:,} characters")
+
+
+def tokenise_text(job: Job, extracted: Done[Extracted], folder: Path) -> Kept:
+    """Convert all text to the form that is cut into subwords; keep the untouched valid and test text."""
+    by_language = forms(job, extracted.result)
+    source, target = (by_language[language] for language in job.manifest.languages)
+    counts = {}
+    (folder / "ref").mkdir(exist_ok=True)
+    for split in job.manifest.splits:
+        raw, is_train = _raw(job, extracted, split), split == "train"
+        counts[split] = tokenise.tokenise(
+            f"tokenise {split}",
+            raw,
+            job.sides(folder, split),
+            (source, target),
+            job.manifest.clean and is_train,
+            job.options.workers,
+        )
+        job.check_left(split, counts[split])
+        if is_train:
+            continue
+        for path, files in zip(job.sides(folder / "ref", split), zip(*raw, strict=True), strict=True):
+            with path.open("wb") as reference:
+                for content in (file.read_bytes() for file in files):
+                    reference.write(content if content.endswith(b"\n") else content + b"\n")
+    return Kept(counts)
+
+
+def _raw(job: Job, extracted: Done[Extracted], split: str) -> list[Sides]:
+    """Return the raw texts of a split, part by part."""
+    # A text that needed no extraction is where it is now: it may have been moved since it was counted.
+    files = [
+        extracted.folder / name if (name := extracted.result.texts[text.label].file) else text.file
+        for text in job.texts
+        if text.split == split
+    ]
+    return list(zip(files[::2], files[1::2], strict=True))
+
+
+def forms(job: Job, extracted: Extracted) -> dict[str, TextForm]:
+    """Return how each language's text goes to the model."""
+    manifest = job.manifest
+    form, normalize, split_hyphens = manifest.form, manifest.normalize, manifest.split_hyphens
+    if form == "escaped" and sources.one_form(extracted.forms()) != "stanford":
+        form = manifest.plain_form
+    if form == "escaped" and (normalize != "none" or split_hyphens):
+        raise ValueError(
+            f"{manifest.name}: comes tokenised, as Stanford released it: --profile fairseq, --normalize and "
+            "--split-hyphens are for plain text"
+        )
+    return TextForm.of_sides(*manifest.languages, form, normalize, split_hyphens)
+
+
+def deduplicate(job: Job, tokenised: Done[Kept], folder: Path) -> Kept:
+    """Drop training pairs that came before, or that are valid or test pairs."""
+    train, *evaluation = (job.sides(tokenised.folder, split) for split in job.manifest.splits)
+    total = tokenised.result.pairs["train"].kept
+    counts = repeats.deduplicate(train, evaluation, job.sides(folder, "train"), total)
+    job.check_left("train", counts)
+    return Kept({"train": counts})
+
+
+def learn(job: Job, training: Done[Kept], folder: Path) -> Learned:
+    """Learn the BPE from the training text."""
+    files, total = job.sides(training.folder, "train"), training.result.pairs["train"].kept
+    kind, size, normalizer = job.manifest.subwords, job.manifest.vocab_size, job.manifest.spm_normalizer
+    return Learned(subwords.learn(kind, files, total, size, folder / FILES[kind], normalizer))
+
+
+def encode(job: Job, form: TextForm, tokenised: Done[Kept], training: Done[Kept], model: Path, folder: Path) -> Encoded:
+    """Cut all text into subwords; score a perfect model; find the evaluation text that is in the training text.
+
+    form: of the target side
+    """
+    kind = job.manifest.subwords
+    counts, tokens = {}, {}
+    for split in job.manifest.splits:
+        is_train = split == "train"
+        files = job.sides((training if is_train else tokenised).folder, split)
+        limits = job.limits if is_train else None
+        counts[split], sides = subwords.encode(
+            f"encode {split}", files, job.sides(folder, split), kind, model, limits, job.options.workers
+        )
+        tokens[split] = dict(zip(job.manifest.languages, sides, strict=True))
+        job.check_left(split, counts[split])
+    shutil.copytree(tokenised.folder / "ref", folder / "ref", dirs_exist_ok=True)
+    train, trips, evaluation = job.sides(folder, "train"), {}, {}
+    for split in job.manifest.evaluated:
+        evaluation[split] = job.sides(folder, split)
+        (_, cut), (_, reference) = evaluation[split], job.sides(folder / "ref", split)
+        trips[split] = ceiling.round_trip(cut, reference, form, binarise.bleu_tokenize(form), model, kind, train)
+    return Encoded(counts, tokens, trips, repeats.overlap(train, evaluation, counts["train"].kept))
+
+
+def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folder: Path) -> Binarised:
+    """Run fairseq-preprocess and write corpus.json.
+
+    Raises: ValueError if not even a perfect model could score well, or if published counts differ.
+    """
+    manifest, data = job.manifest, folder / "data"
+    shutil.rmtree(data, ignore_errors=True)  # of a run that was killed
+    cut = [label for label, source in record.texts.items() if source.lines == job.options.limit]
+    is_cut = any(label.startswith("train ") for label in cut)
+    ceiling.judge(manifest.name, record.round_trip, manifest.spm_normalizer, is_cut, job.options.allow_low_ceiling)
+    binarise.make(record, text, text / "ref", model, data, job.options.workers, job.lock)
+    facts = _facts(record, data) if manifest.facts else {}
+    wrong = tuple(
+        f"{fact} of {what}: {facts[fact][what]:,}, and {count:,} are published"
+        for fact, counts in manifest.facts.items()
+        for what, count in counts.items()
+        if facts[fact].get(what, 0) != count
+    )
+    if wrong and not job.options.way.allow_other:
+        raise ValueError(f"not the text of --profile {manifest.profile}: {'; '.join(wrong)} ({ACCEPTS})")
+    binarise.write_record(replace(record, facts=facts, differences=record.differences + wrong), data)
+    return Binarised(len(read_lines(data / f"dict.{manifest.source}.txt")))
+
+
+# ------------------------------------------------------------------------------------------------ corpus.json
+
+
+def judge(job: Job, text: sources.Text, extracted: ExtractedText) -> tuple[str, list[str]]:
+    """Return the status of a text, and how it differs from that of the manifest.
+
+    Status: "released" if a checksum vouches for it, "other" if its checksum or its line count is wrong, else
+    "unverified".
+    """
+    limit, expected = job.options.limit, text.part.lines
+    if expected is not None and limit is not None:
+        expected = min(expected, limit)
+    # The checksum of the text itself is of Stanford's form, and of the whole text.
+    digest = text.known.sha256 if text.is_ready else None if limit else extracted.sha256
+    known = text.part.sha256.get(text.language) if extracted.form == "stanford" and digest else None
+    differences = [f"{text.file.name}: {text.difference}"] if text.difference else []
+    if expected is not None and extracted.lines != expected:
+        differences.append(
+            f"{text.split} {text.part.name} has {extracted.lines:,} pairs, and {expected:,} are expected"
+        )
+    if known and digest != known:
+        differences.append(f"{text.label} is not the released text (its sha256 differs)")
+    if differences:
+        return "other", differences
+    return "released" if text.is_verified or known else "unverified", []
+
+
+def differences(job: Job, extracted: Extracted) -> list[str]:
+    """Return how the texts differ from those of the manifest."""
+    found = (judge(job, text, extracted.texts[text.label])[1] for text in job.texts)
+    return list(dict.fromkeys(difference for some in found for difference in some))
+
+
+def refuse_other_text(job: Job, extracted: Extracted) -> None:
+    """Raise ValueError if the texts differ from those of the manifest, unless --allow-other-data is given."""
+    if (found := differences(job, extracted)) and not job.options.way.allow_other:
+        raise ValueError(f"not the corpus {job.manifest.name}: {'; '.join(found)} ({ACCEPTS})")
+
+
+def corpus_record(
+    job: Job, form: TextForm, extracted: Extracted, tokenised: Kept, training: Kept, encoded: Encoded, model: str
+) -> CorpusRecord:
+    """Return corpus.json as far as it is known before the text is binarised.
+
+    form: of the target side; model: the name of the subword model's file
+    """
+    manifest, limit = job.manifest, job.options.limit
+    dropped = {split: dict(counts.dropped) for split, counts in tokenised.pairs.items()}
+    dropped["train"] |= training.pairs["train"].dropped
+    texts = {text.label: _source(job, text, extracted.texts[text.label]) for text in job.texts}
+    limited = f"no more than the first {limit:,} pairs of a text are used (--limit {limit})" if limit else ""
+    is_cut = any(text.lines == limit for text in texts.values())
+    # The user's own corpus promises nothing.
+    unverified = [label for label, text in texts.items() if manifest.files and text.status == "unverified"]
+    return CorpusRecord(
+        name=manifest.name,
+        source=manifest.source,
+        target=manifest.target,
+        vocab_size=manifest.vocab_size,
+        asked=job.asked,
+        texts=texts,
+        differences=(*differences(job, extracted), *([limited] if is_cut else [])),
+        unverified=tuple(unverified),
+        lines={
+            split: PairCounts(tokenised.pairs[split].read, counts.kept, dropped[split] | counts.dropped)
+            for split, counts in encoded.pairs.items()
+        },
+        tokens=encoded.tokens,
+        round_trip=encoded.round_trip,
+        overlap=encoded.overlap,
+        text=TextSettings(form.form, manifest.normalize if form.form == "moses" else "none", form.split_hyphens),
+        subwords=SubwordSettings(
+            normalizer=manifest.spm_normalizer if manifest.subwords == "sentencepiece" else "none"
+        ),
+        restore=Restore(manifest.subwords, model),
+        profile=manifest.profile,
+        bleu_tokenize=binarise.bleu_tokenize(form),
+    )
+
+
+def _source(job: Job, text: sources.Text, extracted: ExtractedText) -> SourceText:
+    """Return what corpus.json says of a text."""
+    status, _ = judge(job, text, extracted)
+    # Only a checksum shows that this is the text of that address.
+    origin = text.address if status == "released" else None
+    return SourceText(text.file.name, text.member, origin, text.known.sha256, status, extracted.lines, extracted.sha256)
+
+
+def _facts(record: CorpusRecord, data: Path) -> dict[str, dict[str, int]]:
+    """Return what others can count in their own copy of the prepared text.
+
+    training tokens: subwords and end marks by language; reference tokens: words of each test set's target side, in
+    the form that is scored; dictionary: its types, with fairseq's four special ones
+    """
+    form, pairs = record.forms()[record.target], record.lines["train"].kept
+    words = {
+        split: sum(len(form.reference(line).split()) for line in read_lines(data / "ref" / f"{split}.{form.language}"))
+        for split in record.lines
+        if split != "train"
+    }
+    return {
+        "training tokens": {language: count + pairs for language, count in record.tokens["train"].items()},
+        "reference tokens": words,
+        "dictionary": {"types": len(read_lines(data / f"dict.{record.source}.txt")) + 4},
+    }

@@ -1,0 +1,61 @@
+"""From raw text to the text that is cut into subwords. Training pairs that cannot be used are dropped, or an error."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import clean, shards
+from .folder import PairCounts
+from .forms import TextForm
+
+PROBLEMS = {
+    "not_utf8": "not UTF-8",
+    "control_characters": "holds a NUL byte",
+    "too_long": f"a line of more than {clean.MAX_CHARACTERS:,} characters",
+}
+
+
+@dataclass(frozen=True)
+class Tokenise:
+    """The work on one shard."""
+
+    forms: tuple[TextForm, TextForm]
+    cleaned: bool
+
+    def __call__(self, shard: shards.Shard, counts: Counter[str]) -> Iterator[tuple[str, str]]:
+        for number, raw in enumerate(shard.pairs(), start=shard.first):
+            counts["in"] += 1
+            decoded = [clean.decode(line) for line in raw]
+            reason = next((reason for _, reason in decoded if reason), None)
+            if reason and not self.cleaned:
+                file = shard.files[0 if decoded[0][1] else 1]
+                raise ValueError(f"{file}:{number}: {PROBLEMS[reason]}; --clean drops such pairs")
+            pair = (decoded[0][0], decoded[1][0])
+            reason = reason or (clean.raw_reason(*pair) if self.cleaned else None)
+            if not reason:
+                # sentencepiece takes the control characters that are left for spaces. A line must stay one line.
+                pair = (self.forms[0].to_model(pair[0]), self.forms[1].to_model(pair[1]))
+                reason = clean.text_reason(*pair) if self.cleaned else None
+            counts[reason or "out"] += 1
+            if not reason:
+                yield pair[0].replace("\n", " "), pair[1].replace("\n", " ")
+
+
+def tokenise(
+    what: str,
+    texts: Sequence[tuple[Path, Path]],
+    outputs: tuple[Path, Path],
+    forms: tuple[TextForm, TextForm],
+    cleaned: bool,
+    workers: int,
+) -> PairCounts:
+    """Write one or more parallel texts, one after the other, as they are cut into subwords.
+
+    Raises: ValueError naming file and line of text that cannot be used, if cleaning is off.
+    """
+    counts = shards.transform(what, texts, outputs, Tokenise(forms, cleaned), workers)
+    reasons = clean.RAW_REASONS if cleaned else ()
+    return PairCounts(counts["in"], counts["out"], {reason: counts[reason] for reason in reasons})

@@ -1,0 +1,305 @@
+"""Checkpoints come from strangers: what fairseq reads of one is data, and an error names the file."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import functools
+import logging
+import os
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from . import building, reader
+from .errors import UserError
+from .stand_in import StandIn
+
+logger = logging.getLogger(__name__)
+
+# Names of config values that fairseq passes to Python's eval if they are strings. A test compares the list with the
+# sources of the installed fairseq.
+EVALUATED = set(
+    """
+    adafactor_eps adam_betas adamax_betas adaptive_input_cutoff adaptive_softmax_cutoff character_filters
+    conv_aggregator_layers conv_feature_layers decoder_attention decoder_layers decoder_xformers_att_config downsample
+    encoder_attention encoder_layers encoder_xformers_att_config feature_encoder_spec gated_attention lamb_betas
+    left_pad_source left_pad_target pipeline_balance pipeline_decoder_balance pipeline_decoder_devices
+    pipeline_devices pipeline_encoder_balance pipeline_encoder_devices pretrained project_input self_attention
+    wer_args xformers_att_config
+    """.split()  # noqa: SIM905
+)
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Load a fairseq checkpoint as data, on the CPU, memory-mapped if its format allows it.
+
+    Raises: ValueError naming the file if it is damaged, holds what is no data, or is none of fairseq's; OSError if it
+    is not there.
+    """
+    require_file(path)
+    with open(path, "rb") as file:
+        state = reader.read(file, str(path), is_mapped=True)
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise ValueError(f"{path}: not a fairseq checkpoint: it holds no 'model'")
+    refuse_code(state, str(path))
+    return state
+
+
+def require_file(path: str | os.PathLike[str]) -> None:
+    """Refuse what is there and is no file: opening a named pipe waits for ever.
+
+    Raises: UserError naming it.
+    """
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise UserError(f"{path}: cannot be loaded: it is not a regular file")
+
+
+def check_finite(model: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Check the weights of a checkpoint.
+
+    Raises: UserError naming the file and the first parameter that holds NaN or an infinite number.
+    """
+    for name, tensor in model.items():
+        # fairseq saves the mark `_float_tensor` without ever setting it.
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or name.endswith("_float_tensor"):
+            continue
+        if not tensor.sum(dtype=torch.float64).isfinite():
+            count = tensor.numel() - int(tensor.isfinite().sum())
+            raise UserError(f"{path}: {name} holds {count:,} numbers of {tensor.numel():,} that are NaN or infinite")
+
+
+LONGEST = 10_000  # characters of a setting that fairseq evaluates, and values that it may have
+
+
+def _values(node: ast.AST) -> int:
+    """Return how many values a literal has at most.
+
+    Raises: ValueError for what is no literal.
+    """
+    if isinstance(node, ast.Constant):
+        return len(node.value) if isinstance(node.value, (str, bytes)) else 1
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.UAdd, ast.USub)):
+        return _values(node.operand)
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return 1 + sum(map(_values, node.elts))
+    if isinstance(node, ast.Dict):
+        return 1 + sum(map(_values, filter(None, node.keys))) + sum(map(_values, node.values))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _values(node.left) + _values(node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        for times, what in ((node.left, node.right), (node.right, node.left)):
+            if isinstance(times, ast.Constant) and isinstance(times.value, int):
+                return max(times.value, 1) * _values(what)
+    raise ValueError("no literal")
+
+
+def is_literal(text: str) -> bool:
+    """Return whether a Python expression is made of literals, containers and `+`, `*`, signs between them only.
+
+    Its value is small too: `[0] * 10000000000` is none.
+
+    >>> is_literal("(0.9, 0.98)"), is_literal("[(512, 3)] * 20"), is_literal("print(1)")
+    (True, True, False)
+    """
+    if len(text) > LONGEST:
+        return False
+    try:
+        return _values(ast.parse(text.strip(), mode="eval").body) <= LONGEST
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+
+
+def _settings(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every (name, value) in a tree of dicts, lists and namespaces."""
+    if isinstance(config, argparse.Namespace):
+        config = vars(config)
+    if isinstance(config, dict):
+        for name, value in config.items():
+            yield str(name), value
+            yield from _settings(value)
+    elif isinstance(config, (list, tuple)):
+        for value in config:
+            yield "[]", value
+            yield from _settings(value)
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a setting can be given to eval: a number, a literal in a string, or containers of these.
+
+    eval takes bytes and arrays of bytes for code too, and weights-only loading lets both through.
+    """
+    if isinstance(value, str):
+        return not value.strip() or is_literal(value)
+    if isinstance(value, dict):
+        return all(is_plain(item) for pair in value.items() for item in pair)
+    if isinstance(value, (list, tuple)):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, (bool, int, float))
+
+
+def refuse_code(state: Any, path: str) -> None:
+    """Refuse a checkpoint whose config holds something that fairseq or OmegaConf would evaluate.
+
+    Data are no sandbox by themselves: fairseq calls eval on settings such as optimizer.adam_betas, and OmegaConf puts
+    environment variables, or whole configs, in the place of `${oc.env:HOME}` and `${oc.create:...}`.
+
+    Raises: UserError naming the file, the setting and its value.
+    """
+    if not isinstance(state, dict):
+        raise UserError(f"{path}: not a fairseq checkpoint")
+    for key, kind in (("cfg", dict), ("args", argparse.Namespace)):
+        if not isinstance(state.get(key), (kind, type(None))):
+            # OmegaConf.create, which fairseq gives it to, would read a string as YAML, past the check below.
+            raise UserError(f"{path}: its {key} is a {type(state[key]).__name__}, not settings by name")
+        for number, (name, value) in enumerate(_settings(state.get(key))):
+            if number == MOST_SETTINGS:
+                raise UserError(f"{path}: its {key} has more than {MOST_SETTINGS:,} settings")
+            if name in EVALUATED and not is_plain(value):
+                raise UserError(
+                    f"{path}: its config has {name}={reader.shown(value)}, which fairseq would run as code; "
+                    "only literals (numbers, strings, lists, tuples, dicts, + and * between them) are accepted"
+                )
+            if any(isinstance(text, str) and RESOLVER.search(text) for text in (name, value)):
+                raise UserError(
+                    f"{path}: its config has {name[:80]}={reader.shown(value)}, which OmegaConf would resolve"
+                )
+    if isinstance(state.get("model"), dict):
+        for name, value in state["model"].items():
+            if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+                raise UserError(f"{path}: its model has {reader.shown(name)}, which is no tensor")
+    history = state.get("optimizer_history") or []
+    if not isinstance(history, list) or not all(isinstance(part, dict) for part in history):
+        raise UserError(f"{path}: its optimizer_history is no list of settings")
+    if any(not isinstance(part.get("num_updates", 0), int) for part in history):
+        raise UserError(f"{path}: its optimizer_history has a num_updates that is no number")
+
+
+# Of fairseq's own configs a thousand, and all that it writes are resolved; a reference to another setting is harmless.
+MOST_SETTINGS = 10_000
+RESOLVER = re.compile(r"\$\{(?![\w.]+\})")
+# Settings whose files fairseq would read with a model: start values, which the checkpoint's own weights replace, and
+# what belongs to a command that decodes, of which the hub alone takes it from the checkpoint.
+FILES = ("encoder_embed_path", "decoder_embed_path", "replace_unk", "lm_path")
+PROGRAMS = ("tokenizer", "bpe")
+
+
+def forget_files(state: dict[str, Any], path: str) -> None:
+    """Take out of a config what names other files or addresses: they may be missing, another's, or endless."""
+    config = state.get("cfg") or {}
+    for settings in (config, *config.values(), state.get("args")):
+        settings = vars(settings) if isinstance(settings, argparse.Namespace) else settings
+        if not isinstance(settings, dict):
+            continue
+        settings.update({name: None for name in FILES if name in settings})
+        for name in PROGRAMS:
+            if settings.get(name) is not None:
+                logger.warning(
+                    "%s: its config has %s=%s, which is not used: name it where you load the model",
+                    path, name, reader.shown(settings[name]),
+                )  # fmt: skip
+                settings[name] = None
+
+
+def _load(file: Any, *_: Any, **__: Any) -> Any:
+    """As torch.load, but data alone are read, and configs with code in them and weights that are not finite refused.
+
+    Raises: UserError naming the file.
+    """
+    path = str(getattr(file, "name", file))
+    try:
+        # Not mapped: a training that goes on writes over the file.
+        with open(path, "rb") as again:
+            state = reader.read(again, path)
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from None
+    refuse_code(state, path)
+    forget_files(state, path)
+    if isinstance(state.get("model"), dict):
+        check_finite(state["model"], path)
+    return state
+
+
+@contextlib.contextmanager
+def naming(*files: str) -> Iterator[None]:
+    """Let what goes wrong with checkpoint files, in whatever way, be a UserError on one line that names them."""
+    for file in files:
+        require_file(file)
+    try:
+        yield
+    except Exception as error:
+        said = " ".join(str(error).split())
+        if isinstance(error, UserError) and said.startswith(tuple(f"{file}: " for file in files)):
+            raise
+        # Of a model that a checkpoint does not fit every parameter is named, in a line that ends all the same.
+        said = said[:20_000] if isinstance(error, UserError) else f"{type(error).__name__}: {said[:500]}"
+        raise UserError(f"{', '.join(files)}: cannot be loaded: {said}") from error
+
+
+LOADERS = (
+    "fairseq.checkpoint_utils",
+    "fairseq.data.codedataset",
+    "fairseq.models.speech_to_text.xm_transformer",
+    "fairseq.models.text_to_speech.vocoder",
+)
+
+
+def load_weights_only() -> None:
+    """Make fairseq's own checkpoint loading weights-only, on every torch, and let its errors name the file.
+
+    torch < 2.6 (fairseq 0.12.2's) unpickles whatever a file says. fairseq/checkpoint_utils.py is where all of train,
+    generate, validate, interactive and hub load. Elsewhere torch.load is called for files that a config names: a
+    checkpoint of such an architecture brings its config with it.
+    """
+    from fairseq import checkpoint_utils
+
+    for name in LOADERS:
+        vars(import_module(name))["torch"] = StandIn(torch, load=_load)
+
+    load_file, load_models = checkpoint_utils.load_checkpoint_to_cpu, checkpoint_utils.load_model_ensemble_and_task
+
+    @functools.wraps(load_file)
+    def load_checkpoint_to_cpu(path, *args, **kwargs):  # type: ignore[no-untyped-def]
+        with naming(path):
+            state = load_file(path, *args, **kwargs)
+            if not isinstance(state.get("model"), dict):
+                raise UserError(f"{path}: not a fairseq checkpoint: it holds no 'model'")
+            building.was_read(state["model"])
+            return state
+
+    @functools.wraps(load_models)
+    def load_model_ensemble_and_task(filenames, *args, **kwargs):  # type: ignore[no-untyped-def]
+        given = kwargs.get("state")
+        is_whole = kwargs.get("num_shards", 1) == 1  # of several shards each has a part of the weights
+        with naming(*filenames), building.loading((given["model"] if given else {}) if is_whole else None):
+            return load_models(filenames, *args, **kwargs)
+
+    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
+    checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
+
+
+def name_misfits() -> None:
+    """Let the trainer say which parameters of a checkpoint do not fit, and what is no file.
+
+    Trainer.load_checkpoint replaces every error of load_state_dict by "please ensure that the architectures match", and
+    begins anew where it finds no regular file.
+    """
+    from fairseq.trainer import Trainer
+
+    original = Trainer.load_checkpoint
+
+    @functools.wraps(original)
+    def load_checkpoint(self, filename, *args, **kwargs):  # type: ignore[no-untyped-def]
+        with naming(filename):
+            try:
+                return original(self, filename, *args, **kwargs)
+            except Exception as error:
+                if type(error) is Exception and error.__context__:  # "please ensure ..."
+                    raise error.__context__ from None
+                raise
+
+    Trainer.load_checkpoint = load_checkpoint

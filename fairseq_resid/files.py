@@ -1,0 +1,212 @@
+"""Files as every part of the project reads and writes them: text split on LF alone, whole or not at all, locked."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gzip
+import hashlib
+import itertools
+import os
+import shutil
+import stat
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from .foreign import say
+
+T = TypeVar("T")
+
+
+# Bounds on a file of a run, study or data folder, which somebody else may have made. The largest real ones are logs of
+# some MB. Memory is bounded too: a list of all lines has at most MOST_LINES entries.
+MOST_BYTES, MOST_LINES, MOST_LINE_BYTES = 256 << 20, 10_000_000, 4 << 20
+
+
+def open_regular(path: Path, most: int = MOST_BYTES) -> BinaryIO:
+    """Open a file of limited size: no device, and no named pipe, which would block.
+
+    Raises: FileNotFoundError; ValueError naming the file, what it is, and the limit; OSError.
+    """
+    # Without O_NONBLOCK, opening a named pipe waits for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and found.st_size <= most:
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    is_large = stat.S_ISREG(found.st_mode)
+    wrong = f"{found.st_size:,} bytes; at most {most:,} are read" if is_large else "not a regular file"
+    raise ValueError(f"{path}: {wrong}")
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a file. Raises: what `open_regular` raises."""
+    with open_regular(path, most) as file:
+        return file.read(most)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Iterable[bytes]]:
+    """Yield the lines of a file or, if it does not exist, of its compressed form FILE.gz, which a study keeps.
+
+    Raises: FileNotFoundError if there is neither; ValueError naming the file if it is damaged, not a regular file, or
+    too large, compressed or not.
+    """
+    packed = path.with_name(f"{path.name}.gz")
+    if packed.is_file() and not path.is_file():
+        with open_regular(packed) as file:
+            try:
+                with gzip.GzipFile(fileobj=file) as unpacked:
+                    yield _bounded_lines(unpacked, packed)
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise ValueError(f"{packed}: damaged: {error}") from None
+    else:
+        with open_regular(path) as plain:
+            yield _bounded_lines(plain, path)
+
+
+def _bounded_lines(file: BinaryIO | gzip.GzipFile, path: Path) -> Iterator[bytes]:
+    size = 0
+    for number in itertools.count(1):
+        line = file.readline(MOST_LINE_BYTES + 1)
+        size += len(line)
+        if not line:
+            return
+        if len(line) > MOST_LINE_BYTES or number > MOST_LINES or size > MOST_BYTES:
+            raise ValueError(
+                f"{path}:{number}: too large: at most {MOST_BYTES:,} bytes in {MOST_LINES:,} lines of "
+                f"{MOST_LINE_BYTES:,} bytes are read"
+            )
+        yield line
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a UTF-8 text, split on LF alone: other Unicode line breaks belong to the sentences.
+
+    Raises: ValueError naming the file if it is missing, and file and line if it is not UTF-8 or holds a NUL.
+    """
+    lines = []
+    try:
+        with reading(path) as file:
+            for number, raw in enumerate(file, start=1):
+                try:
+                    line = raw.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    raise ValueError(f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start})") from None
+                if "\0" in line:
+                    raise ValueError(f"{path}:{number}: holds a NUL byte")
+                lines.append(line.rstrip("\r\n"))
+    except (FileNotFoundError, IsADirectoryError):
+        raise ValueError(f"{path}: no such file") from None
+    return lines
+
+
+def read_rows(path: Path, take: Callable[[list[str]], T], expected: str) -> list[T]:
+    """Return what `take` makes of the fields of every line, which tabs part.
+
+    Raises: ValueError naming file and line, and what is expected there, where `take` raises one.
+    """
+    rows = []
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            rows.append(take(line.split("\t")))
+        except ValueError:
+            raise ValueError(f"{path}:{number}: {line[:40]!r}: {expected} are expected") from None
+    return rows
+
+
+def read_pairs(source: Path, target: Path) -> tuple[list[str], list[str]]:
+    """Return the lines of both sides of a parallel text.
+
+    Raises: ValueError naming the files if one is missing or empty, or their line counts differ.
+    """
+    sides = read_lines(source), read_lines(target)
+    if len(sides[0]) != len(sides[1]):
+        raise ValueError(f"{source} has {len(sides[0])} lines, {target} has {len(sides[1])}: they must be equal")
+    if not sides[0]:
+        raise ValueError(f"{source}: empty")
+    return sides
+
+
+def partial_of(path: Path) -> Path:
+    """Return the temporary name of a file or folder that is being made."""
+    return path.with_name(f"{path.name}.partial")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the temporary name to write a file or folder under; it becomes `path` at the end, and goes on an error.
+
+    A reader sees the old file or the new one, never half of one.
+    """
+    partial = partial_of(path)
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        if partial.is_dir() and not partial.is_symlink():
+            shutil.rmtree(partial)
+        else:
+            partial.unlink(missing_ok=True)
+
+
+def pack(source: Path, folder: Path) -> None:
+    """Write FOLDER/NAME.gz, the compressed form of a file; the same content gives the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{source.name}.gz").write_bytes(gzip.compress(source.read_bytes(), 9, mtime=0))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text file, whole or not at all."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="\n")
+
+
+@contextmanager
+def locked(path: Path, busy: str, wait: bool = False) -> Iterator[int]:
+    """Hold the lock file `path` for this process; yields its descriptor, which a child process may inherit.
+
+    busy: what is said if another process holds it; with `wait` it is printed, and the lock is waited for
+    Raises: ValueError with `busy` if another process holds it and `wait` is not set.
+    """
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not wait:
+                    raise ValueError(busy) from None
+                say(f"{busy}; waiting")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            # The other process may have removed the file, with its folder.
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                yield file.fileno()
+                return
+
+
+def zip_damage(path: Path) -> str | None:
+    """Return what is wrong with a zip file, such as a checkpoint: a record whose checksum differs; None if nothing is.
+
+    Raises: OSError.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip()
+    except zipfile.BadZipFile as error:
+        return str(error)
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

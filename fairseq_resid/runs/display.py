@@ -1,0 +1,89 @@
+"""How far a training is: one live line on a terminal, a plain line every half minute in a log."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from ..cli.progress import Progress, clock
+from .run import TrainingSummary, log_record, unit_of
+from .training_command import TrainingCommand
+
+# What is shown, in this order.
+FACTS = ("epoch", "update", "loss", "valid loss", "test loss", "speed", "left")
+
+
+class Display:
+    """`with Display(name, command, begun) as shown: shown.take(line)` for every line of fairseq-train's log.
+
+    command: the training's, which says how many updates or epochs it has; begun: updates that it has done
+    """
+
+    def __init__(self, name: str, command: TrainingCommand, begun: int = 0) -> None:
+        # Zero means no limit to fairseq.
+        self.max_update = command.integer("--max-update", 0, least=0) or None
+        self.max_epoch = command.integer("--max-epoch", 0, least=0) or None
+        self.progress = Progress(name, self.max_update, "updates", begun)
+        self.facts: dict[str, str] = {}
+        self.since: tuple[float, float] | None = None  # share of the training that was done, and when
+
+    def __enter__(self) -> Display:
+        self.progress.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.__exit__(kind, error, trace)
+
+    def take(self, line: str) -> None:
+        """Take a line of the log, or "" if there is none."""
+        record = log_record(line)
+        updates = self.progress.done
+        if record is not None:
+            updates = next((int(value) for key, value in record.items() if key.endswith("num_updates")), updates)
+            self._read(record, updates)
+        self.progress.advance(
+            max(0, updates - self.progress.done),
+            ", ".join(self.facts[name] for name in FACTS if name in self.facts) or "starting",
+        )
+
+    def _read(self, record: dict[str, Any], updates: int) -> None:
+        if "epoch" in record:
+            self.facts["epoch"] = f"epoch {record['epoch']}" + (f" of {self.max_epoch}" if self.max_epoch else "")
+        self.facts["update"] = f"update {updates:,}" + (f" of {self.max_update:,}" if self.max_update else "")
+        for key in ("loss", "valid_loss", "test_loss"):
+            if key in record:
+                name = key.replace("_", " ")
+                self.facts[name] = f"{name} {record[key]}"
+        if "wps" in record:
+            self.facts["speed"] = f"{float(record['wps']):,.0f} {unit_of(record).split()[-1]}/s"
+        done = self._share(record, updates)
+        now = time.monotonic()
+        if done is None:
+            return
+        if self.since is None:
+            self.since = done, now
+        elif done > self.since[0]:
+            self.facts["left"] = f"{clock(max(0.0, 1 - done) * (now - self.since[1]) / (done - self.since[0]))} left"
+
+    def _share(self, record: dict[str, Any], updates: int) -> float | None:
+        """Return the part of the training that is done, from 0 to 1: by the limit that is reached first."""
+        shares = [updates / self.max_update] if self.max_update else []
+        if self.max_epoch and "update" in record:  # fairseq's name for the epochs done, with a fraction
+            shares.append(float(record["update"]) / self.max_epoch)
+        return max(shares, default=None)
+
+
+def summary(done: TrainingSummary) -> str:
+    """Return what a training came to, on a line."""
+    facts = [f"{done.num_updates or 0:,} updates"]
+    if done.train_seconds is not None and done.tokens_per_second is not None:
+        facts += [
+            f"{clock(done.train_seconds)} of training steps",
+            f"{done.tokens_per_second:,.0f} {done.unit.split()[-1]}/s",
+        ]
+    if done.best_valid_loss is not None:
+        facts.append(f"best valid loss {done.best_valid_loss:.3f}")
+    return ", ".join(facts)

@@ -1,0 +1,479 @@
+"""Run stock fairseq-train into a run folder, so that the same call resumes it, or finds it finished.
+
+RUN/run.json holds the full command, the plan and the seed; the commit, versions and hardware of every session; and
+whether the training finished. A call with another command is refused: a run that is resumed under changed settings is
+neither the one nor the other.
+
+If torchrun or srun starts it, every process runs this. Each finds out which one it is (devices.rank), all check the
+same things, and rank 0 alone writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from importlib.util import find_spec
+from itertools import takewhile
+from pathlib import Path
+from typing import NoReturn
+
+from .. import records
+from ..cli import children, frame, machine
+from ..data.images import folder as images
+from ..data.text import folder as data_folder
+from ..files import replacing, zip_damage
+from ..foreign import say
+from . import devices, plan, recipe
+from .display import Display, summary
+from .run import Hardware, Record, Run, Session
+from .training_command import FLAG, PROGRAM, TrainingCommand
+
+# Rounds of waiting before a thread sleeps; scripts/recipes/README.md says what was measured.
+SPIN_COUNT = "1000"
+# Only blocks above 4 GiB are mapped one by one, and up to 8 GiB of free memory is kept.
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+    "MALLOC_TOP_PAD_": "67108864",
+}
+# What run.json records of the environment.
+VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", *ALLOCATOR)
+PACKAGES = ("torch", "fairseq", "fairseq-fixed", "apex", "triton", "numpy", "sacrebleu", "sentencepiece")
+# Set by this command itself.
+RESERVED_FLAGS = ("--save-dir", "--log-file", "--log-format", "--user-dir")
+# How the processes of a training talk to each other: not what they train.
+BACKEND_FLAGS = ("--distributed-backend", "--ddp-backend")
+# Which process of a training this is, and how they meet: not what it trains.
+PROCESS_FLAGS = (
+    "--distributed-init-method",
+    "--distributed-rank",
+    "--distributed-no-spawn",
+    "--distributed-port",
+    "--device-id",
+)
+STOPPING = "\nStopping after this update and saving a checkpoint. Press Ctrl-C again to stop now.\n"
+# Where a training is, and how long a session of it may take: not what it trains.
+PLACE_FLAGS = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
+
+
+def check_architecture(arch: str, given: TrainingCommand) -> None:
+    """Check that fairseq knows an architecture, and that its size is not another than the recipe's.
+
+    Raises: ValueError naming near ones, or the sizes.
+    """
+    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
+
+    from ..models import OWN_MODELS
+    from ..models.architectures import FAMILIES
+
+    families = ["transformer", *FAMILIES]
+    if arch not in ARCH_CONFIG_REGISTRY:
+        ours = [name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if model in ("transformer", *OWN_MODELS)]
+        near = difflib.get_close_matches(arch, ours, n=4, cutoff=0.5) or ["transformer", "transformer_sas"]
+        raise ValueError(f"--arch {arch}: no such architecture; near ones: {', '.join(near)}")
+    if arch in families:
+        return  # a family: its size is the recipe's
+    preset = argparse.Namespace()
+    ARCH_CONFIG_REGISTRY[arch](preset)
+    for flag, values in dict(given.flags).items():
+        name = flag[2:].replace("-", "_")
+        if name in ("encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_layers") and values:
+            own = str(getattr(preset, name, values[0]))
+            if own != values[0]:
+                raise ValueError(
+                    f"--arch {arch} has {flag} {own}, and the recipe {values[0]}: name the family alone "
+                    f"({', '.join(families)}), or give {flag} {own}"
+                )
+
+
+def check_task(arch: str, given: TrainingCommand) -> None:
+    """Check that an architecture is of what a training's task reads, text or images.
+
+    Raises: ValueError naming both.
+    """
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+
+    from ..models import IMAGE_MODELS
+
+    task = given.value("--task", "translation")
+    of_images = ARCH_MODEL_NAME_REGISTRY[arch] in IMAGE_MODELS
+    if of_images != (task == images.TASK):
+        kind = "images" if of_images else "text"
+        raise ValueError(f"--arch {arch}: a model of {kind}, and the recipe's task is {task}")
+
+
+def check_own_flags(given: TrainingCommand) -> None:
+    """Check that neither a recipe nor the user gives a flag that this command sets.
+
+    Raises: ValueError for a flag that would move what belongs into the run folder.
+    """
+    for flag in (*RESERVED_FLAGS, "--arch"):
+        if flag in given:
+            raise ValueError(f"{flag}: set by this command; --run chooses the folder, --arch the architecture")
+
+
+def check_tensorboard(given: TrainingCommand) -> None:
+    """Check that TensorBoard is installed if it is requested: without it fairseq logs a line and writes nothing.
+
+    Raises: ValueError saying what to install.
+    """
+    if "--tensorboard-logdir" in given and not (find_spec("tensorboard") or find_spec("tensorboardX")):
+        raise ValueError("--tensorboard-logdir: needs TensorBoard: run pip install tensorboard in this environment")
+
+
+def spinning(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that bound how long OpenMP's threads spin while they wait.
+
+    GNU's OpenMP lets a thread spin for milliseconds before it sleeps. Beside other busy processes the spinning takes
+    the cores from those that it waits for, and training falls to a fraction of its speed. A setting of the user's wins.
+    """
+    own = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"}
+    return {} if own & environ.keys() else {"GOMP_SPINCOUNT": SPIN_COUNT}
+
+
+def allocating(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that let glibc keep freed memory instead of returning it at every step; the user's win.
+
+    Training on a CPU allocates and frees the same large tensors over and over, and each time the system clears the
+    pages again. scripts/recipes/README.md has the measurement. Other C libraries ignore the variables.
+    """
+    return {} if ALLOCATOR.keys() & environ.keys() else dict(ALLOCATOR)
+
+
+def build_command(
+    recipe: TrainingCommand, arch: str, run: Run, extra: TrainingCommand, planned: Sequence[str]
+) -> TrainingCommand:
+    """Return the command of a recipe's flags: flags given by hand come last, and win."""
+    own = ["--user-dir", children.user_dir(), "--arch", arch, *planned, "--save-dir", str(run.path)]
+    own += ["--log-format", "json"]
+    start = recipe.without(plan.PLANNED_FLAGS).and_then(TrainingCommand.parse(own))
+    return start.and_then(extra.without(plan.PLANNED_FLAGS))
+
+
+def check_flags(argv: Sequence[str]) -> list[str]:
+    """Check the arguments of a command as fairseq-train will read them; return those of no flag, but for the first.
+
+    Only fairseq's own parser knows which arguments are values of a flag.
+    Raises: ValueError naming the flag, and what is wrong with it or near ones.
+    """
+    from fairseq import options
+
+    from .. import tasks  # noqa: F401  (and models: their flags)
+
+    def refuse(message: str) -> NoReturn:
+        raise ValueError(message)
+
+    parser = options.get_training_parser()
+    parser.error = refuse  # instead of showing every flag there is, and leaving
+    _, unknown = options.parse_args_and_arch(parser, list(argv), parse_known=True)
+    if wrong := [word for word in unknown if FLAG.match(word)]:
+        flag = wrong[0].partition("=")[0]
+        near = difflib.get_close_matches(flag, parser._option_string_actions, n=3)
+        raise ValueError(
+            f"{flag}: fairseq-train has no such flag" + (f"; near ones: {', '.join(near)}" if near else "")
+        )
+    return unknown
+
+
+class Argument(str):
+    """An argument of a command line that can be told from an equal one."""
+
+    __slots__ = ()
+
+
+def place_data(argv: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[TrainingCommand, TrainingCommand]:
+    """Return the recipe's command, its data folder replaced by one that the user gives, and the user's flags.
+
+    Raises: ValueError unless there is one data folder; what `check_flags` raises.
+    """
+    recipes = list(takewhile(lambda word: not FLAG.match(word), argv))
+    rest, mine = (list(map(Argument, part)) for part in (argv[len(recipes) :], extra))
+    given = check_flags([*(recipes or ["DATA"])[:1], *rest, "--arch", arch, *mine])
+    data = given or recipes
+    if len(data) != 1:
+        raise ValueError(f"one data folder is needed, and these are given: {', '.join(data) or 'none'}")
+    # By identity: a flag can have an equal value.
+    kept = [[str(item) for item in part if not any(item is other for other in given)] for part in (rest, mine)]
+    recipe, own = map(TrainingCommand.parse, kept)
+    return replace(recipe, data=str(data[0])), own
+
+
+def check_data(command: TrainingCommand) -> None:
+    """Check that the data folder of a command is there and whole.
+
+    Raises: ValueError naming it, what is missing, and the command that makes it.
+    """
+    of_images = command.value("--task", "translation") == images.TASK
+    for folder in map(Path, filter(None, command.data.split(":"))):  # fairseq takes shards of a training set as A:B
+        room, prepare = ("images", "prepare-images") if of_images else ("text", "prepare")
+        is_known = (machine.PACKAGE / "data" / room / "manifests" / f"{folder.name}.yaml").is_file()
+        made = f"; fairseq-resid {prepare} {folder.name} makes it" if is_known else ""
+        if not folder.is_dir():
+            raise ValueError(f"{folder}: no such data folder{made}")
+        if of_images:
+            images.check(folder)
+            continue
+        if images.is_image_folder(folder):
+            raise ValueError(f"{folder}: holds images, and the recipe's task reads text")
+        for pattern in ("dict.*.txt", "train*.bin", "train*.idx"):
+            if len(list(folder.glob(pattern))) < 2:
+                raise ValueError(f"{folder}: not a whole data folder: it has no {pattern} of both languages{made}")
+        data_folder.check(folder)
+
+
+def settings(command: TrainingCommand) -> TrainingCommand:
+    """Return the part of a command that identifies a training: without paths, processes and batch plan."""
+    ignored = (*PLACE_FLAGS, *PROCESS_FLAGS, *BACKEND_FLAGS, *plan.PLANNED_FLAGS)
+    return replace(command.without(ignored), data=os.path.normpath(command.data) if command.data else "")
+
+
+def is_whole(file: Path) -> bool:
+    """Return whether a checkpoint is a file whose records all have their checksums."""
+    try:
+        return file.is_file() and zip_damage(file) is None  # opening a named pipe would wait for ever
+    except OSError:
+        return False
+
+
+def repair_last_checkpoint(run: Run, command: TrainingCommand) -> None:
+    """Put the newest whole numbered checkpoint in the place of a checkpoint_last.pt that is missing or not whole.
+
+    fairseq resumes from nothing else. Without it, it begins anew, and then deletes its own checkpoints in place of the
+    older ones, whose numbers are higher. A crash of the machine, or fairseq without the plugin, leaves a part of one.
+
+    Raises: ValueError if there are checkpoints and none is whole, or the others hold no optimizer state.
+    """
+    if is_whole(run.last):
+        return
+    numbered = run.numbered("update") or run.numbered("epoch")
+    whole = next(filter(is_whole, reversed(numbered)), None)
+    if whole and "--no-save-optimizer-state" in command:
+        raise ValueError(
+            f"{run.last}: missing or not whole, and the others hold no optimizer state to resume from "
+            "(--no-save-optimizer-state); choose another --run folder, or remove this one"
+        )
+    if whole:
+        say(f"{run.last}: missing or not whole; going on from {whole.name}")
+        with replacing(run.last) as partial:
+            shutil.copyfile(whole, partial)
+    elif numbered or run.last.exists():
+        raise ValueError(
+            f"{run.path}: none of its checkpoints is whole; choose another --run folder, or remove this one"
+        )
+
+
+def is_finished(command: TrainingCommand, run: Run) -> bool:
+    """Return whether a run was trained to its end by this very command.
+
+    Raises: ValueError if the folder holds checkpoints of another one.
+    """
+    record = run.read_record()
+    if not any(run.path.glob("checkpoint*.pt")):
+        return False
+    if record is None:
+        raise ValueError(f"{run.path}: holds checkpoints but no run.json; choose another --run folder")
+    begun = TrainingCommand.parse(record.command)
+    differences = settings(begun).changes(settings(command))
+    before, now = (plan.Batches.of(one) for one in (begun, command))
+    if before and now and not now.has_same_shape(before):
+        differences += begun.only(plan.PLANNED_FLAGS).changes(command.only(plan.PLANNED_FLAGS))
+    if differences:
+        raise ValueError(
+            f"{run.path}: was begun with other settings ({'; '.join(differences)}); give those again, choose another "
+            "--run folder, or remove this one"
+        )
+    return record.finished
+
+
+def reached_end(command: TrainingCommand, run: Run) -> bool:
+    """Return whether a training that ended well came to its end, and was not stopped by --stop-time-hours."""
+    if "--stop-time-hours" not in command:
+        return True
+    done = run.training_summary()
+    most = [command.integer(flag) for flag in ("--max-update", "--max-epoch")]
+    return any(
+        limit and (number or 0) >= limit for limit, number in zip(most, (done.num_updates, done.epochs), strict=True)
+    )
+
+
+def train(command: TrainingCommand, run: Run, record: Record, rank: devices.Rank | None = None) -> bool:
+    """Train, or resume, or return False if the run has finished already.
+
+    record: what run.json shall say of the run, with this session alone
+    Raises: ValueError if the run was begun by another command; ChildProcessError if fairseq-train fails.
+    """
+    is_first = rank is None or rank.rank == 0
+    with run.lock() if is_first else nullcontext() as lock:
+        if is_finished(command, run):
+            if is_first:
+                say(f"{run.path}: trained already")
+            return False
+        has_begun = any(run.path.glob("checkpoint*.pt"))
+        known = run.read_record() if has_begun else None
+        before = known.sessions if known else []
+        changed = changes(known, record) if known else []
+        record = replace(record, sessions=[*before, replace(record.sessions[-1], changes=changed)])
+        if is_first:
+            for change in changed:
+                say(f"{run.path}: goes on with {change}; run.json keeps both")
+            repair_last_checkpoint(run, command)
+            records.write(run.record, record)
+        argv = [children.program(PROGRAM), *command.arguments]
+        log = run.train_log if is_first else run.path / f"train.rank{rank.rank if rank else 0}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)  # whichever process is the first
+        done = run.training_summary().num_updates if has_begun else 0
+        if is_first:
+            children.show(argv, f" >> {shlex.quote(str(log))} 2>&1")
+        variables = {**record.sessions[-1].variables, **(rank.environment if rank else {})}
+        with log.open("ab") as file:
+            if is_first:
+                with Display(run.name, command, done or 0) as shown, children.followed(log, shown.take):
+                    code = children.run(argv, file, lock, file, variables, STOPPING)
+            else:
+                code = children.run(argv, file, lock, file, variables)
+        if code > 128:
+            raise SystemExit(code)  # by a signal that this process did not get
+        if code:
+            raise ChildProcessError(
+                f"fairseq-train failed with exit code {code}; the last lines of {log}:{children.last_lines(log)}"
+            )
+        if is_first:
+            records.write(run.record, replace(record, finished=reached_end(command, run)))
+            say(f"{run.path}: trained: {summary(run.training_summary())}")
+        return True
+
+
+@dataclass(frozen=True)
+class Request:
+    """A requested training, checked as far as possible without its data."""
+
+    run: Run
+    plan: plan.Plan
+    command: TrainingCommand
+    seed: int | None
+    gpus: list[devices.Gpu]
+    rank: devices.Rank | None
+    evaluate: list[str] = field(default_factory=list)
+
+    def record(self) -> Record:
+        """Return what run.json shall say of it, with a session that begins now."""
+        chosen = {**spinning(os.environ), **({} if self.gpus else allocating(os.environ))}
+        session = Session(
+            datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            machine.commit(),
+            Hardware(machine.processor(), machine.cores(), [gpu.line for gpu in self.gpus]),
+            {"python": machine.python(), **machine.versions(PACKAGES)},
+            variables={**{name: os.environ[name] for name in VARIABLES if name in os.environ}, **chosen},
+        )
+        command = self.command.without(PROCESS_FLAGS).argv
+        return Record(command, False, self.plan.record(), self.seed, [session], self.evaluate)
+
+
+def request(
+    name: str,
+    arch: str,
+    extra: list[str],
+    folder: Path | None = None,
+    effective_batch: int | None = None,
+    precision: str = "auto",
+) -> Request:
+    """Return the training of a recipe with an architecture and further flags of fairseq-train.
+
+    folder: the run folder; checkpoints/RECIPE-ARCH if it is not given
+    Raises: ValueError naming the recipe, architecture or flag that is wrong, or the run folder.
+    """
+    recipe_argv = recipe.read(name)
+    # Only fairseq's parser, in place_data, knows whether a word after a flag is the data folder.
+    words = TrainingCommand.parse([*recipe_argv, *extra])
+    check_own_flags(words)
+    check_architecture(arch, words)
+    check_task(arch, words)
+    # Before fairseq reads the flags: it takes --bf16 for a TPU's, and says so.
+    plan.own_precision(words)
+    base, own = place_data(recipe_argv, arch, extra)
+    run = Run(folder or Path("checkpoints") / f"{Path(name).stem}-{arch}")
+    if run.path.exists() and not run.path.is_dir():
+        raise ValueError(f"--run {run.path}: is a file")
+    given = base.and_then(own)
+    check_tensorboard(given)
+    gpus = [] if "--cpu" in given else devices.gpus()
+    rank = devices.rank(os.environ, given, len(gpus))
+    planned = plan.make(base, own, gpus, rank, effective_batch, precision)
+    command = build_command(base, arch, run, own, [*planned.argv, *(rank.flags if rank else ())])
+    seed = given.integer("--seed", 1, least=0)
+    return Request(run, planned, command, seed, gpus, rank, recipe.evaluation(name))
+
+
+def changes(before: Record, now: Record) -> list[str]:
+    """Return what a resumed training has otherwise than before: its batches, commit, versions; a phrase for each."""
+    found = []
+    old, new = (plan.Batches.of(TrainingCommand.parse(record.command)) for record in (before, now))
+    if old and new and old != new:
+        rest = (
+            "the same batches in the same order"
+            if (old.size, old.effective) == (new.size, new.effective)
+            else "the rest of the epoch is dealt into other batches, so that some examples come twice in it, or not"
+        )
+        found.append(f"{new.product} in place of {old.product}: {rest}")
+    if before.sessions:
+        last, this = before.sessions[-1], now.sessions[-1]
+        found += ["other commit"] if last.commit != this.commit else []
+        found += ["other versions"] if last.versions != this.versions else []
+    return found
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """Return the launcher's own options, and the arguments for fairseq-train."""
+    add = parser.add_argument
+    add("recipe", help="name of a recipe, or a file of fairseq-train flags; a data folder after it replaces its own")
+    add("--arch", required=True, help="transformer, transformer_sas, transformer_rskip_ln, transformer_resid, ...")
+    add("--run", type=Path, help="run folder (default: checkpoints/RECIPE-ARCH)")
+    add(
+        "--effective-batch",
+        type=int,
+        metavar="N",
+        help="another effective batch than the recipe's, in its unit; --max-tokens is what one device takes at most",
+    )
+    add(
+        "--precision",
+        choices=("auto", *plan.PRECISIONS),
+        default="auto",
+        help="default auto: bf16 or fp16 if the GPU is made for it, else fp32",
+    )
+    add("--dry-run", action="store_true", help="print the plan and the command, and do nothing")
+    options, extra = parser.parse_known_args(argv)
+    if options.effective_batch is not None and options.effective_batch < 1:
+        parser.error(f"--effective-batch {options.effective_batch}: 1 or more is needed")
+    return options, extra
+
+
+@frame.command(
+    "train",
+    "Train by a recipe with stock fairseq-train, on every GPU there is, or on the CPU. Run again, it resumes, or "
+    "reuses what is finished.",
+    again="resumes",
+    epilog=f"recipes: {', '.join(recipe.available())}. Any other flag goes to fairseq-train. On several machines start "
+    "it by torchrun (torchrun ... --no-python -- scripts/train.sh RECIPE ...) or srun (srun scripts/train.sh RECIPE "
+    "...), a process for each device.",
+    allow_abbrev=False,
+)
+def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+    """Command line of scripts/train.sh."""
+    args, extra = parse(parser, argv)
+    requested = request(args.recipe, args.arch, extra, args.run, args.effective_batch, args.precision)
+    is_first = requested.rank is None or requested.rank.rank == 0
+    if is_first:
+        say(f"{requested.run.path}: {requested.plan.line()}")
+    if args.dry_run:
+        if is_first:
+            children.show(requested.command.argv)
+        return
+    check_data(requested.command)
+    train(requested.command, requested.run, requested.record(), requested.rank)

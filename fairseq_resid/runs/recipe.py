@@ -1,0 +1,59 @@
+"""Recipes: readable files of fairseq-train flags, with `#` comments.
+
+Below a line `[evaluate]` a recipe can state the flags of `fairseq-resid evaluate` that its runs are scored with.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from pathlib import Path
+
+from ..files import read_lines
+
+FOLDER = Path(__file__).with_name("recipes")  # scripts/recipes, and package data in a wheel
+
+
+def available() -> dict[str, Path]:
+    """Return the shipped recipes by name."""
+    return {path.stem: path for path in sorted(FOLDER.glob("*.txt"))}
+
+
+def read(name: str) -> list[str]:
+    """Return the training flags of a recipe, given its name or the path of a file.
+
+    Raises: what `_sections` raises.
+    """
+    return _sections(name)[0]
+
+
+def evaluation(name: str) -> list[str]:
+    """Return the flags that a recipe states for its evaluation.
+
+    Raises: what `_sections` raises.
+    """
+    return _sections(name)[1]
+
+
+def _sections(name: str) -> tuple[list[str], list[str]]:
+    """Return the flags of both sections of a recipe.
+
+    Raises: ValueError naming the recipes there are, or the file and what is wrong with it.
+    """
+    path = available().get(name, Path(name))
+    if not path.is_file():
+        near = difflib.get_close_matches(name, available(), n=1)
+        meant = f"did you mean {near[0]}? There are" if near else "choose one of"
+        raise ValueError(f"{name}: no such recipe; {meant} {', '.join(available())}, or a file of flags")
+    try:
+        # As a command pasted from a shell or an editor has it: a byte order mark, lines that go on, comments where an
+        # argument would begin (those of shlex cut arguments, too).
+        text = "\n".join(read_lines(path)).removeprefix("\ufeff")
+        text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text).replace("\\\n", " ")
+        training, *others = re.split(r"(?m)^\[evaluate\]\s*$", text)
+        if len(others) > 1:
+            raise ValueError("the line [evaluate] appears twice")
+        return shlex.split(training), shlex.split("".join(others))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

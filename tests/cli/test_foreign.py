@@ -1,0 +1,151 @@
+"""Text of others on terminals and in Markdown: no control characters, no HTML, no markup of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_resid.cli import frame
+from fairseq_resid.cli.progress import Progress
+from fairseq_resid.evaluation import card, compare, table
+from fairseq_resid.foreign import code, markdown, printable
+from fairseq_resid.runs.run import Run
+from support.scored_runs import data_folder, evaluated
+
+pytestmark = pytest.mark.once
+
+Capture = pytest.CaptureFixture[str]
+RED = "\x1b[31mred\x1b]0;title\x07"
+SCRIPT = "<script>alert(1)</script> [a](http://b) *c* `d` | e\n# f \x9b31m \u202eg"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (RED, "\\x1b[31mred\\x1b]0;title\\x07"),
+        ("a\nb\rc\x00\x7f\x85", "a\\x0ab\\x0dc\\x00\\x7f\\x85"),
+        ("\u202eevil\u2066\u2028", "\\u202eevil\\u2066\\u2028"),
+        (os.fsdecode(b"caf\xe9"), "caf\\xe9"),
+        ("ascii, ä, 漢字, \u200d, שלום, 1\u00a0000", "ascii, ä, 漢字, \u200d, שלום, 1\u00a0000"),
+    ],
+)
+def test_printable_escapes_what_a_terminal_obeys(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("<b>&amp;", "&lt;b>&amp;amp;"),
+        ("max_ratio _x_ *y* `z`", "max_ratio \\_x\\_ \\*y\\* \\`z\\`"),
+        ("[a](b) \\ ~~c~~ $d$", "[a\\](b) \\\\ \\~\\~c\\~\\~ \\$d\\$"),
+        ("a\n# b", "a\\\\x0a# b"),
+    ],
+)
+def test_markdown_shows_text_as_text(text: str, shown: str) -> None:
+    assert markdown(text) == shown and markdown("a|b") == "a|b" and markdown("a|b", in_table=True) == "a\\|b"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("a", "`a`"), ("a`b``c", "```a`b``c```"), ("`a", "`` `a ``"), ("", "`  `")]
+)
+def test_code_span_holds_any_text(text: str, shown: str) -> None:
+    assert code(text) == shown
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[str]:
+    """Two evaluated runs whose every text is somebody else's."""
+    data = data_folder(tmp_path / "data")
+    made = []
+    for name in ("one", "two"):
+        path = evaluated(data, name, 0.7, architecture=f"{RED}{SCRIPT}", corpus=f"{RED}{SCRIPT}")
+        results = json.loads((path / "results.json").read_text())
+        hostile: dict[str, Any] = {
+            "scores": {
+                model: {f"{RED}{SCRIPT}": {"score": 1, "signature": f"{RED}{SCRIPT}"}} for model in results["bleu"]
+            },
+            "preparation": {f"{RED}{SCRIPT}": SCRIPT},
+            "not_as_released": [RED, SCRIPT],
+            "unverified": [RED, SCRIPT],
+            "averaged_checkpoints": [RED, SCRIPT],
+            "decoding": {RED: SCRIPT},
+            "training": {"unit": f"{RED}{SCRIPT}", "train_seconds": 9.0, "tokens_per_second": 9.0},
+        }
+        (path / "results.json").write_text(json.dumps({**results, **hostile}))
+        machine = {"cpu": SCRIPT, "cores": 2, "gpus": [RED]}
+        session = {
+            "started": RED,
+            "commit": SCRIPT,
+            "hardware": machine,
+            "versions": {SCRIPT: RED},
+            "changes": [SCRIPT],
+        }
+        plan = {"effective batch": SCRIPT, "unit": RED, "devices": SCRIPT, "precision": RED}
+        record = {"command": ["fairseq-train", RED, SCRIPT, name], "finished": True, "seed": RED}
+        (path / "run.json").write_text(json.dumps({**record, "plan": plan, "sessions": [session]}))
+        made.append(str(path))
+    return made
+
+
+def is_safe(text: str) -> bool:
+    return printable(text.replace("\n", "")) == text.replace("\n", "")
+
+
+@pytest.mark.parametrize("flags", [[], ["--markdown"]])
+@pytest.mark.parametrize("command", [table.main, compare.main])
+def test_no_escape_sequence_of_results_reaches_the_terminal(
+    command: Any, flags: list[str], runs: list[str], capsys: Capture
+) -> None:
+    assert command([*runs, *flags]) == 0
+    out, err = capsys.readouterr()
+    assert is_safe(out + err) and "\\x1b[31mred" in out.replace("\\\\", "\\").replace("\\[", "[")
+    assert ("<script>" in out) == (not flags)
+
+
+def test_card_shows_foreign_text_as_text(runs: list[str], capsys: Capture) -> None:
+    assert card.main([runs[0]]) == 0
+    text = capsys.readouterr().out
+    assert is_safe(text)
+    outside_code = "".join(part for line in text.splitlines() for part in line.split("``")[::2])
+    assert "<script>" not in outside_code and "&lt;script>" in outside_code
+    assert "[a](" not in outside_code
+    (row,) = [line for line in text.splitlines() if "&lt;script>" in line and line.startswith("| test")]
+    assert row.replace("\\|", "").count("|") == 6
+
+
+def test_error_escapes_what_it_quotes(capsys: Capture, tmp_path: Path) -> None:
+    @frame.command("quote", "")
+    def main(*_: Any) -> None:
+        raise ValueError(f"{RED}: no such thing")
+
+    assert main([]) == 2
+    assert capsys.readouterr().err == f"fairseq-resid quote: error: {printable(RED)}: no such thing\n"
+    Run(tmp_path).results().write_text(json.dumps({"architecture": RED, RED: 1}))
+    assert table.main([str(tmp_path)]) == 2
+    assert is_safe(capsys.readouterr().err)
+
+
+def test_progress_shows_names_as_they_are(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairseq_resid.cli.progress.EVERY", 0.0)
+    with Progress(f"{RED} [bold]", 2, "lines") as progress:
+        progress.advance(1)
+    assert capsys.readouterr().out.startswith(f"  {printable(RED)} [bold]: 1 of 2 lines")
+
+
+def test_score_that_the_last_model_lacks_is_a_dash_or_named(tmp_path: Path, capsys: Capture) -> None:
+    path = evaluated(data_folder(tmp_path / "data"), "one", 0.7)
+    results = json.loads((path / "results.json").read_text())
+    one = {"score": 1.0, "signature": "s"}
+    results["scores"] = {"averaged": {"BLEU": one, "chrF": one}, "last": {"BLEU": one, "TER": one}}
+    (path / "results.json").write_text(json.dumps(results))
+    assert card.main([str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "| chrF | 1.00 | - | s |" in out and "| TER | - | 1.00 | s |" in out
+    (path / "results.json").write_text(json.dumps({**results, "bleu": None}))
+    assert table.main([str(path)]) == 2
+    assert capsys.readouterr().err.endswith("one/results.json: scores: last has no error\n")

@@ -1,0 +1,237 @@
+"""cli/frame.py, quiet.py and __main__.py: what every command line of the project does alike."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from fairseq_resid import __main__ as console
+from fairseq_resid import records
+from fairseq_resid.cli import children, frame, quiet
+
+pytestmark = pytest.mark.once
+
+Capture = pytest.CaptureFixture[str]
+
+
+def command(work: Callable[[], int | None]) -> Callable[..., int]:
+    @frame.command("try", "Try it.", again="goes on")
+    def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int | None:
+        parser.parse_args(argv)
+        return work()
+
+    return main
+
+
+def raising(error: BaseException) -> Callable[[], int]:
+    def work() -> int:
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ValueError("--flag 3: wrong"), 2, "fairseq-resid try: error: --flag 3: wrong\n"),
+        (FileNotFoundError("x: no such file"), 2, "fairseq-resid try: error: x: no such file\n"),
+        (ChildProcessError("fairseq-train failed"), 1, "fairseq-resid try: error: fairseq-train failed\n"),
+        (KeyboardInterrupt(), 130, "fairseq-resid try: interrupted; the same command goes on\n"),
+    ],
+)
+def test_errors_are_one_line_and_an_exit_code(error: BaseException, code: int, said: str, capsys: Capture) -> None:
+    assert command(raising(error))([]) == code
+    assert capsys.readouterr().err == said
+
+
+def test_exit_code_comes_from_the_work() -> None:
+    assert command(lambda: None)([]) == 0 and command(lambda: 1)([]) == 1
+
+
+def test_full_disk_error_says_what_to_do(capsys: Capture) -> None:
+    assert command(raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "file")))([]) == 2
+    assert "make room and run the same command again" in capsys.readouterr().err
+
+
+def test_signal_that_killed_a_child_is_an_interrupt(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as end:
+        command(raising(SystemExit(128 + signal.SIGTERM)))([])
+    assert end.value.code == 143 and "interrupted; the same command goes on" in capsys.readouterr().err
+
+
+def test_wrong_usage_is_not_an_interrupt(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as end:
+        command(lambda: 0)(["--no-such-flag"])
+    assert end.value.code == 2 and "interrupted" not in capsys.readouterr().err
+
+
+def test_closed_pipe_shows_only_in_exit_code() -> None:
+    code = (
+        "import sys\n"
+        "from fairseq_resid.cli import frame\n"
+        "@frame.command('try', '')\n"
+        "def main(parser, argv):\n"
+        "    for number in range(100_000): print(number)\n"
+        "sys.exit(main([]))\n"
+    )
+    pipe = f'{sys.executable} -c "$CODE" | head -1; exit ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", pipe], env={**os.environ, "CODE": code}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (141, "0\n", "")
+
+
+def test_closed_pipe_after_help_is_silent() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "fairseq_resid"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def chatter() -> int:
+    logging.getLogger("fairseq.tasks.text_to_speech").info("Please install tensorboardX")
+    logging.getLogger("fairseq.tasks.text_to_speech").error("an error")
+    logging.getLogger("elsewhere").warning("a warning of another")
+    warnings.warn("torch.cuda.amp.autocast is deprecated", FutureWarning, stacklevel=1)
+    warnings.warn("something new", UserWarning, stacklevel=1)
+    return int(quiet.is_verbose())
+
+
+def warned(*flags: str) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        command(chatter)([*flags])
+    return [str(warning.message) for warning in caught]
+
+
+def test_library_logs_are_silenced_only_inside_the_block(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FAIRSEQ_RESID_VERBOSE", raising=False)
+    caplog.set_level(logging.INFO)
+    assert warned() == ["something new"]
+    assert [record.message for record in caplog.records] == ["an error", "a warning of another"]
+    caplog.clear()
+    assert len(warned("--verbose")) == 2 and len(caplog.records) == 3
+    assert not quiet.is_verbose()
+    monkeypatch.setenv("FAIRSEQ_RESID_VERBOSE", "1")
+    assert len(warned()) == 2
+
+
+def test_log_is_followed_to_its_last_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("of an earlier run\n")
+    taken: list[str] = []
+    code = "import time\nfor n in range(3): print(n); time.sleep(0.05)"
+    with log.open("ab") as file, children.followed(log, taken.append):
+        assert children.run([sys.executable, "-c", code], file) == 0
+        file.write(b"cut in the mid")
+        file.flush()
+    assert [line for line in taken if line] == ["0", "1", "2", "cut in the mid"]
+    assert children.last_lines(log).splitlines()[-2:] == ["    2", "    cut in the mid"]
+
+
+def test_log_is_followed_from_its_first_line(tmp_path: Path) -> None:
+    for number in range(20):
+        taken: list[str] = []
+        log = tmp_path / str(number)
+        with children.followed(log, taken.append):
+            log.write_text("at once\n")
+        assert "at once" in taken
+
+
+def test_error_while_following_a_log_is_raised_at_the_end(tmp_path: Path) -> None:
+    def take(line: str) -> None:
+        raise ValueError("cannot show this")
+
+    done = []
+    with pytest.raises(ValueError, match="cannot show this"), children.followed(tmp_path / "log", take):
+        done.append("the work")
+    assert done == ["the work"]
+
+
+def test_user_error_in_models_is_bad_input(capsys: Capture) -> None:
+    from fairseq_resid.fairseq_patches import UserError
+
+    assert command(raising(UserError("--residual xskip: no")))([]) == 2
+    assert capsys.readouterr().err == "fairseq-resid try: error: --residual xskip: no\n"
+
+
+def test_console_command_has_every_main() -> None:
+    from importlib import import_module
+
+    for module, _ in console.COMMANDS.values():
+        assert callable(import_module(f"fairseq_resid.{module}").main)
+    done = subprocess.run([sys.executable, "-m", "fairseq_resid"], capture_output=True, text=True)
+    assert done.returncode == 0 and set(console.COMMANDS) <= set(done.stdout.split())
+
+
+def test_command_has_one_spelling() -> None:
+    """Modules are not commands: `python -m fairseq_resid NAME` runs all, and one tool of the developers has its own."""
+    package = Path(console.__file__).parent
+    runnable = [
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if path.name == "__main__.py" or "__name__ ==" in path.read_text(encoding="utf-8")
+    ]
+    assert sorted(runnable) == ["__main__.py", "connections/__main__.py"]
+
+
+@pytest.mark.parametrize(("module", "name"), [("runs.launch", "train"), ("data.text.custom", "prepare custom")])
+def test_module_run_as_command_says_what_to_type(module: str, name: str) -> None:
+    done = subprocess.run([sys.executable, "-m", f"fairseq_resid.{module}", "x"], capture_output=True, text=True)
+    said = f"python -m fairseq_resid.{module}: removed in version 0.7; type: fairseq-resid {name}\n"
+    assert done.returncode == 2 and done.stderr == said
+
+
+NOT_UTF8 = os.fsdecode(b"caf\xe9")
+
+
+@pytest.mark.parametrize("name", sorted(console.COMMANDS))
+def test_name_that_is_not_utf8_is_refused_by_every_command(name: str, tmp_path: Path, capsys: Capture) -> None:
+    """JSON and fairseq cannot hold it: before, it was a traceback somewhere on the way."""
+    assert console.main([name, str(tmp_path / NOT_UTF8)]) == 2
+    said = f"fairseq-resid {name}: error: {tmp_path}/caf\\xe9: not UTF-8; rename it, or give it a symbolic link"
+    error = capsys.readouterr().err
+    assert error.startswith(said) and error.count("\n") == 1
+
+
+def test_json_names_the_file_that_cannot_hold_a_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"run.json: cannot hold /data/caf\\xe9/x: not UTF-8"):
+        records.write(tmp_path / "run.json", {"command": ["fairseq-train", f"/data/{NOT_UTF8}/x"]})
+    assert list(tmp_path.iterdir()) == []
+
+
+CLOSED = """
+import os, sys
+from fairseq_resid.cli import frame
+@frame.command("closed", "")
+def main(parser, argv):
+    print("out"); print("err", file=sys.stderr)
+    with open("made", "w") as file:
+        assert file.fileno() > 2, file.fileno()
+        os.system("echo into another file")
+    return 0
+sys.exit(main([]))
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_neither_fail_nor_end_in_files(closed: str, tmp_path: Path) -> None:
+    script = tmp_path / "closed.py"
+    script.write_text(CLOSED)
+    line = f'"{sys.executable}" "{script}" {closed}'
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "made").read_text() == ""

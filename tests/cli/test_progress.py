@@ -1,0 +1,128 @@
+"""cli/progress.py and those that show what other processes do: what a log says, and when."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_resid.cli import children, progress
+from fairseq_resid.cli.progress import Progress
+from fairseq_resid.data.text import binarise, custom, shards, subwords
+from fairseq_resid.files import sha256
+from support import mirror
+from support.clock import Clock
+
+pytestmark = pytest.mark.once
+
+
+def test_log_shows_progress_rate_and_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(monkeypatch)
+    with Progress("tokenise train", 36_000_000, "pairs", done=1_000_000) as shown:
+        for seconds in range(0, 600, 10):
+            clock.now = 1000.0 + seconds
+            shown.advance(50_000)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 19  # every 30 s, from the 30th second on
+    # After 390 s 40 x 50,000 are done, beside what was there before.
+    assert lines[12] == "  tokenise train: 3,000,000 of 36,000,000 pairs, 5,128 pairs/s, 1:47:15 left"
+
+
+def test_time_left_needs_total_and_rate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock(monkeypatch)
+    with Progress("a.tgz", None, "B") as unknown, Progress("b.tgz", 8_000_000, "B", 5_000_000) as waiting:
+        clock.now += 31
+        unknown.advance(62_000_000)
+        waiting.advance(0)
+    assert capsys.readouterr().out == "  a.tgz: 62 MB, 2 MB/s\n  b.tgz: 5 MB of 8 MB, 0 B/s\n"
+
+
+def test_uncountable_steps_show_elapsed_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(monkeypatch)
+    with Progress("learn") as shown:
+        for _ in range(100):
+            clock.now += 1
+            shown.advance(0)
+    assert capsys.readouterr().out.splitlines() == [f"  learn: 0:0{time} so far" for time in ("0:30", "1:00", "1:30")]
+
+
+def build(folder: Path, train: int) -> list[str]:
+    """Make a data folder from so many pairs; return the command line's flags that did it."""
+    given: list[object] = ["--name", "made-up", "--source", "en", "--target", "de", "--vocab-size", 300]
+    for split, count in (("train", train), ("valid", 20), ("test", 20)):
+        for language, text in zip(("en", "de"), mirror.sides(mirror.pairs(count, ("en", "de"), count)), strict=True):
+            (folder / f"{split}.{language}").write_text(text)
+        given += [f"--{split}", folder / split]
+    words = [*map(str, given), "--out", str(folder / "data"), "--workers", "2"]
+    assert custom.main(words) == 0
+    return words
+
+
+def test_long_steps_of_other_programs_show_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if every line were due at once."""
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    for module in (subwords, binarise):
+        monkeypatch.setattr(module, "POLL", 0.002)
+    monkeypatch.setattr(binarise, "children", children)  # not in this process, as the other tests run it
+    build(tmp_path, 8000)
+    told = capsys.readouterr().out
+    assert re.search(r"\n  read: 16,000 of 16,000 sentences, [\d,]+ sentences/s, 0:00:00 left\n", told)
+    assert re.search(r"\n  learn: 0:00:0\d so far\n", told)
+    assert re.search(r"\n  fairseq-preprocess, dictionary: 0:00:0[1-9] so far\n", told)
+    # The files as they are at the end are what was expected of them.
+    size = sum(file.stat().st_size for file in (tmp_path / "data").glob("*.bin"))
+    shown = re.findall(r"\n  fairseq-preprocess: (\d+) KB of (\d+) KB, ", told)
+    parts = [int(part) for part, _ in shown]
+    assert {whole for _, whole in shown} == {f"{size / 1000:.0f}"}
+    assert len(set(parts)) > 3 and 0 < max(parts) <= size / 1000 + 1
+
+
+def test_short_steps_show_one_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = build(tmp_path, 300)
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\[1/5\] extract and count: train 300, valid 20, test 20 pairs, \d+\.\d s", lines[1])
+    assert re.fullmatch(r"\[3/5\] learn a joined BPE of 300 subwords: from 300 pairs, \d+\.\d s", lines[3])
+    assert lines[5].startswith("+ ") and lines[6].startswith("[5/5] fairseq-preprocess: dictionary of ")
+    assert lines[7].startswith("train: 300 of 300 pairs, ") and lines[-1] == f"{tmp_path / 'data'}: done"
+    assert len(lines) <= 13  # 14 with the line of the phrasebook
+    assert custom.main([*argv, "--verbose"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_counting_lines_shows_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    (tmp_path / "text").write_bytes(b"a\nb\nlast")
+    with Progress("count lines", 8, "B") as shown:
+        assert shards.measure(tmp_path / "text", shown) == shards.Measured(3, sha256(tmp_path / "text"), [0])
+    assert "count lines: 8 B of 8 B, " in capsys.readouterr().out
+
+
+def test_killed_subword_learning_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the system does where memory is short: one line, and the next run goes on."""
+
+    def killed(*_: Any) -> Any:
+        os._exit(9)
+
+    with monkeypatch.context() as patch, pytest.raises(AssertionError):
+        patch.setattr(subwords, "sample", killed)
+        build(tmp_path, 300)
+    error = capsys.readouterr().err
+    assert (
+        error.splitlines()[-1]
+        == "fairseq-resid prepare custom: error: learning the subwords was ended (out of memory?)"
+    )
+    build(tmp_path, 300)
+    assert "goes on" not in capsys.readouterr().err

@@ -1,1 +1,0 @@
-"""Tests of preparation of text."""

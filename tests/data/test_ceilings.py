@@ -1,0 +1,71 @@
+"""References that no model can produce, and white space that no model sees."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from fairseq_resid.data.text.forms import TextForm
+from support import mirror
+from support.released import Released, build, told
+
+pytestmark = pytest.mark.once
+
+
+def decompose(raw: dict[str, Path]) -> None:
+    for prefix in raw.values():
+        file = Path(f"{prefix}.xx")
+        file.write_text(unicodedata.normalize("NFD", file.read_text()), encoding="utf-8")
+
+
+def test_unreachable_references_are_refused_with_their_cause(
+    raw: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decompose(raw)
+    assert build(raw, tmp_path / "data") == 2
+    error = capsys.readouterr().err
+    assert "a perfect model would score BLEU" in error and "sentencepiece's normaliser nmt_nfkc" in error
+    assert "NFC" in error and "--spm-normalizer identity" in error and "--allow-low-ceiling" in error
+    assert not (tmp_path / "data").exists()
+    assert build(raw, tmp_path / "data", "--allow-low-ceiling") == 0
+    output = capsys.readouterr().out
+    assert output.count("done before") == 4 and "warning: a perfect model would score" in output
+    assert told(tmp_path / "data")["round_trip"]["test"]["bleu"] < 95
+    assert told(tmp_path / "data")["round_trip"]["test"]["lost"] == {"unknown": 0, "normalizer": 203, "form": 0}
+
+
+def test_identity_normalizer_keeps_text_unchanged(raw: dict[str, Path], tmp_path: Path) -> None:
+    decompose(raw)
+    assert build(raw, tmp_path / "data", "--spm-normalizer", "identity") == 0
+    corpus = told(tmp_path / "data")
+    assert corpus["subwords"]["normalizer"] == "identity"
+    assert corpus["round_trip"]["test"]["exact"] == 203 and corpus["round_trip"]["test"]["bleu"] == 100.0
+
+
+def test_unseen_characters_are_refused_but_only_warned_in_samples(
+    released: Released, raw: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(f"{raw['test']}.xx")
+    file.write_text(file.read_text().replace("a", "ж"), encoding="utf-8")
+    assert build(raw, tmp_path / "own") == 2
+    assert "have characters that the subwords were not learned from" in capsys.readouterr().err
+    host, main = released
+    left, right = mirror.sides(mirror.pairs(20, ("en", "de"), 8))
+    stem = "test-full/newstest2014-deen"
+    strange = {f"{stem}-src.en.sgm": mirror.sgm(left), f"{stem}-ref.de.sgm": mirror.sgm(right.replace("e", "ж"))}
+    mirror.archive(host / "test-full.tgz", dict(strange))
+    flags = ["--raw", host, "--allow-other-data", "--vocab-size", 200]
+    assert main("limited", *flags, "--limit", 15) == 0
+    assert "warning: a perfect model would score" in capsys.readouterr().out
+    assert main("uncut", *flags, "--limit", 1000) == 2
+    assert main("whole", *flags) == 2
+
+
+@pytest.mark.parametrize("space", ["\u00a0", "\u2028", "\u0085", "\u3000", "\x1f"])
+@pytest.mark.parametrize("form", ["plain", "moses", "escaped"])
+def test_model_sees_only_plain_spaces(space: str, form: str) -> None:
+    """fairseq parts a line of pieces at every white space: a piece that holds one would be two."""
+    line = TextForm("en", form).to_model(f"one{space}two three")
+    assert "two three" in line and not any(letter.isspace() for letter in line.replace(" ", ""))

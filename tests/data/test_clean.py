@@ -1,0 +1,189 @@
+"""text/{clean,tokenise,subwords}.py: which pairs stay, and what the text becomes."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fairseq_resid.data.text import clean, shards, subwords
+from fairseq_resid.data.text.folder import PairCounts
+from fairseq_resid.data.text.forms import TextForm
+from fairseq_resid.data.text.tokenise import tokenise
+from support import mirror
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMITS = clean.Limits(250, 1.5)
+PLAIN = (TextForm("en"), TextForm("de"))
+MOSES = (TextForm("en", "moses", True), TextForm("de", "moses", True))
+
+
+def write(folder: Path, source: bytes, target: bytes) -> tuple[Path, Path]:
+    folder.mkdir(exist_ok=True)
+    (folder / "in.en").write_bytes(source)
+    (folder / "in.de").write_bytes(target)
+    return folder / "in.en", folder / "in.de"
+
+
+def run(
+    folder: Path,
+    source: bytes,
+    target: bytes,
+    cleaned: bool = True,
+    forms: tuple[TextForm, TextForm] = PLAIN,
+    workers: int = 1,
+) -> tuple[list[bytes], list[bytes], PairCounts]:
+    """Tokenise a text; return both sides' lines and what was counted."""
+    outputs = (folder / "out.en", folder / "out.de")
+    counts = tokenise("test", [write(folder, source, target)], outputs, forms, cleaned, workers)
+    left, right = (path.read_bytes().split(b"\n")[:-1] for path in outputs)
+    assert len(left) == len(right) == counts.kept
+    return left, right, counts
+
+
+BAD = {
+    "not_utf8": b"caf\xe9 au lait",
+    "too_long": "ä".encode() * 10_001,
+    "control_characters": b"a bell \x07 rings",
+    "empty": b" \t ",
+}
+
+
+@pytest.mark.parametrize("reason", BAD)
+@pytest.mark.parametrize("side", [0, 1])
+def test_each_reason_to_drop_pairs_is_counted(tmp_path: Path, reason: str, side: int) -> None:
+    texts = [b"one\ntwo\nthree\n", b"eins\nzwei\ndrei\n"]
+    lines = texts[side].split(b"\n")
+    lines[1] = BAD[reason]
+    texts[side] = b"\n".join(lines)
+    left, right, counts = run(tmp_path, *texts)
+    assert (left, right) == ([b"one", b"three"], [b"eins", b"drei"])
+    assert counts == PairCounts(3, 2, {name: int(name == reason) for name in clean.RAW_REASONS})
+
+
+@pytest.mark.parametrize(
+    "line, is_dropped",
+    [
+        (b"tab\tand\xc2\xa0no-break space", False),
+        ("U+2028 \u2028 is no control character".encode(), False),
+        (b"carriage \r return inside", True),
+        (b"nul \0", True),
+        ("next line \u0085".encode(), True),
+        ("ä".encode() * 10_000, False),
+        (b"same", True),
+        (b" same \t", True),
+    ],
+)
+def test_only_unusable_pairs_are_dropped(tmp_path: Path, line: bytes, is_dropped: bool) -> None:
+    assert run(tmp_path, line + b"\n", b"same\n")[2].kept == int(not is_dropped)
+
+
+def test_cleaning_keeps_duplicates(tmp_path: Path) -> None:
+    assert run(tmp_path, b"one\n" * 5, b"eins\n" * 5)[2].kept == 5
+
+
+def test_windows_line_endings_and_byte_order_marks_are_stripped(tmp_path: Path) -> None:
+    left, right, _ = run(tmp_path, b"\xef\xbb\xbfone\r\ntwo\r\n", b"\xef\xbb\xbfeins\r\nzwei")
+    assert (left, right) == ([b"one", b"two"], [b"eins", b"zwei"])
+
+
+@pytest.mark.parametrize(
+    "length", [shards.LINE_BYTES - 1, shards.LINE_BYTES, shards.LINE_BYTES + 1, 1_000_000, 3 << 20]
+)
+def test_very_long_line_does_not_shift_other_lines(tmp_path: Path, length: int) -> None:
+    left, right, counts = run(tmp_path, b"one\n" + b"x" * length + b"\nthree\n", b"eins\nzwei\ndrei\n")
+    assert (left, right) == ([b"one", b"three"], [b"eins", b"drei"])
+    assert counts.dropped["too_long"] == 1
+
+
+@pytest.mark.parametrize("reason", ["not_utf8", "too_long"])
+def test_unusable_text_is_an_error_without_cleaning(tmp_path: Path, reason: str) -> None:
+    target = b"eins\nzwei\n" + BAD[reason] + b"\n"
+    with pytest.raises(ValueError, match=r"in\.de:3: .*; --clean drops such pairs"):
+        run(tmp_path, b"one\ntwo\nthree\n", target, cleaned=False)
+
+
+def test_without_cleaning_nothing_is_dropped(tmp_path: Path) -> None:
+    source = b"\nsame\n\x07\n" + b"a " * 400 + b"\n"
+    left, right, counts = run(tmp_path, source, b"leer\nsame\nb\n\n", cleaned=False)
+    assert counts == PairCounts(4, 4, {}) and len(left) == len(right) == 4
+
+
+def test_tokenised_text_equals_sacremoses(tmp_path: Path) -> None:
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+    text = mirror.sides(mirror.pairs(400, ("en", "de")))
+    found = run(tmp_path, text[0].encode(), text[1].encode(), forms=MOSES)
+    for side, language in enumerate(("en", "de")):
+        normalizer = MosesPunctNormalizer(language, post_remove_control_chars=True)
+        tokenizer = MosesTokenizer(language)
+        expected = [
+            tokenizer.tokenize(normalizer.normalize(line), return_str=True, escape=False)
+            for line in text[side].split("\n")[:-1]
+        ]
+        assert [line.decode() for line in found[side]] == expected
+
+
+def test_tab_separates_words(tmp_path: Path) -> None:
+    assert run(tmp_path, b"one\ttwo\xe2\x80\x8bthree\n", b"eins\n", forms=MOSES)[0] == [b"one two three"]
+
+
+@pytest.mark.parametrize(
+    "lengths, reason",
+    [
+        ((1, 1), None),
+        ((250, 250), None),
+        ((251, 250), "length"),
+        ((250, 251), "length"),
+        ((0, 1), "length"),
+        ((2, 3), None),
+        ((3, 2), None),
+        ((20, 31), "ratio"),
+        ((31, 20), "ratio"),
+        ((1, 2), "ratio"),
+    ],
+)
+def test_length_and_ratio_limits_equal_clean_corpus_n(lengths: tuple[int, int], reason: str | None) -> None:
+    assert LIMITS.reason(*lengths) == reason
+
+
+def test_pairs_with_too_many_subwords_are_dropped_and_counted(tmp_path: Path) -> None:
+    import sentencepiece
+
+    items = mirror.pairs(600, ("en", "de"))
+    items[5] = ("word " * 300, "Wort " * 300)
+    items[9] = ("we", "einer sehr großen Stadt am Fluss mit alten Freunden")
+    text = [side.encode() for side in mirror.sides(items)]
+    files = write(tmp_path, *text)
+    subwords.learn("sentencepiece", files, 600, 120, tmp_path / "spm.model")
+    outputs = (tmp_path / "out.en", tmp_path / "out.de")
+    counts, sides = subwords.encode("test", files, outputs, "sentencepiece", tmp_path / "spm.model", LIMITS, 1)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
+    encoded = [tuple(processor.encode(side, out_type=str) for side in pair) for pair in items]
+    reasons = Counter(LIMITS.reason(len(left), len(right)) for left, right in encoded)
+    kept = [pair for pair in encoded if LIMITS.reason(len(pair[0]), len(pair[1])) is None]
+    assert reasons["length"] >= 1 and reasons["ratio"] >= 1
+    assert counts == PairCounts(600, len(kept), {"length": reasons["length"], "ratio": reasons["ratio"]})
+    assert sides == (sum(len(left) for left, _ in kept), sum(len(right) for _, right in kept))
+    for side, path in enumerate(outputs):
+        assert path.read_text().split("\n")[:-1] == [" ".join(pair[side]) for pair in kept]
+    # Off: every pair stays.
+    outputs = (tmp_path / "all.en", tmp_path / "all.de")
+    assert subwords.encode("test", files, outputs, "sentencepiece", tmp_path / "spm.model", None, 1)[0].kept == 600
+
+
+@pytest.mark.parametrize("pairs, sampled", [(1, 10), (9, 10), (10, 10), (11, 10), (20, 10), (29, 10), (1000, 7)])
+def test_sample_is_even_and_bounded(tmp_path: Path, pairs: int, sampled: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subwords, "SAMPLED", sampled)
+    files = write(
+        tmp_path, "".join(f"{i}\n" for i in range(pairs)).encode(), "".join(f"-{i}\n" for i in range(pairs)).encode()
+    )
+    found = list(subwords.sample(files, pairs))
+    numbers = [int(line) for line in found[::2]]
+    assert [line.removeprefix("-") for line in found[1::2]] == found[::2]
+    assert len(numbers) <= sampled and (pairs > sampled or len(numbers) == pairs)
+    assert len({right - left for left, right in itertools.pairwise(numbers)}) <= 1

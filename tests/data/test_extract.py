@@ -1,0 +1,370 @@
+"""data/extract.py: texts out of archives and markup, and the archives that are refused."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fairseq_resid.data import extract
+from support import mirror
+
+pytestmark = pytest.mark.once
+
+
+def out_of(archive: Path, members: list[str], folder: Path, limit: int | None = None) -> dict[str, bytes]:
+    folder.mkdir(exist_ok=True)
+    wanted = {name: folder / f"text{index}" for index, name in enumerate(members)}
+    extract.extract(archive, wanted, limit)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in wanted.values()}
+    return {name: path.read_bytes() for name, path in wanted.items()}
+
+
+def tar(path: Path, members: list[tarfile.TarInfo], data: bytes = b"one\n") -> Path:
+    with tarfile.open(path, "w:gz") as file:
+        for member in members:
+            member.size = len(data) if member.isreg() else 0
+            file.addfile(member, io.BytesIO(data) if member.isreg() else None)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.gz", "a.tar.xz", "a.zip"])
+def test_extracts_only_wanted_members(tmp_path: Path, name: str) -> None:
+    mirror.archive(tmp_path / name, {"x/one.en": "1\n", "./x/two.en": b"2\r\n\n", "x/three.en": "3\n"})
+    found = out_of(tmp_path / name, ["x/two.en", "x/one.en"], tmp_path / "out")
+    assert found == {"x/one.en": b"1\n", "x/two.en": b"2\r\n\n"}
+
+
+@pytest.mark.parametrize("name", ["giga.tar", "giga.tgz", "giga.zip"])
+def test_compressed_members(tmp_path: Path, name: str) -> None:
+    text = "".join(f"line {i}\n" for i in range(50_000))
+    mirror.archive(tmp_path / name, {"a.en.gz": gzip.compress(text.encode()), "a.fr.gz": gzip.compress(b"un\n")})
+    found = out_of(tmp_path / name, ["a.en.gz", "a.fr.gz"], tmp_path / "out")
+    assert found == {"a.en.gz": text.encode(), "a.fr.gz": b"un\n"}
+    some = out_of(tmp_path / name, ["a.en.gz", "a.fr.gz"], tmp_path / "some", limit=3)
+    assert some == {"a.en.gz": b"line 0\nline 1\nline 2\n", "a.fr.gz": b"un\n"}
+
+
+def test_sgm_test_sets_become_plain_text(tmp_path: Path) -> None:
+    text = 'A & B <c>\nTwo  "spaces" \'s\nlast\n'
+    expected = b'A & B <c>\nTwo "spaces" \'s\nlast\n'
+    mirror.archive(tmp_path / "test.tgz", {"t/src.sgm": mirror.sgm(text), "t/ref.xml": mirror.xml(text)})
+    assert set(out_of(tmp_path / "test.tgz", ["t/src.sgm", "t/ref.xml"], tmp_path / "out").values()) == {expected}
+    for broken, said in ((b"<doc>no segments</doc>", "holds no <seg>"), (b"<seg>\xff</seg>", "not UTF-8")):
+        mirror.archive(tmp_path / "bad.tgz", {"t/src.sgm": broken})
+        with pytest.raises(ValueError, match=rf"t/src\.sgm: {said}"):
+            out_of(tmp_path / "bad.tgz", ["t/src.sgm"], tmp_path / "bad")
+        assert list((tmp_path / "bad").glob("text?")) == []
+
+
+def test_segment_over_two_lines_is_one_sentence() -> None:
+    assert extract.segments(b'<seg id="1">one\n  two</seg>\n<SEG ID="2">&lt;b&gt; &amp;amp;</SEG>', "x") == [
+        "one two",
+        "<b> &amp;",
+    ]
+
+
+def test_segments_equal_those_of_sacrebleu(tmp_path: Path) -> None:
+    from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
+
+    text = mirror.sides(mirror.pairs(30, ("en", "de")))[1]
+    (tmp_path / "ref.sgm").write_text(mirror.sgm(text))
+    FakeSGMLDataset("none", data=[])._convert_format(str(tmp_path / "ref.sgm"), str(tmp_path / "ref.txt"))
+    theirs = [extract.undo_entities(line) for line in (tmp_path / "ref.txt").read_text().split("\n")[:-1]]
+    assert extract.segments((tmp_path / "ref.sgm").read_bytes(), "ref.sgm") == theirs
+
+
+def test_iwslt_training_text_loses_tag_lines(tmp_path: Path) -> None:
+    text = "<url>http://a</url>\n One <i>word</i> .\n<title>T</title>\n\n < 5\n<speaker>S</speaker>\n"
+    (tmp_path / "train.tags.en-vi.en").write_text(text)
+    extract.convert(tmp_path / "train.tags.en-vi.en", "train.tags.en-vi.en", tmp_path / "out")
+    assert (tmp_path / "out").read_text() == " One <i>word</i> .\n\n < 5\n"
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.xz", "a.zip"])
+def test_truncated_archive_is_named(tmp_path: Path, name: str, kept: float) -> None:
+    text = mirror.sides(mirror.pairs(3000, ("en", "de")))[0]
+    mirror.archive(tmp_path / name, {"a.en": text})
+    whole = (tmp_path / name).read_bytes()
+    # A tar file ends in zeros that nobody misses.
+    size = len(whole) if name != "a.tar" else len(text.encode())
+    (tmp_path / name).write_bytes(whole[: int(size * kept)])
+    with pytest.raises(extract.Damaged, match=rf"{name}: damaged or cut off "):
+        out_of(tmp_path / name, ["a.en"], tmp_path / "out")
+    assert list((tmp_path / "out").glob("text?")) == []
+
+
+def test_truncated_compressed_member_is_named(tmp_path: Path) -> None:
+    packed = gzip.compress(mirror.sides(mirror.pairs(3000, ("en", "de")))[0].encode())
+    mirror.archive(tmp_path / "a.tar", {"a.en.gz": packed[: len(packed) // 2]})
+    with pytest.raises(ValueError, match=r"a\.tar: damaged or cut off"):
+        out_of(tmp_path / "a.tar", ["a.en.gz"], tmp_path / "out")
+
+
+def test_missing_member_error_lists_existing_members(tmp_path: Path) -> None:
+    mirror.archive(tmp_path / "a.tgz", {f"x/{i}": "1\n" for i in range(10)})
+    with pytest.raises(
+        ValueError, match=r"a\.tgz \(.* bytes, is it whole\?\): has no member x/ten; it has x/0, .*, x/7 and 2 more"
+    ):
+        out_of(tmp_path / "a.tgz", ["x/0", "x/ten"], tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil"])
+def test_archive_escaping_its_folder_is_refused(tmp_path: Path, name: str) -> None:
+    archive = tar(tmp_path / "a.tgz", [tarfile.TarInfo("good"), tarfile.TarInfo(name)])
+    with pytest.raises(ValueError, match="leads out of the archive's folder"):
+        out_of(archive, ["good", name], tmp_path / "out")
+    assert not list(tmp_path.rglob("evil")) and not Path("/evil").exists()
+
+
+def test_damaged_zip_is_named(tmp_path: Path) -> None:
+    mirror.archive(tmp_path / "a.zip", {"a.en": mirror.sides(mirror.pairs(3000, ("en", "de")))[0], "../evil": "x"})
+    with pytest.raises(ValueError, match="leads out of the archive's folder"):
+        out_of(tmp_path / "a.zip", ["a.en", "b"], tmp_path / "out")
+    whole = bytearray((tmp_path / "a.zip").read_bytes())
+    whole[5000] ^= 255
+    (tmp_path / "a.zip").write_bytes(whole)
+    with pytest.raises(ValueError, match=r"a\.zip: damaged or cut off"):
+        out_of(tmp_path / "a.zip", ["a.en"], tmp_path / "bad")
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE])
+def test_member_that_is_not_a_file_is_refused(tmp_path: Path, kind: bytes) -> None:
+    member = tarfile.TarInfo("a.en")
+    member.type, member.linkname = kind, "other"
+    with pytest.raises(ValueError, match=r"a\.tgz: member 'a\.en' is no plain file"):
+        out_of(tar(tmp_path / "a.tgz", [member]), ["a.en"], tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz", "a.zip"])
+def test_extract_all_keeps_every_file_unchanged(tmp_path: Path, name: str) -> None:
+    members: dict[str, str | bytes] = {"x/y/one.gz": b"\x1f\x8bno gzip", "./two.xml": "<seg>text", "x/three": ""}
+    mirror.archive(tmp_path / name, dict(members))
+    extract.unpack(tmp_path / name, tmp_path / "out")
+    found = {file: (tmp_path / "out" / file).read_bytes() for file in members}
+    assert found == {file: data if isinstance(data, bytes) else data.encode() for file, data in members.items()}
+    assert len([file for file in (tmp_path / "out").rglob("*") if file.is_file()]) == 3
+
+
+@pytest.mark.parametrize(
+    "kind, name, said",
+    [
+        (tarfile.REGTYPE, "../evil", "leads out of the archive's folder"),
+        (tarfile.REGTYPE, "/evil", "leads out of the archive's folder"),
+        (tarfile.SYMTYPE, "evil", "leads out of the archive's folder"),
+        (tarfile.LNKTYPE, "evil", "leads out of the archive's folder"),
+        (tarfile.FIFOTYPE, "evil", "is no plain file"),
+        (tarfile.CHRTYPE, "evil", "is no plain file"),
+        (tarfile.REGTYPE, "good", "is there twice"),
+    ],
+)
+def test_unpack_refuses_links_and_special_members(tmp_path: Path, kind: bytes, name: str, said: str) -> None:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, "../outside"
+    folder = tarfile.TarInfo("folder")
+    folder.type = tarfile.DIRTYPE
+    archive = tar(tmp_path / "a.tgz", [folder, tarfile.TarInfo("good"), member])
+    with pytest.raises(ValueError, match=rf"a\.tgz: member '?{name}'? {said}"):
+        extract.unpack(archive, tmp_path / "out")
+    assert not list(tmp_path.rglob("evil"))
+
+
+@pytest.mark.parametrize("linked", ["good", "/etc/passwd", "../../secret"])
+def test_links_are_never_followed(linked: str, tmp_path: Path) -> None:
+    """The text that they stand for is not written, wherever it is."""
+    link = tarfile.TarInfo("a.en")
+    link.type, link.linkname = tarfile.SYMTYPE, linked
+    archive = tar(tmp_path / "a.tgz", [tarfile.TarInfo("good"), link])
+    said = r"member 'a\.en' (is no plain file|leads out of the archive's folder)"
+    with pytest.raises(ValueError, match=said):
+        out_of(archive, ["a.en"], tmp_path / "out")
+    with pytest.raises(ValueError, match=said):
+        extract.unpack(archive, tmp_path / "all")
+    assert not (tmp_path / "out" / "text0").exists() and not (tmp_path / "all" / "a.en").exists()
+
+
+def test_a_folder_in_a_zip_is_no_text(tmp_path: Path) -> None:
+    mirror.archive(tmp_path / "a.zip", {"a.en/": ""})
+    with pytest.raises(ValueError, match=r"a\.zip: member 'a\.en' is no plain file"):
+        out_of(tmp_path / "a.zip", ["a.en"], tmp_path / "out")
+
+
+def test_a_zip_with_a_password_is_named(tmp_path: Path) -> None:
+    mirror.archive(tmp_path / "a.zip", {"a.en": "text\n"})
+    raw = bytearray((tmp_path / "a.zip").read_bytes())
+    raw[6] |= 1  # encrypted, says the member, and the list of members
+    raw[raw.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "a.zip").write_bytes(raw)
+    with pytest.raises(ValueError, match=r"a\.zip: cannot be read: .*a\.en.* encrypted"):
+        out_of(tmp_path / "a.zip", ["a.en"], tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
+def test_too_many_members_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mirror.archive(tmp_path / name, {str(number): "1\n" for number in range(6)})
+    monkeypatch.setattr(extract, "MEMBERS", 6)
+    assert len(out_of(tmp_path / name, ["5"], tmp_path / "out")) == 1
+    monkeypatch.setattr(extract, "MEMBERS", 5)
+    with pytest.raises(ValueError, match=rf"{name}: has more than 5 members"):
+        out_of(tmp_path / name, ["5"], tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz", "a.zip", "nested.tar", "a.en.gz"])
+def test_what_unpacks_to_too_much_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of zeros without end: refused where so much has been written, and nothing of it stays."""
+    zeros = bytes(20_000_000)
+    packed = gzip.compress(zeros, mtime=0)
+    if name == "a.en.gz":
+        (tmp_path / name).write_bytes(packed)
+    else:
+        mirror.archive(tmp_path / name, {"a.en.gz": packed} if name == "nested.tar" else {"a.en": zeros})
+    member = "a.en.gz" if name == "nested.tar" else "a.en"
+    (tmp_path / "out").mkdir()
+
+    def unpacked() -> None:
+        if name == "a.en.gz":
+            extract.convert(tmp_path / name, name, tmp_path / "out" / "text0")
+        else:
+            out_of(tmp_path / name, [member], tmp_path / "out")
+
+    unpacked()
+    (tmp_path / "out" / "text0").unlink()
+    monkeypatch.setattr(extract, "UNPACKED_BYTES", 1 << 20)
+    with pytest.raises(ValueError, match=rf"{name}: unpacks to more than [1-3] MB; .* --raw"):
+        unpacked()
+    assert list((tmp_path / "out").iterdir()) == []
+    if name in ("a.tgz", "a.zip"):
+        with pytest.raises(ValueError, match=r"unpacks to more than [1-3] MB"):
+            extract.unpack(tmp_path / name, tmp_path / "all")
+
+
+def test_markup_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extract, "MARKUP_BYTES", 1000)
+    (tmp_path / "a.sgm").write_text("<seg>x</seg>" + "\n" * 988)
+    extract.convert(tmp_path / "a.sgm", "a.sgm", tmp_path / "out")
+    (tmp_path / "a.sgm").write_text("<seg>x</seg>" + "\n" * 989)
+    with pytest.raises(ValueError, match=r"a\.sgm: more than 1,000 bytes of markup"):
+        extract.convert(tmp_path / "a.sgm", "a.sgm", tmp_path / "out")
+
+
+@pytest.mark.parametrize("last", ["", "\n"])
+def test_a_limit_counts_whole_lines(last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that is read in pieces is one line."""
+    monkeypatch.setattr(extract, "BLOCK", 10)
+    text = "x" * 35 + "\n" + "y" * 10 + "\nthree" + last
+    (tmp_path / "a.en").write_text(text)
+    for limit, expected in ((1, text[:36]), (2, text[:47]), (3, text), (9, text)):
+        extract.convert(tmp_path / "a.en", "a.en", tmp_path / "out", limit)
+        assert (tmp_path / "out").read_text() == expected
+
+
+def test_web_page_is_not_accepted_as_archive(tmp_path: Path) -> None:
+    (tmp_path / "a.tgz").write_text("\n<!DOCTYPE html><html>Not found</html>")
+    with pytest.raises(ValueError, match=r"a\.tgz: is a web page, not an archive"):
+        out_of(tmp_path / "a.tgz", ["a.en"], tmp_path / "out")
+
+
+# ------------------------------------------------------------------------------------------------ damage
+
+TEXTS = dict(zip(("a.en", "a.de"), mirror.sides(mirror.pairs(40, ("en", "de"))), strict=True))
+PACKED = {f"{name}.gz": gzip.compress(text.encode(), mtime=0) for name, text in TEXTS.items()}
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz", "a.zip", "nested.tar", "nested.zip", "nested.tgz"])
+def test_flipped_bit_is_harmless_or_detected(tmp_path: Path, name: str) -> None:
+    members: dict[str, str | bytes] = dict(PACKED if name.startswith("nested") else TEXTS)
+    mirror.archive(tmp_path / name, members)
+    whole = (tmp_path / name).read_bytes()
+    expected = [text.encode() for text in TEXTS.values()]
+    found = 0
+    # gzip's checksum and length are its last 8 bytes, a zip's list of members its last 200.
+    for place in [*range(0, len(whole), 9), *range(len(whole) - 40, len(whole))]:
+        raw = bytearray(whole)
+        raw[place] ^= 1 << place % 8
+        (tmp_path / name).write_bytes(raw)
+        try:
+            out_of(tmp_path / name, list(members), tmp_path / "out")
+        except ValueError as error:
+            assert str(tmp_path / name) in str(error)
+            assert not list((tmp_path / "out").glob("text?"))
+            found += 1
+        else:
+            assert [(tmp_path / "out" / f"text{index}").read_bytes() for index in (0, 1)] == expected
+            shutil.rmtree(tmp_path / "out")
+    assert found > 40
+
+
+@pytest.mark.parametrize("missing", [*range(1, 9), 20])
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz"])
+def test_compressed_archive_missing_its_last_bytes_is_named(tmp_path: Path, name: str, missing: int) -> None:
+    """The tar in it is whole: only the compression's own end is not there."""
+    mirror.archive(tmp_path / name, dict(TEXTS))
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-missing])
+    with pytest.raises(extract.Damaged, match=rf"{name}: damaged or cut off"):
+        out_of(tmp_path / name, list(TEXTS), tmp_path / "out")
+    assert not list((tmp_path / "out").glob("text?"))
+
+
+@pytest.mark.parametrize(
+    "repack",
+    [
+        lambda tar: gzip.compress(tar + bytes(30_000)),
+        lambda tar: gzip.compress(tar + b"what follows a tar's end is not the tar's" * 1000),
+        lambda tar: gzip.compress(tar) + bytes(700),
+        lambda tar: gzip.compress(tar[:5000]) + gzip.compress(tar[5000:]),
+        lambda tar: tar + bytes(30_000),
+        lambda tar: bz2.compress(tar),
+    ],
+)
+def test_repacked_archive_is_accepted(tmp_path: Path, repack: Callable[[bytes], bytes]) -> None:
+    mirror.archive(tmp_path / "a.tar", dict(TEXTS))
+    (tmp_path / "a.tgz").write_bytes(repack((tmp_path / "a.tar").read_bytes()))
+    found = out_of(tmp_path / "a.tgz", list(TEXTS), tmp_path / "out")
+    assert found == {name: text.encode() for name, text in TEXTS.items()}
+
+
+def test_limit_stops_reading_the_archive(tmp_path: Path) -> None:
+    mirror.archive(tmp_path / "a.tgz", {**TEXTS, "other": "\n".join(map(str, range(50_000)))})
+    (tmp_path / "a.tgz").write_bytes((tmp_path / "a.tgz").read_bytes()[:-1000])
+    assert out_of(tmp_path / "a.tgz", list(TEXTS), tmp_path / "some", limit=2).keys() == TEXTS.keys()
+    with pytest.raises(extract.Damaged):
+        out_of(tmp_path / "a.tgz", list(TEXTS), tmp_path / "all")
+
+
+def test_damaged_compressed_text_is_named(tmp_path: Path) -> None:
+    packed = bytearray(PACKED["a.en.gz"])
+    packed[-6] ^= 1  # in its checksum
+    for raw in (bytes(packed), PACKED["a.en.gz"][:-4]):
+        (tmp_path / "a.en.gz").write_bytes(raw)
+        with pytest.raises(extract.Damaged, match=r"a\.en\.gz: damaged or cut off"):
+            extract.convert(tmp_path / "a.en.gz", "a.en.gz", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "name, beginning, said",
+    [
+        ("a.tgz", b"", "an empty file"),
+        ("a.tgz", b"\n <!-- a comment --> <!DOCTYPE html>\n<html>", "a web page"),
+        ("a.de", b'<?xml version="1.0"?>\n<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML">', "a web page"),
+        ("a.tgz", b'{"error": "no such file"}', "data of another format"),
+        ("a.zip", b"\x1f\x8b\x08", "data of another format"),
+        ("a.en.gz", b"a text\n", "data of another format"),
+        ("a.en", b"\x1f\x8b\x08", "data of another format"),
+        ("a.zip", b"PK\x03\x04", None),
+        ("a.tar.gz", b"\x1f\x8b\x08", None),
+        ("a.tar.xz", b"\x1f\x8b\x08", "data of another format"),
+        ("a.tar.xz", b"\xfd7zXZ\0\0", None),
+        ("a.xml", b'<?xml version="1.0"?>\n<mteval>', None),
+        ("a.en", b"<htmlish> words", None),
+    ],
+)
+def test_file_type_is_detected_from_first_bytes(name: str, beginning: bytes, said: str | None) -> None:
+    assert extract.instead(name, beginning) == said

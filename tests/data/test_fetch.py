@@ -1,0 +1,183 @@
+"""Downloads: verified, resumed, from alternates and mirrors; complete, or absent."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_resid.data import fetch as fetching
+from fairseq_resid.data.fetch import FetchError, RemoteFile, fetch
+from support.web_server import CONTENT, MD5, SHA256, Server, get, known, only_whole
+
+pytestmark = pytest.mark.once
+
+
+def test_download_is_verified_and_kept(server: Server, tmp_path: Path) -> None:
+    found = get(known(server), tmp_path)
+    assert (found.sha256, found.md5, found.bytes, found.url) == (SHA256, MD5, len(CONTENT), f"{server.url}/a.tgz")
+    assert json.loads((tmp_path / "a.tgz.json").read_text()) == asdict(found)
+    only_whole(tmp_path)
+    assert get(known(server), tmp_path) == found
+    assert len(server.asked) == 1
+
+
+def test_changed_file_is_downloaded_again(server: Server, tmp_path: Path) -> None:
+    get(known(server), tmp_path)
+    (tmp_path / "a.tgz").write_bytes(b"something else")
+    get(known(server), tmp_path)
+    only_whole(tmp_path)
+
+
+@pytest.mark.parametrize("record", [None, "{}", "[]", "no JSON"])
+def test_manually_placed_file_is_used_if_its_checksum_matches(
+    server: Server, tmp_path: Path, record: str | None
+) -> None:
+    (tmp_path / "a.tgz").write_bytes(CONTENT)
+    if record is not None:
+        (tmp_path / "a.tgz.json").write_text(record)
+    get(known(server), tmp_path)
+    only_whole(tmp_path)
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1/a b", "http://127.0.0.1:x/a"])
+def test_broken_address_is_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(FetchError, match=r"a\.tgz could not be downloaded"):
+        get(RemoteFile("a.tgz", (url,)), tmp_path)
+
+
+def test_truncated_chunked_response_is_retried(server: Server, tmp_path: Path) -> None:
+    server.script = ["chunks", "chunks"]
+    get(known(server), tmp_path)
+    only_whole(tmp_path)
+    assert len(server.asked) == 3
+
+
+def test_lost_connections_resume_the_download(server: Server, tmp_path: Path) -> None:
+    server.script = ["drop", "503", "drop"]
+    get(known(server), tmp_path)
+    assert [asked for _, asked in server.asked] == [None, "bytes=100000-", "bytes=100000-", "bytes=200000-"]
+    only_whole(tmp_path)
+
+
+@pytest.mark.parametrize("size_known", [True, False])
+def test_partial_file_of_killed_run_is_resumed(server: Server, tmp_path: Path, size_known: bool) -> None:
+    (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:123_456])
+    get(known(server, bytes=len(CONTENT) if size_known else None), tmp_path)
+    assert server.asked == [("/a.tgz", "bytes=123456-")]
+    only_whole(tmp_path)
+
+
+def test_complete_partial_file_is_kept(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "a.tgz.partial").write_bytes(CONTENT)
+    get(known(server, bytes=None), tmp_path)
+    only_whole(tmp_path)
+
+
+@pytest.mark.parametrize("length", [1000, len(CONTENT) + 1000])
+def test_partial_of_another_file_restarts_the_download(server: Server, tmp_path: Path, length: int) -> None:
+    (tmp_path / "a.tgz.partial").write_bytes(b"x" * length)
+    get(known(server, bytes=None), tmp_path)
+    only_whole(tmp_path)
+
+
+def test_server_without_ranges_sends_whole_file(server: Server, tmp_path: Path) -> None:
+    server.honours_ranges = False
+    (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:1000])
+    get(known(server), tmp_path)
+    only_whole(tmp_path)
+
+
+def test_alternates_are_tried_in_order(server: Server, tmp_path: Path) -> None:
+    server.script = ["404", "page"]
+    urls = (f"{server.url}/gone", f"{server.url}/login", f"{server.url}/good", f"{server.url}/never")
+    assert get(known(server, urls=urls), tmp_path).url == urls[2]
+    assert [path for path, _ in server.asked] == ["/gone", "/login", "/good"]
+    only_whole(tmp_path)
+
+
+def test_web_page_is_not_accepted_as_archive(server: Server, tmp_path: Path) -> None:
+    server.script = ["page"]
+    with pytest.raises(FetchError, match=r"a\.tgz: answers with a web page in place of the file"):
+        get(known(server, bytes=None, sha256=None, md5=None), tmp_path)
+    assert not (tmp_path / "a.tgz").exists()
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        ({"bytes": 300_001}, "wrong size: 300000, but 300001 is expected"),
+        ({"sha256": "0" * 64}, f"wrong sha256 checksum: {SHA256}, but {'0' * 64} is expected"),
+        ({"md5": "1" * 32}, f"wrong md5 checksum: {MD5}, but {'1' * 32} is expected"),
+    ],
+)
+def test_other_file_is_refused_without_allow_other_data(
+    server: Server, tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(FetchError, match=said) as error:
+        get(known(server, **changed), tmp_path)
+    assert "--allow-other-data" in str(error.value)
+    assert {path.name for path in tmp_path.iterdir()} == {".a.tgz.lock"}
+    get(known(server, **changed), tmp_path, allow_other=True)
+    only_whole(tmp_path)
+    # What was accepted once is not accepted without being asked again.
+    with pytest.raises(FetchError, match=said):
+        get(known(server, **changed), tmp_path)
+
+
+def test_connection_refused_error_suggests_raw(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/a.tgz"
+    with pytest.raises(FetchError) as error:
+        get(RemoteFile("a.tgz", (url,)), tmp_path)
+    assert url in str(error.value) and "refused" in str(error.value) and "--raw" in str(error.value)
+
+
+def test_failing_server_is_given_up_after_four_attempts(server: Server, tmp_path: Path) -> None:
+    server.script = ["503"] * 9
+    pauses: list[float] = []
+    with pytest.raises(FetchError, match="Service Unavailable"):
+        fetch(known(server), tmp_path, None, False, pauses.append)
+    assert pauses == [2, 4, 8] and len(server.asked) == fetching.ATTEMPTS
+
+
+def test_mirror_replaces_all_addresses(server: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "a mirror"
+    folder.mkdir()
+    (folder / "a.tgz").write_bytes(CONTENT)
+    out = tmp_path / "out"
+    assert get(known(server), out, folder.as_uri() + "/").url == folder.as_uri() + "/a.tgz"
+    only_whole(out)
+    assert server.asked == []
+    (out / "a.tgz").unlink()
+    (out / "a.tgz.partial").write_bytes(CONTENT[:777])
+    get(known(server), out, folder.as_uri())
+    only_whole(out)
+    (folder / "a.tgz").unlink()
+    (out / "a.tgz").unlink()
+    with pytest.raises(FetchError, match="No such file"):
+        get(known(server), out, folder.as_uri())
+
+
+def test_file_without_address_needs_raw(tmp_path: Path) -> None:
+    with pytest.raises(FetchError, match=r"en-vi\.tgz: no address is known; give the folder that has it with --raw"):
+        get(RemoteFile("en-vi.tgz"), tmp_path)
+
+
+def test_full_disk_is_not_retried(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Any, count: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fetching.Progress, "advance", full)
+    with pytest.raises(OSError, match="No space left"):
+        get(known(server), tmp_path)
+    monkeypatch.undo()
+    assert len(server.asked) == 1 and not (tmp_path / "a.tgz").exists()
+    get(known(server), tmp_path)
+    only_whole(tmp_path)

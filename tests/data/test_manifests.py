@@ -1,0 +1,111 @@
+"""The manifests of the corpora, and test sets that come from sacrebleu."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fairseq_resid.data.text import manifest as manifests
+from fairseq_resid.data.text import sources
+from fairseq_resid.data.text.manifest import SPLITS
+from support import mirror
+from support.preparing import ROOT
+
+pytestmark = pytest.mark.once
+
+
+@pytest.mark.parametrize("name", manifests.names())
+def test_every_manifest_is_whole(name: str) -> None:
+    found = manifests.read(manifests.MANIFESTS / f"{name}.yaml")
+    assert found.name == name and (ROOT / "data-prep" / f"{name}.sh").is_file()
+    assert found.text_bytes > 0 and found.vocab_size >= 1000
+    for split in SPLITS:
+        assert found.parts[split] and all(part.lines for part in found.parts[split])
+        labels = [part.name for part in found.parts[split]]
+        assert len(set(labels)) == len(labels)
+    for file in found.files.values():
+        assert all(url.startswith(("http://", "https://")) for url in file.urls)
+        assert file.md5 is None or len(file.md5) == 32
+        assert file.sha256 is None or len(file.sha256) == 64
+
+
+def test_a_file_of_two_corpora_is_the_same_file() -> None:
+    read = [manifests.read(manifests.MANIFESTS / f"{name}.yaml").files for name in manifests.names()]
+    for one in read:
+        for other in read:
+            assert all(one[name] == other[name] for name in one.keys() & other.keys())
+
+
+def test_the_corpora_have_the_papers_sizes() -> None:
+    lines = {
+        name: {split: sum(part.lines or 0 for part in read.parts[split]) for split in SPLITS}
+        for name in manifests.names()
+        for read in [manifests.read(manifests.MANIFESTS / f"{name}.yaml")]
+    }
+    assert lines["iwslt15-en-vi"] == {"train": 133_317, "valid": 1553, "test": 1268}
+    assert lines["wmt14-en-de"] == {"train": 4_520_620, "valid": 3000, "test": 3003}
+    assert lines["wmt14-en-fr"] == {"train": 40_842_333, "valid": 6003, "test": 3003}
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda text: text.replace("source: en\n", ""), "missing required field `source`"),
+        (lambda text: text.replace("form: moses", "form: odd"), "form 'odd': must be one of plain, moses, escaped"),
+        (lambda text: text.replace("form: moses", "form: plain"), "cannot be normalised"),
+        (lambda text: text.replace("normalize: source", "normalize: target"), "must be one of none, source, both"),
+        (
+            lambda text: text.replace("normalize: source", "normalize: yes"),
+            "Expected `str`, got `bool` - at `normalize`",
+        ),
+        (lambda text: text.replace("  dev.tgz:\n", "  dev2.tgz:\n"), "`files` has no dev.tgz"),
+        (lambda text: text + "\tx", "damaged: "),
+        (lambda text: text.replace("vocab_size", "vocabulary"), "unknown field `vocabulary`"),
+    ],
+)
+def test_a_broken_manifest_is_named(change: Callable[[str], str], said: str, tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_text(change((manifests.MANIFESTS / "wmt14-en-de.yaml").read_text()))
+    with pytest.raises(ValueError, match=r"m\.yaml: ") as error:
+        manifests.read(file)
+    assert said in str(error.value)
+
+
+def test_a_test_set_comes_from_sacrebleu_or_its_archive(
+    hosts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """sacrebleu's own code, on a host and in a cache of this test: once as it should be, once with no network."""
+    import sacrebleu.dataset.base
+    import sacrebleu.utils
+
+    read = manifests.read(manifests.MANIFESTS / "wmt14-en-de.yaml")
+    part = read.parts["test"][0]
+    dataset = sacrebleu.utils.DATASETS["wmt14/full"]
+    archive = hosts["de"] / "test-full.tgz"
+    monkeypatch.setattr(dataset, "data", [archive.as_uri()])
+    monkeypatch.setattr(dataset, "md5", [hashlib.md5(archive.read_bytes()).hexdigest()])
+    for module in (sacrebleu.utils, sacrebleu.dataset.base):
+        monkeypatch.setattr(module, "SACREBLEU_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(dataset, "_outdir", str(tmp_path / "cache" / "wmt14_full"), raising=False)
+    monkeypatch.setattr(dataset, "_rawdir", str(tmp_path / "cache" / "wmt14_full" / "raw"), raising=False)
+    way = sources.Way((), None, tmp_path / "downloads", False)
+    bring = lambda: sources._from_sacrebleu(read, way, "test", part, "wmt14/full")  # noqa: E731
+    texts = bring()
+    assert texts is not None and "sacrebleu -t wmt14/full -l en-de" in capsys.readouterr().out
+    assert all(text.is_verified and text.address == "sacrebleu -t wmt14/full -l en-de" for text in texts)
+    paths = sources.extract_all(texts, tmp_path / "out", None)
+    expected = mirror.sides(mirror.pairs(20, ("en", "de"), 8))
+    assert [path.read_text() for path in paths.values()] == list(expected)
+    # Half a file in its cache, as a killed run leaves it.
+    texts[1].file.write_bytes(texts[1].file.read_bytes()[:500])
+    assert bring() is None
+    assert "wrong md5 checksum" in capsys.readouterr().out
+
+    shutil.rmtree(tmp_path / "cache")
+    monkeypatch.setattr(dataset, "data", ["http://127.0.0.1:9/test-full.tgz"])
+    assert bring() is None
+    assert "sacrebleu could not download it" in capsys.readouterr().out

@@ -1,0 +1,243 @@
+"""What preparation refuses: damaged archives, dirty text, folders of something else, wrong flags."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fairseq_resid import records
+from fairseq_resid.data import fetch
+from fairseq_resid.data.text import prepare
+from support import mirror
+from support.preparing import content, fail, main, told
+
+pytestmark = pytest.mark.once
+
+
+def spoiled(hosts: dict[str, Path], folder: Path, name: str, change: Callable[[bytes], bytes]) -> Path:
+    shutil.copytree(hosts["de"], folder)
+    (folder / name).write_bytes(change((folder / name).read_bytes()))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name, change, said",
+    [
+        ("training-parallel-commoncrawl.tgz", lambda raw: raw[:-100], "commoncrawl.tgz: damaged or cut off"),
+        ("training-parallel-nc-v9.tgz", lambda raw: raw[:-5] + b"?" + raw[-4:], "nc-v9.tgz: damaged or cut off (CRC"),
+        ("test-full.tgz", lambda raw: b"<html>503</html>", "answers with a web page in place of the file"),
+        ("dev.tgz", lambda raw: b"503", "answers with data of another format in place of the file"),
+    ],
+)
+def test_bad_archive_is_refused_and_a_good_one_accepted_later(
+    name: str,
+    change: Callable[[bytes], bytes],
+    said: str,
+    hosts: dict[str, Path],
+    en_de: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bad = spoiled(hosts, tmp_path / "bad", name, change)
+    out = tmp_path / "data"
+    for _ in range(2):  # the first run leaves nothing that the second takes for whole
+        assert main("wmt14-en-de", out, "--mirror", bad.as_uri()) == 2
+        assert said in capsys.readouterr().err and not out.exists()
+        assert not list((tmp_path / "downloads").glob(f"{name}*"))
+    assert main("wmt14-en-de", out, "--mirror", hosts["de"].as_uri()) == 0
+    assert content(out) == content(en_de)
+
+
+@pytest.mark.parametrize("cached", ["<html>503</html>", "503"])
+def test_cached_download_that_is_no_archive_is_removed(
+    cached: str, hosts: dict[str, Path], en_de: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    downloads = tmp_path / "downloads"
+    downloads.mkdir()
+    path = downloads / "training-parallel-commoncrawl.tgz"
+    path.write_text(cached)
+    known = replace(fetch.describe(path), url="http://host/training-parallel-commoncrawl.tgz")
+    records.write(path.with_name(path.name + ".json"), known)
+    flags = ["--mirror", hosts["de"].as_uri()]
+    assert main("wmt14-en-de", tmp_path / "data", *flags) == 2
+    assert "it was removed, and the same command downloads it again" in capsys.readouterr().err
+    assert main("wmt14-en-de", tmp_path / "data", *flags) == 0
+    assert content(tmp_path / "data") == content(en_de)
+
+
+def test_a_damaged_archive_of_the_users_stays(
+    hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "training-parallel-nc-v9.tgz"
+    bad = spoiled(hosts, tmp_path / "bad", name, lambda raw: raw[:-5] + b"?" + raw[-4:])
+    before = content(bad)
+    for _ in range(2):
+        assert main("wmt14-en-de", tmp_path / "data", "--raw", bad) == 2
+        error = capsys.readouterr().err
+        assert f"{bad / name}: damaged or cut off" in error and "replace it with a whole file" in error
+    assert content(bad) == before and not (tmp_path / "data").exists()
+
+
+def test_wrong_checksums_are_refused(
+    hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--mirror", hosts["de"].as_uri(), "--out", str(tmp_path / "data"), "--downloads", str(tmp_path / "dl")]
+    assert prepare.main(["wmt14-en-de", *flags]) == 2
+    error = capsys.readouterr().err
+    assert "training-parallel-europarl-v7.tgz: wrong size" in error and "657632379 is expected" in error
+    assert not (tmp_path / "data").exists()
+
+
+def test_sides_of_unequal_length_in_an_archive(
+    hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad"
+    shutil.copytree(hosts["de"], bad)
+    left, right = mirror.sides(mirror.pairs(30, ("en", "de")))
+    members = {"commoncrawl.de-en.de": right + "mehr\n", "commoncrawl.de-en.en": left}
+    mirror.archive(bad / "training-parallel-commoncrawl.tgz", dict(members))
+    assert main("wmt14-en-de", tmp_path / "data", "--raw", bad) == 2
+    error = capsys.readouterr().err
+    assert "commoncrawl.en has 30 lines" in error and "commoncrawl.de has 31: they must be equal" in error
+
+
+def test_dirty_training_text_is_dropped_dirty_test_text_refused(
+    hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad"
+    shutil.copytree(hosts["de"], bad)
+    choose = random.Random(5)
+    items = [(left.encode(), right.encode()) for left, right in mirror.pairs(60, ("en", "de"), 3)]
+    dirt = {
+        "not_utf8": b"caf\xe9",
+        "too_long": b"x" * 1_000_000,
+        "control_characters": b"nul \0 byte",
+        "empty": b"",
+    }
+    for position, line in zip(choose.sample(range(60), 4), dirt.values(), strict=True):
+        items[position] = (line, items[position][1])
+    # Normalised and tokenised, these two sides would not be the same any more.
+    items.append(("Berlin’s „wall“".encode(), " Berlin’s „wall“".encode()))
+    stem = "training/news-commentary-v9.de-en"
+    sides = [b"\xef\xbb\xbf" + b"".join(pair[side] + b"\r\n" for pair in items) for side in (0, 1)]
+    members: dict[str, str | bytes] = {f"{stem}.en": sides[0], f"{stem}.de": sides[1]}
+    mirror.archive(bad / "training-parallel-nc-v9.tgz", members)
+    assert main("wmt14-en-de", tmp_path / "data", "--raw", bad) == 0
+    dropped = told(tmp_path / "data")["lines"]["train"]["dropped"]
+    assert {reason: dropped[reason] for reason in (*dirt, "source_equals_target")} == dict.fromkeys(
+        (*dirt, "source_equals_target"), 1
+    )
+    assert "1 not utf8, 1 too long, 1 control characters, 1 empty, 1 source equals target" in capsys.readouterr().out
+    assert main("wmt14-en-de", tmp_path / "other", "--raw", bad, "--no-clean") == 2
+    assert "--clean drops such pairs" in capsys.readouterr().err
+    for content_, said in ((b"\xff\n" * 20, ":1: not UTF-8"), (b"\xef\xbb\xbfa\n" * 20, "byte-order mark")):
+        mirror.archive(bad / "dev.tgz", {"dev/newstest2013.en": content_, "dev/newstest2013.de": b"b\n" * 20})
+        assert main("wmt14-en-de", tmp_path / "other", "--raw", bad) == 2
+        error = capsys.readouterr().err
+        assert "newstest2013.en" in error and said in error
+
+
+def test_another_corpus_in_the_folder_is_refused(
+    hosts: dict[str, Path], en_de: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(en_de, data)
+    cases: list[tuple[str, list[object], str]] = [
+        ("wmt14-en-fr", ["--raw", hosts["fr"]], "name is wmt14-en-de, not wmt14-en-fr"),
+        ("wmt14-en-de", ["--raw", hosts["de"], "--vocab-size", 99], "vocab_size is 250, not 99"),
+        ("wmt14-en-de", ["--raw", hosts["de"], "--no-clean"], "clean is True, not False"),
+        ("wmt14-en-de", ["--raw", hosts["de"], "--limit", 5], "limit is None, not 5"),
+        ("wmt14-en-de", ["--raw", mirror.wmt14(tmp_path / "other", "de", 90)], "not made from"),
+    ]
+    before = content(data)
+    for name, flags, said in cases:
+        assert main(name, data, *flags) == 2
+        error = capsys.readouterr().err
+        assert "holds another corpus" in error and said in error
+    (data / "corpus.json").write_text("[]")
+    assert main("wmt14-en-de", data, "--raw", hosts["de"]) == 2
+    assert "no corpus.json that this version can read" in capsys.readouterr().err
+    assert content(data).keys() == before.keys()
+
+
+def test_unfinished_work_on_another_text_is_not_thrown_away(
+    hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairseq_resid.data.text.binarise.preprocess", fail)
+    out = tmp_path / "data"
+    assert main("wmt14-en-de", out, "--raw", hosts["de"]) == 1
+    before = content(tmp_path / "data.partial")
+    capsys.readouterr()
+    assert main("wmt14-en-de", out, "--raw", hosts["de"], "--limit", 5) == 2
+    assert main("wmt14-en-fr", out, "--raw", hosts["fr"]) == 2
+    error = capsys.readouterr().err
+    assert "limit is None, not 5" in error and "name is wmt14-en-de, not wmt14-en-fr" in error
+    assert content(tmp_path / "data.partial") == before
+    # The same again begins where it was stopped.
+    assert main("wmt14-en-de", out, "--raw", hosts["de"]) == 1
+    assert capsys.readouterr().out.count("done before") == 4
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(
+    hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data.partial" / "thesis").mkdir(parents=True)
+    (tmp_path / "data.partial" / "thesis" / "text").write_text("years of work")
+    assert main("wmt14-en-de", tmp_path / "data", "--raw", hosts["de"]) == 2
+    assert "holds thesis and is none of ours" in capsys.readouterr().err
+    assert (tmp_path / "data.partial" / "thesis" / "text").exists()
+
+
+def test_no_place_for_the_text_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main("multi30k-en-de", tmp_path / "data", "--raw", tmp_path / "empty") == 2
+    error = capsys.readouterr().err
+    assert "the train text train is not there: none of train.en, train.en.gz" in error
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["nonesuch"], "invalid choice: 'nonesuch'"),
+        (["wmt14-en-de", "--workers", "0"], "--workers 0: must be 1 or more"),
+        (["wmt14-en-de", "--limit", "-3"], "--limit -3: must be 1 or more"),
+        (["wmt14-en-de", "--vocab-size", "x"], "invalid int value"),
+        (["wmt14-en-de", "--out", "."], "--out .: must name a folder to be made"),
+        (["wmt14-en-de", "--raw", "/nowhere"], "--raw /nowhere: no such folder"),
+        (["wmt14-en-de", "--raw", ".", "--mirror", "file:///x"], "not from both"),
+    ],
+)
+def test_wrong_flags(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        prepare.main(flags)
+    assert error.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv, error",
+    [
+        (
+            ["custom", "--name", "x"],
+            "fairseq-resid prepare custom: error: the following arguments are required: --train",
+        ),
+        (["phrasebook"], "fairseq-resid prepare phrasebook: error: the following arguments are required: --out"),
+    ],
+)
+def test_the_first_word_chooses_the_command(argv: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        prepare.main(argv)
+    assert error in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        prepare.main(["--help"])
+    assert f"fairseq-resid prepare {argv[0]} ..." in capsys.readouterr().out
+
+
+def test_normalisation_of_text_that_is_not_tokenised_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("multi30k-en-de", tmp_path / "data", "--normalize", "both") == 2
+    assert "--normalize both: the text of multi30k-en-de is not tokenised here" in capsys.readouterr().err

@@ -1,0 +1,190 @@
+"""Preparation and the disk: full, or with too little room for the corpus."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import resource
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from fairseq_resid.cli import frame
+from fairseq_resid.data.text import binarise, disk, sources
+from fairseq_resid.data.text import manifest as manifests
+from support.preparing import ROOT, command, content, main
+
+pytestmark = pytest.mark.once
+
+
+@pytest.mark.both
+def test_full_disk_is_one_line_and_the_next_run_succeeds(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
+    """No file may grow beyond 8 KB: the tokenised training text does."""
+    small = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))  # noqa: E731
+    run = subprocess.run(command(hosts, tmp_path / "data"), cwd=ROOT, preexec_fn=small, capture_output=True, text=True)
+    assert run.returncode == 2 and not (tmp_path / "data").exists()
+    line = run.stderr.splitlines()[-1]  # what other packages say of files that they cannot write stands before
+    assert "File too large" in line and "run the same command again" in line and "Traceback" not in run.stderr
+    assert subprocess.run(command(hosts, tmp_path / "data"), cwd=ROOT, capture_output=True).returncode == 0
+    assert content(tmp_path / "data") == content(en_de)
+
+
+def test_a_full_disk_while_files_are_copied_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """shutil.copytree says it in an error of its own."""
+    for folder in ("from", "to"):
+        (tmp_path / folder).mkdir()
+    for name in ("valid.en", "valid.de"):
+        (tmp_path / "from" / name).write_text("text\n")
+        (tmp_path / "to" / name).symlink_to("/dev/full")
+
+    @frame.command("prepare", "")
+    def copy(parser: Any, argv: Any) -> None:
+        shutil.copytree(tmp_path / "from", tmp_path / "to", dirs_exist_ok=True)
+
+    assert copy([]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fairseq-resid prepare: error: [Errno 28] No space left on device")
+    assert "; make room and run the same command again" in line and "[(" not in line
+
+
+@pytest.mark.parametrize(
+    "log, has_room, said, code",
+    [
+        (b"", False, "No space left on device; make room and run the same command again", 2),
+        (
+            b"OSError: [Errno 122] Disk quota exceeded\n",
+            True,
+            "Disk quota exceeded; make room and run the same command",
+            1,
+        ),
+        (b"KeyError: 3\n", True, "failed with exit code 1:\nKeyError: 3\n", 1),
+    ],
+)
+def test_a_full_disk_in_fairseq_preprocess_is_told(
+    log: bytes,
+    has_room: bool,
+    said: str,
+    code: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its log says so, unless the log's own disk is the full one."""
+
+    def failing(argv: list[str], output: IO[bytes], lock: int | None, errors: IO[bytes]) -> int:
+        errors.write(log)
+        return 1
+
+    monkeypatch.setattr(binarise.children, "run", failing)
+    if not has_room:
+        (tmp_path / "data.room").symlink_to("/dev/full")
+
+    @frame.command("prepare", "")
+    def preprocess(parser: Any, argv: Any) -> None:
+        binarise.preprocess(tmp_path, tmp_path / "data", "a", "b", ("train", "valid", "test"), 1, 9)
+
+    assert preprocess([]) == code
+    assert said in capsys.readouterr().err
+
+
+class Tells(SimpleHTTPRequestHandler):
+    """A mirror that tells the size of a file by HEAD."""
+
+    asked: list[str]
+
+    def do_HEAD(self) -> None:
+        self.asked.append(self.path)
+        super().do_HEAD()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class TellsNot(Tells):
+    """One that does not."""
+
+    def do_HEAD(self) -> None:
+        self.send_error(405)
+
+
+@contextlib.contextmanager
+def web(folder: Path, handler: type[Tells]) -> Iterator[str]:
+    handler.asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def checked(name: str, folder: Path, mirror: str | None = None, raw: Path | None = None) -> None:
+    """The check alone of a run into FOLDER."""
+    read = manifests.read(manifests.MANIFESTS / f"{name}.yaml")
+    way = sources.Way((raw,) if raw else (), mirror, folder / "downloads", True)
+    disk.check(read, way, folder / "data", None, sources.find(read, way) if raw else None)
+
+
+def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**12, 10**12 - size, size))
+
+
+def test_too_little_disk_is_said_before_anything_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free(monkeypatch, 10**9)
+    assert main("wmt14-en-fr", tmp_path / "data", "--mirror", "file:///nowhere") == 2
+    captured = capsys.readouterr()
+    assert "GB are needed on its disk and 1.0 GB are free" in captured.err and "--out" in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["de", "fr"])
+def test_a_small_mirror_or_folder_needs_little_disk(
+    target: str, hosts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some 50 MB are for whatever the corpus."""
+    free(monkeypatch, 60_000_000)
+    name, host = f"wmt14-en-{target}", hosts[target]
+    checked(name, tmp_path, raw=host)
+    checked(name, tmp_path, host.as_uri())
+    with web(host, Tells) as url:
+        checked(name, tmp_path, url)
+        # Every file once, alternates too; then those that are not there yet.
+        files = list(manifests.read(manifests.MANIFESTS / f"{name}.yaml").files)
+        assert sorted(Tells.asked) == sorted(f"/{file}" for file in files)
+        (tmp_path / "downloads").mkdir()
+        shutil.copy(host / "dev.tgz", tmp_path / "downloads")
+        Tells.asked.clear()
+        checked(name, tmp_path, url)
+        assert sorted(Tells.asked) == sorted(f"/{file}" for file in files if file != "dev.tgz")
+    with web(host, TellsNot) as url, pytest.raises(ValueError, match="GB are needed"):
+        checked(name, tmp_path, url)
+    with pytest.raises(ValueError, match="GB are needed"):
+        checked(name, tmp_path)
+
+
+def test_a_mirror_that_has_only_the_alternates_needs_little_disk(
+    hosts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free(monkeypatch, 60_000_000)
+    for file in hosts["de"].iterdir():
+        name = file.name.replace(".tgz", ".zip") if file.name.startswith("training") else file.name
+        (tmp_path / name).write_bytes(bytes(1000))
+    checked("wmt14-en-de", tmp_path / "out", tmp_path.as_uri())
+
+
+def test_a_large_mirror_needs_much_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 GB in a file of its own, in place of the manifest's 0.7 GB."""
+    free(monkeypatch, 15 * 10**9)
+    checked("wmt14-en-de", tmp_path / "out")
+    for name in manifests.read(manifests.MANIFESTS / "wmt14-en-de.yaml").files:
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(20 * 10**9 if "europarl" in name else 1000)
+    with pytest.raises(ValueError, match=r"20\.0 GB are needed"):
+        checked("wmt14-en-de", tmp_path / "out", tmp_path.as_uri())

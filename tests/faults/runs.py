@@ -1,0 +1,50 @@
+"""Faults in fairseq_resid/runs, which plant_faults.py plants."""
+
+from __future__ import annotations
+
+from faults.fault import Fault
+
+FAULTS = [
+    Fault(
+        "resuming: a hole in a checkpoint is not seen",
+        "fairseq_resid/runs/launch.py",
+        "return file.is_file() and zip_damage(file) is None",
+        "return file.is_file()",
+        "runs/test_kills.py",
+    ),
+    Fault(
+        "plan: update-freq is ignored in the effective batch",
+        "fairseq_resid/runs/plan.py",
+        "        return self.world_size * self.size * self.update_freq",
+        "        return self.world_size * self.size",
+        "runs/test_plan.py",
+    ),
+    Fault(
+        "plan: bf16 on GPUs that have none",
+        "fairseq_resid/runs/plan.py",
+        "capability >= (8, 0)",
+        "capability >= (7, 0)",
+        "runs/test_plan.py",
+    ),
+    Fault(
+        "launch: a run goes on under changed settings",
+        "fairseq_resid/runs/launch.py",
+        'PLACE_FLAGS = ("--user-dir", ',
+        'PLACE_FLAGS = ("--lr", "--user-dir", ',
+        "runs/test_launch.py",
+    ),
+    Fault(
+        "Slurm: the process's device is chosen by its rank among all",
+        "fairseq_resid/runs/devices.py",
+        '"SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")',
+        '"SLURM_STEP_NUM_TASKS", "SLURM_PROCID")',
+        "runs/test_plan.py",
+    ),
+    Fault(
+        "averaging: the best checkpoint counts",
+        "fairseq_resid/runs/run.py",
+        'r"checkpoint(\\d+)\\.pt"',
+        'r"checkpoint(\\d+|_best)\\.pt"',
+        "evaluation/test_averaging.py",
+    ),
+]

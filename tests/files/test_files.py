@@ -1,0 +1,116 @@
+"""files.py and records.py: whole or not at all, one process at a time, typed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from fairseq_resid import records
+from fairseq_resid.files import locked, replacing, write_text
+
+pytestmark = pytest.mark.once
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from fairseq_resid.files import locked
+with locked(Path(sys.argv[1]), "busy"):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@dataclass(frozen=True)
+class Known:
+    name: str
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+def test_file_is_replaced_atomically(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    write_text(file, "old\n")
+    with pytest.raises(RuntimeError), replacing(file) as partial:
+        partial.write_text("half")
+        raise RuntimeError
+    assert file.read_text() == "old\n" and [path.name for path in tmp_path.iterdir()] == ["file"]
+    with replacing(file) as partial:
+        partial.write_text("new")
+        assert file.read_text() == "old\n"
+    assert file.read_text() == "new" and [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_taken_lock_is_refused_or_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = tmp_path / "lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None and holder.stdin is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="somebody is there"), locked(lock, "somebody is there"):
+            pass
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+        with locked(lock, "somebody is there", wait=True) as descriptor:
+            assert descriptor > 2 and holder.wait() == 0
+
+
+def test_lock_is_recreated_after_its_folder_was_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    with locked(folder / ".lock", "busy"):
+        pass
+    (folder / ".lock").unlink()
+    with locked(folder / ".lock", "busy"):
+        assert (folder / ".lock").is_file()
+
+
+def test_records_are_typed(tmp_path: Path) -> None:
+    file = tmp_path / "known.json"
+    records.write(file, Known("Đường", {"a": 1}))
+    assert file.read_text(encoding="utf-8") == '{\n  "name": "Đường",\n  "sizes": {\n    "a": 1\n  }\n}\n'
+    assert records.read(file, Known) == Known("Đường", {"a": 1})
+    file.write_text('{"name": "x", "of_a_later_version": 1}')
+    assert records.read(file, Known) == Known("x")
+    assert records.as_type({"name": "y"}, Known) == Known("y")
+    assert records.read_if_there(tmp_path / "none.json", Known) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "Input data was truncated"),
+        (b"", "Input data was truncated"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b"{}", "Object missing required field `name`"),
+        (b'{"name": 1}', "Expected `str`, got `int` - at `name`"),
+        (b'{"name": "x", "sizes": {"a": "b"}}', "Expected `int`, got `str` - at `sizes[...]`"),
+        (b'{"name": "\xff"}', "invalid"),
+    ],
+)
+def test_damaged_record_names_its_field(content: bytes, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "known.json"
+    file.write_bytes(content)
+    with pytest.raises(ValueError) as caught:
+        records.read(file, Known, "the command")
+    assert str(caught.value).startswith(f"{file}: damaged, or not written by the command: ")
+    assert said.lower() in str(caught.value).lower() and "\n" not in str(caught.value)
+    assert records.remembered(file, Known) is None
+
+
+def test_yaml_records_are_typed_too(tmp_path: Path) -> None:
+    file = tmp_path / "known.yaml"
+    file.write_text("name: x\nsizes: {a: 1}\n")
+    assert records.read(file, Known) == Known("x", {"a": 1})
+    for content in ("name: [", "sizes: 1", "- x"):
+        file.write_text(content)
+        with pytest.raises(ValueError, match=r"known\.yaml: damaged: "):
+            records.read(file, Known)
+
+
+def test_missing_record_names_the_command_that_writes_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none\.json: no such file: run the command first$"):
+        records.read(tmp_path / "none.json", Known, "the command")

@@ -1,0 +1,88 @@
+"""Files of run, study and data folders that somebody else made: devices, pipes, bombs and giants are refused."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fairseq_resid import files, records
+from fairseq_resid.runs.run import Record, Run
+
+pytestmark = pytest.mark.once
+# Each reads RUN/NAME through the one function that opens foreign files.
+READERS: dict[str, Callable[[Path], object]] = {
+    "train.log": lambda path: list(Run(path.parent).log_lines()),
+    "run.json": lambda path: records.read(path, Record),
+    "study.yaml": lambda path: records.read(path, dict),
+    "test.hyp": files.read_lines,
+}
+
+
+def zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def giant(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("make", [zeros, pipe, giant])
+def test_devices_pipes_and_giants_are_refused(make: Callable[[Path], None], name: str, tmp_path: Path) -> None:
+    make(tmp_path / name)
+    wrong = "bytes; at most" if make is giant else "not a regular file"
+    with pytest.raises(ValueError, match=rf"{name}: .*{wrong}"):
+        READERS[name](tmp_path / name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("content", [b"\0", b"\n", b"line\n"], ids=["one line", "empty lines", "lines"])
+def test_compressed_bomb_is_refused_in_little_memory(content: bytes, tmp_path: Path) -> None:
+    """3 GB of one text, from 3 to 9 MB of file; the memory is that of a process of its own."""
+    with gzip.open(tmp_path / "train.log.gz", "wb", compresslevel=1) as file:
+        for _ in range(300):
+            file.write(content * (10_000_000 // len(content)))
+    code = "import sys\nfrom pathlib import Path\nfrom fairseq_resid import files\n"
+    code += "try:\n    files.read_lines(Path(sys.argv[1]))\nexcept ValueError as error:\n    print(error)\n"
+    code += "(peak,) = [line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')]\n"
+    code += "print(int(peak) // 1024)"
+    command = [sys.executable, "-c", code, str(tmp_path / "train.log")]
+    error, megabytes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "train.log" in error and ("too large" in error or "NUL" in error)
+    assert int(megabytes) < 900
+
+
+def test_long_lines_are_refused_and_ordinary_ones_read(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * files.MOST_LINE_BYTES + b"\n")
+    with pytest.raises(ValueError, match="a:1: too large"):
+        files.read_lines(tmp_path / "a")
+    (tmp_path / "a").write_bytes(b"x" * (files.MOST_LINE_BYTES - 1) + b"\nlast")
+    assert [len(line) for line in files.read_lines(tmp_path / "a")] == [files.MOST_LINE_BYTES - 1, 4]
+
+
+def test_aliases_in_yaml_are_refused(tmp_path: Path) -> None:
+    """Nine levels of nine aliases stand for 9^9 values."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    (tmp_path / "study.yaml").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=r"study\.yaml: damaged: aliases"):
+        records.read(tmp_path / "study.yaml", dict)
+
+
+def test_folder_in_place_of_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "train.log").mkdir()
+    with pytest.raises(ValueError, match=r"train\.log: no such file"):
+        files.read_lines(tmp_path / "train.log")
+    with pytest.raises(IsADirectoryError):
+        files.read_bytes(tmp_path / "train.log")

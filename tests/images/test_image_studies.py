@@ -1,0 +1,59 @@
+"""Studies of image models: their measures, a whole study, what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairseq_resid.__main__ import main
+from fairseq_resid.evaluation import images as scoring
+from fairseq_resid.runs.run import Run
+from fairseq_resid.study import measures
+
+pytestmark = pytest.mark.once
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_image_measures_are_means_over_images(tmp_path: Path) -> None:
+    answers = [
+        scoring.Answer(0, 0, 0.5),
+        scoring.Answer(1, 2, 2.0),
+        scoring.Answer(2, 2, 0.5),
+        scoring.Answer(2, 0, 3.0),
+    ]
+    scoring.write(scoring.answers_file(Run(tmp_path), "test"), answers)
+    for name, expected in (("error", 50.0), ("NLL", 1.5)):
+        measure = measures.kind("error").measures[name]
+        assert measure.score(np.array(measure.parts(Run(tmp_path), "test")).sum(axis=0)) == pytest.approx(expected)
+
+
+def test_image_study_runs_end_to_end(recipe: Path, tmp_path: Path) -> None:
+    file = tmp_path / "farm.yaml"
+    file.write_text(
+        f"title: Farm\nrecipe: {recipe}\nmeasure: error\nanalyze: 1\nflags: --arch preact_resnet20\nbaseline: plain\n"
+        "arms: {plain: --residual xskip, recursive: --residual rskip_ln}\n"
+        "plan: [{setting: recipe, arms: [plain, recursive], seeds: 2}]\n"
+    )
+    command = [sys.executable, "-m", "fairseq_resid", "study", str(file), "--work", str(tmp_path / "work")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (tmp_path / "farm" / "results.md").read_text()
+    assert "## error minus the baseline's" in page and "Test sets: test, 40 images" in page
+    assert "| recipe | recursive |" in page and "BLEU" not in page
+    assert (tmp_path / "farm" / "recipe.plain.seed1" / "analysis" / "analysis.json").is_file()
+    assert not (tmp_path / "farm" / "recipe.plain.seed2" / "analysis").exists()
+
+
+def test_measure_of_another_task_is_refused(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "farm.yaml"
+    file.write_text(
+        f"title: Farm\nrecipe: {recipe}\nmeasure: NLL\nflags: --arch preact_resnet20\nbaseline: plain\n"
+        "arms: {plain: --residual xskip}\nplan: [{setting: recipe, arms: [plain], seeds: 1}]\n"
+    )
+    assert main(["study", str(file), "--work", str(tmp_path / "work")]) == 2
+    assert "measure: NLL: the recipe's task is image_classification; its measure is error" in capsys.readouterr().err

@@ -1,0 +1,157 @@
+"""Trainings on images: learning, resuming, several processes, workers, bad flags."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fairseq_resid.__main__ import main
+from fairseq_resid.runs.run import Run
+from support.image_models import FLAGS, train, weights
+from support.ports import free_port
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[2]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.both
+def test_amp_step_uses_the_unscaled_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGD, whose step shows by what its gradient was divided; Adam's would not."""
+    from fairseq.optim.amp_optimizer import AMPOptimizer
+    from fairseq.optim.sgd import SGD
+
+    monkeypatch.setattr(torch.cuda.amp, "GradScaler", lambda **given: torch.amp.GradScaler("cpu", **given))
+    weight = nn.Parameter(torch.ones(1))
+    of = Namespace(lr=[0.1], momentum=0.9, weight_decay=0.0)
+    common = Namespace(fp16_init_scale=128, amp_scale_window=None, min_loss_scale=1e-4)
+    optimizer = AMPOptimizer(Namespace(optimizer=of, common=common), [weight], SGD(of, [weight]))
+    optimizer.backward(3 * weight.sum())
+    assert float(optimizer.clip_grad_norm(0.0)) == pytest.approx(3)
+    optimizer.step()
+    assert weight.item() == pytest.approx(1 - 0.1 * 3)
+
+
+@pytest.mark.both
+def test_training_logs_error_and_learning_rates(runs: list[Path]) -> None:
+    records_of = [row for row in Run(runs[1]).log_records() if "valid_error" in row]
+    assert float(records_of[-1]["valid_error"]) + float(records_of[-1]["valid_accuracy"]) == pytest.approx(
+        100, abs=0.02
+    )
+    assert any("alpha.stage2.0.conv" in row for row in Run(runs[1]).log_records())
+    summary = Run(runs[0]).training_summary()
+    assert summary.unit == "images" and summary.num_updates == 12 and summary.target_tokens == 384
+    rates = {row["num_updates"]: float(row["lr"]) for row in Run(runs[0]).log_records() if "lr" in row}
+    assert rates["6"] == 0.05 and rates["10"] == 0.005
+
+
+@pytest.mark.both
+def test_resuming_is_bitwise_equal_for_any_number_of_workers(recipe: Path, runs: list[Path], tmp_path: Path) -> None:
+    halves = tmp_path / "halves"
+    assert train(recipe, halves, "--residual", "xskip", "--max-update", "7") == 0
+    record = json.loads((halves / "run.json").read_text())
+    record["command"] = [word if word != "7" else "12" for word in record["command"]]
+    record["finished"] = False
+    (halves / "run.json").write_text(json.dumps(record))
+    assert train(recipe, halves, "--residual", "xskip", "--max-update", "12") == 0
+    workers = tmp_path / "workers"
+    assert train(recipe, workers, "--residual", "xskip", "--num-workers", "2") == 0
+    for name, expected in weights(runs[0]).items():
+        assert torch.equal(weights(halves)[name], expected), name
+        assert torch.equal(weights(workers)[name], expected), name
+
+
+@pytest.mark.both
+def test_two_processes_train_one_model(recipe: Path, tmp_path: Path) -> None:
+    """fairseq's own gradient buffers take no weight that is channels-last."""
+    run = tmp_path / "two"
+    train_sh = [str(ROOT / "scripts" / "train.sh"), str(recipe), "--arch", "preact_resnet20", "--residual", "sas"]
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "--no-python", "--"]
+    torchrun[1:1] = ["--master-port", str(free_port())]
+    environment = {**os.environ, "FAIRSEQ_RESID_VENV": sys.prefix}
+    command = [*torchrun, *train_sh, "--run", str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((run / "run.json").read_text())
+    assert record["finished"] and record["plan"]["batch-size"] == 16 and record["plan"]["effective batch"] == 32
+    assert Run(run).training_summary().num_updates == 12
+
+
+@pytest.mark.both
+def test_data_workers_end_with_their_epoch(data: Path, tmp_path: Path) -> None:
+    watched = (
+        "import os\nfrom fairseq_resid.tasks.images import ImageClassificationTask as Task\nbegin = Task.begin_epoch\n"
+        "def counted(self, epoch, model):\n    begin(self, epoch, model)\n    me = os.getpid()\n"
+        "    print('CHILDREN', len(open(f'/proc/{me}/task/{me}/children').read().split()), flush=True)\n"
+        "Task.begin_epoch = counted\nfrom fairseq_cli.train import cli_main\ncli_main()\n"
+    )
+    flags = f"{data} --user-dir fairseq_resid --arch preact_resnet20 --stage-channels 8,8,8 {FLAGS} --max-epoch 4"
+    flags += f" --no-save --save-dir {tmp_path / 'run'} --num-workers 1"
+    command = [sys.executable, "-c", watched, *shlex.split(flags)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    counts = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("CHILDREN")]
+    # A worker of training and one of validation, and one that is just ending; one more for every epoch would be 7.
+    assert len(counts) == 4 and max(counts) <= 4 and "AssertionError" not in done.stderr
+
+
+def test_mixing_text_and_images_is_refused(recipe: Path, runs: list[Path], tmp_path: Path, capsys: Capture) -> None:
+    run = ["--run", str(tmp_path / "run")]
+    assert main(["train", str(recipe), "--arch", "transformer_sas", *run]) == 2
+    assert "--arch transformer_sas: a model of text, and the recipe's task is image_cl" in capsys.readouterr().err
+    assert main(["train", "multi30k-en-de", "--arch", "rir", *run]) == 2
+    assert "--arch rir: a model of images, and the recipe's task is translation" in capsys.readouterr().err
+    assert main(["attention", str(runs[0]), "--cpu"]) == 2
+    assert "a model of images, which does not attend" in capsys.readouterr().err
+    assert main(["analyze", str(runs[0]), "--subset", "nosuch", "--cpu"]) == 2
+    assert "nosuch.npy: no such file" in capsys.readouterr().err
+
+
+def test_evaluation_marks_subsets_used_in_training(recipe: Path, data: Path, tmp_path: Path, capsys: Capture) -> None:
+    run = tmp_path / "all"
+    flags = ["--train-subset", "train+valid", "--valid-subset", "test", "--stage-channels", "8,8,8"]
+    assert train(recipe, run, *flags) == 0
+    assert Run(run).training_summary().best_valid_loss is not None
+    assert main(["evaluate", str(run), "--cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "all valid (the model was trained on it): error" in said and "all test: error" in said
+    assert "| valid (trained on), 24 | error |" in (run / "card.md").read_text()
+    assert main(["analyze", str(run), "--sentences", "8", "--no-ablation", "--cpu"]) == 0
+    assert "on 8 images of valid, which it was trained on" in capsys.readouterr().out
+    assert main(["train", "multi30k-en-de-small", str(data), "--arch", "transformer_sas", "--run", str(run) + "2"]) == 2
+    assert "holds images, and the recipe's task reads text" in capsys.readouterr().err
+    file = tmp_path / "farm.yaml"
+    file.write_text(
+        f"title: Farm\nrecipe: {recipe}\nmeasure: error\nflags: --arch preact_resnet20 --train-subset train+valid\n"
+        "baseline: plain\narms: {plain: --residual xskip}\nplan: [{setting: recipe, arms: [plain], seeds: 1}]\n"
+        "tuning: {flag: --lr, grid: [0.1, 0.2], seed: 9}\n"
+    )
+    assert main(["study", str(file), "--work", str(tmp_path / "work")]) == 2
+    assert "tuning: valid: --train-subset has it too" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--residual", "hyper"], "its state is wider than C channels"),
+        (["--crop-padding", "40"], "--crop-padding 40: 0 to 32 are allowed here"),
+        (["--max-tokens", "4096"], "--max-tokens"),
+    ],
+)
+def test_bad_training_flags_are_refused(
+    recipe: Path, tmp_path: Path, flags: list[str], message: str, capsys: Capture
+) -> None:
+    assert train(recipe, tmp_path / "run", *flags) != 0
+    said = capsys.readouterr().err
+    log = tmp_path / "run" / "train.log"
+    assert message in said + (log.read_text() if log.exists() else "")

@@ -1,0 +1,93 @@
+"""prepare-images if its output exists: finished, different, damaged, interrupted."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.image_folders import content, error_of, main
+
+pytestmark = pytest.mark.once
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_finished_preparation_is_not_repeated(by_classes: Path, made: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "animals"
+    shutil.copytree(made, out)
+    before = content(out)
+    (tmp_path / "animals.partial" / "raw").mkdir(parents=True)  # of a run that was killed at its very end
+    for flags, checked in (([], "sizes"), (["--verify"], "checksums")):
+        assert main("custom", out, "--raw", by_classes, "--valid", 3, *flags) == 0
+        assert capsys.readouterr().out == f"{out}: holds these images already (its {checked} are right)\n"
+    assert content(out) == before and {path.name for path in tmp_path.iterdir()} == {"animals"}
+
+
+def test_other_settings_are_refused(by_classes: Path, made: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "animals"
+    shutil.copytree(made, out)
+
+    def said(name: str, *flags: object) -> str:
+        return error_of(capsys, name, out, *flags)
+
+    other = f"{out}: holds other images ("
+    assert said("custom", "--raw", by_classes) == f"{other}valid is 3, not None); choose another folder"
+    cifar = ["--mirror", "http://nowhere"]
+    assert said("cifar10", *cifar) == (
+        f"{other}name is custom, not cifar10, valid is 3, not 5000); choose another folder"
+    )
+    raw = tmp_path / "raw"
+    shutil.copytree(by_classes, raw)
+    (raw / "train" / "cat" / "0000.png").rename(raw / "train" / "cat" / "0009.png")
+    assert said("custom", "--raw", raw, "--valid", 3) == f"{other}not made from raw); choose another folder"
+    (out / "images.json").write_text("{}")
+    expected = f"{out}: exists and holds no images.json that this version can read; remove it or choose another folder"
+    assert said("custom", "--raw", by_classes, "--valid", 3) == expected
+
+
+def test_damaged_image_data_is_detected(by_classes: Path, made: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "animals"
+    shutil.copytree(made, out)
+    raw = bytearray((out / "train.npy").read_bytes())
+    raw[-5] ^= 1
+    (out / "train.npy").write_bytes(raw)
+    flags = ["--raw", by_classes, "--valid", 3]
+    assert main("custom", out, *flags) == 0
+    assert "train.npy has another checksum than images.json says" in error_of(capsys, "custom", out, *flags, "--verify")
+    (out / "train.npy").write_bytes(raw[:-5])
+    (out / "test.npy").unlink()
+    said = error_of(capsys, "custom", out, *flags)
+    assert "train.npy has" in said and "test.npy is missing" in said
+
+
+@pytest.mark.parametrize("stop", ["os.replace", "image_folder.begin", "sha256"])
+def test_interrupted_preparation_gives_same_result_when_repeated(
+    stop: str, by_classes: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    out, flags = tmp_path / "animals", ["--raw", by_classes, "--valid", 3, "--workers", 2]
+    with monkeypatch.context() as patch:
+        patch.setattr(f"fairseq_resid.data.images.prepare.{stop}", interrupt)
+        assert main("custom", out, *flags) == 130
+    assert capsys.readouterr().err.endswith("interrupted; the same command begins again, and a download goes on\n")
+    assert list(tmp_path.iterdir()) == []
+    # Killed: nothing was cleared away.
+    for name in ("data/train.npy", "data/more", "raw/train/cat/0000.png", ".lock"):
+        (tmp_path / "animals.partial" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "animals.partial" / name).write_text("half of")
+    assert main("custom", out, *flags) == 0
+    assert content(out) == content(made) and list(tmp_path.iterdir()) == [out]
+
+
+def test_unrelated_working_folder_is_not_touched(by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
+    work = tmp_path / "animals.partial"
+    work.mkdir()
+    (work / "text.json").write_text("{}")
+    assert main("custom", tmp_path / "animals", "--raw", by_classes) == 2
+    assert f"{work}: holds text.json and is none of ours; remove it" in capsys.readouterr().err
+    assert (work / "text.json").read_text() == "{}"

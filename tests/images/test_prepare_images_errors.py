@@ -1,0 +1,244 @@
+"""Errors of prepare-images: bad releases, folders and flags each give one line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fairseq_resid.data.images import by_class
+from fairseq_resid.data.images import folder as image_folder
+from support import mirror
+from support.image_folders import CIFAR10, CIFAR100, error_of, main, release
+
+pytestmark = pytest.mark.once
+
+Capture = pytest.CaptureFixture[str]
+
+TRAIN = CIFAR10.members["train"][1]
+IMAGE = bytes([3]) + bytes(3072)
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        (
+            {"data_batch_2_bin": IMAGE * 2 + IMAGE[:-1]},
+            f"{TRAIN} has 9,218 bytes, and images of 3,073 bytes are expected",
+        ),
+        ({"data_batch_2_bin": b""}, f"{TRAIN} has 0 bytes, and images of 3,073 bytes are expected; is it whole?"),
+        ({"data_batch_2_bin": None}, f"has no member {TRAIN}; it has "),
+        (
+            {"data_batch_2_bin": IMAGE * 2 + b"\x0a" + IMAGE[1:]},
+            f"{TRAIN}: image 3 has the label 10, and the labels of cifar10 are 0 to 9",
+        ),
+        ({"meta_txt": "airplane\nship\n"}, f"{CIFAR10.names} does not name the classes of cifar10"),
+    ],
+)
+def test_release_with_wrong_members_is_refused(
+    changed: dict[str, Any], said: str, tmp_path: Path, capsys: Capture
+) -> None:
+    archive = release(tmp_path / "raw", **changed)
+    found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", archive, "--allow-other-data")
+    assert found.startswith(str(archive)) and said in found
+
+
+def web_page(archive: Path) -> None:
+    archive.write_text("<!DOCTYPE html><html>Log in</html>")
+
+
+def cut_off(archive: Path) -> None:
+    archive.write_bytes(archive.read_bytes()[:-1000])
+
+
+def flipped(archive: Path) -> None:
+    raw = bytearray(archive.read_bytes())
+    raw[len(raw) // 2] ^= 4
+    archive.write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    "damage, said",
+    [(web_page, "is a web page, not an archive"), (cut_off, "damaged or cut off"), (flipped, "damaged or cut off")],
+)
+def test_damaged_release_is_refused(damage: Callable[[Path], None], said: str, tmp_path: Path, capsys: Capture) -> None:
+    archive = release(tmp_path / "raw")
+    damage(archive)
+    found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", archive)
+    assert found.startswith(f"not the released file (--allow-other-data accepts it): {archive}: wrong md5 checksum: ")
+    found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", archive.parent, "--allow-other-data")
+    assert found.startswith(f"{archive}: {said}") and found.endswith("replace it with a whole file")
+    if damage is not web_page:
+        host = ["--mirror", archive.parent.as_uri()]
+        assert error_of(capsys, "cifar10", tmp_path / "data", *host).endswith("--raw DIR or --mirror URL can help")
+        found = error_of(capsys, "cifar10", tmp_path / "data", *host, "--allow-other-data")
+        assert found.endswith("it was removed, and the same command downloads it again")
+        assert not (tmp_path / "downloads" / archive.name).exists()
+
+
+def test_wrong_number_of_images_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """Also in an archive whose checksum is right."""
+    archive = release(tmp_path / "raw")
+    monkeypatch.setattr("fairseq_resid.data.images.sources.problem", lambda *_: None)
+    found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", archive)
+    assert "train has 30 images, and 50,000 are expected; test has 10 images, and 10,000 are expected" in found
+
+
+def changed(path: Path, change: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(change(path.read_bytes()))
+
+
+def to(mode: str, size: tuple[int, int] = (32, 32), form: str = "png") -> Callable[[Path], None]:
+    return lambda raw: Image.new(mode, size).save(raw / "train/dog/0001.png", form)
+
+
+def link(target: str, name: str = "train/dog/0009.png") -> Callable[[Path], None]:
+    return lambda raw: (raw / name).symlink_to(target)
+
+
+BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "size": (to("RGB", (33, 32)), "train/dog/0001.png: 33x32 pixels, and 32x32 are expected"),
+    "high": (to("RGB", (32, 40)), "train/dog/0001.png: 32x40 pixels, and 32x32 are expected"),
+    "16 bits": (to("I;16"), "train/dog/0001.png: more than 8 bits a channel (I;16)"),
+    "floats": (to("F", form="tiff"), "train/dog/0001.png: more than 8 bits a channel (F)"),
+    "format": (to("RGB", form="pcx"), "train/dog/0001.png: no image of a format that is read (BMP, GIF, JPEG,"),
+    "text": (lambda raw: (raw / "train/dog/a.txt").write_text("x"), "train/dog/a.txt: no image of a format that is"),
+    "empty": (lambda raw: changed(raw / "test/dog/0001.png", lambda _: b""), "test/dog/0001.png: no image of a format"),
+    "cut off": (
+        lambda raw: changed(raw / "train/emu/0004.png", lambda data: data[:-700]),
+        "train/emu/0004.png: no image that can be read: ",
+    ),
+    "damaged": (
+        lambda raw: changed(raw / "train/emu/0004.png", lambda data: data[:900] + b"damage" + data[906:]),
+        "train/emu/0004.png: no image that can be read: ",
+    ),
+    "first": (lambda raw: changed(raw / "train/cat/0000.png", lambda data: data[:60]), "train/cat/0000.png: no image"),
+    "no train": (lambda raw: (raw / "train").rename(raw / "training"), "the images are not there: none of a folder"),
+    "no test": (lambda raw: (raw / "test").rename(raw / "tests"), ": has no folder test/; it needs train/CLASS/IMAGE"),
+    "valid": (lambda raw: (raw / "valid").mkdir(), "/valid: valid is made of training images (--valid N)"),
+    "no class": (lambda raw: (shutil.rmtree(raw / "test"), (raw / "test").mkdir()), "/test: holds no images"),
+    "empty class": (lambda raw: (raw / "train/fox").mkdir(), "train/fox: holds no images"),
+    "unknown class": (
+        lambda raw: shutil.copytree(raw / "test/dog", raw / "test/fox"),
+        "test/fox: no class; the classes are those of ",
+    ),
+    "file": (lambda raw: (raw / "train/notes.txt").write_text("x"), "train/notes.txt: is no folder; "),
+    "folder": (lambda raw: (raw / "train/dog/more").mkdir(), "train/dog/more: is no file; the folder of a class holds"),
+    "link out": (link("/etc/hostname"), "train/dog/0009.png: a link that leads out of the folder"),
+    "class out": (link("../..", "train/fox"), "train/fox: a link that leads out of the folder"),
+    "link to nothing": (link("nothing"), "train/dog/0009.png: is no file"),
+    "one value": (
+        lambda raw: [Image.new("RGB", (32, 32)).save(file) for file in (raw / "train").rglob("*.png")],
+        "the training images have one value everywhere in a channel: they cannot be normalised",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_bad_folder_is_refused(case: str, workers: int, by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
+    raw = tmp_path / "raw"
+    shutil.copytree(by_classes, raw)
+    change, said = BAD[case]
+    change(raw)
+    found = error_of(capsys, "custom", tmp_path / "data", "--raw", raw, "--workers", workers)
+    assert said in found and (str(raw) in found or case == "one value") and not (tmp_path / "data").exists()
+
+
+def test_known_corpus_requires_its_classes(by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
+    found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", by_classes)
+    assert found == (
+        f"{by_classes}/train/emu: no class; the classes are those airplane, automobile, bird, cat, deer, dog, frog, "
+        "horse, ship, truck"
+    )
+    raw = mirror.images(tmp_path / "raw", CIFAR10.classes, 1, 1)
+    shutil.rmtree(raw / "test" / "frog")
+    found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", raw)
+    assert found == f"{raw}/test: has no folder for the class frog"
+    assert len(CIFAR100.classes) == len(set(CIFAR100.classes)) == 100 and list(CIFAR100.classes) == sorted(
+        CIFAR100.classes
+    )
+
+
+def test_decompression_bomb_is_refused(
+    by_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    for limit in (1000, 500):  # Pillow warns, and refuses
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        found = error_of(capsys, "custom", tmp_path / "data", "--raw", by_classes)
+        assert f"{by_classes}/train/cat/0000.png: no image that can be read: Image size (1024 pixels) exceeds" in found
+
+
+def test_bad_image_in_archive_is_named(by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
+    inside = {str(file.relative_to(by_classes)): file.read_bytes() for file in by_classes.rglob("*.png")}
+    archive = tmp_path / "raw.tar.xz"
+    mirror.archive(archive, {**inside, "train/cat/0002.png": b"no image"})
+    found = error_of(capsys, "custom", tmp_path / "data", "--raw", archive)
+    assert found.startswith(f"{archive}/train/cat/0002.png: no image of a format that is read")
+    mirror.archive(archive, {f"top/{name}": data for name, data in inside.items()})
+    found = error_of(capsys, "custom", tmp_path / "data", "--raw", archive)
+    assert found.startswith(f"{archive}: has no folder train/; it needs train/CLASS/IMAGE")
+
+
+def die(*_: Any, **__: Any) -> None:
+    os._exit(1)
+
+
+def test_dead_image_worker_is_reported(
+    by_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(by_class, "_decode_all", die)
+    assert main("custom", tmp_path / "data", "--raw", by_classes, "--workers", 2) == 1
+    assert "a worker process ended (out of memory?); fewer --workers need less" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name, flags, said",
+    [
+        ("cifar10", ["--valid", 0], "--valid 0: must be 1 or more"),
+        ("cifar10", ["--workers", 0], "--workers 0: must be 1 or more"),
+        ("cifar10", ["--raw", "nowhere"], "--raw nowhere: no such file or folder"),
+        ("cifar10", ["--raw", ".", "--mirror", "file:///"], "--raw and --mirror: images come from disk or from"),
+        ("custom", [], "custom: name the folder of your images with --raw"),
+        ("custom", ["--mirror", "file:///"], "custom: name the folder of your images with --raw"),
+        ("cifar1000", [], "invalid choice: 'cifar1000'"),
+        (
+            "cifar10",
+            ["--raw", "{empty}"],
+            "{empty}: the images are not there: none of cifar-10-binary.tar.gz, a folder",
+        ),
+        ("custom", ["--raw", "{file}"], "{file}: the images are not there: none of a folder with train/CLASS/IMAGE"),
+        ("custom", ["--raw", "{images}", "--valid", 15], "--valid 15: must be less than the 15 training images"),
+        ("custom", ["--raw", "{images}", "--valid", 14], "--valid 14: would take all 5 training images of dog"),
+    ],
+)
+def test_wrong_flags_are_refused(
+    name: str, flags: list[object], said: str, by_classes: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.bin").write_text("x")
+    places = {"empty": tmp_path / "empty", "file": tmp_path / "file.bin", "images": by_classes}
+    given = [str(flag).format(**places) for flag in flags]
+    assert said.format(**places) in error_of(capsys, name, tmp_path / "data", *given)
+
+
+def test_reader_names_a_changed_or_missing_file(made: Path, tmp_path: Path) -> None:
+    out = tmp_path / "animals"
+    shutil.copytree(made, out)
+    known = image_folder.read(out)
+    shutil.copy(out / "test.npy", out / "valid.npy")
+    with pytest.raises(ValueError, match=r"valid\.npy: not the valid split of "):
+        image_folder.open_split(out, "valid", known)
+    np.save(out / "valid.npy", np.array([{"a": 1}], dtype=object))
+    with pytest.raises(ValueError, match=r"valid\.npy: damaged: "):
+        image_folder.open_split(out, "valid", known)
+    (out / "valid.npy").unlink()
+    with pytest.raises(ValueError, match=r"valid\.npy: no such file"):
+        image_folder.open_split(out, "valid", known)

@@ -1,0 +1,261 @@
+"""`fairseq-resid train`: one command that trains, resumes, finds a finished run, passes signals on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_resid.cli import machine
+from fairseq_resid.runs import launch
+from fairseq_resid.runs.training_command import TrainingCommand
+from support.fake_training import calls
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = sys.executable
+Capture = pytest.CaptureFixture[str]
+
+
+def test_finished_training_is_not_repeated(fake_train: Path, capsys: Capture) -> None:
+    words = ["quickstart", "--arch", "transformer_sas", "--lr", "0.5"]
+    assert launch.main(words) == 0
+    (call,) = calls(fake_train)
+    assert call.startswith("data-bin/phrasebook --encoder-layers 2") and call.endswith("--log-format json --lr 0.5")
+    assert "--arch transformer_sas --distributed-world-size 1 --max-tokens 1600 --save-dir checkpoints/quick" in call
+    shown = capsys.readouterr().out
+    assert "+ fairseq-train data-bin/phrasebook" in shown and "--adam-betas '(0.9, 0.98)'" in shown
+    record = json.loads(Path("checkpoints/quickstart-transformer_sas/run.json").read_text())
+    assert record["finished"] and record["command"][0] == "fairseq-train" and record["sessions"][0]["versions"]["torch"]
+    assert launch.main(words) == 0
+    assert len(calls(fake_train)) == 1 and "trained already" in capsys.readouterr().out
+
+
+def test_failed_training_resumes_only_with_same_settings(fake_train: Path, capsys: Capture) -> None:
+    words = ["quickstart", "--arch", "transformer", "--run", "run"]
+    (fake_train / "code").write_text("3")
+    assert launch.main(words) == 1
+    assert "exit code 3" in capsys.readouterr().err
+    assert launch.main([*words, "--lr", "0.25"]) == 2
+    error = capsys.readouterr().err
+    assert "run: was begun with other settings" in error and "0.25" in error and len(calls(fake_train)) == 1
+    (fake_train / "code").write_text("0")
+    assert launch.main(words) == 0
+    assert len(calls(fake_train)) == 2 and calls(fake_train)[0] == calls(fake_train)[1]
+
+
+def test_run_without_checkpoint_may_change_settings(fake_train: Path) -> None:
+    words = ["quickstart", "--arch", "transformer", "--run", "run"]
+    (fake_train / "crash").touch()
+    (fake_train / "code").write_text("2")
+    assert launch.main([*words, "--lr", "3"]) == 1
+    (fake_train / "crash").unlink()
+    (fake_train / "code").write_text("0")
+    assert launch.main(words) == 0
+
+
+def test_resume_accepts_another_path_of_the_plugin(fake_train: Path) -> None:
+    words = ["quickstart", "--arch", "transformer", "--run", str(fake_train / "run")]
+    (fake_train / "code").write_text("3")
+    assert launch.main(words) == 1
+    record = json.loads((fake_train / "run" / "run.json").read_text())
+    command = record["command"]
+    command[command.index("--user-dir") + 1] = "fairseq_resid"
+    (fake_train / "run" / "run.json").write_text(json.dumps(record))
+    (fake_train / "code").write_text("0")
+    assert launch.main(words) == 0
+
+
+def test_truncated_last_checkpoint_is_replaced_by_newest_numbered_one(fake_train: Path, capsys: Capture) -> None:
+    words = ["quickstart", "--arch", "transformer", "--run", "run"]
+    (fake_train / "code").write_text("3")
+    assert launch.main(words) == 1
+    torch.save({"update": 9}, "run/checkpoint_1_9.pt")
+    torch.save({"update": 18}, "run/checkpoint_2_18.pt")
+    whole = Path("run/checkpoint_2_18.pt").read_bytes()
+    Path("run/checkpoint_last.pt").write_bytes(whole[: len(whole) // 2])
+    capsys.readouterr()
+    assert launch.main(words) == 1
+    assert "checkpoint_last.pt: missing or not whole; going on from checkpoint_2_18.pt" in capsys.readouterr().out
+    assert Path("run/checkpoint_last.pt").read_bytes() == whole
+    Path("run/checkpoint_last.pt").unlink()
+    Path("run/checkpoint_2_18.pt").write_bytes(whole[:100])
+    assert launch.main(words) == 1
+    assert "missing or not whole; going on from checkpoint_1_9.pt" in capsys.readouterr().out
+    for file in Path("run").glob("*.pt"):
+        file.write_bytes(whole[:100])
+    before = calls(fake_train)
+    assert launch.main(words) == 2
+    assert "run: none of its checkpoints is whole" in capsys.readouterr().err and calls(fake_train) == before
+
+
+@pytest.mark.parametrize("text", ["{", '{"x": 1}', "[]", '{"command": 3, "finished": true}'])
+def test_damaged_run_record_is_named(fake_train: Path, capsys: Capture, text: str) -> None:
+    (fake_train / "run").mkdir()
+    (fake_train / "run" / "run.json").write_text(text)
+    assert launch.main(["quickstart", "--arch", "transformer", "--run", "run"]) == 2
+    assert "run/run.json: damaged" in capsys.readouterr().err and not calls(fake_train)
+
+
+def test_launcher_locks_the_run_and_stops_its_child(fake_train: Path, capsys: Capture) -> None:
+    """SIGTERM to the launcher stops fairseq-train and waits for it; until then the folder is locked."""
+    (fake_train / "slow").touch()
+    words = ["quickstart", "--arch", "transformer", "--run", "run"]
+    # The environment's Python, with the fake command found first: it is beside no interpreter of ours.
+    code = f"import sys; sys.executable = {str(fake_train / 'bin' / 'python')!r}\n"
+    code += f"from fairseq_resid.runs.launch import main; sys.exit(main({words!r}))"
+    process = subprocess.Popen([PYTHON, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    deadline = time.monotonic() + 60
+    while not Path("run/checkpoint_1_9.pt").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert launch.main(words) == 2
+    assert "run: another training or evaluation is at work in it" in capsys.readouterr().err
+    process.terminate()
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert calls(fake_train)[-1] == "asked to stop"
+    (fake_train / "slow").unlink()
+    assert launch.main(words) == 0
+
+
+def test_checkpoints_without_run_record_are_not_touched(fake_train: Path, capsys: Capture) -> None:
+    (fake_train / "run").mkdir()
+    (fake_train / "run" / "checkpoint_last.pt").touch()
+    assert launch.main(["quickstart", "--arch", "transformer", "--run", "run"]) == 2
+    assert "holds checkpoints but no run.json" in capsys.readouterr().err and not calls(fake_train)
+
+
+def test_order_and_spelling_of_flags_do_not_matter(fake_train: Path) -> None:
+    """As the record of an older version has them."""
+    words = ["quickstart", "--arch", "transformer", "--run", "run"]
+    (fake_train / "code").write_text("3")
+    assert launch.main(words) == 1
+    record = json.loads(Path("run/run.json").read_text())
+    command = TrainingCommand.parse(record["command"])
+    words_ = [word for group in reversed(command.flags) for word in spelled(*group)]
+    record["command"] = ["fairseq-train", command.data, *words_]
+    Path("run/run.json").write_text(json.dumps(record))
+    (fake_train / "code").write_text("0")
+    assert launch.main(words) == 0
+
+
+def spelled(flag: str, values: tuple[str, ...]) -> list[str]:
+    return [f"{flag}={values[0]}"] if len(values) == 1 else [flag, *values]
+
+
+def test_plan_is_printed_and_recorded(fake_train: Path, capsys: Capture) -> None:
+    words = ["quickstart", "--arch", "transformer", "--run", "run", "--max-tokens", "800", "--cpu"]
+    assert launch.main([*words, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "effective batch processes × max-tokens × update-freq = 1 × 800 × 2 = 1,600 padded positions" in shown
+    assert "run: CPU; " in shown and "; fp32 (CPU)\n" in shown and "+ fairseq-train" in shown
+    assert not calls(fake_train) and not Path("run").exists()
+    assert launch.main(words) == 0
+    assert "--max-tokens 800 --update-freq 2" in calls(fake_train)[0]
+    record = json.loads(Path("run/run.json").read_text())
+    assert record["plan"]["effective batch"] == 1600 and record["seed"] == 1
+    (session,) = record["sessions"]
+    assert session["hardware"]["cpu"] and session["started"] and "commit" in session
+    assert launch.main([*words, "--effective-batch", "800"]) == 2
+    assert "--update-freq was 2, now not given" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        launch.main([*words, "--effective-batch", "0"])
+
+
+def test_resume_with_other_versions_warns_and_records_both(fake_train: Path, capsys: Capture, monkeypatch: Any) -> None:
+    words = ["quickstart", "--arch", "transformer", "--run", "run"]
+    (fake_train / "code").write_text("3")
+    assert launch.main(words) == 1
+    (fake_train / "code").write_text("0")
+    monkeypatch.setattr(machine, "versions", lambda _: {"torch": "9"})
+    monkeypatch.setattr(machine, "commit", lambda: "c0ffee")
+    assert launch.main(words) == 0
+    shown = capsys.readouterr().out
+    assert "run: goes on with other commit" in shown and "run: goes on with other versions" in shown
+    sessions = json.loads(Path("run/run.json").read_text())["sessions"]
+    assert [session["commit"] == "c0ffee" for session in sessions] == [False, True]
+    assert sessions[1]["versions"] == {"python": machine.python(), "torch": "9"} != sessions[0]["versions"]
+
+
+def test_stop_time_does_not_finish_a_run(fake_train: Path, capsys: Capture) -> None:
+    words = ["quickstart", "--arch", "transformer", "--run", "run", "--max-update", "20"]
+    assert launch.main([*words, "--stop-time-hours", "0.1"]) == 0
+    assert not json.loads(Path("run/run.json").read_text())["finished"]
+    Path("run/train.log").write_text('{"epoch": 1, "train_loss": "1", "train_num_updates": "20"}\n')
+    assert launch.main([*words, "--stop-time-hours", "2"]) == 0  # another limit is no other training
+    assert len(calls(fake_train)) == 2 and json.loads(Path("run/run.json").read_text())["finished"]
+    assert launch.main(words) == 0
+    assert "trained already" in capsys.readouterr().out and len(calls(fake_train)) == 2
+
+
+def test_equivalent_recipe_spellings_are_the_same_run(fake_train: Path, capsys: Capture) -> None:
+    Path("mine.txt").write_text("data-bin/phrasebook/ --max-tokens 100\n")
+    assert launch.main(["mine.txt", "--arch", "transformer", "--run", "run"]) == 0
+    Path("mine.txt").write_text("\ufeffdata-bin/./phrasebook \\\n  --max-tokens=100 \\\n --update-freq 1 # no more\n")
+    assert launch.main(["mine.txt", "--arch", "transformer", "--run", str(fake_train / "run")]) == 0
+    assert "trained already" in capsys.readouterr().out
+    # as 0.2.0 wrote it
+    record = json.loads(Path("run/run.json").read_text())
+    command = TrainingCommand.parse(record["command"]).without(["--distributed-world-size"])
+    old = {"command": command.argv, "finished": True, "versions": {}}
+    Path("run/run.json").write_text(json.dumps(old))
+    assert launch.main(["mine.txt", "--arch", "transformer", "--run", "run"]) == 0
+
+
+def test_interrupt_of_launcher_reaches_fairseq_train(fake_train: Path) -> None:
+    (fake_train / "slow").touch()
+    code = f"import sys; sys.executable = {str(fake_train / 'bin' / 'python')!r}\n"
+    code += "from fairseq_resid.cli import children; children.INTERRUPT_AFTER = 0.2\n"
+    code += "from fairseq_resid.runs.launch import main\n"
+    code += "sys.exit(main(['quickstart', '--arch', 'transformer', '--run', 'run']))"
+    process = subprocess.Popen([PYTHON, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    deadline = time.monotonic() + 60
+    while not Path("run/checkpoint_1_9.pt").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=25) == 128 + signal.SIGINT
+    assert calls(fake_train)[-1] == "asked to stop"
+
+
+def test_recorded_commit_says_if_files_were_changed(tmp_path: Path, monkeypatch: Any) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
+    package = tmp_path / "fairseq_resid"
+    package.mkdir()
+    monkeypatch.setattr(machine, "PACKAGE", package)
+    assert machine.commit() is None
+    (package / "version.py").write_text("1")
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert machine.commit() == head
+    (package / "version.py").write_text("2")
+    assert machine.commit() == f"{head} with changes"
+
+
+def test_openmp_spin_time_is_bounded_unless_user_sets_it() -> None:
+    assert launch.spinning({"PATH": "x"}) == {"GOMP_SPINCOUNT": launch.SPIN_COUNT}
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
+        assert launch.spinning({name: "1"}) == {}
+
+
+def test_cpu_allocator_settings_apply_unless_user_sets_them() -> None:
+    assert launch.allocating({"PATH": "x"}) == launch.ALLOCATOR
+    for name in launch.ALLOCATOR:
+        assert launch.allocating({name: "1"}) == {}
+
+
+def test_failed_training_shows_end_of_its_log(fake_train: Path, capsys: Capture) -> None:
+    program = fake_train / "bin" / "fairseq-train"
+    program.write_text("#!/bin/sh\necho out of memory\necho of the GPU >&2\nexit 7\n")
+    assert launch.main(["quickstart", "--arch", "transformer", "--run", "run"]) == 1
+    out, error = capsys.readouterr()
+    end = "error: fairseq-train failed with exit code 7; the last lines of run/train.log:"
+    assert error.endswith(f"{end}\n    out of memory\n    of the GPU\n") and "out of memory" not in out
+    assert launch.main(["quickstart", "--arch", "transformer", "--run", "run", "--verbose"]) == 1
+    assert "\nout of memory\nof the GPU\n" in capsys.readouterr().out

@@ -1,0 +1,174 @@
+"""Recipes, architectures, data and flags that `fairseq-resid train` accepts or refuses."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fairseq_resid.runs import launch, plan, recipe
+from fairseq_resid.runs.run import Run
+from fairseq_resid.runs.training_command import TrainingCommand
+from support.fake_training import calls, make_data
+
+Capture = pytest.CaptureFixture[str]
+
+RUN = ["--run", "run"]
+
+
+@pytest.mark.parametrize("flag", ["--save-dir", "--log-file=x", "--user-dir", "--log-format"])
+def test_flags_that_move_the_run_are_refused(fake_train: Path, capsys: Capture, flag: str) -> None:
+    assert launch.main(["quickstart", "--arch", "transformer", flag, "x"]) == 2
+    assert f"{flag.split('=')[0]}: set by this command" in capsys.readouterr().err and not calls(fake_train)
+
+
+def test_recipe_with_open_quote_is_named(fake_train: Path, capsys: Capture) -> None:
+    (fake_train / "mine.txt").write_text("data --adam-betas '(0.9\n")
+    assert launch.main(["mine.txt", "--arch", "transformer"]) == 2
+    assert "mine.txt: No closing quotation" in capsys.readouterr().err
+
+
+def test_unknown_recipe_error_lists_recipes(fake_train: Path, capsys: Capture) -> None:
+    assert launch.main(["quikstart", "--arch", "transformer"]) == 2
+    error = capsys.readouterr().err
+    assert "quikstart: no such recipe" in error and "multi30k-en-de, quickstart" in error and not calls(fake_train)
+
+
+def test_unknown_architecture_error_suggests_similar_names(fake_train: Path, capsys: Capture) -> None:
+    assert launch.main(["quickstart", "--arch", "transformer_sass"]) == 2
+    error = capsys.readouterr().err
+    assert "--arch transformer_sass: no such architecture; near ones: transformer_sas" in error
+    assert launch.main(["quickstart", "--arch", "nonsense"]) == 2
+    assert "near ones: transformer, transformer_sas" in capsys.readouterr().err and not calls(fake_train)
+
+
+def test_architecture_size_that_contradicts_recipe_is_refused(fake_train: Path, capsys: Capture) -> None:
+    make_data(fake_train / "data")
+    Path("mine.txt").write_text("data --encoder-embed-dim 512 --max-tokens 100\n")
+    assert launch.main(["mine.txt", "--arch", "transformer_sas_big"]) == 2
+    error = capsys.readouterr().err
+    assert "--arch transformer_sas_big has --encoder-embed-dim 1024, and the recipe 512" in error
+    assert launch.main(["mine.txt", "--arch", "transformer_sas_wmt_en_de"]) == 0
+    assert launch.main(["mine.txt", "--arch", "transformer_sas_big", "--encoder-embed-dim", "1024"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--drop-out", "0.1"], "--drop-out: fairseq-train has no such flag; near ones: --dropout"),
+        (["--zzz=1"], "--zzz: fairseq-train has no such flag\n"),
+        (["--optimizer", "adan"], "argument --optimizer: invalid choice: 'adan' (choose from "),
+        (["--clip-norm", "much"], "argument --clip-norm: invalid float value: 'much'"),
+        (["--skip-lambda"], "argument --skip-lambda: expected one argument"),
+    ],
+)
+def test_invalid_fairseq_flags_are_refused_before_training(
+    words: list[str], message: str, fake_train: Path, capsys: Capture
+) -> None:
+    for dry in (["--dry-run"], []):
+        assert launch.main(["quickstart", "--arch", "transformer_rskip_ln", "--run", "run", *words, *dry]) == 2
+        out, error = capsys.readouterr()
+        assert error.startswith(f"fairseq-resid train: error: {message}") and error.count("\n") == 1 and not out
+    assert not calls(fake_train) and not Path("run").exists()
+
+
+def test_missing_data_error_names_the_prepare_command(fake_train: Path, capsys: Capture) -> None:
+    assert launch.main(["wmt14-en-de", "--arch", "transformer"]) == 2
+    assert (
+        "data-bin/wmt14-en-de: no such data folder; fairseq-resid prepare wmt14-en-de makes it"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "other --fp16",
+        "--memory-efficient-fp16 other",
+        "--seed 3 other",
+        "--restore-file other other --cpu",
+        "--seed 3 other --wandb-project other",
+    ],
+)
+def test_given_data_folder_replaces_that_of_the_recipe(extra: str, fake_train: Path, capsys: Capture) -> None:
+    """Wherever it stands; what is the value of a flag stays one."""
+    make_data(fake_train / "other")
+    words = ["quickstart", *extra.split(), "--arch", "transformer", "--run", "run", "--precision", "auto"]
+    assert launch.main([*words, "--dry-run"]) == 0
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert command[:3] == ["+", "fairseq-train", "other"] and "data-bin/phrasebook" not in command
+    assert command.count("other") == extra.split().count("other")
+    assert launch.main(words) == 0
+    assert launch.main(["quickstart", "--arch", "transformer", "--run", "run"]) == 2
+    assert "the data was other, now data-bin/phrasebook" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("recipe_text", "extra", "said"),
+    [
+        (
+            "data-bin/phrasebook --max-tokens 9",
+            "other --seed 3 another",
+            "one data folder is needed, and these are given: other, another",
+        ),
+        ("--max-tokens 9", "", "one data folder is needed, and these are given: none"),
+        ("data-bin/phrasebook --max-tokens 9 --arch transformer", "", "--arch: set by this command"),
+        ("data-bin/phrasebook --max-tokens 9", "--fp16 --bf16", "--bf16 and --fp16: give one of them"),
+        ("data-bin/phrasebook --max-tokens 9", "--seed -1", "--seed -1: one whole number, 0 or more"),
+        ("data-bin/phrasebook --max-tokens 9", "--batch-size", "--batch-size/--max-sentences: expected one argument"),
+        ("data-bin/phrasebook --max-tokens 9", "--batch-size 0", "--batch-size 0: one whole number, 1 or more"),
+        ("data-bin/phrasebook --max-tokens 9", "--run mine.txt", "--run mine.txt: is a file"),
+        ("half --max-tokens 9", "", "half: not a whole data folder: it has no train*.idx of both languages"),
+    ],
+)
+def test_contradicting_flags_are_refused(
+    recipe_text: str, extra: str, said: str, fake_train: Path, capsys: Capture
+) -> None:
+    make_data(fake_train / "half")
+    (fake_train / "half" / "train.en-vi.en.idx").unlink()
+    Path("mine.txt").write_text(recipe_text)
+    assert launch.main(["mine.txt", *extra.split(), "--arch", "transformer", *([] if "--run" in extra else RUN)]) == 2
+    assert said in capsys.readouterr().err and not calls(fake_train)
+
+
+def test_recipe_is_parsed_like_a_shell_does(tmp_path: Path) -> None:
+    text = (
+        "\ufeff# It's mine: \\\ndata#2 --lr 1e-3 \\\n  --dropout 0.1# # 10%\n\t#--fp16\n--adam-betas '(0.9, 0.98)' #'\n"
+    )
+    (tmp_path / "mine.txt").write_text(text)
+    words = ["data#2", "--lr", "1e-3", "--dropout", "0.1#", "--adam-betas", "(0.9, 0.98)"]
+    assert recipe.read(str(tmp_path / "mine.txt")) == words
+
+
+@pytest.mark.parametrize("name", recipe.available())
+@pytest.mark.parametrize("arch", ["transformer", "transformer_sas", "transformer_rskip_ln"])
+def test_shipped_recipes_parse_and_keep_checkpoints_to_average(name: str, arch: str, tmp_path: Path) -> None:
+    from fairseq import options
+
+    import fairseq_resid.models  # noqa: F401  (registers the architectures)
+
+    words = recipe.read(name)
+    if name.endswith("v3") and arch == "transformer":  # stock has no --final-norm: the baseline is ours, pre-norm
+        arch, words = "transformer_resid", [*words, "--residual", "pre_ln"]
+    base = TrainingCommand.parse(words)
+    planned = plan.make(base, TrainingCommand(), [], None)
+    command = launch.build_command(base, arch, Run(tmp_path), TrainingCommand(), planned.argv)
+    args = options.parse_args_and_arch(options.get_training_parser(), command.arguments)
+    assert args.arch == arch and args.distributed_world_size == 1
+    if "epoch" in recipe.evaluation(name):  # as published: every epoch is kept, and the last ones are averaged
+        assert not args.no_epoch_checkpoints and args.keep_last_epochs == -1 and args.save_interval_updates == 0
+        return
+    # design: the checkpoints that are averaged span at most the final fifth of training
+    assert args.no_epoch_checkpoints
+    updates = args.max_update or 3570
+    assert args.keep_interval_updates * args.save_interval_updates <= 0.2 * updates
+
+
+def test_missing_tensorboard_is_named(fake_train: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["quickstart", "--arch", "transformer", "--tensorboard-logdir", "tb", "--dry-run"]
+    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    assert launch.main(words) == 2
+    assert "--tensorboard-logdir: needs TensorBoard: run pip install tensorboard" in capsys.readouterr().err
+    monkeypatch.setattr(launch, "find_spec", lambda name: name == "tensorboardX" or None)
+    assert launch.main(words) == 0

@@ -1,0 +1,68 @@
+"""TrainingCommand: any spelling of a command line in, one spelling out, without loss."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from fairseq_resid import records
+from fairseq_resid.runs.run import Record, Run
+from fairseq_resid.runs.training_command import TrainingCommand
+from fairseq_resid.study import archive
+from support.shells import ROOT
+
+pytestmark = pytest.mark.once
+parse = TrainingCommand.parse
+WORDS = ["data", "--lr", "0.1", "--adam-betas=(0.9, 0.98)", "--fp16", "--lenpen", "-1", "--lr", "0.2"]
+
+
+def test_last_value_of_a_repeated_flag_counts() -> None:
+    command = parse(WORDS)
+    assert command.data == "data" and command.get("--lr") == ("0.2",) and command.value("--lr", "1") == "0.2"
+    assert command.get("--fp16") == () and "--fp16" in command and command.value("--fp16", "no") == "no"
+    assert command.get("--lenpen") == ("-1",) and command.get("--bf16") is None and "--bf16" not in command
+
+
+def test_program_name_is_optional_and_synonyms_are_one_flag() -> None:
+    assert parse(["fairseq-train", "d", "--max-sentences", "4"]) == parse(["d", "--batch-size", "4"])
+    assert parse([]) == TrainingCommand() and TrainingCommand().arguments == []
+
+
+def test_without_and_only_select_flags() -> None:
+    command = parse(WORDS)
+    rest = ["data", "--adam-betas", "(0.9, 0.98)", "--lenpen", "-1"]
+    assert command.without(["--lr", "--fp16"]).arguments == rest
+    assert command.only(["--fp16", "--lr", "--none"]).arguments == ["--fp16", "--lr", "0.2"]
+
+
+def test_later_command_adds_flags_and_replaces_the_data() -> None:
+    both = parse(["a", "--lr", "1"]).and_then(parse(["b", "--lr", "2"]))
+    assert both.argv == ["fairseq-train", "b", "--lr", "1", "--lr", "2"]
+    assert parse(["a"]).and_then(parse(["--fp16"])).arguments == ["a", "--fp16"]
+
+
+def test_changes_name_flags_whatever_their_order() -> None:
+    assert parse(["a", "--x"]).changes(parse(["b", "--x", "1"])) == ["the data was a, now b", "--x was given, now 1"]
+    assert parse(["a", "--x=1", "--y", "2"]).changes(parse(["a", "--y", "2", "--x", "1"])) == []
+
+
+@pytest.mark.parametrize("words", ["--n", "--n 1 2", "--n x", "--n 0", "--n -1", "--n 1.5"])
+def test_value_that_is_no_whole_number_is_named(words: str) -> None:
+    with pytest.raises(ValueError, match=f"^{words.rstrip()} ?: one whole number, 1 or more, is needed"):
+        parse(words.split()).integer("--n")
+
+
+def test_whole_number_has_a_default_and_a_least() -> None:
+    assert parse([]).integer("--n") is None and parse([]).integer("--n", 3) == 3
+    assert parse(["--n", "0"]).integer("--n", least=0) == 0
+
+
+@pytest.mark.parametrize("study", ["multi30k-depth", "cifar10-small"])
+def test_every_kept_command_is_read_and_written_unchanged(study: str) -> None:
+    folders = archive.run_folders(archive.runs(ROOT / "studies" / study))
+    assert len(folders) > 5
+    for folder in folders:
+        command = records.read(Run(folder).record, Record).command
+        assert parse(command).argv == command
+        assert parse(shlex.split(shlex.join(command))) == parse(command)
