@@ -174,7 +174,7 @@ def test_two_processes_equal_one_with_same_effective_batch(
     assert record["finished"] and record["plan"]["processes"] == 2 and record["plan"]["effective batch"] == 28
     assert not [word for word in record["command"] if "rank" in word or "init-method" in word]
     again = wait(start(launched(recipe, run), free_port()), path)
-    assert "".join(again).count("trained already") == 1
+    assert "".join(again).count("already trained") == 1
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_run_resumes_on_other_number_of_processes(
     wait(by_hand(launched(recipe, run), free_port()), os.environ["PATH"])
     cut_back(run, 4)
     (output,) = wait([(launched(recipe, run), {})], os.environ["PATH"])
-    assert "goes on with processes × batch-size × update-freq = 1 × 14 × 2 = 28 examples in place of " in output
+    assert "resuming with processes × batch-size × update-freq = 1 × 14 × 2 = 28 examples instead of " in output
     assert "2 × 14 × 1 = 28 examples: the same batches in the same order; run.json keeps both" in output
     cut_back(run, 8)
     wait(by_hand(launched(recipe, run), free_port()), os.environ["PATH"])

@@ -49,7 +49,7 @@ def test_changes_name_flags_whatever_their_order() -> None:
 
 @pytest.mark.parametrize("words", ["--n", "--n 1 2", "--n x", "--n 0", "--n -1", "--n 1.5"])
 def test_value_that_is_no_whole_number_is_named(words: str) -> None:
-    with pytest.raises(ValueError, match=f"^{words.rstrip()} ?: one whole number, 1 or more, is needed"):
+    with pytest.raises(ValueError, match=f"^{words.rstrip()} ?: must be one whole number, 1 or more"):
         parse(words.split()).integer("--n")
 
 
