@@ -24,9 +24,9 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # In this order: what one page makes, the next one uses.
-FOLDERS = "data-prep scripts/recipes fairseq_resid fairseq_resid/evaluation fairseq_resid/connections"
-FOLDERS += " . fairseq_resid/analysis fairseq_resid/data/images studies"
-PAGES = [(ROOT / folder / "README.md").read_text(encoding="utf-8") for folder in FOLDERS.split()]
+FILES = "docs/data.md docs/training.md fairseq_resid/README.md docs/evaluation.md fairseq_resid/connections/README.md"
+FILES += " README.md docs/analysis.md docs/images.md docs/studies.md"
+PAGES = [(ROOT / file).read_text(encoding="utf-8") for file in FILES.split()]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", "\n".join(PAGES), flags=re.DOTALL | re.MULTILINE)
 COMMANDS = list(dict.fromkeys(line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()))
 
