@@ -1,0 +1,72 @@
+"""Links of Markdown pages, which are written for a code host, turned into links of the site.
+
+A page of the project outside docs/ that SHOWN names becomes a page of the site: the text of the file replaces that of
+the stub in docs/. Links to it lead to that page. A link to any other file outside docs/ becomes the path of the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+DOCS = Path(__file__).resolve().parents[1]
+ROOT = DOCS.parent
+# Page of the site: the file that it shows.
+SHOWN = {"changelog": "CHANGELOG.md", "benchmarks": "benchmarks/README.md", "contributing": "CONTRIBUTING.md"}
+# Pages that may be missing: a link to one is text, and the table of contents leaves it out.
+AWAITED = "data training evaluation studies analysis images troubleshooting robustness".split()
+LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?![a-z]+:|#)([^()\s#]+)(#[^()\s]*)?\)")
+CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+
+
+def converted(text: str, folder: Path) -> str:
+    """Return the text of a page, whose links are relative to `folder`, with links relative to docs/."""
+    pages = {(ROOT / file).resolve(): name for name, file in SHOWN.items() if (DOCS / f"{name}.md").is_file()}
+
+    def link(found: re.Match[str]) -> str:
+        shown, target, anchor = found[1], found[2], found[3] or ""
+        path = (folder / target).resolve()
+        if path in pages:
+            return f"[{shown}]({pages[path]}.md{anchor})"
+        if not path.exists() and (path.stem in AWAITED or path.name == "CONTRIBUTING.md"):
+            return shown
+        if path.is_relative_to(DOCS) or not path.exists():  # a missing one is a warning
+            return f"[{shown}]({os.path.relpath(path, DOCS)}{anchor})"
+        name = str(path.relative_to(ROOT))
+        return shown if f"`{name}`" == shown or shown == name else f"{shown} (`{name}`)"
+
+    def image(found: re.Match[str]) -> str:
+        return f"![{found[1]}]({os.path.relpath((folder / found[2]).resolve(), DOCS)})"
+
+    parts = CODE.split(text)
+    for index in range(0, len(parts), 2):
+        parts[index] = re.sub(r"!\[([^\]]*)\]\((?![a-z]+:)([^()\s]+)\)", image, parts[index])
+    # A link may contain code.
+    marked = "".join(
+        part if index % 2 == 0 or not part.startswith("```") else f"\0{index}\0" for index, part in enumerate(parts)
+    )
+    marked = LINK.sub(link, marked)
+    return re.sub("\0(\\d+)\0", lambda found: parts[int(found[1])], marked)
+
+
+def read(app: Sphinx, name: str, source: list[str]) -> None:
+    """Convert the links of a page when Sphinx reads it."""
+    folder = (DOCS / name).parent
+    if name in SHOWN and (ROOT / SHOWN[name]).is_file():
+        file = ROOT / SHOWN[name]
+        app.env.note_dependency(str(file))
+        source[0], folder = file.read_text(encoding="utf-8"), file.parent
+    if folder.is_relative_to(DOCS) and folder != DOCS:
+        return  # pages of the reference
+    missing = [page for page in AWAITED if not (DOCS / f"{page}.md").is_file()]
+    source[0] = "".join(line for line in source[0].splitlines(keepends=True) if line.strip() not in missing)
+    source[0] = converted(source[0], folder)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Connect to Sphinx."""
+    app.connect("source-read", read)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
