@@ -1,6 +1,6 @@
 """Docstrings, which are plain text, turned into reStructuredText for the API reference.
 
-Understood are `code`, lines that begin with >>>, blocks indented by four spaces, tables of two columns, lists of `- ` and
+It understands `code`, lines that begin with >>>, blocks indented by four spaces, lists of `- ` and
 fields such as "Raises: ...", whose continuation is indented. Everything else is a paragraph.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-FIELDS = "Args Returns Raises Formula Source Start State Shapes Shape Dtype Yields".split()
+FIELDS = ["Args", "Returns", "Raises", "Formula", "Source", "Start", "State", "Shapes", "Shape", "Dtype", "Yields"]
 FIELD = re.compile(rf"^({'|'.join(FIELDS)}):\s+(.*)$")
 ARGUMENT = re.compile(r"^([a-z]\w*(?:, [a-z]\w*)*): +(.*)$")
 LITERAL = re.compile(r"`([^`]+)`")

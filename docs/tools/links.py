@@ -17,7 +17,7 @@ ROOT = DOCS.parent
 # Page of the site: the file that it shows.
 SHOWN = {"changelog": "CHANGELOG.md", "benchmarks": "benchmarks/README.md", "contributing": "CONTRIBUTING.md"}
 # Pages that may be missing: a link to one is text, and the table of contents leaves it out.
-AWAITED = "data training evaluation studies analysis images troubleshooting robustness".split()
+AWAITED = ["data", "training", "evaluation", "studies", "analysis", "images", "troubleshooting", "robustness"]
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?![a-z]+:|#)([^()\s#]+)(#[^()\s]*)?\)")
 CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 
