@@ -19,6 +19,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml", "docstrings", "link
 exclude_patterns = ["_build", "tools"]
 source_suffix = {".md": "markdown"}
 
+smartquotes = False  # they would turn the -- of a flag into a dash
+
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4  # the anchors of a code host
 
@@ -38,3 +40,4 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False

@@ -8,13 +8,29 @@ from __future__ import annotations
 
 import re
 import textwrap
+from types import FunctionType
 from typing import Any
 
 from sphinx.application import Sphinx
 
-FIELDS = ["Args", "Returns", "Raises", "Formula", "Source", "Start", "State", "Shapes", "Shape", "Dtype", "Yields"]
+FIELDS = [
+    "Args",
+    "Returns",
+    "Raises",
+    "Formula",
+    "Source",
+    "Start",
+    "State",
+    "Shapes",
+    "Shape",
+    "Dtype",
+    "Range",
+    "Yields",
+]
 FIELD = re.compile(rf"^({'|'.join(FIELDS)}):\s+(.*)$")
 ARGUMENT = re.compile(r"^([a-z]\w*(?:, [a-z]\w*)*): +(.*)$")
+# Where an argument begins: in a line, after a semicolon, or where a line begins.
+BEFORE_ARGUMENT = re.compile(r"(?:; |\n)(?=[a-z]\w*(?:, [a-z]\w*)*: )")
 LITERAL = re.compile(r"`([^`]+)`")
 
 
@@ -34,31 +50,49 @@ def block(lines: list[str]) -> list[str]:
     return ["::", "", *textwrap.indent(textwrap.dedent("\n".join(lines)), "   ").splitlines(), ""]
 
 
+def arguments(text: str, indent: str) -> list[str]:
+    """Return "name: what it is; name: ..." as a list."""
+    made: list[str] = []
+    for item in BEFORE_ARGUMENT.split(text):
+        found = ARGUMENT.match(" ".join(item.split()))
+        made += ["", f"{indent}- ``{found[1]}``: {escaped(found[2])}" if found else f"{indent}- {escaped(item)}"]
+    return made
+
+
+def field(name: str, lines: list[str]) -> list[str]:
+    """Return a field as reStructuredText; arguments, of Args or without a heading, as a list."""
+    if name not in FIELDS:
+        return arguments("\n".join([f"{name}: {lines[0]}", *lines[1:]]), "")
+    if name == "Args" and ARGUMENT.match(lines[0]):
+        return ["", ":Args:", *arguments("\n".join(lines), "   ")]
+    return ["", f":{name}: {escaped(lines[0])}", *(f"   {escaped(line)}" for line in lines[1:])]
+
+
 def paragraph(lines: list[str]) -> list[str]:
     """Return the lines between two empty ones as reStructuredText: prose, then fields and arguments."""
     if lines[0].startswith(">>>"):
         return [".. code-block:: pycon", "", *(f"   {line}" for line in lines), ""]
     if all(line.startswith("    ") for line in lines):
         return block(lines)
-    made: list[str] = []
-    column = 0  # of the text of a field
+    parts: list[tuple[str, list[str]]] = []  # name of a field and its lines; prose has no name
     for line in lines:
         for part in re.split(r"\s{4,}(?=(?:Source|Formula):)", line):
-            field = FIELD.match(part) or ARGUMENT.match(part)
-            if field:
-                column = field.start(2)
-                name = field[1] if field[1] in FIELDS else f"``{field[1]}``"
-                made += ["", f":{name}: {escaped(field[2])}"]
-            elif column and part.startswith("  "):
-                made.append(f"   {escaped(part.strip())}")
+            if found := FIELD.match(part) or ARGUMENT.match(part):
+                parts.append((found[1], [found[2]]))
             elif part.startswith("- "):
-                made += ["", f"- {escaped(part[2:])}"]
-                column = 2
+                parts.append(("-", [part[2:]]))
+            elif parts and (part.startswith("  ") or not parts[-1][0]):
+                parts[-1][1].append(part.strip())
             else:
-                if column:
-                    made.append("")
-                column = 0
-                made.append(escaped(part.strip()))
+                parts.append(("", [part.strip()]))
+    made: list[str] = []
+    for name, body in parts:
+        if name == "-":
+            made += ["", f"- {escaped(body[0])}", *(f"  {escaped(line)}" for line in body[1:])]
+        elif name:
+            made += field(name, body)
+        else:
+            made += ["", *map(escaped, body)]
     return [*made, ""]
 
 
@@ -80,7 +114,25 @@ def process(app: Sphinx, what: str, name: str, object_: Any, options: Any, lines
     lines[:] = restructured(lines)
 
 
+def skip(app: Sphinx, what: str, name: str, object_: Any, skipped: bool, options: Any) -> bool | None:
+    """Leave out a function that is the default of a dataclass field: it is no method."""
+    is_default = what == "class" and isinstance(object_, FunctionType) and "." not in object_.__qualname__
+    return True if is_default else None
+
+
+def signature(
+    app: Sphinx, what: str, name: str, object_: Any, options: Any, text: str | None, returns: str | None
+) -> Any:
+    """Shorten the names in a signature, and defaults that are functions or classes."""
+    if text is None:
+        return None
+    text = re.sub(r"<(?:class|function) '?([\w.]+)'?(?: at 0x\w+)?>", r"\1", text)
+    return re.sub(r"~?(?:\b[a-z_]\w*\.)+([A-Za-z_]\w*)", r"\1", text), returns
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect to autodoc."""
     app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-skip-member", skip)
+    app.connect("autodoc-process-signature", signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

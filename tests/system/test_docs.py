@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib
 import importlib.util
 import json
 import re
@@ -12,12 +13,19 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+from xml.etree import ElementTree
 
 import pytest
+
+from fairseq_resid import connections
+from support import structures
+from support.structures import each
 
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "docs" / "tools"))
+drawings, formulas, gallery = map(importlib.import_module, ("drawings", "formulas", "gallery"))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((found for name in BROWSERS if (found := shutil.which(name))), None)
 HAS_SPHINX = all(importlib.util.find_spec(name) for name in ("sphinx", "furo", "myst_parser", "latex2mathml"))
@@ -155,5 +163,110 @@ def test_pages_fit_a_browser_window(width: int, site: Path, pages: dict[Path, Pa
 def test_search_works_from_the_file_system(site: Path, tmp_path: Path) -> None:
     dom, log = browse(f"{(site / 'search.html').as_uri()}?q=rskip_ln", 1280, tmp_path)
     results = re.search(r'<ul[^>]*class="search".*?</ul>', dom, re.DOTALL)
-    assert results is not None and "connections.html" in results[0]
+    assert results is not None and "structures.html" in results[0]
     assert "CONSOLE" not in log, log[-2000:]
+
+
+# What LaTeX writes in place of a sign of the registry's formulas.
+SIGNS = {command: sign for sign, command in formulas.COMMANDS.items() if command != "-"}
+
+
+def plain(markdown: str) -> str:
+    """A formula in Markdown as the registry has it, without spaces and the signs of indices."""
+    text = markdown.replace("$", "")
+    for command in sorted(SIGNS, key=len, reverse=True):
+        text = re.sub(re.escape(command) + ("(?![a-zA-Z])" if command[-1].isalpha() else ""), SIGNS[command], text)
+    return re.sub(r"[\s_{}]", "", text)
+
+
+@each
+def test_a_formula_in_latex_has_every_sign(name: str) -> None:
+    formula = connections.structure(name).formula
+    expected = re.sub(r"[\s_{}]", "", formula.translate(formulas.DIGITS)).replace("−", "-")
+    assert plain(formulas.markdown(formula)) == expected
+
+
+@each
+@needs_sphinx
+def test_every_formula_becomes_mathml(name: str) -> None:
+    converter = importlib.import_module("latex2mathml.converter")
+    for latex in re.findall(r"\$([^$]+)\$", formulas.markdown(connections.structure(name).formula)):
+        tree = ElementTree.fromstring(converter.convert(latex))
+        assert "".join(tree.itertext()).strip() and "\\" not in "".join(tree.itertext())
+
+
+@pytest.mark.parametrize(
+    ("formula", "markdown"),
+    [
+        ("LN(αx + F), α and start values by depth", r"$\mathrm{LN}(\alpha x + F)$, $\alpha$ and start values by depth"),
+        ("x + aF, a learned from 0, one for a layer", "$x + aF$, $a$ learned from $0$, one for a layer"),
+        ("dropout(x, 0.5) + F", r"$\mathrm{dropout}(x, 0.5) + F$"),
+        ("y_k = LN_k(x + y_{k−1}), k = 2..λ", r"$y_{k} = \mathrm{LN}_{k}(x + y_{k-1})$, $k = 2\dots \lambda$"),
+        ("`post_ln`; a layer's last norm", "`post_ln`; a layer's last norm"),
+        ("(1−t)x + tF, or a gate of x and F", "$(1-t)x + tF$, or a gate of $x$ and $F$"),
+        ("the branch sees LN of a mean", "the branch sees LN of a mean"),
+        ("x + f(LN(x)/√l), l the layer", r"$x + f(\mathrm{LN}(x)/\sqrt l)$, $l$ the layer"),
+    ],
+)
+def test_math_is_told_from_prose(formula: str, markdown: str) -> None:
+    assert formulas.markdown(formula) == markdown
+
+
+@each
+def test_a_drawing_agrees_with_the_class(name: str) -> None:
+    """A norm in front of the branch is drawn if the branch sees something else than x."""
+    shown, made = drawings.site(name), connections.structure(name)
+    reads = made.connection.branch_input is not connections.ResidualConnection.branch_input
+    if "`" not in made.formula:  # whose formula is that of another structure at some sites
+        assert bool(shown.before or shown.is_mixed) == reads
+    assert shown.is_mixed <= shown.is_wide == connections.has_wide_state(name) or "`" in made.formula
+    tree = ElementTree.fromstring(drawings.svg(name))
+    assert tree.find("{*}title").text.startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("post_ln", {"after": "LN"}),
+        ("keel", {"shortcut": "α", "before": "LN", "after": "LN"}),
+        ("sas", {"shortcut": "α", "branch": "β", "sums": ("(1−α)(1−β)·LN(x + F)",)}),
+        ("sandwich_ln", {"before": "LN", "branch": "LN"}),
+        ("linear_shortcut", {"shortcut": "W+b"}),
+        ("hyper", {"is_wide": True, "is_mixed": True}),
+    ],
+)
+def test_what_is_drawn(name: str, expected: dict[str, object]) -> None:
+    assert drawings.site(name) == drawings.Site(**expected)
+
+
+@pytest.mark.structures
+def test_the_gallery_is_up_to_date() -> None:
+    if any(not structures.has_file(name) for name in structures.registered()):
+        pytest.skip("a structure has no test file yet")  # one failing test says so
+    made = gallery.files(structures.ALL)
+    stale = [file for file, text in made.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
+    stale += [file for file in gallery.DRAWINGS.glob("*") if file not in made]
+    assert not stale, "the gallery is out of date: run python docs/tools/gallery.py"
+
+
+def test_the_gallery_shows_every_option_and_measurement() -> None:
+    section = gallery.section("rskip_ln")
+    assert "| `--skip-lambda` | 2 | an integer >= 1 and <= 100 | " in section
+    rows = json.loads((gallery.RESULTS / "cpu-family" / "training-small.json").read_text())["structures"]
+    assert f"| 60C | {rows['rskip_ln']['to_stock']['median']:.2f} | " in section
+    assert gallery.starts_deep("rezero") == "yes" and gallery.starts_deep("post_ln") == "no"
+    assert gallery.starts_deep("rskip_ln") == "at 0.002 only"
+
+
+@needs_sphinx
+def test_links_of_a_code_host_become_links_of_the_site() -> None:
+    converted = importlib.import_module("links").converted
+    docs = ROOT / "docs"
+    assert converted("[a](../CHANGELOG.md#x) `[b](c.md)`", docs) == "[a](changelog.md#x) `[b](c.md)`"
+    assert converted("[the plan](../scripts/setup.sh)", docs) == "the plan (`scripts/setup.sh`)"
+    assert converted("[up](docs/upgrading.md) [web](https://a.org)", ROOT) == "[up](upgrading.md) [web](https://a.org)"
+    assert (
+        converted("![a plot](results/cpu/ops.png)", ROOT / "benchmarks")
+        == "![a plot](../benchmarks/results/cpu/ops.png)"
+    )
+    assert converted("[gone](nowhere.md)", docs) == "[gone](nowhere.md)"  # which Sphinx reports
