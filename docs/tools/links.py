@@ -15,11 +15,22 @@ from sphinx.application import Sphinx
 DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
 # Page of the site: the file that it shows.
-SHOWN = {"changelog": "CHANGELOG.md", "benchmarks": "benchmarks/README.md", "contributing": "CONTRIBUTING.md"}
+SHOWN = {"changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md"}
 # Pages that may be missing: a link to one is text, and the table of contents leaves it out.
-AWAITED = ["data", "training", "evaluation", "studies", "analysis", "images", "troubleshooting", "robustness"]
+AWAITED = [
+    "data",
+    "training",
+    "evaluation",
+    "studies",
+    "analysis",
+    "images",
+    "troubleshooting",
+    "robustness",
+    "benchmarks",
+]
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?![a-z]+:|#)([^()\s#]+)(#[^()\s]*)?\)")
-CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+IMAGE = re.compile(r"!\[([^\]]*)\]\((?![a-z]+:)([^()\s]+)\)")
+CODE = re.compile(r"(`[^`\n]*\]\([^`\n]*`)")  # a link in code is none
 
 
 def converted(text: str, folder: Path) -> str:
@@ -41,15 +52,21 @@ def converted(text: str, folder: Path) -> str:
     def image(found: re.Match[str]) -> str:
         return f"![{found[1]}]({os.path.relpath((folder / found[2]).resolve(), DOCS)})"
 
-    parts = CODE.split(text)
-    for index in range(0, len(parts), 2):
-        parts[index] = re.sub(r"!\[([^\]]*)\]\((?![a-z]+:)([^()\s]+)\)", image, parts[index])
-    # A link may contain code.
-    marked = "".join(
-        part if index % 2 == 0 or not part.startswith("```") else f"\0{index}\0" for index, part in enumerate(parts)
-    )
-    marked = LINK.sub(link, marked)
-    return re.sub("\0(\\d+)\0", lambda found: parts[int(found[1])], marked)
+    def prose(part: str) -> str:
+        pieces = CODE.split(part)
+        pieces[::2] = [LINK.sub(link, IMAGE.sub(image, piece)) for piece in pieces[::2]]
+        return "".join(pieces)
+
+    made, waiting, fence = "", "", ""  # prose waits for what may be the other half of its last link
+    for line in text.splitlines(keepends=True):
+        is_fence = line.startswith("```")
+        if is_fence:
+            fence = "" if fence else line
+        if is_fence or (fence and (not fence.startswith("```{") or fence.startswith("```{eval-rst}"))):
+            made, waiting = made + prose(waiting) + line, ""
+        else:
+            waiting += line
+    return made + prose(waiting)
 
 
 def read(app: Sphinx, name: str, source: list[str]) -> None:

@@ -258,11 +258,24 @@ def test_the_gallery_shows_every_option_and_measurement() -> None:
     assert gallery.starts_deep("rskip_ln") == "at 0.002 only"
 
 
+def test_every_path_on_the_architecture_page_exists() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:[\w-]+/)+(?:\w+\.py)?|\w+\.py)`", page)
+    roots = (ROOT, ROOT / "fairseq_resid")
+    assert len(named) > 30 and not [path for path in named if not any((root / path).exists() for root in roots)]
+
+
 @needs_sphinx
 def test_links_of_a_code_host_become_links_of_the_site() -> None:
     converted = importlib.import_module("links").converted
     docs = ROOT / "docs"
-    assert converted("[a](../CHANGELOG.md#x) `[b](c.md)`", docs) == "[a](changelog.md#x) `[b](c.md)`"
+    assert (
+        converted("[a](../CHANGELOG.md#x) `[b](../CHANGELOG.md)`", docs) == "[a](changelog.md#x) `[b](../CHANGELOG.md)`"
+    )
+    code, note = "```text\n[a](../CHANGELOG.md)\n```", "```{note}\n[a](../CHANGELOG.md)\n```\n[a](../CHANGELOG.md)"
+    assert converted(code, docs) == code
+    assert converted("[a\nb](../CHANGELOG.md)", docs) == "[a\nb](changelog.md)"
+    assert converted(note, docs) == note.replace("../CHANGELOG.md", "changelog.md")
     assert converted("[the plan](../scripts/setup.sh)", docs) == "the plan (`scripts/setup.sh`)"
     assert converted("[up](docs/upgrading.md) [web](https://a.org)", ROOT) == "[up](upgrading.md) [web](https://a.org)"
     assert (
