@@ -34,9 +34,9 @@ FOUND = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"),
 FOUND += ROOT.glob("*/*/*/README.md")
 FILES = list(dict.fromkeys([*(ROOT / name for name in FIRST.split() if (ROOT / name).is_file()), *sorted(FOUND)]))
 PAGES = {file: file.read_text(encoding="utf-8") for file in FILES if file.name != "CHANGELOG.md"}
-TEXT = re.sub(r"\\\n +", "", "\n".join(PAGES.values()))  # a long command continues on the next line
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)
-COMMANDS = list(dict.fromkeys(line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()))
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", "\n".join(PAGES.values()), flags=re.DOTALL | re.MULTILINE)
+SCRIPT = "".join(block for kind, block in BLOCKS if kind == "bash")
+COMMANDS = list(dict.fromkeys(re.sub(r"\\\n +", "", SCRIPT).splitlines()))  # a long command has several lines
 
 # Ten checkpoints are averaged, and the end of an epoch leaves none: 12 updates.
 SIZE = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32"
