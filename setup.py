@@ -7,6 +7,13 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 
+DOCS = [
+    'sphinx>=8.2; python_version >= "3.11"',
+    'furo>=2025.7; python_version >= "3.11"',
+    'myst-parser>=5; python_version >= "3.11"',
+    'latex2mathml>=3.78; python_version >= "3.11"',
+]
+
 
 def version() -> str:
     """Read `__version__` from fairseq_resid/version.py as text: importing the package would need torch."""
@@ -58,7 +65,10 @@ setup(
     extras_require={
         # Studies on a cluster: fairseq-resid study --cluster slurm.
         "cluster": ["submitit>=1.5"],
+        # The site of docs/: scripts/docs.sh.
+        "docs": DOCS,
         "test": [
+            *DOCS,
             "pytest>=8",
             "pytest-xdist>=3.5",
             "hypothesis>=6.100",

@@ -130,5 +130,6 @@ register(
         formula="the branch sees LN of a softmax-weighted mean of all F",
         source="Kimi Team 2026",
         family="Depth",
+        use_when="Models whose layers should choose among all earlier ones. Time grows with the square of the depth.",
     ),
 )

@@ -53,5 +53,6 @@ register(
         formula="`post_ln`; a layer's last norm also sees what the layer got",
         source="Takase 2022",
         family="Depth",
+        use_when="Post-norm models with more layers than `post_ln` can train.",
     ),
 )

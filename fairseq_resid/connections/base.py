@@ -31,7 +31,7 @@ class ResidualConnection(nn.Module):
               broadcast. n is 1 for most structures: the state is the shortcut x
     Dtype:    fp16 / bf16 / fp32 / fp64 in, the same out; LayerNorm is affine, eps 1e-5, its statistics in fp32
     Range:    finite for |x|, |F| up to L / S, L = 65,000 in fp16 and 1e17 in bf16 and fp32, S the sum of the formula's
-              weights, 2 for x + F: README.md
+              weights, 2 for x + F: docs/adding-a-structure.md
     Args:     place: where the site stands; options: of the structure; dropout: the branch's, a module or a probability:
               F = dropout(f_out); described: what print(model) shows: its name and its options
     """

@@ -88,6 +88,7 @@ register(
         formula="LN(αx + F), α and start values by depth",
         source="Wang 2022",
         family="Scaling",
+        use_when="Deep post-norm models, without added parameters and at almost no cost in speed.",
     ),
 )
 register(
@@ -98,5 +99,6 @@ register(
         formula="LN(αx + f(LN(x))), α the number of sublayers",
         source="Chen 2026",
         family="Scaling",
+        use_when="Very deep stacks that should stay post-norm.",
     ),
 )

@@ -83,5 +83,6 @@ register(
         formula="`pre_ln`; after each layer a learned mean of all layers",
         source="Pagliardini 2024",
         family="Depth",
+        use_when="Pre-norm models whose layers should see all earlier layers, for a handful of parameters.",
     ),
 )

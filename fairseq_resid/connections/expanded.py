@@ -78,6 +78,7 @@ register(
         formula="λx + μF",
         source="Liu 2020 (rSkip); He 2016b",
         family="Scaling",
+        use_when="Reproducing the rSkip paper. It has no norm and diverges in deep Transformers; use `xskip_ln` there.",
     ),
 )
 register(
@@ -89,5 +90,6 @@ register(
         formula="LN(λx + μF)",
         source="Liu 2020 (rSkip)",
         family="Scaling",
+        use_when="The control for `rskip_ln`: the same doubled shortcut with one norm instead of two.",
     ),
 )

@@ -104,6 +104,7 @@ register(
         formula="(1−t)x + tF, t = σ(xW + b), or a gate of x and F",
         source="Srivastava 2015",
         family="Gates",
+        use_when="The classic gated baseline for `sas`.",
     ),
     "exclusive_gate",
 )
@@ -115,5 +116,6 @@ register(
         formula="(1−g)x + F, g = σ(xW + b)",
         source="He 2016b",
         family="Gates",
+        use_when="Reproducing He 2016b: what a gate on the shortcut alone does.",
     ),
 )

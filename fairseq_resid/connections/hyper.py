@@ -221,6 +221,7 @@ register(
         formula="n streams, mixed by doubly stochastic matrices",
         source="Xie 2025",
         family="Several streams",
+        use_when="Several streams whose mixing must not amplify. Of all structures it needs the most time and memory.",
     ),
 )
 register(
@@ -233,5 +234,6 @@ register(
         formula="n streams, mixed at every site",
         source="Zhu 2024",
         family="Several streams",
+        use_when="Several streams with learned connections, if time and memory allow.",
     ),
 )

@@ -38,5 +38,6 @@ register(
         formula="Wx + b + F",
         source="He 2016b",
         family="Scaling",
+        use_when="Reproducing He 2016b. Without `--residual-norm layer` it diverges in Transformers.",
     ),
 )

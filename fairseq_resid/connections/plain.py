@@ -58,6 +58,7 @@ register(
         formula="LN(x + F)",
         source="Vaswani 2017",
         family="Plain",
+        use_when="The baseline of both papers and of most published scores. Deep stacks do not start to train.",
     ),
 )
 register(
@@ -69,5 +70,6 @@ register(
         formula="x + f(LN(x)), a norm ends the stack",
         source="He 2016b's order",
         family="Plain",
+        use_when="The safe choice if training must be stable at any depth.",
     ),
 )

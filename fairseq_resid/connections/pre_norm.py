@@ -121,6 +121,7 @@ register(
         formula="x + s ⊙ f(LN(x)), s learned",
         source="Touvron 2021",
         family="Scaling",
+        use_when="Deep pre-norm models, above all of images, whose branches should start small.",
     ),
 )
 register(
@@ -132,6 +133,7 @@ register(
         formula="x + LN(F), F of f(LN(x))",
         source="CogView 2021",
         family="Norms",
+        use_when="Pre-norm models whose activations grow too large for fp16.",
     ),
     "peri_ln",
 )
@@ -144,6 +146,7 @@ register(
         formula="x + LN(F)",
         source="OLMo 2, 2024",
         family="Norms",
+        use_when="Models whose branches should be bounded while the shortcut stays free of norms.",
     ),
 )
 register(
@@ -155,6 +158,7 @@ register(
         formula="x + f(LN(x)/√l), l the layer",
         source="Sun 2025",
         family="Scaling",
+        use_when="Deep pre-norm models whose last layers contribute too little.",
     ),
 )
 register(
@@ -166,5 +170,6 @@ register(
         formula="`post_ln` in the first layers, `pre_ln` in the others",
         source="Li 2024",
         family="Norms",
+        use_when="A compromise between `post_ln` and `pre_ln`.",
     ),
 )

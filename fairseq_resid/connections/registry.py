@@ -36,6 +36,7 @@ class Structure:
 
     formula, source: one line each, y as a function of x and F, and who published it: help texts and tables show them
     family: the heading in the README's table under which the structure is listed
+    use_when: one or two sentences for the gallery, docs/structures.md
     options: a frozen dataclass; connection: the class of its sites; stream: the class that ends a stack
     has_kernel: whether `combine_fused` computes the structure with these options
     final_norm: whether its source ends a stack in a norm, the default of --final-norm; None: the end of the stream
@@ -54,6 +55,7 @@ class Structure:
     formula: str = ""
     source: str = ""
     family: str = "Other"
+    use_when: str = ""
 
 
 def register(name: str, structure: Structure, *aliases: str) -> None:

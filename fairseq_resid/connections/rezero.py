@@ -42,5 +42,6 @@ register(
         formula="x + aF, a learned from 0, one for a layer",
         source="Bachlechner 2020",
         family="Scaling",
+        use_when="Very deep stacks that should start as the identity.",
     ),
 )

@@ -136,5 +136,6 @@ register(
         formula="αx + βF + (1−α)(1−β)·LN(x + F), α and β gates",
         source="Liu 2020 (SAS)",
         family="Gates",
+        use_when="Scaling that depends on the input. Deep stacks need `--sas-alpha-bias 3 --sas-beta-bias -3`.",
     ),
 )

@@ -109,6 +109,7 @@ register(
         formula="LN(w ⊙ x + F), w learned",
         source="Liu 2020 (rSkip)",
         family="Scaling",
+        use_when="The control of the rSkip paper whose shortcut weight is learned instead of fixed.",
     ),
 )
 register(
@@ -120,5 +121,6 @@ register(
         formula="LN(w ⊙ x + F), w learned, started by the depth of the stack",
         source="Liu 2020 (Admin)",
         family="Scaling",
+        use_when="Deep post-norm models. A new model runs one pass over data first, to set start values.",
     ),
 )

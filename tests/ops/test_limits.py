@@ -28,7 +28,7 @@ FLOATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 # --- numbers up to the limit of a format ---------------------------------------------------------------------------
 
 C = 64
-# What connections/README.md promises of the sum that is normed. In fp32 its squares must fit, 8192 of them.
+# What docs/adding-a-structure.md promises of the sum that is normed. In fp32 its squares must fit, 8192 of them.
 LARGEST_SUM = {torch.float16: 65000.0, torch.bfloat16: 1e17, torch.float32: 1e17}
 # Every structure that has a norm somewhere, or no weights that overflow without one.
 NORMED: list[tuple[str, dict[str, Any]]] = [
@@ -40,7 +40,7 @@ NORMED: list[tuple[str, dict[str, Any]]] = [
 
 
 def weight_sum(site: Any) -> float:
-    """The sum of the weights of a formula's largest sum, S in connections/README.md."""
+    """The sum of the weights of a formula's largest sum, S in docs/adding-a-structure.md."""
     return float(spec(site.described["residual"]).weight_sum(site))
 
 

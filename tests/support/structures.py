@@ -16,7 +16,7 @@ The file of a structure writes its formula a second time. Everything in it but t
     HAS_GATE = True                             # it multiplies by a function of sums that may come out as anything
     def extra(c, options):                      # parameters of a site beyond the 2C of stock's norm
     def state(site, x):                         # a state that a site can begin with: site.enter(x)
-    def weight_sum(site):                       # S in connections/README.md: 2, or the largest row sum of a matrix
+    def weight_sum(site):                       # S in docs/adding-a-structure.md: 2, or the largest row sum of a matrix
 
 Its `test_*` functions, for start values and special cases, are collected like those of any test file.
 """
@@ -44,7 +44,7 @@ MISSING = """{name} has no test file: write tests/structures/{name}.py with its 
     def formula(x, f, p, options, place):
         return norm(x + f, p)
 
-where p holds the parameters of a site by name; fairseq_resid/connections/README.md has a whole example"""
+where p holds the parameters of a site by name; docs/adding-a-structure.md has a whole example"""
 
 
 def registered() -> list[str]:

@@ -15,9 +15,9 @@ import pytest
 from fairseq_resid.connections import table
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "fairseq_resid" / "connections" / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "adding-a-structure.md").read_text(encoding="utf-8")
 FILES = re.findall(r"`([\w/]+/scaled_branch\.py)`.*?^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
-COMMANDS = re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)[0].splitlines()
+COMMANDS = "\n".join(re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)).splitlines()
 CLASS, TEST_FILE = "fairseq_resid/connections/scaled_branch.py", "tests/structures/scaled_branch.py"
 # Generic tests that a structure must have passed, one of each kind.
 MATRIX = """
@@ -28,6 +28,7 @@ MATRIX = """
     test_incremental_decoding_equals_the_full_forward test_padding_and_batch_order_change_nothing
     test_own_checkpoints_load test_every_parameter_learns test_checkpoint_activations test_layerdrop test_layers_to_keep
     test_names_in_checkpoints_are_frozen test_every_structure_and_its_coefficients test_the_glossary_has_every_structure
+    test_a_drawing_agrees_with_the_class test_the_gallery_is_up_to_date
     test_the_readme_has_the_table_of_structures test_added_parameters_are_those_of_a_model
 """
 
@@ -62,7 +63,7 @@ def outcomes(report: Path) -> dict[str, list[str]]:
 
 
 def test_a_structure_is_two_files(tree: Path) -> None:
-    freeze, write, check, train = COMMANDS
+    freeze, write, draw, check, train = COMMANDS
     assert train.startswith("fairseq-train ")  # test_readme.py runs it
     before = {path: path.read_bytes() for path in tree.rglob("*") if path.is_file()}
     (tree / TEST_FILE).write_text(FILES[1][1], encoding="utf-8")
@@ -70,10 +71,16 @@ def test_a_structure_is_two_files(tree: Path) -> None:
     assert code == 0 and "added: scaled_branch\n" in output, output
     code, output = shell(write, tree)
     assert code == 0, output
-    row = "| `scaled_branch` | LN(x + wF), w learned | Your name 2026 | `--branch-start` (0) | 30 |"
-    assert row in table.split_page((tree / "README.md").read_text(encoding="utf-8"))[1].splitlines()
+    rows = table.split_page((tree / "README.md").read_text(encoding="utf-8"))[1].splitlines()
+    assert sum(row.startswith("| `scaled_branch` | LN(x + wF), w learned | Your name 2026 |") for row in rows) == 1
+    code, output = shell(draw, tree)
+    assert code == 0, output
+    gallery = (tree / "docs" / "structures.md").read_text(encoding="utf-8")
+    assert "### scaled_branch\n" in gallery and r"$y = \mathrm{LN}(x + wF)$, $w$ learned" in gallery
+    assert (tree / "docs" / "drawings" / "structures" / "scaled_branch.svg").is_file()
     changed = {str(path.relative_to(tree)) for path, content in before.items() if path.read_bytes() != content}
-    assert changed == {"README.md", "tests/stored/state_dict_names.json", "tests/stored/parameter_counts.json"}
+    stored = {"tests/stored/state_dict_names.json", "tests/stored/parameter_counts.json"}
+    assert changed == {"README.md", "docs/structures.md", *stored}
     code, output = shell(f"{check} -q -p no:cacheprovider --junitxml report.xml", tree)
     found = outcomes(tree / "report.xml")
     assert code == 0 and found.keys() <= {"passed", "skipped"}, output[-4000:]

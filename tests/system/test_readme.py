@@ -9,11 +9,14 @@ import shutil
 import string
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from fairseq_resid import connections
 from fairseq_resid.data.text import custom
 from fairseq_resid.data.text.phrasebook import grammar as phrasebook
 from fairseq_resid.study import archive
@@ -22,13 +25,18 @@ from support import mirror
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-# In this order: what one page makes, the next one uses.
-FILES = "docs/data.md docs/training.md fairseq_resid/README.md docs/evaluation.md fairseq_resid/connections/README.md"
-FILES += " README.md docs/analysis.md docs/images.md docs/studies.md"
-PAGES = [(ROOT / file).read_text(encoding="utf-8") for file in FILES.split()]
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", "\n".join(PAGES), flags=re.DOTALL | re.MULTILINE)
-COMMANDS = list(dict.fromkeys(line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()))
+# In this order: what one page makes, the next one uses. Every other page follows.
+FIRST = """
+    docs/install.md docs/data.md docs/training.md docs/evaluation.md docs/quickstart.md docs/adding-a-structure.md
+    README.md docs/analysis.md docs/images.md docs/studies.md
+"""
+FOUND = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("*/*/README.md")]
+FOUND += ROOT.glob("*/*/*/README.md")
+FILES = list(dict.fromkeys([*(ROOT / name for name in FIRST.split() if (ROOT / name).is_file()), *sorted(FOUND)]))
+PAGES = {file: file.read_text(encoding="utf-8") for file in FILES if file.name != "CHANGELOG.md"}
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", "\n".join(PAGES.values()), flags=re.DOTALL | re.MULTILINE)
+SCRIPT = "".join(block for kind, block in BLOCKS if kind == "bash")
+COMMANDS = list(dict.fromkeys(re.sub(r"\\\n +", "", SCRIPT).splitlines()))  # a long command has several lines
 
 # Ten checkpoints are averaged, and the end of an epoch leaves none: 12 updates.
 SIZE = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32"
@@ -68,16 +76,21 @@ SHORTENED = {
 GROUPS = {
     "corpora": r"data-prep/(iwslt|wmt)|scripts/train\.sh wmt14",
     "images": r"cifar|prepare-images",
-    "phrasebook": r"scaled_branch|fairseq_resid\.connections|data-bin/phrasebook|prepare phrasebook",
+    "documentation": r"scripts/docs\.sh|docs/tools",
+    "phrasebook": r"scaled_branch|import connections|fairseq_resid\.connections|data-bin/phrasebook|prepare phrasebook",
     "published": r"profile published|multi30k-en-de-published",
     "studies": r"multi30k-en-de-4k|studies/",
     "multi30k": r"multi30k-en-de",
 }
-# Run by .ci/run: the first whole, with what must come out of it; the second runs this very test. test_new_structure.py
-# runs the others.
+# Run by .ci/run: the quickstart whole, with what must come out of it; the tests run this very test. test_wheel.py
+# installs with pip, test_new_structure.py runs the others.
 RUN_ELSEWHERE = (
     "scripts/quickstart.sh",
+    "scripts/setup.sh",
     "scripts/test.sh",
+    "scripts/test.sh --all",
+    "pip install .",
+    'pip install ".[fairseq]"',
     "python tests/support/frozen.py",
     "python -m pytest --structure scaled_branch",
 )
@@ -125,7 +138,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     phrasebook.write(copy / "raw", phrasebook.files(phrasebook.generate(1, 400, 20, 20)))
     prefixes = {split: copy / "raw" / split for split in ("train", "valid", "test")}
     custom.build("phrasebook-en-vi", prefixes, "en", "vi", 300, copy / "data-bin" / "phrasebook")
-    (structure,) = [block for kind, block in BLOCKS if kind == "python" and "register(" in block]
+    (structure,) = [block for kind, block in BLOCKS if kind == "python" and "from .registry import" in block]
     (copy / "fairseq_resid" / "connections" / "scaled_branch.py").write_text(structure)
     return copy
 
@@ -151,6 +164,8 @@ def group(command: str) -> str:
 @pytest.mark.parametrize("name", GROUPS)
 def test_commands(name: str, tree: Path) -> None:
     """One after the other: what one makes, the next uses."""
+    if name == "documentation" and not find_spec("sphinx"):
+        pytest.skip("no Sphinx: it is installed on Python 3.11 and later")
     for command in [each for each in COMMANDS if group(each) == name and each not in RUN_ELSEWHERE]:
         flags = next((flags for start, flags in SHORTENED.items() if command.startswith(start)), "")
         shell(f"{command} {flags}", tree)
@@ -160,18 +175,41 @@ def test_every_command_is_in_a_group() -> None:
     assert {command for command in COMMANDS if group(command) == "none"} <= set(RUN_ELSEWHERE)
 
 
-def test_python_blocks() -> None:
-    (use,) = [block for kind, block in BLOCKS if kind == "python" and "connections.build(" in block]
+def test_use_in_pytorch_is_the_same_on_every_page() -> None:
+    uses = [block for kind, block in BLOCKS if kind == "python" and "sublayer(site.branch_input(x))" in block]
     known = {"x": torch.randn(5, 2, 512), "sublayer": torch.nn.Linear(512, 512)}
-    exec(use, known)
+    for use in uses:
+        exec(use, known)
+        assert known["y"].shape == (5, 2, 512)
+    assert len(uses) == 2 and len(set(uses)) == 1  # README.md, docs/pytorch.md
+
+
+def test_encoder_of_the_pytorch_page_runs_with_every_structure() -> None:
+    (page,) = [block for kind, block in BLOCKS if kind == "python" and "class Encoder(nn.Module)" in block]
+    known: dict[str, Any] = {"x": torch.randn(5, 2, 512)}
+    exec(page, known)
     assert known["y"].shape == (5, 2, 512)
+    x = torch.randn(5, 2, 16)
+    for name in connections.names():
+        encoder = known["Encoder"](name, dim=16, heads=2, layers=3)
+        y = encoder(x)
+        y.sum().backward()
+        assert y.shape == x.shape and y.isfinite().all(), name
+        assert all(parameter.grad is not None for parameter in encoder.parameters()), name
+
+
+def test_model_is_built_with_fairseq_as_the_page_shows(tree: Path) -> None:
+    (page,) = [block for kind, block in BLOCKS if kind == "python" and "options.get_args(" in block]
+    script = tree / "build_model.py"
+    script.write_text(f"{page}\nprint(type(model).__name__, model.args.arch)\n")
+    assert shell("python build_model.py", tree).split()[-1] == "transformer_sas_tiny"
 
 
 def test_there_are_commands_and_every_script_is_among_them() -> None:
     shown = " ".join(COMMANDS)
     scripts = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.py"), *ROOT.glob("data-prep/*.sh")]
     scripts = [path for path in scripts if not path.is_symlink()]
-    parts = {"environment.sh", "removed.sh", "setup.sh"}  # sourced or run by others
+    parts = {"environment.sh", "removed.sh"}  # sourced or run by others
     assert {path.name for path in scripts if path.name not in shown} == parts
 
 

@@ -1,0 +1,138 @@
+"""Docstrings, which are plain text, turned into reStructuredText for the API reference.
+
+It understands `code`, lines that begin with >>>, blocks indented by four spaces, lists of `- ` and
+fields such as "Raises: ...", whose continuation is indented. Everything else is a paragraph.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from types import FunctionType
+from typing import Any
+
+from sphinx.application import Sphinx
+
+FIELDS = [
+    "Args",
+    "Returns",
+    "Raises",
+    "Formula",
+    "Source",
+    "Start",
+    "State",
+    "Shapes",
+    "Shape",
+    "Dtype",
+    "Range",
+    "Yields",
+]
+FIELD = re.compile(rf"^({'|'.join(FIELDS)}):\s+(.*)$")
+ARGUMENT = re.compile(r"^([a-z]\w*(?:, [a-z]\w*)*): +(.*)$")
+# Where an argument begins: in a line, after a semicolon, or where a line begins.
+BEFORE_ARGUMENT = re.compile(r"(?:; |\n)(?=[a-z]\w*(?:, [a-z]\w*)*: )")
+LITERAL = re.compile(r"`([^`]+)`")
+
+
+def escaped(text: str) -> str:
+    """Return text with `code` as a literal and every other sign as itself."""
+    parts = LITERAL.split(text)
+    plain = [re.sub(r"([\\*_|`])", r"\\\1", part) for part in parts[::2]]
+    made = [plain[0]]
+    for code, after in zip(parts[1::2], plain[1:], strict=True):
+        # A literal ends before a sign that is no letter.
+        made += [f"``{code}``", rf"\ {after}" if after[:1].isalnum() else after]
+    return "".join(made)
+
+
+def block(lines: list[str]) -> list[str]:
+    """Return lines as a block of code."""
+    return ["::", "", *textwrap.indent(textwrap.dedent("\n".join(lines)), "   ").splitlines(), ""]
+
+
+def arguments(text: str, indent: str) -> list[str]:
+    """Return "name: what it is; name: ..." as a list."""
+    made: list[str] = []
+    for item in BEFORE_ARGUMENT.split(text):
+        found = ARGUMENT.match(" ".join(item.split()))
+        made += ["", f"{indent}- ``{found[1]}``: {escaped(found[2])}" if found else f"{indent}- {escaped(item)}"]
+    return made
+
+
+def field(name: str, lines: list[str]) -> list[str]:
+    """Return a field as reStructuredText; arguments, of Args or without a heading, as a list."""
+    if name not in FIELDS:
+        return arguments("\n".join([f"{name}: {lines[0]}", *lines[1:]]), "")
+    if name == "Args" and ARGUMENT.match(lines[0]):
+        return ["", ":Args:", *arguments("\n".join(lines), "   ")]
+    return ["", f":{name}: {escaped(lines[0])}", *(f"   {escaped(line)}" for line in lines[1:])]
+
+
+def paragraph(lines: list[str]) -> list[str]:
+    """Return the lines between two empty ones as reStructuredText: prose, then fields and arguments."""
+    if lines[0].startswith(">>>"):
+        return [".. code-block:: pycon", "", *(f"   {line}" for line in lines), ""]
+    if all(line.startswith("    ") for line in lines):
+        return block(lines)
+    parts: list[tuple[str, list[str]]] = []  # name of a field and its lines; prose has no name
+    for line in lines:
+        for part in re.split(r"\s{4,}(?=(?:Source|Formula):)", line):
+            if found := FIELD.match(part) or ARGUMENT.match(part):
+                parts.append((found[1], [found[2]]))
+            elif part.startswith("- "):
+                parts.append(("-", [part[2:]]))
+            elif parts and (part.startswith("  ") or not parts[-1][0]):
+                parts[-1][1].append(part.strip())
+            else:
+                parts.append(("", [part.strip()]))
+    made: list[str] = []
+    for name, body in parts:
+        if name == "-":
+            made += ["", f"- {escaped(body[0])}", *(f"  {escaped(line)}" for line in body[1:])]
+        elif name:
+            made += field(name, body)
+        else:
+            made += ["", *map(escaped, body)]
+    return [*made, ""]
+
+
+def restructured(lines: list[str]) -> list[str]:
+    """Return the lines of a docstring as reStructuredText."""
+    made: list[str] = []
+    part: list[str] = []
+    for line in [*lines, ""]:
+        if line.strip():
+            part.append(line.rstrip())
+        elif part:
+            made += [*paragraph(part), ""]
+            part = []
+    return made
+
+
+def process(app: Sphinx, what: str, name: str, object_: Any, options: Any, lines: list[str]) -> None:
+    """Convert a docstring that autodoc has read."""
+    lines[:] = restructured(lines)
+
+
+def skip(app: Sphinx, what: str, name: str, object_: Any, skipped: bool, options: Any) -> bool | None:
+    """Leave out a function that is the default of a dataclass field: it is no method."""
+    is_default = what == "class" and isinstance(object_, FunctionType) and "." not in object_.__qualname__
+    return True if is_default else None
+
+
+def signature(
+    app: Sphinx, what: str, name: str, object_: Any, options: Any, text: str | None, returns: str | None
+) -> Any:
+    """Shorten the names in a signature, and defaults that are functions or classes."""
+    if text is None:
+        return None
+    text = re.sub(r"<(?:class|function) '?([\w.]+)'?(?: at 0x\w+)?>", r"\1", text)
+    return re.sub(r"~?(?:\b[a-z_]\w*\.)+([A-Za-z_]\w*)", r"\1", text), returns
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Connect to autodoc."""
+    app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-skip-member", skip)
+    app.connect("autodoc-process-signature", signature)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

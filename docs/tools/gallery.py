@@ -1,0 +1,134 @@
+"""Write the gallery of structures: docs/structures.md and a drawing of each in docs/drawings/structures/.
+
+    python docs/tools/gallery.py
+
+Everything on the page comes from the registry, from the docstrings of the classes and from benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+
+import drawings  # noqa: E402
+import formulas  # noqa: E402
+
+from fairseq_resid import connections  # noqa: E402
+from fairseq_resid.connections import table  # noqa: E402
+from fairseq_resid.connections.options import Option  # noqa: E402
+
+PAGE = ROOT / "docs" / "structures.md"
+DRAWINGS = ROOT / "docs" / "drawings" / "structures"
+RESULTS = ROOT / "benchmarks" / "results"
+FIELD = re.compile(r"^ *(Source|Start|State):\s+(.*?)(?=\n *[A-Z]\w*:\s{2}|\n\n|\Z)", re.MULTILINE | re.DOTALL)
+INTRODUCTION = """<!-- Made by python docs/tools/gallery.py: edit the classes in fairseq_resid/connections/ instead. -->
+# Structures
+
+In the formulas, $x$ is the shortcut, $f$ the sublayer, $F = \\mathrm{dropout}(f(x))$ the branch, $y$ the output of the
+site, LN a LayerNorm with weight and bias, and $C$ the width of the model. All other letters are numbers, vectors or
+matrices of the site.
+
+Choose a structure with `--residual NAME` in fairseq, or with `connections.build("NAME", ...)`
+[in PyTorch](pytorch.md). An option is a flag in fairseq and a keyword argument in PyTorch, where `--skip-lambda`
+becomes `skip_lambda`. `--final-norm none|layer` ends both stacks without or with a norm; the default is that of the
+structure's source. An option that a structure does not have is an error.
+
+Parameters are those that the default options add to a post-norm Transformer of 6 + 6 layers. Speed is relative to
+fairseq's own Transformer: 3 + 3 layers, C = 256, one CPU thread, medians of 6 rounds. "Starts at 18 + 18 layers" says
+whether a narrow model (C = 64) trains on Multi30k EN-DE within 200 updates at a learning rate of 2e-3 or 5e-3, with
+one seed. It says which structures start, not which are better. [Benchmarks](benchmarks.md) describes both measurements.
+"""
+
+
+def speed(file: str, name: str) -> str:
+    """Return the median speed of a structure relative to stock, as a benchmark of small models measured it."""
+    rows = json.loads((RESULTS / "cpu-family" / file).read_text(encoding="utf-8"))["structures"]
+    return f"{rows[name]['to_stock']['median']:.2f}" if name in rows else "not measured"
+
+
+def starts_deep(name: str) -> str:
+    """Return at which learning rates 18 + 18 layers of a structure start to train."""
+    rows = json.loads((RESULTS / "depth" / "18-18.json").read_text(encoding="utf-8"))["rows"]
+    mine = [row for row in rows if row["structure"] == name]
+    if not mine:
+        return "not measured"
+    rates = [f"{row['lr']:g}" for row in mine if row["trains"]]
+    return "yes" if len(rates) == len(mine) else f"at {rates[0]} only" if rates else "no"
+
+
+def option(known: Option) -> str:
+    """Return an option as a row of a table."""
+    default = known.default if isinstance(known.default, str) else f"{known.default:g}"
+    allowed = known.allowed.removeprefix("must be ").removeprefix("choose ")
+    return f"| `--{known.name.replace('_', '-')}` | {default} | {allowed} | {known.help} |"
+
+
+def marked(text: str) -> str:
+    """Return plain text with the signs of Markdown escaped; `code` stays."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part[:1] == "`" else re.sub(r"([\\*_|<>\[\]$])", r"\\\1", part) for part in parts)
+
+
+def section(name: str) -> str:
+    """Return the section of a structure."""
+    made = connections.structure(name)
+    text = re.sub(r" {4,}Source:", "\nSource:   ", inspect.getdoc(made.connection) or "")
+    about = " ".join(text.split("\n\n")[0].split())
+    fields = {field: " ".join(value.split()) for field, value in FIELD.findall(text)}
+    aliases = ", ".join(f"`{alias}`" for alias in connections.aliases(name))
+    formula = re.sub(r"`(\w+)`", r"[`\1`](#\1)", formulas.markdown(made.formula))
+    plain = made.formula.replace("`", "")
+    lines = [f"### {name}", "", f"![Drawing of {name}: {plain}](drawings/structures/{name}.svg)", ""]
+    if formula.startswith("$") and re.search("^[^=]*[xF][^=]*$", formula.split("$")[1]):
+        formula = f"$y = {formula[1:]}"
+    lines += [formula, "", marked(about), ""]
+    if made.use_when:
+        lines += [f"**When to use it:** {made.use_when}", ""]
+    rows = list(connections.options(name).values())
+    if rows:
+        lines += ["| Option | Default | Allowed | Meaning |", "|---|---|---|---|", *map(option, rows), ""]
+    lines += ["| Parameters | Training speed | Decoding speed | Starts at 18 + 18 layers |", "|---|---|---|---|"]
+    values = [table.polynomial(name), speed("training-small.json", name), speed("decoding-small.json", name)]
+    lines += [f"| {' | '.join([*values, starts_deep(name)])} |", ""]
+    lines += [f"- Source: {marked(fields.get('Source', made.source))}"]
+    lines += [f"- Start values: {marked(fields['Start'])}"] if "Start" in fields else []
+    lines += [f"- State: {marked(fields['State'])}"] if "State" in fields else []
+    lines += [f"- Other names: {aliases}"] if aliases else []
+    return "\n".join([*lines, ""])
+
+
+def page(names: list[str]) -> str:
+    """Return the gallery of these structures, by family."""
+    families = dict.fromkeys(connections.structure(name).family for name in names)
+    known = table.FAMILIES
+    parts = [INTRODUCTION]
+    for family in sorted(families, key=lambda each: known.index(each) if each in known else len(known)):
+        parts.append(f"## {family}\n")
+        parts += [section(name) for name in names if connections.structure(name).family == family]
+    return "\n".join(parts)
+
+
+def files(names: list[str]) -> dict[Path, str]:
+    """Return the text of every file of the gallery."""
+    return {PAGE: page(names), **{DRAWINGS / f"{name}.svg": drawings.svg(name) for name in names}}
+
+
+def main() -> None:
+    """Write the files of the gallery, and delete drawings of structures that are gone."""
+    made = files(connections.own_names())
+    DRAWINGS.mkdir(parents=True, exist_ok=True)
+    for file in DRAWINGS.glob("*.svg"):
+        if file not in made:
+            file.unlink()
+    for file, text in made.items():
+        file.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

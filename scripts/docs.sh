@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Builds the documentation site from docs/.
+set -euo pipefail
+
+usage() {
+    cat <<'EOT'
+usage: scripts/docs.sh [--out FOLDER] [--help]
+
+Builds the documentation site. A warning is an error. The site needs no network: open FOLDER/index.html in a browser.
+Makes or repairs the environment first (scripts/setup.sh --with-tests).
+
+  --out FOLDER   where the site goes (default: docs/_build/html)
+
+Environment variables: those of scripts/setup.sh. Exit codes: those of scripts/setup.sh; 1 also if a page has an error.
+EOT
+}
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+out=$root/docs/_build/html
+while (($#)); do
+    case $1 in
+        -h | --help)
+            usage
+            exit
+            ;;
+        --out)
+            (($# >= 2)) || { printf 'docs: --out needs a folder\n' >&2 && exit 2; }
+            out=$2
+            shift
+            ;;
+        *)
+            printf 'docs: unknown option %s. Allowed: --out FOLDER\n' "$1" >&2
+            exit 2
+            ;;
+    esac
+    shift
+done
+
+"$root/scripts/setup.sh" --with-tests
+python=${FAIRSEQ_RESID_VENV:-$root/.venv}/bin/python
+if ! "$python" -c 'import sphinx' 2>/dev/null; then
+    printf 'docs: no Sphinx in this environment. The site is built with Python 3.11, 3.12 or 3.13: scripts/setup.sh --python 3.13\n' >&2
+    exit 3
+fi
+"$python" -m sphinx -b html --fresh-env --fail-on-warning --keep-going --quiet -d "$out.doctrees" "$root/docs" "$out"
+printf 'docs: %s/index.html\n' "$out"
