@@ -70,7 +70,7 @@ def test_a_structure_is_two_files(tree: Path) -> None:
     assert code == 0 and "added: scaled_branch\n" in output, output
     code, output = shell(write, tree)
     assert code == 0, output
-    row = "| `scaled_branch` | LN(x + wF), w learned | Your name 2026 | `--branch-start` (0) | 30 |"
+    row = "| `scaled_branch` | LN(x + wF), w learned | Your name 2026 |"
     assert row in table.split_page((tree / "README.md").read_text(encoding="utf-8"))[1].splitlines()
     changed = {str(path.relative_to(tree)) for path, content in before.items() if path.read_bytes() != content}
     assert changed == {"README.md", "tests/stored/state_dict_names.json", "tests/stored/parameter_counts.json"}

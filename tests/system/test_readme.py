@@ -27,7 +27,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 FOLDERS = "data-prep scripts/recipes fairseq_resid fairseq_resid/evaluation fairseq_resid/connections"
 FOLDERS += " . fairseq_resid/analysis fairseq_resid/data/images studies"
 PAGES = [(ROOT / folder / "README.md").read_text(encoding="utf-8") for folder in FOLDERS.split()]
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", "\n".join(PAGES), flags=re.DOTALL | re.MULTILINE)
+TEXT = re.sub(r"\\\n +", "", "\n".join(PAGES))  # a long command continues on the next line
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)
 COMMANDS = list(dict.fromkeys(line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()))
 
 # Ten checkpoints are averaged, and the end of an epoch leaves none: 12 updates.
@@ -73,11 +74,15 @@ GROUPS = {
     "studies": r"multi30k-en-de-4k|studies/",
     "multi30k": r"multi30k-en-de",
 }
-# Run by .ci/run: the first whole, with what must come out of it; the second runs this very test. test_new_structure.py
-# runs the others.
+# Run by .ci/run: the quickstart whole, with what must come out of it; the tests run this very test. test_wheel.py
+# installs with pip, test_new_structure.py runs the others.
 RUN_ELSEWHERE = (
     "scripts/quickstart.sh",
+    "scripts/setup.sh",
     "scripts/test.sh",
+    "scripts/test.sh --all",
+    "pip install .",
+    'pip install ".[fairseq]"',
     "python tests/support/frozen.py",
     "python -m pytest --structure scaled_branch",
 )
@@ -125,7 +130,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     phrasebook.write(copy / "raw", phrasebook.files(phrasebook.generate(1, 400, 20, 20)))
     prefixes = {split: copy / "raw" / split for split in ("train", "valid", "test")}
     custom.build("phrasebook-en-vi", prefixes, "en", "vi", 300, copy / "data-bin" / "phrasebook")
-    (structure,) = [block for kind, block in BLOCKS if kind == "python" and "register(" in block]
+    (structure,) = [block for kind, block in BLOCKS if kind == "python" and "from .registry import" in block]
     (copy / "fairseq_resid" / "connections" / "scaled_branch.py").write_text(structure)
     return copy
 
@@ -171,7 +176,7 @@ def test_there_are_commands_and_every_script_is_among_them() -> None:
     shown = " ".join(COMMANDS)
     scripts = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.py"), *ROOT.glob("data-prep/*.sh")]
     scripts = [path for path in scripts if not path.is_symlink()]
-    parts = {"environment.sh", "removed.sh", "setup.sh"}  # sourced or run by others
+    parts = {"environment.sh", "removed.sh"}  # sourced or run by others
     assert {path.name for path in scripts if path.name not in shown} == parts
 
 
