@@ -30,6 +30,8 @@ COMMANDS = {
     "baselines": ("evaluation.baselines", "BLEU of translators that learn nothing"),
 }
 USER_DIR = "user-dir"
+# The structures need torch only, and pip installs no more without the extra.
+INSTALL = """install what the commands need: pip install ".[fairseq]" in the project's folder, or scripts/setup.sh"""
 
 
 def usage() -> str:
@@ -49,7 +51,7 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code, 2 for a command that there is not."""
+    """Run a command; returns its exit code: 2 if the command does not exist, 3 if a package is missing."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         try:
@@ -65,6 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = import_module(f".{COMMANDS[name][0]}", __package__).main(rest)
         except KeyboardInterrupt:  # while the command's libraries were imported
             return 130
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package in ("", __package__):
+                raise
+            print(f"fairseq-resid {name}: error: {package} is not installed; {INSTALL}", file=sys.stderr)
+            return 3
         return code
     else:
         near = difflib.get_close_matches(name, [*COMMANDS, USER_DIR], n=1)

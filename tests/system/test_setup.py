@@ -156,7 +156,7 @@ def test_first_run_installs_in_order_under_constraints(tree):
     tools, fairseq, package = [call.partition(" -c ")[2] for call in calls[1:]]
     assert tools == f"{tree.venv}/constraints.txt pip==25.3 torch numpy cython setuptools wheel"
     assert fairseq.endswith(" --no-build-isolation fairseq-fixed")
-    assert package.endswith(f" --no-build-isolation -e {tree.root}[test]")
+    assert package.endswith(f" --no-build-isolation -e {tree.root}[fairseq,test]")
     assert (tree.venv / "constraints.txt").read_bytes() == (tree.root / "constraints/fairseq-fixed.txt").read_bytes()
     assert f"Activate the environment: source {tree.venv}/bin/activate" in output
 
@@ -164,6 +164,7 @@ def test_first_run_installs_in_order_under_constraints(tree):
 def test_python_310_gets_stock_fairseq_in_isolation(tree):
     _, calls = tree.make(FAKE_VERSION="3.10")
     assert " pip==24.0 torch " in calls[1] and calls[2].endswith("/constraints.txt fairseq")
+    assert calls[3].endswith(f" -e {tree.root}[fairseq]")
 
 
 def test_another_torch_frees_what_depends_on_it(tree):
@@ -183,11 +184,19 @@ def test_nothing_to_do_is_one_line_within_a_second(made):
 
 
 def test_later_plain_run_keeps_the_test_tools(made):
-    assert "[test]" in made.make("--with-tests")[1][-1]
+    assert "[fairseq,test]" in made.make("--with-tests")[1][-1]
     assert "nothing to do" in made.setup()[0] and "nothing to do" in made.setup("--with-tests")[0]
     (made.root / "setup.py").write_text("# changed\n")
     _, calls = made.setup()
-    assert len(calls) == 3 and "[test]" in calls[-1], "pip updates the environment in place"
+    assert len(calls) == 3 and "[fairseq,test]" in calls[-1], "pip updates the environment in place"
+
+
+def test_stamp_of_an_older_version_keeps_the_test_tools(made):
+    made.make("--with-tests")
+    stamp = made.venv / ".setup-stamp"
+    lines = stamp.read_text().splitlines(keepends=True)
+    stamp.write_text("".join([lines[0], "older inputs\n", "[test]\n", *lines[3:]]))
+    assert made.setup()[1][-1].endswith(f" -e {made.root}[fairseq,test]")
 
 
 @pytest.mark.parametrize("file", ["setup.py", "constraints/fairseq-fixed.txt", "fairseq_resid/version.py"])
