@@ -1,4 +1,4 @@
-"""The README: length, drawing, links, the structure in twelve lines, the quickstart's caveat."""
+"""The README and pages beside it: length, drawing, links, a structure in twelve lines, the quickstart's caveat."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_drawing_is_legible_at_400_pixels(drawing: ModuleType) -> None:
 
 
 def test_links_of_project_files_lead_to_files() -> None:
-    for page in ("README.md",):
+    for page in ("README.md", "CONTRIBUTING.md", "SECURITY.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text) if "://" not in target]
         assert targets, page

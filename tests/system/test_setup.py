@@ -290,3 +290,30 @@ def test_scripts_are_executable_and_strict(script):
 def test_test_script_has_help():
     done = subprocess.run([BASH, str(ROOT / "scripts/test.sh"), "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "--no-lint" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", "--core"),
+        ("--all", ""),
+        ("--all --references", ""),
+        ("-k gate", "-k gate"),
+        ("-- tests/runs/test_plan.py", "tests/runs/test_plan.py"),
+        ("-- -m long", "-m long"),
+        ("--all -- -x", "-x"),
+    ],
+)
+def test_test_script_runs_core_tests_unless_it_gets_arguments(tmp_path, words, expected):
+    (tmp_path / "scripts").mkdir()
+    shutil.copy2(ROOT / "scripts" / "test.sh", tmp_path / "scripts")
+    program(tmp_path / "scripts" / "setup.sh", "true")
+    program(tmp_path / "venv" / "bin" / "python", 'echo "python $*"')
+    for file in ("constraints/references.txt", "venv/references/list.txt"):  # installed already
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).touch()
+    environment = {**os.environ, "FAIRSEQ_RESID_VENV": str(tmp_path / "venv")}
+    command = [BASH, str(tmp_path / "scripts" / "test.sh"), "--no-lint", *words.split()]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    (shown,) = [line for line in done.stdout.splitlines() if line.startswith("python -m pytest")]
+    assert done.returncode == 0 and shown.endswith(f"--max-worker-restart=0 {expected}".rstrip()), done.stdout
