@@ -6,6 +6,7 @@ import difflib
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 
 from .cli.frame import reader_has_gone
 from .cli.machine import PACKAGE
@@ -50,6 +51,12 @@ def usage() -> str:
     )
 
 
+def is_missing(name: str, package: str) -> int:
+    """Say that a command lacks a package and how to install it; returns the exit code."""
+    print(f"fairseq-resid {name}: error: {package} is not installed; {INSTALL}", file=sys.stderr)
+    return 3
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code: 2 if the command does not exist, 3 if a package is missing."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
@@ -63,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif name == USER_DIR:
         print(PACKAGE)
     elif name in COMMANDS:
+        if find_spec("fairseq") is None:  # asked before torch is imported, which complains if NumPy is missing
+            return is_missing(name, "fairseq")
         try:
             code: int = import_module(f".{COMMANDS[name][0]}", __package__).main(rest)
         except KeyboardInterrupt:  # while the command's libraries were imported
@@ -71,8 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             package = (error.name or "").partition(".")[0]
             if package in ("", __package__):
                 raise
-            print(f"fairseq-resid {name}: error: {package} is not installed; {INSTALL}", file=sys.stderr)
-            return 3
+            return is_missing(name, package)
         return code
     else:
         near = difflib.get_close_matches(name, [*COMMANDS, USER_DIR], n=1)
