@@ -27,9 +27,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 FOLDERS = "data-prep scripts/recipes fairseq_resid fairseq_resid/evaluation fairseq_resid/connections"
 FOLDERS += " . fairseq_resid/analysis fairseq_resid/data/images studies"
 PAGES = [(ROOT / folder / "README.md").read_text(encoding="utf-8") for folder in FOLDERS.split()]
-TEXT = re.sub(r"\\\n +", "", "\n".join(PAGES))  # a long command continues on the next line
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)
-COMMANDS = list(dict.fromkeys(line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()))
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", "\n".join(PAGES), flags=re.DOTALL | re.MULTILINE)
+SCRIPT = "".join(block for kind, block in BLOCKS if kind == "bash")
+COMMANDS = list(dict.fromkeys(re.sub(r"\\\n +", "", SCRIPT).splitlines()))  # a long command has several lines
 
 # Ten checkpoints are averaged, and the end of an epoch leaves none: 12 updates.
 SIZE = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32"
