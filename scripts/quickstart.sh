@@ -40,6 +40,6 @@ for arch in transformer transformer_sas transformer_rskip_ln; do
 done
 printf '\n'
 fairseq-resid table "${runs[@]}" --baselines data-bin/phrasebook/baselines.json ${at_least[@]+"${at_least[@]}"}
-printf '\n'
+printf 'One seed on a generated phrasebook: differences in this table mean nothing.\n\n'
 fairseq-resid analyze "${runs[@]}"
 fairseq-resid report "${runs[@]}" --out checkpoints/quickstart.html
