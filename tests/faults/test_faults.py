@@ -1,4 +1,4 @@
-"""tests/faults/plant_faults.py: every fault still fits the source, and a fault that no test finds is reported."""
+"""tests/faults/plant_faults.py: every fault still applies to the source, and an undetected fault is reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.once
 TESTS = plant_faults.ROOT / "tests"
 
 
-def test_every_fault_fits_the_source(tmp_path: Path) -> None:
+def test_every_fault_applies_to_the_source(tmp_path: Path) -> None:
     assert len(plant_faults.FAULTS) >= 30
     assert len({fault.name for fault in plant_faults.FAULTS}) == len(plant_faults.FAULTS)
     for fault in plant_faults.FAULTS:
@@ -69,16 +69,16 @@ def test_every_package_has_its_faults_planted() -> None:
         assert (plant_faults.ROOT / "fairseq_resid" / package).is_dir()
 
 
-def test_fault_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
+def test_fault_that_does_not_apply_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\nx = 1\n")
-    with pytest.raises(ValueError, match=r"odd: a\.py holds its text 2 times, not once: 'x = 1'"):
+    with pytest.raises(ValueError, match=r"odd: a\.py contains its text 2 times, not once: 'x = 1'"):
         Fault("odd", "a.py", "x = 1", "x = 2", "faults/test_faults.py").plant(tmp_path)
 
 
 @pytest.mark.slow
 def test_undetected_fault_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     harmless = Fault("harmless", "LICENSE", "MIT License", "MIT licence", "data/test_extract.py")
-    real = next(fault for fault in plant_faults.FAULTS if "leads out of the folder" in fault.name)
+    real = next(fault for fault in plant_faults.FAULTS if "outside the folder" in fault.name)
     monkeypatch.setattr(plant_faults, "FAULTS", [harmless, real])
     assert plant_faults.main(["--no-baseline"]) == 1
     lines = capsys.readouterr().out.splitlines()

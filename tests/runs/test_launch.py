@@ -1,4 +1,4 @@
-"""`fairseq-resid train`: one command that trains, resumes, finds a finished run, passes signals on."""
+"""`fairseq-resid train`: trains, resumes, recognises a finished run and forwards signals."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ def test_damaged_run_record_is_named(fake_train: Path, capsys: Capture, text: st
 
 
 def test_launcher_locks_the_run_and_stops_its_child(fake_train: Path, capsys: Capture) -> None:
-    """SIGTERM to the launcher stops fairseq-train and waits for it; until then the folder is locked."""
+    """After SIGTERM, the launcher stops fairseq-train and waits for it; until then the folder is locked."""
     (fake_train / "slow").touch()
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
-    # The environment's Python, with the fake command found first: it is beside no interpreter of ours.
+    # The real interpreter, but with sys.executable changed so that the fake command is found first.
     code = f"import sys; sys.executable = {str(fake_train / 'bin' / 'python')!r}\n"
     code += f"from fairseq_resid.runs.launch import main; sys.exit(main({words!r}))"
     process = subprocess.Popen([PYTHON, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -119,7 +119,7 @@ def test_launcher_locks_the_run_and_stops_its_child(fake_train: Path, capsys: Ca
     assert "run: another training or evaluation is at work in it" in capsys.readouterr().err
     process.terminate()
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
-    assert calls(fake_train)[-1] == "asked to stop"
+    assert calls(fake_train)[-1] == "stopped by a signal"
     (fake_train / "slow").unlink()
     assert launch.main(words) == 0
 
@@ -132,7 +132,7 @@ def test_checkpoints_without_run_record_are_not_touched(fake_train: Path, capsys
 
 
 def test_order_and_spelling_of_flags_do_not_matter(fake_train: Path) -> None:
-    """As the record of an older version has them."""
+    """Uses a record as an older version wrote it."""
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "code").write_text("3")
     assert launch.main(words) == 1
@@ -188,7 +188,7 @@ def test_stop_time_does_not_finish_a_run(fake_train: Path, capsys: Capture) -> N
     assert launch.main([*words, "--stop-time-hours", "0.1"]) == 0
     assert not json.loads(Path("run/run.json").read_text())["finished"]
     Path("run/train.log").write_text('{"epoch": 1, "train_loss": "1", "train_num_updates": "20"}\n')
-    assert launch.main([*words, "--stop-time-hours", "2"]) == 0  # another limit is no other training
+    assert launch.main([*words, "--stop-time-hours", "2"]) == 0  # another time limit does not change the training
     assert len(calls(fake_train)) == 2 and json.loads(Path("run/run.json").read_text())["finished"]
     assert launch.main(words) == 0
     assert "already trained" in capsys.readouterr().out and len(calls(fake_train)) == 2
@@ -220,7 +220,7 @@ def test_interrupt_of_launcher_reaches_fairseq_train(fake_train: Path) -> None:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=25) == 128 + signal.SIGINT
-    assert calls(fake_train)[-1] == "asked to stop"
+    assert calls(fake_train)[-1] == "stopped by a signal"
 
 
 def test_recorded_commit_says_if_files_were_changed(tmp_path: Path, monkeypatch: Any) -> None:
@@ -238,7 +238,7 @@ def test_recorded_commit_says_if_files_were_changed(tmp_path: Path, monkeypatch:
     assert machine.commit() == f"{head} with changes"
 
 
-def test_openmp_spin_time_is_bounded_unless_user_sets_it() -> None:
+def test_openmp_spin_time_is_limited_unless_user_sets_it() -> None:
     assert launch.spinning({"PATH": "x"}) == {"GOMP_SPINCOUNT": launch.SPIN_COUNT}
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
         assert launch.spinning({name: "1"}) == {}

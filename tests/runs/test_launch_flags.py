@@ -92,7 +92,7 @@ def test_missing_data_error_names_the_prepare_command(fake_train: Path, capsys: 
     ],
 )
 def test_given_data_folder_replaces_that_of_the_recipe(extra: str, fake_train: Path, capsys: Capture) -> None:
-    """Wherever it stands; what is the value of a flag stays one."""
+    """At any position; values of flags are not mistaken for it."""
     make_data(fake_train / "other")
     words = ["quickstart", *extra.split(), "--arch", "transformer", "--run", "run", "--precision", "auto"]
     assert launch.main([*words, "--dry-run"]) == 0
@@ -149,17 +149,17 @@ def test_shipped_recipes_parse_and_keep_checkpoints_to_average(name: str, arch: 
     import fairseq_resid.models  # noqa: F401  (registers the architectures)
 
     words = recipe.read(name)
-    if name.endswith("v3") and arch == "transformer":  # stock has no --final-norm: the baseline is ours, pre-norm
+    if name.endswith("v3") and arch == "transformer":  # stock has no --final-norm, so our pre_ln is the baseline
         arch, words = "transformer_resid", [*words, "--residual", "pre_ln"]
     base = TrainingCommand.parse(words)
     planned = plan.plan_training(base, TrainingCommand(), [], None)
     command = launch.build_command(base, arch, Run(tmp_path), TrainingCommand(), planned.argv)
     args = options.parse_args_and_arch(options.get_training_parser(), command.arguments)
     assert args.arch == arch and args.distributed_world_size == 1
-    if "epoch" in recipe.evaluation(name):  # as published: every epoch is kept, and the last ones are averaged
+    if "epoch" in recipe.evaluation(name):  # as published: keep all epochs and average the last ones
         assert not args.no_epoch_checkpoints and args.keep_last_epochs == -1 and args.save_interval_updates == 0
         return
-    # design: the checkpoints that are averaged span at most the final fifth of training
+    # the averaged checkpoints must span at most the final fifth of training
     assert args.no_epoch_checkpoints
     updates = args.max_update or 3570
     assert args.keep_interval_updates * args.save_interval_updates <= 0.2 * updates

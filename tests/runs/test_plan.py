@@ -1,4 +1,4 @@
-"""The plan of a training: effective batch on any number of devices, precision, which process of several this is."""
+"""The plan of a training: effective batch on any number of devices, precision, rank of the process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def words(planned: plan.Plan) -> str:
         (1, "", "--distributed-world-size 1 --max-tokens 4096 --update-freq 8"),
         (2, "", "--distributed-world-size 2 --max-tokens 4096 --update-freq 4"),
         (16, "", "--distributed-world-size 16 --max-tokens 2048"),
-        # 3 x 4096 x 3 would be 36,864, 12.5% too much: max-tokens is lowered
+        # 3 x 4096 x 3 would be 36,864, 12.5% too much, so max-tokens is lowered
         (3, "", "--distributed-world-size 3 --max-tokens 3641 --update-freq 3"),
         (1, "--max-tokens 16384", "--distributed-world-size 1 --max-tokens 16384 --update-freq 2"),
         (1, "--max-tokens 40000", "--distributed-world-size 1 --max-tokens 32768"),
@@ -70,7 +70,7 @@ def test_recipe_that_accumulates_gradients_keeps_effective_batch() -> None:
         assert words(planned).endswith(expected) and "32,768" in planned.line()
 
 
-def test_rskip_paper_batch_works_on_three_gpus() -> None:
+def test_batch_of_rskip_paper_works_on_three_gpus() -> None:
     base = command("data --distributed-world-size 4 --max-tokens 4096")
     three = plan.plan_training(base, command("--max-tokens 5461"), [P100] * 3, None)
     assert words(three) == "--distributed-world-size 3 --max-tokens 5461"
@@ -121,7 +121,7 @@ def test_changed_effective_batch_must_be_explicit() -> None:
         plan.plan_training(command("data"), command(""), [], None)
 
 
-def test_effective_batch_beyond_all_reason_is_refused() -> None:
+def test_huge_effective_batch_is_refused() -> None:
     with pytest.raises(ValueError, match=r"effective batch: 1,0.*: needs --update-freq 2\d\d,.*; at most 1,000,000"):
         plan.plan_training(BASE, command(""), [A100], None, effective=10**15)
 
@@ -153,7 +153,7 @@ def test_effective_batch_in_pairs_is_kept() -> None:
         ([A100], "auto", "--amp", "amp", ""),
     ],
 )
-def test_precision(found: list[Gpu], asked: str, extra: str, name: str, flag: str) -> None:
+def test_precision_depends_on_gpus_and_flags(found: list[Gpu], asked: str, extra: str, name: str, flag: str) -> None:
     planned = plan.plan_training(command("data --max-tokens 4096"), command(extra), found, None, precision=asked)
     assert planned.precision == name
     assert words(planned) == f"--distributed-world-size {max(1, len(found))} --max-tokens " + (
@@ -223,7 +223,7 @@ def test_slurm_step_processes_are_recognised(tmp_path: Path, monkeypatch: pytest
     environ = slurm(tmp_path, monkeypatch)
     rank = devices.rank(environ, TrainingCommand(), 8)
     assert rank and (rank.rank, rank.world_size, rank.flags[-1]) == (9, 16, "1")
-    # Dealt out in turn over the nodes, process 9 is the fifth of its node.
+    # With cyclic distribution over the nodes, process 9 is the fifth on its node.
     cyclic = devices.rank({**environ, "SLURM_LOCALID": "4"}, TrainingCommand(), 8)
     assert cyclic and (cyclic.rank, cyclic.flags[-2:]) == (9, ("--device-id", "4"))
     assert rank.environment["MASTER_ADDR"] == "node7" and 20_000 <= int(rank.environment["MASTER_PORT"]) < 60_000
@@ -264,7 +264,7 @@ def test_probe_prints_properties_of_every_gpu() -> None:
 def test_record_names_the_machine() -> None:
     assert A100.line == "A100, 80 GiB" and machine.processor() and machine.cores() > 0
     found = machine.versions(["torch", "no-such-package"])
-    # The metadata of torch's CUDA build on PyPI lacks the local part.
+    # The metadata of torch's CUDA build on PyPI lacks the local version.
     assert found.keys() == {"torch"} and torch.__version__.startswith(found["torch"])
 
 
@@ -302,7 +302,7 @@ def test_paper_recipes_match_their_architecture_and_arithmetic(name: str) -> Non
     peak = factor * preset.encoder_embed_dim**-0.5 * warmup**-0.5
     assert float(given_["--lr"][0]) == pytest.approx(peak, rel=1e-3)
     assert given_["--warmup-updates"] == (str(warmup),) and given_["--adam-betas"] == (betas,)
-    # the last update is saved, and averaged
+    # the last update must be saved, so that it is averaged
     assert int(given_["--max-update"][0]) % int(given_["--save-interval-updates"][0]) == 0
     updates = {"wmt14-en-de-big": 300_000, "wmt14-en-fr-big": 300_000}.get(name, 100_000)
     assert given_["--max-update"] == (str(550_000 if name.endswith("16k") else updates),)
