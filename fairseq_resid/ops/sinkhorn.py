@@ -1,4 +1,4 @@
-"""Sinkhorn normalisation of a small matrix at every position: the plain formula, and a faster equivalent for training."""
+"""Sinkhorn normalisation of a small matrix at every position: the plain formula, and a faster function for training."""
 
 from __future__ import annotations
 
