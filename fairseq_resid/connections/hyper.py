@@ -210,7 +210,7 @@ register(
         formula="n streams, mixed by doubly stochastic matrices",
         source="Xie 2025",
         family="Several streams",
-        use_when="Several streams whose mixing must not amplify. Of all structures it needs the most time and memory.",
+        use_when="Several streams whose mixing must not amplify. It decodes more slowly than every other structure.",
     ),
 )
 register(
