@@ -54,7 +54,7 @@ def test_uncountable_steps_show_elapsed_time(
 
 
 def build(folder: Path, train: int) -> list[str]:
-    """Make a data folder from so many pairs; return the arguments of the command."""
+    """Make a data folder from `train` pairs; return the arguments of the command."""
     given: list[object] = ["--name", "made-up", "--source", "en", "--target", "de", "--vocab-size", 300]
     for split, count in (("train", train), ("valid", 20), ("test", 20)):
         for language, text in zip(("en", "de"), mirror.sides(mirror.pairs(count, ("en", "de"), count)), strict=True):

@@ -1,4 +1,4 @@
-"""Faults in fairseq_resid/connections, which plant_faults.py plants."""
+"""Faults that plant_faults.py plants in fairseq_resid/connections."""
 
 from __future__ import annotations
 

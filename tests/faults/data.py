@@ -1,4 +1,4 @@
-"""Faults in fairseq_resid/data, which plant_faults.py plants."""
+"""Faults that plant_faults.py plants in fairseq_resid/data."""
 
 from __future__ import annotations
 

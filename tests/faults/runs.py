@@ -1,4 +1,4 @@
-"""Faults in fairseq_resid/runs, which plant_faults.py plants."""
+"""Faults that plant_faults.py plants in fairseq_resid/runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults in fairseq_resid/tasks, which plant_faults.py plants."""
+"""Faults that plant_faults.py plants in fairseq_resid/tasks."""
 
 from __future__ import annotations
 

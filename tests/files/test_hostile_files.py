@@ -178,7 +178,7 @@ def damage(what: str, choose: random.Random, content: bytes, number: int) -> byt
 
 
 def tried(what: str, tries: int, folder: Path) -> int:
-    """Damage a file so many times and read it; return how often it was refused."""
+    """Damage and read a file `tries` times; return how often it was refused."""
     name, whole, read = READERS[what]
     content, choose = whole(), random.Random(what)
     refused = 0

@@ -170,7 +170,7 @@ def test_resume_uses_newest_intact_checkpoint(recipe: Path, whole: Path, tmp_pat
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mount a file system of so many KiB, or resize it."""
+    """Return a function that mounts a file system of this size in KiB, or resizes it."""
     folder = tmp_path / "disk"
     folder.mkdir()
 

@@ -26,7 +26,7 @@ Fault = Callable[..., None]
 
 
 def stop(recipe: Path, run: Path, number: signal.Signals, whom: str, after: int) -> tuple[int, str]:
-    """After so many updates, signal the launcher or its process group; return the exit code and the output."""
+    """After `after` updates, signal the launcher or its process group; return the exit code and the output."""
     process = begin(launched(recipe, run))
     wait_for(lambda: logged(run) >= after, process)
     (os.killpg if whom == "group" else os.kill)(process.pid, number)

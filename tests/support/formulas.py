@@ -38,18 +38,18 @@ def optional_norm(y: Tensor, p: Parameters, options: Any) -> Tensor:
 
 
 def grid(**values: list[Any]) -> list[dict[str, Any]]:
-    """Every combination of the options' values."""
+    """Return every combination of the options' values."""
     return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
 
 
 def largest_row(site: nn.Module) -> float:
-    """The largest row sum of |W| of the matrices of a site."""
+    """Return the largest row sum of |W| over the matrices of a site."""
     products = [p for key, p in site.named_parameters() if p.dim() == 2 and not key.endswith("output_weight")]
     return max((float(p.detach().abs().sum(1).max()) for p in products), default=0.0)
 
 
 def assert_xavier_uniform(values: Tensor, fan_in: int, fan_out: int) -> None:
-    """Xavier-uniform by these fans: within the bound, nearly reaching it, and with its spread."""
+    """Assert a Xavier-uniform distribution by its bound, which is nearly reached, its deviation and its mean."""
     bound = math.sqrt(6 / (fan_in + fan_out))
     assert values.abs().max() <= bound
     assert values.abs().max() > 0.97 * bound

@@ -49,7 +49,7 @@ def stop_between_texts() -> None:
 
 
 def stop_after_shards(what: str, count: int) -> None:
-    """Stop the work on a text after so many shards."""
+    """Stop the work on a text after `count` shards."""
     advance, done = shards.Progress.advance, []
 
     def advance_or_stop(self: shards.Progress, pairs: int) -> None:
@@ -63,7 +63,7 @@ def stop_after_shards(what: str, count: int) -> None:
 
 
 def stop_while_joining(name: str, count: int) -> None:
-    """Stop joining after so many shards and half of the next one."""
+    """Stop joining after `count` shards and half of the next one."""
     done = []
 
     def copy_or_stop(source: Any, target: Any, length: int) -> None:
