@@ -21,7 +21,7 @@ source_suffix = {".md": "markdown"}
 
 smartquotes = False  # they would turn the -- of a flag into a dash
 
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["alert", "dollarmath"]
 myst_heading_anchors = 4  # the anchors of a code host
 
 html_theme = "furo"
