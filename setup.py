@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 
@@ -38,31 +38,34 @@ setup(
     author="fairseq_resid contributors",
     license="MIT",
     license_files=["LICENSE"],
-    packages=find_packages(include=["fairseq_resid", "fairseq_resid.*"]),
-    # Whatever lies beside the modules and is no Python: page templates, the phrasebook corpus, name tables.
-    include_package_data=True,
+    # Folders of manifests and recipes count as packages too, though no Python is in them: setuptools wants it so.
+    packages=find_namespace_packages(include=["fairseq_resid", "fairseq_resid.*"], exclude=["*.__pycache__"]),
+    include_package_data=True,  # everything that MANIFEST.in names
     entry_points={"console_scripts": ["fairseq-resid = fairseq_resid.__main__:main"]},
     python_requires=">=3.10,<3.14",
+    # `fairseq_resid.connections` and `fairseq_resid.ops`, for any PyTorch model. All commands need the extra "fairseq".
     install_requires=[
-        # fairseq 0.12.2 does not import on Python 3.11 (a mutable dataclass default); the fork does, as `fairseq`.
-        'fairseq==0.12.2; python_version < "3.11"',
-        'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
         "torch>=2.5",
-        "numpy>=1.23",
-        "sacrebleu>=2.3",
-        "sentencepiece>=0.1.99",
-        "subword-nmt>=0.3.8",
-        "sacremoses>=0.1",
-        "msgspec>=0.19",
-        "pyyaml>=5.1",
-        "rich>=13",
-        "rapidfuzz>=3",
-        "matplotlib>=3.7",
-        "pillow>=10",
-        "jinja2>=3",
-        "scipy>=1.10",
     ],
     extras_require={
+        "fairseq": [
+            # fairseq 0.12.2 does not import on Python 3.11 (a mutable dataclass default); the fork does, as `fairseq`.
+            'fairseq==0.12.2; python_version < "3.11"',
+            'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
+            "numpy>=1.23",
+            "sacrebleu>=2.3",
+            "sentencepiece>=0.1.99",
+            "subword-nmt>=0.3.8",
+            "sacremoses>=0.1",
+            "msgspec>=0.19",
+            "pyyaml>=5.1",
+            "rich>=13",
+            "rapidfuzz>=3",
+            "matplotlib>=3.7",
+            "pillow>=10",
+            "jinja2>=3",
+            "scipy>=1.10",
+        ],
         # Studies on a cluster: fairseq-resid study --cluster slurm.
         "cluster": ["submitit>=1.5"],
         # The site of docs/: scripts/docs.sh.

@@ -1,15 +1,15 @@
-"""Throughput of every step of the data preparation, beside the tools that a user would pick instead.
+"""Throughput of every step of data preparation, compared with common tools for the same step.
 
     python benchmarks/data_prep.py --text PREFIX --source en --target vi [--rounds 3] [--json FILE]
     python benchmarks/data_prep.py --text PREFIX --source en --target de --memory-lines 5000000 [--json FILE]
 
-PREFIX.SRC and PREFIX.TGT are real text. Ours and the other tool take turns (A B A B) on the same text and cores, each
-as a process of its own; the figures are the fastest round of each, and the ratio. The start-up of ours (Python, torch,
-fairseq), which a whole preparation pays once, is measured in the same run, told, and taken off each of its steps.
+PREFIX.SRC and PREFIX.TGT are real text. Our step and the other tool alternate (A B A B) on the same text and cores,
+each in a separate process. Printed are the fastest round of each, and the ratio. Our startup time (Python, torch,
+fairseq) occurs only once in a whole preparation, so it is measured separately and subtracted from each step.
 
-`--memory-lines` repeats the text to so many lines a side, and shows the peak memory of the whole process tree at a
-hundredth of it and at all of it. The other tools: tar, sacremoses' command, subword-nmt (pip install subword-nmt).
-Moses' Perl scripts are in no Debian package.
+`--memory-lines N` repeats the text up to N lines per side and prints the peak memory of the process tree at N / 100 and
+at N lines. The other tools are tar, sacremoses and subword-nmt (pip install subword-nmt). Moses' Perl scripts are not
+included, because no Debian package has them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pathlib import Path
 from fairseq_resid.cli import machine
 
 ROOT = Path(__file__).resolve().parent.parent
-# Of WMT'14 EN-FR before cleaning, which must all be read to have 36M pairs left; estimated, as in its manifest.
+# Size of WMT'14 EN-FR before cleaning, which leaves 36M pairs; an estimate, from its manifest.
 BYTES_36M = 13_500_000_000
 
 TOKENISE = """
@@ -95,7 +95,7 @@ def run(command: str, folder: Path) -> tuple[float, int]:
 
 
 def watch_memory(process: subprocess.Popen[str], peak: list[int]) -> None:
-    """Note the largest sum of proportional set sizes of a process and its descendants, five times a second."""
+    """Record the peak of the summed proportional set sizes of a process tree, sampled five times a second."""
     while process.poll() is None:
         parents = {}
         for status in Path("/proc").glob("[0-9]*/stat"):
@@ -118,7 +118,7 @@ def watch_memory(process: subprocess.Popen[str], peak: list[int]) -> None:
 
 
 def steps(args: argparse.Namespace, text: Path) -> dict[str, dict[str, str]]:
-    """Return for each step the commands that do it: ours, and another tool's where there is one."""
+    """Return the commands for each step: ours, and another tool's if there is one."""
     python, source, target, cores = shlex.quote(sys.executable), args.source, args.target, args.workers
     tools = Path(sys.executable).parent
     subword, moses = tools / "subword-nmt", tools / "sacremoses"
@@ -158,7 +158,7 @@ def steps(args: argparse.Namespace, text: Path) -> dict[str, dict[str, str]]:
     for commands in found.values():
         for name, tool in (("sacremoses", moses), ("subword-nmt", subword)):
             if name in commands and not tool.is_file():
-                print(f"{name} is not installed here: left out")
+                print(f"{name}: not installed, skipped")
                 del commands[name]
     return found
 
@@ -176,7 +176,7 @@ def count_lines(path: Path) -> int:
 
 
 def speed(args: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Time every step, ours and the others' in turn."""
+    """Time every step, alternating between our command and the other tool's."""
     pairs = count_lines(Path(f"{args.text}.{args.source}"))
     size = sum(Path(f"{args.text}.{side}").stat().st_size for side in (args.source, args.target))
     print(f"{pairs:,} pairs, {size / 1e6:.1f} MB, {args.workers} workers, {args.rounds} rounds\n")
@@ -191,7 +191,7 @@ def speed(args: argparse.Namespace, folder: Path) -> dict[str, object]:
             for name, command in commands.items():
                 is_ours = name == "ours" and " -c " in command
                 elapsed = run(command, folder)[0] - (startup if is_ours else 0)
-                seconds[name].append(max(elapsed, 0.001))  # on a tiny text the start-up may have taken longer
+                seconds[name].append(max(elapsed, 0.001))  # on a tiny text, the measured startup may be longer
         for name, found in seconds.items():
             best = min(found)
             row = {
@@ -204,13 +204,13 @@ def speed(args: argparse.Namespace, folder: Path) -> dict[str, object]:
             results[f"{step}: {name}"] = row
             figures = f"{row['pairs_per_second']:9,} {row['spread']:7.0%} {row['megabytes_per_second']:6}"
             print(f"{step:42} {name:12} {figures} {row['speed_of_ours']:6} {row['hours_for_en_fr']:12}", flush=True)
-    print(f"\nstart-up of ours, taken off: {startup:.1f} s. ratio: seconds of this tool / seconds of ours.")
-    print("EN-FR hours: by bytes, but learning is from a sample of 1,000,000 pairs there.")
+    print(f"\nour startup time, subtracted: {startup:.1f} s. ratio: seconds of this tool / our seconds.")
+    print("EN-FR hours: extrapolated by bytes; learning the subwords uses a sample of only 1,000,000 pairs there.")
     return {"pairs": pairs, "bytes": size, "startup_seconds": round(startup, 1), "steps": results}
 
 
 def memory(args: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Show the peak memory of every step at a hundredth of the lines and at all of them."""
+    """Measure the peak memory of every step at a hundredth of the lines and at all of them."""
     results: dict[str, object] = {}
     peaks: dict[str, list[int]] = {}
     counts = [args.memory_lines // 100, args.memory_lines]
@@ -222,7 +222,7 @@ def memory(args: argparse.Namespace, folder: Path) -> dict[str, object]:
         for step, commands in steps(args, folder / "long").items():
             seconds, peak = run(commands["ours"], folder)
             peaks.setdefault(step, []).append(peak)
-            print(f"{count:12,} lines a side  {step:42} {seconds:8.0f} s  peak {peak / 1e6:7,.0f} MB", flush=True)
+            print(f"{count:12,} lines per side  {step:42} {seconds:8.0f} s  peak {peak / 1e6:7,.0f} MB", flush=True)
     for step, found in peaks.items():
         results[step] = {f"{count} lines": round(peak / 1e6) for count, peak in zip(counts, found, strict=True)}
     return {"peak_megabytes": results}
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="WORD", help="steps whose name has one of these words"
+        "--only", nargs="+", default=[""], metavar="WORD", help="only steps whose name contains one of these words"
     )
     parser.add_argument("--memory-lines", type=int, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -245,7 +245,7 @@ def main() -> None:
     args.text = args.text.absolute()
     for side in (args.source, args.target):
         if not Path(f"{args.text}.{side}").is_file():
-            parser.error(f"--text {args.text}: there is no {args.text}.{side}")
+            parser.error(f"--text {args.text}: {args.text}.{side} does not exist")
     folder = Path(tempfile.mkdtemp(prefix="data-prep-benchmark."))
     try:
         found = memory(args, folder) if args.memory_lines else speed(args, folder)

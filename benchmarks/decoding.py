@@ -1,10 +1,10 @@
-"""Decoding speed of every residual structure, at beam 4, in terms of stock fairseq's `transformer`.
+"""Decoding speed of every residual structure at beam 4, relative to stock fairseq's `transformer`.
 
     python benchmarks/decoding.py [--size base] [--data DIR] [--json FILE] [--plot FILE]
 
-fairseq's own SequenceGenerator over untrained models, forced to a fixed length, so that every structure does the same
-number of steps on the same sentences. In turns, as in training.py; the figure of a round is the stock model's seconds
-over the structure's, and what is shown is the median of the rounds and [the quartiles].
+fairseq's own SequenceGenerator decodes with untrained models. The output length is fixed, so every structure does the
+same number of steps on the same sentences. Structures take turns, as in training.py. The speed in a round is the stock
+model's time divided by the structure's; printed are the median over all rounds and [the quartiles].
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BEAM = 4
 
 
 def build(args: argparse.Namespace, task: Any, structure: str) -> Any:
-    """Return a structure's model as fairseq-generate runs it."""
+    """Return a structure's model, prepared as in fairseq-generate."""
     config = translation.configuration(args, structure)
     torch.manual_seed(1)
     model = task.build_model(config.model)
@@ -36,12 +36,12 @@ def build(args: argparse.Namespace, task: Any, structure: str) -> Any:
 
 
 def decode(args: argparse.Namespace) -> dict[str, Any]:
-    """Time all structures; return the figures of each."""
+    """Time all structures; return their results."""
     task, dataset = translation.load(args)
     batches = translation.batches(task, dataset, args.max_tokens, args.batches)
     if args.device == "cuda":
         batches = [utils.move_to_cuda(batch) for batch in batches]
-    # min_len counts the tokens before the end of sentence, max_len_b allows no more of them.
+    # min_len is the number of tokens before the end of sentence; max_len_b is its maximum.
     settings = GenerationConfig(beam=BEAM, max_len_a=0, max_len_b=args.length, min_len=args.length)
     models = {name: build(args, task, name) for name in args.structures}
     tokens = 0
@@ -76,9 +76,9 @@ def decode(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     translation.add_flags(parser)
-    parser.add_argument("--batches", type=positive, metavar="N", help="batches of a turn (default: 4; CPU: 1)")
+    parser.add_argument("--batches", type=positive, metavar="N", help="batches per turn (default: 4; CPU: 1)")
     parser.add_argument(
-        "--length", type=positive, default=25, metavar="N", help="tokens of every translation (%(default)s)"
+        "--length", type=positive, default=25, metavar="N", help="tokens per translation (default: %(default)s)"
     )
     measure.add_flags(parser, rounds=10)
     args = parser.parse_args()

@@ -1,11 +1,11 @@
-"""Which structures train when a model is deep: a short training of each on a real corpus, at several learning rates.
+"""Which structures can train deep models? A short training of each on a real corpus, at several learning rates.
 
     python benchmarks/depth.py DATA [--layers 18 18] [--updates 200] [--lr 2e-3 5e-3] [--json FILE]
 
-Each training is one `fairseq-train`: C = 64, FFN 256, 4 heads, 1,024 padded positions a batch, dropout 0.1, label
-smoothing 0.1, Adam (0.9, 0.98), no clipping, warm-up over half of the updates, seed 1. A structure trains if its loss
-stays finite and its valid NLL is below the bound, which is fixed before: that of a model which knows nothing but how
-frequent each target subword is in the training text, less half a nat. What is in --json already is not run again.
+Each training is one `fairseq-train`: C = 64, FFN 256, 4 heads, batches of 1,024 padded positions, dropout 0.1, label
+smoothing 0.1, Adam (0.9, 0.98), no clipping, warmup over half of the updates, seed 1. A structure trains if its loss
+stays finite and its NLL on valid is below a bound that is fixed in advance: the NLL of a unigram model of the target
+subwords in the training text, minus half a nat. Results that are already in --json are not computed again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TRAINING = """
 
 
 def unigram_nll(data: Path) -> float:
-    """Return the valid NLL, in nats per target subword with EOS, of the subwords' frequencies in the training text."""
+    """Return the NLL on valid of a unigram model of the training text, in nats per target subword, EOS included."""
     parser = options.get_training_parser()
     config = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [str(data), "--arch", STOCK]))
     task = TranslationTask.setup_task(config.task)
@@ -54,12 +54,12 @@ def unigram_nll(data: Path) -> float:
         target = task.dataset(split).tgt
         pieces = torch.cat([target[index] for index in range(len(target))])
         counts[split] = np.bincount(pieces.numpy(), minlength=len(task.target_dictionary))
-    smoothed = counts["train"] + 1.0  # a subword that only valid has
+    smoothed = counts["train"] + 1.0  # some subwords occur only in valid
     return float(-(counts["valid"] * np.log(smoothed / smoothed.sum())).sum() / counts["valid"].sum())
 
 
 def figures(log: Path) -> dict[str, Any]:
-    """Return what a training's log says of it."""
+    """Return the results in the log of a training."""
     text = log.read_text(encoding="utf-8", errors="replace")
     found: dict[str, Any] = {"valid_nll": None, "loss": [], "gradient_norm": []}
     for line in re.findall(r"^.*?(\{\"epoch\".*\})$", text, re.MULTILINE):
@@ -73,7 +73,7 @@ def figures(log: Path) -> dict[str, Any]:
 
 
 def train(args: argparse.Namespace, name: str, lr: float, log: Path) -> dict[str, Any]:
-    """Train one structure; return its figures."""
+    """Train one structure; return its results."""
     encoder, decoder = args.layers
     words = [STRUCTURES[name], MODEL.format("encoder", encoder), MODEL.format("decoder", decoder), TRAINING]
     words += [f"--lr {lr} --warmup-updates {max(1, args.updates // 2)} --max-update {args.updates} {args.flags}"]
@@ -98,12 +98,12 @@ def main() -> None:
     parser.add_argument("--lr", nargs="+", type=float, default=[2e-3, 5e-3])
     names = list(dict.fromkeys(map(connections.canonical, connections.names())))
     parser.add_argument("--structures", nargs="+", choices=STRUCTURES, default=names, metavar="NAME")
-    parser.add_argument("--flags", default="", help="further flags of fairseq-train, in one text")
+    parser.add_argument("--flags", default="", help="further flags for fairseq-train, as one string")
     parser.add_argument("--threads", type=positive, default=1)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where figures are kept, and taken from")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for results; existing results in it are reused")
     args = parser.parse_args()
     check_data(parser, args)
-    logging.disable(logging.WARNING)  # fairseq's, of every file that it reads
+    logging.disable(logging.WARNING)  # fairseq logs every file that it loads
     warnings.simplefilter("ignore")
     bound = unigram_nll(args.data) - BELOW_UNIGRAM
     setting = {"data": args.data.name, "layers": args.layers, "updates": args.updates, "flags": args.flags}
@@ -112,7 +112,7 @@ def main() -> None:
     if args.json and args.json.is_file():
         kept = json.loads(args.json.read_text(encoding="utf-8"))
         if kept["setting"] != setting:
-            parser.error(f"--json {args.json}: holds figures of {kept['setting']}, not of {setting}")
+            parser.error(f"--json {args.json}: contains results for {kept['setting']}, not for {setting}")
         rows = kept["rows"]
     print(f"{args.layers[0]}+{args.layers[1]} layers, {args.updates} updates; trains: valid NLL below {bound:.3f}")
     log = Path(f"{args.json or 'depth'}.log")

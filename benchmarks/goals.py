@@ -1,14 +1,14 @@
-"""Every benchmark of the residual structures in one command, and the table of goals with pass or fail.
+"""Run all benchmarks of the residual structures, and print a table of goals with pass or fail.
 
     python benchmarks/goals.py [--data DIR] [--out FOLDER]
-    python benchmarks/goals.py --only ops training-base         # some of it, beside what was measured before
-    python benchmarks/goals.py --judge FOLDER                   # the table of figures measured before
+    python benchmarks/goals.py --only ops training-base         # some benchmarks; other results are kept
+    python benchmarks/goals.py --judge FOLDER                   # the table of existing results
 
-Runs ops.py, training.py and decoding.py one after the other at the sizes that the machine can carry, with random
-sentences and with the corpus of --data; writes their figures and plots to --out (default: benchmarks/results/gpu or
-cpu), judges all that this folder holds, prints the table as Markdown and writes it to goals.json. A goal is judged by
-its worst median, over shapes and dtypes or over sizes and data; [a, b] are the quartiles over the rounds. What was not
-measured never passes.
+Runs ops.py, training.py and decoding.py in sequence, at sizes suitable for the machine, with random sentences and with
+the corpus of --data. Results and plots are written to --out (default: benchmarks/results/gpu or cpu). Then all results
+in this folder are judged, and the table is printed as Markdown and written to goals.json. A goal is judged by its worst
+median over shapes and dtypes, or over sizes and data; [a, b] are the quartiles over the rounds. A goal without a
+measurement never passes.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from measure import CLOCKS, check_data, hardware, shown, spread
 FOLDER = Path(__file__).resolve().parent
 FUSED = "triton"
 Spread = dict[str, float]
-Results = dict[str, dict[str, Any]]  # what the benchmarks wrote, by the name of the file
+Results = dict[str, dict[str, Any]]  # contents of the benchmarks' JSON files, by file name
 
-# What is run, by the kind of machine: the name of the file, and the command.
+# The benchmarks for each kind of machine: file name and command.
 RUNS = {
     "gpu": {
         "ops": "ops.py --rounds 5",
-        # By the kernels or not at all: what falls back to eager would be measured as theirs.
+        # Force the kernels: a fallback to eager would be measured as theirs.
         "training-base": "training.py --size base --residual-backend triton",
         "training-big": "training.py --size big --residual-backend triton",
         "decoding-base": "decoding.py --size base --residual-backend triton",
@@ -60,12 +60,12 @@ RUNS = {
 
 @dataclass(frozen=True)
 class Goal:
-    """What is measured, and what it should be: at least `limit`, or at most."""
+    """A measurement and its limit: at least `limit`, or at most if `most` is set."""
 
     what: str
     limit: float
-    figures: Callable[[Results], dict[str, Spread]]  # by where they were measured
-    on: str = ""  # gpu or cpu: this goal is for that kind of machine alone
+    figures: Callable[[Results], dict[str, Spread]]  # by the setting in which they were measured
+    on: str = ""  # gpu or cpu, if the goal is only for that kind of machine
     most: bool = False
 
     @property
@@ -74,7 +74,7 @@ class Goal:
 
 
 def judge(goal: Goal, results: Results) -> dict[str, Any]:
-    """Return a row of the table: the goal, its worst figure, where that was measured, and the verdict."""
+    """Return a row of the table: the goal, its worst result and the setting of it, and the verdict."""
     ran_on = kind(results)
     figures = goal.figures(results) if goal.on in ("", ran_on) else {}
     row = {"what": goal.what, "goal": goal.target, "figures": figures}
@@ -90,15 +90,15 @@ def judge(goal: Goal, results: Results) -> dict[str, Any]:
 
 
 def kind(results: Results) -> str:
-    """Return the kind of machine that results are from."""
+    """Return the kind of machine on which results were measured: gpu or cpu."""
     return "gpu" if any(found["machine"]["gpu"] for found in results.values()) else "cpu"
 
 
-# --- where a goal's figures are ------------------------------------------------------------------------------------
+# --- results for a goal --------------------------------------------------------------------------------------------
 
 
 def timings(results: Results, sites: str, passed: str, channels: int | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of the fused op, with where they were measured; `sites` is how the site's name begins."""
+    """Yield (setting, row) for the fused op; `sites` is a prefix of the site's name."""
     for row in results.get("ops", {}).get("timings", []):
         fits = row["site"].startswith(sites) and row["by"] == FUSED and row["pass"] == passed
         if fits and channels in (None, row["channels"]):
@@ -141,7 +141,7 @@ def saved(sites: str) -> Callable[[Results], dict[str, Spread]]:
 
 
 def model_speed(benchmark: str, structure: str, size: str = "") -> Callable[[Results], dict[str, Spread]]:
-    """Return what finds the ratio to stock of a structure, in every run of a benchmark, or of one size of model."""
+    """Return a function that finds a structure's speed relative to stock in every run, or for one size of model."""
 
     def figures(results: Results) -> dict[str, Spread]:
         found = {}
@@ -180,7 +180,7 @@ GOALS = [
 
 
 def settings(results: Results) -> list[str]:
-    """Return a Markdown table of every structure's speed, in every setting that was measured."""
+    """Return a Markdown table of the speed of every structure in every setting."""
     models = {name: result for name, result in results.items() if "structures" in result}
     if not models:
         return []
@@ -194,7 +194,7 @@ def settings(results: Results) -> list[str]:
 
 
 def table(rows: list[dict[str, Any]], results: Results) -> str:
-    """Return the goals, all that models reached, the commands that measured it, and the machines, as Markdown."""
+    """Return as Markdown the goals, the speed of all models, the commands and the machines."""
     head = ["| what | goal | measured | |", "|---|---|---|---|"]
     body = [f"| {row['what']} | {row['goal']} | {row['measured']} | {row['verdict']} |" for row in rows]
     commands = [
@@ -206,25 +206,25 @@ def table(rows: list[dict[str, Any]], results: Results) -> str:
 
 
 def read(folder: Path) -> Results:
-    """Return what the benchmarks wrote to a folder.
+    """Return the benchmark results in a folder.
 
-    Raises: SystemExit where it holds nothing of theirs
+    Raises: SystemExit if there are none
     """
     paths = sorted(path for path in folder.glob("*.json") if path.stem.split("-")[0] in ("ops", "training", "decoding"))
     if not paths:
-        raise SystemExit(f"goals.py: error: --judge {folder}: it has no ops.json, training-*.json or decoding-*.json")
+        raise SystemExit(f"goals.py: error: --judge {folder}: contains no ops.json, training-*.json or decoding-*.json")
     return {path.stem: json.loads(path.read_text()) for path in paths}
 
 
 def measure(args: argparse.Namespace, machine: str, folder: Path) -> None:
-    """Run every benchmark; each writes its figures and, with matplotlib, its plot to the folder."""
+    """Run every benchmark; each writes its results and, if matplotlib is installed, its plot to the folder."""
     commands = dict(RUNS["quick" if args.quick else machine])
     if args.data:
         words = f" --data {shlex.quote(str(args.data))}"
         translations = {name: command for name, command in commands.items() if name != "ops"}
         commands |= {f"{name}-{args.data.name}": command + words for name, command in translations.items()}
     if unknown := set(args.only or ()) - commands.keys():
-        raise SystemExit(f"goals.py: error: --only {min(unknown)}: choose of {', '.join(commands)}")
+        raise SystemExit(f"goals.py: error: --only {min(unknown)}: choose from {', '.join(commands)}")
     folder.mkdir(parents=True, exist_ok=True)
     for name, command in commands.items():
         if args.only and name not in args.only:
@@ -242,16 +242,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, metavar="DIR", help="a binarised data folder, for training and decoding")
     parser.add_argument("--out", type=Path, metavar="FOLDER")
-    parser.add_argument("--judge", type=Path, metavar="FOLDER", help="measure nothing; take the figures in FOLDER")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="of what is measured, these: ops, training-base, ...")
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="processor: for a CPU that others use, too")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: whether all runs, nothing about speed")
+    parser.add_argument("--judge", type=Path, metavar="FOLDER", help="measure nothing; judge the results in FOLDER")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="run only these benchmarks: ops, training-base, ...")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="use processor time on a busy CPU")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the benchmarks themselves")
     args = parser.parse_args()
     check_data(parser, args)
     if args.quick and not args.out:
-        parser.error("--quick: needs --out FOLDER; its figures are not to be kept beside real ones")
+        parser.error("--quick: needs --out FOLDER, so that its results are not mixed with real ones")
     machine = "gpu" if torch.cuda.is_available() else "cpu"
-    # As the user would write it: it is part of the commands in the table.
+    # A relative path, because the table contains the commands.
     folder = args.judge or args.out or Path(os.path.relpath(FOLDER / "results" / machine))
     if not args.judge:
         measure(args, machine, folder)

@@ -1,12 +1,12 @@
-"""Training speed of an image model with every structure, in terms of the same network in plain PyTorch.
+"""Training speed of an image model with every structure, relative to the same network in plain PyTorch.
 
     python benchmarks/images.py [--data data-bin/cifar10] [--layers 20] [--structures xskip rskip_ln sas] [--json FILE]
 
-The plain network is written here as torchvision writes its own: a pre-activation ResNet of nn.Conv2d, nn.BatchNorm2d,
-x + F. A step is forward, cross-entropy, backward, SGD with momentum, the same for all, in turns within one process; the
-figure of a round is the plain network's seconds over the structure's. `plain, contiguous` is the plain network with
-images and weights as torch lays them out, the others have channels last. `data` is the time that the images of a batch
-take, read, cropped, mirrored and normalised in this process, as a share of the plain network's step.
+The plain network is a pre-activation ResNet in the style of torchvision: nn.Conv2d, nn.BatchNorm2d, x + F. A step is
+forward, cross-entropy, backward and SGD with momentum. All networks take turns in one process. The speed in a round is
+the plain network's time divided by the structure's. `plain, contiguous` uses torch's default memory format, all others
+use channels_last. `data` is the time to read, crop, mirror and normalise the images of a batch in this process, as a
+fraction of the plain network's step.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PlainBlock(nn.Module):
 
 
 class PlainNetwork(nn.Module):
-    """The same arithmetic as preact_resnetN with x + F."""
+    """Computes the same as preact_resnetN with x + F."""
 
     def __init__(self, blocks: int, classes: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def build(layers: int, structure: str, known: images.ImageRecord) -> nn.Module:
 
 
 def stepper(network: nn.Module, batch: Tensor, target: Tensor) -> Callable[[], None]:
-    """Return what does one step of training."""
+    """Return a function that runs one training step."""
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9, weight_decay=2e-4)
 
     def step() -> None:
@@ -90,7 +90,7 @@ def stepper(network: nn.Module, batch: Tensor, target: Tensor) -> Callable[[], N
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Time all networks; return the figures of each."""
+    """Time all networks; return their results."""
     known = images.read(args.data)
     dataset = ImageDataset(args.data, "train", known, 1, True, 4, True)
     numbers = dataset.ordered_indices()[: args.batch].tolist()
@@ -130,14 +130,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--data", type=Path, default=Path("data-bin/cifar10"), metavar="DIR", help="a data folder of images")
-    add("--layers", type=int, choices=(20, 32, 44, 56, 110), default=20, help="of the network (%(default)s)")
-    add("--batch", type=positive, default=128, metavar="N", help="images of a batch (%(default)s)")
-    add("--structures", nargs="+", default=["xskip", "rskip_ln", "sas"], metavar="NAME", help="(%(default)s)")
+    add("--layers", type=int, choices=(20, 32, 44, 56, 110), default=20, help="depth (default: %(default)s)")
+    add("--batch", type=positive, default=128, metavar="N", help="images per batch (default: %(default)s)")
+    add("--structures", nargs="+", default=["xskip", "rskip_ln", "sas"], metavar="NAME", help="default: %(default)s")
     measure.add_flags(parser, rounds=10)
     args = parser.parse_args()
     measure.check_flags(parser, args)
     if not images.is_image_folder(args.data):
-        parser.error(f"--data {args.data}: no data folder of images; fairseq-resid prepare-images makes one")
+        parser.error(f"--data {args.data}: not a data folder of images; fairseq-resid prepare-images makes one")
     found = {
         "machine": machine(args.device),
         "layers": args.layers,
@@ -145,12 +145,12 @@ def main() -> None:
         "clock": args.clock,
         **train(args),
     }
-    print(f"preact_resnet{args.layers}, {args.batch} images a step, {args.rounds} rounds, {args.clock} clock\n")
+    print(f"preact_resnet{args.layers}, {args.batch} images per step, {args.rounds} rounds, {args.clock} clock\n")
     print(f"{'structure':18} {'parameters':>12} {'images/s':>10}  to plain")
     for name, row in found["structures"].items():
         speed = row["images_per_second"]["median"]
         print(f"{name:18} {row['parameters']:12,} {speed:10,.0f}  {shown(row['to_plain'])}")
-    print(f"\ndata of a batch, share of the plain network's step: {shown(found['data_share'])}")
+    print(f"\nloading a batch, as a fraction of the plain network's step: {shown(found['data_share'])}")
     measure.write(args, found)
     if args.plot:
         bars = {name: row["to_plain"] for name, row in found["structures"].items()}

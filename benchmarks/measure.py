@@ -1,4 +1,4 @@
-"""What the benchmarks of the residual structures share: taking turns, ratios with their spread, machine, JSON, plot."""
+"""Shared code of the benchmarks: timing in turns, ratios with their spread, machine, JSON, plot."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ import torch
 
 from fairseq_resid.cli import machine as this_machine
 
-Seconds = dict[Any, list[float]]  # of every round, by name
-# The processor's time of this process leaves out what a busy machine gives to others, but adds up over threads.
+Seconds = dict[Any, list[float]]  # by name, one for each round
+# Processor time excludes other processes on a busy machine, but sums over threads.
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 Clock = Callable[[Callable[[], object]], float]
 
 
 def positive(text: str) -> int:
-    """Return a flag's value as an integer of at least 1."""
+    """Parse an integer of at least 1."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be an integer of at least 1")
     return int(text)
 
 
 def add_flags(parser: argparse.ArgumentParser, rounds: int) -> None:
-    """Add the flags that every benchmark has."""
+    """Add the flags that all benchmarks share."""
     devices = ["cpu", "cuda"]
     found = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=devices, default=found, help="default: cuda where there is a GPU")
-    parser.add_argument("--rounds", type=positive, default=rounds, help="how often each takes its turn (%(default)s)")
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="processor: for a CPU that others use, too")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    parser.add_argument("--device", choices=devices, default=found, help="default: cuda if there is a GPU")
+    parser.add_argument("--rounds", type=positive, default=rounds, help="number of turns (default: %(default)s)")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="use processor time on a busy CPU")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a plot to FILE (png, svg, pdf)")
 
 
 def check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Refuse what cannot be done here, before anything is measured."""
+    """Check the shared flags before anything is measured."""
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no GPU here")
+        parser.error("--device cuda: torch finds no GPU")
     if args.clock == "processor" and (args.device == "cuda" or torch.get_num_threads() > 1):
         parser.error("--clock processor: needs --device cpu and one thread (OMP_NUM_THREADS=1)")
     for flag in ("json", "plot"):
         path = getattr(args, flag)
         if path and not path.absolute().parent.is_dir():
-            parser.error(f"--{flag} {path}: there is no folder {path.absolute().parent}")
+            parser.error(f"--{flag} {path}: no such folder: {path.absolute().parent}")
     if args.plot and find_spec("matplotlib") is None:
         parser.error(f"--plot {args.plot}: matplotlib is not installed (pip install matplotlib)")
     if args.plot and args.plot.suffix not in (".png", ".svg", ".pdf"):
@@ -60,24 +60,27 @@ def check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
 
 
 def check_data(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Refuse a --data that is no binarised data folder."""
+    """Check that --data is a binarised data folder."""
     if args.data and len(list(args.data.glob("dict.*.txt"))) < 2:
-        parser.error(f"--data {args.data}: no binarised data folder (it has no dict.SOURCE.txt and dict.TARGET.txt)")
+        parser.error(f"--data {args.data}: not a binarised data folder; it needs dict.SOURCE.txt and dict.TARGET.txt")
 
 
 def half_precision(device: str) -> str:
-    """Return the 16-bit type to measure with: bf16, and fp16 on a GPU that has no arithmetic in it."""
+    """Return the 16-bit type to measure: bf16, or fp16 on a GPU that does not support bf16."""
     return "fp16" if device == "cuda" and torch.cuda.get_device_capability() < (8, 0) else "bf16"
 
 
 def synchronise(device: str) -> None:
-    """Wait until a GPU has done what it was given."""
+    """Wait until the GPU has finished all work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def saved_bytes(forward: Callable[[], object], known: Iterable[torch.Tensor]) -> int:
-    """Return the bytes that autograd saves in a forward pass: memory counts once and whole, known memory not."""
+    """Return the bytes that autograd saves in a forward pass. Each storage counts once and completely.
+
+    known: tensors whose storages do not count
+    """
     addresses = {tensor.untyped_storage().data_ptr() for tensor in known}
     sizes: dict[int, int] = {}
 
@@ -88,13 +91,13 @@ def saved_bytes(forward: Callable[[], object], known: Iterable[torch.Tensor]) ->
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        result = forward()  # held until all is counted, so that no address is used twice
+        result = forward()  # kept alive until all storages are counted, so that no address is reused
     del result
     return sum(sizes.values())
 
 
 def clock(device: str, kind: str) -> Clock:
-    """Return what times one call by one of CLOCKS; what it starts on a GPU is part of it."""
+    """Return a function that times one call with one of CLOCKS, including the work it starts on a GPU."""
 
     def seconds(call: Callable[[], object]) -> float:
         synchronise(device)
@@ -107,7 +110,7 @@ def clock(device: str, kind: str) -> Clock:
 
 
 def take_turns(calls: Mapping[Any, Callable[[], object]], rounds: int, seconds_of: Clock) -> Seconds:
-    """Time every call once a round; every second round runs backwards, so that a slow drift favours nobody."""
+    """Time every call once per round. Every second round runs in reverse order, so that slow drift cancels out."""
     seconds: Seconds = {name: [] for name in calls}
     for number in range(rounds):
         for name in list(calls) if number % 2 == 0 else reversed(list(calls)):
@@ -122,7 +125,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def ratios(seconds: Seconds, name: Hashable, base: Hashable) -> list[float]:
-    """Return how fast `name` is in terms of `base`, round by round; 1.5: half as much again in the same time."""
+    """Return the speed of `name` relative to `base` in every round; 1.5 means 50% faster."""
     return [theirs / ours for ours, theirs in zip(seconds[name], seconds[base], strict=True)]
 
 
@@ -136,7 +139,7 @@ def shown(found: dict[str, float]) -> str:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Return the hardware, the software, and how busy the machine was when asked."""
+    """Return the hardware, the software and the current load of the machine."""
     packages = ("torch", "triton", "fairseq", "fairseq-fixed", "liger-kernel", "flash-attn", "apex")
     return {
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
@@ -150,14 +153,14 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def hardware(found: dict[str, Any]) -> str:
-    """Return a machine as one line."""
+    """Return a description of a machine on one line."""
     processors = f"{found['cores']} cores of {found['cpu']}, {found['threads']} threads"
     software = ", ".join(f"{name} {found[name]}" for name in ("torch", "fairseq", "fairseq-fixed") if name in found)
     return f"{found['gpu'] or 'No GPU'}; {processors}; Python {found['python']}, {software}"
 
 
 def write(args: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Write a benchmark's figures to --json, with the command that made them."""
+    """Write the results of a benchmark to --json, together with its command."""
     if args.json:
         words = [str(Path(sys.argv[0]).name), *sys.argv[1:]]
         head = {
@@ -168,7 +171,7 @@ def write(args: argparse.Namespace, found: dict[str, Any]) -> None:
 
 
 def plot_ratios(path: Path, panels: dict[str, dict[str, dict[str, float]]], label: str) -> None:
-    """Draw a panel of bars for each {title: {bar: spread}}: the median, with whiskers over all rounds."""
+    """Plot a panel of bars for each {title: {bar: spread}}: the median, with whiskers over all rounds."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,12 +1,12 @@
-"""Speed and memory of one residual site, by implementation: eager, torch.compile, and others where they are installed.
+"""Speed and memory of one residual site, by implementation: eager, torch.compile, and others if they are installed.
 
     python benchmarks/ops.py [--json FILE] [--plot FILE]
 
-A site: dropout, sums and norms of rskip_ln with λ = 1, 2, 3; all of sas, gates included. On a GPU: medians of
-the GPU's own time at 16k, 32k and 131k rows (positions), C = 512 and 1024, bf16 and fp16; the bandwidth of a copy
-in the same run, and the share of it that rskip_ln reaches if forward moves 3u and backward 5u (u: one C-vector per
-row); the host's time per call; peak memory. On a CPU: wall-clock medians at small sizes. Everywhere: what is saved for
-the backward pass. All take turns; ratios are those of a round.
+A site is dropout, sums and norms of rskip_ln with λ = 1, 2, 3, or all of sas including its gates. On a GPU this
+measures the median GPU time at 16k, 32k and 131k rows (positions), C = 512 and 1024, in bf16 and fp16; the bandwidth of
+a copy, and the share of it that rskip_ln reaches, if forward moves 3u and backward 5u (u is one C-vector per row); the
+host's time per call; and peak memory. On a CPU it measures median wall-clock time at small sizes. On both it measures
+the memory saved for the backward pass. Implementations take turns, and ratios are computed within a round.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from measure import (
 from torch import Tensor, nn
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: on a CPU the kernels run interpreted
+    os.environ["TRITON_INTERPRET"] = "1"  # before importing triton: a CPU needs its interpreter
 
 from fairseq_resid import connections
 
@@ -51,12 +51,12 @@ SITES: dict[str, dict[str, Any]] = {
     "sas": {"name": "sas"},
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-MOVED = {"forward": 3, "backward": 5}  # u, whatever λ is: x, F -> y; x, F, dL/dy -> dx, dF
+MOVED = {"forward": 3, "backward": 5}  # u, for any λ: x, F -> y; x, F, dL/dy -> dx, dF
 BOTH = "forward+backward"
 COPY = ("copy",)
 COPY_BYTES = 2**29
 HOST_ROWS, HOST_CALLS = 4096, 200
-# Calls of a turn on a GPU, a cache larger than any L2, and about a millisecond, in which the host launches a call.
+# Calls per turn on a GPU, a buffer larger than any L2 cache, and about a millisecond for the host to launch a call.
 GPU_CALLS, CACHE_BYTES, WAIT_CYCLES = 20, 2**28, 2_000_000
 Call = Callable[[], object]
 
@@ -69,7 +69,7 @@ def eager(site: str, channels: int) -> nn.Module:
 
 
 def compiled(site: str, channels: int) -> Any:
-    # fullgraph: torch.compile raises, rather than runs eagerly, what it cannot compile or has compiled too often.
+    # fullgraph: raise instead of falling back to eager if compilation fails or happens too often.
     return torch.compile(eager(site, channels), dynamic=False, fullgraph=True)
 
 
@@ -78,7 +78,7 @@ def fused(site: str, channels: int) -> nn.Module:
 
 
 class NormChain(nn.Module):
-    """rskip_ln out of another package's norm, which is given the shortcut, the branch and its dropout."""
+    """rskip_ln built from another package's norm, which takes the shortcut, the branch and its dropout."""
 
     def __init__(self, site: str, channels: int, norm: Callable[[Tensor, Tensor, nn.LayerNorm, float], Tensor]) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ WITHOUT_SAS = ("liger", "flash-attn")
 
 
 def obstacle(implementation: str, device: str) -> str:
-    """Return why an implementation cannot be timed here; the empty string where it can."""
+    """Return why an implementation cannot be timed here, or an empty string if it can."""
     package = PACKAGES.get(implementation)
     if package and device == "cpu":
         return "needs a GPU"
@@ -132,7 +132,7 @@ def obstacle(implementation: str, device: str) -> str:
 
 
 def candidates(implementations: list[str]) -> list[tuple[str, str]]:
-    """Return every site with every implementation that has it."""
+    """Return every site with every implementation that supports it."""
     return [(site, by) for site, by in product(SITES, implementations) if site != "sas" or by not in WITHOUT_SAS]
 
 
@@ -141,7 +141,7 @@ def candidates(implementations: list[str]) -> list[tuple[str, str]]:
 
 @dataclass
 class Input:
-    """What goes into a site, and the gradient that comes back to it."""
+    """The inputs of a site, and the gradient of its output."""
 
     shape: tuple[int, int]
     dtype: torch.dtype
@@ -157,7 +157,7 @@ class Input:
 
 
 class Run:
-    """A site of one implementation on an input, as calls to be timed."""
+    """A site in one implementation on an input, with the calls to time."""
 
     def __init__(self, site: str, implementation: str, given: Input) -> None:
         self.given = given
@@ -181,11 +181,11 @@ class Run:
             self.both()
 
     def saved(self) -> float:
-        """Return what autograd saves beyond x and the parameters, in u; a tensor saved twice counts once."""
+        """Return the memory that autograd saves beyond x and the parameters, in u; each tensor counts once."""
         return measure.saved_bytes(self.forward, [self.given.x, *self.site.parameters()]) / self.given.unit
 
     def peak(self) -> float:
-        """Return by how much a forward and backward pass rises above what is allocated before it, in u."""
+        """Return the peak memory of a forward and backward pass beyond the memory allocated before, in u."""
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         self.both()
@@ -195,8 +195,8 @@ class Run:
 def gpu_clock(call: Call) -> float:
     """Return the seconds of a call on the GPU: the median of many, each with a cold L2 cache.
 
-    As triton.testing.do_bench, but that the GPU is kept waiting until the host has launched all of the call: at few
-    rows the host is slower than the kernels, and has a figure of its own.
+    Like triton.testing.do_bench, but the GPU waits until the host has launched the whole call. With few rows the host
+    is slower than the kernels; its time is measured separately.
     """
     cache = torch.empty(CACHE_BYTES, dtype=torch.int8, device="cuda")
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -213,7 +213,7 @@ def gpu_clock(call: Call) -> float:
 
 
 def host_clock(call: Call) -> float:
-    """Return the seconds until a GPU has been given all of a call."""
+    """Return the seconds that the host needs to launch a call."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     call()
@@ -221,8 +221,8 @@ def host_clock(call: Call) -> float:
 
 
 def time_configuration(args: argparse.Namespace, shape: tuple[int, int], dtype: str) -> list[dict[str, Any]]:
-    """Time every site and implementation at one shape and dtype; return a row of figures for each pass."""
-    torch.compiler.reset()  # it would give up after some shapes
+    """Time every site and implementation at one shape and dtype; return a row of results for each pass."""
+    torch.compiler.reset()  # otherwise it stops compiling after a few shapes
     gpu = args.device == "cuda"
     given = Input(shape, DTYPES[dtype], args.device)
     runs = {(site, by): Run(site, by, given) for site, by in candidates(args.implementations)}
@@ -230,7 +230,7 @@ def time_configuration(args: argparse.Namespace, shape: tuple[int, int], dtype: 
     for (site, by), run in runs.items():
         calls[site, by, "forward"] = run.forward
         calls[site, by, BOTH] = run.both
-        if by != "torch.compile":  # its backward frees what it reads, and cannot be run again
+        if by != "torch.compile":  # its backward frees saved tensors and cannot be repeated
             calls[site, by, "backward"] = run.backward
     if gpu:
         source, target = (torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
@@ -260,13 +260,13 @@ def time_configuration(args: argparse.Namespace, shape: tuple[int, int], dtype: 
 
 
 def time_host(args: argparse.Namespace, channels: int) -> list[dict[str, Any]]:
-    """Return the host's time per forward and backward call, and its ratio to that of the eager λ = 1 site."""
+    """Return the host's time per forward and backward call, and its ratio to the eager λ = 1 site."""
     torch.compiler.reset()
     given = Input((HOST_ROWS, channels), DTYPES[half_precision("cuda")], "cuda")
     calls: dict[tuple[str, ...], Call] = {
         (site, by): Run(site, by, given).host_calls
         for site, by in candidates(args.implementations)
-        if by != "torch.compile"  # no goal is about it, and it takes minutes to compile
+        if by != "torch.compile"  # no goal uses it, and compiling takes minutes
     }
     take_turns(calls, 1, host_clock)
     seconds = take_turns(calls, args.rounds, host_clock)
@@ -283,7 +283,7 @@ def time_host(args: argparse.Namespace, channels: int) -> list[dict[str, Any]]:
 
 
 def saved_activations(implementations: list[str], channels: int, device: str) -> list[dict[str, Any]]:
-    """Return what each site saves for its backward pass beyond x, in u."""
+    """Return the memory that each site saves for its backward pass beyond x, in u."""
     torch.compiler.reset()
     given = Input((256, channels), DTYPES[half_precision(device)], device)
     return [
@@ -299,7 +299,7 @@ def main() -> None:
     parser.add_argument(
         "--dtypes", nargs="+", choices=DTYPES, metavar="DTYPE", help="default: bf16 fp16, before Ampere fp16; CPU: fp32"
     )
-    names = f"some of {', '.join(IMPLEMENTATIONS)}; default: all that are installed; {EAGER} is always measured"
+    names = f"choose from {', '.join(IMPLEMENTATIONS)}; default: all installed; {EAGER} is always measured"
     parser.add_argument("--implementations", nargs="+", choices=IMPLEMENTATIONS, metavar="NAME", help=names)
     measure.add_flags(parser, rounds=10)
     args = parser.parse_args()
@@ -315,14 +315,14 @@ def main() -> None:
     args.implementations = list(dict.fromkeys([EAGER, *chosen]))
 
     found: dict[str, Any] = {"machine": machine(args.device), "dropout": DROPOUT, "clock": args.clock}
-    # What the kernels save is the same under Triton's interpreter.
+    # The kernels save the same tensors in Triton's interpreter.
     saving = [*args.implementations, *([FUSED] if not gpu and find_spec("triton") else [])]
     found["saved"] = [row for channels in args.channels for row in saved_activations(saving, channels, args.device)]
     for row in found["saved"]:
         print(f"{row['site']:11} {row['by']:14} C = {row['channels']:4}: saves {row['saved_u']:.2f}u beyond x")
     found["host"] = [row for channels in args.channels for row in time_host(args, channels)] if gpu else []
     for row in found["host"]:
-        times = f"{row['microseconds']['median']:.0f} µs of the host a call"
+        times = f"{row['microseconds']['median']:.0f} µs of host time per call"
         print(f"{row['site']:11} {row['by']:14} C = {row['channels']:4}: {times}")
     print(f"\n{'site':11} {'by':14} {'pass':17} {'rows':>7} {'C':>5} {'':5} {'ms':>8}  {'speed to eager':20} of a copy")
     found["timings"] = []
@@ -339,7 +339,7 @@ def main() -> None:
 
 
 def panels(timings: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return for each site a bar for each implementation: its medians over all shapes and dtypes."""
+    """Return a panel per site with a bar per implementation: its medians over all shapes and dtypes."""
     speeds: dict[str, dict[str, list[float]]] = {}
     for row in timings:
         if row["pass"] == BOTH:

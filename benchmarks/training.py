@@ -1,10 +1,10 @@
-"""Training speed of every residual structure in terms of stock fairseq's `transformer`.
+"""Training speed of every residual structure, relative to stock fairseq's `transformer`.
 
     python benchmarks/training.py [--size base] [--data DIR] [--json FILE] [--plot FILE]
 
-A step is one of fairseq's own Trainer: forward, label-smoothed loss, backward, Adam. All structures do the same steps
-on the same batches, in turns (A B C, C B A, ...) within one process; the figure of a round is the stock model's
-seconds over the structure's, and what is shown is the median of the rounds and [the quartiles].
+A step is one train_step of fairseq's Trainer: forward, label-smoothed loss, backward, Adam. All structures do the same
+steps on the same batches and take turns (A B C, C B A, ...) in one process. The speed in a round is the stock model's
+time divided by the structure's; printed are the median over all rounds and [the quartiles].
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from translation import STOCK
 
 
 def build(args: argparse.Namespace, task: Any, structure: str) -> Trainer:
-    """Return fairseq's trainer of a structure."""
+    """Return a fairseq Trainer for a structure."""
     config = translation.configuration(args, structure)
     torch.manual_seed(1)
     return Trainer(config, task, task.build_model(config.model), task.build_criterion(config.criterion))
 
 
 def peak_memory(steps: Any) -> int:
-    """Return by how many bytes steps rise above what is allocated when they begin."""
+    """Return the peak memory of steps in bytes, beyond the memory allocated before them."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    with mock.patch.object(torch.cuda, "reset_peak_memory_stats"):  # fairseq does it at the end of every step
+    with mock.patch.object(torch.cuda, "reset_peak_memory_stats"):  # fairseq resets it after every step
         steps()
     return torch.cuda.max_memory_allocated() - before
 
 
 def saved(trainer: Trainer, batch: Any) -> int:
-    """Return the bytes that a batch's forward pass and loss keep for the backward pass."""
+    """Return the bytes that the forward pass and the loss of a batch save for the backward pass."""
     batch, _ = trainer._prepare_sample(batch)
     return measure.saved_bytes(lambda: trainer.criterion(trainer.model, batch), trainer.model.parameters())
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Time all structures; return the figures of each."""
+    """Time all structures; return their results."""
     task, dataset = translation.load(args)
     batches = translation.batches(task, dataset, args.max_tokens, args.steps)
     trainers = {name: build(args, task, name) for name in args.structures}
@@ -52,7 +52,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     def steps(trainer: Trainer) -> Any:
         def run() -> None:
             for batch in batches:
-                # Out of memory or after an overflow fairseq goes on without the step, and would seem fast.
+                # When out of memory or after an overflow, fairseq skips the step, which would look fast.
                 if trainer.train_step([batch], raise_oom=True) is None:
                     raise SystemExit(f"training.py: error: --precision {args.precision}: a gradient overflowed")
 
@@ -60,7 +60,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
     calls = {name: steps(trainer) for name, trainer in trainers.items()}
     seconds_of = clock(args.device, args.clock)
-    take_turns(calls, 1, seconds_of)  # the first steps make Adam's state, and a GPU's kernels
+    take_turns(calls, 1, seconds_of)  # the first steps allocate Adam's state and compile GPU kernels
     seconds = take_turns(calls, args.rounds, seconds_of)
     tokens = translation.tokens(batches)
     structures: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     translation.add_flags(parser)
-    parser.add_argument("--steps", type=positive, metavar="N", help="steps of a turn (default: 20; CPU: 1)")
+    parser.add_argument("--steps", type=positive, metavar="N", help="steps per turn (default: 20; CPU: 1)")
     measure.add_flags(parser, rounds=10)
     args = parser.parse_args()
     measure.check_flags(parser, args)

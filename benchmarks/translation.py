@@ -1,4 +1,4 @@
-"""The models and batches of the training and decoding benchmarks, built by fairseq from its own command line."""
+"""Models and batches for the training and decoding benchmarks, built by fairseq from its command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fairseq_resid.ops import BACKENDS
 
 STOCK = "transformer"
 
-# What can be compared, and the flags that make it: every --residual name, rskip_ln-3 for λ = 3, sas with each gate.
+# Structures that can be compared, and their flags: every --residual name, rskip_ln-3 for λ = 3, sas with each gate.
 STRUCTURES = {
     STOCK: "--arch transformer",
     **{name: f"--arch transformer_resid --residual {name}" for name in connections.names()},
@@ -33,11 +33,11 @@ STRUCTURES = {
     **{f"sas-{gate}": f"--arch transformer_sas --sas-gate {gate}" for gate in ("single", "transform")},
     "sas-free": "--arch transformer_sas --sas-gamma free",
 }
-# Unless --structures says otherwise.
+# Default for --structures.
 COMPARED = [STOCK, "post_ln", "rskip_ln-1", "rskip_ln-2", "rskip_ln-3", "sas"]
 
-# Layers of each stack, C, FFN, heads, dropout, pieces of random data. base and big: Vaswani 2017, table 3; small: the
-# model of scripts/recipes/multi30k-en-de.txt; tiny: to see that a benchmark runs.
+# Layers of each stack, C, FFN, heads, dropout, vocabulary of random data. base and big: Vaswani 2017, table 3; small:
+# the model of scripts/recipes/multi30k-en-de.txt; tiny: for testing the benchmarks.
 SIZES = {
     "tiny": (1, 32, 64, 2, 0.1, 200),
     "small": (3, 256, 1024, 4, 0.2, 8_000),
@@ -49,30 +49,30 @@ PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which models are compared, and on which data."""
+    """Add the flags that choose models and data."""
     names = ", ".join(STRUCTURES)
     parser.add_argument("--size", choices=SIZES, help="default: small on a CPU, base on a GPU")
     parser.add_argument(
         "--precision", choices=PRECISIONS, help="default: fp32 on a CPU, bf16 on a GPU (before Ampere fp16)"
     )
     parser.add_argument(
-        "--structures", nargs="+", choices=STRUCTURES, default=COMPARED, metavar="NAME", help=f"some of {names}"
+        "--structures", nargs="+", choices=STRUCTURES, default=COMPARED, metavar="NAME", help=f"choose from {names}"
     )
     parser.add_argument(
-        "--residual-backend", choices=BACKENDS, default="auto", help="of all but stock (default: %(default)s)"
+        "--residual-backend", choices=BACKENDS, default="auto", help="of all except stock (default: %(default)s)"
     )
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="a binarised data folder (default: random pairs of 8 to 48 tokens)"
     )
     parser.add_argument(
-        "--max-tokens", type=positive, metavar="N", help="padded positions of a batch (default: 4096; CPU: 2048)"
+        "--max-tokens", type=positive, metavar="N", help="padded positions per batch (default: 4096; CPU: 2048)"
     )
 
 
 def settle_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Fill in what depends on the device; stock, which all are compared with, comes first.
+    """Set defaults that depend on the device, and put stock first.
 
-    fairseq's log of every model and step, and what hydra and torch warn it of, are switched off.
+    Logs of fairseq and warnings of hydra and torch are disabled.
     """
     gpu = args.device == "cuda"
     args.size = args.size or ("base" if gpu else "small")
@@ -80,14 +80,14 @@ def settle_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
     args.max_tokens = args.max_tokens or (4096 if gpu else 2048)
     args.structures = list(dict.fromkeys([STOCK, *args.structures]))
     if args.precision == "fp16" and not gpu:
-        parser.error("--precision fp16: not on a CPU; choose fp32 or bf16")
+        parser.error("--precision fp16: not supported on a CPU; choose fp32 or bf16")
     check_data(parser, args)
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
 
 
 def configuration(args: argparse.Namespace, structure: str) -> Any:
-    """Return fairseq's configuration of a training."""
+    """Return fairseq's configuration for training a structure."""
     layers, channels, inner, heads, dropout, _ = SIZES[args.size]
     dictionaries = {path.read_bytes() for path in args.data.glob("dict.*.txt")} if args.data else {b""}
     shared = "--share-all-embeddings" if len(dictionaries) == 1 else "--share-decoder-input-output-embed"
@@ -109,7 +109,7 @@ def configuration(args: argparse.Namespace, structure: str) -> Any:
 
 
 def random_dataset(dictionary: Dictionary, pairs: int) -> LanguagePairDataset:
-    """Return pairs of random pieces, each side of a length of its own, the same on every machine."""
+    """Return pairs of random subwords with independent lengths, the same on every machine."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(SHORTEST, LONGEST + 1, (2, pairs), generator=generator).tolist()
 
@@ -123,7 +123,7 @@ def random_dataset(dictionary: Dictionary, pairs: int) -> LanguagePairDataset:
 
 
 def load(args: argparse.Namespace) -> tuple[TranslationTask, LanguagePairDataset]:
-    """Return fairseq's task and its training set: of --data, or random."""
+    """Return fairseq's task and training set, from --data or random."""
     config = configuration(args, STOCK).task
     if args.data:
         task = TranslationTask.setup_task(config)
@@ -136,7 +136,7 @@ def load(args: argparse.Namespace) -> tuple[TranslationTask, LanguagePairDataset
 
 
 def batches(task: TranslationTask, dataset: LanguagePairDataset, max_tokens: int, count: int) -> list[dict[str, Any]]:
-    """Return the first `count` batches of an epoch, as fairseq-train makes and shuffles them."""
+    """Return the first `count` batches of an epoch, batched and shuffled like in fairseq-train."""
     epoch = task.get_batch_iterator(
         dataset,
         max_tokens=max_tokens,
@@ -153,24 +153,24 @@ def parameters(model: nn.Module) -> int:
 
 
 def layer_norm(model: Any) -> str:
-    """Return which LayerNorm stock runs: fairseq takes apex' by itself where it finds one."""
+    """Return the LayerNorm class of stock: fairseq uses NVIDIA apex if it is installed."""
     kind = type(model.encoder.layers[0].final_layer_norm)
     return f"{kind.__module__}.{kind.__name__}"
 
 
 def described(args: argparse.Namespace) -> dict[str, str]:
-    """Return what the figures are of."""
+    """Return the setting of a benchmark."""
     data = args.data.resolve().name if args.data else "random"
     return {"size": args.size, "precision": args.precision, "data": data, "clock": f"{args.clock} clock"}
 
 
 def tokens(found: Sequence[dict[str, Any]]) -> int:
-    """Return the number of target tokens in batches, padding not counted."""
+    """Return the number of target tokens in batches, without padding."""
     return sum(int(batch["ntokens"]) for batch in found)
 
 
 def write(args: argparse.Namespace, found: dict[str, Any], title: str) -> None:
-    """Write the figures of all structures to --json, and their speed in terms of stock to --plot."""
+    """Write all results to --json, and plot the speed relative to stock to --plot."""
     measure.write(args, found)
     if args.plot:
         bars = {name: row["to_stock"] for name, row in found["structures"].items() if name != STOCK}

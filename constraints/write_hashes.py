@@ -1,10 +1,10 @@
-"""Writes the hashes of what is pinned, as the package index gives them to the Python that runs this.
+"""Write the hashes of the pinned packages, as the package index provides them for this Python.
 
     .venv/bin/python constraints/write_hashes.py
 
-makes constraints/hashes/PINS-PLATFORM.txt: every pin but torch and its companions, whose build the index decides. Only
-packages for this Python and this platform are listed. `pip install --require-hashes --no-deps -r` refuses whatever else
-an index would give.
+writes constraints/hashes/PINS-PLATFORM.txt with every pin except torch and its companions, whose build depends on the
+index. The file only lists packages for this Python and this platform. `pip install --require-hashes --no-deps -r`
+refuses any other package.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHOSEN_BY_INDEX = ("torch", "torchaudio", "triton")
 
 
 def target() -> tuple[Path, Path]:
-    """Return the pins of this Python, and the file of their hashes on this platform."""
+    """Return the file of pins for this Python, and the file of their hashes for this platform."""
     pins = HERE / ("fairseq-0.12.2.txt" if sys.version_info < (3, 11) else "fairseq-fixed.txt")
     platform = re.sub(r"[^a-z0-9]+", "_", sysconfig.get_platform())
     version = f"{sys.version_info.major}{sys.version_info.minor}"
@@ -41,7 +41,7 @@ def main() -> int:
         found = json.loads(report.read_text(encoding="utf-8"))["install"]
     made = {re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower(): item for item in found}
     rows = []
-    # pip leaves out a pin whose marker names another Python.
+    # pip skips pins whose marker excludes this Python.
     for name in dict.fromkeys(line.split("==")[0] for line in wanted if line.split("==")[0].lower() in made):
         item = made[name.lower()]
         digest = item["download_info"]["archive_info"]["hashes"]["sha256"]

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# CIFAR-10, from download to a data folder of images: data-prep/cifar10.sh [--raw PATH] [--help] ...
-# What it is made of: fairseq_resid/data/images/manifests/cifar10.yaml. Run again, it does nothing, or begins again.
+# Download CIFAR-10 and prepare a data folder of images: data-prep/cifar10.sh [--raw PATH] [--help] ...
+# Sources: fairseq_resid/data/images/manifests/cifar10.yaml. An interrupted preparation starts again; a finished one is
+# kept.
 set -euo pipefail
 
 # shellcheck source=scripts/environment.sh

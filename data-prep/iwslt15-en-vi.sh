@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# IWSLT'15 EN-VI, from download to a binarised data folder: data-prep/iwslt15-en-vi.sh [--raw DIR] [--help] ...
-# --raw takes Stanford's tokenised release, plain text under the same names, or the official XML; it is told which.
-# What it is made of: fairseq_resid/data/text/manifests/iwslt15-en-vi.yaml. Run again, it goes on where it was stopped.
+# Download IWSLT'15 EN-VI and prepare a binarised data folder: data-prep/iwslt15-en-vi.sh [--raw DIR] [--help] ...
+# --raw accepts Stanford's tokenised release, plain text under the same names, or the official XML, and detects which.
+# Sources: fairseq_resid/data/text/manifests/iwslt15-en-vi.yaml. Run it again to resume.
 set -euo pipefail
 
 # shellcheck source=scripts/environment.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Multi30k EN-DE, from download to a binarised data folder: data-prep/multi30k-en-de.sh [--raw DIR] [--help] ...
-# What it is made of: fairseq_resid/data/text/manifests/multi30k-en-de.yaml. Run again, it goes on where it was stopped.
+# Download Multi30k EN-DE and prepare a binarised data folder: data-prep/multi30k-en-de.sh [--raw DIR] [--help] ...
+# Sources: fairseq_resid/data/text/manifests/multi30k-en-de.yaml. Run it again to resume.
 set -euo pipefail
 
 # shellcheck source=scripts/environment.sh

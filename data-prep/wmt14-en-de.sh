@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# WMT'14 EN-DE, from download to a binarised data folder: data-prep/wmt14-en-de.sh [--raw DIR] [--help] ...
-# What it is made of: fairseq_resid/data/text/manifests/wmt14-en-de.yaml. Run again, it goes on where it was stopped.
+# Download WMT'14 EN-DE and prepare a binarised data folder: data-prep/wmt14-en-de.sh [--raw DIR] [--help] ...
+# Sources: fairseq_resid/data/text/manifests/wmt14-en-de.yaml. Run it again to resume.
 set -euo pipefail
 
 # shellcheck source=scripts/environment.sh

@@ -6,6 +6,7 @@ import difflib
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 
 from .cli.frame import reader_has_gone
 from .cli.machine import PACKAGE
@@ -30,6 +31,8 @@ COMMANDS = {
     "baselines": ("evaluation.baselines", "BLEU of translators that learn nothing"),
 }
 USER_DIR = "user-dir"
+# The structures need torch only, and pip installs no more without the extra.
+INSTALL = """install what the commands need: pip install ".[fairseq]" in the project's folder, or scripts/setup.sh"""
 
 
 def usage() -> str:
@@ -48,8 +51,14 @@ def usage() -> str:
     )
 
 
+def is_missing(name: str, package: str) -> int:
+    """Say that a command lacks a package and how to install it; returns the exit code."""
+    print(f"fairseq-resid {name}: error: {package} is not installed; {INSTALL}", file=sys.stderr)
+    return 3
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code, 2 for a command that there is not."""
+    """Run a command; returns its exit code: 2 if the command does not exist, 3 if a package is missing."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         try:
@@ -61,10 +70,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif name == USER_DIR:
         print(PACKAGE)
     elif name in COMMANDS:
+        if find_spec("fairseq") is None:  # asked before torch is imported, which complains if NumPy is missing
+            return is_missing(name, "fairseq")
         try:
             code: int = import_module(f".{COMMANDS[name][0]}", __package__).main(rest)
         except KeyboardInterrupt:  # while the command's libraries were imported
             return 130
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package in ("", __package__):
+                raise
+            return is_missing(name, package)
         return code
     else:
         near = difflib.get_close_matches(name, [*COMMANDS, USER_DIR], n=1)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Average the weights of several checkpoints; --help says how. Any Python can run this file: it calls the project's."""
+"""Average the weights of several checkpoints; see --help. Works with any Python: it runs the project's environment."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ given = os.environ.get("FAIRSEQ_RESID_VENV")
 python = str(Path(given or root / ".venv", "bin", "python"))
 if not os.access(python, os.X_OK):
     if given or not (find_spec("torch") and find_spec("fairseq")):
-        print(f"{python}: no environment there; run scripts/setup.sh", file=sys.stderr)
+        print(f"{python}: no such environment; run scripts/setup.sh", file=sys.stderr)
         sys.exit(3)
     python = sys.executable
 os.environ["PYTHONPATH"] = f"{root}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")

@@ -1,12 +1,12 @@
-# Sourced by the other scripts: sets `root`, the project's folder, and `python`, that of its environment, or ends
-# with a line that says what is missing.
+# Sourced by the other scripts: sets `root` to the project's folder and `python` to the Python of its environment. Exits
+# with a one-line error if there is no environment.
 # shellcheck shell=bash
 
 root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 python="${FAIRSEQ_RESID_VENV:-$root/.venv}/bin/python"
 if [[ ! -x "$python" ]]; then
     if [[ -n "${FAIRSEQ_RESID_VENV:-}" ]]; then
-        printf 'FAIRSEQ_RESID_VENV=%s: no environment there; run scripts/setup.sh\n' "$FAIRSEQ_RESID_VENV" >&2
+        printf 'FAIRSEQ_RESID_VENV=%s: no such environment; run scripts/setup.sh\n' "$FAIRSEQ_RESID_VENV" >&2
         exit 3
     fi
     python=python3

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Average the last checkpoints of each run, decode dev and test with beam 4 and lenpen 0.6, score with sacrebleu:
+# Average the last checkpoints of each run, decode dev and test with beam 4 and lenpen 0.6, and score with sacrebleu:
 #     scripts/evaluate.sh RUN [RUN...] [--data DATA] [--last 10] [--by epoch|update] [--subset NAME...] [--cpu]
-# --help says more. Everything is done by `fairseq-resid evaluate`.
+# Runs `fairseq-resid evaluate`. See --help for all options.
 set -euo pipefail
 
 # shellcheck source=scripts/environment.sh

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The main job, offline once installed: scripts/quickstart.sh [any fairseq-train flag]
-# Sets up, makes the embedded EN-VI phrasebook, trains stock `transformer`, `transformer_sas` and `transformer_rskip_ln`
-# at one small size, averages, decodes with beam 4 and length penalty 0.6, scores, and prints one table.
-# Run again, it reuses what is finished. It uses a GPU if there is one. BLEU above 80 should come out. --verbose shows
-# all that fairseq says.
+# Train and compare three small models, offline once installed: scripts/quickstart.sh [--verbose] [fairseq-train flags]
+# Sets up the environment, generates an EN-VI phrasebook, trains `transformer`, `transformer_sas` and
+# `transformer_rskip_ln` at the same small size, averages checkpoints, decodes with beam 4 and length penalty 0.6, scores
+# and prints a table. It uses a GPU if there is one. Expected: BLEU above 80. Run it again to resume; finished steps are
+# reused. --verbose shows the complete output of fairseq.
 set -euo pipefail
 
 if [[ "${1:-}" == -h || "${1:-}" == --help ]]; then
@@ -14,11 +14,11 @@ runs=() flags=() at_least=(--at-least 80)
 for word in "$@"; do
     case $word in
         --run | --run=* | --arch | --arch=*)
-            printf '%s: quickstart.sh trains three architectures, each in its own folder; use scripts/train.sh\n' "$word" >&2
+            printf '%s: not supported by quickstart.sh, which trains three architectures; use scripts/train.sh\n' "$word" >&2
             exit 2
             ;;
         --verbose) export FAIRSEQ_RESID_VERBOSE=1 ;;
-        *) flags+=("$word") at_least=() ;; # another recipe has no known result
+        *) flags+=("$word") at_least=() ;; # with other flags, the expected BLEU is unknown
     esac
 done
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
@@ -40,6 +40,6 @@ for arch in transformer transformer_sas transformer_rskip_ln; do
 done
 printf '\n'
 fairseq-resid table "${runs[@]}" --baselines data-bin/phrasebook/baselines.json ${at_least[@]+"${at_least[@]}"}
-printf '\n'
+printf 'One seed on a generated phrasebook: differences in this table mean nothing.\n\n'
 fairseq-resid analyze "${runs[@]}"
 fairseq-resid report "${runs[@]}" --out checkpoints/quickstart.html

@@ -108,7 +108,7 @@ while (($#)); do
             python=$2 from=$1
             shift
             ;;
-        --with-tests) extra="[test]" ;;
+        --with-tests) extra="test" ;;
         *) die 2 "unknown option $1. Allowed: --python PYTHON, --with-tests, --help" ;;
     esac
     shift
@@ -160,7 +160,7 @@ old_place="" old_inputs="" old_extra="" whole=""
 if [[ -f $stamp ]]; then { read -r old_place && read -r old_inputs && read -r old_extra; } <"$stamp" || true; fi
 if [[ $old_place == "$place" && -z $(comm -13 <(packages) <(tail -n +4 "$stamp")) ]] && "$venv/bin/python" -I -c '' 2>/dev/null; then
     whole=yes
-    extra=${extra:-$old_extra} # test tools stay installed
+    extra=${extra:-${old_extra//[][]/}} # test tools stay installed; setup.sh of 0.6 wrote [test]
 fi
 if [[ -n $whole && $old_inputs == "$inputs" && $old_extra == "$extra" ]]; then
     printf 'setup: nothing to do: %s is complete (Python %s)\n' "$venv" "$version"
@@ -218,7 +218,7 @@ else
     # In isolation pip would download a second torch.
     step "$text" "${install[@]}" --no-build-isolation fairseq-fixed
 fi
-step "[4/4] fairseq_resid" "${install[@]}" --no-build-isolation -e "$root$extra"
+step "[4/4] fairseq_resid" "${install[@]}" --no-build-isolation -e "${root}[fairseq${extra:+,$extra}]"
 step "check" "$venv/bin/python" -I -c 'import torch, fairseq.data.data_utils_fast, sacrebleu, sentencepiece, importlib.util as u; assert u.find_spec("fairseq_resid")'
 { printf '%s\n' "$place" "$inputs" "$extra" && packages; } >"$stamp.partial"
 mv "$stamp.partial" "$stamp"

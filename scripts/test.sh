@@ -1,15 +1,19 @@
 #!/usr/bin/env bash
-# Sets up with the test tools, then runs every check: ruff, mypy, import-linter, shellcheck, pytest.
+# Sets up with the test tools, then runs the linters (ruff, mypy, import-linter, shellcheck) and pytest.
 set -euo pipefail
 
 usage() {
     cat <<'EOF'
-usage: scripts/test.sh [--no-lint] [--references] [--] [PYTEST ARGUMENTS]
+usage: scripts/test.sh [--all] [--no-lint] [--references] [--] [PYTEST ARGUMENTS]
 
 Makes or repairs the environment (scripts/setup.sh --with-tests), then runs ruff, mypy, import-linter,
-shellcheck and pytest. Every check runs, whatever the others found; the exit code is that of the first
-that failed. Arguments go to pytest:  scripts/test.sh -k gate
+shellcheck and the core tests: mathematics, models, decoding, averaging, checkpoints. That takes about
+five minutes on two cores; --all takes about twenty. Every check runs, whatever the others found; the
+exit code is that of the first that failed.
 
+Arguments go to pytest, which then chooses among all tests:  scripts/test.sh --no-lint -k gate
+
+  --all          every test: also training, data, images, studies, reports and whole commands
   --no-lint      pytest only
   --references   also installs other people's implementations of some structures (constraints/references.txt), which
                  ours are compared with; without them those tests are skipped
@@ -18,14 +22,14 @@ Environment variables: those of scripts/setup.sh.
 EOF
 }
 
-lint=yes
-references=""
+lint=yes all="" references=""
 while (($#)); do
     case $1 in
         -h | --help)
             usage
             exit 0
             ;;
+        --all) all=yes ;;
         --no-lint) lint="" ;;
         --references) references=yes ;;
         --)
@@ -94,6 +98,7 @@ if [[ -n $lint ]]; then
     stage import-linter lint-imports
     stage shellcheck check_shell
 fi
+if (($# == 0)) && [[ -z $all ]]; then set -- --core; fi
 # Two workers, each with one thread (tests/conftest.py). A worker that crashes ends the run.
 stage pytest python -m pytest -n 2 --dist worksteal --max-worker-restart=0 "$@"
 exit "$first_failure"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Train by a recipe, resumably: scripts/train.sh RECIPE --arch ARCH [--run RUN] [any fairseq-train flag]
-# --help says more. Everything is done by `fairseq-resid train`.
+# Train or resume a recipe: scripts/train.sh RECIPE --arch ARCH [--run RUN] [any fairseq-train flag]
+# Runs `fairseq-resid train`. See --help for all options.
 set -euo pipefail
 
 # shellcheck source=scripts/environment.sh

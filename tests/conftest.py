@@ -34,7 +34,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import pytest
 import torch
 
-from support import complete
+from support import complete, core
 
 if not torch.cuda.is_available():
     # Before triton is imported. Kernels then run on the CPU where a test asks for them, and --residual-backend auto
@@ -61,6 +61,7 @@ STOCK = shlex.split("""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--core", action="store_true", help="run the core tests only, as scripts/test.sh does")
     parser.addoption("--structure", metavar="NAME", help="run the tests that every structure must pass, for this one")
     parser.addoption("--faults-table", type=Path, help="write the rows that the `fault` fixture was given to this file")
 
@@ -106,6 +107,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:.*(pin_memory|mismatched key_padding_mask):UserWarning")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out test files that are not core tests, with --core."""
+    if not config.getoption("--core") or collection_path.suffix != ".py":
+        return None
+    return None if core.is_core(collection_path) else True
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what is in the test file of a structure."""
     if item.path.parent == ROOT / "tests" / "structures":
@@ -113,8 +121,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `long` unless -m names it, and with --structure what is of no or another structure.
+    """Leave out what is marked `long` unless -m names it, and with --core what is marked `slow`.
 
+    With --structure, leave out what is of no or another structure.
     Begin with the longest test: other workers do the rest.
     """
     if (name := config.getoption("--structure")) is not None:
@@ -124,9 +133,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             kept = [item for item in items if item.name == "test_every_structure_has_its_test_file"]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
-    if "long" not in config.getoption("markexpr"):
-        left_out = [item for item in items if item.get_closest_marker("long")]
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+    marks = [] if "long" in config.getoption("markexpr") else ["long"]
+    marks += ["slow"] if config.getoption("--core") else []
+    if left_out := [item for item in items if any(map(item.get_closest_marker, marks))]:
+        items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
     items.sort(key=lambda item: "test_readme.py" not in item.nodeid)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 
@@ -12,6 +13,14 @@ def batch_product(left: Tensor, right: Tensor) -> Tensor:
         return torch.bmm(left, right)
     with torch.autocast(left.device.type, enabled=False):
         return torch.bmm(left, right)
+
+
+def full_precision_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x @ weight.T in their dtype: autocast would halve it."""
+    if torch.jit.is_scripting():
+        return functional.linear(x, weight)
+    with torch.autocast(x.device.type, enabled=False):
+        return functional.linear(x, weight)
 
 
 def mix(weights: Tensor, values: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ register(
         SelfAdaptiveScaling,
         has_kernel=ScalingOptions.has_kernel,
         formula="αx + βF + (1−α)(1−β)·LN(x + F), α and β gates",
-        source="Liu 2020 (SAS)",
+        source="Liu 2019 (SAS)",
         family="Gates",
         use_when="Scaling that depends on the input. Deep stacks need `--sas-alpha-bias 3 --sas-beta-bias -3`.",
     ),

@@ -16,7 +16,7 @@ LAYERS = 6  # of each stack of the model whose parameters are counted
 KINDS = {"encoder": ("self_attn", "ffn"), "decoder": ("self_attn", "encoder_attn", "ffn")}
 BEGIN = "<!-- structures: made by python -m fairseq_resid.connections --write README.md -->"
 END = "<!-- end of structures -->"
-HEAD = ["`--residual`", "y", "source", "options (default first)", f"parameters added to {LAYERS} + {LAYERS} layers"]
+HEAD = ["name", "formula", "paper"]
 
 
 def added_parameters(name: str, dim: int, layers: int = LAYERS) -> int:
@@ -69,19 +69,18 @@ def described(option: Option) -> str:
 
 
 def row(name: str) -> str:
-    """Return a structure's row."""
+    """Return a structure's row: its names, formula and paper."""
     made = registry.structure(name)
     names = ", ".join(f"`{each}`" for each in (name, *registry.aliases(name)))
-    options = ", ".join(map(described, made.options.known().values()))
-    return f"| {names} | {made.formula} | {made.source} | {options} | {polynomial(name)} |"
+    return f"| {names} | {made.formula} | {made.source} |"
 
 
 def table(names: list[str]) -> str:
     """Return the table of these structures, a heading over each family; within one, in the order of registration."""
-    lines = [f"| {' | '.join(HEAD)} |", "|---|---|---|---|---|"]
+    lines = [f"| {' | '.join(HEAD)} |", "|---|---|---|"]
     families = dict.fromkeys(registry.structure(name).family for name in names)
     for family in sorted(families, key=lambda each: FAMILIES.index(each) if each in FAMILIES else len(FAMILIES)):
-        lines.append(f"| **{family}** | | | | |")
+        lines.append(f"| **{family}** | | |")
         lines += [row(name) for name in names if registry.structure(name).family == family]
     return "\n".join(lines) + "\n"
 

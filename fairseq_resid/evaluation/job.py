@@ -134,6 +134,11 @@ def find(path: Path, data: Path | None, settings: Settings, subset: str, cpu: bo
     data_folder.check(corpus.path)
     check_dictionaries(run, state, corpus)
     reference = corpus.reference(subset)
+    if subset in corpus.skipped:
+        raise ValueError(
+            f"--subset {subset}: {corpus.path} was prepared without it ({corpus.skipped[subset]}); "
+            "prepare the corpus again with its files"
+        )
     if not reference.is_file():
         raise ValueError(f"{reference}: no such reference text; --subset names the parts to translate")
     if not any(file.suffix == ".bin" for file in corpus.inputs(subset)):

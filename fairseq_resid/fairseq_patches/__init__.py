@@ -1,7 +1,7 @@
-"""What must be bridged in fairseq, each piece with the fact it answers. Imports nothing else of this package.
+"""Patches for fairseq, each with the behaviour of fairseq that makes it necessary.
 
-`apply()` is what `--user-dir fairseq_resid` runs: it changes fairseq in this process, for stock models too. Importing
-this package changes nothing and does not need fairseq.
+`--user-dir fairseq_resid` calls `apply()`, which patches fairseq in this process, for stock models too. Importing this
+package patches nothing and does not require fairseq.
 """
 
 from .building import bound_models
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def apply() -> None:
-    """Apply every bridge, once: fairseq imports a user-dir once, and Python a module."""
+    """Apply every patch. Call it once: fairseq imports a user-dir only once."""
     refuse_hydra_train()
     load_weights_only()
     bound_models()

@@ -1,4 +1,4 @@
-"""The model that a checkpoint's config asks for is about as large as its weights."""
+"""Refuse checkpoints whose config describes a model much larger than their weights."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ logger = logging.getLogger(__name__)
 # The weights of the checkpoint whose model is being built; None while none is being loaded.
 _weights: ContextVar[dict[str, Any] | None] = ContextVar("weights", default=None)
 
-# fairseq makes tied weights anew before it ties them, and a file may lack what upgrade_state_dict adds.
+# fairseq allocates tied weights separately before it ties them, and upgrade_state_dict may add parameters.
 TIMES, MORE_PARAMETERS = 2, 100
-# Tables of positions and the like, which a file does not hold: 200 MB in fp32.
+# Tensors that are not saved, such as tables of positions: 200 MB in fp32.
 MORE_NUMBERS = 50_000_000
 
 
 @contextlib.contextmanager
 def loading(weights: dict[str, Any] | None) -> Iterator[None]:
-    """Bound the models built meanwhile by these weights, or those of the checkpoint read last; by nothing if None."""
+    """Limit the size of models built in this context.
+
+    weights: of the checkpoint; a checkpoint read in this context replaces them. None sets no limit.
+    """
     token = _weights.set(weights)
     try:
         yield
@@ -37,31 +40,31 @@ def loading(weights: dict[str, Any] | None) -> Iterator[None]:
 
 
 def was_read(weights: dict[str, Any]) -> None:
-    """Say which weights the next model is for."""
+    """Set the weights that limit the next model."""
     if _weights.get() is not None:
         _weights.set(weights)
 
 
 class _Bound:
-    """What a model may have at most, for one that these weights fill."""
+    """The largest model that these weights justify."""
 
     def __init__(self, weights: dict[str, Any]) -> None:
         self.weights = len(weights)
         self.numbers = sum(value.numel() for value in weights.values())
 
     def check(self, numbers: int, parameters: int) -> None:
-        """Raises: UserError for more."""
+        """Raises: UserError if the model is larger."""
         if numbers > TIMES * self.numbers + MORE_NUMBERS or parameters > TIMES * self.weights + MORE_PARAMETERS:
             raise UserError(
-                f"its config asks for a model of at least {numbers:,} numbers in {parameters:,} parameters, and "
-                f"its weights are {self.numbers:,} numbers in {self.weights:,}"
+                f"its config describes a model of at least {numbers:,} numbers in {parameters:,} parameters, but "
+                f"its weights have {self.numbers:,} numbers in {self.weights:,}"
             )
 
     @contextlib.contextmanager
     def holds(self) -> Iterator[None]:
-        """Stop what builds a model at the first parameter too many: before its numbers are written.
+        """Check every parameter as it is registered, before its memory is written.
 
-        Raises: UserError.
+        Raises: UserError at the first parameter beyond the limit.
         """
         numbers = parameters = 0
 
@@ -88,15 +91,15 @@ def _silently() -> Iterator[None]:
 
 
 def _held(model: torch.nn.Module) -> int:
-    """Return how many numbers the modules of a model hold; 0.12.2 keeps tables of positions as plain attributes."""
+    """Count the elements of all tensors in a model; 0.12.2 keeps tables of positions as plain attributes."""
     held = [vars(part) | part._parameters | part._buffers for part in model.modules()]
     return sum(value.numel() for part in held for value in part.values() if isinstance(value, torch.Tensor))
 
 
 def bound_models() -> None:
-    """Refuse a checkpoint whose config asks for a model far larger than its weights, before it takes that memory.
+    """Refuse a checkpoint whose config describes a model far larger than its weights, before allocating that memory.
 
-    The model is built first on torch's meta device, whose tensors have a shape and no numbers.
+    The model is first built on torch's meta device, whose tensors have a shape but no data.
     """
     from fairseq import models
 
@@ -115,7 +118,7 @@ def bound_models() -> None:
         except UserError:
             raise
         except Exception as error:
-            # A model of somebody else's that cannot be built without numbers is bounded by its parameters alone.
+            # A third-party model that cannot be built on the meta device is only limited by its parameters.
             logger.debug("not built on the meta device: %s", error)
         with bound.holds():
             return original(cfg, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""The flags and the log of fairseq's commands."""
+"""Command lines and logging of fairseq's programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LITERALS = "only literals are allowed: numbers, strings, lists, tuples and dicts
 
 
 def allow_bf16() -> None:
-    """Let --bf16 run on CPU and GPU: options.parse_args_and_arch takes it for a TPU flag and sets args.tpu."""
+    """Make --bf16 work on CPU and GPU: options.parse_args_and_arch treats it as a TPU flag and sets args.tpu."""
     from fairseq import options
 
     original = options.parse_args_and_arch
@@ -35,10 +35,10 @@ def allow_bf16() -> None:
 
 
 def refuse_code_in_flags() -> None:
-    """Refuse flags whose values fairseq would run as code: of a recipe, a study or a command line.
+    """Refuse flags whose values fairseq would run as code, in a recipe, a study or on the command line.
 
-    fairseq calls eval on some values while it reads the command line, and on others when it builds an optimizer or a
-    model. Literals pass. A value that is no Python expression becomes a usage error in place of a SyntaxError.
+    fairseq calls eval on some values while it parses the command line, and on others when it builds an optimizer or a
+    model. Literals pass. A value that is not a Python expression is a usage error instead of a SyntaxError.
     """
     from fairseq import options, utils
     from fairseq.dataclass import utils as dataclass_utils
@@ -82,9 +82,9 @@ def quiet_root_logger() -> None:
 
 
 def refuse_hydra_train() -> None:
-    """Refuse to run under fairseq-hydra-train, which imports the user-dir after it has composed its config.
+    """Refuse to run under fairseq-hydra-train, which imports the user-dir after composing its config.
 
-    Raises: SystemExit; hydra reports every Exception in a way of its own, and stock's hydra fails at that.
+    Raises: SystemExit, because hydra formats every Exception itself and the hydra of fairseq 0.12.2 crashes doing so.
     """
     if os.path.basename(sys.argv[0]).startswith("fairseq-hydra-train"):
         raise SystemExit(

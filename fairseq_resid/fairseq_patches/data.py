@@ -1,4 +1,4 @@
-"""Every example comes once in an epoch."""
+"""Every epoch contains every example exactly once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ logger = logging.getLogger(__name__)
 
 
 def keep_last_batch() -> None:
-    """Give back the last batch, which fairseq-fixed's data_utils.batch_by_size drops without a word.
+    """Restore the last batch, which fairseq-fixed's data_utils.batch_by_size drops silently.
 
-    It drops it when its size is no multiple of --required-batch-size-multiple (default 8), in training, validation
-    and generation: 200 hypotheses for 203 sentences. Batches are slices of the ordered indices, so what is missing
-    is the tail. Where nothing is dropped (fairseq 0.12.2) nothing changes.
+    It drops a batch whose size is not a multiple of --required-batch-size-multiple (default 8), in training, validation
+    and generation: 203 sentences give 200 hypotheses. Batches are consecutive slices of the indices, so only the tail
+    can be missing. fairseq 0.12.2 drops nothing, and this changes nothing there.
     """
     from fairseq.data import data_utils
 
@@ -25,7 +25,7 @@ def keep_last_batch() -> None:
     def batch_by_size(indices, *args, **kwargs):  # type: ignore[no-untyped-def]
         if not isinstance(indices, np.ndarray):
             indices = np.fromiter(indices, dtype=np.int64, count=-1)
-        if len(indices) == 0:  # fairseq-fixed looks at the last of no batches
+        if len(indices) == 0:  # fairseq-fixed would index the last batch of an empty list
             return []
         batches = original(indices, *args, **kwargs)
         kept = sum(map(len, batches))
@@ -37,11 +37,11 @@ def keep_last_batch() -> None:
 
 
 def keep_batches_on_resume() -> None:
-    """Give a resumed training the batches of the one that was stopped.
+    """Resume a training with the batches that it had before.
 
-    fairseq-fixed deals the pairs into batches by a seed plus the epoch in which the process started: resumed in epoch 2
-    or later, the rest of the epoch holds pairs that were seen, and misses others. Where one iterator serves all
-    epochs, the batches are those of a start in epoch 1; a task that makes new ones for every epoch is left alone.
+    fairseq-fixed seeds its batching with the epoch in which the process started. After a resume in epoch 2 or later,
+    the rest of the epoch would repeat some examples and skip others. If one iterator serves all epochs, we always batch
+    as in epoch 1. Tasks that build new batches every epoch are unaffected.
     """
     from fairseq.tasks import FairseqTask
 
@@ -62,11 +62,11 @@ def keep_batches_on_resume() -> None:
 
 
 def keep_place_on_other_devices() -> None:
-    """Let a training go on at the same place of its epoch on another number of processes.
+    """Resume at the same position of the epoch on a different number of processes.
 
-    The state of fairseq's iterator counts the batches of one process. On half as many, half of those that were seen
-    would come again; on twice as many, as many would be left out. Where the batches themselves are others, the place is
-    that with the same share of the epoch behind it.
+    fairseq's iterator saves the number of batches that one process has seen. On half as many processes, half of the
+    examples seen would repeat; on twice as many, an equal number of unseen ones would be skipped. If the batches have
+    changed too, we resume at the same fraction of the epoch.
     """
     from fairseq.data.iterators import EpochBatchIterator
 
@@ -85,8 +85,8 @@ def keep_place_on_other_devices() -> None:
             share = done * there[0] / there[1]
             place = round(share * here[1] / here[0])
             logger.info(
-                f"epoch {state['epoch']} goes on behind batch {place} of {len(self)} of this process; "
-                f"it was stopped behind batch {done} on {there[0]} processes, {share:.1%} of the epoch"
+                f"epoch {state['epoch']} resumes after batch {place} of {len(self)} on this process; "
+                f"it was stopped after batch {done} on {there[0]} processes, {share:.1%} of the epoch"
             )
             at = (state["epoch"], place) if place < len(self) else (state["epoch"] + 1, 0)
             state = {**state, "epoch": at[0], "iterations_in_epoch": at[1]}

@@ -1,4 +1,4 @@
-"""The mistake of a user: one line, whoever reads it."""
+"""Errors that users can correct."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..foreign import printable_lines
 
 
 class UserError(ValueError, SystemExit):
-    """A mistake of the user: one line on stderr and exit code 1 if nothing catches it; else a ValueError."""
+    """A ValueError that, if uncaught, prints one line on stderr and exits with code 1, without a traceback."""
 
     def __init__(self, message: str) -> None:
         ValueError.__init__(self, message)

@@ -1,4 +1,4 @@
-"""Checkpoints come from strangers: what fairseq reads of one is data, and an error names the file."""
+"""Safe loading of untrusted checkpoints: fairseq reads only data, never code, and every error names the file."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .stand_in import StandIn
 
 logger = logging.getLogger(__name__)
 
-# Names of config values that fairseq passes to Python's eval if they are strings. A test compares the list with the
-# sources of the installed fairseq.
+# Config values that fairseq passes to Python's eval if they are strings. A test compares this list with the source of
+# the installed fairseq.
 EVALUATED = set(
     """
     adafactor_eps adam_betas adamax_betas adaptive_input_cutoff adaptive_softmax_cutoff character_filters
@@ -36,50 +36,50 @@ EVALUATED = set(
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Load a fairseq checkpoint as data, on the CPU, memory-mapped if its format allows it.
+    """Load a fairseq checkpoint on the CPU as pure data, memory-mapped if its format allows it.
 
-    Raises: ValueError naming the file if it is damaged, holds what is no data, or is none of fairseq's; OSError if it
-    is not there.
+    Raises: ValueError naming the file if it is damaged, contains code or is not a fairseq checkpoint; OSError if it
+    does not exist.
     """
     require_file(path)
     with open(path, "rb") as file:
         state = reader.read(file, str(path), is_mapped=True)
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise ValueError(f"{path}: not a fairseq checkpoint: it holds no 'model'")
+        raise ValueError(f"{path}: not a fairseq checkpoint: it has no 'model'")
     refuse_code(state, str(path))
     return state
 
 
 def require_file(path: str | os.PathLike[str]) -> None:
-    """Refuse what is there and is no file: opening a named pipe waits for ever.
+    """Refuse paths that exist but are not regular files: opening a named pipe would block forever.
 
-    Raises: UserError naming it.
+    Raises: UserError naming the path.
     """
     if os.path.lexists(path) and not os.path.isfile(path):
-        raise UserError(f"{path}: cannot be loaded: it is not a regular file")
+        raise UserError(f"{path}: cannot be loaded: not a regular file")
 
 
 def check_finite(model: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Check the weights of a checkpoint.
+    """Check that all weights of a checkpoint are finite.
 
-    Raises: UserError naming the file and the first parameter that holds NaN or an infinite number.
+    Raises: UserError naming the file and the first parameter with NaN or infinite values.
     """
     for name, tensor in model.items():
-        # fairseq saves the mark `_float_tensor` without ever setting it.
+        # fairseq saves the marker `_float_tensor` uninitialised.
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or name.endswith("_float_tensor"):
             continue
         if not tensor.sum(dtype=torch.float64).isfinite():
             count = tensor.numel() - int(tensor.isfinite().sum())
-            raise UserError(f"{path}: {name} holds {count:,} numbers of {tensor.numel():,} that are NaN or infinite")
+            raise UserError(f"{path}: {name} has NaN or infinite values ({count:,} of {tensor.numel():,})")
 
 
-LONGEST = 10_000  # characters of a setting that fairseq evaluates, and values that it may have
+LONGEST = 10_000  # limit for evaluated settings, in characters before and in values after evaluation
 
 
 def _values(node: ast.AST) -> int:
-    """Return how many values a literal has at most.
+    """Return an upper bound for the number of values in a literal.
 
-    Raises: ValueError for what is no literal.
+    Raises: ValueError if the node is not a literal.
     """
     if isinstance(node, ast.Constant):
         return len(node.value) if isinstance(node.value, (str, bytes)) else 1
@@ -95,13 +95,13 @@ def _values(node: ast.AST) -> int:
         for times, what in ((node.left, node.right), (node.right, node.left)):
             if isinstance(times, ast.Constant) and isinstance(times.value, int):
                 return max(times.value, 1) * _values(what)
-    raise ValueError("no literal")
+    raise ValueError("not a literal")
 
 
 def is_literal(text: str) -> bool:
-    """Return whether a Python expression is made of literals, containers and `+`, `*`, signs between them only.
+    """Return whether a Python expression consists only of literals, containers, signs, `+` and `*`.
 
-    Its value is small too: `[0] * 10000000000` is none.
+    Its value must be small too: `[0] * 10000000000` is not accepted.
 
     >>> is_literal("(0.9, 0.98)"), is_literal("[(512, 3)] * 20"), is_literal("print(1)")
     (True, True, False)
@@ -129,9 +129,9 @@ def _settings(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a setting can be given to eval: a number, a literal in a string, or containers of these.
+    """Return whether a setting is safe to pass to eval: a number, a string with a literal, or containers of these.
 
-    eval takes bytes and arrays of bytes for code too, and weights-only loading lets both through.
+    eval also runs bytes and byte arrays as code, and weights-only loading allows both.
     """
     if isinstance(value, str):
         return not value.strip() or is_literal(value)
@@ -143,10 +143,10 @@ def is_plain(value: Any) -> bool:
 
 
 def refuse_code(state: Any, path: str) -> None:
-    """Refuse a checkpoint whose config holds something that fairseq or OmegaConf would evaluate.
+    """Refuse a checkpoint whose config contains code that fairseq or OmegaConf would evaluate.
 
-    Data are no sandbox by themselves: fairseq calls eval on settings such as optimizer.adam_betas, and OmegaConf puts
-    environment variables, or whole configs, in the place of `${oc.env:HOME}` and `${oc.create:...}`.
+    Weights-only loading does not prevent this: fairseq calls eval on settings such as optimizer.adam_betas, and
+    OmegaConf replaces `${oc.env:HOME}` and `${oc.create:...}` by environment variables or whole configs.
 
     Raises: UserError naming the file, the setting and its value.
     """
@@ -154,8 +154,8 @@ def refuse_code(state: Any, path: str) -> None:
         raise UserError(f"{path}: not a fairseq checkpoint")
     for key, kind in (("cfg", dict), ("args", argparse.Namespace)):
         if not isinstance(state.get(key), (kind, type(None))):
-            # OmegaConf.create, which fairseq gives it to, would read a string as YAML, past the check below.
-            raise UserError(f"{path}: its {key} is a {type(state[key]).__name__}, not settings by name")
+            # fairseq passes it to OmegaConf.create, which parses a string as YAML and would bypass the check below.
+            raise UserError(f"{path}: its {key} is a {type(state[key]).__name__}; a {kind.__name__} is required")
         for number, (name, value) in enumerate(_settings(state.get(key))):
             if number == MOST_SETTINGS:
                 raise UserError(f"{path}: its {key} has more than {MOST_SETTINGS:,} settings")
@@ -171,25 +171,26 @@ def refuse_code(state: Any, path: str) -> None:
     if isinstance(state.get("model"), dict):
         for name, value in state["model"].items():
             if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-                raise UserError(f"{path}: its model has {reader.shown(name)}, which is no tensor")
+                raise UserError(f"{path}: its model has {reader.shown(name)}, which is not a tensor")
     history = state.get("optimizer_history") or []
     if not isinstance(history, list) or not all(isinstance(part, dict) for part in history):
-        raise UserError(f"{path}: its optimizer_history is no list of settings")
+        raise UserError(f"{path}: its optimizer_history is not a list of dicts")
     if any(not isinstance(part.get("num_updates", 0), int) for part in history):
-        raise UserError(f"{path}: its optimizer_history has a num_updates that is no number")
+        raise UserError(f"{path}: its optimizer_history has a num_updates that is not an integer")
 
 
-# Of fairseq's own configs a thousand, and all that it writes are resolved; a reference to another setting is harmless.
+# fairseq's own configs have about a thousand settings.
 MOST_SETTINGS = 10_000
+# fairseq only saves resolved configs. A plain reference to another setting is harmless and allowed.
 RESOLVER = re.compile(r"\$\{(?![\w.]+\})")
-# Settings whose files fairseq would read with a model: start values, which the checkpoint's own weights replace, and
-# what belongs to a command that decodes, of which the hub alone takes it from the checkpoint.
+# Settings that name files, which fairseq would read together with a model: initial embeddings, which the checkpoint's
+# weights replace, and options of decoding, which belong on the command line.
 FILES = ("encoder_embed_path", "decoder_embed_path", "replace_unk", "lm_path")
 PROGRAMS = ("tokenizer", "bpe")
 
 
 def forget_files(state: dict[str, Any], path: str) -> None:
-    """Take out of a config what names other files or addresses: they may be missing, another's, or endless."""
+    """Remove settings that name other files or URLs: these may be missing, belong to someone else or never end."""
     config = state.get("cfg") or {}
     for settings in (config, *config.values(), state.get("args")):
         settings = vars(settings) if isinstance(settings, argparse.Namespace) else settings
@@ -199,20 +200,20 @@ def forget_files(state: dict[str, Any], path: str) -> None:
         for name in PROGRAMS:
             if settings.get(name) is not None:
                 logger.warning(
-                    "%s: its config has %s=%s, which is not used: name it where you load the model",
+                    "%s: its config has %s=%s, which is ignored: pass it when you load the model",
                     path, name, reader.shown(settings[name]),
                 )  # fmt: skip
                 settings[name] = None
 
 
 def _load(file: Any, *_: Any, **__: Any) -> Any:
-    """As torch.load, but data alone are read, and configs with code in them and weights that are not finite refused.
+    """Load a checkpoint like torch.load, but read only data, and refuse code in its config and non-finite weights.
 
     Raises: UserError naming the file.
     """
     path = str(getattr(file, "name", file))
     try:
-        # Not mapped: a training that goes on writes over the file.
+        # Not mapped, because a resumed training overwrites the file.
         with open(path, "rb") as again:
             state = reader.read(again, path)
     except (ValueError, OSError) as error:
@@ -226,7 +227,7 @@ def _load(file: Any, *_: Any, **__: Any) -> Any:
 
 @contextlib.contextmanager
 def naming(*files: str) -> Iterator[None]:
-    """Let what goes wrong with checkpoint files, in whatever way, be a UserError on one line that names them."""
+    """Turn any error with checkpoint files into a one-line UserError that names them."""
     for file in files:
         require_file(file)
     try:
@@ -235,7 +236,7 @@ def naming(*files: str) -> Iterator[None]:
         said = " ".join(str(error).split())
         if isinstance(error, UserError) and said.startswith(tuple(f"{file}: " for file in files)):
             raise
-        # Of a model that a checkpoint does not fit every parameter is named, in a line that ends all the same.
+        # A mismatch between model and checkpoint lists every parameter, so the line is cut.
         said = said[:20_000] if isinstance(error, UserError) else f"{type(error).__name__}: {said[:500]}"
         raise UserError(f"{', '.join(files)}: cannot be loaded: {said}") from error
 
@@ -249,11 +250,11 @@ LOADERS = (
 
 
 def load_weights_only() -> None:
-    """Make fairseq's own checkpoint loading weights-only, on every torch, and let its errors name the file.
+    """Make fairseq load checkpoints as weights only, with every torch version, and name the file in its errors.
 
-    torch < 2.6 (fairseq 0.12.2's) unpickles whatever a file says. fairseq/checkpoint_utils.py is where all of train,
-    generate, validate, interactive and hub load. Elsewhere torch.load is called for files that a config names: a
-    checkpoint of such an architecture brings its config with it.
+    torch < 2.6 (required by fairseq 0.12.2) unpickles arbitrary objects. train, generate, validate, interactive and hub
+    all load in fairseq/checkpoint_utils.py. The other modules in LOADERS call torch.load for files that a config names,
+    and a checkpoint brings its own config.
     """
     from fairseq import checkpoint_utils
 
@@ -267,14 +268,14 @@ def load_weights_only() -> None:
         with naming(path):
             state = load_file(path, *args, **kwargs)
             if not isinstance(state.get("model"), dict):
-                raise UserError(f"{path}: not a fairseq checkpoint: it holds no 'model'")
+                raise UserError(f"{path}: not a fairseq checkpoint: it has no 'model'")
             building.was_read(state["model"])
             return state
 
     @functools.wraps(load_models)
     def load_model_ensemble_and_task(filenames, *args, **kwargs):  # type: ignore[no-untyped-def]
         given = kwargs.get("state")
-        is_whole = kwargs.get("num_shards", 1) == 1  # of several shards each has a part of the weights
+        is_whole = kwargs.get("num_shards", 1) == 1  # each shard has only a part of the weights
         with naming(*filenames), building.loading((given["model"] if given else {}) if is_whole else None):
             return load_models(filenames, *args, **kwargs)
 
@@ -283,10 +284,10 @@ def load_weights_only() -> None:
 
 
 def name_misfits() -> None:
-    """Let the trainer say which parameters of a checkpoint do not fit, and what is no file.
+    """Report which parameters of a checkpoint do not match the model, and refuse paths that are not regular files.
 
     Trainer.load_checkpoint replaces every error of load_state_dict by "please ensure that the architectures match", and
-    begins anew where it finds no regular file.
+    starts from scratch if the path is not a regular file.
     """
     from fairseq.trainer import Trainer
 

@@ -1,11 +1,11 @@
-"""fairseq's own encoder layers."""
+"""Patches for fairseq's own encoder layers."""
 
 from __future__ import annotations
 
 import functools
 
-# fairseq 0.12.2 keeps these copies of every encoder layer's weights for its BetterTransformer path, as parameters that
-# never get a gradient (modules/transformer_layer.py, TransformerEncoderLayerBase.__init__).
+# Copies of every encoder layer's weights that fairseq 0.12.2 keeps for its BetterTransformer path, as parameters that
+# never receive a gradient (modules/transformer_layer.py, TransformerEncoderLayerBase.__init__).
 BETTER_TRANSFORMER_COPIES = (
     "in_proj_weight",
     "in_proj_bias",
@@ -19,10 +19,10 @@ BETTER_TRANSFORMER_COPIES = (
 
 
 def close_better_transformer_path() -> None:
-    """Keep 0.12.2's stock encoder layers off their "BetterTransformer" path.
+    """Disable the BetterTransformer path of stock encoder layers in fairseq 0.12.2.
 
-    It is taken in eval mode after a load, and crashes on left-padded batches with the torch versions that 0.12.2
-    runs on: the stock baseline could be trained, but not decoded. fairseq-fixed has no such path.
+    They use it in eval mode after loading, and it crashes on left-padded batches with the torch versions that 0.12.2
+    supports: the stock baseline could be trained but not decoded. fairseq-fixed has no such path.
     """
     from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 

@@ -1,4 +1,4 @@
-"""The processes of a training: they compare what they train, and send each other what they have read."""
+"""Several processes in one training: they compare their settings and data, and rank 0 sends its checkpoint."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import torch
 from .errors import UserError
 from .stand_in import StandIn
 
-# Seconds that the processes of a training wait for each other at its start.
+# Seconds that processes wait for each other at startup.
 PATIENCE = 300
-# Settings that each of them has for itself.
+# Settings that may differ between processes.
 OWN_SETTINGS = {"data", "device_id", "distributed_rank", "log_file", "num_workers", "save_dir", "user_dir"}
 
 
 def _facts(cfg: Any) -> dict[str, str]:
-    """Return what all processes of a training must have alike: its settings, and by name and size its data files."""
+    """Return the facts that must be equal in all processes: the settings, and the size of every data file."""
     facts = {
         f"--{name.replace('_', '-')}": repr(value)
         for section in cfg.values()
@@ -31,46 +31,46 @@ def _facts(cfg: Any) -> dict[str, str]:
     for folder in str(getattr(cfg["task"], "data", None) or "").split(os.pathsep):
         for file in os.scandir(folder) if os.path.isdir(folder) else ():
             if file.is_file():
-                facts[f"the data's {file.name}"] = f"{file.stat().st_size} bytes"
+                facts[f"data file {file.name}"] = f"{file.stat().st_size} bytes"
     return facts
 
 
 def _meet(facts: dict[str, str], backend: str, init_method: str, world_size: int, rank: int) -> None:
-    """As init_process_group, but the processes compare their facts before they begin, and do not wait for hours.
+    """Like init_process_group, but compare the facts of all processes first and time out after PATIENCE seconds.
 
-    Raises: UserError.
+    Raises: UserError if the processes differ or cannot connect.
     """
     who = f"rank {rank} of {world_size}"
     try:
         patience = timedelta(seconds=PATIENCE)
         store, *_ = next(torch.distributed.rendezvous(init_method, rank, world_size, timeout=patience))
-        # torchrun starts all processes again where one has ended, with the same store.
+        # If a process dies, torchrun restarts all of them with the same store.
         store = torch.distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         store.set(f"facts{rank}", json.dumps(facts))
         all_facts = [json.loads(store.get(f"facts{number}")) for number in range(world_size)]
         store.set(f"read{rank}", "")
-        if rank == 0:  # it may hold the store, and then must not end before all have read
+        if rank == 0:  # it may host the store and must not exit before all have read it
             store.wait([f"read{number}" for number in range(world_size)], patience)
     except (RuntimeError, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        in_use = "its port is in use: give another one" if "EADDRINUSE" in str(error) else ""
+        in_use = "the port is already in use; choose another one" if "EADDRINUSE" in str(error) else ""
         raise UserError(
-            f"{who}: the processes of this training do not meet at {init_method} within {PATIENCE} s: "
+            f"{who}: the processes of this training could not connect at {init_method} within {PATIENCE} s: "
             f"{in_use or reason}"
         ) from error
     for number, theirs in enumerate(all_facts):
         names = sorted({*theirs, *all_facts[0]})
         pairs = [(name, theirs.get(name), all_facts[0].get(name)) for name in names]
-        if wrong := [f"{name} is {there}, and {first} on rank 0" for name, there, first in pairs if there != first]:
-            raise UserError(f"rank {number} would train something else than rank 0: {'; '.join(wrong[:5])}")
+        if wrong := [f"{name} is {there}, but {first} on rank 0" for name, there, first in pairs if there != first]:
+            raise UserError(f"rank {number}: settings or data differ from rank 0: {'; '.join(wrong[:5])}")
     torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
 
 
 def compare_processes() -> None:
-    """Let the processes of a training end if they do not train the same, or do not find each other.
+    """Stop a training if its processes have different settings or data, or cannot connect.
 
-    fairseq trains on whatever data, seed and settings each of them has, and waits half an hour for one that never
-    comes.
+    fairseq would train with whatever data, seed and settings each process has, and would wait half an hour for a
+    missing process.
     """
     from fairseq.distributed import utils as distributed
 
@@ -85,10 +85,10 @@ def compare_processes() -> None:
 
 
 def send_checkpoints() -> None:
-    """Let a training on several processes go on.
+    """Let a training on several processes resume.
 
-    Rank 0 reads the checkpoint and sends it to the others. Its config is an OmegaConf by then, which torch >= 2.6 does
-    not unpickle.
+    Rank 0 reads the checkpoint and sends it to the others. By then its config is an OmegaConf object, which
+    torch >= 2.6 does not unpickle by default.
     """
     from fairseq.distributed import utils
 

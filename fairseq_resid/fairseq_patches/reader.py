@@ -1,12 +1,13 @@
-"""A checkpoint file read as data: numbers, text, containers, argparse namespaces, numbers of numpy, tensors.
+"""Read a checkpoint file as data: numbers, text, containers, argparse namespaces, numpy values and tensors.
 
-torch.load is not used, on any torch. Its weights-only mode calls what a file names with the file's own arguments:
-`bytearray` of any size, a codec that doubles its input, numpy dtypes that hold pointers. It inflates packed records and
-enlarges a storage that is too small for its tensor. Here a file runs the functions of this module alone, each checks
-what it is given, and what is made takes memory in proportion to the file.
+torch.load is not used, in any version. Its weights-only mode still calls functions with arguments from the file:
+`bytearray` of any size, a codec that doubles its input, numpy dtypes with pointers. It decompresses records and
+enlarges a storage that is too small for its tensor. Here a file can only call the functions of this module, which check
+their arguments, and the memory used is proportional to the file size.
 
-    zip        torch >= 1.6: ROOT/data.pkl, ROOT/data/KEY for every storage; all stored, none packed
-    legacy     before: pickles of a mark, a version, the system, the content and its storage keys; then the storages
+    zip        torch >= 1.6: ROOT/data.pkl, and ROOT/data/KEY for every storage; all uncompressed
+    legacy     earlier: pickles of a magic number, a version, the system, the content and its storage keys; then the
+               storages
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# What torch writes first into a file that is no zip archive, and the only version of that format.
+# The magic number of torch's legacy format, and its only version.
 LEGACY_MARK, LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001
-# Reads that a program may take, of which a tensor takes 55 and a value in a list 1: each can make 70 bytes of memory.
-# The smallest tensor takes 290 bytes of an archive.
+# Limits for the number of reads of a pickle program. A tensor needs 55 reads, a value in a list one. Each read can
+# allocate 70 bytes. The smallest tensor occupies 290 bytes of an archive.
 FREE_READS, BYTES_A_READ, MOST_READS = 300_000, 5, 8_000_000
-DEPTH = 100  # of containers in containers
+DEPTH = 100  # of nested containers
 STORAGES = {
     f"torch.{name}Storage": dtype
     for name, dtype in {
@@ -45,22 +46,25 @@ STORAGES = {
         "Bool": torch.bool, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128,
     }.items()
 }  # fmt: skip
-# Plain numbers: no objects, no text, no fields.
+# Numeric numpy dtypes: no objects, strings or fields.
 NUMBERS = {np.dtype(code).str[1:] for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]}
 LEAVES = (str, bytes, int, float, bool, type(None), torch.dtype, np.dtype)
 
 
+DAMAGED = "damaged or not a checkpoint"
+
+
 class Refused(Exception):
-    """Why a file is not read."""
+    """The reason why a file is not read."""
 
 
 class _Short(reprlib.Repr):
     def repr_instance(self, x: object, level: int) -> str:
-        return f"<{type(x).__name__}>"  # its own repr may be endless
+        return f"<{type(x).__name__}>"  # the object's own repr may never end
 
 
 def shown(value: Any) -> str:
-    """Return what a file holds as a short text on one line, whatever it is."""
+    """Return a short one-line representation of an untrusted value."""
     short = _Short()
     short.maxlevel, short.maxstring = 2, 80
     return short.repr(value)[:200]
@@ -68,7 +72,7 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Storage:
-    """The bytes that tensors lie in, and what they are numbers of."""
+    """The bytes of one or more tensors, and their dtype."""
 
     data: torch.UntypedStorage
     dtype: torch.dtype
@@ -83,20 +87,20 @@ def are_sizes(value: Any) -> bool:
     return type(value) is tuple and all(type(size) is int and 0 <= size < 1 << 62 for size in value)
 
 
-# --- what a program may call ----------------------------------------------------------------------------------------
+# --- functions that a pickle program may call -----------------------------------------------------------------------
 
 
 def rebuild_tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Tensor:
-    """Return a view of a storage that holds every element."""
+    """Return a view of a storage that contains every element."""
     require(type(storage) is Storage, "a tensor without a storage")
-    require(are_sizes((offset,)) and are_sizes(shape) and are_sizes(stride), "a tensor whose shape is none")
-    require(len(shape) == len(stride) <= 32, f"a tensor of {len(shape)} dimensions and {len(stride)} strides")
+    require(are_sizes((offset,)) and are_sizes(shape) and are_sizes(stride), "invalid tensor shape")
+    require(len(shape) == len(stride) <= 32, f"a tensor with {len(shape)} dimensions and {len(stride)} strides")
     held = storage.data.nbytes() // storage.dtype.itemsize
     count, last = 1, offset
     for size, step in zip(shape, stride, strict=True):
         count, last = count * size, last + (size - 1) * step
     if count and not (count <= held and last < held):
-        raise Refused(f"a tensor of shape {shown(shape)}, of whose {shown(count)} elements it holds {held:,}")
+        raise Refused(f"a tensor of shape {shown(shape)} has {shown(count)} elements, but its storage only {held:,}")
     return torch.empty(0, dtype=storage.dtype).set_(storage.data, offset, shape, stride)
 
 
@@ -105,8 +109,8 @@ def rebuild_parameter(data: Any, *_: Any) -> Any:
 
 
 def encode(text: Any, encoding: Any) -> bytes:
-    """Return the bytes that pickle has written as text."""
-    require(type(text) is str and encoding in ("latin1", "latin-1"), "bytes in another code than latin-1")
+    """Return bytes that pickle protocol 2 has written as text."""
+    require(type(text) is str and encoding in ("latin1", "latin-1"), "bytes that are not encoded as latin-1")
     return bytes(text, "latin-1")
 
 
@@ -115,18 +119,18 @@ def no_bytes() -> bytes:
 
 
 def dtype(code: Any, *_: Any) -> np.dtype[Any]:
-    require(code in NUMBERS if type(code) is str else False, f"numpy's dtype {shown(code)}")
+    require(code in NUMBERS if type(code) is str else False, f"unsupported numpy dtype {shown(code)}")
     return np.dtype(code)
 
 
 def scalar(kind: Any, data: Any) -> Any:
-    require(isinstance(kind, np.dtype) and type(data) is bytes and len(data) == kind.itemsize, "a damaged number")
+    require(isinstance(kind, np.dtype) and type(data) is bytes and len(data) == kind.itemsize, "invalid numpy number")
     return np.frombuffer(data, kind)[0]
 
 
 def rebuild_array(kind: Any, shape: Any, _: Any) -> np.ndarray[Any, Any]:
-    """Return an empty array, which `BUILD` fills."""
-    require(kind is rebuild_array and are_sizes(shape) and shape == (0,), "an array of another type or shape")
+    """Return an empty array, which the `BUILD` instruction fills."""
+    require(kind is rebuild_array and are_sizes(shape) and shape == (0,), "invalid array type or shape")
     return np.zeros(0)
 
 
@@ -139,8 +143,8 @@ CALLS: dict[str, Any] = {
     "_codecs.encode": encode,
     "__builtin__.bytes": no_bytes,
     "numpy.dtype": dtype,
-    "numpy.ndarray": rebuild_array,  # named, never called by its name
-    # numpy 1 writes numpy.core, numpy 2 numpy._core.
+    "numpy.ndarray": rebuild_array,  # only an argument of _reconstruct, never called itself
+    # numpy 1 writes numpy.core, numpy 2 writes numpy._core.
     **{f"numpy.{core}.multiarray.scalar": scalar for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray._reconstruct": rebuild_array for core in ("core", "_core")},
 }
@@ -148,7 +152,10 @@ DTYPES = {str(dtype): dtype for dtype in STORAGES.values()}
 
 
 class Program:
-    """The bytes of a pickle, whose reads are counted. memory: a file in memory, so that no read is longer than it."""
+    """The bytes of a pickle program, with limits on reads and copies.
+
+    memory: a file object in memory, so that no read can allocate more than the file
+    """
 
     def __init__(self, memory: Any, size: int) -> None:
         self.memory, self.reads, self.bytes_left = memory, 0, size
@@ -156,26 +163,26 @@ class Program:
 
     def read(self, count: int) -> bytes:
         self.reads += 1
-        require(self.reads <= self.most, "more values than a file of its size can need")
+        require(self.reads <= self.most, "too many values for a file of this size")
         data: bytes = self.memory.read(count)
-        require(len(data) == count, "damaged, or no checkpoint")
+        require(len(data) == count, DAMAGED)
         return data
 
     def copy(self, count: int) -> None:
-        """Count bytes that the program copies: a file may name the same text or numbers often."""
+        """Count copied bytes, because a file may refer to the same text or numbers many times."""
         self.bytes_left -= count
-        require(self.bytes_left >= 0, "more data than a file of its size can hold")
+        require(self.bytes_left >= 0, "too much data for a file of this size")
 
     def readline(self) -> bytes:
         line: bytes = self.memory.readline()
         return line
 
 
-_python: Any = pickle._Unpickler  # the one that is written in Python
+_python: Any = pickle._Unpickler  # the implementation in Python
 
 
 class Unpickler(_python):
-    """pickle's own machine in Python, with the instructions of protocol 2 that data need, and with `CALLS` alone."""
+    """pickle's Python implementation, limited to protocol 2's instructions for data and to the functions in CALLS."""
 
     dispatch: ClassVar[dict[int, Any]] = {
         code[0]: _python.dispatch[code[0]]
@@ -192,28 +199,28 @@ class Unpickler(_python):
         self.program, self.storage = program, storage
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for a name: nothing is imported."""
+        """Look up a name in our tables. Nothing is imported."""
         full = f"{module}.{name}"
         for known in (CALLS, STORAGES, DTYPES):
             if full in known:
                 return known[full]
-        raise Refused(f"it holds {shown(full)[1:-1]}, which weights-only loading refuses")
+        raise Refused(f"contains {shown(full)[1:-1]}, which weights-only loading does not allow")
 
     def persistent_load(self, pid: Any) -> Storage:
-        """Return the storage of a key, whatever device it was on."""
-        require(type(pid) is tuple and len(pid) in (5, 6) and pid[0] == "storage", "a reference to no storage")
+        """Return the storage of a key, ignoring its device."""
+        require(type(pid) is tuple and len(pid) in (5, 6) and pid[0] == "storage", "invalid reference to a storage")
         _, kind, key, _, count, *view = pid
-        require(isinstance(kind, torch.dtype) and type(key) is str, "a storage of an unknown kind")
-        require(are_sizes((count,)) and view in ([], [None]), "a storage of no size")
+        require(isinstance(kind, torch.dtype) and type(key) is str, "unknown storage type")
+        require(are_sizes((count,)) and view in ([], [None]), "invalid storage size")
         return Storage(self.storage(key, count * kind.itemsize), kind)
 
     def load_reduce(self) -> None:
         arguments, function = self.stack.pop(), self.stack.pop()
-        require(type(arguments) is tuple, "damaged, or no checkpoint")
+        require(type(arguments) is tuple, DAMAGED)
         if function is OrderedDict:
-            require(not arguments, "a dict made of something else")
-        else:  # no other function can come onto the stack than those of CALLS
-            require(type(function) is FunctionType, "damaged, or no checkpoint")
+            require(not arguments, "an OrderedDict with arguments")
+        else:  # only functions of CALLS can be on the stack
+            require(type(function) is FunctionType, DAMAGED)
         if function is encode:
             self.program.copy(sum(len(text) for text in arguments if type(text) is str))
         made = function(*arguments)
@@ -222,10 +229,10 @@ class Unpickler(_python):
         self.append(made)
 
     def resolved(self, tensor: Tensor, metadata: Any) -> Tensor:
-        """Return the numbers of a tensor that was saved as a lazy negative or conjugate."""
+        """Resolve the lazy negation or conjugation of a saved tensor."""
         is_known = type(metadata) is dict and metadata.keys() <= {"neg", "conj"}
         require(metadata is None or (is_known and all(type(bit) is bool for bit in metadata.values())),
-                "a tensor with metadata of an unknown kind")  # fmt: skip
+                "unknown tensor metadata")  # fmt: skip
         for bit in metadata or ():
             if metadata[bit]:
                 self.program.copy(tensor.nbytes)
@@ -234,49 +241,51 @@ class Unpickler(_python):
 
     def load_newobj(self) -> None:
         arguments, kind = self.stack.pop(), self.stack.pop()
-        require(kind is argparse.Namespace and type(arguments) is tuple and not arguments, "an object of no known type")
+        require(kind is argparse.Namespace and type(arguments) is tuple and not arguments, "object of unknown type")
         self.append(argparse.Namespace())
 
     def load_build(self) -> None:
         state = self.stack.pop()
         made = self.stack[-1]
         if type(made) is argparse.Namespace:
-            require(type(state) is dict, "a namespace of no names")
-            require(all(type(name) is str and not name.startswith("__") for name in state), "a namespace of no names")
+            require(type(state) is dict, "invalid argparse.Namespace")
+            is_safe = all(type(name) is str and not name.startswith("__") for name in state)
+            require(is_safe, "invalid names in an argparse.Namespace")
             vars(made).update(state)
-        elif type(made) is OrderedDict:  # a state dict's versions
+        elif type(made) is OrderedDict:  # _metadata of a state dict
             is_known = type(state) is dict and state.keys() <= {"_metadata"}
             require(is_known and all(isinstance(value, dict) for value in state.values()), "a dict with attributes")
             vars(made).update(state)
         elif isinstance(made, np.dtype):
             order = ("|", "<" if sys.byteorder == "little" else ">")
-            require(type(state) is tuple and len(state) == 8, "a damaged dtype")
-            require(state[1] in order and state[2:] == (None, None, None, -1, -1, 0), "a dtype of another machine")
+            require(type(state) is tuple and len(state) == 8, "invalid numpy dtype")
+            require(state[1] in order and state[2:] == (None, None, None, -1, -1, 0), "unsupported byte order or dtype")
         elif type(made) is np.ndarray:
-            require(type(state) is tuple and len(state) == 5, "a damaged array")
+            require(type(state) is tuple and len(state) == 5, "invalid numpy array")
             _, shape, kind, in_columns, data = state
-            require(are_sizes(shape) and len(shape) <= 32 and isinstance(kind, np.dtype), "a damaged array")
-            require(type(in_columns) is bool and type(data) is bytes, "a damaged array")
+            require(are_sizes(shape) and len(shape) <= 32 and isinstance(kind, np.dtype), "invalid numpy array")
+            require(type(in_columns) is bool and type(data) is bytes, "invalid numpy array")
             count = 1
             for size in shape:
                 count *= size
-            require(count * kind.itemsize == len(data), f"an array of shape {shown(shape)} in {len(data):,} bytes")
+            fits = count * kind.itemsize == len(data)
+            require(fits, f"an array of shape {shown(shape)} does not fit its {len(data):,} bytes of data")
             self.program.copy(len(data))
             made.__setstate__((1, shape, kind, in_columns, data))
         else:
-            raise Refused("an object of no known type")
+            raise Refused("object of unknown type")
 
     def _into_list(self, items: list[Any]) -> None:
-        require(type(self.stack[-1]) is list, "damaged, or no checkpoint")
+        require(type(self.stack[-1]) is list, DAMAGED)
         self.stack[-1].extend(items)
 
     def _into_dict(self, items: list[Any]) -> None:
         into = self.stack[-1]
-        require(type(into) in (dict, OrderedDict) and len(items) % 2 == 0, "damaged, or no checkpoint")
+        require(type(into) in (dict, OrderedDict) and len(items) % 2 == 0, DAMAGED)
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # The hash of anything else can take for ever.
+            # Hashing anything else may never end.
             is_plain = type(key) in (str, float, bool, type(None)) or (type(key) is int and key.bit_length() < 64)
-            require(is_plain, f"a dict with the key {shown(key)}")
+            require(is_plain, f"a dict with the unsupported key {shown(key)}")
             into[key] = value
 
     def load_append(self) -> None:
@@ -301,27 +310,27 @@ class Unpickler(_python):
     dispatch[pickle.SETITEMS[0]] = load_setitems
 
 
-# --- the formats ----------------------------------------------------------------------------------------------------
+# --- file formats ---------------------------------------------------------------------------------------------------
 
 
 def view(memory: mmap.mmap, start: int, count: int) -> torch.UntypedStorage:
-    """Return bytes of a mapped file as a storage. What is written to it stays in memory."""
+    """Return bytes of a mapped file as a storage. Writing to it changes only memory, not the file."""
     if not count:
         return torch.UntypedStorage(0)
     return torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=count).untyped_storage()
 
 
 def _members(file: BufferedReader, size: int) -> tuple[str, dict[str, zipfile.ZipInfo]]:
-    """Return the root of an archive, and what is in it by name."""
+    """Return the root folder of an archive, and its records by name."""
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
     for member in members:
         is_stored = member.compress_type == zipfile.ZIP_STORED and member.file_size == member.compress_size
-        require(is_stored and not member.flag_bits & 1, f"its record {shown(member.filename)} is packed")
+        require(is_stored and not member.flag_bits & 1, f"record {shown(member.filename)} is compressed or encrypted")
     require(sum(member.file_size for member in members) <= size, "its records are larger than the file")
     names = {member.filename: member for member in members}
     roots = [name.removesuffix("/data.pkl") for name in names if name.endswith("/data.pkl")]
-    require(len(roots) == 1, "no checkpoint: a zip archive without data.pkl")
+    require(len(roots) == 1, "not a checkpoint: a zip archive without data.pkl")
     require(f"{roots[0]}/constants.pkl" not in names, "a TorchScript archive, not a checkpoint")
     return roots[0], names
 
@@ -330,12 +339,12 @@ def _read_zip(file: BufferedReader, memory: mmap.mmap, is_mapped: bool) -> Any:
     root, names = _members(file, len(memory))
 
     def place(name: str) -> tuple[int, int]:
-        require(name in names, f"it has no {shown(name)}")
+        require(name in names, f"record {shown(name)} is missing")
         member = names[name]
         head = memory[member.header_offset : member.header_offset + 30]
-        require(len(head) == 30 and head[:4] == b"PK\3\4", "damaged, or no checkpoint")
+        require(len(head) == 30 and head[:4] == b"PK\3\4", DAMAGED)
         start = member.header_offset + 30 + sum(struct.unpack("<HH", head[26:]))
-        require(start + member.file_size <= len(memory), "damaged, or no checkpoint")
+        require(start + member.file_size <= len(memory), DAMAGED)
         return start, member.file_size
 
     def content(name: str) -> bytes:
@@ -355,15 +364,16 @@ def _read_zip(file: BufferedReader, memory: mmap.mmap, is_mapped: bool) -> Any:
             else:
                 data = np.empty(held, np.uint8)
                 file.seek(start)
-                require(file.readinto(data.data) == held, "damaged, or no checkpoint")
+                require(file.readinto(data.data) == held, DAMAGED)
                 require(zlib.crc32(data.data) == names[name].CRC, f"damaged ({name})")
                 found[name] = torch.from_numpy(data).untyped_storage()
         held = found[name].nbytes()
-        require(count <= held, f"a storage of {count:,} bytes, of which it holds {held:,}")
+        require(count <= held, f"a storage of {count:,} bytes has only {held:,} bytes of data")
         return found[name]
 
     if f"{root}/byteorder" in names:
-        require(content(f"{root}/byteorder") == sys.byteorder.encode(), "written on a machine of another byte order")
+        is_native = content(f"{root}/byteorder") == sys.byteorder.encode()
+        require(is_native, f"its byte order differs from this machine's ({sys.byteorder})")
     program = Program(BytesIO(content(f"{root}/data.pkl")), len(memory))
     return checked(Unpickler(program, storage).load(), program)
 
@@ -375,7 +385,7 @@ def _read_legacy(memory: mmap.mmap) -> Any:
     claimed = 0
 
     def no_storage(key: str, count: int) -> torch.UntypedStorage:
-        raise Refused("damaged, or no checkpoint")
+        raise Refused(DAMAGED)
 
     def storage(key: str, count: int) -> torch.UntypedStorage:
         nonlocal claimed
@@ -383,16 +393,16 @@ def _read_legacy(memory: mmap.mmap) -> Any:
             claimed += count
             require(claimed <= len(memory), "its storages are larger than the file")
             found[key] = torch.UntypedStorage(count)
-        require(count == found[key].nbytes(), "a storage of two sizes")
+        require(count == found[key].nbytes(), "a storage with two different sizes")
         return found[key]
 
     head = [Unpickler(program, no_storage).load() for _ in range(3)]
-    require(head[:2] == [LEGACY_MARK, LEGACY_VERSION], "damaged, or no checkpoint")
+    require(head[:2] == [LEGACY_MARK, LEGACY_VERSION], DAMAGED)
     state = checked(Unpickler(program, storage).load(), program)
     keys = Unpickler(program, no_storage).load()
-    require(type(keys) is list and sorted(map(str, keys)) == sorted(found), "damaged, or no checkpoint")
+    require(type(keys) is list and sorted(map(str, keys)) == sorted(found), DAMAGED)
     for key in keys:
-        program.read(8)  # how many elements
+        program.read(8)  # the number of elements
         data = view(memory, memory.tell(), found[key].nbytes())
         found[key].copy_(data)
         memory.seek(data.nbytes(), os.SEEK_CUR)
@@ -400,7 +410,7 @@ def _read_legacy(memory: mmap.mmap) -> Any:
 
 
 def parts(value: Any) -> Iterator[Any]:
-    """Yield what a container holds."""
+    """Yield the values of a container."""
     if isinstance(value, argparse.Namespace):
         value = vars(value)
     if isinstance(value, dict):
@@ -411,20 +421,21 @@ def parts(value: Any) -> Iterator[Any]:
 
 
 def checked(state: Any, program: Program) -> Any:
-    """Return what a program has made, if it is data alone, and whoever walks through it comes to an end.
+    """Check that a program's result consists of data and is finite to traverse, and return it.
 
-    A list that holds another one twice, which holds another one twice, ... is short in a file and endless to walk.
+    A list that contains another list twice, which contains another list twice, ... is small in a file, but traversing
+    it takes exponential time.
     """
-    left = 2 * program.reads  # twice what there is if nothing is shared
+    left = 2 * program.reads  # twice the number of values if nothing is shared
     layers = [iter([state])]
     while layers:
         for value in layers[-1]:
             left -= 1
-            require(left >= 0, "more values than a file of its size can need")
+            require(left >= 0, "too many values for a file of this size")
             if not isinstance(value, (*LEAVES, Tensor, np.ndarray, np.generic)):
                 is_container = type(value) in (dict, OrderedDict, list, tuple, argparse.Namespace)
-                require(is_container, f"it holds {shown(value)}, which weights-only loading refuses")
-                require(len(layers) < DEPTH, f"containers in containers, more than {DEPTH} deep")
+                require(is_container, f"contains {shown(value)}, which weights-only loading does not allow")
+                require(len(layers) < DEPTH, f"containers nested more than {DEPTH} deep")
                 layers.append(parts(value))
                 break
         else:
@@ -433,18 +444,18 @@ def checked(state: Any, program: Program) -> Any:
 
 
 def read(file: BufferedReader, name: str, is_mapped: bool = False) -> Any:
-    """Return what a checkpoint holds, on the CPU.
+    """Read a checkpoint on the CPU.
 
-    is_mapped: tensors are read from the file when they are used, and the file may not change until then
-    Raises: ValueError naming the file if it is damaged, no checkpoint, or holds what is no data.
+    is_mapped: read tensors from the file only when they are used; the file must not change until then
+    Raises: ValueError naming the file if it is damaged, not a checkpoint or contains more than data.
     """
     try:
-        require(os.fstat(file.fileno()).st_size > 0, "empty")
+        require(os.fstat(file.fileno()).st_size > 0, "empty file")
         memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         return _read_zip(file, memory, is_mapped) if memory[:2] == b"PK" else _read_legacy(memory)
     except Refused as error:
         raise ValueError(f"{name}: cannot be loaded: {error}") from None
     except (OSError, MemoryError):
         raise
-    except Exception:  # a damaged file can raise anything
-        raise ValueError(f"{name}: cannot be loaded: damaged, or no checkpoint") from None
+    except Exception:  # a damaged file can raise any exception
+        raise ValueError(f"{name}: cannot be loaded: {DAMAGED}") from None

@@ -1,4 +1,4 @@
-"""A module in which some functions are others, for one file of fairseq that calls them."""
+"""A proxy for a module that replaces some of its functions, for use in single files of fairseq."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class StandIn(ModuleType):
-    """`module` with these functions replaced; what is asked of it otherwise is the module's own at that time."""
+    """`module` with these functions replaced. All other attributes are looked up in the module when they are used."""
 
     def __init__(self, module: ModuleType, **functions: Callable[..., Any]) -> None:
         super().__init__(module.__name__)

@@ -1,4 +1,4 @@
-"""A training that is asked to stop saves first."""
+"""A training that is stopped by a signal saves a checkpoint first."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ logger = logging.getLogger(__name__)
 
 
 class _Stop:
-    """What this process was asked, and what the processes of a training agreed on: the number of a signal, or 0."""
+    """The signal that this process received, and the one that all processes agreed on; 0 if there is none."""
 
-    asked = 0
+    received = 0
     agreed = 0
 
 
-def _ask(number: int, _: Any) -> None:
-    if number == _Stop.asked == signal.SIGINT:
-        raise KeyboardInterrupt  # Ctrl-C a second time
-    if not _Stop.asked:
-        _Stop.asked = number
-        # A worker that reads data may end by the same signal, and is not needed for the update at hand.
+def _receive(number: int, _: Any) -> None:
+    if number == _Stop.received == signal.SIGINT:
+        raise KeyboardInterrupt  # the second Ctrl-C
+    if not _Stop.received:
+        _Stop.received = number
+        # The same signal may kill a data loading worker, which the current update no longer needs.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-# What DataLoader raises when a worker has ended: before it sent a batch, or while a tensor came from its memory.
+# Raised by DataLoader when a worker has died, before sending a batch or while a tensor was read from its memory.
 WORKER_LOST = (RuntimeError, ConnectionError, EOFError)
 
 
 def _has_lost_worker(error: Exception) -> bool:
-    """Return whether what reads data has ended by the signal that stops this training: Slurm sends it to all."""
-    return _Stop.asked > 0 and (not isinstance(error, RuntimeError) or "DataLoader worker" in str(error))
+    """Return whether the signal that stops this training killed a data loading worker. Slurm signals all processes."""
+    return _Stop.received > 0 and (not isinstance(error, RuntimeError) or "DataLoader worker" in str(error))
 
 
-def _pass_on(number: int, _: Any) -> None:
+def _forward(number: int, _: Any) -> None:
     for process in multiprocessing.active_children():
         process.terminate()
 
 
 @contextlib.contextmanager
-def _answering(answer: Callable[[int, Any], None]) -> Iterator[None]:
-    """Let `answer` take SIGINT, SIGTERM and SIGHUP, but for those that are ignored: under nohup, for example."""
+def _handling(handle: Callable[[int, Any], None]) -> Iterator[None]:
+    """Handle SIGINT, SIGTERM and SIGHUP by `handle`, except those that are ignored, for example under nohup."""
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:
-                signal.signal(number, answer)
+                signal.signal(number, handle)
         yield
     finally:
         for number, handler in before.items():
@@ -64,9 +64,9 @@ def _answering(answer: Callable[[int, Any], None]) -> Iterator[None]:
 
 
 def remember_patience() -> None:
-    """Save in every checkpoint how long --patience has waited, so that a resumed training stops when it would have.
+    """Save the state of --patience in every checkpoint, so that resuming does not delay early stopping.
 
-    fairseq counts the validations without a better loss in attributes of a function, and a new process starts at 0.
+    fairseq counts validations without improvement in attributes of a function, and a new process starts at 0.
     """
     import fairseq_cli.train as program
     from fairseq.trainer import Trainer
@@ -90,11 +90,11 @@ def remember_patience() -> None:
 
 
 def save_when_stopped() -> None:
-    """Let SIGINT, SIGTERM and SIGHUP end a training behind the update at hand, with a checkpoint, as 128 + signal.
+    """After SIGINT, SIGTERM or SIGHUP, finish the current update, save a checkpoint and exit with 128 + signal.
 
-    fairseq-train ends at once, and what it did since its last checkpoint is lost. Several processes get a signal at
-    different moments, or one of them alone: the numbers that they sum after every update take it along. Processes that
-    fairseq starts itself, one for each GPU, get it from the one that waits for them.
+    fairseq-train would exit at once and lose all updates since its last checkpoint. Several processes may receive the
+    signal at different times, or only one of them, so it is added to the numbers that they sum after every update. If
+    fairseq starts one process per GPU itself, the parent process forwards the signal to them.
     """
     import fairseq_cli.train as program
     from fairseq import checkpoint_utils
@@ -106,9 +106,9 @@ def save_when_stopped() -> None:
 
     @functools.wraps(aggregate)
     def aggregate_and_agree(self, outputs, *stats, **kwargs):  # type: ignore[no-untyped-def]
-        outputs, (*stats, asked) = aggregate(self, outputs, *stats, float(_Stop.asked > 0), **kwargs)
-        if asked:
-            _Stop.agreed = _Stop.asked or signal.SIGTERM
+        outputs, (*stats, count) = aggregate(self, outputs, *stats, float(_Stop.received > 0), **kwargs)
+        if count:
+            _Stop.agreed = _Stop.received or signal.SIGTERM
         return outputs, stats
 
     @functools.wraps(validate_and_save)
@@ -119,39 +119,39 @@ def save_when_stopped() -> None:
         except WORKER_LOST as error:
             if not (is_alone and _has_lost_worker(error)):
                 raise
-            losses, is_last = [None], False  # no validation, and the update before it is kept
-        if (stop := _Stop.asked if is_alone else _Stop.agreed) and not is_last:
+            losses, is_last = [None], False  # the validation is lost, but not the update before it
+        if (stop := _Stop.received if is_alone else _Stop.agreed) and not is_last:
             checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, losses[0])
             logger.info(f"stopped by {signal.Signals(stop).name} after update {trainer.get_num_updates()}")
-            if not is_alone:  # whoever waits for these processes ends all of them as soon as one has ended
+            if not is_alone:  # the parent process kills all others as soon as one exits
                 torch.distributed.barrier()
             raise SystemExit(128 + stop)
         return losses, is_last
 
     @functools.wraps(train)
     def train_until_stopped(cfg, trainer, *args, **kwargs):  # type: ignore[no-untyped-def]
-        # fairseq checks the limits after an update: a finished training that resumes would make one too many.
+        # fairseq checks its limits after an update: resuming a finished training would add one.
         if trainer.get_num_updates() >= (cfg.optimization.max_update or math.inf):
             return [None], True
         if 0 < cfg.checkpoint.patience <= getattr(program.should_stop_early, "num_runs", 0):
             return [None], True
-        # Before the workers that read data are forked: they inherit it, and outlive a Ctrl-C.
-        with _answering(_ask):
+        # Before data loading workers are forked: they inherit the handler and survive a Ctrl-C.
+        with _handling(_receive):
             try:
                 return train(cfg, trainer, *args, **kwargs)
             except WORKER_LOST as error:
                 if _has_lost_worker(error):  # between two updates
-                    raise SystemExit(128 + _Stop.asked) from error
+                    raise SystemExit(128 + _Stop.received) from error
                 raise
 
     @functools.wraps(call_main)
-    def call_and_pass_on(cfg, main, **kwargs):  # type: ignore[no-untyped-def]
+    def call_and_forward(cfg, main, **kwargs):  # type: ignore[no-untyped-def]
         settings = cfg.distributed_training
         if main is program.main and settings.distributed_init_method is None:
             distributed.infer_init_method(settings)
         if main is not program.main or settings.distributed_init_method is None or settings.distributed_no_spawn:
             return call_main(cfg, main, **kwargs)
-        with _answering(_pass_on):
+        with _handling(_forward):
             try:
                 return call_main(cfg, main, **kwargs)
             except torch.multiprocessing.ProcessExitedException as error:
@@ -161,4 +161,4 @@ def save_when_stopped() -> None:
 
     Trainer._aggregate_logging_outputs = aggregate_and_agree
     program.validate_and_save, program.train = save_and_stop, train_until_stopped
-    distributed.call_main = call_and_pass_on
+    distributed.call_main = call_and_forward

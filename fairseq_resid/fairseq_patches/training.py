@@ -1,4 +1,4 @@
-"""What a training says of itself, and what it does with numbers that are not finite."""
+"""Logging of a training, and its behaviour when numbers are not finite."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .errors import UserError
 logger = logging.getLogger(__name__)
 
 
-# How the message begins when loss or gradient are not finite; a study looks for it in the log.
+# The beginning of the error if loss or gradient are not finite. Studies search for it in the log.
 DIVERGED = "the training diverged"
 
 
 def say_what_runs() -> None:
-    """Let the trainer log which LayerNorm and which optimizer run.
+    """Log which implementations of LayerNorm and the optimizer are used.
 
-    fairseq takes those of NVIDIA's apex wherever it can import them beside a GPU, and says so of Adam alone: two
-    measurements, or two trainings, can differ by what happens to be installed.
+    fairseq uses NVIDIA apex if it is installed and a GPU is present, but logs this only for Adam. Two measurements or
+    trainings may therefore differ by the packages that happen to be installed.
     """
     from fairseq.trainer import Trainer
 
@@ -38,11 +38,11 @@ def say_what_runs() -> None:
 
 
 def name_divergence() -> None:
-    """Let a training end in one line if its loss or its gradient is not finite; the model may know a remedy.
+    """Report a loss or gradient that is not finite as a one-line error, with the model's advice if it has any.
 
     Trainer.train_step then searches for the first bad module with NanDetector. Under its hooks, torch looks for a
-    tensor among the values of the dict that a Transformer's encoder returns, which are lists: a bare StopIteration.
-    Several GPUs report a gradient that is not finite as one that is "inconsistent between workers".
+    tensor among the values of the dict that a Transformer encoder returns. They are lists, so a bare StopIteration is
+    raised. Several GPUs report a non-finite gradient as "inconsistent between workers".
     """
     from fairseq.trainer import Trainer
 
@@ -57,20 +57,20 @@ def name_divergence() -> None:
             if not isinstance(cause, FloatingPointError):
                 raise
             if "inconsistent" in str(cause) and not re.search(r"= -?(nan|inf)", str(cause)):
-                raise cause from None  # finite, and not the same everywhere
+                raise cause from None  # finite but different between workers
             advice = getattr(self.get_model(), "divergence_advice", lambda: "use a lower --lr")()
             raise UserError(
                 f"{DIVERGED} at update {self.get_num_updates() + 1} (learning rate {self.get_lr():g}): "
-                f"its loss or its gradient is not finite; {advice}"
+                f"loss or gradient is not finite (NaN or infinite); {advice}"
             ) from cause
 
     Trainer.train_step = train_step
 
 
 def skip_overflow_without_gpu() -> None:
-    """Let a training in fp16 on a CPU go on after an overflow of its gradients, as one on a GPU does.
+    """Let fp16 training on a CPU continue after a gradient overflow, as on a GPU.
 
-    After it, Trainer.train_step moves a zero that nothing reads to the GPU: without one, a traceback.
+    After an overflow, Trainer.train_step moves an unused zero to the GPU, which raises an exception on a CPU.
     """
     from fairseq.trainer import Trainer
 
@@ -80,21 +80,21 @@ def skip_overflow_without_gpu() -> None:
     def train_step(self, *args, **kwargs):  # type: ignore[no-untyped-def]
         try:
             return original(self, *args, **kwargs)
-        except (AssertionError, RuntimeError) as error:  # of a torch without CUDA, and of one with it
+        except (AssertionError, RuntimeError) as error:  # from torch without and with CUDA
             if self.cuda or not isinstance(error.__context__, OverflowError):
                 raise
-            self.zero_grad()  # all that is left to do
+            self.zero_grad()  # the only remaining step of train_step
             return None
 
     Trainer.train_step = train_step
 
 
 def unscale_once() -> None:
-    """Let a training by --amp take whole steps.
+    """Fix the step size under --amp.
 
-    AMPOptimizer.clip_grad_norm unscales the gradients of torch's optimizer, and its step gives the scaler fairseq's
-    wrapper of it, which the scaler takes for another one and unscales again: gradients are divided by the loss scale
-    twice. Adam does not see it; SGD's steps are 1/128 as long, and less with every growth of the scale.
+    AMPOptimizer.clip_grad_norm unscales the gradients of torch's optimizer. Its step then passes fairseq's wrapper to
+    the scaler, which treats it as another optimizer and unscales again: gradients are divided by the loss scale twice.
+    Adam is invariant to this, but SGD's steps are 128 times too short, and shorter whenever the scale grows.
     """
     from fairseq.optim.amp_optimizer import AMPOptimizer
 

@@ -1,4 +1,4 @@
-"""A checkpoint is written whole or not at all, and a training resumes from the last one."""
+"""Checkpoints are written atomically, and the last one can always be resumed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .loading import load_checkpoint
 
 
 def _bytes_of(value: Any) -> int:
-    """Return how many bytes the tensors in nested dicts and lists take."""
+    """Return the total size of the tensors in nested dicts and lists."""
     if isinstance(value, torch.Tensor):
         return value.nelement() * value.element_size()
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
@@ -28,26 +28,26 @@ def _bytes_of(value: Any) -> int:
 
 @contextlib.contextmanager
 def _writing(path: str, size: int) -> Iterator[None]:
-    """Name a file that could not be written and how much it takes; remove what was written of it as PATH.tmp."""
+    """Report a failed write with the file's name and size, and remove the partial file PATH.tmp."""
     try:
         yield
-    except (OSError, RuntimeError) as error:  # torch has a RuntimeError for a write that wrote less
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a short write
         with contextlib.suppress(OSError):
             os.unlink(f"{path}.tmp")
         free = shutil.disk_usage(os.path.dirname(path) or ".").free
         said = getattr(error, "strerror", None) or (str(error).strip().splitlines() or [type(error).__name__])[0]
         reason = os.strerror(errno.ENOSPC) if free < size else said
         raise UserError(
-            f"{path}: cannot be written: {reason}; it takes {size / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free. "
-            "The checkpoints before it are whole"
+            f"{path}: cannot be written: {reason}; it needs {size / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free. "
+            "Earlier checkpoints are intact"
         ) from error
 
 
 def keep_last_optimizer_state() -> None:
-    """Let --no-save-optimizer-state strip every checkpoint but checkpoint_last.pt, so that the training can resume.
+    """Keep the optimizer state in checkpoint_last.pt under --no-save-optimizer-state, so that the training can resume.
 
-    fairseq strips that one too: such a training starts Adam anew and forgets the number of updates. The whole state is
-    written first and stripped from the other files afterwards; a kill in between leaves one of them larger.
+    fairseq removes it there too: a resumed training would reset Adam and the number of updates. We write the complete
+    state first and then remove it from the other files. A kill in between leaves one of them larger than necessary.
     """
     from fairseq import checkpoint_utils
 
@@ -58,7 +58,7 @@ def keep_last_optimizer_state() -> None:
         if not cfg.no_save_optimizer_state or cfg.no_last_checkpoints:
             return original(cfg, trainer, *args, **kwargs)
         last = f"checkpoint_last{trainer.checkpoint_suffix}.pt"
-        begun = time.time() - 1  # clocks of file systems are coarse
+        begun = time.time() - 1  # file systems have coarse timestamps
         cfg.no_save_optimizer_state = False
         try:
             saved = original(cfg, trainer, *args, **kwargs)
@@ -70,12 +70,12 @@ def keep_last_optimizer_state() -> None:
                     _strip(file)
         return saved
 
-    # fairseq keeps the best validation loss as an attribute of the function that it looks up by this name.
+    # fairseq keeps the best validation loss as an attribute of the function with this name.
     checkpoint_utils.save_checkpoint = save_checkpoint
 
 
 def _strip(file: Path) -> None:
-    """Remove the optimizer's state from a checkpoint, if it holds one."""
+    """Remove the optimizer state from a checkpoint, if it has one."""
     state = load_checkpoint(file)
     if state.pop("last_optimizer_state", None) is None:
         return
@@ -86,10 +86,10 @@ def _strip(file: Path) -> None:
 
 
 def write_whole() -> None:
-    """Let a checkpoint be written whole or not at all, under each of its names, and name it if that fails.
+    """Write checkpoints atomically, under each of their names, and name the file if that fails.
 
-    checkpoint_last.pt and checkpoint_best.pt are plain copies of a numbered file: a full disk or a kill leaves a part
-    of one, and the old one is lost.
+    fairseq writes checkpoint_last.pt and checkpoint_best.pt as plain copies of a numbered file: after a full disk or a
+    kill the copy would be incomplete, and the old file lost.
     """
     from fairseq import checkpoint_utils
     from fairseq.file_io import PathManager

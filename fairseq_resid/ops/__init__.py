@@ -9,6 +9,7 @@ from .fused import dropout_mask, fused_recursive_layer_norm, fused_self_adaptive
 from .gates import dense_gate, scaling_gate, single_layer_gate
 from .recursive import recursive_layer_norm
 from .sas import self_adaptive_scaling
+from .sinkhorn import sinkhorn
 
 __all__ = [
     "BACKENDS",
@@ -21,5 +22,6 @@ __all__ = [
     "scaling_gate",
     "self_adaptive_scaling",
     "single_layer_gate",
+    "sinkhorn",
     "use_kernels",
 ]

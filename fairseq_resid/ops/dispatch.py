@@ -74,10 +74,11 @@ def absence(on_cpu: bool) -> str:
     return "" if _INTERPRETED or (torch.cuda.is_available() and not on_cpu) else "no NVIDIA GPU is used here"
 
 
-def _is_traced(x: Tensor) -> bool:
-    """Return whether somebody watches the operations go by, who would not see into a kernel.
+def is_traced(x: Tensor) -> bool:
+    """Return whether PyTorch records or transforms the operations, which it cannot do inside a kernel.
 
-    In a CUDA graph every replay would drop out the same elements: the seed is a number of the launch.
+    True under tracing, functorch, forward-mode AD and CUDA graph capture. Replays of a captured kernel would drop the
+    same elements each time, because the seed is an argument of the launch.
     """
     return (
         torch.jit.is_tracing()
@@ -101,7 +102,7 @@ def use_kernels(backend: str, training: bool, x: Tensor, f: Tensor) -> bool:
     if backend == "auto" and not x.is_cuda:
         _say("residual backend: eager (the kernels are for NVIDIA GPUs)")
         return False
-    if _is_traced(x) or not x.numel():
+    if is_traced(x) or not x.numel():
         return False
     reason = _obstacle(x, f)
     if not reason:

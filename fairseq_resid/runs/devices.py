@@ -1,4 +1,4 @@
-"""What there is to train on: this machine's GPUs, and the processes that a launcher has started."""
+"""The devices of a training: the GPUs of this machine, and the processes that a launcher started."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Gpu:
 
     @property
     def line(self) -> str:
-        """What a run's record says of it."""
+        """The GPU in run.json."""
         return f"{self.name}, {self.memory / 2**30:.0f} GiB"
 
 
 def gpus() -> list[Gpu]:
     """Return the GPUs that fairseq will see.
 
-    Asked in a process of its own: a context on a GPU would take memory from the training as long as this one lives.
-    Raises: ValueError with the last line that torch says if it fails.
+    A child process queries them: a CUDA context in this process would occupy memory during the training.
+    Raises: ValueError with the last line of torch's error if the query fails.
     """
     import torch
 
@@ -49,9 +49,9 @@ def gpus() -> list[Gpu]:
 
 @dataclass(frozen=True)
 class Rank:
-    """This process among those that train together, each on a device of its own.
+    """This process among those that train together, one for each device.
 
-    flags: fairseq's, that say so; environment: what the rendezvous needs beside what is there already
+    flags: for fairseq-train; environment: further variables that the rendezvous needs
     """
 
     rank: int
@@ -61,13 +61,13 @@ class Rank:
 
 
 def rank(environ: Mapping[str, str], given: TrainingCommand, local_gpus: int) -> Rank | None:
-    """Return which process of several this is, None if it is the only one that was started.
+    """Return the rank of this process; None if it is the only one.
 
-    Read from fairseq's own flags if they are given by hand, from torchrun's variables, or those of a Slurm step
-    (`srun`; a batch script itself is no step). Torchrun's and Slurm's become flags of fairseq: it guesses from the
-    environment too, but on CPU starts unconnected trainings in one folder.
+    The rank comes from fairseq's own flags, from torchrun's variables, or from those of a Slurm step (`srun`; a batch
+    script by itself is not a step). torchrun's and Slurm's variables are turned into fairseq's flags: fairseq reads the
+    environment too, but on a CPU it would start unconnected trainings in one folder.
 
-    Raises: ValueError if what a launcher says is not whole.
+    Raises: ValueError if a launcher's variables are incomplete or contradictory.
     """
     if "--distributed-init-method" in given:
         number = given.integer("--distributed-rank", 0, least=0) or 0
@@ -79,7 +79,7 @@ def rank(environ: Mapping[str, str], given: TrainingCommand, local_gpus: int) ->
         names, needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK"), {"RANK", "MASTER_ADDR", "MASTER_PORT"}
         if missing := sorted(needed - environ.keys()):
             raise ValueError(
-                f"WORLD_SIZE={environ['WORLD_SIZE']} is set, and {', '.join(missing)} not: half a launcher"
+                f"WORLD_SIZE={environ['WORLD_SIZE']}: {', '.join(missing)} must be set too, as torchrun does"
             )
     elif {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"} <= environ.keys():
         names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
@@ -89,13 +89,13 @@ def rank(environ: Mapping[str, str], given: TrainingCommand, local_gpus: int) ->
     try:
         number, size, local = (int(environ.get(name, "0")) for name in names)
     except ValueError:
-        raise ValueError(f"the launcher's variables are no numbers: {variables}") from None
+        raise ValueError(f"the launcher's variables must be numbers: {variables}") from None
     if not 0 <= number < size:
         raise ValueError(f"the launcher's variables contradict each other: {variables}")
     if size == 1:
         return None
     more = {"MASTER_ADDR": first_host(environ), "MASTER_PORT": str(port(environ))} if names[0] != "RANK" else {}
-    # A launcher may show each process its own GPU alone, as number 0.
+    # Some launchers make only one GPU visible to each process, as number 0.
     device = local % local_gpus if local_gpus else 0
     argv = ["--distributed-init-method", "env://", "--distributed-rank", str(number), "--distributed-no-spawn"]
     return Rank(number, size, (*argv, "--device-id", str(device)), more)
@@ -104,16 +104,16 @@ def rank(environ: Mapping[str, str], given: TrainingCommand, local_gpus: int) ->
 def first_host(environ: Mapping[str, str]) -> str:
     """Return the first host of a Slurm step, where rank 0 runs.
 
-    Raises: ValueError if scontrol, which knows how host lists are written, is missing or fails.
+    Raises: ValueError if scontrol, which expands host lists, is missing or fails.
     """
     hosts = environ.get("SLURM_STEP_NODELIST", "")
     try:
         done = subprocess.run(["scontrol", "show", "hostnames", hosts], capture_output=True, text=True, check=True)
         return done.stdout.split()[0]
     except (OSError, subprocess.CalledProcessError, IndexError):
-        raise ValueError(f"SLURM_STEP_NODELIST={hosts}: scontrol does not say which hosts these are") from None
+        raise ValueError(f"SLURM_STEP_NODELIST={hosts}: scontrol cannot expand this list of hosts") from None
 
 
 def port(environ: Mapping[str, str]) -> int:
-    """Return a port for a Slurm step: the same in all its processes, and most likely no other step's."""
+    """Return a port for a Slurm step: the same in all its processes, and unlikely to be another step's."""
     return 20_000 + (int(environ.get("SLURM_JOB_ID", "0")) * 64 + int(environ.get("SLURM_STEP_ID", "0"))) % 40_000

@@ -1,4 +1,4 @@
-"""How far a training is: one live line on a terminal, a plain line every half minute in a log."""
+"""Progress of a training: one live line on a terminal, a plain line every half minute in a log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FACTS = ("epoch", "update", "loss", "valid loss", "test loss", "speed", "left")
 class Display:
     """`with Display(name, command, begun) as shown: shown.take(line)` for every line of fairseq-train's log.
 
-    command: the training's, which says how many updates or epochs it has; begun: updates that it has done
+    command: the training's, with its limits of updates and epochs; begun: updates done before
     """
 
     def __init__(self, name: str, command: TrainingCommand, begun: int = 0) -> None:
@@ -26,7 +26,7 @@ class Display:
         self.max_epoch = command.integer("--max-epoch", 0, least=0) or None
         self.progress = Progress(name, self.max_update, "updates", begun)
         self.facts: dict[str, str] = {}
-        self.since: tuple[float, float] | None = None  # share of the training that was done, and when
+        self.since: tuple[float, float] | None = None  # the share of the training that was done, and the time
 
     def __enter__(self) -> Display:
         self.progress.__enter__()
@@ -38,7 +38,7 @@ class Display:
         self.progress.__exit__(kind, error, trace)
 
     def take(self, line: str) -> None:
-        """Take a line of the log, or "" if there is none."""
+        """Read a line of the log, or "" if there is none."""
         record = log_record(line)
         updates = self.progress.done
         if record is not None:
@@ -69,7 +69,7 @@ class Display:
             self.facts["left"] = f"{clock(max(0.0, 1 - done) * (now - self.since[1]) / (done - self.since[0]))} left"
 
     def _share(self, record: dict[str, Any], updates: int) -> float | None:
-        """Return the part of the training that is done, from 0 to 1: by the limit that is reached first."""
+        """Return the share of the training that is done, from 0 to 1, by the limit that will be reached first."""
         shares = [updates / self.max_update] if self.max_update else []
         if self.max_epoch and "update" in record:  # fairseq's name for the epochs done, with a fraction
             shares.append(float(record["update"]) / self.max_epoch)
@@ -77,7 +77,7 @@ class Display:
 
 
 def summary(done: TrainingSummary) -> str:
-    """Return what a training came to, on a line."""
+    """Return a summary of a training on one line."""
     facts = [f"{done.num_updates or 0:,} updates"]
     if done.train_seconds is not None and done.tokens_per_second is not None:
         facts += [

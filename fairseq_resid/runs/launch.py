@@ -2,7 +2,7 @@
 
 RUN/run.json holds the full command, the plan and the seed; the commit, versions and hardware of every session; and
 whether the training finished. A call with another command is refused: a run that is resumed under changed settings is
-neither the one nor the other.
+neither of the two.
 
 If torchrun or srun starts it, every process runs this. Each finds out which one it is (devices.rank), all check the
 same things, and rank 0 alone writes.
@@ -35,22 +35,22 @@ from .display import Display, summary
 from .run import Hardware, Record, Run, Session
 from .training_command import FLAG, PROGRAM, TrainingCommand
 
-# Rounds of waiting before a thread sleeps; scripts/recipes/README.md says what was measured.
+# Spin rounds before an idle thread sleeps; docs/training.md has the measurement.
 SPIN_COUNT = "1000"
-# Only blocks above 4 GiB are mapped one by one, and up to 8 GiB of free memory is kept.
+# Use mmap only for blocks above 4 GiB, and keep up to 8 GiB of freed memory.
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
     "MALLOC_TOP_PAD_": "67108864",
 }
-# What run.json records of the environment.
+# Environment variables that run.json records.
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", *ALLOCATOR)
 PACKAGES = ("torch", "fairseq", "fairseq-fixed", "apex", "triton", "numpy", "sacrebleu", "sentencepiece")
 # Set by this command itself.
 RESERVED_FLAGS = ("--save-dir", "--log-file", "--log-format", "--user-dir")
-# How the processes of a training talk to each other: not what they train.
+# How the processes communicate. They do not change what is trained.
 BACKEND_FLAGS = ("--distributed-backend", "--ddp-backend")
-# Which process of a training this is, and how they meet: not what it trains.
+# The rank of a process and the rendezvous. They do not change what is trained.
 PROCESS_FLAGS = (
     "--distributed-init-method",
     "--distributed-rank",
@@ -59,14 +59,14 @@ PROCESS_FLAGS = (
     "--device-id",
 )
 STOPPING = "\nStopping after this update and saving a checkpoint. Press Ctrl-C again to stop now.\n"
-# Where a training is, and how long a session of it may take: not what it trains.
+# Folders and time limits. They do not change what is trained.
 PLACE_FLAGS = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
 
 
 def check_architecture(arch: str, given: TrainingCommand) -> None:
-    """Check that fairseq knows an architecture, and that its size is not another than the recipe's.
+    """Check that fairseq knows an architecture and that its size is the recipe's.
 
-    Raises: ValueError naming near ones, or the sizes.
+    Raises: ValueError naming similar architectures, or both sizes.
     """
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 
@@ -77,9 +77,9 @@ def check_architecture(arch: str, given: TrainingCommand) -> None:
     if arch not in ARCH_CONFIG_REGISTRY:
         ours = [name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if model in ("transformer", *OWN_MODELS)]
         near = difflib.get_close_matches(arch, ours, n=4, cutoff=0.5) or ["transformer", "transformer_sas"]
-        raise ValueError(f"--arch {arch}: no such architecture; near ones: {', '.join(near)}")
+        raise ValueError(f"--arch {arch}: no such architecture; similar ones: {', '.join(near)}")
     if arch in families:
-        return  # a family: its size is the recipe's
+        return  # a family has no size of its own
     preset = argparse.Namespace()
     ARCH_CONFIG_REGISTRY[arch](preset)
     for flag, values in dict(given.flags).items():
@@ -88,8 +88,8 @@ def check_architecture(arch: str, given: TrainingCommand) -> None:
             own = str(getattr(preset, name, values[0]))
             if own != values[0]:
                 raise ValueError(
-                    f"--arch {arch} has {flag} {own}, and the recipe {values[0]}: name the family alone "
-                    f"({', '.join(families)}), or give {flag} {own}"
+                    f"--arch {arch}: has {flag} {own}, but the recipe has {values[0]}; use an architecture without "
+                    f"a size ({', '.join(families)}) or give {flag} {own}"
                 )
 
 
@@ -110,9 +110,9 @@ def check_task(arch: str, given: TrainingCommand) -> None:
 
 
 def check_own_flags(given: TrainingCommand) -> None:
-    """Check that neither a recipe nor the user gives a flag that this command sets.
+    """Check that neither the recipe nor the user gives a flag that this command sets.
 
-    Raises: ValueError for a flag that would move what belongs into the run folder.
+    Raises: ValueError naming the flag.
     """
     for flag in (*RESERVED_FLAGS, "--arch"):
         if flag in given:
@@ -120,29 +120,30 @@ def check_own_flags(given: TrainingCommand) -> None:
 
 
 def check_tensorboard(given: TrainingCommand) -> None:
-    """Check that TensorBoard is installed if it is requested: without it fairseq logs a line and writes nothing.
+    """Check that TensorBoard is installed if it is requested. Otherwise fairseq only logs a warning.
 
-    Raises: ValueError saying what to install.
+    Raises: ValueError naming the package to install.
     """
     if "--tensorboard-logdir" in given and not (find_spec("tensorboard") or find_spec("tensorboardX")):
-        raise ValueError("--tensorboard-logdir: needs TensorBoard: run pip install tensorboard in this environment")
+        raise ValueError("--tensorboard-logdir: TensorBoard is not installed; pip install tensorboard adds it")
 
 
 def spinning(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that bound how long OpenMP's threads spin while they wait.
+    """Return the environment variables that limit how long waiting OpenMP threads spin.
 
-    GNU's OpenMP lets a thread spin for milliseconds before it sleeps. Beside other busy processes the spinning takes
-    the cores from those that it waits for, and training falls to a fraction of its speed. A setting of the user's wins.
+    By default a thread of GNU OpenMP spins for milliseconds before it sleeps. Next to other busy processes, spinning
+    threads take cores from the threads they wait for, and training runs at a fraction of its speed. The user's settings
+    take precedence.
     """
     own = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"}
     return {} if own & environ.keys() else {"GOMP_SPINCOUNT": SPIN_COUNT}
 
 
 def allocating(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that let glibc keep freed memory instead of returning it at every step; the user's win.
+    """Return the environment variables that let glibc keep freed memory. The user's settings take precedence.
 
-    Training on a CPU allocates and frees the same large tensors over and over, and each time the system clears the
-    pages again. scripts/recipes/README.md has the measurement. Other C libraries ignore the variables.
+    Training on a CPU allocates and frees the same large tensors in every step, and the kernel clears the pages each
+    time. docs/training.md has the measurement. Other C libraries ignore the variables.
     """
     return {} if ALLOCATOR.keys() & environ.keys() else dict(ALLOCATOR)
 
@@ -150,7 +151,7 @@ def allocating(environ: Mapping[str, str]) -> dict[str, str]:
 def build_command(
     recipe: TrainingCommand, arch: str, run: Run, extra: TrainingCommand, planned: Sequence[str]
 ) -> TrainingCommand:
-    """Return the command of a recipe's flags: flags given by hand come last, and win."""
+    """Return the command of a recipe. The user's flags come last and take precedence."""
     own = ["--user-dir", children.user_dir(), "--arch", arch, *planned, "--save-dir", str(run.path)]
     own += ["--log-format", "json"]
     start = recipe.without(plan.PLANNED_FLAGS).and_then(TrainingCommand.parse(own))
@@ -158,10 +159,10 @@ def build_command(
 
 
 def check_flags(argv: Sequence[str]) -> list[str]:
-    """Check the arguments of a command as fairseq-train will read them; return those of no flag, but for the first.
+    """Check a command with fairseq-train's own parser; return all positional arguments but the first.
 
-    Only fairseq's own parser knows which arguments are values of a flag.
-    Raises: ValueError naming the flag, and what is wrong with it or near ones.
+    Only this parser knows which arguments are values of a flag.
+    Raises: ValueError naming the flag, and the problem or similar flags.
     """
     from fairseq import options
 
@@ -171,25 +172,25 @@ def check_flags(argv: Sequence[str]) -> list[str]:
         raise ValueError(message)
 
     parser = options.get_training_parser()
-    parser.error = refuse  # instead of showing every flag there is, and leaving
+    parser.error = refuse  # argparse would print the usage of every flag and exit
     _, unknown = options.parse_args_and_arch(parser, list(argv), parse_known=True)
     if wrong := [word for word in unknown if FLAG.match(word)]:
         flag = wrong[0].partition("=")[0]
         near = difflib.get_close_matches(flag, parser._option_string_actions, n=3)
         raise ValueError(
-            f"{flag}: fairseq-train has no such flag" + (f"; near ones: {', '.join(near)}" if near else "")
+            f"{flag}: fairseq-train has no such flag" + (f"; similar ones: {', '.join(near)}" if near else "")
         )
     return unknown
 
 
 class Argument(str):
-    """An argument of a command line that can be told from an equal one."""
+    """An argument of a command line, compared by identity."""
 
     __slots__ = ()
 
 
 def place_data(argv: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[TrainingCommand, TrainingCommand]:
-    """Return the recipe's command, its data folder replaced by one that the user gives, and the user's flags.
+    """Return the recipe's command, with the user's data folder if one is given, and the user's flags.
 
     Raises: ValueError unless there is one data folder; what `check_flags` raises.
     """
@@ -198,7 +199,7 @@ def place_data(argv: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[Tr
     given = check_flags([*(recipes or ["DATA"])[:1], *rest, "--arch", arch, *mine])
     data = given or recipes
     if len(data) != 1:
-        raise ValueError(f"one data folder is needed, and these are given: {', '.join(data) or 'none'}")
+        raise ValueError(f"data folder: {', '.join(data) or 'none'} given; exactly one is needed")
     # By identity: a flag can have an equal value.
     kept = [[str(item) for item in part if not any(item is other for other in given)] for part in (rest, mine)]
     recipe, own = map(TrainingCommand.parse, kept)
@@ -206,9 +207,9 @@ def place_data(argv: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[Tr
 
 
 def check_data(command: TrainingCommand) -> None:
-    """Check that the data folder of a command is there and whole.
+    """Check that the data folder of a command exists and is complete.
 
-    Raises: ValueError naming it, what is missing, and the command that makes it.
+    Raises: ValueError naming it, the missing files, and the command that prepares it.
     """
     of_images = command.value("--task", "translation") == images.TASK
     for folder in map(Path, filter(None, command.data.split(":"))):  # fairseq takes shards of a training set as A:B
@@ -224,31 +225,32 @@ def check_data(command: TrainingCommand) -> None:
             raise ValueError(f"{folder}: holds images, and the recipe's task reads text")
         for pattern in ("dict.*.txt", "train*.bin", "train*.idx"):
             if len(list(folder.glob(pattern))) < 2:
-                raise ValueError(f"{folder}: not a whole data folder: it has no {pattern} of both languages{made}")
+                raise ValueError(f"{folder}: incomplete data folder: {pattern} is missing for a language{made}")
         data_folder.check(folder)
 
 
 def settings(command: TrainingCommand) -> TrainingCommand:
-    """Return the part of a command that identifies a training: without paths, processes and batch plan."""
+    """Return the flags that identify a training: no paths, processes or batch plan."""
     ignored = (*PLACE_FLAGS, *PROCESS_FLAGS, *BACKEND_FLAGS, *plan.PLANNED_FLAGS)
     return replace(command.without(ignored), data=os.path.normpath(command.data) if command.data else "")
 
 
 def is_whole(file: Path) -> bool:
-    """Return whether a checkpoint is a file whose records all have their checksums."""
+    """Return whether a checkpoint is a regular file whose CRCs all match."""
     try:
-        return file.is_file() and zip_damage(file) is None  # opening a named pipe would wait for ever
+        return file.is_file() and zip_damage(file) is None  # opening a named pipe would block
     except OSError:
         return False
 
 
 def repair_last_checkpoint(run: Run, command: TrainingCommand) -> None:
-    """Put the newest whole numbered checkpoint in the place of a checkpoint_last.pt that is missing or not whole.
+    """Replace a missing or damaged checkpoint_last.pt by the newest intact numbered checkpoint.
 
-    fairseq resumes from nothing else. Without it, it begins anew, and then deletes its own checkpoints in place of the
-    older ones, whose numbers are higher. A crash of the machine, or fairseq without the plugin, leaves a part of one.
+    fairseq resumes only from this file. Without it, training starts again, and fairseq then deletes the new checkpoints
+    instead of the old ones, whose numbers are higher. A crash of the machine, or fairseq without the plugin, can leave
+    a truncated file.
 
-    Raises: ValueError if there are checkpoints and none is whole, or the others hold no optimizer state.
+    Raises: ValueError if there are checkpoints but none is intact, or the intact ones have no optimizer state.
     """
     if is_whole(run.last):
         return
@@ -256,29 +258,27 @@ def repair_last_checkpoint(run: Run, command: TrainingCommand) -> None:
     whole = next(filter(is_whole, reversed(numbered)), None)
     if whole and "--no-save-optimizer-state" in command:
         raise ValueError(
-            f"{run.last}: missing or not whole, and the others hold no optimizer state to resume from "
-            "(--no-save-optimizer-state); choose another --run folder, or remove this one"
+            f"{run.last}: missing or damaged, and the other checkpoints have no optimizer state "
+            "(--no-save-optimizer-state); choose another --run folder or remove this one"
         )
     if whole:
-        say(f"{run.last}: missing or not whole; going on from {whole.name}")
+        say(f"{run.last}: missing or damaged; resuming from {whole.name}")
         with replacing(run.last) as partial:
             shutil.copyfile(whole, partial)
     elif numbered or run.last.exists():
-        raise ValueError(
-            f"{run.path}: none of its checkpoints is whole; choose another --run folder, or remove this one"
-        )
+        raise ValueError(f"{run.path}: all checkpoints are damaged; choose another --run folder or remove this one")
 
 
 def is_finished(command: TrainingCommand, run: Run) -> bool:
-    """Return whether a run was trained to its end by this very command.
+    """Return whether this command has already trained the run to its end.
 
-    Raises: ValueError if the folder holds checkpoints of another one.
+    Raises: ValueError if the folder contains checkpoints of another command.
     """
     record = run.read_record()
     if not any(run.path.glob("checkpoint*.pt")):
         return False
     if record is None:
-        raise ValueError(f"{run.path}: holds checkpoints but no run.json; choose another --run folder")
+        raise ValueError(f"{run.path}: contains checkpoints but no run.json; choose another --run folder")
     begun = TrainingCommand.parse(record.command)
     differences = settings(begun).changes(settings(command))
     before, now = (plan.Batches.of(one) for one in (begun, command))
@@ -286,14 +286,14 @@ def is_finished(command: TrainingCommand, run: Run) -> bool:
         differences += begun.only(plan.PLANNED_FLAGS).changes(command.only(plan.PLANNED_FLAGS))
     if differences:
         raise ValueError(
-            f"{run.path}: was begun with other settings ({'; '.join(differences)}); give those again, choose another "
-            "--run folder, or remove this one"
+            f"{run.path}: was started with other settings ({'; '.join(differences)}); repeat those, choose another "
+            "--run folder or remove this one"
         )
     return record.finished
 
 
 def reached_end(command: TrainingCommand, run: Run) -> bool:
-    """Return whether a training that ended well came to its end, and was not stopped by --stop-time-hours."""
+    """Return whether a training ended by --max-update or --max-epoch and not by --stop-time-hours."""
     if "--stop-time-hours" not in command:
         return True
     done = run.training_summary()
@@ -304,16 +304,16 @@ def reached_end(command: TrainingCommand, run: Run) -> bool:
 
 
 def train(command: TrainingCommand, run: Run, record: Record, rank: devices.Rank | None = None) -> bool:
-    """Train, or resume, or return False if the run has finished already.
+    """Train or resume; return False if the run has already finished.
 
-    record: what run.json shall say of the run, with this session alone
-    Raises: ValueError if the run was begun by another command; ChildProcessError if fairseq-train fails.
+    record: the new run.json, with this session only
+    Raises: ValueError if another command started the run; ChildProcessError if fairseq-train fails.
     """
     is_first = rank is None or rank.rank == 0
     with run.lock() if is_first else nullcontext() as lock:
         if is_finished(command, run):
             if is_first:
-                say(f"{run.path}: trained already")
+                say(f"{run.path}: already trained")
             return False
         has_begun = any(run.path.glob("checkpoint*.pt"))
         known = run.read_record() if has_begun else None
@@ -322,12 +322,12 @@ def train(command: TrainingCommand, run: Run, record: Record, rank: devices.Rank
         record = replace(record, sessions=[*before, replace(record.sessions[-1], changes=changed)])
         if is_first:
             for change in changed:
-                say(f"{run.path}: goes on with {change}; run.json keeps both")
+                say(f"{run.path}: resuming with {change}; run.json records both")
             repair_last_checkpoint(run, command)
             records.write(run.record, record)
         argv = [children.program(PROGRAM), *command.arguments]
         log = run.train_log if is_first else run.path / f"train.rank{rank.rank if rank else 0}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)  # whichever process is the first
+        log.parent.mkdir(parents=True, exist_ok=True)  # any process may be the first
         done = run.training_summary().num_updates if has_begun else 0
         if is_first:
             children.show(argv, f" >> {shlex.quote(str(log))} 2>&1")
@@ -339,7 +339,7 @@ def train(command: TrainingCommand, run: Run, record: Record, rank: devices.Rank
             else:
                 code = children.run(argv, file, lock, file, variables)
         if code > 128:
-            raise SystemExit(code)  # by a signal that this process did not get
+            raise SystemExit(code)  # killed by a signal that this process did not receive
         if code:
             raise ChildProcessError(
                 f"fairseq-train failed with exit code {code}; the last lines of {log}:{children.last_lines(log)}"
@@ -352,7 +352,7 @@ def train(command: TrainingCommand, run: Run, record: Record, rank: devices.Rank
 
 @dataclass(frozen=True)
 class Request:
-    """A requested training, checked as far as possible without its data."""
+    """A requested training, checked as far as possible without reading its data."""
 
     run: Run
     plan: plan.Plan
@@ -363,7 +363,7 @@ class Request:
     evaluate: list[str] = field(default_factory=list)
 
     def record(self) -> Record:
-        """Return what run.json shall say of it, with a session that begins now."""
+        """Return the content of run.json, with a session that starts now."""
         chosen = {**spinning(os.environ), **({} if self.gpus else allocating(os.environ))}
         session = Session(
             datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -384,10 +384,10 @@ def request(
     effective_batch: int | None = None,
     precision: str = "auto",
 ) -> Request:
-    """Return the training of a recipe with an architecture and further flags of fairseq-train.
+    """Return a training: a recipe, an architecture and further flags of fairseq-train.
 
-    folder: the run folder; checkpoints/RECIPE-ARCH if it is not given
-    Raises: ValueError naming the recipe, architecture or flag that is wrong, or the run folder.
+    folder: the run folder (default: checkpoints/RECIPE-ARCH)
+    Raises: ValueError naming the wrong recipe, architecture, flag or run folder.
     """
     recipe_argv = recipe.read(name)
     # Only fairseq's parser, in place_data, knows whether a word after a flag is the data folder.
@@ -395,33 +395,33 @@ def request(
     check_own_flags(words)
     check_architecture(arch, words)
     check_task(arch, words)
-    # Before fairseq reads the flags: it takes --bf16 for a TPU's, and says so.
+    # Before fairseq reads the flags: it warns that --bf16 needs a TPU.
     plan.own_precision(words)
     base, own = place_data(recipe_argv, arch, extra)
     run = Run(folder or Path("checkpoints") / f"{Path(name).stem}-{arch}")
     if run.path.exists() and not run.path.is_dir():
-        raise ValueError(f"--run {run.path}: is a file")
+        raise ValueError(f"--run {run.path}: is a file; a folder is needed")
     given = base.and_then(own)
     check_tensorboard(given)
     gpus = [] if "--cpu" in given else devices.gpus()
     rank = devices.rank(os.environ, given, len(gpus))
-    planned = plan.make(base, own, gpus, rank, effective_batch, precision)
+    planned = plan.plan_training(base, own, gpus, rank, effective_batch, precision)
     command = build_command(base, arch, run, own, [*planned.argv, *(rank.flags if rank else ())])
     seed = given.integer("--seed", 1, least=0)
     return Request(run, planned, command, seed, gpus, rank, recipe.evaluation(name))
 
 
 def changes(before: Record, now: Record) -> list[str]:
-    """Return what a resumed training has otherwise than before: its batches, commit, versions; a phrase for each."""
+    """Return what differs from the session before (batches, commit, versions), a phrase for each."""
     found = []
     old, new = (plan.Batches.of(TrainingCommand.parse(record.command)) for record in (before, now))
     if old and new and old != new:
         rest = (
             "the same batches in the same order"
             if (old.size, old.effective) == (new.size, new.effective)
-            else "the rest of the epoch is dealt into other batches, so that some examples come twice in it, or not"
+            else "the rest of the epoch is re-batched: some examples repeat and others are skipped"
         )
-        found.append(f"{new.product} in place of {old.product}: {rest}")
+        found.append(f"{new.product} instead of {old.product}: {rest}")
     if before.sessions:
         last, this = before.sessions[-1], now.sessions[-1]
         found += ["other commit"] if last.commit != this.commit else []
@@ -430,38 +430,40 @@ def changes(before: Record, now: Record) -> list[str]:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Return the launcher's own options, and the arguments for fairseq-train."""
+    """Return the options of this command and the arguments for fairseq-train."""
     add = parser.add_argument
-    add("recipe", help="name of a recipe, or a file of fairseq-train flags; a data folder after it replaces its own")
+    add(
+        "recipe",
+        help="name of a recipe, or a file of fairseq-train flags; DATA after it replaces its data folder",
+    )
     add("--arch", required=True, help="transformer, transformer_sas, transformer_rskip_ln, transformer_resid, ...")
     add("--run", type=Path, help="run folder (default: checkpoints/RECIPE-ARCH)")
     add(
         "--effective-batch",
         type=int,
         metavar="N",
-        help="another effective batch than the recipe's, in its unit; --max-tokens is what one device takes at most",
+        help="effective batch, in the recipe's unit (default: the recipe's); --max-tokens limits one device",
     )
     add(
         "--precision",
         choices=("auto", *plan.PRECISIONS),
         default="auto",
-        help="default auto: bf16 or fp16 if the GPU is made for it, else fp32",
+        help="default auto: bf16 or fp16 on GPUs with hardware support, otherwise fp32",
     )
-    add("--dry-run", action="store_true", help="print the plan and the command, and do nothing")
+    add("--dry-run", action="store_true", help="print the plan and the command without training")
     options, extra = parser.parse_known_args(argv)
     if options.effective_batch is not None and options.effective_batch < 1:
-        parser.error(f"--effective-batch {options.effective_batch}: 1 or more is needed")
+        parser.error(f"--effective-batch {options.effective_batch}: must be 1 or more")
     return options, extra
 
 
 @frame.command(
     "train",
-    "Train by a recipe with stock fairseq-train, on every GPU there is, or on the CPU. Run again, it resumes, or "
-    "reuses what is finished.",
+    "Train a recipe with stock fairseq-train, on all visible GPUs or on the CPU. Run the same command again to resume.",
     again="resumes",
-    epilog=f"recipes: {', '.join(recipe.available())}. Any other flag goes to fairseq-train. On several machines start "
-    "it by torchrun (torchrun ... --no-python -- scripts/train.sh RECIPE ...) or srun (srun scripts/train.sh RECIPE "
-    "...), a process for each device.",
+    epilog=f"recipes: {', '.join(recipe.available())}. All other flags go to fairseq-train. On several machines, start "
+    "one process per device with torchrun (torchrun ... --no-python -- scripts/train.sh RECIPE ...) or srun (srun "
+    "scripts/train.sh RECIPE ...).",
     allow_abbrev=False,
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:

@@ -1,12 +1,12 @@
-"""How a recipe runs on the machine at hand: on how many devices, in which batches, at which precision.
+"""How a recipe runs on this machine: devices, batches, precision.
 
-A recipe's --distributed-world-size, --max-tokens and --update-freq say what its effective batch is:
+A recipe's --distributed-world-size, --max-tokens and --update-freq define its effective batch:
 
     effective batch = processes × max-tokens × update-freq, in padded positions
 
-(fairseq's --max-tokens: sentences of a batch × the longest side of any; --batch-size in its place counts sentence pairs
-or images). On another number of devices update-freq, and if that does not divide max-tokens, are chosen so that it
-stays.
+fairseq's --max-tokens is the number of sentences in a batch × its longest side. With --batch-size instead, examples
+are counted: sentence pairs or images. On another number of devices, update-freq is adapted to keep the effective batch,
+and max-tokens too if update-freq alone cannot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .devices import Gpu, Rank
 from .training_command import TrainingCommand
 
 PRECISIONS = {"bf16": ["--bf16"], "fp16": ["--fp16"], "amp": ["--amp"], "fp32": []}
-# What a user may say of precision in fairseq's own words.
+# fairseq's own flags for precision.
 PRECISION_FLAGS = (
     "--bf16",
     "--fp16",
@@ -30,25 +30,25 @@ PRECISION_FLAGS = (
     "--tpu",
 )
 TOLERANCE = 0.01  # of the effective batch
-MOST_STEPS = 1_000_000  # batches to an update: the numbers of them are tried one after the other
+MOST_STEPS = 1_000_000  # of --update-freq: all values up to it are tried
 UNITS = {"--max-tokens": "padded positions", "--batch-size": "examples"}
-# What the plan decides and writes itself.
+# The flags that the plan sets.
 PLANNED_FLAGS = ("--distributed-world-size", "--update-freq", *UNITS)
 
 
 @dataclass(frozen=True)
 class Batches:
-    """How an effective batch is dealt out to processes; size: what one takes at a time, in the unit of `limit`."""
+    """How an effective batch is split over processes; size: of one process's batch, in the unit of `limit`."""
 
     world_size: int
     limit: str
     size: int
     update_freq: int
-    pairs: int | None = None  # in one batch of one process at most, if that is limited too
+    pairs: int | None = None  # at most, in one batch of one process, if --batch-size is given beside --max-tokens
 
     @classmethod
     def of(cls, command: TrainingCommand) -> Batches | None:
-        """Return what the flags of a command say; None if they do not say how large a batch is."""
+        """Read the flags of a command; None if they set no batch size."""
         limit = next((flag for flag in UNITS if flag in command), None)
         if limit is None:
             return None
@@ -64,19 +64,19 @@ class Batches:
 
     @property
     def product(self) -> str:
-        """The effective batch as the user reads it."""
+        """The effective batch as a product, for users."""
         factors = f"{self.world_size} × {self.size:,} × {self.update_freq}"
         return f"processes × {self.limit[2:]} × update-freq = {factors} = {self.effective:,} {UNITS[self.limit]}"
 
     def has_same_shape(self, other: Batches) -> bool:
-        """Say whether another way of dealing gives the same effective batch, within the 1% that a plan may be off."""
+        """Return whether another split has the same effective batch, within the plan's tolerance of 1%."""
         near = abs(self.effective - other.effective) <= TOLERANCE * other.effective
         return near and (self.limit, self.pairs) == (other.limit, other.pairs)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was decided, and the flags of fairseq-train that say so."""
+    """The plan of a training, and its flags for fairseq-train."""
 
     devices: str
     batches: Batches
@@ -86,13 +86,13 @@ class Plan:
     argv: tuple[str, ...]
 
     def line(self) -> str:
-        """Return what the user reads before anything is done."""
+        """Return the line that is printed before training starts."""
         off = "" if self.batches.effective == self.effective_batch else f", for {self.effective_batch:,}"
         pairs = f", of at most {self.batches.pairs:,} pairs a process (--batch-size)" if self.batches.pairs else ""
         return f"{self.devices}; effective batch {self.batches.product}{off}{pairs}; {self.precision} ({self.why})"
 
     def record(self) -> dict[str, str | int]:
-        """Return what run.json says of it."""
+        """Return the `plan` of run.json."""
         return {
             "devices": self.devices,
             "processes": self.batches.world_size,
@@ -105,11 +105,11 @@ class Plan:
         }
 
 
-def batch(effective: int, world_size: int, most: int, update_freq: int | None, limit: str) -> tuple[int, int]:
-    """Return what one process takes at a time, at most `most`, and the update-freq, so that the effective batch stays.
+def split_batch(effective: int, world_size: int, most: int, update_freq: int | None, limit: str) -> tuple[int, int]:
+    """Return the batch size of one process, at most `most`, and the update-freq that keep the effective batch.
 
-    Of the numbers of steps that hold it within 1%, the one nearest to it is taken, unless update-freq is given.
-    Raises: ValueError if it cannot be had within 1%.
+    Unless update-freq is given, it is the one that comes closest.
+    Raises: ValueError if the effective batch would change by more than 1%.
     """
 
     def filled(steps: int) -> int:
@@ -132,16 +132,16 @@ def batch(effective: int, world_size: int, most: int, update_freq: int | None, l
         given = "" if update_freq is None else f", --update-freq {update_freq}"
         raise ValueError(
             f"effective batch: {world_size} processes × {limit} {size:,} × update-freq {steps} = {got:,} "
-            f"{UNITS[limit]}, {abs(got - effective) / effective:.1%} off the {effective:,} asked for ({limit} at most "
-            f"{most:,}{given}); allowed is 1%. --effective-batch {got} trains with this one"
+            f"{UNITS[limit]} instead of {effective:,} ({limit} at most {most:,}{given}): "
+            f"{abs(got - effective) / effective:.1%} off; at most 1% is allowed, or give --effective-batch {got}"
         )
     return size, steps
 
 
 def own_precision(given: TrainingCommand) -> list[str]:
-    """Return what the user says of precision in fairseq's own flags.
+    """Return the precision flags of fairseq that are given.
 
-    Raises: ValueError if these contradict each other.
+    Raises: ValueError if they contradict each other.
     """
     own = [flag[2:] for flag in PRECISION_FLAGS if flag in given]
     if len({flag.removeprefix("memory-efficient-") for flag in own}) > 1:
@@ -150,11 +150,11 @@ def own_precision(given: TrainingCommand) -> list[str]:
 
 
 def choose_precision(asked: str, given: TrainingCommand, gpus: Sequence[Gpu]) -> tuple[str, str, list[str]]:
-    """Return the precision, why, and the flags that ask fairseq for it.
+    """Return the precision, the reason, and fairseq's flags for it.
 
-    bf16 from compute capability 8.0 (Ampere), which has it in its tensor cores and needs no loss scale; fp16 from 7.0
-    (Volta); fp32 on older GPUs and on the CPU. For images amp in place of either 16-bit form: it keeps weights and the
-    running statistics of batch normalisation in fp32, and bf16 would round these to 8 bits.
+    bf16 from compute capability 8.0 (Ampere), whose tensor cores support it, since it needs no loss scale; fp16 from
+    7.0 (Volta); fp32 on older GPUs and on the CPU. Images use amp instead of bf16 and fp16: it keeps the weights and
+    the running statistics of batch normalisation in fp32.
     """
     own = own_precision(given)
     if own and asked != "auto":
@@ -173,7 +173,7 @@ def choose_precision(asked: str, given: TrainingCommand, gpus: Sequence[Gpu]) ->
     return name, f"compute capability {number}", PRECISIONS[name]
 
 
-def make(
+def plan_training(
     recipe: TrainingCommand,
     extra: TrainingCommand,
     gpus: Sequence[Gpu],
@@ -181,14 +181,14 @@ def make(
     effective: int | None = None,
     precision: str = "auto",
 ) -> Plan:
-    """Return the plan of a recipe's flags and the user's, on these GPUs of this machine.
+    """Return the plan for a recipe's flags and the user's on these GPUs.
 
-    Raises: ValueError naming the flags that contradict each other, the devices, or the effective batch.
+    Raises: ValueError naming contradictory flags, the devices or the effective batch.
     """
     given = recipe.and_then(extra)
     limit = next((flag for flag in UNITS if flag in given), None)
     if limit is None:
-        raise ValueError("neither the recipe nor a flag says how large a batch is: give --max-tokens or --batch-size")
+        raise ValueError("batch size: neither the recipe nor a flag sets it; give --max-tokens or --batch-size")
     if effective is None:
         asked = Batches.of(recipe if limit in recipe else given)
         effective = asked.effective if asked else 1
@@ -201,10 +201,10 @@ def make(
         world_size = byhand or max(1, len(gpus))
         if world_size > max(1, len(gpus)):
             raise ValueError(
-                f"--distributed-world-size {byhand}: here are {len(gpus)} GPUs; processes on several machines, or on "
-                "the CPU, are started by torchrun or srun"
+                f"--distributed-world-size {byhand}: {len(gpus)} GPUs are visible; start processes on several machines "
+                "or on the CPU with torchrun or srun"
             )
-    size, steps = batch(
+    size, steps = split_batch(
         effective,
         world_size,
         given.integer(limit) or 1,

@@ -39,7 +39,7 @@ def evaluation(name: str) -> list[str]:
 def _sections(name: str) -> tuple[list[str], list[str]]:
     """Return the flags of both sections of a recipe.
 
-    Raises: ValueError naming the recipes there are, or the file and what is wrong with it.
+    Raises: ValueError naming the available recipes, or the file and the problem.
     """
     path = available().get(name, Path(name))
     if not path.is_file():
@@ -47,8 +47,8 @@ def _sections(name: str) -> tuple[list[str], list[str]]:
         meant = f"did you mean {near[0]}? There are" if near else "choose one of"
         raise ValueError(f"{name}: no such recipe; {meant} {', '.join(available())}, or a file of flags")
     try:
-        # As a command pasted from a shell or an editor has it: a byte order mark, lines that go on, comments where an
-        # argument would begin (those of shlex cut arguments, too).
+        # As in a command pasted from a shell or an editor: a byte order mark, continued lines, comments where an
+        # argument would start (shlex would also find comments inside arguments).
         text = "\n".join(read_lines(path)).removeprefix("\ufeff")
         text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text).replace("\\\n", " ")
         training, *others = re.split(r"(?m)^\[evaluate\]\s*$", text)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 PROGRAM = "fairseq-train"
 FLAG = re.compile(r"--?[A-Za-z]")
-# fairseq's second name of a flag.
+# Flags that fairseq knows by two names.
 SYNONYMS = {"--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
 
 
@@ -16,7 +16,7 @@ SYNONYMS = {"--max-sentences": "--batch-size", "--max-sentences-valid": "--batch
 class TrainingCommand:
     """A data folder, empty if there is none yet, and (flag, values) in the order of the command line.
 
-    A flag may come more than once. As in fairseq, the last one counts.
+    If a flag is given more than once, the last one counts, as in fairseq.
     """
 
     data: str = ""
@@ -72,7 +72,7 @@ class TrainingCommand:
         if values is None:
             return default
         if len(values) != 1 or not re.fullmatch(r"\d+", values[0]) or int(values[0]) < least:
-            raise ValueError(f"{flag} {' '.join(values)}: one whole number, {least} or more, is needed")
+            raise ValueError(f"{flag} {' '.join(values)}: must be one whole number, {least} or more")
         return int(values[0])
 
     def without(self, flags: Iterable[str]) -> TrainingCommand:
@@ -81,16 +81,16 @@ class TrainingCommand:
         return replace(self, flags=tuple(group for group in self.flags if group[0] not in dropped))
 
     def only(self, flags: Iterable[str]) -> TrainingCommand:
-        """Return the command with nothing but some flags, each once, in the order of their names given here."""
+        """Return only some flags, each once, in the given order."""
         given = dict(self.flags)
         return TrainingCommand("", tuple((flag, given[flag]) for flag in flags if flag in given))
 
     def and_then(self, other: TrainingCommand) -> TrainingCommand:
-        """Return this command with the flags of another one behind its own, and the other's data folder, if any."""
+        """Return this command followed by the flags of another one, with the other's data folder, if any."""
         return TrainingCommand(other.data or self.data, (*self.flags, *other.flags))
 
     def changes(self, now: TrainingCommand) -> list[str]:
-        """Return what differs in another command, a phrase per flag.
+        """Return the differences from another command, a phrase for each flag.
 
         >>> TrainingCommand.parse(["--lr", "1"]).changes(TrainingCommand.parse(["--lr", "2", "--bf16"]))
         ['--lr was 1, now 2', '--bf16 was not given, now given']

@@ -1,1 +1,1 @@
-"""Tests of frame and tools of all commands."""
+"""Tests of the code that all commands share."""

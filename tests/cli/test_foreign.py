@@ -1,4 +1,4 @@
-"""Text of others on terminals and in Markdown: no control characters, no HTML, no markup of its own."""
+"""Untrusted text on terminals and in Markdown: control characters, HTML and markup are escaped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCRIPT = "<script>alert(1)</script> [a](http://b) *c* `d` | e\n# f \x9b31m \u202
         ("ascii, ä, 漢字, \u200d, שלום, 1\u00a0000", "ascii, ä, 漢字, \u200d, שלום, 1\u00a0000"),
     ],
 )
-def test_printable_escapes_what_a_terminal_obeys(text: str, shown: str) -> None:
+def test_printable_escapes_terminal_control_characters(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
@@ -46,20 +46,20 @@ def test_printable_escapes_what_a_terminal_obeys(text: str, shown: str) -> None:
         ("a\n# b", "a\\\\x0a# b"),
     ],
 )
-def test_markdown_shows_text_as_text(text: str, shown: str) -> None:
+def test_markdown_escapes_markup(text: str, shown: str) -> None:
     assert markdown(text) == shown and markdown("a|b") == "a|b" and markdown("a|b", in_table=True) == "a\\|b"
 
 
 @pytest.mark.parametrize(
     ("text", "shown"), [("a", "`a`"), ("a`b``c", "```a`b``c```"), ("`a", "`` `a ``"), ("", "`  `")]
 )
-def test_code_span_holds_any_text(text: str, shown: str) -> None:
+def test_code_span_supports_any_text(text: str, shown: str) -> None:
     assert code(text) == shown
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[str]:
-    """Two evaluated runs whose every text is somebody else's."""
+    """Two evaluated runs in which all text is untrusted."""
     data = data_folder(tmp_path / "data")
     made = []
     for name in ("one", "two"):
@@ -98,7 +98,7 @@ def is_safe(text: str) -> bool:
 
 @pytest.mark.parametrize("flags", [[], ["--markdown"]])
 @pytest.mark.parametrize("command", [table.main, compare.main])
-def test_no_escape_sequence_of_results_reaches_the_terminal(
+def test_escape_sequences_in_results_never_reach_the_terminal(
     command: Any, flags: list[str], runs: list[str], capsys: Capture
 ) -> None:
     assert command([*runs, *flags]) == 0
@@ -107,7 +107,7 @@ def test_no_escape_sequence_of_results_reaches_the_terminal(
     assert ("<script>" in out) == (not flags)
 
 
-def test_card_shows_foreign_text_as_text(runs: list[str], capsys: Capture) -> None:
+def test_card_escapes_untrusted_text(runs: list[str], capsys: Capture) -> None:
     assert card.main([runs[0]]) == 0
     text = capsys.readouterr().out
     assert is_safe(text)
@@ -118,7 +118,7 @@ def test_card_shows_foreign_text_as_text(runs: list[str], capsys: Capture) -> No
     assert row.replace("\\|", "").count("|") == 6
 
 
-def test_error_escapes_what_it_quotes(capsys: Capture, tmp_path: Path) -> None:
+def test_error_escapes_quoted_text(capsys: Capture, tmp_path: Path) -> None:
     @frame.command("quote", "")
     def main(*_: Any) -> None:
         raise ValueError(f"{RED}: no such thing")
@@ -130,14 +130,14 @@ def test_error_escapes_what_it_quotes(capsys: Capture, tmp_path: Path) -> None:
     assert is_safe(capsys.readouterr().err)
 
 
-def test_progress_shows_names_as_they_are(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_shows_names_literally(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairseq_resid.cli.progress.EVERY", 0.0)
     with Progress(f"{RED} [bold]", 2, "lines") as progress:
         progress.advance(1)
     assert capsys.readouterr().out.startswith(f"  {printable(RED)} [bold]: 1 of 2 lines")
 
 
-def test_score_that_the_last_model_lacks_is_a_dash_or_named(tmp_path: Path, capsys: Capture) -> None:
+def test_score_missing_for_last_model_is_a_dash_or_named(tmp_path: Path, capsys: Capture) -> None:
     path = evaluated(data_folder(tmp_path / "data"), "one", 0.7)
     results = json.loads((path / "results.json").read_text())
     one = {"score": 1.0, "signature": "s"}

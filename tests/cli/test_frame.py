@@ -1,4 +1,4 @@
-"""cli/frame.py, quiet.py and __main__.py: what every command line of the project does alike."""
+"""cli/frame.py, quiet.py and __main__.py: behaviour that all commands share."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_errors_are_one_line_and_an_exit_code(error: BaseException, code: int, s
     assert capsys.readouterr().err == said
 
 
-def test_exit_code_comes_from_the_work() -> None:
+def test_exit_code_is_the_return_value() -> None:
     assert command(lambda: None)([]) == 0 and command(lambda: 1)([]) == 1
 
 
@@ -75,7 +75,7 @@ def test_wrong_usage_is_not_an_interrupt(capsys: Capture) -> None:
     assert end.value.code == 2 and "interrupted" not in capsys.readouterr().err
 
 
-def test_closed_pipe_shows_only_in_exit_code() -> None:
+def test_closed_pipe_only_changes_the_exit_code() -> None:
     code = (
         "import sys\n"
         "from fairseq_resid.cli import frame\n"
@@ -177,7 +177,7 @@ def test_console_command_has_every_main() -> None:
 
 
 def test_command_has_one_spelling() -> None:
-    """Modules are not commands: `python -m fairseq_resid NAME` runs all, and one tool of the developers has its own."""
+    """`python -m fairseq_resid NAME` runs all commands. Only one developer tool has its own module."""
     package = Path(console.__file__).parent
     runnable = [
         path.relative_to(package).as_posix()
@@ -199,14 +199,14 @@ NOT_UTF8 = os.fsdecode(b"caf\xe9")
 
 @pytest.mark.parametrize("name", sorted(console.COMMANDS))
 def test_name_that_is_not_utf8_is_refused_by_every_command(name: str, tmp_path: Path, capsys: Capture) -> None:
-    """JSON and fairseq cannot hold it: before, it was a traceback somewhere on the way."""
+    """JSON and fairseq cannot represent such a name."""
     assert console.main([name, str(tmp_path / NOT_UTF8)]) == 2
     said = f"fairseq-resid {name}: error: {tmp_path}/caf\\xe9: not UTF-8; rename it, or give it a symbolic link"
     error = capsys.readouterr().err
     assert error.startswith(said) and error.count("\n") == 1
 
 
-def test_json_names_the_file_that_cannot_hold_a_name(tmp_path: Path) -> None:
+def test_name_that_json_cannot_represent_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"run.json: cannot hold /data/caf\\xe9/x: not UTF-8"):
         records.write(tmp_path / "run.json", {"command": ["fairseq-train", f"/data/{NOT_UTF8}/x"]})
     assert list(tmp_path.iterdir()) == []
@@ -227,7 +227,7 @@ sys.exit(main([]))
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_neither_fail_nor_end_in_files(closed: str, tmp_path: Path) -> None:
+def test_closed_streams_neither_fail_nor_corrupt_files(closed: str, tmp_path: Path) -> None:
     script = tmp_path / "closed.py"
     script.write_text(CLOSED)
     line = f'"{sys.executable}" "{script}" {closed}'

@@ -1,4 +1,4 @@
-"""cli/progress.py and those that show what other processes do: what a log says, and when."""
+"""cli/progress.py and the progress of child processes: content and timing of log lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_log_shows_progress_rate_and_time_left(
             shown.advance(50_000)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 19  # every 30 s, from the 30th second on
-    # After 390 s 40 x 50,000 are done, beside what was there before.
+    # After 390 s, 40 x 50,000 have been added to the initial million.
     assert lines[12] == "  tokenise train: 3,000,000 of 36,000,000 pairs, 5,128 pairs/s, 1:47:15 left"
 
 
@@ -54,7 +54,7 @@ def test_uncountable_steps_show_elapsed_time(
 
 
 def build(folder: Path, train: int) -> list[str]:
-    """Make a data folder from so many pairs; return the command line's flags that did it."""
+    """Make a data folder from so many pairs; return the arguments of the command."""
     given: list[object] = ["--name", "made-up", "--source", "en", "--target", "de", "--vocab-size", 300]
     for split, count in (("train", train), ("valid", 20), ("test", 20)):
         for language, text in zip(("en", "de"), mirror.sides(mirror.pairs(count, ("en", "de"), count)), strict=True):
@@ -65,20 +65,20 @@ def build(folder: Path, train: int) -> list[str]:
     return words
 
 
-def test_long_steps_of_other_programs_show_progress(
+def test_long_steps_in_other_programs_show_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As if every line were due at once."""
+    """With the interval between lines set to zero."""
     monkeypatch.setattr(progress, "EVERY", 0.0)
     for module in (subwords, binarise):
         monkeypatch.setattr(module, "POLL", 0.002)
-    monkeypatch.setattr(binarise, "children", children)  # not in this process, as the other tests run it
+    monkeypatch.setattr(binarise, "children", children)  # in a child process; other tests run it in this process
     build(tmp_path, 8000)
     told = capsys.readouterr().out
     assert re.search(r"\n  read: 16,000 of 16,000 sentences, [\d,]+ sentences/s, 0:00:00 left\n", told)
     assert re.search(r"\n  learn: 0:00:0\d so far\n", told)
     assert re.search(r"\n  fairseq-preprocess, dictionary: 0:00:0[1-9] so far\n", told)
-    # The files as they are at the end are what was expected of them.
+    # The expected size equals the final size of the files.
     size = sum(file.stat().st_size for file in (tmp_path / "data").glob("*.bin"))
     shown = re.findall(r"\n  fairseq-preprocess: (\d+) KB of (\d+) KB, ", told)
     parts = [int(part) for part, _ in shown]
@@ -93,7 +93,7 @@ def test_short_steps_show_one_line_each(tmp_path: Path, capsys: pytest.CaptureFi
     assert re.fullmatch(r"\[3/5\] learn a joined BPE of 300 subwords: from 300 pairs, \d+\.\d s", lines[3])
     assert lines[5].startswith("+ ") and lines[6].startswith("[5/5] fairseq-preprocess: dictionary of ")
     assert lines[7].startswith("train: 300 of 300 pairs, ") and lines[-1] == f"{tmp_path / 'data'}: done"
-    assert len(lines) <= 13  # 14 with the line of the phrasebook
+    assert len(lines) <= 13
     assert custom.main([*argv, "--verbose"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
 
@@ -111,7 +111,7 @@ def test_counting_lines_shows_progress(
 def test_killed_subword_learning_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the system does where memory is short: one line, and the next run goes on."""
+    """As if the system ran out of memory: the error is one line, and the command can be repeated."""
 
     def killed(*_: Any) -> Any:
         os._exit(9)

@@ -93,14 +93,25 @@ def test_added_parameters_as_a_polynomial(name: str, polynomial: str) -> None:
     assert table.polynomial(name) == polynomial
 
 
-def test_the_table_names_every_option() -> None:
+def test_every_option_is_described_with_flag_default_and_choices() -> None:
     for name in connections.own_names():
-        flags = {flag[2:].replace("-", "_") for flag in re.findall(r"--[\w-]+", table.row(name))}
-        assert flags == set(connections.options(name)), name
+        for option in connections.options(name).values():
+            flag, values = re.fullmatch(r"`--([\w-]+)` \((.+)\)", table.described(option)).groups()
+            assert flag.replace("-", "_") == option.name
+            assert set(option.choices) <= set(values.split(", ")), name
+            default = values.split(", ")[0].replace("−", "-")
+            assert default == option.default or float(default) == option.default, name
+
+
+@each
+def test_row_has_name_formula_and_paper(name: str) -> None:
+    made = connections.structure(name)
+    first, formula, paper = table.row(name).strip("| ").split(" | ")
+    assert first.split(", ")[0] == f"`{name}`" and (formula, paper) == (made.formula, made.source)
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-@pytest.mark.parametrize("page", ["README.md", "scripts/recipes/README.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
 def test_pages_state_the_size_of_sas(page: str) -> None:
     """Beside Vaswani 2017's Base and Big with 37,000 shared embeddings."""
     said = " ".join((ROOT / page).read_text(encoding="utf-8").split())

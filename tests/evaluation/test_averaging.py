@@ -395,7 +395,7 @@ def test_script_uses_current_python_without_environment(name: str, project: Path
     assert str(project / ".venv") in done.stderr and done.stderr.endswith("; run scripts/setup.sh\n")
     done = run_script(sys.executable, script, "--help", cwd=tmp_path, FAIRSEQ_RESID_VENV="none")
     assert (done.returncode, done.stdout) == (3, "") and len(done.stderr.splitlines()) == 1
-    assert "none" in done.stderr and done.stderr.endswith(": no environment there; run scripts/setup.sh\n")
+    assert "none" in done.stderr and done.stderr.endswith(": no such environment; run scripts/setup.sh\n")
 
 
 def test_script_returns_exit_code_of_averaging(tmp_path: Path) -> None:

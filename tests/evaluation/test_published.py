@@ -23,6 +23,7 @@ from fairseq_resid.fairseq_patches import load_checkpoint
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs import launch, recipe, settings
 from fairseq_resid.runs.run import Record, Run
+from support.preparing import content
 
 Capture = pytest.CaptureFixture[str]
 SPLITS = {"train": 600, "val": 9, "test_2016_flickr": 9, "test_2017_flickr": 8, "test_2017_mscoco": 7}
@@ -136,7 +137,79 @@ def test_a_missing_split_is_refused(raw: Path, tmp_path: Path, small_profile: di
     assert "val.en" in capsys.readouterr().err and not (tmp_path / "data").exists()
 
 
+@pytest.fixture(scope="module")
+def without_two(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The raw text without test1 and test3."""
+    part = tmp_path_factory.mktemp("part")
+    for path in raw.iterdir():
+        if not path.name.startswith(("test_2017_flickr", "test_2018_flickr")):
+            shutil.copy(path, part)
+    return part
+
+
+def test_missing_test_sets_are_skipped_and_the_others_keep_their_names(
+    raw: Path, without_two: Path, tmp_path: Path, small_profile: dict[str, Any], capsys: Capture
+) -> None:
+    small_profile["facts"] = {"reference tokens": {"test1": 9, "test2": 1}}
+    out = tmp_path / "data"
+    assert run_prepare(without_two, out, "--allow-other-data") == 0
+    printed = capsys.readouterr().out
+    assert "skipped: test set test1 (test_2017_flickr)" in printed and "test set test3 (test_2018_flickr)" in printed
+    told = json.loads((out / "corpus.json").read_text())
+    assert told["skipped"] == {"test1": "test_2017_flickr", "test3": "test_2018_flickr"}
+    assert [*told["lines"]] == ["train", "valid", "test", "test2"]
+    # The facts of a test set that is not there are not compared.
+    assert not any("test1" in line for line in told["differences"]) and any("test2" in it for it in told["differences"])
+    assert (out / "ref" / "test2.de").read_bytes() == (raw / "test_2017_mscoco.de").read_bytes()
+    assert not [*out.glob("test1.*")] and not [*out.glob("test3.*")]
+    from fairseq.data import Dictionary, data_utils
+
+    words = Dictionary.load(str(out / "dict.de.txt"))
+    stored = data_utils.load_indexed_dataset(str(out / "test2.en-de.de"), words, "mmap")
+    references = Corpus.read(out).references("test2")
+    assert [words.string(line, bpe_symbol="subword_nmt") for line in stored] == references and len(references) == 7
+
+
+def test_folder_without_some_test_sets_is_another_corpus(
+    raw: Path, without_two: Path, tmp_path: Path, small_profile: dict[str, Any], capsys: Capture
+) -> None:
+    out = tmp_path / "data"
+    assert run_prepare(without_two, out, "--allow-other-data") == 0
+    before = content(out)
+    assert run_prepare(without_two, out, "--allow-other-data") == 0
+    assert "prepared without: test1 (test_2017_flickr), test3 (test_2018_flickr)" in capsys.readouterr().out
+    assert run_prepare(raw, out, "--allow-other-data") == 2
+    assert f"{out}: holds another corpus (skipped is test1, test3, not None)" in capsys.readouterr().err
+    assert run_prepare(raw, tmp_path / "whole", "--allow-other-data") == 0
+    assert run_prepare(without_two, tmp_path / "whole", "--allow-other-data") == 2
+    assert "holds another corpus (skipped is None, not test1, test3)" in capsys.readouterr().err
+    assert content(out) == before
+
+
+@pytest.mark.parametrize("missing", ["train", "val", "test_2016_flickr", "test_2017_flickr.de"])
+def test_required_or_incomplete_text_stays_an_error(
+    missing: str, raw: Path, tmp_path: Path, small_profile: dict[str, Any], capsys: Capture
+) -> None:
+    part = tmp_path / "part"
+    shutil.copytree(raw, part, ignore=shutil.ignore_patterns(f"{missing}*"))
+    assert run_prepare(part, tmp_path / "data", "--allow-other-data") == 2
+    assert f"{missing.partition('.')[0]} is not there" in capsys.readouterr().err and not (tmp_path / "data").exists()
+
+
 # ------------------------------------------------------------------------------------------------------- evaluation
+
+
+def test_evaluation_of_a_skipped_test_set_is_one_clear_line(
+    trained: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    read = Corpus.read
+    skipping = classmethod(lambda cls, path: replace(read(path), skipped={"test1": "test_2017_flickr"}))
+    monkeypatch.setattr(Corpus, "read", skipping)
+    assert evaluate.main([str(trained[1]), "--cpu", "--subset", "test1"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"fairseq-resid evaluate: error: --subset test1: {trained[0]} was prepared without it (test_2017_flickr); "
+        "prepare the corpus again with its files"
+    ]
 
 
 def test_a_recipe_states_its_evaluation(tmp_path: Path) -> None:

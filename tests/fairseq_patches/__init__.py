@@ -1,1 +1,1 @@
-"""Tests of what the plugin changes in fairseq."""
+"""Tests of the patches to fairseq."""

@@ -1,4 +1,4 @@
-"""Other changes to fairseq: --bf16, the log, hydra, imports, one-line errors."""
+"""Small patches: --bf16, logging, hydra, imports, one-line errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-import fairseq_resid.models  # noqa: F401  (bridges fairseq)
+import fairseq_resid.models  # noqa: F401  (applies the patches)
 from conftest import STOCK
 from support.shells import shell
 
@@ -33,9 +33,9 @@ def test_bf16_trains_on_a_cpu(train: Command, tmp_path: Path) -> None:
     done = train(tmp_path, "--bf16")
     assert '"train_num_updates": "4"' in done.output
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
-    for name, tensor in state["model"].items():  # fairseq stores fp32; the numbers are those of bf16
+    for name, tensor in state["model"].items():  # fairseq stores fp32, but all values are bf16 values
         if name.endswith("._float_tensor"):
-            continue  # a mark of stock's position embedding, of memory that was never written: NaN now and then
+            continue  # a marker in stock's position embedding: uninitialised memory, sometimes NaN
         assert torch.equal(tensor, tensor.bfloat16().float()), name
     assert not state["cfg"]["common"]["tpu"]
 
@@ -69,14 +69,14 @@ def test_loglevel_is_respected(variable: str | None, level: str, monkeypatch: py
 
 def test_hydra_train_is_refused(tmp_path: Path) -> None:
     flags = [f"common.user_dir={ROOT / 'fairseq_resid'}", "task=translation", f"task.data={tmp_path}"]
-    flags.append("model=transformer_lm/transformer_lm_gpt")  # 0.12.2 asks for one before it imports the user-dir
+    flags.append("model=transformer_lm/transformer_lm_gpt")  # 0.12.2 requires a model before it imports the user-dir
     done = shell(BIN / "fairseq-hydra-train", *flags, f"hydra.run.dir={tmp_path}", "criterion=cross_entropy")
     assert done.returncode != 0
     assert "fairseq-hydra-train is not supported" in done.stdout + done.stderr
 
 
 def test_stock_baseline_decodes_left_padded_batches(stock_checkpoint: Path, generate: Command) -> None:
-    """0.12.2 takes its BetterTransformer path there and crashes; batches of one sentence hold no padding."""
+    """Stock 0.12.2 would use its BetterTransformer path and crash. Batches of one sentence have no padding."""
     padded = generate(stock_checkpoint, "--gen-subset", "valid").hypotheses
     alone = generate(stock_checkpoint, "--gen-subset", "valid", "--batch-size", 1, "--num-shards", 4).hypotheses
     assert len(padded) == 43 and len(alone) > 8
@@ -114,7 +114,7 @@ print(args.arch, args.encoder_embed_dim, checkpoint_utils.torch.__class__.__name
 
 
 def test_package_imported_first_still_works_as_plugin() -> None:
-    """fairseq loads USER_DIR/models only if the package is not imported yet."""
+    """fairseq loads USER_DIR/models only if the package has not been imported before."""
     done = shell(sys.executable, "-c", IMPORTED_FIRST, ROOT / "fairseq_resid")
     assert done.stdout.splitlines()[-1:] == ["transformer_sas_tiny 64 StandIn"], done.stderr
 
@@ -130,18 +130,18 @@ places = lambda: [
     options.parse_args_and_arch, fairseq.trainer.Trainer.train_step, torch.load,
 ]
 before = places()
-from fairseq_resid import compat
-assert places() == before, "importing compat changes fairseq"
-compat.apply()
-assert not any(now == then for now, then in zip(places()[:6], before)), "this test looks at the wrong places"
+from fairseq_resid import fairseq_patches
+assert places() == before, "importing fairseq_patches must not patch fairseq"
+fairseq_patches.apply()
+assert not any(now == then for now, then in zip(places()[:6], before)), "apply() does not patch one of these functions"
 print("applied")
 def function():
-    raise compat.UserError("--flag 3: not allowed")
+    raise fairseq_patches.UserError("--flag 3: not allowed")
 function()
 """
 
 
-def test_importing_compat_patches_nothing_and_user_errors_are_one_line() -> None:
+def test_importing_patches_changes_nothing_and_user_errors_are_one_line() -> None:
     done = shell(sys.executable, "-c", IMPORT_ALONE, ROOT / "fairseq_resid")
     assert done.stdout.splitlines()[-1:] == ["applied"], done.stderr
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""Strings in a checkpoint that fairseq would evaluate: code is refused, literals pass."""
+"""Settings in a checkpoint that fairseq would evaluate: code is refused, literals are accepted."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fairseq_resid.models  # noqa: F401  (bridges fairseq)
+import fairseq_resid.models  # noqa: F401  (applies the patches)
 
 Command = Callable[..., Any]
 
 
 def resaved(source: Path, target: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-    """Write a copy of a checkpoint of ours, changed."""
+    """Write a changed copy of one of our checkpoints."""
     state = torch.load(source, weights_only=False)
     change(state)
     torch.save(state, target)
@@ -33,13 +33,13 @@ EVALUATORS = {"eval", "eval_str_list", "eval_str_dict", "eval_bool"}
 
 
 def evaluated_names() -> tuple[set[str], set[str]]:
-    """Return what the installed fairseq evaluates: the names of settings, and every other expression."""
+    """Return the settings that the installed fairseq evaluates, by name, and all other evaluated expressions."""
     names: set[str] = set()
     others: set[str] = set()
 
     def visit(node: ast.AST, local: frozenset[str]) -> None:
         if isinstance(node, ast.FunctionDef) and node.name in EVALUATORS:
-            return  # utils.eval_str_list and its kind themselves
+            return  # the definitions of utils.eval_str_list and the like
         if isinstance(node, ast.Lambda):  # type=lambda x: ...: a flag of the user's own command line
             local = local | {argument.arg for argument in node.args.args}
         if isinstance(node, ast.Call):
@@ -77,14 +77,15 @@ def test_every_setting_that_fairseq_evaluates_is_known() -> None:
     from fairseq_resid.fairseq_patches import loading
 
     names, others = evaluated_names()
-    assert {"adam_betas", "xformers_att_config", "conv_feature_layers"} <= names  # the scan finds what there is
-    assert names <= loading.EVALUATED, f"not in EVALUATED: {sorted(names - loading.EVALUATED)}"
-    assert others <= {"line.strip()"}, "fairseq evaluates something else (line.strip(): a data file of codedataset.py)"
+    assert {"adam_betas", "xformers_att_config", "conv_feature_layers"} <= names, "the scan misses known settings"
+    assert names <= loading.EVALUATED, f"add to loading.EVALUATED: {sorted(names - loading.EVALUATED)}"
+    # line.strip() is a line of a data file, in codedataset.py.
+    assert others <= {"line.strip()"}, f"fairseq evaluates other expressions: {sorted(others)}"
 
 
 @pytest.fixture
 def marker(tmp_path: Path) -> Iterator[Path]:
-    """A file that appears where planted code has run."""
+    """A file that planted code would create."""
     file = tmp_path / "code-has-run"
     yield file
     assert not file.exists(), "planted code has run"
@@ -131,7 +132,7 @@ def test_literals_in_a_config_pass(name: str, value: str | None, sas_checkpoint:
 def test_code_as_bytes_or_buffer_is_refused(
     kind: Callable[[bytes], Any], sas_checkpoint: Path, tmp_path: Path, marker: Path
 ) -> None:
-    """Python's eval takes bytes, and whatever has a buffer, as it takes a string; weights-only loading lets them in."""
+    """Python's eval also runs bytes and buffers, and weights-only loading allows them."""
     from fairseq import checkpoint_utils
 
     from fairseq_resid.fairseq_patches import UserError
@@ -219,7 +220,7 @@ def test_repr_of_every_value_is_a_literal(value: Any) -> None:
 @given(st.text() | tokens.map("".join))
 @settings(max_examples=300, deadline=None)
 def test_literal_refers_to_no_name(text: str) -> None:
-    """Without a name there is nothing to call."""
+    """An expression without names cannot call anything."""
     from fairseq_resid.fairseq_patches.loading import is_literal
 
     if is_literal(text):
@@ -229,7 +230,7 @@ def test_literal_refers_to_no_name(text: str) -> None:
 
 @pytest.mark.parametrize("core", ["numpy.core", "numpy._core"])
 def test_numpy_values_load_in_both_spellings(core: str, sas_checkpoint: Path, tmp_path: Path) -> None:
-    """numpy 1 writes numpy.core.multiarray, numpy 2 numpy._core.multiarray."""
+    """numpy 1 writes numpy.core.multiarray, numpy 2 writes numpy._core.multiarray."""
     from fairseq import checkpoint_utils
 
     values = {"a": np.float64(1.5), "b": np.float32(2.5), "c": np.int64(3), "d": np.arange(4), "e": np.zeros((2, 2))}

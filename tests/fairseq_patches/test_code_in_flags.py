@@ -14,7 +14,7 @@ from fairseq_resid.study import plan
 from support import studies
 
 CODE = """__import__('pathlib').Path({!r}).touch()"""
-# Evaluated while the optimizer or the model is built, and while the command line is read.
+# Evaluated while the command line is parsed, or while the optimizer or the model is built.
 FLAGS = ("--adam-betas", "--lr", "--update-freq", "--adaptive-softmax-cutoff", "--encoder-xformers-att-config")
 
 

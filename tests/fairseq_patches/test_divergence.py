@@ -1,4 +1,4 @@
-"""A training that diverges ends with one line that suggests a remedy."""
+"""A training that diverges fails with a one-line error that suggests a remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-import fairseq_resid.models  # noqa: F401  (bridges fairseq)
+import fairseq_resid.models  # noqa: F401  (applies the patches)
 from conftest import STOCK
 
 Command = Callable[..., Any]
@@ -22,11 +22,11 @@ DIVERGED = "fairseq_resid: error: the training diverged at update"
 
 
 def diverge(train: Command, folder: Path, *flags: object) -> str:
-    """Train until the gradient is not finite; return the error, the only line about it."""
+    """Train until the gradient is not finite, check that the error is one line, and return it."""
     done = train(folder, *flags, "--max-update", 20, check=False)
     assert done.code == 1 and "Traceback" not in done.output and "StopIteration" not in done.output
     assert done.error.startswith(DIVERGED) and done.output.count(DIVERGED) == 1
-    # fairseq keeps the weights from before the update, whole; nothing else is there.
+    # fairseq saves the weights from before the failed update, and nothing else.
     assert [file.name for file in folder.iterdir()] == ["crash.pt"]
     assert torch.load(folder / "crash.pt", weights_only=False)["model"]
     return str(done.error)
@@ -53,12 +53,12 @@ def test_divergence_without_norm_names_structure_and_remedy(name: str, train: Co
 )
 def test_divergence_with_norms_is_a_one_line_error(flags: list[str], train: Command, tmp_path: Path) -> None:
     error = diverge(train, tmp_path, *flags, "--lr", "1e18")
-    assert "(learning rate 5e+17): its loss or its gradient is not finite; use a lower --lr" in error
+    assert "(learning rate 5e+17): loss or gradient is not finite (NaN or infinite); use a lower --lr" in error
 
 
 @pytest.mark.parametrize("flags", ["--memory-efficient-fp16 --fp16-init-scale 4 --min-loss-scale 3", "--bf16"])
 def test_divergence_in_16_bits_gives_the_same_error(flags: str, train: Command, tmp_path: Path) -> None:
-    """In fp16, fairseq gives up when the loss scale is as small as --min-loss-scale."""
+    """In fp16, fairseq gives up when the loss scale falls to --min-loss-scale."""
     assert "use --residual xskip_ln" in diverge(train, tmp_path, "--residual", "xskip", "--lr", 10, *flags.split())
 
 
@@ -66,7 +66,7 @@ def test_divergence_in_16_bits_gives_the_same_error(flags: str, train: Command, 
 def test_gradient_check_between_gpus_reports_divergence(
     other: float, train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GPUs compare their gradients' norms; fairseq calls what is not finite "inconsistent between workers" too."""
+    """fairseq compares gradient norms between GPUs and reports non-finite ones as "inconsistent between workers"."""
     from fairseq.distributed import utils
     from fairseq.trainer import Trainer
 
@@ -82,7 +82,7 @@ def test_gradient_check_between_gpus_reports_divergence(
         with pytest.raises(FloatingPointError, match="inconsistent between workers"):
             train(tmp_path)
     else:
-        assert "is not finite; use a lower --lr" in diverge(train, tmp_path)
+        assert "is not finite (NaN or infinite); use a lower --lr" in diverge(train, tmp_path)
 
 
 def test_unrelated_stop_iteration_is_not_caught(

@@ -1,4 +1,4 @@
-"""fairseq keeps the last batch of every set, whatever its size."""
+"""fairseq keeps the last batch of every dataset, whatever its size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import fairseq_resid.models  # noqa: F401  (bridges fairseq)
+import fairseq_resid.models  # noqa: F401  (applies the patches)
 
 Command = Callable[..., Any]
 
@@ -42,7 +42,7 @@ def test_training_sees_every_pair_in_every_epoch(
 
 @pytest.fixture(scope="module")
 def five(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder whose sets all are the first five sentences of the test set."""
+    """A data folder whose train, valid and test sets are all the first five sentences of the test set."""
     from fairseq.data import data_utils, indexed_dataset
 
     folder = tmp_path_factory.mktemp("five")

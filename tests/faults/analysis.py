@@ -6,14 +6,14 @@ from faults.fault import Fault
 
 FAULTS = [
     Fault(
-        "images: gradients are normed over images together",
+        "images: gradient norms are taken over the whole batch",
         "fairseq_resid/analysis/observe.py",
         "batch.by_example(y.grad.double()).flatten(1)",
         "y.grad.double().transpose(0, 1).flatten(1)",
         "images/test_image_analysis.py",
     ),
     Fault(
-        "analysis: a branch that matters is called off",
+        "analysis: a branch that matters is reported as inactive",
         "fairseq_resid/analysis/results.py",
         "site.nll_without - self.nll < NOTHING",
         "site.nll_without - self.nll > NOTHING",

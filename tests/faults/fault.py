@@ -1,4 +1,4 @@
-"""A fault: a text of the source, what it becomes, and the test files that must fail then."""
+"""A fault: a text in the source, its replacement, and the test files that must then fail."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Fault:
-    """In `file` the text `right`, which occurs once, becomes `wrong`; `tests` (files, space between) must fail."""
+    """`right`, which occurs once in `file`, is replaced by `wrong`; `tests` (files, separated by spaces) must fail."""
 
     name: str
     file: str
@@ -17,12 +17,12 @@ class Fault:
     tests: str
 
     def plant(self, tree: Path) -> None:
-        """Change the file in a copy of the project.
+        """Plant the fault in a copy of the project.
 
-        Raises: ValueError unless the text occurs once.
+        Raises: ValueError unless the text occurs exactly once.
         """
         file = tree / self.file
         text = file.read_text(encoding="utf-8")
         if (times := text.count(self.right)) != 1:
-            raise ValueError(f"{self.name}: {self.file} holds its text {times} times, not once: {self.right!r}")
+            raise ValueError(f"{self.name}: {self.file} contains its text {times} times, not once: {self.right!r}")
         file.write_text(text.replace(self.right, self.wrong), encoding="utf-8")

@@ -6,7 +6,7 @@ from faults.fault import Fault
 
 FAULTS = [
     Fault(
-        "sas: the gate's two halves exchanged",
+        "sas: the gate sees x instead of F",
         "fairseq_resid/ops/gates.py",
         "hidden = torch.addmm(hidden, f.reshape(-1, channels), f_weight.t())",
         "hidden = torch.addmm(hidden, x.reshape(-1, channels), f_weight.t())",
@@ -20,7 +20,7 @@ FAULTS = [
         "ops/test_kernels.py",
     ),
     Fault(
-        "kernel: the norm's derivative without its second mean",
+        "kernel: the norm's derivative lacks its second mean",
         "fairseq_resid/ops/kernels.py",
         "rstd * (q - sum_q / C - u * (sum_qu / C))",
         "rstd * (q - sum_q / C)",

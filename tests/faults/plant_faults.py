@@ -1,10 +1,10 @@
-"""Do the tests find faults? Plants one fault at a time in a copy of the project, and runs the tests that must find it.
+"""Do the tests find faults? Plant one fault at a time in a copy of the project, and run the tests that must find it.
 
     python tests/faults/plant_faults.py [--only NAME ...] [--jobs N] [--markdown FILE]
 
-In the environment that scripts/setup.sh --with-tests makes. A fault is found if `pytest -x` on the test files named
-beside it fails within 2 minutes. First the same files must pass without a fault. Exit code 1 if a fault is not found.
-The faults are in tests/faults/PACKAGE.py. tests/faults/test_faults.py checks, in every test run, that each still fits
+Run it in the environment of scripts/setup.sh --with-tests. A fault is found if `pytest -x` on its test files fails
+within 2 minutes. The same files must first pass without a fault. The exit code is 1 if a fault is not found. The faults
+are in tests/faults/PACKAGE.py. In every test run, tests/faults/test_faults.py checks that each fault still applies to
 the source and that its test files exist.
 """
 
@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds the package faults too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that a script can import the package faults
 
 from faults.fault import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 120  # seconds for a fault to be found
+LIMIT = 120  # seconds to find a fault
 PACKAGES = (
     "analysis",
     "connections",
@@ -40,13 +40,13 @@ PACKAGES = (
     "runs",
     "study",
     "tasks",
-)  # of fairseq_resid; each has its faults in a module beside this one
+)  # packages of fairseq_resid, each with a module of faults in this folder
 
 FAULTS: list[Fault] = [fault for package in PACKAGES for fault in importlib.import_module(f"faults.{package}").FAULTS]
 
 
 def copy(folder: Path) -> Path:
-    """Copy what git tracks, or would, into a folder; return it."""
+    """Copy all files that git does not ignore into a folder; return it."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -58,7 +58,7 @@ def copy(folder: Path) -> Path:
 
 
 def run(tree: Path, tests: str) -> tuple[int | None, float, str]:
-    """Run test files in a copy: exit code (None: out of time), seconds, pytest's last line."""
+    """Run test files in a copy; return the exit code (None after a timeout), seconds and pytest's last line."""
     files = [f"tests/{name}" for name in tests.split()]
     environment = {**os.environ, "FAIRSEQ_RESID_VENV": str(Path(sys.executable).parent.parent), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
@@ -77,22 +77,22 @@ def run(tree: Path, tests: str) -> tuple[int | None, float, str]:
 
 
 def seek(fault: Fault) -> tuple[Fault, bool, float, str]:
-    """Plant a fault in a copy of its own, and run its tests."""
+    """Plant a fault in a new copy and run its tests."""
     with tempfile.TemporaryDirectory(suffix=".planted") as folder:
         tree = copy(Path(folder))
         fault.plant(tree)
         code, seconds, said = run(tree, fault.tests)
-    # 1: a test failed. Anything else (nothing was collected, pytest itself failed) is no test's merit.
+    # 1: a test failed. Other codes mean that pytest itself failed or collected nothing.
     return fault, code == 1, seconds, said
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns 1 if a fault is not found, 2 if the tests fail without one."""
+    """Run the command line; return 1 if a fault is not found, 2 if the tests fail without a fault."""
     parser = argparse.ArgumentParser(description="Plant faults one at a time and see whether the tests find them.")
-    parser.add_argument("--only", nargs="+", metavar="TEXT", help="faults whose name holds one of these")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="faults at a time (default 1)")
-    parser.add_argument("--no-baseline", action="store_true", help="take it that the tests pass without a fault")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="plant only faults whose name contains one of these")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="faults tested in parallel (default 1)")
+    parser.add_argument("--no-baseline", action="store_true", help="skip the run without a fault")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to FILE")
     options = parser.parse_args(arguments)
     faults = [fault for fault in FAULTS if not options.only or any(text in fault.name for text in options.only)]
     if not options.no_baseline:

@@ -6,14 +6,14 @@ from faults.fault import Fault
 
 FAULTS = [
     Fault(
-        "report: what a user calls things is markup",
+        "report: names given by users are not escaped",
         "fairseq_resid/report/report.py",
         "autoescape=True",
         "autoescape=False",
         "report/test_report.py",
     ),
     Fault(
-        "report: the model's own gradients stand for the baseline's",
+        "report: the model's gradients are shown as the baseline's",
         "fairseq_resid/report/findings.py",
         "baseline {theirs[stack]:.1f}",
         "baseline {mine[stack]:.1f}",

@@ -6,7 +6,7 @@ from faults.fault import Fault
 
 FAULTS = [
     Fault(
-        "resuming: a hole in a checkpoint is not seen",
+        "resuming: a damaged checkpoint is considered intact",
         "fairseq_resid/runs/launch.py",
         "return file.is_file() and zip_damage(file) is None",
         "return file.is_file()",
@@ -20,28 +20,28 @@ FAULTS = [
         "runs/test_plan.py",
     ),
     Fault(
-        "plan: bf16 on GPUs that have none",
+        "plan: bf16 on GPUs without bf16",
         "fairseq_resid/runs/plan.py",
         "capability >= (8, 0)",
         "capability >= (7, 0)",
         "runs/test_plan.py",
     ),
     Fault(
-        "launch: a run goes on under changed settings",
+        "launch: a run resumes with changed settings",
         "fairseq_resid/runs/launch.py",
         'PLACE_FLAGS = ("--user-dir", ',
         'PLACE_FLAGS = ("--lr", "--user-dir", ',
         "runs/test_launch.py",
     ),
     Fault(
-        "Slurm: the process's device is chosen by its rank among all",
+        "Slurm: the device is chosen by the global rank",
         "fairseq_resid/runs/devices.py",
         '"SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")',
         '"SLURM_STEP_NUM_TASKS", "SLURM_PROCID")',
         "runs/test_plan.py",
     ),
     Fault(
-        "averaging: the best checkpoint counts",
+        "averaging: checkpoint_best.pt counts as a numbered checkpoint",
         "fairseq_resid/runs/run.py",
         'r"checkpoint(\\d+)\\.pt"',
         'r"checkpoint(\\d+|_best)\\.pt"',

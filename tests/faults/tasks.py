@@ -6,7 +6,7 @@ from faults.fault import Fault
 
 FAULTS = [
     Fault(
-        "images: the batches of an epoch are those of the first",
+        "images: every epoch has the same batches",
         "fairseq_resid/tasks/images.py",
         "np.random.Philox(key=[self.seed, self.epoch], counter=ORDER)",
         "np.random.Philox(key=[self.seed, 1], counter=ORDER)",

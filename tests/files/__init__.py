@@ -1,1 +1,1 @@
-"""Tests of run and data folders."""
+"""Tests of reading and writing files."""

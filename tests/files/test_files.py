@@ -1,4 +1,4 @@
-"""files.py and records.py: whole or not at all, one process at a time, typed."""
+"""files.py and records.py: atomic writes, locks, typed records."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_file_is_replaced_atomically(tmp_path: Path) -> None:
     assert file.read_text() == "new" and [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_taken_lock_is_refused_or_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_locked_file_is_refused_or_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lock = tmp_path / "lock"
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""Every file that the project reads back, damaged by a seed: it is read, or a ValueError names it. Nothing else."""
+"""Every file format that the project reads, damaged at random: it is read or a ValueError names it, nothing else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TRIES = [pytest.param(40), pytest.param(3000, marks=pytest.mark.long)]
 
 
 def whole_log(path: Path) -> None:
-    """Read a train.log by all that read one."""
+    """Read a train.log with every function that reads one."""
     run = Run(path.parent)
     run.training_summary()
     command = TrainingCommand.parse(["--max-update", "100", "--max-epoch", "9"])
@@ -78,7 +78,7 @@ def all_lines(path: Path) -> None:
     files.read_lines(path.with_suffix(""))
 
 
-# The file, what it holds when it is whole, and what reads it.
+# File name, undamaged content, reader.
 READERS: dict[str, tuple[str, Callable[[], bytes], Callable[[Path], Any]]] = {
     "run.json": ("run.json", (KEPT / "run.json").read_bytes, lambda path: Run(path.parent).read_record()),
     "results.json": ("results.json", (KEPT / "results.json").read_bytes, lambda path: Run(path.parent).read_results()),
@@ -165,7 +165,7 @@ GROUPS = {
 
 
 def damage(what: str, choose: random.Random, content: bytes, number: int) -> bytes:
-    """Return a damaged file: in turn its bytes, and the values of its JSON if it has any."""
+    """Return damaged content: alternately with damaged bytes and, for JSON, with altered values."""
     if what.endswith(".json") and number % 2:
         return json.dumps(hostile_lines.altered(choose, json.loads(content))).encode()
     if what == "train.log" and number % 2:
@@ -190,7 +190,7 @@ def tried(what: str, tries: int, folder: Path) -> int:
         try:
             read(file)
         except (ValueError, OSError) as error:
-            assert number or what in ("corpus.json", "images.json"), error  # their other files are not there
+            assert number or what in ("corpus.json", "images.json"), error  # these name files that do not exist
             refused += 1
             assert str(folder) in str(error) and "\n" not in str(error), error
         except BaseException:
@@ -204,12 +204,12 @@ def tried(what: str, tries: int, folder: Path) -> int:
 @pytest.mark.parametrize("group", GROUPS)
 def test_damaged_file_is_read_or_named(group: str, tries: int, tmp_path: Path, fault: Callable[..., None]) -> None:
     refused = {what: tried(what, tries, tmp_path / "folder") for what in GROUPS[group]}
-    # fairseq's log is read around what is no record.
+    # Lines of fairseq's log that are not records are skipped.
     assert all(count > tries // 50 for what, count in refused.items() if what != "train.log"), refused
     fault(
         f"damaged: {group}",
         tries * len(refused),
-        f"{sum(refused.values()):,} times one line that names the file, else read; no other exception",
+        f"{sum(refused.values()):,} times a one-line error that names the file, otherwise read; no other exception",
     )
 
 
@@ -231,7 +231,7 @@ NO_RECORDS = {
 
 @pytest.mark.parametrize("line", NO_RECORDS.values(), ids=NO_RECORDS)
 def test_log_line_without_record_is_skipped(line: str, tmp_path: Path) -> None:
-    """It is passed over; the records before and after it count."""
+    """The records before and after it are read."""
     good = '2024-01-01 00:00:00 | INFO | train | {{"epoch": 1, "num_updates": "{}", "loss": "2"}}'
     (tmp_path / "train.log").write_text(
         "\n".join([good.format(3), f"x | INFO | train | {line}", good.format(4)]) + "\n"

@@ -1,4 +1,4 @@
-"""Files of run, study and data folders that somebody else made: devices, pipes, bombs and giants are refused."""
+"""Untrusted files in run, study and data folders: devices, pipes, compression bombs and huge files are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairseq_resid import files, records
 from fairseq_resid.runs.run import Record, Run
 
 pytestmark = pytest.mark.once
-# Each reads RUN/NAME through the one function that opens foreign files.
+# Each reads RUN/NAME through the one function that opens untrusted files.
 READERS: dict[str, Callable[[Path], object]] = {
     "train.log": lambda path: list(Run(path.parent).log_lines()),
     "run.json": lambda path: records.read(path, Record),
@@ -39,7 +39,7 @@ def giant(path: Path) -> None:
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("make", [zeros, pipe, giant])
-def test_devices_pipes_and_giants_are_refused(make: Callable[[Path], None], name: str, tmp_path: Path) -> None:
+def test_devices_pipes_and_huge_files_are_refused(make: Callable[[Path], None], name: str, tmp_path: Path) -> None:
     make(tmp_path / name)
     wrong = "bytes; at most" if make is giant else "not a regular file"
     with pytest.raises(ValueError, match=rf"{name}: .*{wrong}"):
@@ -49,7 +49,7 @@ def test_devices_pipes_and_giants_are_refused(make: Callable[[Path], None], name
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("content", [b"\0", b"\n", b"line\n"], ids=["one line", "empty lines", "lines"])
 def test_compressed_bomb_is_refused_in_little_memory(content: bytes, tmp_path: Path) -> None:
-    """3 GB of one text, from 3 to 9 MB of file; the memory is that of a process of its own."""
+    """3 GB of repeated text in a file of 3 to 9 MB, read in a separate process to measure its memory."""
     with gzip.open(tmp_path / "train.log.gz", "wb", compresslevel=1) as file:
         for _ in range(300):
             file.write(content * (10_000_000 // len(content)))
@@ -72,7 +72,7 @@ def test_long_lines_are_refused_and_ordinary_ones_read(tmp_path: Path) -> None:
 
 
 def test_aliases_in_yaml_are_refused(tmp_path: Path) -> None:
-    """Nine levels of nine aliases stand for 9^9 values."""
+    """Nine levels of nine aliases expand to 9^9 values."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
     (tmp_path / "study.yaml").write_text("\n".join(lines))

@@ -153,6 +153,7 @@ def test_stock_decodes_left_padded_batches():
             assert torch.equal(translate(model, [row])[0][0]["tokens"], found[0]["tokens"])
 
 
+@pytest.mark.slow
 @each_variant
 def test_torchscript(name, options):
     model = build(residual=name, **options, encoder_layers=1, decoder_layers=2)

@@ -138,6 +138,7 @@ def test_broken_triton_is_detected_before_use(
     assert caplog.messages == ["residual backend: eager (triton does not run here: Failed to find C compiler.)"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [0.0, math.nan])
 @pytest.mark.parametrize(
     ("kernel", "result"),
@@ -167,6 +168,7 @@ def test_self_check_rejects_a_wrong_kernel(
     assert "the kernels' results are wrong here, by " in self_check.fault(DEVICE, torch.float32, 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("c", [64, 100, 512, 8192])
 def test_self_check_leaves_torch_state_unchanged(c: int, dtype: torch.dtype) -> None:

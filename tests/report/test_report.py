@@ -137,6 +137,24 @@ def test_settings_that_differ_come_first(page: Path, runs: list[Path]) -> None:
     assert page.read_text().index("<code>--arch</code>") < page.read_text().index("<code>--lr</code>")
 
 
+def test_page_opens_with_scores_and_curves(page: Path) -> None:
+    text = page.read_text()
+    assert re.findall(r'<section id="([\w-]+)"', text) == [
+        "scores", "curves", "samples", "settings", "findings", "run-sas", "glossary",
+    ]  # fmt: skip
+    shown, folded = text[text.index('id="settings"') :].split("<details>")
+    assert "<code>--arch</code>" in shown and "<code>--lr</code>" not in shown
+    assert "<code>--lr</code>" in folded.split("</details>")[0]
+
+
+def test_page_of_one_run_has_no_empty_section(runs: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    assert report.main([str(runs[0]), "--out", str(out)]) == 0
+    text = out.read_text()
+    assert re.findall(r'<section id="([\w-]+)"', text) == ["scores", "curves", "samples", "settings"]
+    assert "The worst translations" in text and "Settings that differ" not in text and "<details>" in text
+
+
 def test_names_given_by_users_are_escaped(data: Path, tmp_path: Path) -> None:
     run = evaluated(data, "a <b> & 'c'", 0.5, flags="--arch <script>")
     analysed(run, sas())
@@ -150,8 +168,9 @@ def test_empty_runs_are_named(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "empty").mkdir()
     assert report.main([str(tmp_path / "empty"), "--out", str(tmp_path / "report.html")]) == 0
     said = " ".join(Page((tmp_path / "report.html").read_text()).text)
-    for missing in ("has no scores here", "has no analysis", "no records of a training", "No run was evaluated"):
+    for missing in ("has no scores here", "has no analysis", "no records of a training"):
         assert missing in said
+    assert "<section" not in (tmp_path / "report.html").read_text()
     assert report.main([str(tmp_path / "nowhere")]) == 2
     assert "nowhere: no such run folder" in capsys.readouterr().err
 

@@ -1,1 +1,1 @@
-"""Tests of training, stopping, resuming."""
+"""Tests of training, stopping and resuming."""

@@ -1,4 +1,4 @@
-"""Training over two processes equals training in one; stopping and going on equals never stopping."""
+"""Training with two processes equals training with one; stopping and resuming equals an uninterrupted training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 from fairseq.data.iterators import EpochBatchIterator
 
-import fairseq_resid.models  # noqa: F401  (bridges fairseq)
+import fairseq_resid.models  # noqa: F401  (applies the patches)
 from support.ports import free_port
 from support.trainings import SETTINGS, assert_same_state, by_hand, launched, updates
 
@@ -40,7 +40,7 @@ class Numbers(torch.utils.data.Dataset[int]):
 
 @pytest.mark.parametrize(("before", "after", "done"), [(2, 1, 5), (1, 2, 6), (4, 2, 3), (2, 4, 4), (3, 3, 2)])
 def test_every_batch_comes_once_per_epoch_after_changing_process_count(before: int, after: int, done: int) -> None:
-    """43 batches of two: those before the stop and those behind it are all of them, and none twice."""
+    """43 batches of two: together, the batches before and after the stop contain every example once."""
     batches = [[2 * number, 2 * number + 1] for number in range(43)]
 
     def iterators(shards: int) -> list[Any]:
@@ -60,7 +60,7 @@ def test_every_batch_comes_once_per_epoch_after_changing_process_count(before: i
     assert sorted(seen) == list(range(86))
 
 
-def test_position_in_epoch_is_kept_as_a_share(caplog: pytest.LogCaptureFixture) -> None:
+def test_position_in_epoch_is_kept_as_a_fraction(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="fairseq_resid.fairseq_patches")
 
     def iterator(count: int, shards: int = 1) -> Any:
@@ -77,7 +77,7 @@ def test_position_in_epoch_is_kept_as_a_share(caplog: pytest.LogCaptureFixture) 
     for _ in range(29):
         next(epoch)
     few = iterator(4)
-    few.load_state_dict(before.state_dict())  # 39 of 40 are nearest to the end of the epoch
+    few.load_state_dict(before.state_dict())  # 39 of 40 rounds to the end of the epoch
     assert (few.epoch, few.iterations_in_epoch) == (2, 0)
     old = {key: value for key, value in state.items() if key not in ("processes", "batches")}
     after.load_state_dict(old)
@@ -103,20 +103,20 @@ def exact_losses(folder: Path) -> list[float]:
 
 
 def by_torchrun(command: list[str], port: int) -> list[tuple[list[str], dict[str, str]]]:
-    """One torchrun, which starts both processes."""
+    """Return one torchrun command, which starts both processes."""
     torchrun = [str(BIN / "torchrun"), "--nproc-per-node", "2", "--master-port", str(port), "--no-python", "--"]
     return [([*torchrun, *command], {})]
 
 
 def by_srun(command: list[str], port: int) -> list[tuple[list[str], dict[str, str]]]:
-    """Two processes that have the variables of a Slurm step, where scontrol knows the host."""
+    """Return two commands with the environment variables of a Slurm step."""
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "here", "SLURM_JOB_ID": str(port), "SLURM_STEP_ID": "0"}
     return [(command, {**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}) for rank in (0, 1)]
 
 
 @pytest.fixture(scope="module")
 def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two processes of 14 pairs: 301 pairs in batches of 14 are 22 batches. With dropout off."""
+    """A recipe without dropout for two processes with 14 pairs each: 301 pairs make 22 batches of 14."""
     batches = "--dropout 0 --batch-size 14 --required-batch-size-multiple 1 --distributed-world-size 2"
     settings = [*SETTINGS[2:], *batches.split(), "--max-epoch", "1", "--save-interval-updates", "1", "--seed", "3"]
     kept = [word for word in settings if word not in ("--log-format", "json")]
@@ -126,7 +126,7 @@ def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wait(commands: list[tuple[list[str], dict[str, str]]], path: str) -> list[str]:
-    """Run commands at the same time to their ends; return what each wrote."""
+    """Run commands in parallel until all have finished; return their outputs."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PATH": path}
     both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     started = [subprocess.Popen(command, env={**environment, **more}, **both) for command, more in commands]
@@ -137,7 +137,7 @@ def wait(commands: list[tuple[list[str], dict[str, str]]], path: str) -> list[st
 
 @pytest.fixture(scope="module")
 def alone(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The run folder and the log of one process, which takes --update-freq 2."""
+    """The run folder and the log of a training with one process and --update-freq 2."""
     run = tmp_path_factory.mktemp("alone")
     (output,) = wait([(launched(recipe, run), {})], os.environ["PATH"])
     assert "processes × batch-size × update-freq = 1 × 14 × 2 = 28 examples" in output
@@ -148,9 +148,9 @@ def alone(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 def test_two_processes_equal_one_with_same_effective_batch(
     start: Any, recipe: Path, alone: tuple[Path, str], tmp_path: Path
 ) -> None:
-    """Batches are in the order of the epoch's shuffle for any number of processes.
+    """The order of batches in an epoch does not depend on the number of processes.
 
-    Rank r of 2 takes batches r, r + 2, r + 4, ...; one process with --update-freq 2 takes (0, 1), (2, 3), ...: update k
+    Rank r of 2 uses batches r, r + 2, r + 4, ...; one process with --update-freq 2 uses (0, 1), (2, 3), .... Update k
     sees the same 28 pairs. Only the order of summation differs.
     """
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho 127.0.0.1\n")
@@ -168,13 +168,13 @@ def test_two_processes_equal_one_with_same_effective_batch(
             assert first[key] == second[key]
         assert float(first["loss"]) == pytest.approx(float(second["loss"]), abs=2e-3)
     losses = exact_losses(alone[0])
-    assert len(set(losses)) == 10  # the last update is the end of the epoch, and saves under another name
+    assert len(set(losses)) == 10  # the last update ends the epoch, and its checkpoint has another name
     assert exact_losses(run) == pytest.approx(losses, rel=1e-5)
     record = json.loads((run / "run.json").read_text())
     assert record["finished"] and record["plan"]["processes"] == 2 and record["plan"]["effective batch"] == 28
     assert not [word for word in record["command"] if "rank" in word or "init-method" in word]
     again = wait(start(launched(recipe, run), free_port()), path)
-    assert "".join(again).count("trained already") == 1
+    assert "".join(again).count("already trained") == 1
 
 
 @pytest.mark.parametrize(
@@ -185,10 +185,10 @@ def test_two_processes_equal_one_with_same_effective_batch(
 def test_resuming_mid_epoch_is_bitwise_equal(
     flags: list[str], stop: int, epoch: int, train: Command, tmp_path: Path
 ) -> None:
-    """20 batches in an epoch, of 301 pairs of which many have the same length.
+    """An epoch has 20 batches, of 301 pairs, many of which have the same length.
 
-    fairseq-fixed deals the pairs into batches by the epoch in which a process starts: resumed in epoch 2, batches hold
-    other pairs than they would have, and some pairs come twice in that epoch and some not at all.
+    fairseq-fixed seeds its batching with the epoch in which a process starts. Without our patch, resuming in epoch 2
+    would build different batches: some pairs would repeat in that epoch and others would be skipped.
     """
     same = [*flags, "--dropout", 0.2]
     train(tmp_path / "whole", *same, "--max-update", stop + 17)
@@ -201,7 +201,7 @@ def test_resuming_mid_epoch_is_bitwise_equal(
 
 
 def test_killed_training_resumes_bitwise_equal(corpus: Path, train: Command, tmp_path: Path) -> None:
-    """38 batches of 8 in an epoch, a checkpoint every 20 updates: killed shortly after the first."""
+    """Epochs of 38 batches of 8, a checkpoint every 20 updates: killed shortly after the first checkpoint."""
     same = shlex.split("--dropout 0.2 --batch-size 8 --save-interval-updates 20 --save-interval 1000")
     folder = tmp_path / "killed"
     process = start(corpus, *same, "--max-update", 100_000, "--save-dir", folder)
@@ -226,7 +226,7 @@ def test_killed_training_resumes_bitwise_equal(corpus: Path, train: Command, tmp
 
 
 def cut_back(run: Path, to: int) -> None:
-    """Make of a finished run one that was stopped after an update."""
+    """Turn a finished run into one that was stopped after update `to`."""
     for file in run.glob("checkpoint_*_*.pt"):
         if int(file.stem.split("_")[-1]) > to:
             file.unlink()
@@ -236,15 +236,15 @@ def cut_back(run: Path, to: int) -> None:
 
 
 @pytest.mark.long
-def test_run_resumes_on_other_number_of_processes(
+def test_run_resumes_on_different_number_of_processes(
     recipe: Path, alone: tuple[Path, str], tmp_path: Path, fault: Callable[..., None]
 ) -> None:
-    """Two processes, then one, then two, each for a part of the epoch: the losses of one that was never stopped."""
+    """Two processes, then one, then two, each for a part of the epoch: the losses equal an uninterrupted run."""
     run = tmp_path / "run"
     wait(by_hand(launched(recipe, run), free_port()), os.environ["PATH"])
     cut_back(run, 4)
     (output,) = wait([(launched(recipe, run), {})], os.environ["PATH"])
-    assert "goes on with processes × batch-size × update-freq = 1 × 14 × 2 = 28 examples in place of " in output
+    assert "resuming with processes × batch-size × update-freq = 1 × 14 × 2 = 28 examples instead of " in output
     assert "2 × 14 × 1 = 28 examples: the same batches in the same order; run.json keeps both" in output
     cut_back(run, 8)
     wait(by_hand(launched(recipe, run), free_port()), os.environ["PATH"])
@@ -257,4 +257,4 @@ def test_run_resumes_on_other_number_of_processes(
         for more in (["--effective-batch", "56"],)
     ]
     assert refused.returncode == 2 and "--update-freq was not given, now 4" in refused.stderr
-    fault("a run goes on on another number of processes", 2, "losses within 1e-5 of a run that was never stopped")
+    fault("a run resumed on a different number of processes", 2, "losses within 1e-5 of an uninterrupted run")

@@ -1,4 +1,4 @@
-"""Kills and full disks: saved files stay intact, and a resumed run ends as if never stopped."""
+"""Kills and full disks: saved files stay intact, and a resumed run ends like an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-import fairseq_resid.models  # noqa: F401  (bridges fairseq)
+import fairseq_resid.models  # noqa: F401  (applies the patches)
 from fairseq_resid import fairseq_patches as compat
 from support import studies
 from support.process_groups import all_are_whole, begin, finish, logged, wait_for
@@ -27,7 +27,7 @@ Fault = Callable[..., None]
 
 
 def test_failed_write_leaves_no_half_written_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the file itself nor its copies under the names of the best and the last."""
+    """Covers the numbered file and its copies checkpoint_best.pt and checkpoint_last.pt."""
     from fairseq import checkpoint_utils
     from fairseq.file_io import PathManager
 
@@ -46,7 +46,7 @@ def test_failed_write_leaves_no_half_written_checkpoint(tmp_path: Path, monkeypa
     assert torch.load(old, weights_only=True) == {"old": 1}
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", lambda _, file: full("", file.name))
-        with pytest.raises(compat.UserError, match=r"checkpoint_last.pt: cannot be written: .*; it takes 4.0 MB, and"):
+        with pytest.raises(compat.UserError, match=r"checkpoint_last.pt: cannot be written: .*; it needs 4.0 MB, and"):
             checkpoint_utils.torch_persistent_save({"model": {"w": torch.zeros(10**6)}}, str(old))
     assert torch.load(old, weights_only=True) == {"old": 1}
     assert sorted(file.name for file in tmp_path.iterdir()) == ["checkpoint1.pt", "checkpoint_last.pt"]
@@ -55,7 +55,7 @@ def test_failed_write_leaves_no_half_written_checkpoint(tmp_path: Path, monkeypa
 
 
 def kill_at(command: list[str], moment: Callable[[subprocess.Popen[str]], None]) -> bool:
-    """Start a command, kill its whole group with SIGKILL at a moment; return whether it still ran."""
+    """Start a command, and after `moment` returns kill its process group; return whether it was still running."""
     process = begin(command)
     moment(process)
     was_running = process.poll() is None
@@ -90,12 +90,12 @@ def test_training_killed_at_random_moments_ends_bitwise_equal(
     assert_same_state(run / "checkpoint_last.pt", whole)
     fault(
         "SIGKILL at random moments of a training, four of them while a checkpoint was written", kills,
-        "every checkpoint whole at any time; the weights at the end bitwise those of an uninterrupted run",
+        "every checkpoint is always intact; the final weights are bitwise equal to an uninterrupted run's",
     )  # fmt: skip
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Return the content of every file of a folder."""
+    """Return the content of every file in a folder."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
@@ -104,7 +104,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 def test_command_killed_at_random_moments_can_be_repeated(
     what: str, raw_text: dict[str, Path], corpus: Path, whole: Path, tmp_path: Path, fault: Fault
 ) -> None:
-    """Killed five times at moments spread over its time, run again, it leaves what it leaves undisturbed."""
+    """Killed five times at moments spread over its running time, then repeated: the files equal those of a calm run."""
     program = [sys.executable, "-m", "fairseq_resid", what]
     texts = [word for split in ("train", "valid", "test") for word in (f"--{split}", str(raw_text[split]))]
 
@@ -136,16 +136,16 @@ def test_command_killed_at_random_moments_can_be_repeated(
     finish(command(folder))
     calm, killed = (tree(at) for at in (tmp_path / "calm", folder))
     assert sorted(calm) == sorted(killed) and kills >= 3
-    # Of a study also its own file, which names its folder, and checkpoints, which hold times.
+    # Not compared for studies: the study file, which names its folder, and checkpoints, which contain times.
     with_times = (".log", ".log.gz", ".out", ".json", ".md", ".svg", *((".yaml", ".pt") if what == "study" else ()))
     assert [name for name in calm if calm[name] != killed[name] and not name.endswith(with_times)] == []
     if what == "study":
         assert_same_state(*(at / "work/recipe.base.seed1/checkpoint_last.pt" for at in (tmp_path / "calm", folder)))
-    fault(f"SIGKILL at random moments of `{what}`", kills, f"run again, it leaves the same {len(calm)} files")
+    fault(f"SIGKILL at random moments of `{what}`", kills, f"repeated, it writes the same {len(calm)} files")
 
 
 def test_resume_uses_newest_intact_checkpoint(recipe: Path, whole: Path, tmp_path: Path, fault: Fault) -> None:
-    """checkpoint_last.pt empty, cut, or with a hole in it; the newest numbered one cut too."""
+    """checkpoint_last.pt and the newest numbered checkpoint are empty, truncated or have a hole of zeros."""
     from fairseq_resid.runs.launch import repair_last_checkpoint
     from fairseq_resid.runs.run import Run
 
@@ -161,12 +161,16 @@ def test_resume_uses_newest_intact_checkpoint(recipe: Path, whole: Path, tmp_pat
         repair_last_checkpoint(run, ["fairseq-train"])
         assert run.last.read_bytes() == other.read_bytes()
         shutil.rmtree(run.path)
-    fault("checkpoint_last.pt and the newest numbered one empty, cut, or with 4 KiB of zeros", 5, "the next whole one")
+    fault(
+        "checkpoint_last.pt and the newest numbered one empty, truncated or with 4 KiB of zeros",
+        5,
+        "the next intact one is used and named",
+    )
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Make a file system of so many KiB, or give an existing one another size."""
+    """Mount a file system of so many KiB, or resize it."""
     folder = tmp_path / "disk"
     folder.mkdir()
 
@@ -175,7 +179,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
         if subprocess.run(
             ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True
         ).returncode:
-            pytest.skip("no file system can be mounted here")
+            pytest.skip("needs permission to mount a file system")
         return folder
 
     yield mount
@@ -194,12 +198,13 @@ def test_full_disk_is_reported_and_training_resumes(
     output = process.communicate(timeout=300)[0]
     assert process.returncode == 1, output[-2000:]
     said = [line for line in output.splitlines() if "cannot be written" in line]
-    assert said and "No space left on device; it takes" in said[-1] and str(run) in said[-1], output[-2000:]
+    assert said and "No space left on device; it needs" in said[-1] and str(run) in said[-1], output[-2000:]
     assert all_are_whole(run) and list(run.glob("checkpoint_*.pt")) and not list(run.glob("*.tmp"))
     small_disk(20 * size)
     finish(launched(recipe, run))
     assert_same_state(run / "checkpoint_last.pt", whole)
     fault(
         "a disk with room for four checkpoints", 1,
-        "the error names file, MB it takes and MB free; all before it whole; with room, bitwise the same end",
+        "the error names the file, the MB needed and the MB free; earlier checkpoints are intact; with more space, the "
+        "resumed run ends bitwise equal",
     )  # fmt: skip

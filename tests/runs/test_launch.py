@@ -1,4 +1,4 @@
-"""`fairseq-resid train`: one command that trains, resumes, finds a finished run, passes signals on."""
+"""`fairseq-resid train`: trains, resumes, recognises a finished run and forwards signals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_finished_training_is_not_repeated(fake_train: Path, capsys: Capture) ->
     record = json.loads(Path("checkpoints/quickstart-transformer_sas/run.json").read_text())
     assert record["finished"] and record["command"][0] == "fairseq-train" and record["sessions"][0]["versions"]["torch"]
     assert launch.main(words) == 0
-    assert len(calls(fake_train)) == 1 and "trained already" in capsys.readouterr().out
+    assert len(calls(fake_train)) == 1 and "already trained" in capsys.readouterr().out
 
 
 def test_failed_training_resumes_only_with_same_settings(fake_train: Path, capsys: Capture) -> None:
@@ -45,7 +45,7 @@ def test_failed_training_resumes_only_with_same_settings(fake_train: Path, capsy
     assert "exit code 3" in capsys.readouterr().err
     assert launch.main([*words, "--lr", "0.25"]) == 2
     error = capsys.readouterr().err
-    assert "run: was begun with other settings" in error and "0.25" in error and len(calls(fake_train)) == 1
+    assert "run: was started with other settings" in error and "0.25" in error and len(calls(fake_train)) == 1
     (fake_train / "code").write_text("0")
     assert launch.main(words) == 0
     assert len(calls(fake_train)) == 2 and calls(fake_train)[0] == calls(fake_train)[1]
@@ -83,17 +83,17 @@ def test_truncated_last_checkpoint_is_replaced_by_newest_numbered_one(fake_train
     Path("run/checkpoint_last.pt").write_bytes(whole[: len(whole) // 2])
     capsys.readouterr()
     assert launch.main(words) == 1
-    assert "checkpoint_last.pt: missing or not whole; going on from checkpoint_2_18.pt" in capsys.readouterr().out
+    assert "checkpoint_last.pt: missing or damaged; resuming from checkpoint_2_18.pt" in capsys.readouterr().out
     assert Path("run/checkpoint_last.pt").read_bytes() == whole
     Path("run/checkpoint_last.pt").unlink()
     Path("run/checkpoint_2_18.pt").write_bytes(whole[:100])
     assert launch.main(words) == 1
-    assert "missing or not whole; going on from checkpoint_1_9.pt" in capsys.readouterr().out
+    assert "missing or damaged; resuming from checkpoint_1_9.pt" in capsys.readouterr().out
     for file in Path("run").glob("*.pt"):
         file.write_bytes(whole[:100])
     before = calls(fake_train)
     assert launch.main(words) == 2
-    assert "run: none of its checkpoints is whole" in capsys.readouterr().err and calls(fake_train) == before
+    assert "run: all checkpoints are damaged" in capsys.readouterr().err and calls(fake_train) == before
 
 
 @pytest.mark.parametrize("text", ["{", '{"x": 1}', "[]", '{"command": 3, "finished": true}'])
@@ -105,10 +105,10 @@ def test_damaged_run_record_is_named(fake_train: Path, capsys: Capture, text: st
 
 
 def test_launcher_locks_the_run_and_stops_its_child(fake_train: Path, capsys: Capture) -> None:
-    """SIGTERM to the launcher stops fairseq-train and waits for it; until then the folder is locked."""
+    """After SIGTERM, the launcher stops fairseq-train and waits for it; until then the folder is locked."""
     (fake_train / "slow").touch()
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
-    # The environment's Python, with the fake command found first: it is beside no interpreter of ours.
+    # The real interpreter, but with sys.executable changed so that the fake command is found first.
     code = f"import sys; sys.executable = {str(fake_train / 'bin' / 'python')!r}\n"
     code += f"from fairseq_resid.runs.launch import main; sys.exit(main({words!r}))"
     process = subprocess.Popen([PYTHON, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -119,7 +119,7 @@ def test_launcher_locks_the_run_and_stops_its_child(fake_train: Path, capsys: Ca
     assert "run: another training or evaluation is at work in it" in capsys.readouterr().err
     process.terminate()
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
-    assert calls(fake_train)[-1] == "asked to stop"
+    assert calls(fake_train)[-1] == "stopped by a signal"
     (fake_train / "slow").unlink()
     assert launch.main(words) == 0
 
@@ -128,11 +128,11 @@ def test_checkpoints_without_run_record_are_not_touched(fake_train: Path, capsys
     (fake_train / "run").mkdir()
     (fake_train / "run" / "checkpoint_last.pt").touch()
     assert launch.main(["quickstart", "--arch", "transformer", "--run", "run"]) == 2
-    assert "holds checkpoints but no run.json" in capsys.readouterr().err and not calls(fake_train)
+    assert "contains checkpoints but no run.json" in capsys.readouterr().err and not calls(fake_train)
 
 
 def test_order_and_spelling_of_flags_do_not_matter(fake_train: Path) -> None:
-    """As the record of an older version has them."""
+    """Uses a record as an older version wrote it."""
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "code").write_text("3")
     assert launch.main(words) == 1
@@ -177,7 +177,7 @@ def test_resume_with_other_versions_warns_and_records_both(fake_train: Path, cap
     monkeypatch.setattr(machine, "commit", lambda: "c0ffee")
     assert launch.main(words) == 0
     shown = capsys.readouterr().out
-    assert "run: goes on with other commit" in shown and "run: goes on with other versions" in shown
+    assert "run: resuming with other commit" in shown and "run: resuming with other versions" in shown
     sessions = json.loads(Path("run/run.json").read_text())["sessions"]
     assert [session["commit"] == "c0ffee" for session in sessions] == [False, True]
     assert sessions[1]["versions"] == {"python": machine.python(), "torch": "9"} != sessions[0]["versions"]
@@ -188,10 +188,10 @@ def test_stop_time_does_not_finish_a_run(fake_train: Path, capsys: Capture) -> N
     assert launch.main([*words, "--stop-time-hours", "0.1"]) == 0
     assert not json.loads(Path("run/run.json").read_text())["finished"]
     Path("run/train.log").write_text('{"epoch": 1, "train_loss": "1", "train_num_updates": "20"}\n')
-    assert launch.main([*words, "--stop-time-hours", "2"]) == 0  # another limit is no other training
+    assert launch.main([*words, "--stop-time-hours", "2"]) == 0  # another time limit does not change the training
     assert len(calls(fake_train)) == 2 and json.loads(Path("run/run.json").read_text())["finished"]
     assert launch.main(words) == 0
-    assert "trained already" in capsys.readouterr().out and len(calls(fake_train)) == 2
+    assert "already trained" in capsys.readouterr().out and len(calls(fake_train)) == 2
 
 
 def test_equivalent_recipe_spellings_are_the_same_run(fake_train: Path, capsys: Capture) -> None:
@@ -199,7 +199,7 @@ def test_equivalent_recipe_spellings_are_the_same_run(fake_train: Path, capsys: 
     assert launch.main(["mine.txt", "--arch", "transformer", "--run", "run"]) == 0
     Path("mine.txt").write_text("\ufeffdata-bin/./phrasebook \\\n  --max-tokens=100 \\\n --update-freq 1 # no more\n")
     assert launch.main(["mine.txt", "--arch", "transformer", "--run", str(fake_train / "run")]) == 0
-    assert "trained already" in capsys.readouterr().out
+    assert "already trained" in capsys.readouterr().out
     # as 0.2.0 wrote it
     record = json.loads(Path("run/run.json").read_text())
     command = TrainingCommand.parse(record["command"]).without(["--distributed-world-size"])
@@ -220,7 +220,7 @@ def test_interrupt_of_launcher_reaches_fairseq_train(fake_train: Path) -> None:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=25) == 128 + signal.SIGINT
-    assert calls(fake_train)[-1] == "asked to stop"
+    assert calls(fake_train)[-1] == "stopped by a signal"
 
 
 def test_recorded_commit_says_if_files_were_changed(tmp_path: Path, monkeypatch: Any) -> None:
@@ -238,7 +238,7 @@ def test_recorded_commit_says_if_files_were_changed(tmp_path: Path, monkeypatch:
     assert machine.commit() == f"{head} with changes"
 
 
-def test_openmp_spin_time_is_bounded_unless_user_sets_it() -> None:
+def test_openmp_spin_time_is_limited_unless_user_sets_it() -> None:
     assert launch.spinning({"PATH": "x"}) == {"GOMP_SPINCOUNT": launch.SPIN_COUNT}
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
         assert launch.spinning({name: "1"}) == {}

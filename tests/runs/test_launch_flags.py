@@ -38,9 +38,9 @@ def test_unknown_recipe_error_lists_recipes(fake_train: Path, capsys: Capture) -
 def test_unknown_architecture_error_suggests_similar_names(fake_train: Path, capsys: Capture) -> None:
     assert launch.main(["quickstart", "--arch", "transformer_sass"]) == 2
     error = capsys.readouterr().err
-    assert "--arch transformer_sass: no such architecture; near ones: transformer_sas" in error
+    assert "--arch transformer_sass: no such architecture; similar ones: transformer_sas" in error
     assert launch.main(["quickstart", "--arch", "nonsense"]) == 2
-    assert "near ones: transformer, transformer_sas" in capsys.readouterr().err and not calls(fake_train)
+    assert "similar ones: transformer, transformer_sas" in capsys.readouterr().err and not calls(fake_train)
 
 
 def test_architecture_size_that_contradicts_recipe_is_refused(fake_train: Path, capsys: Capture) -> None:
@@ -48,7 +48,7 @@ def test_architecture_size_that_contradicts_recipe_is_refused(fake_train: Path, 
     Path("mine.txt").write_text("data --encoder-embed-dim 512 --max-tokens 100\n")
     assert launch.main(["mine.txt", "--arch", "transformer_sas_big"]) == 2
     error = capsys.readouterr().err
-    assert "--arch transformer_sas_big has --encoder-embed-dim 1024, and the recipe 512" in error
+    assert "--arch transformer_sas_big: has --encoder-embed-dim 1024, but the recipe has 512" in error
     assert launch.main(["mine.txt", "--arch", "transformer_sas_wmt_en_de"]) == 0
     assert launch.main(["mine.txt", "--arch", "transformer_sas_big", "--encoder-embed-dim", "1024"]) == 0
 
@@ -56,7 +56,7 @@ def test_architecture_size_that_contradicts_recipe_is_refused(fake_train: Path, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--drop-out", "0.1"], "--drop-out: fairseq-train has no such flag; near ones: --dropout"),
+        (["--drop-out", "0.1"], "--drop-out: fairseq-train has no such flag; similar ones: --dropout"),
         (["--zzz=1"], "--zzz: fairseq-train has no such flag\n"),
         (["--optimizer", "adan"], "argument --optimizer: invalid choice: 'adan' (choose from "),
         (["--clip-norm", "much"], "argument --clip-norm: invalid float value: 'much'"),
@@ -92,7 +92,7 @@ def test_missing_data_error_names_the_prepare_command(fake_train: Path, capsys: 
     ],
 )
 def test_given_data_folder_replaces_that_of_the_recipe(extra: str, fake_train: Path, capsys: Capture) -> None:
-    """Wherever it stands; what is the value of a flag stays one."""
+    """At any position; values of flags are not mistaken for it."""
     make_data(fake_train / "other")
     words = ["quickstart", *extra.split(), "--arch", "transformer", "--run", "run", "--precision", "auto"]
     assert launch.main([*words, "--dry-run"]) == 0
@@ -110,16 +110,16 @@ def test_given_data_folder_replaces_that_of_the_recipe(extra: str, fake_train: P
         (
             "data-bin/phrasebook --max-tokens 9",
             "other --seed 3 another",
-            "one data folder is needed, and these are given: other, another",
+            "data folder: other, another given; exactly one is needed",
         ),
-        ("--max-tokens 9", "", "one data folder is needed, and these are given: none"),
+        ("--max-tokens 9", "", "data folder: none given; exactly one is needed"),
         ("data-bin/phrasebook --max-tokens 9 --arch transformer", "", "--arch: set by this command"),
         ("data-bin/phrasebook --max-tokens 9", "--fp16 --bf16", "--bf16 and --fp16: give one of them"),
-        ("data-bin/phrasebook --max-tokens 9", "--seed -1", "--seed -1: one whole number, 0 or more"),
+        ("data-bin/phrasebook --max-tokens 9", "--seed -1", "--seed -1: must be one whole number, 0 or more"),
         ("data-bin/phrasebook --max-tokens 9", "--batch-size", "--batch-size/--max-sentences: expected one argument"),
-        ("data-bin/phrasebook --max-tokens 9", "--batch-size 0", "--batch-size 0: one whole number, 1 or more"),
+        ("data-bin/phrasebook --max-tokens 9", "--batch-size 0", "--batch-size 0: must be one whole number, 1 or more"),
         ("data-bin/phrasebook --max-tokens 9", "--run mine.txt", "--run mine.txt: is a file"),
-        ("half --max-tokens 9", "", "half: not a whole data folder: it has no train*.idx of both languages"),
+        ("half --max-tokens 9", "", "half: incomplete data folder: train*.idx is missing for a language"),
     ],
 )
 def test_contradicting_flags_are_refused(
@@ -149,17 +149,17 @@ def test_shipped_recipes_parse_and_keep_checkpoints_to_average(name: str, arch: 
     import fairseq_resid.models  # noqa: F401  (registers the architectures)
 
     words = recipe.read(name)
-    if name.endswith("v3") and arch == "transformer":  # stock has no --final-norm: the baseline is ours, pre-norm
+    if name.endswith("v3") and arch == "transformer":  # stock has no --final-norm, so our pre_ln is the baseline
         arch, words = "transformer_resid", [*words, "--residual", "pre_ln"]
     base = TrainingCommand.parse(words)
-    planned = plan.make(base, TrainingCommand(), [], None)
+    planned = plan.plan_training(base, TrainingCommand(), [], None)
     command = launch.build_command(base, arch, Run(tmp_path), TrainingCommand(), planned.argv)
     args = options.parse_args_and_arch(options.get_training_parser(), command.arguments)
     assert args.arch == arch and args.distributed_world_size == 1
-    if "epoch" in recipe.evaluation(name):  # as published: every epoch is kept, and the last ones are averaged
+    if "epoch" in recipe.evaluation(name):  # as published: keep all epochs and average the last ones
         assert not args.no_epoch_checkpoints and args.keep_last_epochs == -1 and args.save_interval_updates == 0
         return
-    # design: the checkpoints that are averaged span at most the final fifth of training
+    # the averaged checkpoints must span at most the final fifth of training
     assert args.no_epoch_checkpoints
     updates = args.max_update or 3570
     assert args.keep_interval_updates * args.save_interval_updates <= 0.2 * updates
@@ -169,6 +169,6 @@ def test_missing_tensorboard_is_named(fake_train: Path, capsys: Capture, monkeyp
     words = ["quickstart", "--arch", "transformer", "--tensorboard-logdir", "tb", "--dry-run"]
     monkeypatch.setattr(launch, "find_spec", lambda name: None)
     assert launch.main(words) == 2
-    assert "--tensorboard-logdir: needs TensorBoard: run pip install tensorboard" in capsys.readouterr().err
+    assert "--tensorboard-logdir: TensorBoard is not installed; pip install tensorboard" in capsys.readouterr().err
     monkeypatch.setattr(launch, "find_spec", lambda name: name == "tensorboardX" or None)
     assert launch.main(words) == 0

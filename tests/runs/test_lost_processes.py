@@ -1,4 +1,4 @@
-"""Processes of one training that are lost, differ, or do not meet."""
+"""Processes of one training that die, differ or cannot connect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-import fairseq_resid.models  # noqa: F401  (bridges fairseq)
+import fairseq_resid.models  # noqa: F401  (applies the patches)
 from fairseq_resid.fairseq_patches import processes
 from support.ports import free_port
 from support.process_groups import all_are_whole, begin, logged, processes_of, start_two, trainer_of, wait_for
@@ -39,7 +39,7 @@ def test_killed_process_ends_the_other_process(rank: int, recipe: Path, tmp_path
 
 @pytest.fixture
 def meeting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[BaseException | None]]:
-    """Let processes with these facts meet, each in a thread; return what each ended with."""
+    """Connect processes with these facts, each in a thread; return the exception of each, or None."""
     monkeypatch.setattr(processes, "PATIENCE", 3)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
@@ -65,32 +65,32 @@ def meeting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[BaseException
     return meet
 
 
-def test_processes_with_equal_settings_meet(meeting: Any) -> None:
+def test_processes_with_equal_settings_connect(meeting: Any) -> None:
     assert meeting({"--seed": "1"}, {"--seed": "1"}, {"--seed": "1"}) == [None, None, None]
 
 
 def test_differing_processes_are_named(meeting: Any, fault: Fault) -> None:
     for facts, said in (
-        ({"--seed": "2"}, "rank 1 would train something else than rank 0: --seed is 2, and 1 on rank 0"),
-        ({"--seed": "1", "the data's dict.en.txt": "7 bytes"}, "the data's dict.en.txt is 7 bytes, and None on rank 0"),
-        ({}, "--seed is None, and 1 on rank 0"),
+        ({"--seed": "2"}, "rank 1: settings or data differ from rank 0: --seed is 2, but 1 on rank 0"),
+        ({"--seed": "1", "data file dict.en.txt": "7 bytes"}, "data file dict.en.txt is 7 bytes, but None on rank 0"),
+        ({}, "--seed is None, but 1 on rank 0"),
     ):
         ends = meeting({"--seed": "1"}, facts, {"--seed": "1"})
-        assert all(said in str(end) and "rank 1 would" in str(end) for end in ends), ends
+        assert all(said in str(end) and "rank 1: settings or data differ" in str(end) for end in ends), ends
     fault(
-        "another seed, other data, another setting on one of three ranks",
+        "a different seed, different data or a different setting on one of three ranks",
         3,
-        "every rank names the rank and both values",
+        "all end before the first update and name the rank and both values",
     )
 
 
 def test_missing_process_is_reported(meeting: Any, fault: Fault) -> None:
     ends = meeting({"--seed": "1"}, None)
-    assert "rank 0 of 2: the processes of this training do not meet at tcp://127.0.0.1:" in str(ends[0])
+    assert "rank 0 of 2: the processes of this training could not connect at tcp://127.0.0.1:" in str(ends[0])
     assert "within 3 s: " in str(ends[0]) and "1/2" in str(ends[0])
     ends = meeting(None, {"--seed": "1"})
-    assert "rank 1 of 2: the processes of this training do not meet" in str(ends[1])
-    fault("a rank that never comes", 2, "the others end with an error after 5 minutes (3 s in the test)")
+    assert "rank 1 of 2: the processes of this training could not connect" in str(ends[1])
+    fault("a rank that never connects", 2, "the others end with an error after 5 minutes (3 s in the test)")
 
 
 def test_port_in_use_is_named(meeting: Any, fault: Fault) -> None:
@@ -101,12 +101,12 @@ def test_port_in_use_is_named(meeting: Any, fault: Fault) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         ends = meeting({"--seed": "1"}, None, port=port)
-    assert f"do not meet at tcp://127.0.0.1:{port} within 3 s: its port is in use: give another one" in str(ends[0])
+    assert f"could not connect at tcp://127.0.0.1:{port} within 3 s: the port is already in use" in str(ends[0])
     fault("the port of the rendezvous is in use", 1, "the error names the address")
 
 
 def test_processes_compare_shared_settings_and_data(corpus: Path) -> None:
-    """Settings that each has for itself are no facts; what the data folder holds is."""
+    """Settings that may differ are not compared; the files of the data folder are."""
     from argparse import Namespace
 
     from omegaconf import OmegaConf
@@ -115,7 +115,7 @@ def test_processes_compare_shared_settings_and_data(corpus: Path) -> None:
     facts = processes._facts(cfg)
     assert facts["--seed"] == "1" and "--user-dir" not in facts and "--data" not in facts
     dictionary = corpus / "dict.en.txt"
-    assert facts["the data's dict.en.txt"] == f"{dictionary.stat().st_size} bytes"
+    assert facts["data file dict.en.txt"] == f"{dictionary.stat().st_size} bytes"
     assert processes._facts({"task": Namespace(data="nowhere", seed=2)}) == {"--seed": "2"}
 
 
@@ -125,8 +125,6 @@ def test_processes_with_different_seeds_refuse_to_train(recipe: Path, tmp_path: 
     both = [begin([*command, "--seed", str(5 + rank)]) for rank, (command, _) in enumerate(commands)]
     outputs = [process.communicate(timeout=120)[0] for process in both]
     assert [process.returncode for process in both] == [1, 1]
-    assert all(
-        "rank 1 would train something else than rank 0: --seed is 6, and 5 on rank 0" in text for text in outputs
-    )
+    assert all("rank 1: settings or data differ from rank 0: --seed is 6, but 5 on rank 0" in text for text in outputs)
     assert not list((tmp_path / "run").glob("*.pt"))
-    fault("two trainings of one run with two seeds", 1, "both end before the first update, and name the seeds")
+    fault("two trainings of one run with two seeds", 1, "both end before the first update and name the seeds")

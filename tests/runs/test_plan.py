@@ -1,4 +1,4 @@
-"""The plan of a training: effective batch on any number of devices, precision, which process of several this is."""
+"""The plan of a training: effective batch on any number of devices, precision, rank of the process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def words(planned: plan.Plan) -> str:
         (1, "", "--distributed-world-size 1 --max-tokens 4096 --update-freq 8"),
         (2, "", "--distributed-world-size 2 --max-tokens 4096 --update-freq 4"),
         (16, "", "--distributed-world-size 16 --max-tokens 2048"),
-        # 3 x 4096 x 3 would be 36,864, 12.5% too much: max-tokens is lowered
+        # 3 x 4096 x 3 would be 36,864, 12.5% too much, so max-tokens is lowered
         (3, "", "--distributed-world-size 3 --max-tokens 3641 --update-freq 3"),
         (1, "--max-tokens 16384", "--distributed-world-size 1 --max-tokens 16384 --update-freq 2"),
         (1, "--max-tokens 40000", "--distributed-world-size 1 --max-tokens 32768"),
@@ -58,7 +58,7 @@ def words(planned: plan.Plan) -> str:
     ],
 )
 def test_effective_batch_is_kept(gpus: int, extra: str, expected: str) -> None:
-    planned = plan.make(BASE, command(extra), [P100] * gpus, None)
+    planned = plan.plan_training(BASE, command(extra), [P100] * gpus, None)
     assert words(planned) == expected
     assert "32,768" in planned.line()
 
@@ -66,16 +66,16 @@ def test_effective_batch_is_kept(gpus: int, extra: str, expected: str) -> None:
 def test_recipe_that_accumulates_gradients_keeps_effective_batch() -> None:
     base = command("data --distributed-world-size 8 --max-tokens 1024 --update-freq 4")
     for gpus, expected in ((8, "--max-tokens 1024 --update-freq 4"), (16, "--max-tokens 1024 --update-freq 2")):
-        planned = plan.make(base, command(""), [P100] * gpus, None)
+        planned = plan.plan_training(base, command(""), [P100] * gpus, None)
         assert words(planned).endswith(expected) and "32,768" in planned.line()
 
 
-def test_rskip_paper_batch_works_on_three_gpus() -> None:
+def test_batch_of_rskip_paper_works_on_three_gpus() -> None:
     base = command("data --distributed-world-size 4 --max-tokens 4096")
-    three = plan.make(base, command("--max-tokens 5461"), [P100] * 3, None)
+    three = plan.plan_training(base, command("--max-tokens 5461"), [P100] * 3, None)
     assert words(three) == "--distributed-world-size 3 --max-tokens 5461"
     assert "= 3 × 5,461 × 1 = 16,383 padded positions, for 16,384; " in three.line()
-    assert words(plan.make(base, command(""), [P100] * 3, None)).endswith("--max-tokens 2731 --update-freq 2")
+    assert words(plan.plan_training(base, command(""), [P100] * 3, None)).endswith("--max-tokens 2731 --update-freq 2")
 
 
 @given(
@@ -85,7 +85,7 @@ def test_rskip_paper_batch_works_on_three_gpus() -> None:
 def test_plan_gives_exact_batch_or_refuses(effective: int, world: int, most: int, given_: bool) -> None:
     steps = 2 if given_ else None
     try:
-        size, freq = plan.batch(effective, world, most, steps, "--max-tokens")
+        size, freq = plan.split_batch(effective, world, most, steps, "--max-tokens")
     except ValueError as error:
         got = int(str(error).rsplit("--effective-batch ", 1)[1].split()[0])
         assert abs(got - effective) > 0.01 * effective
@@ -98,45 +98,45 @@ def test_plan_gives_exact_batch_or_refuses(effective: int, world: int, most: int
 @pytest.mark.parametrize(
     ("extra", "gpus", "said"),
     [
-        ("--update-freq 1", 1, "= 4,096 padded positions, 87.5% off the 32,768 asked for"),
-        ("--update-freq 1,2", 1, "--update-freq 1,2: one whole number, 1 or more"),
-        ("--update-freq 0", 1, "--update-freq 0: one whole number, 1 or more"),
-        ("--max-tokens many", 1, "--max-tokens many: one whole number, 1 or more"),
-        ("--max-tokens", 1, "--max-tokens : one whole number, 1 or more"),
-        ("--distributed-world-size 2", 0, "--distributed-world-size 2: here are 0 GPUs"),
-        ("--distributed-world-size 4", 2, "--distributed-world-size 4: here are 2 GPUs"),
+        ("--update-freq 1", 1, "= 4,096 padded positions instead of 32,768 (--max-tokens at most 4,096"),
+        ("--update-freq 1,2", 1, "--update-freq 1,2: must be one whole number, 1 or more"),
+        ("--update-freq 0", 1, "--update-freq 0: must be one whole number, 1 or more"),
+        ("--max-tokens many", 1, "--max-tokens many: must be one whole number, 1 or more"),
+        ("--max-tokens", 1, "--max-tokens : must be one whole number, 1 or more"),
+        ("--distributed-world-size 2", 0, "--distributed-world-size 2: 0 GPUs are visible"),
+        ("--distributed-world-size 4", 2, "--distributed-world-size 4: 2 GPUs are visible"),
     ],
 )
 def test_impossible_plan_is_refused(extra: str, gpus: int, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
-        plan.make(BASE, command(extra), [A100] * gpus, None)
+        plan.plan_training(BASE, command(extra), [A100] * gpus, None)
 
 
 def test_changed_effective_batch_must_be_explicit() -> None:
-    with pytest.raises(ValueError, match="--effective-batch 4096 trains with this one"):
-        plan.make(BASE, command("--update-freq 1"), [A100], None)
-    meant = plan.make(BASE, command(""), [A100], None, effective=4096, precision="fp32")
+    with pytest.raises(ValueError, match="or give --effective-batch 4096"):
+        plan.plan_training(BASE, command("--update-freq 1"), [A100], None)
+    meant = plan.plan_training(BASE, command(""), [A100], None, effective=4096, precision="fp32")
     assert words(meant) == "--distributed-world-size 1 --max-tokens 4096"
     with pytest.raises(ValueError, match="give --max-tokens or --batch-size"):
-        plan.make(command("data"), command(""), [], None)
+        plan.plan_training(command("data"), command(""), [], None)
 
 
-def test_effective_batch_beyond_all_reason_is_refused() -> None:
+def test_huge_effective_batch_is_refused() -> None:
     with pytest.raises(ValueError, match=r"effective batch: 1,0.*: needs --update-freq 2\d\d,.*; at most 1,000,000"):
-        plan.make(BASE, command(""), [A100], None, effective=10**15)
+        plan.plan_training(BASE, command(""), [A100], None, effective=10**15)
 
 
 def test_effective_batch_in_pairs_is_kept() -> None:
     for flag in ("--batch-size", "--max-sentences"):
-        both = plan.make(BASE, command(f"{flag} 3"), [P100], None)
+        both = plan.plan_training(BASE, command(f"{flag} 3"), [P100], None)
         assert words(both).endswith("--max-tokens 4096 --batch-size 3 --update-freq 8")
         assert "32,768 padded positions, of at most 3 pairs a process (--batch-size); " in both.line()
         assert both.record()["pairs a process at most"] == 3
-    planned = plan.make(command("data --batch-size 64"), command(""), [P100] * 2, None)
+    planned = plan.plan_training(command("data --batch-size 64"), command(""), [P100] * 2, None)
     assert words(planned) == "--distributed-world-size 2 --batch-size 32"
     assert "2 × 32 × 1 = 64 examples; " in planned.line()
-    with pytest.raises(ValueError, match=r"3 processes × --batch-size 21 × update-freq 1 = 63 examples, 1\.6% off"):
-        plan.make(command("data --batch-size 64"), command(""), [P100] * 3, None)
+    with pytest.raises(ValueError, match=r"3 processes × --batch-size 21 × update-freq 1 = 63 examples instead of 64"):
+        plan.plan_training(command("data --batch-size 64"), command(""), [P100] * 3, None)
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_effective_batch_in_pairs_is_kept() -> None:
         ([A100], "auto", "--amp", "amp", ""),
     ],
 )
-def test_precision(found: list[Gpu], asked: str, extra: str, name: str, flag: str) -> None:
-    planned = plan.make(command("data --max-tokens 4096"), command(extra), found, None, precision=asked)
+def test_precision_depends_on_gpus_and_flags(found: list[Gpu], asked: str, extra: str, name: str, flag: str) -> None:
+    planned = plan.plan_training(command("data --max-tokens 4096"), command(extra), found, None, precision=asked)
     assert planned.precision == name
     assert words(planned) == f"--distributed-world-size {max(1, len(found))} --max-tokens " + (
         "4096" if len(found) < 2 else "2048"
@@ -163,13 +163,16 @@ def test_precision(found: list[Gpu], asked: str, extra: str, name: str, flag: st
 
 def test_image_models_keep_their_weights_in_fp32() -> None:
     images = command("data --task image_classification --batch-size 128")
-    assert words(plan.make(images, command(""), [A100], None)) == "--distributed-world-size 1 --batch-size 128 --amp"
-    assert words(plan.make(images, command(""), [P100], None)) == "--distributed-world-size 1 --batch-size 128"
+    assert (
+        words(plan.plan_training(images, command(""), [A100], None))
+        == "--distributed-world-size 1 --batch-size 128 --amp"
+    )
+    assert words(plan.plan_training(images, command(""), [P100], None)) == "--distributed-world-size 1 --batch-size 128"
 
 
 def test_contradicting_precision_flags_are_refused() -> None:
     with pytest.raises(ValueError, match="--precision bf16 and --fp16: give one of them"):
-        plan.make(BASE, command("--fp16"), [A100], None, precision="bf16")
+        plan.plan_training(BASE, command("--fp16"), [A100], None, precision="bf16")
 
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
@@ -185,26 +188,26 @@ def test_torchrun_processes_are_recognised() -> None:
     assert seen_alone and seen_alone.flags[-1] == "0"
     assert devices.rank({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, TrainingCommand(), 2) is None
     for name, value, said in (
-        ("RANK", "x", "no numbers: RANK=x"),
+        ("RANK", "x", "must be numbers: RANK=x"),
         ("RANK", "4", "contradict each other: RANK=4, WORLD_SIZE=4"),
         ("WORLD_SIZE", "0", "contradict each other: RANK=3, WORLD_SIZE=0"),
     ):
         with pytest.raises(ValueError, match=said):
             devices.rank({**TORCHRUN, name: value}, TrainingCommand(), 2)
-    with pytest.raises(ValueError, match="WORLD_SIZE=4 is set, and MASTER_ADDR, MASTER_PORT not"):
+    with pytest.raises(ValueError, match="WORLD_SIZE=4: MASTER_ADDR, MASTER_PORT must be set too"):
         devices.rank({"RANK": "3", "WORLD_SIZE": "4"}, TrainingCommand(), 2)
 
 
 def test_launched_processes_share_the_effective_batch() -> None:
     rank = devices.rank(TORCHRUN, TrainingCommand(), 0)
-    planned = plan.make(BASE, command(""), [], rank)
+    planned = plan.plan_training(BASE, command(""), [], rank)
     on_cpu = "--distributed-backend gloo --ddp-backend legacy_ddp"
     assert words(planned) == f"--distributed-world-size 4 --max-tokens 4096 --update-freq 2 {on_cpu}"
     assert planned.devices == "CPU, 4 processes"
-    kept = plan.make(BASE, command("--ddp-backend no_c10d"), [A100, A100], rank, precision="fp32")
+    kept = plan.plan_training(BASE, command("--ddp-backend no_c10d"), [A100, A100], rank, precision="fp32")
     assert words(kept) == "--distributed-world-size 4 --max-tokens 4096 --update-freq 2"
     with pytest.raises(ValueError, match="--distributed-world-size 8: the launcher started 4 processes"):
-        plan.make(BASE, command("--distributed-world-size 8"), [], rank)
+        plan.plan_training(BASE, command("--distributed-world-size 8"), [], rank)
 
 
 def slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, says: str = "echo node7; echo node8") -> dict[str, str]:
@@ -220,13 +223,13 @@ def test_slurm_step_processes_are_recognised(tmp_path: Path, monkeypatch: pytest
     environ = slurm(tmp_path, monkeypatch)
     rank = devices.rank(environ, TrainingCommand(), 8)
     assert rank and (rank.rank, rank.world_size, rank.flags[-1]) == (9, 16, "1")
-    # Dealt out in turn over the nodes, process 9 is the fifth of its node.
+    # With cyclic distribution over the nodes, process 9 is the fifth on its node.
     cyclic = devices.rank({**environ, "SLURM_LOCALID": "4"}, TrainingCommand(), 8)
     assert cyclic and (cyclic.rank, cyclic.flags[-2:]) == (9, ("--device-id", "4"))
     assert rank.environment["MASTER_ADDR"] == "node7" and 20_000 <= int(rank.environment["MASTER_PORT"]) < 60_000
     batch_script = {name: value for name, value in environ.items() if "STEP" not in name}
     assert devices.rank(batch_script, TrainingCommand(), 8) is None
-    with pytest.raises(ValueError, match="scontrol does not say which hosts these are"):
+    with pytest.raises(ValueError, match="scontrol cannot expand this list of hosts"):
         devices.rank(slurm(tmp_path, monkeypatch, "exit 1"), TrainingCommand(), 8)
 
 
@@ -235,7 +238,10 @@ def test_manually_started_processes_are_recognised() -> None:
     given_ = TrainingCommand.parse(words_)
     rank = devices.rank({}, given_, 0)
     assert rank and (rank.rank, rank.world_size, rank.flags) == (1, 2, ())
-    for number, said in (("2", "must be below --distributed-world-size 2"), ("x", "one whole number, 0 or more")):
+    for number, said in (
+        ("2", "must be below --distributed-world-size 2"),
+        ("x", "must be one whole number, 0 or more"),
+    ):
         with pytest.raises(ValueError, match=said):
             devices.rank({}, given_.and_then(command(f"--distributed-rank {number}")), 0)
 
@@ -258,7 +264,7 @@ def test_probe_prints_properties_of_every_gpu() -> None:
 def test_record_names_the_machine() -> None:
     assert A100.line == "A100, 80 GiB" and machine.processor() and machine.cores() > 0
     found = machine.versions(["torch", "no-such-package"])
-    # The metadata of torch's CUDA build on PyPI lacks the local part.
+    # The metadata of torch's CUDA build on PyPI lacks the local version.
     assert found.keys() == {"torch"} and torch.__version__.startswith(found["torch"])
 
 
@@ -296,7 +302,7 @@ def test_paper_recipes_match_their_architecture_and_arithmetic(name: str) -> Non
     peak = factor * preset.encoder_embed_dim**-0.5 * warmup**-0.5
     assert float(given_["--lr"][0]) == pytest.approx(peak, rel=1e-3)
     assert given_["--warmup-updates"] == (str(warmup),) and given_["--adam-betas"] == (betas,)
-    # the last update is saved, and averaged
+    # the last update must be saved, so that it is averaged
     assert int(given_["--max-update"][0]) % int(given_["--save-interval-updates"][0]) == 0
     updates = {"wmt14-en-de-big": 300_000, "wmt14-en-fr-big": 300_000}.get(name, 100_000)
     assert given_["--max-update"] == (str(550_000 if name.endswith("16k") else updates),)

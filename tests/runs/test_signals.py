@@ -1,4 +1,4 @@
-"""Signals to trainings: the state is saved, and a resumed run ends as if never stopped."""
+"""Signals to trainings: a checkpoint is saved, and a resumed run ends like an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-import fairseq_resid.models  # noqa: F401  (bridges fairseq)
+import fairseq_resid.models  # noqa: F401  (applies the patches)
 from fairseq_resid import fairseq_patches as compat
 from fairseq_resid.fairseq_patches import stopping
 from support.process_groups import UPDATES, begin, finish, logged, processes_of, start_two, trainer_of, wait_for
@@ -26,7 +26,7 @@ Fault = Callable[..., None]
 
 
 def stop(recipe: Path, run: Path, number: signal.Signals, whom: str, after: int) -> tuple[int, str]:
-    """Send a signal to the launcher alone or to all of its group after so many updates; return code and output."""
+    """After so many updates, signal the launcher or its process group; return the exit code and the output."""
     process = begin(launched(recipe, run))
     wait_for(lambda: logged(run) >= after, process)
     (os.killpg if whom == "group" else os.kill)(process.pid, number)
@@ -45,7 +45,7 @@ MORE_STOPS = [(signal.SIGTERM, "launcher"), (signal.SIGTERM, "group"), (signal.S
 def test_signal_saves_checkpoint_and_stops(
     number: signal.Signals, whom: str, recipe: Path, whole: Path, tmp_path: Path, fault: Fault
 ) -> None:
-    """The worker that reads data gets the signal too where the group does."""
+    """A signal to the group also reaches the data loading worker."""
     run = tmp_path / "run"
     code, output = stop(recipe, run, number, whom, 17)
     assert code == 128 + number, output[-3000:]
@@ -55,11 +55,11 @@ def test_signal_saves_checkpoint_and_stops(
     assert 17 <= stopped < UPDATES and not list(run.glob("*.tmp"))
     finish(launched(recipe, run))
     assert_same_state(run / "checkpoint_last.pt", whole)
-    fault(f"{number.name} to the {whom} of a training", 1, f"saved, exit code {code}, resumed: weights bitwise equal")
+    fault(f"{number.name} to the {whom} of a training", 1, f"saved, exit code {code}; resumed: weights bitwise equal")
 
 
 def test_finished_training_makes_no_further_update(train: Callable[..., Any], tmp_path: Path) -> None:
-    """Killed after its last checkpoint, before anybody noted that it has finished; in the middle of an epoch."""
+    """As if killed after its last checkpoint, in the middle of an epoch, before it was recorded as finished."""
     for _ in range(2):
         done = train(tmp_path, "--max-update", 3)
         state = compat.load_checkpoint(tmp_path / "checkpoint_last.pt")
@@ -67,16 +67,16 @@ def test_finished_training_makes_no_further_update(train: Callable[..., Any], tm
 
 
 def test_second_interrupt_stops_at_once_but_second_sigterm_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping._Stop, "asked", 0)
+    monkeypatch.setattr(stopping._Stop, "received", 0)
     before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.getsignal(signal.SIGTERM)
-    with stopping._answering(stopping._ask):
+    with stopping._handling(stopping._receive):
         os.kill(os.getpid(), signal.SIGTERM)
         try:
-            os.kill(os.getpid(), signal.SIGTERM)  # Slurm sends it to every process, and each passes it on
-        except KeyboardInterrupt:  # it would end pytest
-            pytest.fail("SIGTERM is taken for a second Ctrl-C")
-        assert stopping._Stop.asked == signal.SIGTERM
-        stopping._Stop.asked = 0
+            os.kill(os.getpid(), signal.SIGTERM)  # Slurm signals every process, and parents forward the signal
+        except KeyboardInterrupt:  # would end pytest
+            pytest.fail("a second SIGTERM must not act like a second Ctrl-C")
+        assert stopping._Stop.received == signal.SIGTERM
+        stopping._Stop.received = 0
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -85,7 +85,7 @@ def test_second_interrupt_stops_at_once_but_second_sigterm_does_not(monkeypatch:
 
 
 def test_losing_validation_worker_after_signal_still_saves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slurm sends SIGTERM to all processes of a job: what reads the validation data ends by it."""
+    """Slurm sends SIGTERM to all processes of a job, which kills the worker that loads the validation data."""
     import fairseq_cli.train as program
     from fairseq import checkpoint_utils
     from fairseq.distributed import utils as distributed
@@ -99,17 +99,17 @@ def test_losing_validation_worker_after_signal_still_saves(monkeypatch: pytest.M
     monkeypatch.setattr(checkpoint_utils, "save_checkpoint", lambda *given: saved.append(given[1:]))
     monkeypatch.setattr(program, "validate_and_save", lose)
     for owner, name in ((program, "train"), (distributed, "call_main"), (Trainer, "_aggregate_logging_outputs")):
-        monkeypatch.setattr(owner, name, getattr(owner, name))  # put back what is wrapped now
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # restores the wrapped functions afterwards
     stopping.save_when_stopped()
     lost = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
-    for asked, size, error, expected in (
+    for received, size, error, expected in (
         (15, 1, lost, SystemExit),
         (15, 1, ConnectionResetError(), SystemExit),
         (15, 1, RuntimeError("another"), RuntimeError),
         (15, 2, lost, RuntimeError),
         (0, 1, lost, RuntimeError),
     ):
-        monkeypatch.setattr(stopping._Stop, "asked", asked)
+        monkeypatch.setattr(stopping._Stop, "received", received)
         trainer = SimpleNamespace(data_parallel_world_size=size, get_num_updates=lambda: 9)
         with pytest.raises(expected) as end:
             program.validate_and_save(SimpleNamespace(checkpoint=None), trainer, None, "place")
@@ -121,7 +121,7 @@ def test_losing_validation_worker_after_signal_still_saves(monkeypatch: pytest.M
 def test_ignored_signals_stay_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with stopping._answering(stopping._ask):
+        with stopping._handling(stopping._receive):
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -129,7 +129,7 @@ def test_ignored_signals_stay_ignored() -> None:
 
 @pytest.mark.long
 def test_signal_to_one_process_stops_both(recipe: Path, tmp_path: Path, fault: Fault) -> None:
-    """They stop after the same update, and go on as if never stopped."""
+    """Both stop after the same update, and the resumed run ends like an uninterrupted one."""
     run = tmp_path / "run"
     both = start_two(recipe, run)
     wait_for(lambda: logged(run) >= 27, both[0])
@@ -144,12 +144,12 @@ def test_signal_to_one_process_stops_both(recipe: Path, tmp_path: Path, fault: F
         outputs = [process.communicate(timeout=300)[0] for process in ends]
         assert [process.returncode for process in ends] == [0, 0], "".join(outputs)[-3000:]
     assert_same_state(run / "checkpoint_last.pt", tmp_path / "whole" / "checkpoint_last.pt")
-    fault("SIGTERM to one of two gloo processes", 1, "both saved and stopped (143), resumed: weights bitwise equal")
+    fault("SIGTERM to one of two gloo processes", 1, "both saved and stopped (143); resumed: weights bitwise equal")
 
 
 @pytest.fixture
 def own_two(corpus: Path, tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
-    """As on a machine with two GPUs: one fairseq-train, which starts a process for each and waits for them; its log."""
+    """One fairseq-train that starts and waits for two processes, as on a machine with two GPUs; and its log."""
     words = [str(corpus), "--user-dir", str(ROOT / "fairseq_resid"), "--save-dir", str(tmp_path / "run"), *SETTINGS]
     more = "--dropout 0.2 --batch-size 16 --max-update 100000 --distributed-world-size 2 --distributed-backend gloo"
     code = (
@@ -173,12 +173,12 @@ def test_spawned_processes_receive_the_signal(
     assert process.wait(timeout=120) == 143, log.read_text()[-3000:]
     assert processes_of(process.pid) == [] and "stopped by SIGTERM after update" in log.read_text()
     assert compat.load_checkpoint(tmp_path / "run" / "checkpoint_last.pt")["model"]
-    fault("SIGTERM to the fairseq-train that waits for its two processes", 1, "both saved and stopped (143), none left")
+    fault("SIGTERM to the parent fairseq-train of two processes", 1, "both saved and stopped (143), no process left")
 
 
 @pytest.mark.long
 def test_spawned_processes_end_if_one_is_killed(own_two: tuple[subprocess.Popen[str], Path], fault: Fault) -> None:
-    """One is killed, and the other answers no signal, as in a collective on a GPU: torch kills it later."""
+    """One is killed, and the other does not react to signals, as in a collective on a GPU, until torch kills it."""
     process, log = own_two
     children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     killed, stuck = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
@@ -187,11 +187,11 @@ def test_spawned_processes_end_if_one_is_killed(own_two: tuple[subprocess.Popen[
     began = time.monotonic()
     assert process.wait(timeout=100) not in (0, 143), log.read_text()[-3000:]
     seconds = time.monotonic() - began
-    wait_for_none = time.monotonic() + 30  # workers that read data look for their parent every few seconds
+    wait_for_none = time.monotonic() + 30  # data loading workers check for their parent every few seconds
     while processes_of(process.pid) and time.monotonic() < wait_for_none:
         time.sleep(0.5)
     assert processes_of(process.pid) == []
     fault(
-        "SIGKILL to one of the two processes of a fairseq-train while the other answers nothing", 1,
-        f"all end, with an error, after {seconds:.0f} s",
+        "SIGKILL to one of the two processes of a fairseq-train while the other does not respond", 1,
+        f"all end with an error after {seconds:.0f} s",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""TrainingCommand: any spelling of a command line in, one spelling out, without loss."""
+"""TrainingCommand parses any spelling of a command line and writes one canonical spelling, without loss."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def test_changes_name_flags_whatever_their_order() -> None:
 
 
 @pytest.mark.parametrize("words", ["--n", "--n 1 2", "--n x", "--n 0", "--n -1", "--n 1.5"])
-def test_value_that_is_no_whole_number_is_named(words: str) -> None:
-    with pytest.raises(ValueError, match=f"^{words.rstrip()} ?: one whole number, 1 or more, is needed"):
+def test_value_that_is_not_a_whole_number_is_named(words: str) -> None:
+    with pytest.raises(ValueError, match=f"^{words.rstrip()} ?: must be one whole number, 1 or more"):
         parse(words.split()).integer("--n")
 
 
-def test_whole_number_has_a_default_and_a_least() -> None:
+def test_whole_number_has_a_default_and_a_minimum() -> None:
     assert parse([]).integer("--n") is None and parse([]).integer("--n", 3) == 3
     assert parse(["--n", "0"]).integer("--n", least=0) == 0
 
 
 @pytest.mark.parametrize("study", ["multi30k-depth", "cifar10-small"])
-def test_every_kept_command_is_read_and_written_unchanged(study: str) -> None:
+def test_every_archived_command_is_read_and_written_unchanged(study: str) -> None:
     folders = archive.run_folders(archive.runs(ROOT / "studies" / study))
     assert len(folders) > 5
     for folder in folders:

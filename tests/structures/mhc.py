@@ -3,7 +3,7 @@
 import torch
 
 from fairseq_resid import connections
-from fairseq_resid.connections.hyper import sinkhorn
+from fairseq_resid.ops import sinkhorn
 from structures.hyper import weight_sum  # noqa: F401
 from support.formulas import grid, layer_norm, norm
 from support.stacks import branch, parameters
@@ -39,26 +39,29 @@ def extra(c, options):
     return n * c + n * c * (n + n + n * n) + n + n + n * n + 3
 
 
-def test_sinkhorn_gives_a_doubly_stochastic_matrix():
-    found = sinkhorn(3 * torch.randn(50, 4, 4, dtype=torch.float64), 20)
-    assert (found > 0).all()
-    torch.testing.assert_close(found.sum(-1), torch.ones(50, 4, dtype=torch.float64))  # it ends on the rows
-    torch.testing.assert_close(found.sum(-2), torch.ones(50, 4, dtype=torch.float64), atol=0.05, rtol=0)
-    for logits in ([[1e4, 0.0], [0.0, 1e4]], [[200.0, 200.0], [0.0, 0.0]]):
-        assert sinkhorn(torch.tensor(logits), 20).isfinite().all()
-
-
 def test_gates_of_large_numbers_in_fp16():
     wide = connections.build("mhc", 4).half()
     state = torch.full((1, 16), 300.0, dtype=torch.float16)
     state[..., ::2] = -300.0
-    gates = wide.logits(state, 1, wide.post_weight, wide.post_bias)
-    torch.testing.assert_close(
-        gates.float(), wide.float().logits(state.float(), 1, wide.post_weight, wide.post_bias), atol=1e-3, rtol=1e-2
-    )
+    gates = [*wide.writing_weights(state), wide.reading_weights(state)]
+    wide = wide.float()
+    expected = [*wide.writing_weights(state.float()), wide.reading_weights(state.float())]
+    for found, exact in zip(gates, expected, strict=True):
+        torch.testing.assert_close(found.float(), exact, atol=1e-3, rtol=1e-2)
 
 
 def test_mixing_starts_near_the_identity():
     site = connections.build("mhc", 4)
     start = sinkhorn(site.mixing_bias.view(4, 4), 20)
     assert (start.diagonal() > 0.99).all()
+
+
+def test_normalised_streams_are_not_materialised():
+    """u is (..., nC): the product with it is rescaled instead, and one GEMM serves H_res and H_post."""
+    site = connections.build("mhc", 8, hyper_streams=4)
+    state = torch.randn(50, 32, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        site.writing_weights(state)
+    wide = {tensor.untyped_storage().data_ptr() for tensor in saved if tensor.shape[-1:] == (32,) and len(tensor) == 50}
+    assert wide == {state.untyped_storage().data_ptr()}

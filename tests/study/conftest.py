@@ -1,4 +1,4 @@
-"""Fixtures of the tests of studies."""
+"""Fixtures for tests of studies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stub(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Let runs be done by a script that leaves a note: `stub(bad=(...), seconds=0)` -> the arguments of the command."""
+    """Replace runs by a script that writes a note: `stub(bad=(...), seconds=0)` returns the command's arguments."""
 
     def install(bad: tuple[str, ...] = (), seconds: float = 0.0, text: str = TEXT) -> list[str]:
         file.write_text(text)

@@ -1,4 +1,4 @@
-"""The archive of a complete study: the same content, unpacked once, and nothing else is unpacked."""
+"""The archive of a complete study: it keeps the content, is unpacked once, and rejects unsafe members."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """A study's folder with results and two runs."""
+    """The folder of a study with results and two runs."""
     folder = tmp_path / "studies" / "trial"
     for name in ("flat.base.seed1", "flat.sas.seed1"):
         run = folder / name
@@ -41,7 +41,7 @@ def kept(tmp_path: Path) -> Path:
 
 
 def content(folder: Path) -> dict[str, list[str]]:
-    """The lines of every file, whether compressed or not."""
+    """Return the lines of every file, compressed or not."""
     files = (file for file in folder.rglob("*") if file.is_file())
     plain = (file.with_suffix("") if file.suffix == ".gz" else file for file in files)
     return {str(file.relative_to(folder)): read_lines(file) for file in plain if file.name != "results.json"}
@@ -68,11 +68,11 @@ def test_archive_is_unpacked_once(kept: Path) -> None:
 def test_same_runs_give_the_same_bytes_from_either_form(kept: Path) -> None:
     first = archive.pack(kept).read_bytes()
     assert archive.unpack(kept) == 2
-    assert archive.runs(kept) == kept, "run folders are read where there are any"
+    assert archive.runs(kept) == kept, "run folders must take precedence over the archive"
     assert archive.pack(kept).read_bytes() == first
 
 
-def test_folder_without_runs_or_archive_is_itself(tmp_path: Path) -> None:
+def test_folder_without_runs_or_archive_is_used_as_it_is(tmp_path: Path) -> None:
     assert archive.runs(tmp_path / "none") == tmp_path / "none"
 
 
@@ -108,7 +108,7 @@ EVIL = {
 
 
 @pytest.mark.parametrize("evil", EVIL.values(), ids=EVIL)
-def test_evil_member_is_refused(kept: Path, cache: Path, evil: tarfile.TarInfo) -> None:
+def test_unsafe_archive_member_is_refused(kept: Path, cache: Path, evil: tarfile.TarInfo) -> None:
     archive.pack(kept)
     with tarfile.open(archive.path(kept), "w:xz") as tar:
         tar.addfile(evil, io.BytesIO())
@@ -117,7 +117,7 @@ def test_evil_member_is_refused(kept: Path, cache: Path, evil: tarfile.TarInfo) 
     assert list(cache.iterdir()) == [] and not (cache.parent / "outside").exists()
 
 
-def test_file_that_cannot_be_read_leaves_the_folders(kept: Path) -> None:
+def test_unreadable_file_keeps_the_run_folders(kept: Path) -> None:
     log = kept / "flat.sas.seed1" / "train.log.gz"
     log.write_bytes(log.read_bytes()[:20])
     with pytest.raises(ValueError, match=r"train.log.gz: damaged"):
@@ -125,14 +125,14 @@ def test_file_that_cannot_be_read_leaves_the_folders(kept: Path) -> None:
     assert len(archive.run_folders(kept)) == 2 and not archive.path(kept).exists()
 
 
-def test_archive_is_what_xz_reads(kept: Path) -> None:
+def test_archive_can_be_read_by_xz_and_tar(kept: Path) -> None:
     with lzma.open(archive.pack(kept)) as stream, tarfile.open(fileobj=stream) as tar:
         members = tar.getmembers()
     assert {each.mtime for each in members} == {0} and all(each.isfile() for each in members)
 
 
 def test_complete_study_is_packed_with_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Results of the archive are those of the folders, and name its SHA-256."""
+    """Results from the archive equal those from the folders, except that they contain its SHA-256."""
     file = studies.written(tmp_path)
     folder, work = file.with_suffix(""), ["--work", str(tmp_path / "work")]
     studies.all_kept(folder, plan.read(file))

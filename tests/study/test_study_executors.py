@@ -30,18 +30,18 @@ def test_failed_run_is_named_and_others_continue(stub: Any, tmp_path: Path, caps
     said = capsys.readouterr()
     assert "flat.base.0.002.tuning: failed: fairseq-resid study: error: no space" in said.err
     assert "--retry tries it again" in said.err and "flat.base.0.002.tuning.out" in said.err
-    # base's value is not known; sas went on to its end.
+    # base has no best value, and sas is complete.
     assert sorted(calls(tmp_path)) == sorted(
         [
             *(f"flat.{arm}.{lr}.tuning" for arm in ("base", "sas") for lr in (0.001, 0.002, 0.004)),
             "flat.sas.0.002.seed1",
         ]
     )
-    assert study.main(words) == 1 and len(calls(tmp_path)) == 7  # not tried again by itself
+    assert study.main(words) == 1 and len(calls(tmp_path)) == 7  # no retry without --retry
     (tmp_path / "work" / "mended").touch()
     assert study.main([*words, "--retry"]) == 0
     assert calls(tmp_path)[7:] == ["flat.base.0.002.tuning", "flat.base.0.002.seed1"]
-    assert study.main(words) == 0 and len(calls(tmp_path)) == 9  # nothing twice
+    assert study.main(words) == 0 and len(calls(tmp_path)) == 9  # nothing runs twice
     assert "no run is missing" in capsys.readouterr().out
 
 
@@ -83,7 +83,7 @@ def test_runs_get_separate_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     options = study.parse(argparse.ArgumentParser(), ["x.yaml", "--gpus", "1"])
     executor, slots = study.make_executor(options, Place(Path("x.yaml"), tmp_path, tmp_path))
     assert slots == 3 and isinstance(executor, executors.LocalExecutor)
-    assert executor.threads is None and executor.gpus == ["0", "1", "2"]  # not held to one core
+    assert executor.threads is None and executor.gpus == ["0", "1", "2"]  # not limited to one core
     assert study.main([*stub(text=SMALL), "--gpus", "2"]) == 2
     assert "--gpus 2: 3 visible GPUs do not divide into groups of 2" in capsys.readouterr().err
 
@@ -123,7 +123,7 @@ def test_runs_are_submitted_by_submitit(stub: Any, tmp_path: Path, kind: str, ca
 
 
 SLURM = {
-    # Gives the job a number, and leaves its tasks to a process of their own, which runs one after the other.
+    # Assigns a job number and starts a background process that runs the tasks one after the other.
     "sbatch": """#!{python}
 import os, subprocess, sys
 root = {folder!r}
@@ -165,7 +165,7 @@ exec "$@"
 def test_simulated_slurm_runs_job_arrays(
     stub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    """Every round of runs is one job array; a failed one is named, and the others go on."""
+    """Every round of runs is one job array."""
     pytest.importorskip("submitit")
     folder = tmp_path / "slurm"
     folder.mkdir()
@@ -181,7 +181,7 @@ def test_simulated_slurm_runs_job_arrays(
     assert len(calls(tmp_path)) == 8
     first = (folder / "100.job").read_text()
     assert "#SBATCH --array=0-5%4" in first and "#SBATCH --partition=gpu" in first and "#SBATCH --time=90" in first
-    assert "--signal=USR2" in first  # before its time is over, submitit queues it again
+    assert "--signal=USR2" in first  # submitit requeues the job before its time limit
     assert (folder / "101.job").is_file()
 
 
@@ -203,13 +203,13 @@ def test_preempted_run_is_queued_again(tmp_path: Path) -> None:
             slow()
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - began < 20  # it has ended its child, and not waited for it
+    assert time.monotonic() - began < 20  # the child was killed, not waited for
     with pytest.raises(RuntimeError, match="exit code 1"):
         executors.Command(["false"], tmp_path / "run.out")()
 
 
 def test_preempted_run_exits_only_after_slurm_requeued_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that Slurm preempts does not report its end before Slurm has put it back into the queue."""
+    """A preempted run must not report its exit before Slurm has requeued it."""
     waited: list[float] = []
     monkeypatch.setattr(executors.time, "sleep", waited.append)
     ended = {"kill -USR2 $$; kill -USR1 $$; exit 7": 7, "kill -TERM $$": -15, "exit 143": 143}

@@ -1,4 +1,4 @@
-"""Kept runs of a study: missing, damaged, made with other settings, or of another study."""
+"""Kept runs of a study: missing, damaged, made with different settings, or of another study."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_arm_that_always_diverges_is_reported(file: Path, tmp_path: Path, capsys
     assert study.main([str(file), "--plan"]) == 1
     said = capsys.readouterr()
     assert "sas in flat: diverges at every value of --lr" in said.err
-    assert "and 7 that tuning has yet to name" in said.out  # those of base, and all in deep
+    assert "and 7 that tuning has yet to name" in said.out  # the runs of base, and all runs in deep
 
 
 def test_folders_of_another_study_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -1,4 +1,4 @@
-"""Study files: errors in them, the flags and the order of the runs, tuning."""
+"""Study files: errors, flags and order of runs, tuning."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_unknown_flags_are_refused(tmp_path: Path, old: str, new: str, message: 
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal, numbers to what different CPUs agree on."""
+    """Return whether two JSON values are equal, with a tolerance for differences between CPUs."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
     if isinstance(one, list) and isinstance(other, list):
@@ -108,8 +108,8 @@ def same(one: Any, other: Any) -> bool:
 def test_shipped_studies_have_valid_flags_and_results(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every flag of every study is fairseq's or ours, and what is kept fits the file."""
-    monkeypatch.chdir(tmp_path)  # the data that may lie in this checkout are not what is tested
+    """All flags of all studies exist, and the kept runs and results match the study file."""
+    monkeypatch.chdir(tmp_path)  # ignores data in this checkout
     trial = plan.read(path)
     plan.check(trial, path)
     state = study.read_state(trial, Place(path, Path("none"), path.with_suffix("")))
@@ -121,12 +121,12 @@ def test_shipped_studies_have_valid_flags_and_results(
         if archive.runs(folder) != folder:
             found = replace(found, archive=sha256(archive.path(folder)))
         committed = json.loads((folder / "results.json").read_text())
-        assert same(json.loads(records.text(found)), committed), f"fairseq-resid study {path} --results makes it anew"
+        assert same(json.loads(records.text(found)), committed), f"run fairseq-resid study {path} --results"
         assert found.missing == [name for name in found.missing if name not in state.notes]
 
 
 def test_activation_experiments_have_both_networks_of_he_2016b() -> None:
-    """Its table 2: five orders of a block, in ResNet-110 and in ResNet-164."""
+    """Table 2: five orders of a block, in ResNet-110 and in ResNet-164."""
     trial = plan.read(ROOT / "studies" / "cifar10-shortcuts.yaml")
     found = [(arch, *flags) for arch, flags in (plan.arguments(trial, run) for run in plan.runs(trial, {}))]
     plain = [flags for flags in found if flags[-4:-2] == ("--residual", "xskip")]
@@ -191,7 +191,7 @@ def test_runs_are_ordered_by_tuning_and_seed(file: Path) -> None:
     nll = {Planned("flat", arm, lr, 100, True): abs(lr - best)
            for arm, best in (("base", 0.002), ("sas", 0.0039)) for lr in (0.001, 0.002, 0.004, 0.008)}  # fmt: skip
     names = [run.name for run in plan.runs(trial, nll)]
-    # Seed by seed, so that arms can be compared early; a run of two steps stands once.
+    # Seed by seed, so that arms can be compared early. A run that belongs to two steps is listed once.
     wanted = ["flat.base.0.002.seed1", "flat.sas.0.004.seed1", "flat.base.0.002.seed2", "flat.sas.0.004.seed2"]
     assert names[8:12] == wanted
     assert names[-1] == "flat.sas.0.002.seed1" and len(names) == len(set(names))

@@ -1,4 +1,4 @@
-"""Results of studies: results.json, results.md and the plots, made from kept runs."""
+"""Results of studies: results.json, results.md and the plots, computed from kept runs."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def test_results_of_a_whole_study(file: Path, tmp_path: Path, capsys: Capture) -
         assert (folder / f"{plot}.svg").read_text().startswith("<?xml")
         assert f"]({plot}.svg)" in page
     effects = (folder / "effects.svg").read_text()
-    assert all(f"<!-- {title} -->" in effects for title in ("flat", "deep"))  # a panel each
+    assert all(f"<!-- {title} -->" in effects for title in ("flat", "deep"))  # one panel for each
 
 
-def test_plots_give_every_arm_its_own_look(file: Path) -> None:
+def test_every_arm_has_its_own_plot_style(file: Path) -> None:
     trial = plan.read(file)
     many = structs.replace(trial, arms={f"arm{index}": "" for index in range(14)})
     assert len({tuple(plots.look(many, arm).values()) for arm in many.arms}) == 14
@@ -72,7 +72,7 @@ def test_plots_give_every_arm_its_own_look(file: Path) -> None:
 def test_interaction_is_also_shown_at_baseline_value(
     tmp_path: Path, best: float, lost_in_deep: float, capsys: Capture
 ) -> None:
-    """In `deep` the baseline's value is sas's own too, or another one."""
+    """In `deep`, the best value of sas is equal to the baseline's, or different."""
     file = written(tmp_path, TEXT + "  - {setting: deep, arms: [sas], seeds: 2, at: baseline}\n")
     all_kept(tmp_path / "trial", plan.read(file), best)
     assert study.main([str(file), "--results", "--work", str(tmp_path / "work")]) == 0
@@ -89,7 +89,7 @@ def test_interaction_is_also_shown_at_baseline_value(
 
 
 def test_holm_family_includes_arms_compared_at_baseline_value(file: Path) -> None:
-    """sas has that value as its own: it is one of two there, though its row is among those at their own."""
+    """The best value of sas is the baseline's, so it belongs to that family of two, although its row is `own`."""
 
     def row(arm: str, at: str, value: float, p: float | None) -> results.Row:
         against = results.Comparison([2, 2], {"NLL": statistics.Effect(-1.0, p=p)}) if p else None
@@ -173,7 +173,7 @@ def test_untrained_arms_get_no_p_value(file: Path, tmp_path: Path) -> None:
     page = tables.markdown(found)
     assert "| deep | sas | own best | 2, 2 | -0.5000 |  | none: BLEU below 10 |" in page
     assert "or a group did not train (mean BLEU below 10)" in page
-    assert not plots.by_setting(trial, found, tmp_path / "settings.svg")  # one setting is left
+    assert not plots.by_setting(trial, found, tmp_path / "settings.svg")  # only one setting remains
 
 
 def test_gap_by_epoch_uses_the_last_validation_of_each_epoch(file: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A whole study of two short trainings."""
+"""A complete study of two short trainings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Capture = pytest.CaptureFixture[str]
 def test_small_study_runs_end_to_end(
     corpus: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trained, averaged, decoded, measured, analysed, kept; the NLL is fairseq's own; a divergence is a result."""
+    """Trains, averages, decodes, scores, analyses and keeps runs; NLL equals fairseq's, and divergence is a result."""
     (tmp_path / "recipe.txt").write_text(FLAGS)
     path = written(tmp_path, REAL.format(recipe=tmp_path / "recipe.txt", data=corpus), "real")
     monkeypatch.setattr(study, "POLL", 0.1)
@@ -37,7 +37,7 @@ def test_small_study_runs_end_to_end(
     assert kept_run.read_results().scores["averaged"]["NLL"].score == pytest.approx(
         likelihood.mean(sentences), abs=1e-4
     )
-    # fairseq's own: the unsmoothed loss of the last validation, in bits.
+    # fairseq's NLL: the unsmoothed loss of the last validation, in bits.
     logged = [float(row["valid_nll_loss"]) for row in kept_run.log_records() if "valid_nll_loss" in row]
     assert made.valid["last"] == pytest.approx(logged[-1] * math.log(2), abs=2e-3)
     assert (kept_run.path / "analysis" / "analysis.json").is_file() and not list(kept_run.path.glob("*.pt"))

@@ -1,4 +1,4 @@
-"""Statistics of studies: effects, intervals, power, BLEU by sentence, Holm's correction."""
+"""Statistics of studies: effects, intervals, power, BLEU per sentence, Holm's correction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.once
 
 
 def table(values: list[float], sentences: int = 50, noise: float = 0.0) -> np.ndarray:
-    """Return an arm whose seeds have these scores, with as much noise over sentences, the same for every seed."""
+    """Return an arm whose seeds have these mean scores, with noise over sentences that all seeds share."""
     shape = np.random.default_rng(3).normal(0, noise, sentences)
     return np.array(values)[:, None] + shape - shape.mean()
 
@@ -39,7 +39,7 @@ def test_effect_equals_paired_test_without_seed_noise() -> None:
 
 
 def test_variance_of_a_difference_is_unbiased() -> None:
-    """The mean of the estimates is the variance of the differences, with noise of seeds, sentences and both."""
+    """The mean estimate equals the true variance, with noise of seeds, of sentences and of both."""
     generator = np.random.default_rng(0)
     found = []
     for _ in range(4000):
@@ -60,7 +60,7 @@ def test_variance_of_a_difference_is_unbiased() -> None:
 
 
 def text_like(generator: Any, seeds: tuple[int, int], spread: tuple[float, float]) -> list[np.ndarray]:
-    """Return NLLs of 3,532 sentences: sentences differ most, and the noise of seed and sentence together is small."""
+    """Return NLLs of 3,532 sentences: most variance is between sentences, and the interaction with seeds is small."""
     shared = generator.normal(0, 0.75, 3532)
     both = (shared + generator.normal(0, 0.15, 3532) - 0.3, shared)
     return [
@@ -70,7 +70,7 @@ def text_like(generator: Any, seeds: tuple[int, int], spread: tuple[float, float
 
 
 def image_like(generator: Any, seeds: tuple[int, int], spread: tuple[float, float]) -> list[np.ndarray]:
-    """Return errors of 10,000 images, 0 or 100: every seed gets other images wrong."""
+    """Return errors of 10,000 images, 0 or 100: every seed misclassifies different images."""
     hard = generator.normal(-1.6, 2.2, 10_000)
     return [
         100.0 * (generator.logistic(size=(count, 10_000)) < hard + shift + generator.normal(0, sd, (count, 1)))
@@ -79,7 +79,7 @@ def image_like(generator: Any, seeds: tuple[int, int], spread: tuple[float, floa
 
 
 def image_truth(spread: tuple[float, float]) -> float:
-    """Return the true difference of `image_like`, over all images and seeds."""
+    """Return the true difference of `image_like` over all images and seeds."""
     at, weights = np.polynomial.hermite_e.hermegauss(80)
     means = [
         float((weights / weights.sum() * 100 / (1 + np.exp(1.6 - shift - math.hypot(2.2, sd) * at))).sum())
@@ -99,7 +99,7 @@ def image_truth(spread: tuple[float, float]) -> float:
     ],
 )
 def test_intervals_have_nominal_coverage(draw: Any, seeds: tuple[int, int], spread: tuple[float, float]) -> None:
-    """Of 95% intervals, 92.5 to 97.5% contain the true difference, with new seeds and new sentences each time."""
+    """92.5% to 97.5% of 95% intervals contain the true difference, with new seeds and new sentences each time."""
     generator = np.random.default_rng(1)
     truth = -0.3 if draw is text_like else image_truth(spread)
     held = 0
@@ -108,7 +108,7 @@ def test_intervals_have_nominal_coverage(draw: Any, seeds: tuple[int, int], spre
         found = statistics.effect([(1.0, arms[0]), (-1.0, arms[1])])
         assert found.low is not None and found.high is not None and found.p is not None
         held += found.low < truth < found.high
-        assert (found.p < 0.05) == (not found.low <= 0 <= found.high)  # p and interval are of one test
+        assert (found.p < 0.05) == (not found.low <= 0 <= found.high)  # p and interval must agree
     assert 0.925 <= held / 600 <= 0.975
 
 
@@ -121,7 +121,7 @@ def test_smallest_visible_effect_matches_known_values(count: int, visible: float
 
 
 def test_smallest_visible_effect_has_80_percent_power() -> None:
-    """Of studies whose true effect is the smallest visible one, 80% find it at level 5%."""
+    """80% of studies detect the smallest visible effect at level 5%."""
     generator = np.random.default_rng(0)
     error = math.sqrt(2 / 5)
     effect = error * (stats.t.ppf(0.975, 8) + stats.t.ppf(0.8, 8))
@@ -148,7 +148,7 @@ def test_pseudo_values_of_a_mean_equal_the_values() -> None:
 
 
 def test_pseudo_values_have_bootstrap_spread_of_bleu() -> None:
-    """Their standard error is that of a bootstrap over sentences, and their mean is BLEU."""
+    """Their standard error equals that of a bootstrap over sentences, and their mean equals BLEU."""
     generator = np.random.default_rng(2)
     length = generator.integers(6, 20, 300)
     totals = [np.maximum(length - order, 0) for order in range(4)]

@@ -1,4 +1,4 @@
-"""A study that fixes the value of the tuned flag, has test sets for each measure, or only tunes."""
+"""Studies with a fixed value of the tuned flag, with test sets for each measure, or with tuning only."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_fixed_value_needs_no_tuning_and_tuning_needs_no_seeds(tmp_path: Path) -
     ]
     assert plan.undetermined_runs(study, {}) == 0
     tuned = {Planned("recipe", "sas", value, 100, True): value for value in (0.0025, 0.01)}
-    # `least` and `most` keep tuning from going beyond the pair.
+    # `least` and `most` prevent tuning beyond these two values.
     assert len(list(plan.runs(study, tuned))) == 8
     assert plan.arguments(study, Planned("recipe", "sas", 0.005, 1))[1][-4:] == ["--lr", "0.005", "--seed", "1"]
 
@@ -96,7 +96,7 @@ def test_shipped_studies_are_valid(path: Path) -> None:
     assert next(plan.runs(study, {})).setting in study.settings
 
 
-def test_runs_scored_by_another_recipe_or_epochs_are_refused(tmp_path: Path) -> None:
+def test_runs_scored_with_other_recipe_or_epochs_are_refused(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.txt"
     recipe.write_text("data --max-update 10\n[evaluate]\n--beam 5\n")
     study = read(tmp_path, recipe=str(recipe), epochs=[2, 3])

@@ -1,4 +1,4 @@
-"""A clock that a test sets, in place of the one that progress is measured by."""
+"""A clock that tests control, used instead of time.monotonic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 class Clock:
-    """The time, as a test wants it."""
+    """The current time is `now`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0

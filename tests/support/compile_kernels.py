@@ -1,6 +1,6 @@
-"""Compiles every kernel down to machine code for GPUs that need not be here, and prints how many there were.
+"""Compile every kernel to machine code for several GPU types, none of which needs to be present; print the number.
 
-Run by test_kernel_dispatch.py in a process of its own, whose Triton does not interpret.
+test_kernel_dispatch.py runs this in a separate process, in which Triton compiles instead of interpreting.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ SCALARS = {
     **dict.fromkeys(["x_scale", "f_scale", "scale", "eps"], "fp32"),
     **dict.fromkeys(["seed", "threshold", "rows"], "i32"),
 }
-Target = tuple[int, str, str, int]  # capability, type of the activations and of the parameters, C
-# And for how many norms.
-TARGETS: list[tuple[Target, list[int]]] = [
+Target = tuple[int, str, str, int]  # capability, dtype of activations, dtype of parameters, C
+TARGETS: list[tuple[Target, list[int]]] = [  # with the numbers of norms
     ((75, "fp16", "fp16", 512), [2]),
     ((80, "bf16", "bf16", 1000), [3]),
     ((80, "bf16", "fp32", 8192), [2]),
@@ -42,14 +41,14 @@ def compile_one(kernel: Any, target: Target, lanes: int, norms: int = 0, save: b
     }
     shape = dict(fused._shape(channels, lanes))
     options = {"num_warps": shape.pop("num_warps")}
-    last = int(kernel is kernels.chain_backward)  # which does without the last bias
+    last = int(kernel is kernels.chain_backward)  # the backward kernel has no last bias
     fixed = {**shape, "NORMS": norms, "DROPOUT": save, "SAVE": save, **dict.fromkeys(AFFINE[2 * norms - last :])}
     if not save:
         fixed["stats_ptr"] = None
     names = kernel.arg_names
     constants = {name: value for name, value in fixed.items() if name in names}
     signature = {name: "constexpr" if name in constants else types.get(name, f"*{activations}") for name in names}
-    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 2):  # arguments go by number there
+    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 2):  # arguments are numbered there
         signature = {names.index(name): kind for name, kind in signature.items() if kind != "constexpr"}
         constants = {names.index(name): value for name, value in constants.items()}
     made = triton.compile(

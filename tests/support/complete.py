@@ -1,4 +1,4 @@
-"""A pytest plugin: a run passes only if every collected test was run to its end."""
+"""A pytest plugin: a run passes only if every collected test has finished."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ class EveryTestEnds:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A worker runs a part of the tests and does not know what the others run.
+    # Not in xdist's workers, which only know their own part of the tests.
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(EveryTestEnds())

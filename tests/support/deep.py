@@ -1,4 +1,4 @@
-"""Deep and lopsided models of a structure, and how they start."""
+"""Deep and lopsided models of a structure, and their first loss and gradient."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
 
 
 def build(residual: str, encoder: int, decoder: int, **options: object) -> Any:
-    """A new model, the same one every time."""
+    """Return a new model, always with the same weights."""
     torch.manual_seed(1)
     args = argparse.Namespace(residual=residual, encoder_layers=encoder, decoder_layers=decoder, **SIZE, **options)
     return ARCH_MODEL_REGISTRY["transformer_resid"].build_model(args, TASK)
@@ -29,7 +29,7 @@ def build(residual: str, encoder: int, decoder: int, **options: object) -> Any:
 def start(
     residual: str, encoder: int, decoder: int, autocast: bool, dtype: torch.dtype = torch.float32, **options: object
 ) -> tuple[float, float]:
-    """The loss of a new model, and the norm of its gradient."""
+    """Return the loss of a new model and the norm of its gradient."""
     model = build(residual, encoder, decoder, **options).to(dtype).train()
     source, target = (torch.randint(4, len(WORDS), (3, 6)) for _ in range(2))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):

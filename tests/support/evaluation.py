@@ -1,4 +1,4 @@
-"""Helpers for the tests of evaluation, whose fixtures are in evaluation/conftest.py."""
+"""Helpers for tests of evaluation; the fixtures are in evaluation/conftest.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fairseq_resid.runs.run import Run
 
 BIN = Path(sys.executable).parent
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:"
-SENTENCES = 19  # no multiple of 8: fairseq-fixed drops the rest of the last batch unless the plugin keeps it
+SENTENCES = 19  # not a multiple of 8: fairseq-fixed would drop the last batch without our patch
 Capture = pytest.CaptureFixture[str]
 
 
@@ -24,7 +24,7 @@ def shell(*words: object, cwd: Path) -> str:
 
 
 class Decoder:
-    """Stands for fairseq-generate: writes a log, counts its calls."""
+    """A replacement for fairseq-generate that writes a log and records its calls."""
 
     def __init__(self, lines: int = SENTENCES) -> None:
         self.commands: list[list[str]] = []

@@ -18,7 +18,7 @@ archs = pytest.mark.parametrize("arch", ARCHS)
 
 
 def built(args: argparse.Namespace) -> tuple[Any, Any]:
-    """Return the task and a new model of a command line."""
+    """Return the task and a new model for parsed arguments."""
     task = tasks.setup_task(args)
     torch.manual_seed(0)
     return task, task.build_model(args)
@@ -31,12 +31,12 @@ def stock(corpus: Path) -> Any:
 
 
 def described(model: torch.nn.Module) -> list[dict[str, Any]]:
-    """Return what each site is: its --residual name and its options."""
+    """Return the description of each site: its --residual name and its options."""
     return [site.described for site in model.modules() if isinstance(site, connections.ResidualConnection)]
 
 
 def pairs(task: Any, split: str = "valid", count: int = 8) -> dict[str, Any]:
-    """Return the first pairs of a set as one batch."""
+    """Return the first pairs of a split as one batch."""
     if split not in task.datasets:
         task.load_dataset(split)
     dataset = task.dataset(split)

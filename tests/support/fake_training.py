@@ -1,4 +1,4 @@
-"""A fairseq-train that only notes how it was called; the fixture `fake_train` installs it."""
+"""A fake fairseq-train that only records its arguments; the fixture `fake_train` installs it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ FAKE = """#!/bin/sh
 echo "$@" >> FOLDER/calls
 while [ "$1" != --save-dir ]; do shift; done
 [ -e FOLDER/crash ] || cp FOLDER/whole.pt "$2/checkpoint_1_9.pt"
-[ ! -e FOLDER/slow ] || { trap 'kill $!; echo asked to stop >> FOLDER/calls; exit 0' TERM INT; sleep 30 & wait; }
+[ ! -e FOLDER/slow ] || { trap 'kill $!; echo stopped by a signal >> FOLDER/calls; exit 0' TERM INT; sleep 30 & wait; }
 exit $(cat FOLDER/code)
 """
 
 
 def make_data(folder: Path) -> None:
-    """Make what looks like a data folder."""
+    """Make a folder with the file names of a data folder."""
     folder.mkdir(parents=True)
     for name in (
         "dict.en.txt",

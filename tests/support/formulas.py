@@ -1,4 +1,4 @@
-"""What reference formulas are made of, in slow and obvious PyTorch. `p` holds the parameters of a site by name."""
+"""Building blocks of reference formulas, in slow and obvious PyTorch. `p` maps names to the parameters of a site."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
 
 
 def norm(x: Tensor, p: Parameters, name: str = "norm", eps: float = 1e-5) -> Tensor:
-    """The LayerNorm of a site that is stored under a name."""
+    """The LayerNorm of a site with this name."""
     return layer_norm(x, p[f"{name}.weight"], p[f"{name}.bias"], eps)
 
 

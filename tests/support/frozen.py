@@ -1,9 +1,9 @@
-"""The names, shapes and numbers of parameters of every structure, as earlier versions wrote them into checkpoints.
+"""Names, shapes and numbers of parameters of every structure, as in the checkpoints of earlier versions.
 
     python tests/support/frozen.py
 
-adds the structures that have a test file and are not there yet. It changes nothing that is there: a checkpoint has
-these names for ever.
+adds the structures that have a test file and are not in the list. It never changes existing entries, because existing
+checkpoints contain these names.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent.parent / "stored"
-NAMES = FOLDER / "state_dict_names.json"  # {variant: {name: shape}}, without those that all variants have
+NAMES = FOLDER / "state_dict_names.json"  # {variant: {name: shape}}; names that all variants share are under COMMON
 COUNTS = FOLDER / "parameter_counts.json"  # {variant: parameters}
 COMMON = "every variant"
 COMMAND = "python tests/support/frozen.py"
@@ -25,13 +25,13 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def shapes_by_name(model: Any) -> dict[str, list[int]]:
-    """Name and shape of everything in a state dict; the buffer that only 0.12.2 stores left out."""
+    """Return the shapes in a state dict by name, without the buffer that only 0.12.2 stores."""
     state = model.state_dict()
     return {key: list(value.shape) for key, value in state.items() if not key.endswith("_float_tensor")}
 
 
 def text_of_names(names: dict[str, dict[str, list[int]]]) -> str:
-    """One line for each name."""
+    """Return the JSON text of the names, one line for each."""
     variants = []
     for variant, shapes in names.items():
         lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(shape)}" for name, shape in shapes.items())
@@ -41,7 +41,7 @@ def text_of_names(names: dict[str, dict[str, list[int]]]) -> str:
 
 
 def add() -> list[str]:
-    """Add the variants that are not there; return them."""
+    """Add the missing variants; return their labels."""
     from support import models, structures
 
     names, counts = read(NAMES), read(COUNTS)
@@ -64,7 +64,7 @@ def main() -> int:
     for folder in (FOLDER.parent, FOLDER.parent.parent):
         sys.path.insert(0, str(folder))
     added = add()
-    print(f"added: {', '.join(added)}" if added else "nothing to add: every structure with a test file is there")
+    print(f"added: {', '.join(added)}" if added else "nothing to add: every structure with a test file is listed")
     return 0
 
 

@@ -1,8 +1,7 @@
-"""Checkpoints that somebody has made to do harm, and what each of the loaders does with them.
+"""Malicious checkpoints, and the results of loading them.
 
-`write(folder, healthy, command)` writes one file of every kind. Run as
-`python -m support.hostile FILE:FILE:...`, it gives every file to both loaders, each in a process of its own, and prints
-what came of it.
+`write(folder, healthy, command)` writes one file of every kind. `python -m support.hostile FILE:FILE:...` loads every
+file with both loaders in a separate process and prints the results as JSON.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from support.hostile_pickles import EXTENSION, programs, state_of
 
 State = dict[str, Any]
 
-SECONDS = 15  # that a load may take on a busy machine
+SECONDS = 15  # limit for a load on a busy machine
 
 
 def write(folder: Path, healthy: Path, command: str) -> dict[str, Path]:
-    """Write a file of every kind; return them by name. Those of `MISFITS` are no trouble to a loader alone."""
+    """Write a file of every kind; return them by name. `MISFITS` only fail when their model is built."""
     folder.mkdir()
     made: dict[str, Path] = {}
 
@@ -57,12 +56,12 @@ def write(folder: Path, healthy: Path, command: str) -> dict[str, Path]:
 
 
 def memory(key: str) -> int:
-    """Return a figure of this process in KiB."""
+    """Return a memory figure of this process in KiB."""
     return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if key in line)
 
 
 def loaded(loaders: dict[str, Callable[[str], object]], file: Path) -> dict[str, Any]:
-    """Give a file to each loader in a child; return what they said, how many MiB they took at most, and the seconds."""
+    """Load a file with each loader in a child process; return their messages, peak growth in MiB, and seconds."""
     reading, writing = os.pipe()
     begun = time.monotonic()
     child = os.fork()
@@ -92,7 +91,7 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from fairseq import checkpoint_utils
 
-    import fairseq_resid.models  # noqa: F401  (bridges fairseq)
+    import fairseq_resid.models  # noqa: F401  (applies the patches)
     from fairseq_resid.fairseq_patches import load_checkpoint
 
     torch.set_num_threads(1)

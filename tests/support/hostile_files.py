@@ -1,4 +1,4 @@
-"""Files that are no healthy checkpoints, and changes of healthy ones that do harm."""
+"""Files that are not healthy checkpoints, and malicious changes to healthy ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ State = dict[str, Any]
 
 
 def archive(file: Path, program: bytes, packed: int = zipfile.ZIP_STORED, record: bytes = bytes(16)) -> None:
-    """Write a zip archive as torch does, with one storage of four numbers."""
+    """Write a zip archive like torch, with one storage of four numbers."""
     with zipfile.ZipFile(file, "w", packed) as made:
         made.writestr("archive/data.pkl", program)
         made.writestr("archive/byteorder", sys.byteorder)
@@ -33,7 +33,7 @@ def archive(file: Path, program: bytes, packed: int = zipfile.ZIP_STORED, record
 
 
 class Text(str):
-    """A str that is none."""
+    """A subclass of str."""
 
 
 class Scripted(torch.nn.Module):
@@ -42,7 +42,7 @@ class Scripted(torch.nn.Module):
 
 
 def files(command: str) -> dict[str, Callable[[Path, State], object]]:
-    """Return what writes a file that is no healthy checkpoint, by name: `make(file, state of a healthy one)`."""
+    """Return functions that write a file that is not a healthy checkpoint, by name: `make(file, healthy state)`."""
 
     def old(file: Path, value: Any) -> None:
         torch.save(value, file, _use_new_zipfile_serialization=False)
@@ -109,7 +109,7 @@ def files(command: str) -> dict[str, Callable[[Path, State], object]]:
         "file: empty": bytes_of(b""),
         "file: cut off": cut,
         "file: a zip archive of something else": lambda file, state: zipfile.ZipFile(file, "w").writestr("a", "b"),
-        "file: a bit of its program is wrong": one_bit,
+        "file: one wrong bit in its program": one_bit,
         "file: a folder": lambda file, state: file.mkdir(),
         "file: a named pipe": lambda file, state: os.mkfifo(file),
         "file: a link to itself": lambda file, state: file.symlink_to(file),
@@ -120,7 +120,7 @@ def files(command: str) -> dict[str, Callable[[Path, State], object]]:
 
 
 def changes(command: str) -> dict[str, Callable[[State], object]]:
-    """Return what changes a healthy checkpoint, by name: `change(state)`."""
+    """Return functions that change a healthy checkpoint, by name: `change(state)`."""
     code = f"__import__('os').system({command!r})"
 
     def setting(section: str, name: str, value: Any) -> Callable[[State], object]:
@@ -148,46 +148,46 @@ def changes(command: str) -> dict[str, Callable[[State], object]]:
     nested = [{"inner": ({"x": argparse.Namespace(conv_feature_layers=code)},)}]
     return {
         "config: code": setting("optimizer", "adam_betas", code),
-        "config: code in the model's": setting("model", "encoder_xformers_att_config", code),
+        "config: code in the model config": setting("model", "encoder_xformers_att_config", code),
         "config: code as bytes": setting("model", "encoder_layers", code.encode()),
         "config: code as a bytearray": setting("model", "encoder_layers", bytearray(code.encode())),
         "config: code as an array": setting("model", "encoder_layers", np.frombuffer(code.encode(), np.uint8).copy()),
-        "config: code far inside": setting("model", "nested", nested),
+        "config: deeply nested code": setting("model", "nested", nested),
         "config: code in a str of another class": setting("optimizer", "adam_betas", Text(code)),
         "config: code in the old args": lambda state: state.update(args=argparse.Namespace(lamb_betas=code)),
         "config: a literal of 80 GB": setting("model", "encoder_layers", "[0] * 10000000000"),
         "config: a literal of literals": setting("model", "encoder_layers", "[0]" + " * 1000" * 5),
         "config: the environment": setting("common", "wandb_project", "${oc.env:HOME}"),
-        "config: the environment, as of old": setting("common", "wandb_project", "x${env:HOME}"),
+        "config: the environment, old syntax": setting("common", "wandb_project", "x${env:HOME}"),
         "config: the environment in a list": setting("common", "names", ["${oc.env:HOME}"]),
-        "config: a config out of nothing": lambda state: state["cfg"].update(
+        "config: a config created by a resolver": lambda state: state["cfg"].update(
             optimizer="${oc.create:{adam_betas:" + repr(code) + "}}"
         ),
         "config: text": lambda state: state.update(cfg=f"optimizer: {{adam_betas: {code!r}}}"),
         "config: old args that are text": lambda state: state.update(args="adam_betas: (1, 2)"),
-        "config: lists that hold each other twice": laughing,
-        "config: that holds itself": into_itself,
+        "config: lists that contain each other twice": laughing,
+        "config: contains itself": into_itself,
         "config: 20,000 settings": lambda state: state["cfg"].update({f"x{n}": n for n in range(20_000)}),
         "weights: NaN": filled(float("nan")),
         "weights: infinite": filled(float("inf")),
         "weights: a list": weight(lambda model, name: model.update({name: [1.0, 2.0]})),
-        "weights: none at all": lambda state: state.pop("model"),
-        "weights: of no names": lambda state: state.update(model=[torch.zeros(3)]),
+        "weights: missing": lambda state: state.pop("model"),
+        "weights: without names": lambda state: state.update(model=[torch.zeros(3)]),
         "history: text": lambda state: state.update(optimizer_history="num_updates"),
-        "history: updates that are text": lambda state: state["optimizer_history"][-1].update(num_updates="many"),
+        "history: text as number of updates": lambda state: state["optimizer_history"][-1].update(num_updates="many"),
     }
 
 
 def one_weight(change: Callable[[Any, str], object]) -> Callable[[State], object]:
-    """Let `change(model, name)` change one of the weights that are no embeddings."""
+    """Apply `change(model, name)` to the first weight that is not an embedding."""
     return lambda state: change(
         state["model"],
         next(name for name, weight in state["model"].items() if weight.dim() > 1 and "embed" not in name),
     )
 
 
-def asks_for(of_text: dict[str, Any], of_images: dict[str, Any]) -> Callable[[State], object]:
-    """Let the model's config ask for something else."""
+def config_with(of_text: dict[str, Any], of_images: dict[str, Any]) -> Callable[[State], object]:
+    """Return a function that changes the model config."""
 
     def change(state: State) -> None:
         settings = vars(state["cfg"]["model"])
@@ -196,20 +196,24 @@ def asks_for(of_text: dict[str, Any], of_images: dict[str, Any]) -> Callable[[St
     return change
 
 
-# What only whoever builds the model can see: `change(state of a healthy one)`.
+# Misfits of model and weights, which show only when the model is built: `change(healthy state)`.
 MISFITS: dict[str, Callable[[State], object]] = {
     "misfit: a weight is missing": one_weight(lambda model, name: model.pop(name)),
-    "misfit: a weight too many": one_weight(lambda model, name: model.update({f"{name}.more": model[name]})),
+    "misfit: an extra weight": one_weight(lambda model, name: model.update({f"{name}.more": model[name]})),
     "misfit: another shape": one_weight(lambda model, name: model.update({name: torch.zeros(3, 5)})),
     "misfit: whole numbers": one_weight(lambda model, name: model.update({name: model[name].long()})),
     "misfit: complex numbers": one_weight(lambda model, name: model.update({name: model[name].to(torch.complex64)})),
-    "misfit: asks for layers of 20 GB": asks_for({"encoder_ffn_embed_dim": 10**8}, {"stage_channels": "16,32,20000"}),
-    "misfit: asks for embeddings of 40 GB": asks_for(
+    "misfit: config with layers of 20 GB": config_with(
+        {"encoder_ffn_embed_dim": 10**8}, {"stage_channels": "16,32,20000"}
+    ),
+    "misfit: config with embeddings of 40 GB": config_with(
         {"encoder_embed_dim": 10**8, "decoder_embed_dim": 10**8}, {"stage_channels": "16,30000,60000"}
     ),
-    "misfit: asks for six thousand layers": asks_for({"decoder_layers": 6000}, {"stage_blocks": "1,1,6000"}),
-    "misfit: asks for positions of 800 MB": asks_for(
+    "misfit: config with six thousand layers": config_with({"decoder_layers": 6000}, {"stage_blocks": "1,1,6000"}),
+    "misfit: config with positions of 800 MB": config_with(
         {"max_source_positions": 3_000_000}, {"stage_blocks": "1,1000000,1"}
     ),
-    "misfit: asks for 2^62 positions": asks_for({"max_target_positions": 2**62}, {"stage_channels": f"8,8,{2**62}"}),
+    "misfit: config with 2^62 positions": config_with(
+        {"max_target_positions": 2**62}, {"stage_channels": f"8,8,{2**62}"}
+    ),
 }

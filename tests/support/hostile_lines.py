@@ -1,4 +1,4 @@
-"""Hostile text and damaged files, by a seed: every kind of line that a text can hold, and bytes that are no text."""
+"""Hostile text and damaged files, generated from a seed: unusual but valid lines of text, and invalid bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 Choose = random.Random
 
-# What str.splitlines breaks on and a text does not, but for LF.
+# Characters other than LF at which str.splitlines breaks lines.
 BREAKS = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\r"
 SPACES = " \t\xa0\u1680\u2000\u2003\u2007\u2009\u200a\u202f\u205f\u3000"
 JOINERS = "\u200b\u200c\u200d\u2060\ufeff\xad\u034f\u180e"
@@ -58,7 +58,7 @@ CASING = "İıIiißẞŉǰΐΰևẖﬀﬁﬃſKÅΣςǅǆᾳ"
 
 @cache
 def assigned() -> list[str]:
-    """Return every character that Unicode gives a meaning, by number; no controls, no surrogates."""
+    """Return every assigned Unicode character in order, except controls and surrogates."""
     return [chr(at) for at in range(sys.maxunicode + 1) if unicodedata.category(chr(at)) not in ("Cn", "Cs", "Cc")]
 
 
@@ -107,7 +107,7 @@ def _mixed(choose: Choose) -> str:
     )
 
 
-# Text in UTF-8 without NUL and LF, 10,000 characters at most.
+# UTF-8 text without NUL and LF, with at most 10,000 characters.
 VALID: dict[str, Callable[[Choose], str]] = {
     "words": lambda choose: some(choose, ["the", "old", "fox", "sees", "a", "river", ".", ","]),
     "any code points": _anything,
@@ -163,7 +163,7 @@ BAD: dict[str, Callable[[Choose], bytes]] = {
 
 
 def valid(seed: int, count: int, without: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield so many lines of text, of every kind in turn."""
+    """Yield `count` lines of text, cycling through all kinds."""
     choose = random.Random(seed)
     kinds = cycle(kind for name, kind in VALID.items() if name not in without)
     for _ in range(count):
@@ -171,7 +171,7 @@ def valid(seed: int, count: int, without: tuple[str, ...] = ()) -> Iterator[str]
 
 
 def bad(seed: int, count: int, without: tuple[str, ...] = ()) -> Iterator[bytes]:
-    """Yield so many lines that cannot be used, of every kind in turn."""
+    """Yield `count` unusable lines, cycling through all kinds."""
     choose = random.Random(seed)
     kinds = cycle(kind for name, kind in BAD.items() if name not in without)
     for _ in range(count):
@@ -179,7 +179,7 @@ def bad(seed: int, count: int, without: tuple[str, ...] = ()) -> Iterator[bytes]
 
 
 def any_lines(seed: int, count: int, share: float = 0.2) -> Iterator[bytes]:
-    """Yield lines of both sorts; a fifth of them cannot be used."""
+    """Yield a mixture of valid and unusable lines; `share` of them are unusable."""
     choose = random.Random(seed)
     sorts = valid(seed, count), bad(seed, count)
     for _ in range(count):
@@ -199,7 +199,7 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def altered(choose: Choose, value: Any) -> Any:
-    """Return what JSON has with one value of it taken away or replaced by an odd one."""
+    """Return a JSON value with one part removed or replaced by an odd value."""
     value = json.loads(json.dumps(value))
     path = choose.choice(list(_paths(value)))
     if not path:
@@ -215,7 +215,7 @@ def altered(choose: Choose, value: Any) -> Any:
 
 
 def damaged(choose: Choose, content: bytes) -> bytes:
-    """Return a file's content with bytes changed, cut out, put in, doubled or cut off; or another content."""
+    """Return a file's content with bytes changed, removed, inserted, repeated or truncated; or different content."""
     found = bytearray(content)
     for _ in range(choose.choice([1, 1, 1, 2, 5, 30])):
         start = choose.randrange(len(found) + 1)

@@ -1,4 +1,4 @@
-"""Programs of pickles, written by hand, that run code or use far more memory or time than their length."""
+"""Handwritten pickle programs that run code or use far more memory or time than their length justifies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-EXTENSION = 200  # a code of copyreg's that nobody has
+EXTENSION = 200  # an unused copyreg extension code
 
 
 def text(value: str) -> bytes:
@@ -67,7 +67,7 @@ def state_of(value: bytes, key: str = "extra_state") -> bytes:
 
 
 def programs(command: str) -> dict[str, bytes]:
-    """Return programs that run a command, or would use far more memory or time than their length, by name."""
+    """Return programs that would run a command or use far more memory or time than their length, by name."""
     run, python = text(command), text(f"__import__('os').system({command!r})")
     system, popen = named("os", "system"), named("subprocess", "Popen")
     words = b"]" + b"".join(text(word) + b"a" for word in command.split())
@@ -105,7 +105,7 @@ def programs(command: str) -> dict[str, bytes]:
         "torch._utils._rebuild_wrapper_subclass": call("torch._utils", "_rebuild_wrapper_subclass", system, run),
         "numpy.load": call("numpy", "load", text("/nowhere"), b"N", b"\x88"),
         "copyreg._reconstructor": call("copyreg", "_reconstructor", popen, named("builtins", "object"), b"N"),
-        "REDUCE of what was called": call("collections", "OrderedDict") + run + b"\x85R",
+        "REDUCE of a result": call("collections", "OrderedDict") + run + b"\x85R",
         "BUILD of a class": named("argparse", "Namespace") + b"N}" + text("__repr__") + system + b"s\x86b",
         "BUILD of a dict": call("collections", "OrderedDict") + b"}" + text("copy") + system + b"sb",
         "BUILD of a namespace": named("argparse", "Namespace") + b")\x81}" + text("__class__") + system + b"sb",
@@ -124,46 +124,46 @@ def programs(command: str) -> dict[str, bytes]:
         "persistent id of a dict": b"}Q",
         "persistent id of an old module": b"(" + text("module") + system + run + text("x") + b"tQ",
         "array of objects": array + b"(K\x01K\x01\x85" + objects + b"\x89]" + call("os", "system", run) + b"atb",
-        "dtype that is set": floats + b"(K\x03" + text("<") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x3ftb",
+        "dtype with changed flags": floats + b"(K\x03" + text("<") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x3ftb",
         "dtype of objects": objects,
     }
     doubling = latin("ab" * 100)
     for _ in range(40):
         doubling = named("_codecs", "encode") + b"(" + doubling + text("hex_codec") + b"tR"
-    # Each is left on the stack: the tuple of all of them ends the program.
+    # All values stay on the stack, and the program ends by making a tuple of them.
     laughs = b"(]" + put(0) + b"".join(b"]" + get(n) + b"a" + get(n) + b"a" + put(n + 1) for n in range(60)) + b"t"
     tuples = b"()" + put(0) + b"".join(get(n) + get(n) + b"\x86" + put(n + 1) for n in range(60)) + b"t"
     bombs = {
-        "lists that hold each other twice": laughs,
-        "lists that hold each other twice, named": b"}" + text("x") + laughs + b"s",
-        "tuples that hold each other twice": tuples,
-        "a key whose hash takes for ever": b"}" + tuples + b"K\x01s",
-        "a key that is deep": b"}" + b")" + b"\x85" * 100_000 + b"K\x01s",
-        "a list that holds itself": b"]" + put(0) + get(0) + b"a",
-        "a namespace that holds itself": itself,
+        "lists that contain each other twice": laughs,
+        "lists that contain each other twice, in a dict": b"}" + text("x") + laughs + b"s",
+        "tuples that contain each other twice": tuples,
+        "a key whose hash never ends": b"}" + tuples + b"K\x01s",
+        "a deeply nested key": b"}" + b")" + b"\x85" * 100_000 + b"K\x01s",
+        "a list that contains itself": b"]" + put(0) + get(0) + b"a",
+        "a namespace that contains itself": itself,
         "100,000 lists deep": b"]" * 100_000 + b"a" * 99_999,
         "100,000 tuples deep": b")" + b"\x85" * 100_000,
         "a million empty lists": b"(" + b"]" * 1_000_000 + b"t",
         "keys that collide": b"}(" + b"".join(integer(n * (2**61 - 1)) + b"N" for n in range(20_000)) + b"u",
-        "a memo of four thousand million": b"]" + put(2**32 - 1) + get(7),
+        "a memo of 4e9 entries": b"]" + put(2**32 - 1) + get(7),
         "a text longer than the file": b"X" + struct.pack("<I", 2**32 - 1) + b"x",
         "a bytearray of 100 GB": call("__builtin__", "bytearray", integer(10**11)),
-        "a tensor of 400 GB by its class": call("torch", "FloatStorage", integer(10**11)),
+        "a tensor of 400 GB, by its storage class": call("torch", "FloatStorage", integer(10**11)),
         "bytes doubled forty times": doubling,
         "an array of 800 GB": call("numpy", "ndarray", sizes(10**11), floats),
         "an array of 800 GB, rebuilt": call(core, "_reconstruct", ndarray, sizes(10**11), latin("d")),
         "an array of 80 GB in 8 bytes": array + b"(K\x01" + sizes(10**10) + floats + b"\x89" + eight + b"tb",
         "an array of 8e9 objects": call("numpy", "ndarray", sizes(10**9), objects),
-        "a tensor spread out to 1e12": tensor((10**6, 10**6), (0, 0)),
-        "a tensor spread out to 1e12 by overlaps": tensor((10**6, 10**6), (1, 1)),
-        "a tensor past its storage": tensor((4,), (1,), 1),
-        "a tensor of steps past its storage": tensor((2, 2), (10**9, 1)),
+        "a tensor expanded to 1e12": tensor((10**6, 10**6), (0, 0)),
+        "a tensor expanded to 1e12 with overlaps": tensor((10**6, 10**6), (1, 1)),
+        "a tensor beyond its storage": tensor((4,), (1,), 1),
+        "a tensor with strides beyond its storage": tensor((2, 2), (10**9, 1)),
         "a tensor before its storage": tensor((4,), (-1,)),
         "a tensor of 65 dimensions": tensor((1,) * 65, (1,) * 65),
-        "a tensor of more than 2^63": tensor((2**62, 2**62), (1, 1)),
+        "a tensor of more than 2^63 elements": tensor((2**62, 2**62), (1, 1)),
         "a storage larger than its record": tensor((10**9,), (1,), 0, 10**9),
-        "a storage of no record": storage("1", 4),
-        "a storage of another's file": storage("../../etc/passwd", 4),
+        "a storage without a record": storage("1", 4),
+        "a storage named like another file": storage("../../etc/passwd", 4),
         "a sparse tensor": call("torch._utils", "_rebuild_sparse_tensor", named("torch", "sparse_coo"), b")"),
         "a quantised tensor": call(rebuild, "_rebuild_qtensor", storage("0", 4), b"K\x00", sizes(10**12), sizes(0)),
         "a meta tensor": call(rebuild, "_rebuild_meta_tensor_no_storage", whole, sizes(10**12), sizes(1), b"\x89"),

@@ -27,7 +27,7 @@ def main(name: str, out: Path, *flags: object) -> int:
 
 
 def error_of(capsys: Capture, name: str, out: Path, *flags: object) -> str:
-    """Return the one line that a run that fails ends with; nothing of it is left."""
+    """Run a command that must fail, check that it leaves no partial files, and return its one-line error."""
     capsys.readouterr()
     try:
         code = main(name, out, *flags)
@@ -56,7 +56,7 @@ def content(data: Path, without: str = "") -> dict[str, str]:
 
 
 def release(folder: Path, name: str = "cifar10", **changed: str | bytes | None) -> Path:
-    """Write a small release; `changed` are the ends of its members' names, with `_` for the dot."""
+    """Write a small release; the names in `changed` are ends of member names, with `_` for the dot."""
     inside = mirror.cifar_members(name)
     for end, data in changed.items():
         (member,) = [member for member in inside if member.replace(".", "_").endswith(end)]

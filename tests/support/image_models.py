@@ -24,7 +24,7 @@ CLASSES = ["ant", "bee", "cow", "dog"]
 
 
 def write_data(folder: Path, train: int = 96, valid: int = 24, test: int = 40) -> Path:
-    """Write a data folder of four classes that a small network can tell apart."""
+    """Write a data folder with four classes that a small network can distinguish."""
     generator = np.random.default_rng(5)
     means = generator.integers(40, 200, (len(CLASSES), 3, 1, 1))
     folder.mkdir(parents=True)

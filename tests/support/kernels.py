@@ -1,4 +1,4 @@
-"""Kernels and the formulas in fp64, on a GPU if there is one, else in Triton's interpreter."""
+"""Kernels and their formulas in fp64, on a GPU if there is one, otherwise in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def sas_parameters(c: int, dtype: torch.dtype = torch.float32) -> Tensors:
 
 
 def results(function: Any, x: Tensor, f: Tensor, parameters: Tensors, g: Tensor, **given: Any) -> Tensors:
-    """y and every gradient of it."""
+    """Return y and all of its gradients."""
     y = function(x, f, parameters, **given)
     return [y, *torch.autograd.grad(y, [x, f, *parameters], g.to(y.dtype))]
 
@@ -97,7 +97,10 @@ def in_double(*tensors: Tensor) -> Tensors:
 def check(
     kind: str, x: Tensor, f: Tensor, parameters: Tensors, p: float = 0.0, slack: float = 1.0, **scales: float
 ) -> None:
-    """y and every gradient to fp32's rounding, or in 16 bits to twice the error of eager PyTorch, the masks equal."""
+    """Compare y and all gradients with fp64: to fp32's rounding, or in 16 bits to twice the error of eager PyTorch.
+
+    All use the same dropout mask.
+    """
     kernel, reference, eager = {
         "chain": (fused_chain, chain, eager_chain),
         "sas": (fused_sas, sas, eager_sas),

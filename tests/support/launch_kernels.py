@@ -1,7 +1,7 @@
-"""Launches every kernel twice, on a driver that writes down what it is given, and compares: prints how many kernels.
+"""Launch every kernel twice on a driver that records its arguments, compare them and print the number of kernels.
 
-The second launch of a kind leaves out Triton's own way to the compiled kernel (fused._launch); the driver must not see
-a difference. Run by test_kernel_dispatch.py in a process of its own, whose Triton does not interpret.
+The second launch bypasses Triton's own lookup of the compiled kernel (fused._launch); the driver must receive the same
+arguments. test_kernel_dispatch.py runs this in a separate process, in which Triton compiles instead of interpreting.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LAUNCHES: list[list[Any]] = []
 
 class Utils:
     def load_binary(self, *_: Any) -> tuple[int, ...]:
-        # A module, a function, and what the function takes of the processor: newer Tritons ask for more.
+        # Module, function, and resources that the function uses. Newer Triton versions expect one more number.
         return (
             (0, 1, 32, 0, 1024) if "n_max_threads" in CompiledKernel._init_handles.__code__.co_names else (0, 1, 32, 0)
         )
@@ -31,7 +31,7 @@ class Utils:
 
 
 class Launcher:
-    """Where a kernel's arguments arrive, for the C function that hands them to the driver."""
+    """Receives a kernel's arguments in place of the C function that passes them to the driver."""
 
     def __init__(self, source: Any, metadata: Any) -> None:
         self.name = metadata.name
@@ -39,7 +39,7 @@ class Launcher:
 
     def __call__(self, *given: Any) -> None:
         grid, arguments = given[:3], given[-self.arguments :]
-        assert len(given) - self.arguments == 9  # grid, stream, function, two of metadata, two hooks
+        assert len(given) - self.arguments == 9  # grid (3), stream, function, metadata (2), hooks (2)
         shown = [(each.dtype, tuple(each.shape)) if isinstance(each, Tensor) else each for each in arguments]
         LAUNCHES.append([self.name, *grid, *shown])
 
@@ -58,7 +58,7 @@ class Driver:
 
 
 def run(c: int, offset: int) -> None:
-    """A forward and backward pass of both structures; of all tensors x and f begin where `offset` says."""
+    """Run both structures forward and backward; x and f start at `offset` in their storages."""
     x, f = (torch.zeros(6 * c + offset)[offset:].view(6, c).requires_grad_() for _ in range(2))
     norms = [torch.zeros(c, requires_grad=True) for _ in range(4)]
     gates = [torch.zeros(*shape, requires_grad=True) for shape in ((2 * c, 2 * c), (2 * c,), (2, c), (2,))]

@@ -1,4 +1,4 @@
-"""A mirror of WMT'14, IWSLT'15 and CIFAR with the official archive names, members and formats, holding made-up data."""
+"""A mirror of WMT'14, IWSLT'15 and CIFAR: the official archive names, members and formats, with made-up data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORDS = {language: text.split() for language, text in TEXT.items()}
 
 
 def sentence(choose: random.Random, language: str, length: int) -> str:
-    """Return a sentence of made-up text, capitalised, with quotes, a number and punctuation now and then."""
+    """Return a random capitalised sentence, sometimes with quotes or a number."""
     words = [choose.choice(WORDS[language]) for _ in range(length)]
     if choose.random() < 0.2:
         words[0] = f"“{words[0]}”" if choose.random() < 0.5 else f'"{words[0]}"'
@@ -35,14 +35,14 @@ def sentence(choose: random.Random, language: str, length: int) -> str:
 
 
 def pairs(count: int, languages: tuple[str, str], seed: int = 1) -> list[tuple[str, str]]:
-    """Return made-up sentence pairs of like length."""
+    """Return random sentence pairs whose sides have similar lengths."""
     choose = random.Random(f"{languages} {seed}")
     lengths = [choose.randint(4, 14) for _ in range(count)]
     return [(sentence(choose, languages[0], n), sentence(choose, languages[1], n)) for n in lengths]
 
 
 def sides(items: list[tuple[str, str]]) -> tuple[str, str]:
-    """Return both sides of sentence pairs as texts."""
+    """Return the two sides of sentence pairs as texts."""
     return "".join(left + "\n" for left, _ in items), "".join(right + "\n" for _, right in items)
 
 
@@ -62,7 +62,7 @@ def xml(text: str) -> str:
 
 
 def archive(path: Path, members: dict[str, str | bytes]) -> None:
-    """Write an archive, tar or zip, compressed where its name says so, with the same bytes at any time."""
+    """Write a tar or zip archive, compressed according to its name, always with the same bytes."""
     content = io.BytesIO()
     if path.name.endswith(".zip"):
         with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as packed:
@@ -85,7 +85,7 @@ def archive(path: Path, members: dict[str, str | bytes]) -> None:
 
 
 def wmt14(folder: Path, target: str, train: int = 120, evaluation: int = 20) -> Path:
-    """Write the archives of WMT'14 EN-DE or EN-FR; members of other languages stand between, as in the real ones."""
+    """Write the archives of WMT'14 EN-DE or EN-FR, with members of other languages, like the real ones."""
     folder.mkdir(parents=True, exist_ok=True)
     pair, languages = f"{target}-en", ("en", target)
 
@@ -132,13 +132,13 @@ def iwslt15(folder: Path, form: str, train: int = 200, evaluation: int = 25) -> 
 
 
 def pixels(count: int, seed: int) -> np.ndarray:
-    """Return made-up images (count, 3, 32, 32), their channels of different brightness."""
+    """Return random images (count, 3, 32, 32) whose channels differ in brightness."""
     draw = np.random.default_rng(seed)
     return draw.integers(0, [[[100]], [[200]], [[256]]], (count, 3, 32, 32)).astype(np.uint8)
 
 
 def cifar_members(name: str, train: int = 30, test: int = 10) -> dict[str, str | bytes]:
-    """Return the members of a release of CIFAR, with made-up images whose labels go round."""
+    """Return the members of a CIFAR release, with random images and labels that cycle through the classes."""
     from fairseq_resid.data.images import manifest
 
     known = manifest.read(name)

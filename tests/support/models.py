@@ -1,4 +1,4 @@
-"""Small translation models, made without data, and what the tests do with them."""
+"""Small translation models that need no data, and helpers for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TINY = {
     "decoder_layers": 2,
 }
 PRE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
-# 0.12.2's copies of encoder weights, and their place in a layer of 64 channels with 128 hidden units.
+# 0.12.2's copies of encoder weights, with their shapes in a layer of 64 channels and 128 hidden units.
 COPIES = {
     "in_proj_weight": (192, 64),
     "in_proj_bias": (192,),
@@ -57,7 +57,7 @@ def settings(arch, **given):
 
 
 def shaken(model, seed=0, noise=0.03):
-    """The model with every parameter moved, so that no two norms or biases are equal."""
+    """Add noise to every parameter, so that no two norms or biases are equal."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -80,7 +80,7 @@ def copied(model):
 
 
 def adopted(model, given):
-    """Ours with the weights of a stock model."""
+    """Return our model with the weights of a stock model."""
     ours = build(**given)
     ours.load_state_dict(copied(model))
     return ours.eval()
@@ -120,7 +120,7 @@ def translate(model, rows, beam=4):
 
 
 def incremental(model, source, lengths, previous):
-    """Logits of teacher forcing one step at a time."""
+    """Return the logits of teacher forcing, computed one step at a time."""
     encoded, state = model.encoder(source, lengths), {}
     steps = [
         model.decoder(previous[:, : step + 1], encoder_out=encoded, incremental_state=state)[0]
@@ -134,7 +134,7 @@ def sites(model):
 
 
 def close(found, expected, tolerance=1e-5):
-    """Equal to `tolerance` of the largest value: without a norm, values grow from layer to layer."""
+    """Assert equality up to `tolerance` of the largest value, because values grow with depth without a norm."""
     assert found.shape == expected.shape
     worst = ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
     assert worst < tolerance, worst

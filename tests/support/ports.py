@@ -1,4 +1,4 @@
-"""A port of this machine that nobody uses."""
+"""Unused ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data-prep scripts, run on mirrors with made-up text: what several files of tests need of them."""
+"""Helpers for tests that run the data-prep scripts on mirrors with made-up text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def content(folder: Path) -> dict[str, str]:
-    """Return every file of a folder and the hash of its bytes."""
+    """Return the hash of every file in a folder, by relative path."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
@@ -32,7 +32,7 @@ def told(data: Path) -> dict[str, Any]:
 
 
 def decoded(data: Path, split: str, language: str) -> list[str]:
-    """Return the text that a data folder's binary files hold, pieces joined."""
+    """Return the text in a data folder's binary files, with subwords joined."""
     from fairseq.data import Dictionary, data_utils
 
     words = Dictionary.load(str(data / f"dict.{language}.txt"))

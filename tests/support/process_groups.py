@@ -1,4 +1,4 @@
-"""Commands in their own process groups, which tests watch, signal and kill."""
+"""Commands in their own process groups, which tests monitor, signal and kill."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ UPDATES = 150
 
 
 def begin(command: list[str], stdout: Any = subprocess.PIPE) -> subprocess.Popen[str]:
-    """Start a command in a process group of its own, as a terminal does."""
+    """Start a command in its own process group, as a terminal does."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         command, env=variables, start_new_session=True, stdout=stdout, stderr=subprocess.STDOUT, text=True,
-        # Tests that a script runs in its background ignore SIGINT, and what they start inherits it.
+        # A script's background jobs ignore SIGINT, and child processes inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
@@ -36,7 +36,7 @@ def finish(command: list[str]) -> str:
 
 
 def processes_of(group: int) -> list[str]:
-    """Return the processes of a session that still live, and are no zombies."""
+    """Return the names of the running processes of a session, without zombies."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -58,7 +58,7 @@ def wait_for(happened: Callable[[], object], process: subprocess.Popen[str], pau
 
 
 def logged(run: Path) -> int:
-    """Return how many updates the log of a run tells of."""
+    """Return the number of updates in a run's log."""
     file = run / "train.log"
     return len(updates(file.read_text())) if file.exists() else 0
 
@@ -68,7 +68,7 @@ def all_are_whole(run: Path) -> bool:
 
 
 def trainer_of(rank: int) -> int:
-    """Return the PID of the fairseq-train that is a rank of a training started by hand."""
+    """Return the PID of the fairseq-train with this rank in a training started by hand."""
     for status in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = status.read_text().split("\0")
@@ -78,7 +78,7 @@ def trainer_of(rank: int) -> int:
             words
         ):
             return int(status.parent.name)
-    raise AssertionError(f"no rank {rank}")
+    raise AssertionError(f"no fairseq-train with --distributed-rank {rank} is running")
 
 
 def start_two(recipe: Path, run: Path, *more: str) -> list[subprocess.Popen[str]]:

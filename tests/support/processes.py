@@ -1,4 +1,4 @@
-"""A command and all processes below it, as /proc shows them: what they are, and the memory that they take."""
+"""Process trees and their memory, from /proc."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def resident(pid: int) -> int:
 
 
 def proportional(pid: int) -> dict[str, int]:
-    """Return the proportional set size of each process of a tree by its command line, added up where they are equal."""
+    """Return the proportional set size of a process tree, summed by command line."""
     found: dict[str, int] = {}
     for one in tree(pid):
         with contextlib.suppress(OSError):
@@ -45,5 +45,5 @@ def proportional(pid: int) -> dict[str, int]:
 
 
 def descriptors(pid: int) -> int:
-    """Return how many files a process holds open."""
+    """Return the number of open files of a process."""
     return len(list((PROC / str(pid) / "fd").iterdir()))

@@ -1,4 +1,4 @@
-"""Small corpora, released and custom ones, and their preparation."""
+"""Small released and custom corpora, and their preparation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def told(data: Path) -> dict[str, Any]:
 
 
 def other_text(host: Path, name: str) -> None:
-    """Put other text, of the same number of lines, under an official name."""
+    """Replace an official archive by one with different text and the same number of lines."""
     left, right = mirror.sides(mirror.pairs(120, ("en", "de"), 77))
     mirror.archive(host / name, {"commoncrawl.de-en.de": right, "commoncrawl.de-en.en": left})
 

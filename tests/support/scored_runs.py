@@ -1,4 +1,4 @@
-"""Run folders as training and evaluation leave them, with translations of a chosen quality."""
+"""Run folders like those after training and evaluation, with translations of a chosen quality."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFERENCES = sentences(0)
 
 
 def translate(quality: float, seed: int) -> list[str]:
-    """Return the references with so large a share of their words right."""
+    """Return the references, with each word kept with probability `quality` and otherwise replaced."""
     choose = random.Random(seed)
     return [
         " ".join(word if choose.random() < quality else choose.choice(WORDS) for word in line.split())
@@ -36,7 +36,7 @@ def write(path: Path, lines: list[str]) -> None:
 
 
 def data_folder(folder: Path) -> Path:
-    """Make a data folder that has a test set alone."""
+    """Make a data folder that contains only a test set."""
     (folder / "ref").mkdir(parents=True)
     told = {"name": "tiny", "source": "en", "target": "xx", "restore": {"post_process": None}, "bleu_tokenize": "13a"}
     (folder / "corpus.json").write_text(json.dumps(told))
@@ -45,7 +45,7 @@ def data_folder(folder: Path) -> Path:
 
 
 def evaluated(data: Path, name: str, quality: float, seed: int = 1, flags: str = "", **changes: Any) -> Path:
-    """Write a run folder as training and scripts/evaluate.sh leave it."""
+    """Write a run folder like one after training and evaluation."""
     run = data.parent / name
     (run / "decode").mkdir(parents=True)
     scores = {}

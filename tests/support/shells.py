@@ -1,4 +1,4 @@
-"""Commands from the root of the project."""
+"""Run commands in the root folder of the project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sites and whole stacks of a structure, and the references beside them."""
+"""Sites and whole stacks of a structure, and their reference formulas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.structures import spec
 
 C = 8
 KINDS = {"encoder": ("self_attn", "ffn"), "decoder": ("self_attn", "encoder_attn", "ffn")}
-# Where a site stands on its own: the last of six sublayers of a decoder.
+# The place of a single site: the last of six sublayers of a decoder.
 HERE = Place(C, "decoder", "ffn", 1, True, 5, 6, {"encoder": 3, "decoder": 2})
 
 
@@ -24,7 +24,7 @@ def build(name: str, dim: int = C, dropout: Any = 0.0, **options: Any) -> Any:
 
 
 def move(module: Any, noise: float = 0.3) -> Any:
-    """Move every parameter off its start value."""
+    """Add noise to every parameter."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter += noise * torch.randn_like(parameter)
@@ -39,7 +39,7 @@ def make(
     dropout: Any = 0.0,
     noise: float = 0.3,
 ) -> Any:
-    """A site in eval mode whose parameters all differ from their start values."""
+    """Return a site in eval mode whose parameters all differ from their initial values."""
     torch.manual_seed(1)
     return move(build(name, dim, dropout, **options).to(dtype).eval(), noise)
 
@@ -54,19 +54,19 @@ def parameters(module: nn.Module) -> dict[str, Tensor]:
 
 
 def reference(name: str, options: dict[str, Any], p: dict[str, Tensor], x: Tensor, f: Tensor, at: Place = HERE) -> Any:
-    """y, by the formula in the structure's test file."""
+    """Return y by the formula in the structure's test file."""
     formula = spec(name).formula
     assert formula is not None
     return formula(x, f, p, connections.resolve(name, options), at)
 
 
 def seen(name: str, options: dict[str, Any], p: dict[str, Tensor], x: Tensor, at: Place = HERE) -> Any:
-    """What the branch sees, by the structure's test file."""
+    """Return the input of the branch by the structure's test file."""
     return spec(name).branch_input(x, p, connections.resolve(name, options), at)
 
 
 def places(stack: str, depths: dict[str, int], dim: int = C) -> list[Place]:
-    """The places of a stack's sites, first to last."""
+    """Return the places of a stack's sites in order."""
     kinds = KINDS[stack]
     sites = depths[stack] * len(kinds)
     return [
@@ -77,7 +77,7 @@ def places(stack: str, depths: dict[str, int], dim: int = C) -> list[Place]:
 
 
 class Stack(nn.Module):
-    """A stack with tanh of a linear map for every sublayer."""
+    """A stack whose sublayers are linear maps with tanh."""
 
     def __init__(self, name: str, stack: str, depths: dict[str, int], dim: int = C, **options: Any) -> None:
         super().__init__()
@@ -99,19 +99,19 @@ class Stack(nn.Module):
 
 
 def moved_stack(name: str, stack: str = "decoder", depth: int = 3, **options: Any) -> Stack:
-    """A stack in fp64 whose parameters all differ from their start values."""
+    """Return a stack in fp64 whose parameters all differ from their initial values."""
     torch.manual_seed(1)
     made: Stack = move(Stack(name, stack, {"encoder": 4, "decoder": 3, stack: depth}, **options).double().eval())
     return made
 
 
 def branch(stack: Any, index: int, seen: Tensor) -> Tensor:
-    """What a sublayer gives, after dropout."""
+    """Return the output of a sublayer."""
     return torch.tanh(seen @ stack.branches[index].weight.T + stack.branches[index].bias)
 
 
 def branches(stack: Any) -> list[Any]:
-    """Of every site: its branch, and the weight and bias of its norm."""
+    """Return for every site its branch, and the weight and bias of its norm."""
     made = [lambda seen, i=i: branch(stack, i, seen) for i in range(len(stack.sites))]
     return [(f, site.norm.weight, site.norm.bias) for f, site in zip(made, stack.sites, strict=True)]
 
@@ -121,7 +121,7 @@ def by_layer(stack: Any, sites: list[Any]) -> list[list[Any]]:
 
 
 def whole(stack: Any, x: Tensor) -> Tensor:
-    """A whole stack by its reference: `stack` of its test file, or `formula` and `branch_input` site by site."""
+    """Compute a whole stack by its reference: `stack` of its test file, or `formula` and `branch_input` per site."""
     given = spec(stack.name)
     if given.stack is not None:
         return given.stack(stack, x)

@@ -1,8 +1,8 @@
-"""The preparation, made to stop in the middle of one step and wait there: for the tests that kill it.
+"""Data preparation that stops in the middle of a step and waits, for tests that kill it.
 
-PREPARE_TEST_STOP names the step; "tokenise train/7": a text in it, in shards of 20 pairs, and how many of them are
-done; "join train/7": how many are joined; "never": shards of 20 pairs to the end. The word STOPPED on stdout says that
-it is there, its work half done on disk.
+PREPARE_TEST_STOP names the step. "tokenise train/7" stops after 7 shards of 20 pairs of a text, "join train/7" after
+joining 7 of them, and "never" uses shards of 20 pairs without stopping. The program prints STOPPED when it has stopped,
+with half of the work on disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def stop() -> None:
 def run_then_stop(run: Any) -> Any:
     def stopping(folder: Path) -> Any:
         run(folder)
-        for file in sorted(folder.rglob("*")):  # as if the last file were being written
+        for file in sorted(folder.rglob("*")):  # as if a file were still being written
             if file.is_file():
                 file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
                 break
@@ -36,7 +36,7 @@ def run_then_stop(run: Any) -> Any:
 
 
 def stop_between_texts() -> None:
-    """Extraction stops with the texts of one archive whole and those of the next written, but not yet checked."""
+    """Stop extraction when the texts of one archive are complete and those of the next are written but not checked."""
     whole, written = extract.write_text, []
 
     def write_text(stream: Any, name: str, output: Path, *rest: Any) -> None:
@@ -49,7 +49,7 @@ def stop_between_texts() -> None:
 
 
 def stop_after_shards(what: str, count: int) -> None:
-    """A text's work stops after so many shards."""
+    """Stop the work on a text after so many shards."""
     advance, done = shards.Progress.advance, []
 
     def advance_or_stop(self: shards.Progress, pairs: int) -> None:
@@ -63,7 +63,7 @@ def stop_after_shards(what: str, count: int) -> None:
 
 
 def stop_while_joining(name: str, count: int) -> None:
-    """Joining stops with half of a shard after so many whole ones."""
+    """Stop joining after so many shards and half of the next one."""
     done = []
 
     def copy_or_stop(source: Any, target: Any, length: int) -> None:
@@ -80,8 +80,8 @@ def stop_while_joining(name: str, count: int) -> None:
 
 
 def wait(*_: Any) -> Any:
-    """What a worker, or the process that learns, does in place of its work."""
-    os.write(1, f"WORKER {os.getpid()}\n".encode())  # at once: two of them must not write into each other's line
+    """Replace the work of a worker or of the learning process by waiting."""
+    os.write(1, f"WORKER {os.getpid()}\n".encode())  # one write, so that two workers cannot mix their lines
     time.sleep(600)
 
 

@@ -1,24 +1,24 @@
-"""The structures under test, each with its file tests/structures/NAME.py.
+"""The structures under test, each with a file tests/structures/NAME.py.
 
-The file of a structure writes its formula a second time. Everything in it but the first has a default:
+The file of a structure implements its formula a second time. Everything except `formula` has a default:
 
-    def formula(x, f, p, options, place):       # y; p: the parameters of the site by name; f: the branch after dropout
-    def branch_input(x, p, options, place):     # what the branch sees: x
-    def stack(stack, x):                        # a whole stack (support/stacks.py), where a state is wider than C; then
-                                                # `formula` may be left out
-    EXAMPLES = [{}, ...]                        # options the formula is checked with: each choice and each `example=`
-    VARIANTS = {"free": {"sas_gamma": "free"}}  # options with other parameters: tested as models, their names frozen
-    DEEP = {"residual_norm": "layer"}           # options with which 24 + 24 layers start finite; None if there are none
-    LIMITS = [{}, ...]                          # more options for numbers up to the limit of a dtype
+    def formula(x, f, p, options, place):       # y; p: the site's parameters by name; f: the branch after dropout
+    def branch_input(x, p, options, place):     # the input of the branch (default: x)
+    def stack(stack, x):                        # a whole stack (support/stacks.py), if the state is wider than C;
+                                                # `formula` is then optional
+    EXAMPLES = [{}, ...]                        # options for checking the formula: each choice and each `example=`
+    VARIANTS = {"free": {"sas_gamma": "free"}}  # options that change the parameters: tested as models, names frozen
+    DEEP = {"residual_norm": "layer"}           # options with which 24 + 24 layers start finite; None if impossible
+    LIMITS = [{}, ...]                          # further options for numbers up to the limit of a dtype
     COEFFICIENTS = {"alpha"}                    # names of `coefficients`
-    IS_RANDOM = True                            # training differs from evaluation without dropout of the branch too
-    IS_SLOW = True                              # the formula goes through loops: try small cases only
-    HAS_GATE = True                             # it multiplies by a function of sums that may come out as anything
-    def extra(c, options):                      # parameters of a site beyond the 2C of stock's norm
-    def state(site, x):                         # a state that a site can begin with: site.enter(x)
+    IS_RANDOM = True                            # training differs from evaluation even without dropout of the branch
+    IS_SLOW = True                              # the formula uses Python loops: only small cases are tested
+    HAS_GATE = True                             # multiplies by a gate, whose rounding error is not bounded
+    def extra(c, options):                      # number of parameters of a site beyond the 2C of stock's norm
+    def state(site, x):                         # an initial state of a site (default: site.enter(x))
     def weight_sum(site):                       # S in docs/adding-a-structure.md: 2, or the largest row sum of a matrix
 
-Its `test_*` functions, for start values and special cases, are collected like those of any test file.
+Its `test_*` functions, for initial values and special cases, are collected like those of any test file.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ MISSING = """{name} has no test file: write tests/structures/{name}.py with its 
     def formula(x, f, p, options, place):
         return norm(x + f, p)
 
-where p holds the parameters of a site by name; docs/adding-a-structure.md has a whole example"""
+where p maps names to the parameters of a site; docs/adding-a-structure.md has a complete example"""
 
 
 def registered() -> list[str]:
-    """The structures of this package, in the order of registration."""
+    """Return the structures of this package in the order of registration."""
     return connections.own_names()
 
 
@@ -57,18 +57,18 @@ def has_file(name: str) -> bool:
 
 
 ALL = [name for name in registered() if has_file(name)]
-NAMES = sorted(ALL)  # those to be tested: one alone with --structure NAME
+NAMES = sorted(ALL)  # the structures to test: only one with --structure NAME
 
 
 def select(name: str) -> None:
-    """Test one structure alone; called before any test file is imported."""
+    """Restrict tests to one structure. Must be called before any test file is imported."""
     if name not in registered():
         raise pytest.UsageError(f"--structure {name}: choose one of {', '.join(registered())}")
     NAMES[:] = [name] if name in ALL else []
 
 
 class Spec:
-    """What the file of a structure defines, and the defaults of the rest."""
+    """The definitions in the file of a structure, with defaults for missing ones."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -100,12 +100,12 @@ def spec(name: str) -> Spec:
 
 
 def has_kernel(name: str, options: dict[str, Any]) -> bool:
-    """Whether the kernels compute a structure with these options."""
+    """Return whether the kernels support a structure with these options."""
     return connections.structure(name).has_kernel(connections.resolve(name, options))
 
 
 def option_cases(name: str) -> list[Options]:
-    """The defaults, and settings that together hold every choice and every example of the options that go together."""
+    """Return the defaults, and settings that together cover every choice and every example of each option."""
     known = connections.options(name).values()
     values = {option.name: option.examples for option in known if option.examples}
     turns = max(map(len, values.values()), default=0)
@@ -128,12 +128,12 @@ def over(arguments: str, cases: list[Any], ids: Any = label) -> Callable[[Any], 
 
 
 def variants() -> dict[str, tuple[str, Options]]:
-    """Every structure with its defaults and with every variant, by label."""
+    """Return every structure with its defaults and with every variant, by label."""
     return {label: (name, options) for name in NAMES for label, options in spec(name).variants.items()}
 
 
 def sites_of(names: list[str]) -> list[str]:
-    """The structures of which one site has a formula."""
+    """Return the structures that have a formula for a single site."""
     return [name for name in names if spec(name).formula is not None]
 
 
@@ -153,11 +153,11 @@ def each_variant(test: Any) -> Any:
 
 
 def each_example(test: Any) -> Any:
-    """Parametrize a test over `name` and `options`: the examples of every structure of which a site has a formula."""
+    """Parametrize a test over `name` and `options`: the examples of every structure with a formula for a site."""
     return over("name options", examples(sites_of(NAMES)))(test)
 
 
 def each_site(test: Any) -> Any:
-    """Parametrize a test over `name` and `options`: the variants of every structure of which a site has a formula."""
+    """Parametrize a test over `name` and `options`: the variants of every structure with a formula for a site."""
     made = {label: case for label, case in variants().items() if case[0] in sites_of(NAMES)}
     return over("name options", list(made.values()), list(made))(test)

@@ -1,4 +1,4 @@
-"""A small study: its file, what it keeps of its runs, and a script in place of a training."""
+"""A small study: its file, its kept runs, and a script that replaces trainings."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def note(run: Planned, nll: float, flags: str = "", **changes: Any) -> Note:
 
 
 def keep(folder: Path, run: Planned, nll: float, trial: plan.Study, **changes: Any) -> Note:
-    """Write what is kept of a run with this NLL."""
+    """Write the kept files of a run with this NLL."""
     made = note(run, nll, shlex.join(plan.settings(trial, run).arguments), **changes)
     place = folder / run.name
     decode = Run(place).decode
@@ -82,7 +82,7 @@ def keep(folder: Path, run: Planned, nll: float, trial: plan.Study, **changes: A
 
 
 def all_kept(folder: Path, trial: plan.Study, best_of_deep_sas: float = 0.004) -> dict[str, Note]:
-    """Write runs as the plan wants them: sas is better by 0.2, in `deep` by 0.5; best are 0.002, and 0.004 for sas."""
+    """Write all planned runs. sas is better by 0.2, or 0.5 in `deep`; the best values are 0.002, and 0.004 for sas."""
     found: dict[str, Note] = {}
     while True:
         nll = {each.run: each.valid["averaged"] for each in found.values()}
@@ -97,7 +97,7 @@ def all_kept(folder: Path, trial: plan.Study, best_of_deep_sas: float = 0.004) -
         found[run.name] = keep(folder, run, nll_of, trial)
 
 
-# Writes down that it was called, and leaves the note that it is given.
+# Records its call and writes the given note.
 STUB = """
 import sys, time
 from pathlib import Path
@@ -114,7 +114,7 @@ if name in {bad!r} and not (work / "mended").exists():
 
 
 def stubbed(script: Path) -> Any:
-    """Return study.command with the script in place of the run; it is best at --lr 0.002."""
+    """Return a study.command that runs the script instead of a training; --lr 0.002 is best."""
 
     def command(place: Place, run: Planned, weights: bool) -> list[str]:
         flags = shlex.join(plan.settings(plan.read(place.file), run).arguments)
@@ -128,7 +128,7 @@ def calls(tmp_path: Path) -> list[str]:
     return (tmp_path / "work" / "calls").read_text().splitlines()
 
 
-# One seed, and nothing of the deep setting.
+# One seed, without the deep setting.
 SMALL = re.sub(r"  - (\{setting: |\[)deep.*\n", "", TEXT).replace("[base, sas], seeds: 2", "[base, sas], seeds: 1")
 
 REAL = """

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-# As the fixture `train` has them, for real processes.
+# The settings of the fixture `train`, for real processes.
 SETTINGS = shlex.split("""
     --arch transformer_sas_tiny --optimizer adam --adam-betas (0.9,0.98) --lr 0.005
     --lr-scheduler inverse_sqrt --warmup-updates 4 --criterion label_smoothed_cross_entropy
@@ -20,12 +20,12 @@ SETTINGS = shlex.split("""
 
 
 def updates(output: str) -> list[dict[str, Any]]:
-    """Return what a JSON log says of every update, whatever the process puts before the lines of its log."""
+    """Return the records of updates in a JSON log, ignoring any text before the JSON on a line."""
     return [json.loads(line[line.index("{") :]) for line in output.splitlines() if '"num_updates"' in line]
 
 
 def by_hand(command: list[str], port: int) -> list[tuple[list[str], dict[str, str]]]:
-    """Two commands with fairseq's own flags."""
+    """Return two commands, one per process, with fairseq's own flags."""
     flags = (
         f"--distributed-init-method tcp://127.0.0.1:{port} --distributed-world-size 2 --distributed-no-spawn".split()
     )
@@ -38,13 +38,13 @@ def launched(recipe: Path, run: Path) -> list[str]:
 
 
 def assert_same_state(file: Path, other: Path) -> None:
-    """Bitwise the same weights and optimizer state after the same number of updates."""
+    """Assert that weights and optimizer state are bitwise equal after the same number of updates."""
     first, second = (torch.load(path, weights_only=False) for path in (file, other))
     updates_done = [state["optimizer_history"][-1]["num_updates"] for state in (first, second)]
     assert updates_done[0] == updates_done[1]
     assert first["model"].keys() == second["model"].keys()
     for name, tensor in first["model"].items():
-        if not name.endswith("._float_tensor"):  # 0.12.2 stores this empty marker without ever filling it
+        if not name.endswith("._float_tensor"):  # a marker that 0.12.2 stores uninitialised
             assert torch.equal(tensor, second["model"][name]), name
     moments = [state["last_optimizer_state"]["state"] for state in (first, second)]
     assert moments[0].keys() == moments[1].keys() and moments[0]

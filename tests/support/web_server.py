@@ -1,4 +1,4 @@
-"""A web server that misbehaves as it is told, and downloads from it."""
+"""A web server that misbehaves according to a script, and downloads from it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 from fairseq_resid.data.fetch import Fingerprint, RemoteFile, fetch
 
-CONTENT = b"\x1f\x8b" + random.Random(3).randbytes(299_998)  # begins as its name says
+CONTENT = b"\x1f\x8b" + random.Random(3).randbytes(299_998)  # starts like a gzip file
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
-    """Serves CONTENT under any name; `script` says, request by request, how it misbehaves."""
+    """Serves CONTENT under any name; `script` lists the misbehaviour for each request."""
 
     daemon_threads = True
 
@@ -47,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(code, length, b"")
 
     def answer(self, code: int, length: object, body: bytes, part: str | None = None, kind: str | None = None) -> None:
-        """Send an answer that says its length, if it has one, and then whatever its body is."""
+        """Send a response with this body; its declared length may differ or be missing."""
         self.send_response(code)
         for name, value in (("Content-Length", length), ("Content-Range", part), ("Content-Type", kind)):
             if value is not None:
@@ -78,14 +78,14 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, 0, b"")
         elif act == "odd length":
             self.answer(200, "three", CONTENT)
-        elif act == "no length":  # the end of the connection is the end of the file
+        elif act == "no length":  # the file ends when the connection closes
             self.answer(200, None, CONTENT)
         elif act == "no length, cut off":
             self.answer(200, None, CONTENT[:50_000])
         elif act == "no length, too much":
-            with contextlib.suppress(OSError):  # the other side may have enough before
+            with contextlib.suppress(OSError):  # the client may close the connection early
                 self.answer(200, None, CONTENT * 50)
-        elif act == "huge":  # a length, and then nothing
+        elif act == "huge":  # declares a huge length and sends nothing
             part = f"{asked.replace('=', ' ')}{10**12 - 1}/{10**12}" if asked and self.server.honours_ranges else None
             self.answer(206 if part else 200, 10**12, b"", part)
             self.rfile.read(1)
@@ -112,6 +112,6 @@ def get(file: RemoteFile, folder: Path, mirror: str | None = None, allow_other: 
 
 
 def only_whole(folder: Path) -> None:
-    """Assert that the file is there and nothing half made beside it."""
+    """Assert that the folder contains the complete file and no partial ones."""
     assert {path.name for path in folder.iterdir()} == {"a.tgz", "a.tgz.json", ".a.tgz.lock"}
     assert (folder / "a.tgz").read_bytes() == CONTENT

@@ -42,7 +42,7 @@ def test_depth(tmp_path: Path, corpus: Path) -> None:
     assert [row["structure"] for row in rows] == ["post_ln", "xskip"]
     assert rows[0]["is_finite"] and 2 < rows[0]["valid_nll"] < 12
     other = subprocess.run([*command, "--updates", "3"], capture_output=True, text=True)
-    assert other.returncode == 2 and "holds figures of" in other.stderr
+    assert other.returncode == 2 and "contains results for" in other.stderr
 
 
 # --- residual structures -------------------------------------------------------------------------------------------
@@ -204,18 +204,18 @@ def test_the_readme_shows_what_was_measured(load: Any) -> None:
         ("ops --rows 0", "--rows: 0: must be an integer of at least 1"),
         ("ops --implementations numpy", "--implementations: invalid choice: 'numpy'"),
         ("ops --implementations liger --device cpu", "--implementations liger: needs a GPU"),
-        ("ops --json nowhere/ops.json", "--json nowhere/ops.json: there is no folder"),
+        ("ops --json nowhere/ops.json", "--json nowhere/ops.json: no such folder"),
         ("training --plot plot.jpeg", "--plot plot.jpeg: must end in .png, .svg or .pdf"),
         ("training --structures transformer_sas", "--structures: invalid choice: 'transformer_sas'"),
-        ("training --precision fp16 --device cpu", "--precision fp16: not on a CPU"),
-        ("training --data {empty}", "--data {empty}: no binarised data folder"),
-        ("training --clock processor --device cuda", "--device cuda: torch sees no GPU here"),
+        ("training --precision fp16 --device cpu", "--precision fp16: not supported on a CPU"),
+        ("training --data {empty}", "--data {empty}: not a binarised data folder"),
+        ("training --clock processor --device cuda", "--device cuda: torch finds no GPU"),
         ("decoding --rounds many", "--rounds: many: must be an integer of at least 1"),
-        ("decoding --data {empty}/none", "--data {empty}/none: no binarised data folder"),
-        ("goals --data {empty}", "--data {empty}: no binarised data folder"),
-        ("goals --only ops training --out {empty}", "--only training: choose of ops, training-small, training-base,"),
+        ("decoding --data {empty}/none", "--data {empty}/none: not a binarised data folder"),
+        ("goals --data {empty}", "--data {empty}: not a binarised data folder"),
+        ("goals --only ops training --out {empty}", "--only training: choose from ops, training-small, training-base,"),
         ("goals --quick", "--quick: needs --out FOLDER"),
-        ("goals --judge {empty}", "--judge {empty}: it has no ops.json"),
+        ("goals --judge {empty}", "--judge {empty}: contains no ops.json"),
     ],
 )
 def test_bad_input_is_refused(
@@ -236,4 +236,4 @@ def test_a_gpu_that_is_not_there(load: Any, monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(sys, "argv", ["ops.py", "--device", "cuda"])
     with pytest.raises(SystemExit):
         load("ops").main()
-    assert "--device cuda: torch sees no GPU here" in capsys.readouterr().err
+    assert "--device cuda: torch finds no GPU" in capsys.readouterr().err

@@ -156,7 +156,7 @@ def test_first_run_installs_in_order_under_constraints(tree):
     tools, fairseq, package = [call.partition(" -c ")[2] for call in calls[1:]]
     assert tools == f"{tree.venv}/constraints.txt pip==25.3 torch numpy cython setuptools wheel"
     assert fairseq.endswith(" --no-build-isolation fairseq-fixed")
-    assert package.endswith(f" --no-build-isolation -e {tree.root}[test]")
+    assert package.endswith(f" --no-build-isolation -e {tree.root}[fairseq,test]")
     assert (tree.venv / "constraints.txt").read_bytes() == (tree.root / "constraints/fairseq-fixed.txt").read_bytes()
     assert f"Activate the environment: source {tree.venv}/bin/activate" in output
 
@@ -164,6 +164,7 @@ def test_first_run_installs_in_order_under_constraints(tree):
 def test_python_310_gets_stock_fairseq_in_isolation(tree):
     _, calls = tree.make(FAKE_VERSION="3.10")
     assert " pip==24.0 torch " in calls[1] and calls[2].endswith("/constraints.txt fairseq")
+    assert calls[3].endswith(f" -e {tree.root}[fairseq]")
 
 
 def test_another_torch_frees_what_depends_on_it(tree):
@@ -183,11 +184,19 @@ def test_nothing_to_do_is_one_line_within_a_second(made):
 
 
 def test_later_plain_run_keeps_the_test_tools(made):
-    assert "[test]" in made.make("--with-tests")[1][-1]
+    assert "[fairseq,test]" in made.make("--with-tests")[1][-1]
     assert "nothing to do" in made.setup()[0] and "nothing to do" in made.setup("--with-tests")[0]
     (made.root / "setup.py").write_text("# changed\n")
     _, calls = made.setup()
-    assert len(calls) == 3 and "[test]" in calls[-1], "pip updates the environment in place"
+    assert len(calls) == 3 and "[fairseq,test]" in calls[-1], "pip updates the environment in place"
+
+
+def test_stamp_of_an_older_version_keeps_the_test_tools(made):
+    made.make("--with-tests")
+    stamp = made.venv / ".setup-stamp"
+    lines = stamp.read_text().splitlines(keepends=True)
+    stamp.write_text("".join([lines[0], "older inputs\n", "[test]\n", *lines[3:]]))
+    assert made.setup()[1][-1].endswith(f" -e {made.root}[fairseq,test]")
 
 
 @pytest.mark.parametrize("file", ["setup.py", "constraints/fairseq-fixed.txt", "fairseq_resid/version.py"])
@@ -281,3 +290,30 @@ def test_scripts_are_executable_and_strict(script):
 def test_test_script_has_help():
     done = subprocess.run([BASH, str(ROOT / "scripts/test.sh"), "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "--no-lint" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", "--core"),
+        ("--all", ""),
+        ("--all --references", ""),
+        ("-k gate", "-k gate"),
+        ("-- tests/runs/test_plan.py", "tests/runs/test_plan.py"),
+        ("-- -m long", "-m long"),
+        ("--all -- -x", "-x"),
+    ],
+)
+def test_test_script_runs_core_tests_unless_it_gets_arguments(tmp_path, words, expected):
+    (tmp_path / "scripts").mkdir()
+    shutil.copy2(ROOT / "scripts" / "test.sh", tmp_path / "scripts")
+    program(tmp_path / "scripts" / "setup.sh", "true")
+    program(tmp_path / "venv" / "bin" / "python", 'echo "python $*"')
+    for file in ("constraints/references.txt", "venv/references/list.txt"):  # installed already
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).touch()
+    environment = {**os.environ, "FAIRSEQ_RESID_VENV": str(tmp_path / "venv")}
+    command = [BASH, str(tmp_path / "scripts" / "test.sh"), "--no-lint", *words.split()]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    (shown,) = [line for line in done.stdout.splitlines() if line.startswith("python -m pytest")]
+    assert done.returncode == 0 and shown.endswith(f"--max-worker-restart=0 {expected}".rstrip()), done.stdout

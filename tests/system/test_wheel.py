@@ -1,4 +1,4 @@
-"""A wheel is whole: installed outside the source tree, its one command does the main job."""
+"""A wheel is whole: outside the source tree its command does the main job, and its structures need torch only."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
+from email.message import Message
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from fairseq_resid.__main__ import COMMANDS
 
 pytestmark = pytest.mark.once
 
@@ -23,22 +29,67 @@ SMALL = """
 """
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with nothing but the wheel in it; it borrows the packages of the one that runs the tests."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+OFFLINE = ["--no-deps", "--no-index", "--no-build-isolation"]
+
+
+def copy_of_source(folder: Path) -> Path:
     hidden = shutil.ignore_patterns(".*", "data-bin", "checkpoints", "*.egg-info", "__pycache__", "build")
-    shutil.copytree(ROOT, source, symlinks=True, ignore=hidden)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*pip, "wheel", source, *offline, "-w", folder / "wheels"], check=True)
+    return Path(shutil.copytree(ROOT, folder, symlinks=True, ignore=hidden))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A wheel, and everything that pip and setuptools printed when they built it."""
+    folder = tmp_path_factory.mktemp("built")
+    source = copy_of_source(folder / "source")
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run([*PIP, "--verbose", "wheel", source, *OFFLINE, "-w", folder], text=True, **both)
+    assert done.returncode == 0, done.stdout[-4000:]
     shutil.rmtree(source)
-    (wheel,) = (folder / "wheels").glob("*.whl")
+    (wheel,) = folder.glob("*.whl")
+    return wheel, done.stdout
+
+
+def environment_with(wheel: Path, folder: Path) -> Path:
+    """Make FOLDER/venv with nothing but the wheel in it, without its dependencies; return its site-packages."""
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     python = folder / "venv" / "bin" / "python"
-    subprocess.run([*pip, "--python", python, "install", wheel, *offline], check=True)
+    subprocess.run([*PIP, "--quiet", "--python", python, "install", wheel, *OFFLINE], check=True)
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    return site
+
+
+def with_dependencies(name: str, seen: set[str]) -> Iterator[metadata.Distribution]:
+    """A distribution of this environment and, once each, all that it requires here."""
+    seen.add(name)
+    distribution = metadata.distribution(name)
+    yield distribution
+    for required in map(Requirement, distribution.requires or []):
+        applies = required.marker is None or required.marker.evaluate({"extra": ""})
+        if applies and required.name not in seen:
+            yield from with_dependencies(required.name, seen)
+
+
+@pytest.fixture(scope="module")
+def torch_only(built: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel, and torch with its dependencies, linked from the one that runs the tests."""
+    folder = tmp_path_factory.mktemp("torch_only")
+    site = environment_with(built[0], folder)
+    for distribution in with_dependencies("torch", set()):
+        tops = {file.parts[0] for file in distribution.files or [] if file.parts[0] != ".."}
+        for top in tops - {"__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(str(distribution.locate_file(top)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(built: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with nothing but the wheel in it; it borrows the packages of the one that runs the tests."""
+    folder = tmp_path_factory.mktemp("wheel")
+    site = environment_with(built[0], folder)
+    python = folder / "venv" / "bin" / "python"
     borrowed = next(path for path in map(Path, sys.path) if path.name == "site-packages")
     (site / "borrowed.pth").write_text(f"{borrowed}\n")
     for name, module in SCRIPTS.items():
@@ -48,7 +99,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shell(command: str, folder: Path, text: str | None = None) -> str:
+def shell(command: str, folder: Path, text: str | None = None, timeout: float = 300) -> str:
     environment = {
         "PATH": f"{folder / 'venv' / 'bin'}:{os.environ['PATH']}",
         "HOME": str(folder),
@@ -56,10 +107,89 @@ def shell(command: str, folder: Path, text: str | None = None) -> str:
     }
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environment, text=True, input=text, timeout=300, **both
+        ["bash", "-c", command], cwd=folder, env=environment, text=True, input=text, timeout=timeout, **both
     )
     assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}"
     return done.stdout
+
+
+def test_wheel_is_built_without_warnings(built: tuple[Path, str]) -> None:
+    lines = [line.strip() for line in built[1].splitlines() if "warning" in line.lower()]
+    assert [line for line in lines if "byte-compiling is disabled" not in line] == []
+
+
+def test_wheel_has_type_information(torch_only: Path) -> None:
+    (site,) = (torch_only / "venv" / "lib").glob("python*/site-packages")
+    assert (site / "fairseq_resid" / "py.typed").is_file()
+
+
+def test_wheel_requires_torch_and_an_extra_the_rest(torch_only: Path) -> None:
+    (site,) = (torch_only / "venv" / "lib").glob("python*/site-packages")
+    described: Message = next(iter(metadata.distributions(name="fairseq_resid", path=[str(site)]))).metadata
+    required = [Requirement(text) for text in described.get_all("Requires-Dist", [])]
+
+    def needed(python: str, extra: str) -> set[str]:
+        where = {"python_version": python, "extra": extra}
+        return {each.name for each in required if each.marker is None or each.marker.evaluate(where)}
+
+    assert needed("3.12", "") == {"torch"}
+    assert needed("3.10", "fairseq") > {"torch", "fairseq", "sacrebleu"} and "fairseq-fixed" in needed(
+        "3.11", "fairseq"
+    )
+    assert needed("3.10", "fairseq") ^ needed("3.11", "fairseq") == {"fairseq", "fairseq-fixed"}
+
+
+def test_structures_need_torch_only(torch_only: Path) -> None:
+    code = "import torch, importlib.util as u; from fairseq_resid import connections, ops; x = torch.randn(3, 2, 16)\n"
+    code += "for name in connections.own_names():\n"
+    code += "    place = connections.Place(16, 'encoder', 'self_attn', 0, False, 0, 2, {'encoder': 1, 'decoder': 1})\n"
+    code += "    site = connections.build(name, place)\n"
+    code += "    state = site.enter(x)\n"
+    code += "    assert site(state, site.branch_input(state)).isfinite().all(), name\n"
+    code += "print([name for name in ('fairseq', 'numpy', 'msgspec', 'rich', 'yaml') if u.find_spec(name)])"
+    assert shell(f'python -W ignore -c "{code}"', torch_only).splitlines()[-1] == "[]"
+    assert "`rskip_ln`" in shell("python -W ignore -m fairseq_resid.connections", torch_only)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_without_fairseq_says_what_to_install(torch_only: Path, command: str) -> None:
+    shown = shell(f'fairseq-resid {command} --help 2>&1; echo "exit code $?"', torch_only).splitlines()
+    assert len(shown) == 2 and shown[1] == "exit code 3"
+    assert shown[0].startswith(f"fairseq-resid {command}: error: fairseq is not installed; ")
+    assert 'pip install ".[fairseq]"' in shown[0]
+
+
+@pytest.mark.parametrize("package", ["msgspec", "rich", "numpy"])
+def test_command_names_another_missing_package(installed: Path, package: str) -> None:
+    code = f"import sys; sys.modules['{package}'] = None\n"
+    code += "from fairseq_resid.__main__ import main; sys.exit(main(['table']))"
+    *_, last, code = shell(f'python -c "{code}" 2>&1; echo "exit code $?"', installed).splitlines()
+    assert last.startswith("fairseq-resid table: error: ") and code == "exit code 3"
+    assert 'pip install ".[fairseq]"' in last
+
+
+def test_help_and_user_dir_work_without_fairseq(torch_only: Path) -> None:
+    assert "usage: fairseq-resid COMMAND" in shell("fairseq-resid", torch_only)
+    assert Path(shell("fairseq-resid user-dir", torch_only).strip(), "models", "__init__.py").is_file()
+
+
+@pytest.mark.long
+def test_pip_installs_structures_and_then_everything(tmp_path: Path) -> None:
+    """From the package index, into an empty environment, with the versions that scripts/setup.sh installs."""
+    source = copy_of_source(tmp_path / "source")
+    venv.create(tmp_path / "venv", with_pip=True, symlinks=True)
+    pins = "fairseq-0.12.2" if sys.version_info < (3, 11) else "fairseq-fixed"
+    pins = ROOT / "constraints" / f"{pins}.txt"
+    pip = f"PIP_CONSTRAINT={pins} PIP_CERT={os.environ.get('PIP_CERT', '')} python -m pip install --quiet"
+    if sys.version_info < (3, 11):
+        shell(f"{pip} --upgrade pip", tmp_path)  # later ones refuse fairseq 0.12.2
+    shell(f"{pip} {source}", tmp_path, timeout=1800)
+    assert "fairseq" not in shell("python -m pip list | grep -v fairseq_resid", tmp_path)
+    shell("python -c 'from fairseq_resid import connections; connections.build(\"sas\", 8)'", tmp_path)
+    assert "is not installed" in shell("! fairseq-resid train --help 2>&1", tmp_path)
+    shell(f'{pip} "{source}[fairseq]"', tmp_path, timeout=1800)
+    shell("python -m pip check && fairseq-resid train --help && fairseq-train --help", tmp_path)
+    assert "train 60" in shell("fairseq-resid prepare phrasebook --out raw --train 60 --valid 5 --test 5", tmp_path)
 
 
 def test_it_has_all_recipes_and_manifests(installed: Path) -> None:
@@ -68,7 +198,7 @@ def test_it_has_all_recipes_and_manifests(installed: Path) -> None:
     file, *names = shell(f'python -c "{code}"', installed).split()
     assert file.startswith(str(installed / "venv"))
     recipes = [path.stem for path in sorted((ROOT / "scripts" / "recipes").glob("*.txt"))]
-    manifests = sorted(path.stem for path in (ROOT / "fairseq_resid" / "corpora" / "manifests").glob("*.yaml"))
+    manifests = sorted(path.stem for path in (ROOT / "fairseq_resid" / "data" / "text" / "manifests").glob("*.yaml"))
     assert recipes and names == [*recipes, *manifests, "data-bin/phrasebook"]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from ...files import sha256
 from . import folder as data_folder
 from .folder import CorpusRecord
 from .forms import TOKENISED, TextForm
+from .manifest import number_of_test
 
 TOOLS = ("fairseq", "fairseq-fixed", "sacremoses", "sentencepiece", "subword-nmt")
 
@@ -26,21 +27,22 @@ def preprocess(
     data: Path,
     source: str,
     target: str,
-    splits: Iterable[str],
+    splits: Collection[str],
     workers: int,
     size: int,
     lock: int | None = None,
 ) -> None:
     """Run fairseq-preprocess on TEXT/SPLIT of every split and write DATA; show the command and how far it is.
 
-    splits: train, valid, test; further test sets as fairseq names them, test1, test2, ...
+    splits: train, valid, test; further test sets test1, test2, ..., of which some may be missing
     size: the bytes that its .bin files will have
     Raises: ChildProcessError if it fails; OSError if the disk is full.
     """
+    tests = sorted((split for split in splits if split.startswith("test")), key=number_of_test)
     argv = [children.program("fairseq-preprocess"), "--source-lang", source, "--target-lang", target]
     argv += ["--joined-dictionary"]
-    for flag, kind in (("--trainpref", "train"), ("--validpref", "valid"), ("--testpref", "test")):
-        argv += [flag, ",".join(str(text / split) for split in splits if split.startswith(kind))]
+    for flag, prefixes in (("--trainpref", ["train"]), ("--validpref", ["valid"]), ("--testpref", tests)):
+        argv += [flag, ",".join(str(text / split) for split in prefixes)]
     argv += ["--destdir", str(data), "--workers", str(workers)]
     children.show(argv)
     log = data.with_name(data.name + ".log")
@@ -54,6 +56,12 @@ def preprocess(
         room.unlink()
         raise ChildProcessError(f"fairseq-preprocess failed with exit code {code}:\n{tail}")
     log.unlink()
+    # fairseq-preprocess numbers the test sets by their position. The last one first: no name is taken then.
+    for position, split in reversed([*enumerate(tests)]):
+        numbered = f"test{position or ''}"
+        if numbered != split:
+            for file in data.glob(f"{numbered}.{source}-{target}.*"):
+                file.rename(file.with_name(split + file.name.removeprefix(numbered)))
     # It names folders that do not exist any more when the data folder is whole.
     (data / "preprocess.log").unlink(missing_ok=True)
 

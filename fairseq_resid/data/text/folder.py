@@ -114,6 +114,7 @@ class CorpusRecord:
     asked: the settings that the folder was made with
     differences: how it differs from the corpus that its name promises
     unverified: texts that no checksum vouches for; None if a version before 0.3.2 made it
+    skipped: test sets of the corpus that were not on disk, by split, with their names
     lines, tokens: pairs of each split; subwords of each split and language
     profile: as whom the text was prepared; facts: what was counted to compare it with their text
     sizes, checksums: bytes and SHA-256 of every other file of the folder
@@ -127,6 +128,7 @@ class CorpusRecord:
     texts: dict[str, SourceText] = field(default_factory=dict)
     differences: tuple[str, ...] = ()
     unverified: tuple[str, ...] | None = None
+    skipped: dict[str, str] = field(default_factory=dict)
     lines: dict[str, PairCounts] = field(default_factory=dict)
     tokens: dict[str, dict[str, int]] = field(default_factory=dict)
     round_trip: dict[str, RoundTrip] = field(default_factory=dict)
@@ -184,6 +186,7 @@ class Corpus:
     differences: tuple[str, ...] = ()  # from the corpus that its name promises
     unverified: tuple[str, ...] = ()  # texts of which no checksum is known
     preparation: dict[str, Any] = field(default_factory=dict)  # the settings that it was made with
+    skipped: dict[str, str] = field(default_factory=dict)  # test sets that were not on disk, with their names
 
     @classmethod
     def read(cls, path: Path) -> Corpus:
@@ -210,6 +213,7 @@ class Corpus:
             known.differences,
             known.unverified_texts,
             known.asked,
+            known.skipped,
         )
 
     @property

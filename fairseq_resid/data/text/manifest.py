@@ -59,7 +59,12 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def splits(self) -> tuple[str, ...]:
         """The parts of the data folder, in order."""
-        return (*SPLITS, *further_tests(self.parts))
+        return (*SPLITS, *self.further_tests)
+
+    @property
+    def further_tests(self) -> list[str]:
+        """The test sets beyond the first, by number; a preparation without some of them leaves gaps."""
+        return sorted(self.parts.keys() - {*SPLITS}, key=number_of_test)
 
     @property
     def evaluated(self) -> tuple[str, ...]:
@@ -76,10 +81,15 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         return replace(self.files.get(name, RemoteFile()), name=name)
 
 
-def further_tests(splits: Iterable[str]) -> list[str]:
-    """Return the test sets beyond the first: fairseq names them test1, test2, ..., without a gap.
+def number_of_test(split: str) -> int:
+    """Return N of the test set testN; 0 for `test`."""
+    return int(split.removeprefix("test") or 0)
 
-    Raises: ValueError naming a part that is none of the known ones, or the test set that is missing.
+
+def check_further_tests(splits: Iterable[str]) -> None:
+    """Check that the test sets beyond the first are test1, test2, ..., without a gap.
+
+    Raises: ValueError naming an unknown split, or the test set that is missing.
     """
     others = [split for split in splits if split not in SPLITS]
     if strange := [split for split in others if not FURTHER.fullmatch(split)]:
@@ -87,7 +97,6 @@ def further_tests(splits: Iterable[str]) -> list[str]:
     expected = [f"test{number}" for number in range(1, len(others) + 1)]
     if missing := [split for split in expected if split not in others]:
         raise ValueError(f"`parts` has no {missing[0]}, but {max(others)}")
-    return expected
 
 
 def names() -> list[str]:
@@ -109,6 +118,7 @@ def read(path: Path) -> Manifest:
 
 
 def _check(manifest: Manifest) -> None:
+    check_further_tests(manifest.parts)
     TextForm.of_sides(*manifest.languages, manifest.form, manifest.normalize, manifest.split_hyphens)
     for split in manifest.splits:
         for part in manifest.parts.get(split, ()):

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import fields
+from msgspec.structs import fields, replace
 
 from ... import records
 from ...files import locked, partial_of, read_lines
@@ -31,7 +31,7 @@ from .folder import CorpusRecord
 from .manifest import Manifest
 from .text_steps import Job, Options
 
-# These fields of the manifest, and --limit, determine what a data folder holds.
+# These fields of the manifest, --limit and the test sets that were skipped determine what a data folder holds.
 SETTINGS = (
     "name",
     "source",
@@ -68,7 +68,15 @@ def prepare_data(manifest: Manifest, options: Options, texts: list[sources.Text]
     Raises: ValueError for bad input, or if OUT holds another corpus; ChildProcessError; OSError.
     """
     out = options.out
+    skipped = sources.absent_tests(manifest, options.way) if texts is None else {}
+    for split, name in skipped.items():
+        folders = ", ".join(map(str, options.way.raw))
+        print(f"skipped: test set {split} ({name}): no file of it is in --raw {folders}", flush=True)
+    manifest = replace(
+        manifest, parts={split: manifest.parts[split] for split in manifest.parts if split not in skipped}
+    )
     asked = {**{name: getattr(manifest, name) for name in SETTINGS}, "limit": options.limit}
+    asked["skipped"] = [*skipped] or None
     if not manifest.clean:
         asked |= dict.fromkeys(LIMITS)
     if texts is None and options.way.raw:
@@ -80,7 +88,7 @@ def prepare_data(manifest: Manifest, options: Options, texts: list[sources.Text]
             if not out.exists():
                 if texts is None:
                     texts = sources.find(manifest, options.way)
-                _make(Job(manifest, options, texts, asked, lock), work)
+                _make(Job(manifest, options, texts, asked, lock, skipped), work)
                 _show_result(out, options.show)
                 return True
             (work / ".lock").unlink()
@@ -161,7 +169,13 @@ def _show_overlap(out: Path, record: CorpusRecord) -> None:
                 print(f"{split}:{line} {kind}: {text[line - 1]}")
 
 
+def shown(setting: Any) -> str:
+    return ", ".join(setting) if isinstance(setting, list) else str(setting)
+
+
 def _show_differences(record: CorpusRecord) -> None:
+    if record.skipped:
+        print(f"prepared without: {', '.join(f'{split} ({name})' for split, name in record.skipped.items())}")
     for difference in record.differences:
         print(f"not as released: {difference}")
     if unverified := record.unverified_texts:
@@ -187,7 +201,7 @@ def _check_same(out: Path, asked: dict[str, Any], texts: list[sources.Text]) -> 
     if not found["clean"]:
         found |= dict.fromkeys(LIMITS)
     if differing := [key for key in asked if found.get(key) != asked[key]]:
-        changes = ", ".join(f"{key} is {found.get(key)}, not {asked[key]}" for key in differing)
+        changes = ", ".join(f"{key} is {shown(found.get(key))}, not {shown(asked[key])}" for key in differing)
         raise ValueError(f"{out}: holds another corpus ({changes}); choose another folder")
     for text in texts:
         if text.known.sha256 != sums.get(text.label):

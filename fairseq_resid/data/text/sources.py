@@ -124,6 +124,23 @@ def find(manifest: Manifest, way: Way) -> list[Text]:
     return texts
 
 
+def absent_tests(manifest: Manifest, way: Way) -> dict[str, str]:
+    """Return the test sets beyond the first of which the --raw folders have no file, by split, with their names.
+
+    A test set that is there in part is not among them: `find` then names what is missing. Without --raw none is absent:
+    a host that does not answer must not change the corpus.
+    """
+    if not way.raw:
+        return {}
+    absent = {}
+    for split in manifest.further_tests:
+        places = [place for part in manifest.parts[split] for both in part.places.values() for place in both]
+        files = {name for place in places for name, _ in _candidates(place)}
+        if not any((folder / name).is_file() for folder in way.raw for name in files):
+            absent[split] = ", ".join(part.name for part in manifest.parts[split])
+    return absent
+
+
 def _part(manifest: Manifest, way: Way, split: str, part: Part) -> list[Text]:
     if way.raw:
         return _on_disk(manifest, way, split, part)

@@ -1,0 +1,91 @@
+"""Sinkhorn normalisation of a small matrix at every position: the plain formula, and a faster function for training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .dispatch import PLAIN, is_traced
+
+LOWEST = -80.0  # of logits relative to their maximum: exp must neither overflow nor leave a row of zeros
+
+
+def sinkhorn(logits: Tensor, steps: int) -> Tensor:
+    """Return exp(logits) after `steps` rounds that scale its columns, then its rows, to a sum of 1.
+
+    Source: Sinkhorn and Knopp 1967; Xie 2025, arXiv 2512.24880, ends on the rows
+    Shapes: (..., n, n), n small
+    Dtype:  fp32 for 16-bit logits, otherwise theirs
+    """
+    if logits.dtype == torch.float16 or logits.dtype == torch.bfloat16:
+        logits = logits.float()
+    if not torch.jit.is_scripting():  # noqa: SIM102  (TorchScript only drops a bare is_scripting branch)
+        if type(logits) in PLAIN and not torch.compiler.is_compiling() and not is_traced(logits):
+            result: Tensor = _Sinkhorn.apply(logits, steps)
+            return result
+    return sinkhorn_rounds(logits, steps)
+
+
+def sinkhorn_rounds(logits: Tensor, steps: int, lowest: float = LOWEST) -> Tensor:
+    """Return `sinkhorn` round by round, from operations that can be traced, exported and differentiated twice."""
+    # A common factor of all entries does not change the result.
+    weights = torch.exp(torch.clamp(logits - logits.amax(dim=(-2, -1), keepdim=True), min=lowest))
+    for _ in range(steps):
+        weights = weights / weights.sum(-2, keepdim=True)
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights
+
+
+class _Sinkhorn(torch.autograd.Function):
+    """`sinkhorn_rounds` with the positions last in memory, (n, n, N), and a hand-written backward pass.
+
+    The rounds work in place, so that only the sums are saved for the backward pass. With P = Q s, s the sums of P along
+    a dimension, and H the gradient of the loss in log Q, the gradient in log P is H - Q ΣH: each round is undone with
+    two operations, and the last H is the gradient in the logits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, steps: int) -> Tensor:
+        weights = _positions_last(logits)
+        weights = weights.sub_(weights.amax(dim=(0, 1))).clamp_(min=LOWEST).exp_()
+        sums = weights.new_empty(2 * steps, *weights.shape[1:])
+        for columns, rows in zip(sums[::2], sums[1::2], strict=True):
+            weights.div_(torch.sum(weights, 0, out=columns))
+            weights.div_(torch.sum(weights, 1, out=rows).unsqueeze(1))
+        ctx.save_for_backward(logits, weights, sums)
+        return _positions_first(weights, logits.shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        logits, weights, sums = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: the derivative of this pass is wanted too
+            result = sinkhorn_rounds(logits, len(sums) // 2)
+            return torch.autograd.grad(result, logits, gradient, create_graph=True)[0], None
+        weights = weights.clone()
+        in_logs = _positions_last(gradient).mul_(weights)
+        for columns, rows in zip(sums[::2].flip(0), sums[1::2].flip(0), strict=True):
+            in_logs.addcmul_(weights, in_logs.sum(1, keepdim=True), value=-1)
+            weights.mul_(rows.unsqueeze(1))
+            in_logs.addcmul_(weights, in_logs.sum(0), value=-1)
+            weights.mul_(columns)
+        # Entries at LOWEST are constants. All entries move with the maximum but those.
+        relative = _positions_last(logits)
+        relative.sub_(relative.amax(dim=(0, 1)))
+        is_constant, is_maximum = relative < LOWEST, (relative == 0).to(relative.dtype)
+        with_maximum = (in_logs * is_constant).sum((0, 1)) / is_maximum.sum((0, 1))
+        in_logs.masked_fill_(is_constant, 0).addcmul_(is_maximum, with_maximum)
+        return _positions_first(in_logs, logits.shape), None
+
+
+def _positions_last(values: Tensor) -> Tensor:
+    """Return a copy of (..., n, n) as (n, n, N)."""
+    n = values.size(-1)
+    flat = values.reshape(-1, n * n).t()
+    return flat.clone(memory_format=torch.contiguous_format).view(n, n, -1)
+
+
+def _positions_first(values: Tensor, shape: torch.Size) -> Tensor:
+    """Return (n, n, N) as a contiguous tensor of the given shape (..., n, n)."""
+    return values.flatten(0, 1).t().contiguous().view(shape)

@@ -1,0 +1,32 @@
+"""The core tests, which `scripts/test.sh` runs by default: mathematics, models, decoding, averaging, checkpoints.
+
+They are whole test files; single tests of theirs that take long are marked `slow` and left out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+FOLDERS = ("analysis", "connections", "evaluation", "fairseq_patches", "files", "models", "ops", "structures")
+# Of other folders. The first three find faults in the models for images.
+FILES = (
+    "images/test_image_connections.py",
+    "images/test_image_models.py",
+    "images/test_image_scores.py",
+    "cli/test_foreign.py",
+    "cli/test_frame.py",
+    "faults/test_faults.py",
+    "runs/test_kills.py",
+    "runs/test_plan.py",
+    "system/test_front_page.py",
+    "system/test_project_files.py",
+    "system/test_setup.py",
+)
+LEFT_OUT = ("evaluation/test_published.py", "fairseq_patches/test_divergence.py")
+
+
+def is_core(path: Path) -> bool:
+    """Return whether a test file is one of the core tests."""
+    name = path.resolve().relative_to(TESTS).as_posix()
+    return name in FILES or (name.partition("/")[0] in FOLDERS and name not in LEFT_OUT)

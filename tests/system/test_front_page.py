@@ -1,0 +1,105 @@
+"""The README and pages beside it: length, drawing, links, a structure in twelve lines, the quickstart's caveat."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fairseq_resid import connections
+from fairseq_resid.connections import table
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DRAWING = ROOT / "docs" / "drawings" / "residual_join.py"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def drawing() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("residual_join", DRAWING)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_readme_is_short() -> None:
+    before, _, after = table.split_page(README)
+    assert len((before + after).split()) < 950, "options, caveats and numbers belong in docs/"
+
+
+def test_lines_outside_tables_have_at_most_100_columns() -> None:
+    prose = re.sub(r"^```text\n.*?^```$", "", README, flags=re.DOTALL | re.MULTILINE)  # the quickstart's table
+    assert [line for line in prose.splitlines() if len(line) > 100 and not line.startswith("|")] == []
+
+
+def test_first_command_is_on_the_first_screen() -> None:
+    assert README[: README.index("```bash")].count("\n") < 20
+
+
+def test_readme_counts_the_structures() -> None:
+    numbers = {26: "Twenty-six", 27: "Twenty-seven", 28: "Twenty-eight", 29: "Twenty-nine", 30: "Thirty"}
+    count = len(connections.own_names())
+    assert f"{numbers[count]} residual structures" in README, f"there are {count} structures"
+
+
+def test_drawing_is_up_to_date(drawing: ModuleType) -> None:
+    command = f"python {DRAWING.relative_to(ROOT)}"
+    assert drawing.FILE.read_text(encoding="utf-8") == drawing.drawing(), f"the drawing is out of date: run {command}"
+
+
+def test_drawing_has_both_formulas_and_colours_for_dark_mode(drawing: ModuleType) -> None:
+    picture = ElementTree.fromstring(drawing.drawing())
+    texts = ["".join(node.itertext()) for node in picture.iter(f"{SVG}text")]
+    assert set(drawing.FORMULAS) < set(texts) and set(drawing.FORMULAS.values()) < set(texts)
+    assert drawing.FORMULAS["transformer_sas"].removeprefix("y = ") in connections.structure("sas").formula
+    style = picture.findtext(f"{SVG}style") or ""
+    light, dark = style.split("@media (prefers-color-scheme: dark)")
+    for first, second in drawing.COLOURS.values():
+        assert first in light and second in dark
+
+
+def test_drawing_is_legible_at_400_pixels(drawing: ModuleType) -> None:
+    sizes = [int(size) for size in re.findall(r"font:[a-z ]*(\d+)px", drawing.style())]
+    assert sizes and min(sizes) * 400 / drawing.WIDTH >= 10
+
+
+def test_links_of_project_files_lead_to_files() -> None:
+    for page in ("README.md", "CONTRIBUTING.md", "SECURITY.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text) if "://" not in target]
+        assert targets, page
+        pages = [target for target in targets if re.fullmatch(r"docs/[\w-]+\.md", target)]  # the site's own check
+        assert [target for target in targets if target not in pages and not (ROOT / target).exists()] == [], page
+
+
+def test_structure_of_the_readme_works_unchanged() -> None:
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "register(" in block]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+    code += (
+        "from fairseq_resid import connections\n"
+        'site = connections.build("scaled", 8)\n'
+        "x, f = torch.randn(2, 3, 8), torch.randn(2, 3, 8)\n"
+        "torch.testing.assert_close(site.eval()(x, f), torch.nn.functional.layer_norm(x + f, (8,)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_quickstart_says_that_differences_mean_nothing() -> None:
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+    script = (ROOT / "scripts" / "quickstart.sh").read_text(encoding="utf-8")
+    caveat = shown.splitlines()[-1]
+    assert "differences in this table mean nothing" in caveat and f"printf '{caveat}" in script
+    after_table = script[script.index("fairseq-resid table ") :].splitlines()
+    assert caveat in after_table[1], "directly below the table"
+    assert "fairseq-resid compare" not in script, "no significance test of single seeds"

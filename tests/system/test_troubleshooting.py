@@ -1,0 +1,57 @@
+"""docs/troubleshooting.md: the messages that it explains are messages of this version."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+# Messages of Python, torch and fairseq.
+FOREIGN = {
+    "invalid choice: 'transformer_sas'",
+    "FileNotFoundError",
+    "Weights only load failed",
+    "CUDA out of memory",
+    "attempting to recover from OOM",
+}
+HEADINGS = re.findall(r"^### (.*`.*)$", PAGE, flags=re.MULTILINE)
+ROWS = re.findall(r"^\| (`[^`]*`) \|", PAGE, flags=re.MULTILINE)
+
+
+def quoted() -> list[str]:
+    """The messages in headings and tables. A part in ... is different each time."""
+    spans = [span for text in (*HEADINGS, *ROWS) for span in re.findall(r"`([^`]+)`", text)]
+    return [span for span in spans if not re.match(r"--[\w-]+ \w+$", span)]
+
+
+def texts() -> list[str]:
+    """Every string of the package but docstrings, an f-string in its parts, and every script."""
+    found = [script.read_text(encoding="utf-8") for script in (ROOT / "scripts").glob("*.sh")]
+    for source in (ROOT / "fairseq_resid").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(source.read_text(encoding="utf-8"))))
+        docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
+        constants = [node for node in nodes if isinstance(node, ast.Constant) and node not in docstrings]
+        found += [node.value for node in constants if isinstance(node.value, str)]
+    return found
+
+
+def test_page_explains_many_messages() -> None:
+    assert len(quoted()) > 35
+    assert set(quoted()) >= FOREIGN
+
+
+def test_explained_messages_exist() -> None:
+    known = texts()
+    for message in quoted():
+        for part in message.split("..."):
+            wanted = part.strip()
+            assert message in FOREIGN or any(wanted in text for text in known), (
+                f"docs/troubleshooting.md explains {message!r}, but no message contains {wanted!r}: "
+                "write the new wording into the page, or remove the entry"
+            )
