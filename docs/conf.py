@@ -11,6 +11,7 @@ os.environ.setdefault("MPLBACKEND", "agg")
 from fairseq_resid.version import __version__  # noqa: E402
 
 project = "fairseq_resid"
+language = "en"
 author = "fairseq_resid contributors"
 release = version = __version__
 copyright = author
