@@ -11,6 +11,7 @@ os.environ.setdefault("MPLBACKEND", "agg")
 from fairseq_resid.version import __version__  # noqa: E402
 
 project = "fairseq_resid"
+language = "en"
 author = "fairseq_resid contributors"
 release = version = __version__
 copyright = author
@@ -21,7 +22,7 @@ source_suffix = {".md": "markdown"}
 
 smartquotes = False  # they would turn the -- of a flag into a dash
 
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["alert", "dollarmath"]
 myst_heading_anchors = 4  # the anchors of a code host
 
 html_theme = "furo"

@@ -42,5 +42,5 @@ if ! "$python" -c 'import sphinx' 2>/dev/null; then
     printf 'docs: no Sphinx in this environment. The site is built with Python 3.11, 3.12 or 3.13: scripts/setup.sh --python 3.13\n' >&2
     exit 3
 fi
-"$python" -m sphinx -b html --fresh-env --fail-on-warning --keep-going --quiet -d "$out.doctrees" "$root/docs" "$out"
+"$python" -m sphinx -b html --fresh-env --fail-on-warning --keep-going --quiet -d "$root/docs/_build/doctrees" "$root/docs" "$out"
 printf 'docs: %s/index.html\n' "$out"

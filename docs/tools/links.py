@@ -16,18 +16,6 @@ DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
 # Page of the site: the file that it shows.
 SHOWN = {"changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md"}
-# Pages that may be missing: a link to one is text, and the table of contents leaves it out.
-AWAITED = [
-    "data",
-    "training",
-    "evaluation",
-    "studies",
-    "analysis",
-    "images",
-    "troubleshooting",
-    "robustness",
-    "benchmarks",
-]
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?![a-z]+:|#)([^()\s#]+)(#[^()\s]*)?\)")
 IMAGE = re.compile(r"!\[([^\]]*)\]\((?![a-z]+:)([^()\s]+)\)")
 CODE = re.compile(r"(`[^`\n]*\]\([^`\n]*`)")  # a link in code is none
@@ -42,8 +30,6 @@ def converted(text: str, folder: Path) -> str:
         path = (folder / target).resolve()
         if path in pages:
             return f"[{shown}]({pages[path]}.md{anchor})"
-        if not path.exists() and (path.stem in AWAITED or path.name == "CONTRIBUTING.md"):
-            return shown
         if path.is_relative_to(DOCS) or not path.exists():  # a missing one is a warning
             return f"[{shown}]({os.path.relpath(path, DOCS)}{anchor})"
         name = str(path.relative_to(ROOT))
@@ -72,14 +58,12 @@ def converted(text: str, folder: Path) -> str:
 def read(app: Sphinx, name: str, source: list[str]) -> None:
     """Convert the links of a page when Sphinx reads it."""
     folder = (DOCS / name).parent
-    if name in SHOWN and (ROOT / SHOWN[name]).is_file():
+    if name in SHOWN:
         file = ROOT / SHOWN[name]
         app.env.note_dependency(str(file))
         source[0], folder = file.read_text(encoding="utf-8"), file.parent
     if folder.is_relative_to(DOCS) and folder != DOCS:
         return  # pages of the reference
-    missing = [page for page in AWAITED if not (DOCS / f"{page}.md").is_file()]
-    source[0] = "".join(line for line in source[0].splitlines(keepends=True) if line.strip() not in missing)
     source[0] = converted(source[0], folder)
 
 
