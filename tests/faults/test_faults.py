@@ -44,6 +44,8 @@ def test_core_tests_find_the_faults_of_the_core() -> None:
     files = {name: fault.name for fault in chosen for name in fault.tests.split()}
     missed = {name: fault for name, fault in files.items() if not core.is_core(TESTS / name)}
     assert missed == {}, "a test file that finds a fault of the core is not among tests/support/core.py"
+    slow = {name for name in files if "mark.slow" in (TESTS / name).read_text(encoding="utf-8")}
+    assert [fault.name for fault in chosen if set(fault.tests.split()) <= slow] == [], "--core may not find it"
 
 
 def test_core_names_folders_and_files_that_exist() -> None:
