@@ -62,7 +62,7 @@ def inside(text: str, function: str) -> str | None:
 
 
 def factor(term: str, name: str) -> str:
-    """Return what stands beside a path in a term: α of αx, LN of LN(F)."""
+    """Return the factor or function of a path in a term: α of αx, LN of LN(F)."""
     if found := re.match(rf"(\w{{2,}})\({name}\b", term):
         return found[1]
     return term.replace(name, "", 1).strip(" ·⊙").removeprefix("(").removesuffix(")")

@@ -72,13 +72,13 @@ __all__ = [
     "structure",
 ]
 
-ENTRY_POINTS = "fairseq_resid.structures"  # group of modules of other packages that register structures
+ENTRY_POINTS = "fairseq_resid.structures"  # entry points of other packages whose modules register structures
 
 
 def import_structures() -> None:
-    """Import every file in this folder in alphabetical order, but `_*` and `__main__`, then the entry points.
+    """Import every module of this folder in alphabetical order, except `_*`, then the entry points.
 
-    Raises: ImportError naming the entry point, if one cannot be loaded.
+    Raises: ImportError naming the entry point that cannot be loaded.
     """
     for name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
         if not name.startswith("_"):

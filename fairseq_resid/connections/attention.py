@@ -1,4 +1,4 @@
-"""Attention over depth: what a branch sees is a softmax-weighted mean of all that earlier sublayers gave."""
+"""Attention over depth: a branch sees a softmax-weighted mean of the outputs of all earlier sublayers."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from .stream import ResidualStream
 
 @dataclass(frozen=True)
 class AttentionOptions(Options):
-    """Of attn_residual."""
+    """Options of attn_residual."""
 
     block_size: int = option(
-        1, "S, attend to the sums of blocks of S sublayers; 1: to every sublayer", least=1, most=10_000, example=2
+        1, "S: attend to the sums of blocks of S sublayers (1: to every sublayer)", least=1, most=10_000, example=2
     )
 
     def has_blocks(self) -> bool:
-        """Return whether a sublayer's block goes by its number."""
+        """Return whether a sublayer's block depends on its index."""
         return self.block_size > 1
 
 
 class DepthAttention(nn.Module):
     """Attends to the values of a state.
 
-    Formula:  h = Σ_i a_i v_i, a = softmax_i(w · RMSNorm(v_i)), w = 0 at the start: the mean
+    Formula:  h = Σ_i a_i v_i, a = softmax_i(w · RMSNorm(v_i)); w = 0 at the start, which gives the mean
     Shapes:   (..., n·C) -> (..., C)
-    Dtype:    that of the state; norms and softmax in fp32 at least
-    A state of n values v_0 .. v_{n-1} has as value i > 0 the sum of its block up to sublayer i - 1. Attended to are
-    v_0, every block's last value, and the last value of all.
+    Dtype:    that of the state; norms and softmax in at least fp32
+    In a state of n values v_0 .. v_{n-1}, value i > 0 is the sum of its block up to sublayer i - 1. The attention reads
+    v_0, the last value of every complete block, and the last value of the state.
     """
 
     def __init__(self, dim: int, block_size: int) -> None:
@@ -47,13 +47,13 @@ class DepthAttention(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def logits(self, values: Tensor) -> Tensor:
-        """Return w · RMSNorm(v) of every value, (..., n, C) -> (..., n)."""
+        """Return w · RMSNorm(v) for every value, (..., n, C) -> (..., n)."""
         wide = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else values.dtype
         length = torch.linalg.vector_norm(values, 2.0, [-1], False, dtype=wide)
         return dot(values, self.query * self.weight).to(wide) * torch.rsqrt(length * length / self.dim + self.eps)
 
     def attended(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values that are attended to, but for the last one of an unfinished block, and all weights."""
+        """Return the values that are read, without the last one of an incomplete block, and all weights."""
         values = state.unflatten(-1, [-1, self.dim])
         last = values.size(-2) - 1
         blocks = values[..., :: self.block_size, :]
@@ -72,14 +72,15 @@ class DepthAttention(nn.Module):
 
 
 class AttentionResidual(ResidualConnection):
-    """Attends over depth in front of every sublayer; nothing is added up.
+    """Attends over depth before every sublayer, instead of summing.
 
     Formula:  the branch sees LN(h), h = Σ_i a_i v_i, a = softmax_i(w · RMSNorm(v_i)); v_0 is the stack's input and
-              v_i = F_i, or with --block-size S the sum of F in block i; within a block its sum so far counts too.
-              w and the gain of RMSNorm are the site's own; the first site sees LN(v_0); a stack ends in LN(h), with one
-              more w and gain
-    Source:   Kimi Team 2026, Attention Residuals, arXiv 2603.15031. Its stack is a decoder alone: per stack is ours.
-    State:    grows by C a site: v_0, then for every sublayer its F, or the sum of its block up to it
+              v_i = F_i, or with --block-size S the sum of F in block i; an incomplete block counts with its sum so far.
+              Each site has its own w and RMSNorm gain; the first site sees LN(v_0); a stack ends in LN(h), with another
+              w and gain
+    Source:   Kimi Team 2026, Attention Residuals, arXiv 2603.15031. The paper has a decoder only; one attention for
+              each stack of an encoder-decoder is our choice.
+    State:    grows by C at each site: v_0, then for every sublayer its F, or the sum of its block so far
     """
 
     def __init__(self, place: Place, options: AttentionOptions, *rest: Any) -> None:
@@ -97,7 +98,8 @@ class AttentionResidual(ResidualConnection):
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
         values = state.size(-1) // self.dim
         if self.position > 0 and values != self.position:
-            raise RuntimeError(f"attn_residual in blocks: {values} values at site {self.position}: was one left out?")
+            expected = f"expected {self.position}: was a sublayer skipped?"
+            raise RuntimeError(f"attn_residual: {values} values in the state, {expected}")
         is_first = (values - 1) % self.block_size == 0
         return append(state, f if is_first else state[..., -self.dim :] + f, self.width)
 
@@ -108,7 +110,7 @@ class AttentionResidual(ResidualConnection):
 class AttentionStream(ResidualStream):
     """Ends a stack of attention residuals.
 
-    Formula:  LN(h), h as in front of a sublayer, with a query and a gain of its own
+    Formula:  LN(h), h as before a sublayer, with its own query and gain
     """
 
     def __init__(self, place: Place, options: AttentionOptions, final_norm: bool) -> None:

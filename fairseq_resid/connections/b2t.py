@@ -1,4 +1,4 @@
-"""Post-norm layers with a connection from their bottom to their top: B2T."""
+"""Post-norm layers with a connection from bottom to top: B2T."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .registry import Structure, register
 
 
 class BottomToTop(ResidualConnection):
-    """Adds what a layer got to what its last norm sees.
+    """Adds the input of a layer to the input of its last norm.
 
-    Formula:  y = LN(x + F); at the last site of a layer y = LN(x + F + x_layer), x_layer what the layer got
+    Formula:  y = LN(x + F); at the last site of a layer y = LN(x + F + x_layer), x_layer the input of the layer
     Source:   Takase 2022, B2T connection, eq. 9, and the authors' code (takase/b2t_connection, transformer_layer.py)
-    Start:    every weight of the sublayers, biases not, times (layers of the stack)^(-1/2), as in the code
+    Start:    all weights of the sublayers, but not their biases, times (layers of the stack)^(-1/2), as in the code
     State:    (..., 2C) within a layer: x, then x_layer; (..., C) between layers
     """
 
@@ -50,7 +50,7 @@ register(
     Structure(
         Options,
         BottomToTop,
-        formula="`post_ln`; a layer's last norm also sees what the layer got",
+        formula="`post_ln`; a layer's last norm also sees the layer's input",
         source="Takase 2022",
         family="Depth",
         use_when="Post-norm models with more layers than `post_ln` can train.",

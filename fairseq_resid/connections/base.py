@@ -1,4 +1,4 @@
-"""What every residual connection is: one object per sublayer site, which knows its place and its options."""
+"""The base class of residual connections: one module per sublayer site, built for its place and its options."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from .place import Place
 
 
 class ResidualConnection(nn.Module):
-    """Joins the state of a stack and a sublayer's output f into the next state.
+    """Combines the state of a stack and the output f of a sublayer into the next state.
 
-    Use, the same for every structure:
+    Every structure is used the same way:
 
-        state = site.enter(x)                                        # once, where a stack begins
+        state = site.enter(x)                                        # once, at the start of a stack
         state = site(state, sublayer(site.branch_input(state)))     # at every site
 
-    A subclass gives the formula in `combine`. One that has a kernel gives the same formula, dropout included, in
-    `combine_fused`; `backend` (--residual-backend) decides which of them runs.
+    A subclass implements its formula in `combine`. A subclass with a kernel also implements it, dropout included, in
+    `combine_fused`; `backend` (--residual-backend) selects one of the two.
 
-    Shapes:   state: (..., n·C), one tensor; f_out: (..., C), its other dimensions those of the state: nothing is
-              broadcast. n is 1 for most structures: the state is the shortcut x
-    Dtype:    fp16 / bf16 / fp32 / fp64 in, the same out; LayerNorm is affine, eps 1e-5, its statistics in fp32
-    Range:    finite for |x|, |F| up to L / S, L = 65,000 in fp16 and 1e17 in bf16 and fp32, S the sum of the formula's
-              weights, 2 for x + F: docs/adding-a-structure.md
-    Args:     place: where the site stands; options: of the structure; dropout: the branch's, a module or a probability:
-              F = dropout(f_out); described: what print(model) shows: its name and its options
+    Shapes:   state: (..., n·C), one tensor; f_out: (..., C) with the same leading dimensions: nothing is broadcast.
+              n is 1 for most structures, whose state is the shortcut x
+    Dtype:    fp16 / bf16 / fp32 / fp64 in, the same out; LayerNorm is affine with eps 1e-5 and fp32 statistics
+    Range:    finite for |x|, |F| up to L / S, where L = 65,000 in fp16 and 1e17 in bf16 and fp32, and S is the sum of
+              the formula's weights (2 for x + F): docs/adding-a-structure.md
+    Args:     place: the position of the site in the model; options: those of the structure; dropout: of the branch, a
+              module or a probability: F = dropout(f_out); described: the name and options that print(model) shows
     """
 
     def __init__(
@@ -45,34 +45,34 @@ class ResidualConnection(nn.Module):
         described: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        # TorchScript sees none of these three: a subclass copies the numbers that its formula needs.
+        # TorchScript does not see these three, so subclasses copy the numbers that their formula needs.
         self.place, self.options, self.described = place, options, dict(described or {})
         self.dropout = dropout if isinstance(dropout, nn.Module) else nn.Dropout(probability(dropout))
         self.backend = backend
         self.dim = place.dim
-        # Channels of a state that `forward` takes, multiples of C; 0: no maximum. A structure with a wide state may set
-        # both; of the others `build` sets the maximum to C.
+        # Bounds on the channels of a state, multiples of C; 0: no maximum. A structure with a wide state may set both;
+        # `build` sets the maximum of all others to C.
         self.least_width, self.most_width = place.dim, 0
 
     @torch.jit.export
     def enter(self, x: Tensor) -> Tensor:
-        """Return the state that a stack begins with, from its input (..., C). A state is returned as it is."""
+        """Return the initial state of a stack from its input (..., C). A state is returned unchanged."""
         return x
 
     @torch.jit.export
     def branch_input(self, state: Tensor) -> Tensor:
-        """Return what the sublayer sees of the state: all of it, unless the structure says otherwise."""
+        """Return the input of the sublayer: the whole state, unless the structure overrides this."""
         return state
 
     def forward(self, state: Tensor, f_out: Tensor) -> Tensor:
         """Return the next state from the state and the sublayer's raw output f_out.
 
-        Raises: ValueError naming the argument of the wrong shape (torch.jit.Error from TorchScript); TypeError naming
-                what is no tensor, such as all that an attention returns.
+        Raises: ValueError naming the argument with a wrong shape (torch.jit.Error from TorchScript); TypeError naming
+                the argument that is not a tensor, such as the tuple that an attention module returns.
         """
         is_tracing = False
-        if not torch.jit.is_scripting():  # TorchScript leaves out what stands under this alone
-            is_tracing = torch.jit.is_tracing()  # sizes are tensors then
+        if not torch.jit.is_scripting():  # nested: TorchScript only drops a bare is_scripting branch
+            is_tracing = torch.jit.is_tracing()  # sizes are tensors while tracing
             for name, given in (("state", state), ("f_out", f_out)):
                 if not isinstance(given, Tensor):
                     raise TypeError(f"{name} of type {type(given).__name__}: must be a tensor")
@@ -87,67 +87,69 @@ class ResidualConnection(nn.Module):
         return self.combine(state, self.dropout(f_out))
 
     def combine_fused(self, state: Tensor, f_out: Tensor, p: float) -> Tensor:
-        """Return what `combine` returns for F = dropout(f_out, p), computed by the kernels of `ops`."""
-        raise NotImplementedError("a structure with a kernel defines combine_fused")
+        """Return combine(state, dropout(f_out, p)), computed by the kernels in `ops`."""
+        raise NotImplementedError("a structure with a kernel must define combine_fused")
 
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
-        """Return the next state from the state and the branch F = dropout(f_out): the formula of the structure."""
-        raise NotImplementedError("a ResidualConnection defines combine")
+        """Return the next state from the state and the branch F = dropout(f_out): the structure's formula."""
+        raise NotImplementedError("a ResidualConnection must define combine")
 
     def share(self, first: ResidualConnection) -> None:
-        """Take over what all sites of a layer have in common from its first one; called once for each of the others."""
+        """Share parameters with the first site of the same layer; called once for each of its other sites."""
 
     def init_branch(self, **linears: nn.Linear | nn.Conv2d) -> None:
-        """Draw start values of the sublayer's weights anew, once, before anything is loaded.
+        """Reinitialise the sublayer's weights; called once, before a checkpoint is loaded.
 
-        linears: query, key, value, output of an attention; fc1, fc2 of a feed-forward; conv1, conv2, ... of a block
+        linears: query, key, value and output of an attention; fc1 and fc2 of a feed-forward; conv1, conv2, ... of a
+                 convolutional block
         """
 
     @classmethod
     def profile(cls, sites: Sequence[ResidualConnection]) -> AbstractContextManager[None]:
-        """Set start values of a stack's sites, first to last, during one pass through them in the block.
+        """Initialise the sites of a stack, first to last, during one forward pass inside the context.
 
-        Called once for each stack of a new model, if the structure's `is_profiled` says so; the pass has no gradients.
+        Called once for each stack of a new model if `is_profiled` is true for the structure. The pass computes no
+        gradients.
         """
-        raise NotImplementedError("a structure that is profiled defines profile")
+        raise NotImplementedError("a structure with is_profiled must define profile")
 
     def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:
-        """Return what the structure weighs its parts by, by name: what analysis shows.
+        """Return the weights of the formula's terms by name, for analysis.
 
-        Shapes: one for each position (T, B, ...) or (N, H, W, ...); the same everywhere: two dimensions or fewer
+        Shapes: (T, B, ...) or (N, H, W, ...) if they depend on the position; otherwise at most two dimensions
         """
         return {}
 
     def extra_repr(self) -> str:
-        """Return what print(model) shows of the connection: its width, its --residual name and its options."""
+        """Return the width, the --residual name and the options, for print(model)."""
         return ", ".join([str(self.place.dim), *(f"{name}={value}" for name, value in self.described.items())])
 
 
 def check_shapes(state: Tensor, f_out: Tensor, dim: int, least: int, most: int) -> None:
-    """Raise ValueError unless f_out is (..., dim), and state (..., n·dim) of `least` to `most` channels.
+    """Raise ValueError unless f_out is (..., dim) and state is (..., n·dim) with `least` to `most` channels.
 
-    most: 0: any number
+    most: 0 for no maximum
     """
     f_shape, shape = f_out.shape, state.shape
-    if most == dim and shape == f_shape and len(shape) > 0 and shape[-1] == dim:  # nearly always, and cheap
+    if most == dim and shape == f_shape and len(shape) > 0 and shape[-1] == dim:  # the common case, and cheap
         return
     if len(f_shape) == 0 or f_shape[-1] != dim:
         raise ValueError(f"f_out {list(f_shape)}: must be (..., {dim}), as wide as the connection")
     if len(shape) != len(f_shape) or shape[:-1] != f_shape[:-1]:
-        raise ValueError(f"f_out {list(f_shape)}: must have the shape of the state {list(shape)}, but for its channels")
+        raise ValueError(f"f_out {list(f_shape)}: must have the shape of the state {list(shape)} except channels")
     width = shape[-1]
     if width < least or (most > 0 and width > most) or width % dim != 0:
         if most == dim:
             raise ValueError(f"state {list(shape)}: must be (..., {dim}), as wide as the connection")
         raise ValueError(
-            f"state {list(shape)}: must have a multiple of {dim} channels, from {least} on; enter(x) begins a state"
+            f"state {list(shape)}: must have a multiple of {dim} channels, at least {least}; use enter(x) first"
         )
 
 
 def probability(dropout: Any) -> float:
-    """Return a dropout probability.
+    """Return a dropout probability as a float.
 
-    Raises: InvalidOption naming what was given and what is allowed.
+    Raises: InvalidOption naming the value and the allowed range.
     """
     value = float(dropout) if isinstance(dropout, numbers.Real) else math.nan
     if not 0 <= value <= 1:  # nor NaN
@@ -156,9 +158,9 @@ def probability(dropout: Any) -> float:
 
 
 def dropout_probability(dropout: nn.Module) -> float | None:
-    """Return the probability with which a dropout module drops now; None if only the module itself can drop.
+    """Return the probability with which a dropout module drops now; None if only the module itself can apply it.
 
-    A module of another class than nn.Dropout says it by a method `probability()`.
+    A class other than nn.Dropout provides it as a method `probability()`.
     """
     known = getattr(dropout, "probability", None)
     if type(dropout) is nn.Dropout:
@@ -167,30 +169,30 @@ def dropout_probability(dropout: nn.Module) -> float | None:
         p, drops = float(known()), True
     else:
         return None
-    if p >= 1:  # everything: F / (1 - p) has no value
+    if p >= 1:  # F / (1 - p) is undefined
         return None
     return p if drops else 0.0
 
 
 def sites(module: nn.Module) -> dict[str, ResidualConnection]:
-    """Return the sites in a module by name, such as encoder.0.self_attn, as a sentence meets them."""
+    """Return the sites of a module in forward order, by names such as encoder.0.self_attn."""
     found = (each for each in module.modules() if isinstance(each, ResidualConnection))
     return {f"{site.place.stack}.{site.place.layer}.{site.place.kind}": site for site in found}
 
 
-FEW = 32  # components of a coefficient that are shown apart, such as n·n weights of streams; more are channels
+FEW = 32  # components shown separately, such as the n·n weights of streams; a coefficient with more is per channel
 
 
 def is_positional(coefficient: Tensor, positions: torch.Size) -> bool:
-    """Return whether a coefficient has a value for each position; else it is the same everywhere.
+    """Return whether a coefficient has a value for each position, and not one for all of them.
 
-    positions: the sizes (T, B) of a text, (N, H, W) of images
+    positions: the sizes (T, B) of a text or (N, H, W) of images
     """
     return coefficient.dim() > len(positions) and coefficient.shape[: len(positions)] == positions
 
 
 def components(name: str, value: Tensor, positions: torch.Size) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parts of a coefficient that have a figure of their own; (*positions, ...) each, if it is positional."""
+    """Yield the parts of a coefficient that are reported separately: (*positions, ...) each if it is positional."""
     leading = len(positions) if is_positional(value, positions) else 0
     rest = value.shape[leading:]
     if len(rest) and 1 < math.prod(rest) <= FEW:
@@ -203,5 +205,5 @@ def components(name: str, value: Tensor, positions: torch.Size) -> Iterator[tupl
 
 
 def xavier_uniform(rows: int, columns: int) -> Tensor:
-    """Return a (rows, columns) weight, Xavier-uniform by its own fans (tensor2tensor's default initialiser)."""
+    """Return a Xavier-uniform (rows, columns) weight (tensor2tensor's default initialiser)."""
     return nn.init.xavier_uniform_(torch.empty(rows, columns))

@@ -1,4 +1,4 @@
-"""Post-norm structures for deep stacks, with a shortcut scaled by the depth of the model: DeepNorm and Keel."""
+"""Post-norm structures for deep stacks that scale the shortcut by the depth of the model: DeepNorm and Keel."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection
 from .options import Options
 from .place import Place
-from .registry import Structure, always, register
+from .registry import Structure, for_all_options, register
 
 
 def deep_norm_scales(place: Place) -> tuple[float, float]:
     """Return DeepNorm's α and β for a stack.
 
-    Source: Wang 2022, table 1: of an encoder-decoder with N and M layers, the encoder has 0.81 (N⁴M)^(1/16) and
-    0.87 (N⁴M)^(-1/16), the decoder (3M)^(1/4) and (12M)^(-1/4); a stack of N layers alone (2N)^(1/4) and (8N)^(-1/4).
+    Source: Wang 2022, table 1. Encoder of an encoder-decoder with N and M layers: 0.81 (N⁴M)^(1/16) and
+    0.87 (N⁴M)^(-1/16); its decoder: (3M)^(1/4) and (12M)^(-1/4); a lone stack of N layers: (2N)^(1/4) and (8N)^(-1/4).
     """
     if "encoder" not in place.depths or not place.depths.get("decoder"):
-        place.depth(place.stack)  # raises if it is not known
-        alone = sum(place.depths.values())  # the stages of an image model are one stack
+        place.depth(place.stack)  # raises if it is unknown
+        alone = sum(place.depths.values())  # all stages of an image model together are one stack
         return (2 * alone) ** 0.25, (8 * alone) ** -0.25
     n, m = place.depth("encoder"), place.depth("decoder")
     if place.stack == "decoder":
@@ -31,11 +31,11 @@ def deep_norm_scales(place: Place) -> tuple[float, float]:
 
 
 class DeepNorm(ResidualConnection):
-    """Normalises the sum of a shortcut, scaled up with the depth, and a branch, scaled down at the start.
+    """Normalises the sum of a shortcut that is scaled up with depth and a branch that starts scaled down.
 
-    Formula:  y = LN(α x + F), at every site, cross-attention too; no norm ends a stack
+    Formula:  y = LN(α x + F) at every site, including cross-attention; no norm at the end of a stack
     Source:   Wang 2022, DeepNet, section 3 and table 1
-    Start:    Xavier-normal, with gain β for value, output and feed-forward, 1 for query and key; biases as they are
+    Start:    Xavier-normal, with gain β for value, output and feed-forward and 1 for query and key; biases unchanged
     """
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
@@ -56,17 +56,17 @@ class DeepNorm(ResidualConnection):
 
 
 class Keel(ResidualConnection):
-    """Normalises what the branch sees, and again the sum with a shortcut that is scaled by the number of sublayers.
+    """Normalises the input of the branch, and the sum with a shortcut that is scaled by the number of sublayers.
 
-    Formula:  y = LN_out(α x + f(LN_in(x))), α = sublayers of the stack, not learned; the stack ends on the last LN_out
-              first layer: α = 1, and its first site has no LN_out
-    Source:   Chen 2026, arXiv 2601.19895. Its norms are RMS and its stack is a decoder alone. Ours: LN, the sublayers
-              counted in each stack, and α = 1 for the first cross-attention too.
+    Formula:  y = LN_out(α x + f(LN_in(x))), α = number of sublayers in the stack, not learned; the last LN_out ends the
+              stack; in the first layer α = 1, and its first site has no LN_out
+    Source:   Chen 2026, arXiv 2601.19895, a decoder with RMS norms. Our choices: LN, α counted in each stack, and α = 1
+              for the first cross-attention too.
     """
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        place.depth(place.stack)  # raises if it is not known
+        place.depth(place.stack)  # raises if it is unknown
         self.alpha = 1.0 if place.layer == 0 else float(place.sites)
         self.inner_norm = place.norm(place.dim)
         self.norm = nn.Identity() if place.index == 0 else place.norm(place.dim)
@@ -84,7 +84,7 @@ register(
     Structure(
         Options,
         DeepNorm,
-        has_kernel=always,
+        has_kernel=for_all_options,
         formula="LN(αx + F), α and start values by depth",
         source="Wang 2022",
         family="Scaling",

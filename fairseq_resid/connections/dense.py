@@ -1,4 +1,4 @@
-"""A weighted mean over all earlier layers after every layer: DenseFormer."""
+"""A weighted mean of all layers so far after every layer: DenseFormer."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from .mixing import mix
 from .options import Options
 from .place import Place
 from .plain import PreLayerNorm
-from .registry import Structure, always, register
+from .registry import Structure, for_all_options, register
 from .stream import ResidualStream
 
 
 class DenseFormer(PreLayerNorm):
-    """Is pre-norm within a layer; the next layer sees a learned mean of all layers' outputs so far.
+    """Pre-norm within a layer; the next layer sees a learned mean of the outputs of all layers so far.
 
     Formula:  x + f(LN(x)) at every site; after layer i: y_i = Σ_{j≤i} a_ij X_j, X_j the output of layer j before this
               mean, X_0 the stack's input; layer i + 1 begins with y_i; LN(y) of the last layer ends the stack
-    Source:   Pagliardini 2024, DenseFormer, eq. 1, and its code (denseformer.py) at dilation and period 1. Its stack is
-              a decoder alone: per stack is ours.
-    Start:    a_ii = 1, the others 0: a pre-norm stack
-    State:    grows: X_0, then of every layer its sites' x, the last of which is X_i, then y_i. A branch sees the last
-              value.
+    Source:   Pagliardini 2024, DenseFormer, eq. 1, and its code (denseformer.py) with dilation and period 1. The paper
+              has a decoder only; one mean for each stack of an encoder-decoder is our choice.
+    Start:    a_ii = 1 and all others 0, which is a pre-norm stack
+    State:    grows: X_0, then for each layer the x of its sites, the last of which is X_i, and y_i. A branch sees the
+              last value.
     """
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
@@ -34,7 +34,7 @@ class DenseFormer(PreLayerNorm):
         per_layer = place.sites // layers
         self.step = per_layer + 1
         self.width = (place.sites + layers + 1) * place.dim
-        self.position = place.layer + place.index + 1  # values that the state has here
+        self.position = place.layer + place.index + 1  # number of values in the state at this site
         self.is_last = place.last
         start = torch.zeros(place.layer + 2)
         start[-1] = 1.0
@@ -47,7 +47,8 @@ class DenseFormer(PreLayerNorm):
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
         values = state.size(-1) // self.dim
         if values != self.position:
-            raise RuntimeError(f"dense_former: {values} values where {self.position} belong: was a sublayer left out?")
+            expected = f"expected {self.position}: was a sublayer skipped?"
+            raise RuntimeError(f"dense_former: {values} values in the state, {expected}")
         state = append(state, state[..., -self.dim :] + f, self.width)
         weights = self.layer_weights
         if weights is not None:
@@ -62,7 +63,7 @@ class DenseFormer(PreLayerNorm):
 
 
 class DenseStream(ResidualStream):
-    """Ends a stack of DenseFormer: LN of the last layer's mean, affine, eps 1e-5, or without a norm the mean itself."""
+    """Ends a stack of DenseFormer with LN (affine, eps 1e-5) of the last layer's mean, or with the mean itself."""
 
     def __init__(self, place: Place, options: Options, final_norm: bool) -> None:
         super().__init__(place, options, final_norm)
@@ -79,7 +80,7 @@ register(
         DenseFormer,
         DenseStream,
         final_norm=True,
-        needs_every_layer=always,
+        needs_every_layer=for_all_options,
         formula="`pre_ln`; after each layer a learned mean of all layers",
         source="Pagliardini 2024",
         family="Depth",

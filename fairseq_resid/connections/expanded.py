@@ -1,4 +1,4 @@
-"""Shortcuts expanded by a constant λ: xSkip and xSkip+LN."""
+"""Shortcuts multiplied by a constant λ: xSkip and xSkip+LN."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection
 from .options import Options, option
 from .place import Place
-from .registry import Structure, always, register
+from .registry import Structure, for_all_options, register
 
 
 @dataclass(frozen=True)
 class ExpandedOptions(Options):
-    """Of xskip."""
+    """Options of xskip."""
 
-    skip_lambda: float = option(1.0, "λ > 0, weight of the shortcut", above=0, example=3)
-    branch_scale: float = option(1.0, "μ > 0, weight of the branch", above=0, example=0.5)
+    skip_lambda: float = option(1.0, "weight λ > 0 of the shortcut", above=0, example=3)
+    branch_scale: float = option(1.0, "weight μ > 0 of the branch", above=0, example=0.5)
 
 
 @dataclass(frozen=True)
 class ExpandedNormOptions(ExpandedOptions):
-    """Of xskip_ln."""
+    """Options of xskip_ln."""
 
-    skip_lambda: float = option(2.0, "λ > 0, weight of the shortcut", above=0, example=3)
+    skip_lambda: float = option(2.0, "weight λ > 0 of the shortcut", above=0, example=3)
 
 
 class ExpandedSkip(ResidualConnection):
-    """Adds the branch to an expanded shortcut, without a norm.
+    """Adds the branch to a scaled shortcut, without a norm.
 
-    Formula:  y = λ x + μ F            Source: rSkip paper, eq. 2 (μ = 1 there); λ = 1 is the plain ResNet,
-              λ = μ = 0.5 He 2016b's constant scaling
+    Formula:  y = λ x + μ F            Source: rSkip paper, eq. 2 (μ = 1 there); λ = 1 is a plain ResNet,
+              λ = μ = 0.5 is He 2016b's constant scaling
     """
 
     def __init__(self, place: Place, options: ExpandedOptions, *rest: Any) -> None:
@@ -51,7 +51,7 @@ class ExpandedSkip(ResidualConnection):
 
 
 class ExpandedSkipLayerNorm(ExpandedSkip):
-    """Normalises the sum of an expanded shortcut and the branch.
+    """Normalises the sum of a scaled shortcut and the branch.
 
     Formula:  y = LN(λ x + μ F)            Source: rSkip paper, eq. 3 (μ = 1) and table 3 (μ = 2, 3)
     """
@@ -86,7 +86,7 @@ register(
     Structure(
         ExpandedNormOptions,
         ExpandedSkipLayerNorm,
-        has_kernel=always,
+        has_kernel=for_all_options,
         formula="LN(λx + μF)",
         source="Liu 2020 (rSkip)",
         family="Scaling",

@@ -1,4 +1,4 @@
-"""Shortcuts behind a gate: Highway networks (He 2016b's exclusive gating) and shortcut-only gating."""
+"""Gated shortcuts: Highway networks (He 2016b's exclusive gating) and shortcut-only gating."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .self_adaptive import ScalingGate, SingleLayerGate
 
 @dataclass(frozen=True)
 class GateOptions(OptionalNorm):
-    """Of a gated shortcut."""
+    """Options of a gated shortcut."""
 
     gate_bias: float = option(-1.0, "start value of the gate's bias; negative favours the shortcut", example=-2)
 
 
 @dataclass(frozen=True)
 class HighwayOptions(GateOptions):
-    """Of highway."""
+    """Options of highway."""
 
     gate_input: str = option(
-        "shortcut", "what the gate reads: x, a vector gate; or x and F, a scalar gate", choices=("shortcut", "both")
+        "shortcut", "input of the gate: x (a vector gate), or x and F (a scalar gate)", choices=("shortcut", "both")
     )
     gate_layers: int = option(1, "layers of the gate, 1 or 2; 2 needs --gate-input both", least=1, most=2, example=1)
 
@@ -40,22 +40,22 @@ class HighwayOptions(GateOptions):
 
 
 class GatedShortcut(OptionallyNormed):
-    """Has the gate σ(xW + b), W in R^{C×C}, Xavier-uniform, unless another one is given."""
+    """Provides the gate σ(xW + b), W in R^{C×C} Xavier-uniform, which a subclass may replace."""
 
     def __init__(self, place: Place, options: GateOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         self.gate = self.other_gate(place.dim, options)
         if self.gate is None:
-            # Bare parameters, not nn.Linear: fairseq's quantisation replaces every nn.Linear, and gates are not for it.
+            # Bare parameters, because fairseq's quantisation would replace an nn.Linear.
             self.gate_weight = nn.Parameter(xavier_uniform(place.dim, place.dim))
             self.gate_bias = nn.Parameter(torch.full((place.dim,), options.gate_bias))
 
     def other_gate(self, dim: int, options: Any) -> nn.Module | None:
-        """Return the module that computes the gate's logits from x and F; None for the usual gate."""
+        """Return a module that computes the gate's logits from x and F; None for the default gate."""
         return None
 
     def gated(self, x: Tensor, f: Tensor) -> Tensor:
-        """Return the gate, (..., C), or (..., 1) where it is a scalar."""
+        """Return the gate: (..., C), or (..., 1) for a scalar gate."""
         if self.gate is not None:
             return torch.sigmoid(self.gate(x, f))
         return torch.sigmoid(dense_gate(x, self.gate_weight, self.gate_bias))
@@ -66,7 +66,7 @@ class Highway(GatedShortcut):
 
     Formula:  y = (1 - t) x + t F; t = σ(xW + b), or with --gate-input both t = σ([x;F] W + b), W in R^{2C×1}, and with
               --gate-layers 2 t = σ(tanh([x;F] W_f + b_f) W_ff + b_ff), SAS's gate
-    Source:   Srivastava 2015; He 2016b's exclusive gating is the same formula. A gate that reads F too is our reading
+    Source:   Srivastava 2015; He 2016b's exclusive gating is the same formula. The gate of x and F is our reading
               of the SAS paper's table 6, which does not say how its gates combine x and F.
     """
 

@@ -1,4 +1,4 @@
-"""Several streams, mixed anew at every site: hyper-connections, and mHC, whose mixing preserves their sum."""
+"""Several streams that are mixed at every site: hyper-connections, and mHC, whose mixing preserves their sum."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ from .stream import ResidualStream
 
 SCALE = 0.01  # start value of s (Zhu 2024, section 3.2) and of a (Xie 2025)
 SINKHORN_STEPS = 20
-# Start values of mHC's biases: what is read of the own stream and of the others (0.98 and 0.02), and kept of each.
+# Start values of mHC's biases: σ(±READ) are the weights with which a site reads its own stream (0.98) and the others
+# (0.02); KEPT is the logit of the diagonal of H_res.
 READ, KEPT = 4.0, 8.0
 
 
 @dataclass(frozen=True)
 class StreamsOptions(Options):
-    """Of mhc."""
+    """Options of mhc."""
 
-    hyper_streams: int = option(4, "n, how many streams", least=1, most=32, example=2)
+    hyper_streams: int = option(4, "number n of streams", least=1, most=32, example=2)
 
 
 @dataclass(frozen=True)
 class HyperOptions(StreamsOptions):
-    """Of hyper."""
+    """Options of hyper."""
 
     hyper_weights: str = option(
-        "dynamic", "static: learned numbers; dynamic: they also depend on the streams", choices=("static", "dynamic")
+        "dynamic", "static: learned constants; dynamic: they also depend on the streams", choices=("static", "dynamic")
     )
 
 
 def mixed(weights: Tensor, writing: Tensor, streams: Tensor, f: Tensor) -> Tensor:
-    """Return the next state: the streams mixed by weights (..., n, n), plus the branch times `writing` (..., n)."""
+    """Return the next state: weights (..., n, n) @ streams, plus the branch times `writing` (..., n)."""
     writing, f = writing.to(streams.dtype).unsqueeze(-1), f.to(streams.dtype).unsqueeze(-2)
     return torch.addcmul(mix(weights, streams), writing, f).flatten(-2)
 
 
 class ManyStreams(ResidualConnection):
-    """Holds n streams side by side. State: (..., nC), n copies of the input at first."""
+    """Base of connections with n streams. State: (..., nC), at first n copies of the input."""
 
     def __init__(self, place: Place, options: StreamsOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
@@ -65,13 +66,13 @@ class ManyStreams(ResidualConnection):
 
 
 class HyperConnection(ManyStreams):
-    """Reads its branch's input off n streams, and writes mixed streams and its branch back.
+    """Reads the input of the branch from n streams, mixes the streams, and adds the branch to each.
 
     Formula:  h = A_mᵀ H;  H' = A_rᵀ H + B F, F = dropout(f(LN(h))), H in R^{n×C};  static: A_m, A_r, B learned;
               dynamic: each of them + s tanh(LN'(H) W), LN' over C of each stream, one s for A_m and A_r, one for B
-    Source:   Zhu 2024, arXiv 2409.19606, eq. 1 to 13. Left out: scaling the output projections at the start by √n, and
-              sparing A_m, A_r and B from weight decay
-    Start:    A_m = e_(i mod n) of site i, A_r = I, B = 1, W = 0, s = 0.01: n times a pre-norm stream
+    Source:   Zhu 2024, arXiv 2409.19606, eq. 1 to 13. Not implemented: scaling the initial output projections by √n, or
+              sparing A_m, A_r and B weight decay
+    Start:    A_m = e_(i mod n) at site i, A_r = I, B = 1, W = 0, s = 0.01: n identical pre-norm streams
     """
 
     def __init__(self, place: Place, options: HyperOptions, *rest: Any) -> None:
@@ -126,13 +127,14 @@ class HyperConnection(ManyStreams):
 
 
 class ManifoldHyperConnection(ManyStreams):
-    """Hyper-connections whose mixing of the streams is doubly stochastic: it neither grows nor shrinks their sum.
+    """Hyper-connections with a doubly stochastic mixing matrix, which preserves the sum of the streams.
 
     Formula:  h = H_pre H;  H' = H_res H + H_postᵀ F, F = dropout(f(LN(h))), H in R^{n×C};  u = RMSNorm(vec H), over nC;
-              each from a (u φ) + b: H_pre = σ(.), H_post = 2σ(.), H_res = Sinkhorn(.), 20 times columns, then rows
+              each from a (u φ) + b: H_pre = σ(.), H_post = 2σ(.), H_res = Sinkhorn(.), 20 rounds of columns, then rows
     Source:   Xie 2025, mHC, arXiv 2512.24880
-    Start:    a = 0.01, three scalars. Not stated, so ours: φ Xavier-uniform; b_pre 4 at stream i mod n of site i and -4
-              elsewhere; b_post = 0; b_res 8 on its diagonal and 0 elsewhere; copies in; LN of their sum at the end
+    Start:    a = 0.01, three scalars. Our choices, which the paper does not state: φ Xavier-uniform; b_pre = 4 for
+              stream i mod n of site i and -4 for the others; b_post = 0; b_res = 8 on the diagonal and 0 elsewhere; the
+              streams start as copies of the input, and LN of their sum ends the stack
     """
 
     def __init__(self, place: Place, options: StreamsOptions, *rest: Any) -> None:

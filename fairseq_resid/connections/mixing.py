@@ -1,4 +1,4 @@
-"""Weighted sums of values that lie side by side in a state, without a copy of them."""
+"""Weighted sums of the values of a state, which are stored side by side, without copying them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def batch_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left @ right, (N, a, b) and (N, b, c), in their dtype: autocast would halve it."""
+    """Return left @ right, (N, a, b) @ (N, b, c), in the dtype of the inputs, which autocast would reduce."""
     if torch.jit.is_scripting():
         return torch.bmm(left, right)
     with torch.autocast(left.device.type, enabled=False):
@@ -16,7 +16,7 @@ def batch_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def full_precision_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x @ weight.T in their dtype: autocast would halve it."""
+    """Return x @ weight.T in the dtype of the inputs, which autocast would reduce."""
     if torch.jit.is_scripting():
         return functional.linear(x, weight)
     with torch.autocast(x.device.type, enabled=False):
@@ -24,21 +24,21 @@ def full_precision_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def mix(weights: Tensor, values: Tensor) -> Tensor:
-    """Return weights times values, in the values' dtype.
+    """Return weights @ values in the dtype of the values.
 
-    Shapes:  weights (..., m, n), or (m, n) for every position; values (..., n, C), a view of a wider state too
+    Shapes:  weights (..., m, n), or (m, n) for all positions; values (..., n, C), possibly a view of a wider state
              -> (..., m, C)
     """
     shape = values.shape[:-2] + weights.shape[-2:-1] + values.shape[-1:]
     flat = values.flatten(0, -3) if values.dim() > 2 else values.unsqueeze(0)
     weights = weights.to(values.dtype)
-    # Not matmul, which for weights of two dimensions makes a copy of the values.
+    # Not matmul, which copies the values if the weights have two dimensions.
     weights = weights.expand(flat.shape[:1] + weights.shape) if weights.dim() == 2 else weights.flatten(0, -3)
     return batch_product(weights, flat).view(shape)
 
 
 def dot(values: Tensor, vector: Tensor) -> Tensor:
-    """Return the product of every value with a vector, (..., n, C) and (C,) -> (..., n), in the values' dtype."""
+    """Return the dot product of each value with a vector, (..., n, C) and (C,) -> (..., n), in the values' dtype."""
     flat = values.flatten(0, -3) if values.dim() > 2 else values.unsqueeze(0)
     column = vector.to(values.dtype).unsqueeze(-1)
     return batch_product(flat, column.expand(flat.shape[:1] + column.shape)).view(values.shape[:-1])

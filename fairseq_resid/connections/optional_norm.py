@@ -1,4 +1,4 @@
-"""The option --residual-norm of the structures whose papers have no norm."""
+"""The option --residual-norm of structures whose papers use no norm."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .place import Place
 
 @dataclass(frozen=True)
 class OptionalNorm(Options):
-    """Of a structure that may have a norm."""
+    """Options of a structure with an optional norm."""
 
     residual_norm: str = option("none", "norm applied to y", choices=("none", "layer"))
 
 
 class OptionallyNormed(ResidualConnection):
-    """A connection whose result is y, or LN(y) with --residual-norm layer. A subclass gives y in `join`."""
+    """A connection that returns y, or LN(y) with --residual-norm layer. A subclass computes y in `join`."""
 
     def __init__(self, place: Place, options: OptionalNorm, *rest: Any) -> None:
         super().__init__(place, options, *rest)
@@ -28,7 +28,7 @@ class OptionallyNormed(ResidualConnection):
 
     def join(self, x: Tensor, f: Tensor) -> Tensor:
         """Return y from the shortcut x and the branch F."""
-        raise NotImplementedError("an OptionallyNormed connection defines join")
+        raise NotImplementedError("an OptionallyNormed connection must define join")
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         return self.norm(self.join(x, f))

@@ -1,4 +1,4 @@
-"""The options of a structure: a frozen dataclass that checks itself, and what a command line shows of each."""
+"""The options of a structure: a frozen dataclass that validates itself, and the command-line description of each."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-FP32_MOST = 3.4028234663852886e38  # formulas compute with an option in fp32
+FP32_MOST = 3.4028234663852886e38  # formulas use the values of options in fp32
 
 
 class InvalidOption(ValueError):
-    """A name, an option or a backend that cannot be: a mistake of the caller."""
+    """Unknown or invalid residual name, option or backend."""
 
 
 def invalid(option: str, value: object, allowed: str) -> InvalidOption:
-    """Return the error for an option's bad value; it names the flag, what was given and what is allowed."""
+    """Return the error for an invalid value: the flag, the value and what is allowed."""
     return InvalidOption(f"--{option.replace('_', '-')} {value}: {allowed}")
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its name, type, default and help, and what is allowed.
+    """One option: its name, type, default, help and allowed values.
 
-    choices: all allowed values of a text; above, least, most: bounds of a number, the first not allowed itself. Every
-             integer has a `most`: a structure may build as many modules. Without it a float is bounded by fp32.
-    example: a number beside the default that the tests train with
+    choices: the allowed values of a string; above, least, most: bounds of a number, `above` exclusive. Every integer
+             needs a `most`, because a structure may build that many modules; a float without one is bounded by fp32.
+    example: a value other than the default that tests train with
     """
 
     name: str
@@ -40,7 +40,7 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words."""
+        """The allowed values, in words."""
         if self.choices:
             return f"choose one of {', '.join(self.choices)}"
         kind = "an integer" if self.type is int else "a finite number in fp32"
@@ -51,13 +51,13 @@ class Option:
 
     @property
     def examples(self) -> tuple[Any, ...]:
-        """Values to try: all choices of a text, the example of a number."""
+        """Values to test: all choices of a string, the example of a number."""
         return self.choices or (() if self.example is None else (self.checked(self.example),))
 
     def checked(self, value: Any) -> Any:
-        """Return a value, which may be text from a command line, in the option's type.
+        """Return a value, possibly a string from a command line, converted to the option's type.
 
-        Raises: InvalidOption naming the flag, what was given and what is allowed.
+        Raises: InvalidOption naming the flag, the value and what is allowed.
         """
         if self.type is str:
             if value not in self.choices:
@@ -95,10 +95,10 @@ def option(
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a structure that has none, and the base of all others. Its fields are made by `option`.
+    """The options of a structure without any, and the base class of all others, which declare fields with `option`.
 
-    A field is an int, a float, or a str with choices. No field is called like a flag of fairseq's own.
-    Raises: InvalidOption naming the flag, what was given and what is allowed.
+    A field is an int, a float, or a str with choices. Its name must not be that of a flag of fairseq.
+    Raises: InvalidOption naming the flag, the value and what is allowed.
     """
 
     @classmethod
@@ -115,5 +115,5 @@ class Options:
             object.__setattr__(self, name, known.checked(getattr(self, name)))
 
     def values(self) -> dict[str, Any]:
-        """Return the value of every option: what a checkpoint's config holds."""
+        """Return the value of every option by name, as the config of a checkpoint contains them."""
         return dataclasses.asdict(self)

@@ -1,4 +1,4 @@
-"""Where a residual connection stands in its model: all that a formula may depend on."""
+"""The place of a residual connection in its model: everything that a formula may depend on."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Place:
 
     dim: C; stack: "encoder", "decoder", "stage3"
     kind: "self_attn", "encoder_attn", "ffn", "conv"; a stream's is "stream"
-    layer: of the stack, from 0; last: whether this is the last sublayer of its layer
-    index: of the sublayer in its stack, from 0; a stream's is `sites`, the sublayers of the stack
-    depths: the layers of every stack of the trained model; empty if they are not known
-    norm: what makes a norm of so many channels
-    Raises: InvalidOption naming the field that is no integer, or too small.
+    layer: index of the layer in its stack, from 0; last: whether this is the last sublayer of its layer
+    index: index of the sublayer in its stack, from 0; a stream's is `sites`, the number of sublayers in the stack
+    depths: number of layers of every stack of the model; empty if unknown
+    norm: function that returns a norm for a number of channels
+    Raises: InvalidOption naming the field that is not an integer or is too small.
     """
 
     dim: int
@@ -54,9 +54,9 @@ class Place:
             object.__setattr__(self, name, number)
 
     def depth(self, stack: str) -> int:
-        """Return how many layers a stack has; 0 if the model has no such stack.
+        """Return the number of layers of a stack; 0 if the model has no such stack.
 
-        Raises: ValueError if the place is of no known model.
+        Raises: ValueError if `depths` is empty.
         """
         if not self.depths:
             raise ValueError("this structure depends on the depth of its model: give build() a Place with depths")

@@ -1,4 +1,4 @@
-"""The residual structures of the plain Transformer: the norm after the sum, or before the branch."""
+"""The residual structures of the plain Transformer: post-norm and pre-norm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection
 from .options import Options
 from .place import Place
-from .registry import Structure, always, register
+from .registry import Structure, for_all_options, register
 
 
 class PostLayerNorm(ResidualConnection):
@@ -32,7 +32,7 @@ class PostLayerNorm(ResidualConnection):
 
 
 class PreLayerNorm(ResidualConnection):
-    """Normalises what the branch sees and leaves the shortcut untouched; the stack ends in a norm of its own.
+    """Normalises the input of the branch and leaves the shortcut unchanged; a final norm ends the stack.
 
     Formula:  y = x + dropout(f(LN(x)))            Source: He 2016b's pre-activation, in Transformer form
     """
@@ -54,7 +54,7 @@ register(
     Structure(
         Options,
         PostLayerNorm,
-        has_kernel=always,
+        has_kernel=for_all_options,
         formula="LN(x + F)",
         source="Vaswani 2017",
         family="Plain",

@@ -1,4 +1,4 @@
-"""Relatives of the pre-norm Transformer: the shortcut stays as it is, and norms or scales stand around the branch."""
+"""Variants of the pre-norm Transformer: an unchanged shortcut, with norms or scales around the branch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .registry import Structure, register
 
 
 class LayerScale(PreLayerNorm):
-    """Scales each channel of the branch, by little at the start.
+    """Scales each channel of the branch by a learned factor that starts small.
 
     Formula:  y = x + s ⊙ f(LN(x)), s in R^C learned; a norm ends the stack
-    Source:   Touvron 2021, CaiT: s starts at 0.1 up to 18 layers, 1e-5 up to 24, 1e-6 beyond (19 to 23 are not stated,
-              and taken as 24). The layers are those of the site's own stack.
+    Source:   Touvron 2021, CaiT: s starts at 0.1 up to 18 layers, 1e-5 for 24, 1e-6 beyond. We use 1e-5 for 19 to 23
+              layers too, which the paper does not state, and count the layers of the site's own stack.
     """
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
@@ -38,7 +38,7 @@ class LayerScale(PreLayerNorm):
 
 
 class SandwichLayerNorm(PreLayerNorm):
-    """Normalises what the branch sees and what it gives.
+    """Normalises the input and the output of the branch.
 
     Formula:  y = x + LN_out(F), F = dropout(f(LN_in(x))); a norm ends the stack
     Source:   Ding 2021, CogView (its division by max |x| is left out); Peri-LN, Kim 2025, is the same formula, and its
@@ -54,7 +54,7 @@ class SandwichLayerNorm(PreLayerNorm):
 
 
 class ResidualPostNorm(ResidualConnection):
-    """Normalises what the branch gives, and nothing else.
+    """Normalises only the output of the branch.
 
     Formula:  y = x + LN(F), F = dropout(f(x)); a norm ends the stack            Source: OLMo 2, 2024; its norm is RMS
     """
@@ -68,7 +68,7 @@ class ResidualPostNorm(ResidualConnection):
 
 
 class ScaledPreLayerNorm(PreLayerNorm):
-    """Scales what the branch sees down with the depth of its layer.
+    """Scales the input of the branch down with the depth of its layer.
 
     Formula:  y = x + f(LN(x) / √l), l the layer in its stack, from 1; the norm that ends the stack is not scaled
     Source:   Sun 2025, LayerNorm Scaling
@@ -85,18 +85,18 @@ class ScaledPreLayerNorm(PreLayerNorm):
 
 @dataclass(frozen=True)
 class MixedOptions(Options):
-    """Of mix_ln."""
+    """Options of mix_ln."""
 
     post_share: float = option(
-        0.25, "share of the layers that are post-LN, the first ones", above=0, most=1, example=0.5
+        0.25, "share of the layers, counted from the first, that are post-LN", above=0, most=1, example=0.5
     )
 
 
 class MixedLayerNorm(ResidualConnection):
-    """Is post-norm in the first layers of a stack and pre-norm in the others.
+    """Post-norm in the first layers of a stack and pre-norm in the others.
 
     Formula:  y = LN(x + F) in the first share of the layers, x + f(LN(x)) in the rest; a norm ends the stack
-    Source:   Li 2024, Mix-LN: a share of 0.25, 3 of 12 and 6 of 24 layers; rounded up (ours)
+    Source:   Li 2024, Mix-LN: a share of 0.25 (3 of 12 and 6 of 24 layers); rounding up is our choice
     """
 
     def __init__(self, place: Place, options: MixedOptions, *rest: Any) -> None:

@@ -12,25 +12,25 @@ from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection
 from .options import Options, option
 from .place import EPS, Place
-from .registry import Structure, always, register
+from .registry import Structure, for_all_options, register
 
 
 @dataclass(frozen=True)
 class RecursiveOptions(Options):
-    """Of rskip_ln."""
+    """Options of rskip_ln."""
 
-    skip_lambda: int = option(2, "λ >= 1, how many times the shortcut is added", least=1, most=100, example=3)
+    skip_lambda: int = option(2, "number of times λ >= 1 that the shortcut is added", least=1, most=100, example=3)
 
 
 def deviation(norm: nn.Module, x: Tensor) -> Tensor:
-    """Return the σ by which a norm divides x: over channels, or a batch norm's running one of each channel."""
+    """Return the σ by which a norm divides x: that of x over its channels, or the running σ of a batch norm."""
     running = getattr(norm, "running_var", None)
     variance = x.float().var(-1, correction=0, keepdim=True) if running is None else running
     return (variance + EPS).sqrt()
 
 
 class RecursiveSkipLayerNorm(ResidualConnection):
-    """Adds the shortcut and normalises λ times, each time on what the last time gave.
+    """Adds the shortcut and normalises, λ times in a row.
 
     Formula:  y_1 = LN_1(x + F);  y_k = LN_k(x + y_{k-1}), k = 2..λ
     Source:   rSkip paper, eq. 4. λ = 1 is post_ln. Effective ratio of x to F: 1 + Σ_{i=1}^{λ-1} Π_{j≤i} σ_j / w_j
@@ -70,7 +70,7 @@ register(
     Structure(
         RecursiveOptions,
         RecursiveSkipLayerNorm,
-        has_kernel=always,
+        has_kernel=for_all_options,
         formula="y₁ = LN₁(x + F); y_k = LN_k(x + y_{k−1}), k = 2..λ",
         source="Liu 2020 (rSkip)",
         family="Scaling",

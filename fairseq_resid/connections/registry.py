@@ -1,4 +1,4 @@
-"""The table of --residual names: what each structure is made of, and how a choice is resolved."""
+"""The registry of --residual names: the parts of each structure, and the resolution of names and options."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ _STRUCTURES: dict[str, Structure] = {}
 _ALIASES: dict[str, str] = {}
 
 
-def never(_: Any) -> bool:
-    """Say no of all options of a structure."""
+def for_no_options(_: Any) -> bool:
+    """Return False: a property that a structure has with no choice of options."""
     return False
 
 
-def always(_: Any) -> bool:
-    """Say yes of all options of a structure."""
+def for_all_options(_: Any) -> bool:
+    """Return True: a property that a structure has with every choice of options."""
     return True
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What --residual names.
+    """A residual structure, as --residual names it.
 
-    formula, source: one line each, y as a function of x and F, and who published it: help texts and tables show them
-    family: the heading in the README's table under which the structure is listed
+    formula, source: y as a function of x and F, and the publication; one line each, for help texts and tables
+    family: the heading of the README's table under which the structure is listed
     use_when: one or two sentences for the gallery, docs/structures.md
     options: a frozen dataclass; connection: the class of its sites; stream: the class that ends a stack
-    has_kernel: whether `combine_fused` computes the structure with these options
-    final_norm: whether its source ends a stack in a norm, the default of --final-norm; None: the end of the stream
-                holds a norm, and the flag has no meaning
-    needs_every_layer: whether with these options no layer may be left out
-    is_profiled: whether with these options a first pass through the model sets start values: `profile`
+    has_kernel: whether `combine_fused` supports these options
+    final_norm: whether the source ends a stack with a norm, which is the default of --final-norm; None: the stream
+                contains a norm, and the flag does not apply
+    needs_every_layer: whether no layer may be dropped with these options
+    is_profiled: whether a first pass through the model sets start values with these options (`profile`)
     """
 
     options: type[Options]
     connection: type[ResidualConnection]
     stream: type[ResidualStream] = ResidualStream
-    has_kernel: Callable[[Any], bool] = never
+    has_kernel: Callable[[Any], bool] = for_no_options
     final_norm: bool | None = False
-    needs_every_layer: Callable[[Any], bool] = never
-    is_profiled: Callable[[Any], bool] = never
+    needs_every_layer: Callable[[Any], bool] = for_no_options
+    is_profiled: Callable[[Any], bool] = for_no_options
     formula: str = ""
     source: str = ""
     family: str = "Other"
@@ -59,7 +59,7 @@ class Structure:
 
 
 def register(name: str, structure: Structure, *aliases: str) -> None:
-    """Enter a structure in the table under `name`, and under each alias.
+    """Register a structure under `name` and each alias.
 
     Raises: ValueError if a name is taken.
     """
@@ -71,12 +71,12 @@ def register(name: str, structure: Structure, *aliases: str) -> None:
 
 
 def names() -> list[str]:
-    """Return every name that --residual takes, aliases last."""
+    """Return every name that --residual accepts, aliases last."""
     return [*_STRUCTURES, *_ALIASES]
 
 
 def own_names() -> list[str]:
-    """Return the structures of this package without aliases, in the order of registration."""
+    """Return the names of the structures of this package, without aliases, in order of registration."""
     package = __package__ or ""
     return [name for name, made in _STRUCTURES.items() if made.connection.__module__.startswith(f"{package}.")]
 
@@ -87,9 +87,9 @@ def aliases(name: str) -> list[str]:
 
 
 def canonical(name: str) -> str:
-    """Return the name of a structure, given it or its alias.
+    """Return the name of a structure from its name or an alias.
 
-    Raises: InvalidOption naming what is allowed.
+    Raises: InvalidOption listing the allowed names.
     """
     name = _ALIASES.get(name, name)
     if name not in _STRUCTURES:
@@ -100,7 +100,7 @@ def canonical(name: str) -> str:
 def structure(name: str) -> Structure:
     """Return a structure by its name or alias.
 
-    Raises: InvalidOption naming what is allowed.
+    Raises: InvalidOption listing the allowed names.
     """
     return _STRUCTURES[canonical(name)]
 
@@ -111,7 +111,7 @@ def options(name: str) -> dict[str, Option]:
 
 
 def all_options() -> dict[str, dict[str, Option]]:
-    """Return every option of any structure: {option: {structure: what it is there}}."""
+    """Return the options of all structures: {option: {structure: its meaning there}}."""
     everything: dict[str, dict[str, Option]] = {}
     for name in _STRUCTURES:
         for option in options(name).values():
@@ -120,9 +120,9 @@ def all_options() -> dict[str, dict[str, Option]]:
 
 
 def resolve(name: str, given: dict[str, Any]) -> Options:
-    """Return the options of a structure: what was given, else the defaults; None counts as not given.
+    """Return the options of a structure: the given values, and defaults for the others; None means not given.
 
-    Raises: InvalidOption if an option is given that the structure does not have, or a value that is not allowed.
+    Raises: InvalidOption for an option that the structure does not have, or an invalid value.
     """
     known = options(name)
     chosen = {option: value for option, value in given.items() if value is not None}
@@ -134,15 +134,15 @@ def resolve(name: str, given: dict[str, Any]) -> Options:
 
 
 def resolve_final_norm(name: str, given: str | None) -> bool:
-    """Return whether a norm ends the stacks of a structure: as given, else as its source has it.
+    """Return whether a norm ends the stacks of a structure: as given, or by default as in its source.
 
-    Raises: InvalidOption for another value, or if the structure's own end holds a norm.
+    Raises: InvalidOption for an unknown value, or if the structure's stream contains a norm.
     """
     default = structure(name).final_norm
     if given is None:
         return bool(default)
     if default is None:
-        raise invalid("final_norm", given, f"the residual {canonical(name)} ends a stack in a norm of its own")
+        raise invalid("final_norm", given, f"the residual {canonical(name)} ends a stack with its own norm")
     if given not in FINAL_NORMS:
         raise invalid("final_norm", given, f"choose one of {', '.join(FINAL_NORMS)}")
     return given == "layer"
@@ -151,23 +151,23 @@ def resolve_final_norm(name: str, given: str | None) -> bool:
 def check_backend(name: str, chosen: Options, backend: str) -> None:
     """Check a --residual-backend for a structure with these options.
 
-    Raises: InvalidOption for an unknown one, or for triton if there is no kernel.
+    Raises: InvalidOption for an unknown backend, or for triton without a kernel.
     """
     if backend not in BACKENDS:
         raise invalid("residual_backend", backend, f"choose one of {', '.join(BACKENDS)}")
     if backend == "triton" and not structure(name).has_kernel(chosen):
-        shown = {"residual": canonical(name), **chosen.values()}
-        said = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in shown.items())
-        raise invalid("residual_backend", backend, f"there is no kernel for {said}; use auto or eager")
+        given = {"residual": canonical(name), **chosen.values()}
+        flags = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in given.items())
+        raise invalid("residual_backend", backend, f"there is no kernel for {flags}; use auto or eager")
 
 
 def draws_branches(name: str) -> bool:
-    """Return whether a structure draws the start values of the sublayers itself."""
+    """Return whether a structure initialises the weights of the sublayers itself."""
     return structure(name).connection.init_branch is not ResidualConnection.init_branch
 
 
 def needs_every_layer(name: str, chosen: Options) -> bool:
-    """Return whether no layer of a structure with these options may be left out."""
+    """Return whether no layer may be dropped from a stack of a structure with these options."""
     return structure(name).needs_every_layer(chosen)
 
 
@@ -175,7 +175,7 @@ Profiler = Callable[[Sequence[ResidualConnection]], AbstractContextManager[None]
 
 
 def profiler(name: str, chosen: Options) -> Profiler | None:
-    """Return the `ResidualConnection.profile` of a structure, if with these options a first pass sets start values."""
+    """Return `profile` of a structure's connection if a first pass sets start values with these options."""
     made = structure(name)
     return made.connection.profile if made.is_profiled(chosen) else None
 
@@ -194,16 +194,16 @@ def build(
     >>> site = build("rskip_ln", 512, dropout=0.1, skip_lambda=3)
     >>> y = site(x, sublayer(site.branch_input(x)))
 
-    Args:   place: where it stands; the number of channels alone, if the structure does not depend on it
+    Args:   place: its place in the model; the number of channels suffices if the structure depends on nothing else
             dropout: of the sublayer's output, a module or a probability
-            backend: auto, the fused kernels wherever they serve; eager; triton, an error in training if they do not
-    Raises: InvalidOption for an unknown name, an option the structure does not have, or a value that is not allowed,
-            of `dropout` too; ValueError if the structure needs a Place.
+            backend: auto: fused kernels wherever they are supported; eager; triton: kernels, or an error in training
+    Raises: InvalidOption for an unknown name, an option that the structure does not have, or an invalid value,
+            including `dropout`; ValueError if the structure needs a Place.
     """
     made, chosen = structure(name), resolve(name, given)
     check_backend(name, chosen, backend)
     at = place if isinstance(place, Place) else Place(place)
-    if not made.has_kernel(chosen) or at.norm is not layer_norm:  # the kernels' norm
+    if not made.has_kernel(chosen) or at.norm is not layer_norm:  # the only norm of the kernels
         backend = "eager"
     site = made.connection(at, chosen, dropout, backend, {"residual": canonical(name), **chosen.values()})
     if not has_wide_state(name) and not site.most_width:
@@ -212,7 +212,7 @@ def build(
 
 
 def build_stream(name: str, place: Place, final_norm: bool, **given: Any) -> ResidualStream | None:
-    """Return what ends a stack of a structure; None if there is nothing to do.
+    """Return the module that ends a stack of a structure; None if it would do nothing.
 
     Raises: as `build`.
     """

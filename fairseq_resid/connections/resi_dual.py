@@ -14,14 +14,14 @@ from .place import Place
 from .registry import Structure, register
 from .stream import ResidualStream
 
-EXIT_EPS = 1e-7  # of the norm that ends a stack, in the source's code
+EXIT_EPS = 1e-7  # eps of the final norm, as in the authors' code
 
 
 class ResiDual(ResidualConnection):
-    """Carries a post-norm stream, which the branches see, and beside it the plain sum of all branches.
+    """Keeps a post-norm stream, which the branches see, and the plain sum of all branches.
 
-    Formula:  x' = LN(x + F);  d' = d + F;  F = dropout(f(x));  a stack ends in x + LN(d); d starts as x
-    Source:   Xie 2023, ResiDual, and the authors' code (microsoft/ResiDual, resi_dual_layers.py) at its scales of 1
+    Formula:  x' = LN(x + F);  d' = d + F;  F = dropout(f(x));  a stack ends with x + LN(d); d starts as x
+    Source:   Xie 2023, ResiDual, and the authors' code (microsoft/ResiDual, resi_dual_layers.py) with scales of 1
     State:    (..., 2C): x, then d
     """
 

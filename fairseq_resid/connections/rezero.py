@@ -1,4 +1,4 @@
-"""A branch behind one learned number that starts at zero: ReZero."""
+"""A branch with a learned scalar that starts at zero: ReZero."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .registry import Structure, register
 
 
 class ReZero(ResidualConnection):
-    """Adds the branch times a learned scalar, without any norm; every layer starts as the identity.
+    """Adds the branch times a learned scalar, without a norm; every layer starts as the identity.
 
     Formula:  y = x + a F, a in R, a = 0 at the start; one a for all sublayers of a layer
     Source:   Bachlechner 2020, ReZero, eq. 5, and its code (rezero/transformer/rztx.py: `resweight` of a layer)

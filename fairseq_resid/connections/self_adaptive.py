@@ -20,8 +20,8 @@ class ScalingGate(nn.Module):
 
     Formula:  S_g(x, F) = tanh([x;F] W_f + b_f) W_ff + b_ff            Source: SAS paper, eq. 2
     Shapes:   x, f: (T, B, C) -> (T, B, G)
-    The gates of a site are stored as one hidden weight (G·C, 2C) and one output weight (G, C), so that they cost one
-    GEMM; each gate is initialised Xavier-uniform by its own fans (2C -> C, C -> 1), b_f = 0, b_ff = `biases`.
+    The gates of a site share one hidden weight (G·C, 2C) and one output weight (G, C), so that they need one GEMM. Each
+    gate is initialised Xavier-uniform with its own fans (2C -> C, C -> 1), b_f = 0, b_ff = `biases`.
     """
 
     def __init__(self, dim: int, biases: list[float]) -> None:
@@ -73,15 +73,15 @@ GATES = {"full": ScalingGate, "single": SingleLayerGate, "transform": TransformG
 
 @dataclass(frozen=True)
 class ScalingOptions(Options):
-    """Of sas."""
+    """Options of sas."""
 
     sas_gate: str = option("full", "form of the gate (SAS paper, table 6)", choices=tuple(GATES))
     sas_gamma: str = option("coupled", "γ = (1-α)(1-β), or a third gate", choices=("coupled", "free"))
-    sas_alpha_bias: float = option(0.0, "start value of α's bias; the paper has 3 for images", example=3)
-    sas_beta_bias: float = option(0.0, "start value of β's bias; the paper has -3 for images", example=-3)
+    sas_alpha_bias: float = option(0.0, "start value of α's bias; the paper uses 3 for images", example=3)
+    sas_beta_bias: float = option(0.0, "start value of β's bias; the paper uses -3 for images", example=-3)
 
     def has_kernel(self) -> bool:
-        """Return whether the kernel computes these gates."""
+        """Return whether the kernel supports these gates."""
         return self.sas_gate == "full" and self.sas_gamma == "coupled"
 
 
@@ -91,8 +91,8 @@ class SelfAdaptiveScaling(ResidualConnection):
     Formula:  y = α x + β F + γ LN(x + F);  α = σ(S_α), β = σ(S_β);
               γ = (1 - α)(1 - β) (coupled, eq. 4) or σ(S_γ) (free, eq. 3)
     Source:   SAS paper, eq. 2 to 4. The special cases of its table 2 hold as identities of eq. 4.
-    The gates see F after dropout. `sas_alpha_bias` and `sas_beta_bias` start the gate's last bias (b_ff; b_f of the
-    single-layer gate, b of the transform gate); the γ gate of `free` starts at 0.
+    The gates see F after dropout. `sas_alpha_bias` and `sas_beta_bias` are the start values of a gate's last bias
+    (b_ff; b_f of the single-layer gate, b of the transform gate); that of the γ gate of `free` is 0.
     """
 
     def __init__(self, place: Place, options: ScalingOptions, *rest: Any) -> None:
@@ -104,7 +104,7 @@ class SelfAdaptiveScaling(ResidualConnection):
         self.gates = len(biases)
 
     def factors(self, x: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return α, β and γ, each (T, B, 1), or (T, B, C) from the transform gate."""
+        """Return α, β and γ, (T, B, 1) each, or (T, B, C) for the transform gate."""
         values = torch.sigmoid(self.gate(x, f)).chunk(self.gates, dim=-1)
         alpha, beta = values[0], values[1]
         gamma = values[2] if self.free_gamma else (1 - alpha) * (1 - beta)
@@ -112,7 +112,7 @@ class SelfAdaptiveScaling(ResidualConnection):
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         alpha, beta, gamma = self.factors(x, f)
-        # First the norm, as in 0.3: gradients are summed in the order of these operations.
+        # The norm comes first, as in 0.3: the order of operations determines the order in which gradients are summed.
         normalised = self.norm(x + f)
         return torch.addcmul(torch.addcmul(alpha * x, beta, f), gamma, normalised)
 

@@ -1,4 +1,4 @@
-"""Where a stack ends: from its state back to C channels, and the final norm."""
+"""The end of a stack: from its state back to C channels, and the final norm."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .place import EPS, Place
 
 
 class ResidualStream(nn.Module):
-    """The end of a stack whose state is its output; one per stack.
+    """Ends a stack whose state is its output; one per stack.
 
     Formula:  x, or LN(x) with a final norm (--final-norm layer), affine, eps 1e-5
-    Shapes:   (..., n·C) -> (..., C); takes (..., C) too, if every layer was dropped
-    Args:     place: of the stack, its kind "stream"; options: of the structure; final_norm: whether a norm ends it
-    The norm's parameters are `weight` and `bias`, as fairseq's checkpoints name them in a stack's `layer_norm`.
+    Shapes:   (..., n·C) -> (..., C); accepts (..., C) too, for a stack whose layers were all dropped
+    Args:     place: of the stack, with kind "stream"; options: of the structure; final_norm: whether a norm ends it
+    The norm's parameters are called `weight` and `bias`, as in the `layer_norm` of a stack in fairseq's checkpoints.
     """
 
     def __init__(self, place: Place, options: Options, final_norm: bool) -> None:
@@ -28,11 +28,11 @@ class ResidualStream(nn.Module):
         self.bias = nn.Parameter(torch.zeros(place.dim)) if final_norm else None
 
     def leave(self, state: Tensor) -> Tensor:
-        """Return C channels of a state, before the final norm."""
+        """Return the C channels of the state that the final norm sees."""
         return state
 
     def forward(self, state: Tensor) -> Tensor:
-        """Return what the stack gives."""
+        """Return the output of the stack."""
         x = self.leave(state)
         return functional.layer_norm(x, self.shape, self.weight, self.bias, self.eps) if self.has_norm else x
 

@@ -11,8 +11,8 @@ from . import registry
 from .options import Option
 from .place import Place
 
-FAMILIES = ("Plain", "Scaling", "Gates", "Norms", "Several streams", "Depth")  # in the table's order; others follow
-LAYERS = 6  # of each stack of the model whose parameters are counted
+FAMILIES = ("Plain", "Scaling", "Gates", "Norms", "Several streams", "Depth")  # in this order; others follow
+LAYERS = 6  # layers of each stack of the model whose parameters are counted
 KINDS = {"encoder": ("self_attn", "ffn"), "decoder": ("self_attn", "encoder_attn", "ffn")}
 BEGIN = "<!-- structures: made by python -m fairseq_resid.connections --write README.md -->"
 END = "<!-- end of structures -->"
@@ -20,7 +20,7 @@ HEAD = ["name", "formula", "paper"]
 
 
 def added_parameters(name: str, dim: int, layers: int = LAYERS) -> int:
-    """Return how many parameters a structure with its defaults adds to stock's post-norm model of a width and depth."""
+    """Return the number of parameters that a structure, with defaults, adds to stock's post-norm model."""
     depths = dict.fromkeys(KINDS, layers)
     parts: list[nn.Module] = []
     count = 0
@@ -45,7 +45,7 @@ def added_parameters(name: str, dim: int, layers: int = LAYERS) -> int:
 
 
 def polynomial(name: str) -> str:
-    """Return `added_parameters` as a polynomial in C, such as 120C² + 120C + 60; of C = 512 alone if it is none."""
+    """Return `added_parameters` as a polynomial in C, such as 120C² + 120C + 60, or its value at C = 512."""
     low, middle, high = (Fraction(added_parameters(name, dim)) for dim in (2, 4, 8))
     square = ((high - low) / 6 - (middle - low) / 2) / 4
     linear = (middle - low) / 2 - 6 * square
@@ -62,7 +62,7 @@ def polynomial(name: str) -> str:
 
 
 def described(option: Option) -> str:
-    """Return an option as the table shows it: its flag, its choices and its default."""
+    """Return an option as shown in the table: its flag, default and choices."""
     flag = f"`--{option.name.replace('_', '-')}`"
     default = option.default if isinstance(option.default, str) else f"{option.default:g}".replace("-", "−")
     return f"{flag} ({', '.join(dict.fromkeys([default, *option.choices]))})"
@@ -76,7 +76,7 @@ def row(name: str) -> str:
 
 
 def table(names: list[str]) -> str:
-    """Return the table of these structures, a heading over each family; within one, in the order of registration."""
+    """Return the table of these structures by family, each in order of registration."""
     lines = [f"| {' | '.join(HEAD)} |", "|---|---|---|"]
     families = dict.fromkeys(registry.structure(name).family for name in names)
     for family in sorted(families, key=lambda each: FAMILIES.index(each) if each in FAMILIES else len(FAMILIES)):
@@ -86,7 +86,7 @@ def table(names: list[str]) -> str:
 
 
 def split_page(page: str) -> tuple[str, str, str]:
-    """Return what a page has before its table of structures, the table, and what it has after it.
+    """Return the text of a page before its table of structures, the table, and the text after it.
 
     Raises: ValueError if the page lacks the markers.
     """
@@ -98,7 +98,7 @@ def split_page(page: str) -> tuple[str, str, str]:
 
 
 def write(file: Path, names: list[str]) -> None:
-    """Write the table of these structures into a page, between its markers.
+    """Write the table of these structures between the markers of a page.
 
     Raises: ValueError if the page lacks the markers; OSError.
     """

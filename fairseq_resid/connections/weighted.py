@@ -1,4 +1,4 @@
-"""A shortcut with a learned weight per channel: wSkip+LN, and Admin, which starts it by the depth of the model."""
+"""Shortcuts with a learned weight per channel: wSkip+LN, and Admin, whose start value depends on the depth."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .registry import Structure, register
 
 @dataclass(frozen=True)
 class WeightedOptions(Options):
-    """Of wskip_ln."""
+    """Options of wskip_ln."""
 
     wskip_init: float = option(1.0, "start value of w; the paper tries 1 and 2", example=2)
 
 
 class WeightedSkipLayerNorm(ResidualConnection):
-    """Normalises the sum of a learned, channelwise weighted shortcut and the branch.
+    """Normalises the sum of the branch and a shortcut with a learned weight for each channel.
 
     Formula:  y = LN(w ⊙ x + F), w in R^C            Source: rSkip paper, section 4.3, "Learning λ"
     """
@@ -37,7 +37,7 @@ class WeightedSkipLayerNorm(ResidualConnection):
         self.skip_weight = nn.Parameter(torch.full((place.dim,), self.start(place, options)))
 
     def start(self, place: Place, options: Any) -> float:
-        """Return w's start value."""
+        """Return the start value of w."""
         return float(options.wskip_init)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
@@ -49,11 +49,11 @@ class WeightedSkipLayerNorm(ResidualConnection):
 
 @dataclass(frozen=True)
 class AdminOptions(Options):
-    """Of admin."""
+    """Options of admin."""
 
     admin_start: str = option(
         "profiled",
-        "of ω: profiled, by a first pass; closed, by the number of sublayers",
+        "start value of ω: profiled, from a first pass; closed, from the number of sublayers",
         choices=("profiled", "closed"),
     )
 
@@ -63,20 +63,20 @@ class AdminOptions(Options):
 
 
 class Admin(WeightedSkipLayerNorm):
-    """Weighs the shortcut by what the stack has gathered before the site, so that each branch changes the sum as much.
+    """Weights the shortcut by the variance accumulated before the site, so that all branches contribute equally.
 
     Formula:  y = LN(ω ⊙ x + F), ω in R^C learned
     Source:   Liu 2020, Understanding the Difficulty of Training Transformers, section 4.3, and its code
               (LiyuanLucasLiu/Transformer-Clinic, transformer_layer.py); the closed form is admin-torch's
-    Start:    profiled, by a first pass in training mode, one chain per stack: ω_1 = 1,
-              ω²_{i+1} = Var(ω_i x_i) + Var(F_i), over all entries, F after dropout, each ω used at once;
+    Start:    profiled, from a first pass in training mode, separately for each stack: ω_1 = 1,
+              ω²_{i+1} = Var(ω_i x_i) + Var(F_i) over all entries, F after dropout, each ω in use as soon as it is set;
               closed: ω = √((n + 1) / ln(n + 1) - 1), n sublayers in the stack
     """
 
     def start(self, place: Place, options: Any) -> float:
         if options.is_profiled():
             return 1.0
-        place.depth(place.stack)  # raises if it is not known
+        place.depth(place.stack)  # raises if it is unknown
         return math.sqrt((place.sites + 1) / math.log(place.sites + 1) - 1)
 
     @classmethod
@@ -98,7 +98,7 @@ class Admin(WeightedSkipLayerNorm):
             yield
         finally:
             for site in sites:
-                del site.forward  # the class's again
+                del site.forward  # back to the method of the class
 
 
 register(

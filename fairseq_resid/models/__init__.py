@@ -1,7 +1,7 @@
-"""What fairseq loads of --user-dir fairseq_resid: importing it bridges fairseq and registers models and architectures.
+"""The models that fairseq loads with --user-dir fairseq_resid. Importing this patches fairseq and registers them.
 
-Both fairseqs import every file of this folder themselves; whoever uses our models in Python imports this package. A
-file here must not be named like a registered model: fairseq would take it for that model's arguments.
+Both versions of fairseq import every file of this folder; Python code that uses our models must import this package. Do
+not name a file here like a registered model: fairseq would take it for the arguments of that model.
 """
 
 from importlib import import_module
@@ -15,8 +15,8 @@ for _module in iter_modules(__path__):
 
 from .translation import ResidualTransformerModel  # noqa: E402
 
-# As fairseq's registry has them.
-IMAGE_MODELS = ("resnet_resid", "all_convolutional")
+# Their names in fairseq's registry.
+IMAGE_MODELS = ("resnet_resid", "all_convolutional", "fully_connected_resid")
 OWN_MODELS = ("transformer_resid", *IMAGE_MODELS)
 
 __all__ = ["IMAGE_MODELS", "OWN_MODELS", "ResidualTransformerModel"]

@@ -1,4 +1,4 @@
-"""ALL-CNN-C with batch normalisation: a plain network, to which ResNet Init can be given."""
+"""ALL-CNN-C with batch normalisation: a plain network, optionally with ResNet Init."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .classifier import ImageClassifier, he_normal
 from .structures import require_namespace
 from .two_streams import TwoStreamConv2d
 
-# Channels, kernel, stride, padding, and what is dropped after it. Springenberg 2014, table 1 and section 3.1.
+# Channels, kernel, stride, padding, and dropout after the layer. Springenberg 2014, table 1 and section 3.1.
 LAYERS = (
     (96, 3, 1, 1, 0.0),
     (96, 3, 1, 1, 0.0),
@@ -25,14 +25,15 @@ LAYERS = (
     (192, 1, 1, 0, 0.0),
 )
 INPUT_DROPOUT = 0.2
-LEAST = 9  # height and width of an image
+LEAST = 9  # minimum height and width of an image
 
 
 @register_model("all_convolutional")
 class AllConvolutionalNetwork(ImageClassifier):
-    """ALL-CNN-C, each convolution followed by BN and ReLU, the last one by the mean over positions.
+    """ALL-CNN-C: each convolution is followed by BN and ReLU, the last one by the mean over positions.
 
-    --two-streams makes every convolution between two streams W + I: Targ 2016, table 4. It has no residual site.
+    --two-streams replaces W by W + I in all convolutions except the first and last: Targ 2016, table 4. There is no
+    residual site.
     """
 
     @classmethod
@@ -43,11 +44,11 @@ class AllConvolutionalNetwork(ImageClassifier):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> ImageClassifier:
-        """As ImageClassifier.build_model. Raises: UserError for images that its layers shrink to nothing, too."""
+        """As ImageClassifier.build_model; also raises UserError for images that are too small for the layers."""
         known = getattr(task, "known", None)
         if known is not None and min(known.shape[1:]) < LEAST:
             raise UserError(
-                f"--arch all_cnn_c: takes images of {LEAST}x{LEAST} or more, and these are {known.shape[1:]}"
+                f"--arch all_cnn_c: images of {known.shape[1:]} are too small; at least {LEAST}x{LEAST} is needed"
             )
         return super().build_model(args, task)
 
@@ -60,7 +61,7 @@ class AllConvolutionalNetwork(ImageClassifier):
         parts: list[nn.Module] = [nn.Dropout(INPUT_DROPOUT)]
         read = channels
         for number, (made, kernel, stride, padding, dropped) in enumerate(LAYERS):
-            # The image is no stream.
+            # The image is not split into streams.
             kind = TwoStreamConv2d if cfg.two_streams and number else nn.Conv2d
             parts += [kind(read, made, kernel, stride, padding, bias=False), nn.BatchNorm2d(made), nn.ReLU()]
             parts += [nn.Dropout(dropped)] if dropped else []
@@ -70,12 +71,12 @@ class AllConvolutionalNetwork(ImageClassifier):
         self.apply(he_normal)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of all classes."""
+        """Return a logit for each class."""
         return self.classify(self.layers(images)).mean(dim=(2, 3))
 
 
 @register_model_architecture("all_convolutional", "all_cnn_c")
 def all_cnn_c(args: argparse.Namespace) -> None:
-    """ALL-CNN-C as Targ 2016 has it, with BN."""
+    """ALL-CNN-C with BN, as in Targ 2016."""
     require_namespace(args)
     AllConvolutionalNetwork.settle(args)

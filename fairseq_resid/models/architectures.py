@@ -1,4 +1,4 @@
-"""Named architectures: every size for every family, each number with its source."""
+"""Named architectures: every size of every family, with sources."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..fairseq_patches import UserError
 from .structures import require_namespace
 from .translation import resolve_residual
 
-# Vaswani 2017, table 3, rows "base" and "big". SAS paper section 4.1 and rSkip paper section 4.1.2 keep them, for
-# IWSLT'15 EN-VI too: not fairseq's smaller preset for IWSLT.
+# Vaswani 2017, table 3, rows "base" and "big". SAS paper section 4.1 and rSkip paper section 4.1.2 also use them for
+# IWSLT'15 EN-VI, and not fairseq's smaller preset for IWSLT.
 BASE = {"embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8, "layers": 6, "dropout": 0.1}
 BIG = {"embed_dim": 1024, "ffn_embed_dim": 4096, "attention_heads": 16, "layers": 6, "dropout": 0.3}
 
@@ -28,7 +28,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "_wmt_en_de_big": BIG,
     "_wmt_en_fr": BASE,
     "_wmt_en_fr_big": {**BIG, "dropout": 0.1},  # Vaswani 2017, section 6.1: 0.1 instead of 0.3 for EN-FR
-    # For tests and trying out: trains in seconds on a CPU.
+    # For tests and experiments: trains in seconds on a CPU.
     "_tiny": {"embed_dim": 64, "ffn_embed_dim": 128, "attention_heads": 4, "layers": 2, "dropout": 0.1},
 }
 
@@ -37,7 +37,7 @@ FAMILIES = {"transformer_resid": None, "transformer_sas": "sas", "transformer_rs
 
 
 def preset(arch: str, residual: str | None, size: dict[str, Any]) -> Callable[[argparse.Namespace], None]:
-    """Return the function that fills a namespace with an architecture's values wherever no flag gave one."""
+    """Return the function that sets an architecture's values in a namespace wherever no flag gave one."""
 
     def fill(args: argparse.Namespace) -> None:
         require_namespace(args)
@@ -49,14 +49,14 @@ def preset(arch: str, residual: str | None, size: dict[str, Any]) -> Callable[[a
                 )
             args.residual = residual
         for name, value in size.items():
-            # As in stock, the widths of the decoder follow those of the encoder (base_architecture).
+            # As in stock, the decoder takes its widths from the encoder (base_architecture).
             stacks = {"dropout": [""], "embed_dim": ["encoder_"], "ffn_embed_dim": ["encoder_"]}
             for stack in stacks.get(name, ["encoder_", "decoder_"]):
                 if not hasattr(args, stack + name):
                     setattr(args, stack + name, value)
         base_architecture(args)
-        # Mistakes are found here, before the data is loaded, and nothing is written until the model is built:
-        # fairseq calls this again then, after fairseq.options.get_args has set what its caller asked for.
+        # Check the flags before the data is loaded, on a copy: fairseq calls this again when it builds the model, after
+        # fairseq.options.get_args has set the values of its caller.
         resolve_residual(copy.copy(args))
 
     return fill

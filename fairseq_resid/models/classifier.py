@@ -1,8 +1,9 @@
-"""What the image models have in common: from an image to the log-probabilities of its classes, for fairseq."""
+"""The base class of image models for fairseq, and their common parts."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairseq.models import BaseFairseqModel
@@ -14,19 +15,19 @@ from ..connections.place import EPS, layer_norm
 from ..fairseq_patches import UserError
 from .structures import Structured, add_flags, options_of, require_namespace, settle
 
-# SAS paper, section 4.2: where the gates of an image model start. 0 for translation.
+# SAS paper, section 4.2: start values of the gates' biases in image models (0 for translation).
 SAS_STARTS = {"sas_alpha_bias": 3.0, "sas_beta_bias": -3.0}
 
 
 class PositionBatchNorm(nn.BatchNorm1d):
-    """BatchNorm over all positions of all images, for channels in the last dimension. Shapes: (..., C) -> the same."""
+    """BatchNorm over all positions of all images, with channels last. Shapes: (..., C) -> (..., C)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.reshape(-1, x.size(-1))).view(x.shape)
 
 
 def batch_norm(dim: int) -> nn.Module:
-    """Return the norm that --norm batch puts into a connection."""
+    """Return the norm of connections with --norm batch."""
     return PositionBatchNorm(dim, eps=EPS)
 
 
@@ -34,24 +35,24 @@ NORMS = {"layer": layer_norm, "batch": batch_norm}
 
 
 def last(x: Tensor) -> Tensor:
-    """Return (N, C, H, W) as (N, H, W, C): a view, whose memory is in order if x is channels-last."""
+    """Return a view of (N, C, H, W) as (N, H, W, C), which is contiguous if x is channels-last."""
     return x.permute(0, 2, 3, 1)
 
 
 def first(x: Tensor) -> Tensor:
-    """Return (N, H, W, C) as (N, C, H, W): a view, channels-last in memory."""
+    """Return a view of (N, H, W, C) as (N, C, H, W), channels-last in memory."""
     return x.permute(0, 3, 1, 2)
 
 
 def allowed_structures() -> list[str]:
-    """Return the structures that hold on one state of C channels."""
+    """Return the names of structures whose state has C channels."""
     return [name for name in connections.names() if not connections.has_wide_state(name)]
 
 
 def settle_images(args: argparse.Namespace) -> None:
-    """Settle the structure of an image model: `structures.settle`, and the start of SAS's gates, 3 and −3.
+    """Resolve the structure of an image model: `structures.settle`, with start values 3 and −3 for SAS's gates.
 
-    Raises: UserError naming the structure or the flag that cannot be.
+    Raises: UserError naming the invalid structure or flag.
     """
     residual = getattr(args, "residual", None)
     if residual == "sas":
@@ -61,40 +62,60 @@ def settle_images(args: argparse.Namespace) -> None:
     options = settle(args, "xskip")
     if connections.has_wide_state(args.residual):
         raise UserError(
-            f"--residual {args.residual}: its state is wider than C channels; an image model takes one of "
+            f"--residual {args.residual}: its state is wider than C channels; choose one of "
             f"{', '.join(allowed_structures())}"
         )
     if connections.profiler(args.residual, options):
-        raise UserError(f"--residual {args.residual}: its first pass reads sentences; use --admin-start closed")
+        raise UserError(f"--residual {args.residual}: its first pass needs sentences; use --admin-start closed")
     args.norm = getattr(args, "norm", None) or "layer"
     if args.norm not in NORMS:
         raise UserError(f"--norm {args.norm}: choose one of {', '.join(NORMS)}")
     if args.norm != "layer" and args.residual_backend == "triton":
-        raise UserError(f"--residual-backend triton: there is no kernel for --norm {args.norm}; use auto or eager")
+        raise UserError(f"--residual-backend triton: no kernel supports --norm {args.norm}; use auto or eager")
 
 
 def build_site(cfg: Any, place: Place, residual: str | None = None) -> connections.ResidualConnection:
-    """Return the connection of a block; `residual` names another structure than the model's, without options."""
+    """Return the connection of a block; `residual` replaces the model's structure by one with default options."""
     if residual is not None:
         return connections.build(residual, place, backend="eager")
     return connections.build(cfg.residual, place, backend=cfg.residual_backend, **options_of(cfg))
 
 
 def he_normal(module: nn.Module) -> None:
-    """Draw a convolution's weights from N(0, 2 / (k² · out)), as He 2015 does."""
+    """Draw a layer's weights as He 2015 (MSR) does: from N(0, 2 / (k² out)) for a convolution, N(0, 2 / in) if linear.
+
+    A linear classifier counts its inputs, because its outputs are as many as the data has classes.
+    """
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    elif isinstance(module, nn.Linear):
+        nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+
+
+def fill(args: argparse.Namespace, values: Mapping[str, Any]) -> None:
+    """Set the values of an architecture in a namespace wherever no flag gave one."""
+    for name, value in values.items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, value)
+
+
+def refuse_structure_without_sites(args: argparse.Namespace) -> None:
+    """Raise UserError if a command line chooses a structure for an architecture that has no shortcuts."""
+    given = [name for name in ("residual", "norm") if getattr(args, name, None)]
+    # A namespace with _name is a checkpoint's, in which everything is settled.
+    if args.no_shortcut and given and not hasattr(args, "_name"):
+        raise UserError(f"--{given[0]} {getattr(args, given[0])}: this architecture has no shortcuts")
 
 
 class ImageClassifier(Structured, BaseFairseqModel):  # type: ignore[misc]
-    """A network that gives each class of an image a logit: `forward(images)`.
+    """A network whose `forward(images)` returns a logit for each class.
 
     Shapes:   images (N, 3, H, W) -> (N, classes)
     """
 
-    def __init__(self, cfg: Any, channels: int, classes: int) -> None:
+    def __init__(self, cfg: Any, inputs: int, classes: int) -> None:
         super().__init__()
-        self.cfg, self.channels, self.classes = cfg, channels, classes
+        self.cfg, self.inputs, self.classes = cfg, inputs, classes
 
     @staticmethod
     def add_image_flags(parser: Any) -> None:
@@ -103,27 +124,32 @@ class ImageClassifier(Structured, BaseFairseqModel):  # type: ignore[misc]
         parser.add_argument(
             "--norm",
             choices=tuple(NORMS),
-            help="norm of the residual structure: layer, over the channels at each position; batch (default: layer)",
+            help="norm of the residual structure: layer, over the channels of each position, or batch (default: layer)",
         )
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> ImageClassifier:
-        """Return a new model of a parsed command line or of a checkpoint's config.
+        """Return a new model from a parsed command line or from the config of a checkpoint.
 
-        Raises: UserError for contradicting options, and for a task without classes.
+        Raises: UserError for contradictory options, or a task without classes.
         """
         require_namespace(args)
         known = getattr(task, "known", None)
         if known is None:
-            raise UserError(f"--arch {getattr(args, 'arch', '')}: a model of images, and the task is another")
+            raise UserError(f"--arch {getattr(args, 'arch', '')}: an image model needs --task image_classification")
         cls.settle(args)
-        model = cls(args, known.shape[0], len(known.classes))
+        model = cls(args, cls.inputs_of(known.shape), len(known.classes))
         model.log_coefficients(args)
         return model
 
+    @staticmethod
+    def inputs_of(shape: Sequence[int]) -> int:
+        """Return the inputs of the first layer for images of a shape (C, H, W): the channels of a position."""
+        return shape[0]
+
     @classmethod
     def settle(cls, args: argparse.Namespace) -> None:
-        """Settle every option, and write it back to `args`."""
+        """Resolve every option, and write it to `args`."""
         settle_images(args)
 
     def get_normalized_probs(self, net_output: Tensor, log_probs: bool, sample: Any = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The mean of every coefficient of every site in fairseq's log of a training, at log intervals: --log-coefficients."""
+"""--log-coefficients: the mean of every coefficient of every site in fairseq's training log, at log intervals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..connections import ResidualConnection, components, sites
 
 
 class CoefficientLog:
-    """Listens to the sites of a model in the updates that fairseq logs, and in no other."""
+    """Hooks into the sites of a model, only in the updates that fairseq logs."""
 
     def __init__(self, model: nn.Module, interval: int) -> None:
         self.sites = sites(model)
@@ -21,7 +21,7 @@ class CoefficientLog:
         self.hooks: list[Any] = []
 
     def before(self, update: int) -> None:
-        """Listen in the update that follows so many, if fairseq logs after it."""
+        """Add hooks for the update after number `update` if fairseq logs it; remove those of the last one."""
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
@@ -31,7 +31,7 @@ class CoefficientLog:
 
 
 def note(name: str, site: ResidualConnection, given: tuple[Tensor, Tensor], _: Tensor) -> None:
-    """Log the means of a site's coefficients, over all positions and the branch before dropout."""
+    """Log the mean of each coefficient of a site over all positions, computed from the branch before dropout."""
     if not site.training:
         return
     state, f_out = given

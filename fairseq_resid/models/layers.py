@@ -1,7 +1,7 @@
-"""fairseq's encoder and decoder layer with one residual connection per sublayer site.
+"""fairseq's encoder and decoder layers with one residual connection per sublayer site.
 
-Sublayers (attention, feed-forward, quant-noise, their names in state dicts) are stock's; only what joins a sublayer
-to its shortcut is ours:
+The sublayers (attention, feed-forward, quantisation noise, names in state dicts) are stock's; only the residual
+connection around each of them is ours:
 
     state ──┬────────────────────────────────► site ──► state        state = site(state, f(site.branch_input(state)))
             └─► site.branch_input ─► f ─────────┘
@@ -25,17 +25,17 @@ from ..connections import Place
 from ..fairseq_patches import BETTER_TRANSFORMER_COPIES
 from .structures import options_of
 
-# nn.Linear's start values, as stock fairseq has them, or tensor2tensor's.
+# Start values of nn.Linear, as in stock fairseq, or those of tensor2tensor.
 FFN_INITS = ("default", "xavier")
 
 
 class ResidualEncoderLayer(TransformerEncoderLayerBase):
-    """Stock's encoder layer around the sites `self_attn_residual` and `ffn_residual`.
+    """Stock's encoder layer with the sites `self_attn_residual` and `ffn_residual`.
 
-    Immune to 0.12.2's BetterTransformer path, which in eval mode skips a layer's own forward.
+    It disables the BetterTransformer path of 0.12.2, which skips a layer's own forward in eval mode.
     """
 
-    # 0.12.2 overrides this to fill its copies from the state dict; there are none here.
+    # 0.12.2 overrides this to fill its BetterTransformer copies from the state dict; this layer has none.
     _load_from_state_dict = nn.Module._load_from_state_dict
 
     def __init__(self, cfg, places: Sequence[Place], return_fc: bool = False) -> None:  # type: ignore[no-untyped-def]
@@ -58,7 +58,7 @@ class ResidualEncoderLayer(TransformerEncoderLayerBase):
         Args:
             x: (T, B, C) or a state
             encoder_padding_mask: (B, T), true at padding
-            attn_mask: (T, T), true where a query must not look
+            attn_mask: (T, T), true where attention is not allowed
         """
         if attn_mask is not None:
             attn_mask = attn_mask.masked_fill(attn_mask.to(torch.bool), -1e8 if x.dtype == torch.float32 else -1e4)
@@ -86,14 +86,14 @@ class ResidualEncoderLayer(TransformerEncoderLayerBase):
 
 
 class ResidualDecoderLayer(TransformerDecoderLayerBase):
-    """Stock's decoder layer around the sites `self_attn_residual`, `encoder_attn_residual` and `ffn_residual`."""
+    """Stock's decoder layer with the sites `self_attn_residual`, `encoder_attn_residual` and `ffn_residual`."""
 
     def __init__(self, cfg, places: Sequence[Place], no_encoder_attn: bool = False) -> None:  # type: ignore[no-untyped-def]
         super().__init__(cfg, no_encoder_attn)
         for name in ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm", "dropout_module"):
             delattr(self, name)
         sites = build_sites(cfg, places, type(self).__name__)
-        # In this order: Adam's state in a checkpoint goes by the position of the parameters.
+        # Keep this order: Adam's state in a checkpoint depends on the order of the parameters.
         self.self_attn_residual = sites[0]
         self.encoder_attn_residual = None if no_encoder_attn else sites[1]
         self.ffn_residual = sites[-1]
@@ -112,16 +112,16 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
         need_attn: bool = False,
         need_head_weights: bool = False,
     ):
-        """Return the layer's state (T, B, n·C), its encoder attention and, under ONNX tracing, its attentions' buffers.
+        """Return the state (T, B, n·C), the encoder attention and, under ONNX tracing, the self-attention's buffer.
 
         Args:
             x: (T, B, C) or a state; T is 1 in incremental decoding
             encoder_out: (S, B, C)
             encoder_padding_mask: (B, S), true at padding
             incremental_state: keys and values of earlier steps, by attention module
-            prev_self_attn_state, prev_attn_state: keys and values handed over explicitly (ONNX)
+            prev_self_attn_state, prev_attn_state: keys and values passed explicitly (ONNX)
             self_attn_mask: (T, T); self_attn_padding_mask: (B, T)
-            need_attn: return attention weights averaged over heads; need_head_weights: of each head
+            need_attn: return attention weights averaged over heads; need_head_weights: those of each head
         """
         if need_head_weights:
             need_attn = True
@@ -186,7 +186,7 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
         return x, attn, None
 
     def saved_state(self, state: list[Tensor]) -> dict[str, Tensor | None]:
-        """Return an attention's buffer from its keys, values and, if there is one, padding mask."""
+        """Return the buffer of an attention from its keys, values and optional padding mask."""
         saved: dict[str, Tensor | None] = {"prev_key": state[0], "prev_value": state[1]}
         if len(state) >= 3:
             saved["prev_key_padding_mask"] = state[2]
@@ -194,19 +194,19 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
 
 
 class SiteDropout(FairseqDropout):
-    """fairseq's dropout, which says with which probability it drops."""
+    """fairseq's dropout with a method that returns its current probability."""
 
     def probability(self) -> float:
-        """Return the probability now: --retain-dropout keeps it in inference."""
+        """Return the current probability; --retain-dropout keeps dropout on in inference."""
         return float(self.p) if self.training or self.apply_during_inference else 0.0
 
 
 def build_site(cfg, place: Place, layer_name: str) -> connections.ResidualConnection:  # type: ignore[no-untyped-def]
-    """Return the connection of one site; `layer_name` is what --retain-dropout-modules calls its dropouts."""
+    """Return the connection of a site; --retain-dropout-modules selects its dropouts by `layer_name`."""
     dropout = SiteDropout(cfg.dropout, module_name=layer_name)
     site = connections.build(cfg.residual, place, dropout, backend=cfg.residual_backend, **options_of(cfg))
     for name, module in site.named_children():
-        if type(module) is nn.Dropout:  # the structure's own: --retain-dropout reaches FairseqDropouts alone
+        if type(module) is nn.Dropout:  # of the structure: --retain-dropout only affects FairseqDropout
             setattr(site, name, SiteDropout(module.p, module_name=layer_name))
     return site
 
@@ -220,7 +220,7 @@ def build_sites(cfg, places: Sequence[Place], layer_name: str) -> list[connectio
 
 
 def init_branches(layer: Any, ffn_init: str) -> None:
-    """Draw start values of a layer's sublayers anew: as --ffn-init says, and as its structure wants them."""
+    """Reinitialise the sublayers of a layer as --ffn-init and its structure require."""
     if ffn_init == "xavier":
         for linear in (layer.fc1, layer.fc2):
             nn.init.xavier_uniform_(linear.weight)

@@ -1,4 +1,4 @@
-"""How likely a model finds the reference translations: the NLL of every target token."""
+"""The negative log-likelihood (NLL) of reference translations under a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def token_nll(model: Any, net_input: Mapping[str, Any], target: Tensor, padding:
     """Return the NLL of every target token, given the source and the target tokens before it (teacher-forced).
 
     Formula:  -ln p(target_t | target_<t, source), without label smoothing
-    Shapes:   target (B, T), end-of-sentence mark included; the result too, 0 at padding
+    Shapes:   target (B, T), including the end-of-sentence mark -> (B, T), 0 at padding
     Dtype:    fp32; unit: nats
     """
     log_probabilities = model.get_normalized_probs(model(**net_input), log_probs=True)
@@ -24,7 +24,7 @@ def token_nll(model: Any, net_input: Mapping[str, Any], target: Tensor, padding:
 def sentence_nll(
     model: Any, net_input: Mapping[str, Any], target: Tensor, padding: int
 ) -> tuple[list[float], list[int]]:
-    """Return the summed NLL of every sentence, in nats, and its number of target tokens."""
+    """Return the summed NLL of each sentence in nats, and its number of target tokens."""
     with torch.no_grad():
         nll = token_nll(model, net_input, target, padding).double().sum(dim=1)
     return nll.tolist(), target.ne(padding).sum(dim=1).tolist()

@@ -1,4 +1,4 @@
-"""The first pass through a new model that sets start values, for the structures that ask for it (admin)."""
+"""The first pass through a new model, which sets the start values of structures that need it (admin)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SEED = 1
 
 
 def sentences(dictionary: Dictionary, length: int, generator: torch.Generator) -> Tensor:
-    """Return (SENTENCES, length) tokens drawn by their counts in dict.txt, the last one EOS."""
+    """Return (SENTENCES, length) tokens sampled by their counts in dict.txt, the last one of each sentence EOS."""
     counts = torch.tensor(dictionary.count, dtype=torch.float64)
     counts[: dictionary.nspecial] = 0
-    if not counts.any():  # nothing but special symbols, or no counts
+    if not counts.any():  # only special symbols, or no counts
         counts[dictionary.unk()] = 1
     tokens = torch.multinomial(counts, SENTENCES * length, replacement=True, generator=generator)
     tokens = tokens.view(SENTENCES, length)
@@ -29,10 +29,10 @@ def sentences(dictionary: Dictionary, length: int, generator: torch.Generator) -
 
 
 def profile(model: Any, profiler: Profiler, source: Dictionary, target: Dictionary) -> None:
-    """Run a new model once, in training mode with all its layers, while `profiler` sets the start values of each stack.
+    """Run a new model once, in training mode with all layers, while `profiler` sets the start values of each stack.
 
-    What it reads are random sentences of words as frequent as in the training text, the same in every process: so are
-    the start values, without a word between the processes. The random numbers of the training stay what they were.
+    The input is random sentences with the word frequencies of the training text. They are the same in every process, so
+    all processes get the same start values without communication. The training's random state does not change.
     """
     generator = torch.Generator().manual_seed(SEED)
     words = {}

@@ -1,6 +1,6 @@
 """Residual networks for images: pre-activation ResNets, He 2016b's other orders, and ResNet in ResNet.
 
-A block is a branch of convolutions and a site that joins it to the shortcut. Its parts stand in one of five orders:
+A block is a branch of convolutions and a site that joins it to the shortcut. Its parts have one of five orders:
 
     full_preact       BN ReLU conv, BN ReLU conv; join
     relu_preact       ReLU conv BN, ReLU conv BN; join
@@ -21,16 +21,25 @@ from torch import Tensor, nn
 from .. import connections
 from ..connections import Place
 from ..fairseq_patches import UserError
-from .classifier import NORMS, ImageClassifier, build_site, first, he_normal, last
+from .classifier import (
+    NORMS,
+    ImageClassifier,
+    build_site,
+    fill,
+    first,
+    he_normal,
+    last,
+    refuse_structure_without_sites,
+)
 from .structures import require_namespace
 from .two_streams import TwoStreamConv2d
 
 ORDERS = ("full_preact", "relu_preact", "original", "bn_after_add", "relu_before_add")
-MOST_BLOCKS, MOST_CHANNELS, MOST_LAYERS = 1000, 65_536, 100  # of a stage; layers of a block
+MOST_BLOCKS, MOST_CHANNELS, MOST_LAYERS = 1000, 65_536, 100  # of a stage; MOST_LAYERS: of a block
 EXPANSION = 4  # of a bottleneck's last convolution
-# In the backward pass of a strided 1x1 convolution that reads 2 to 6 channels in channels-last memory, oneDNN's AVX2
-# kernels (3.12, of torch 2.13) write past their buffers. tests/images/test_image_models.py says when a newer oneDNN
-# does not.
+# In the backward pass of a strided 1x1 convolution of 2 to 6 input channels in channels-last memory, oneDNN's AVX2
+# kernels (3.12, in torch 2.13) write past their buffers. A test in tests/images/test_image_models.py fails when a newer
+# oneDNN has fixed this.
 SAFE_CHANNELS = 8
 
 
@@ -39,9 +48,9 @@ def norm_relu(channels: int) -> list[nn.Module]:
 
 
 def arranged(convolutions: list[nn.Conv2d], order: str, has_first: bool) -> nn.Sequential:
-    """Return a branch: its convolutions with norms and ReLUs in one of ORDERS.
+    """Return a branch: convolutions with norms and ReLUs in one of ORDERS.
 
-    has_first: whether the norm and the ReLU ahead of the first convolution belong to the branch
+    has_first: whether the norm and the ReLU before the first convolution belong to the branch
     """
     parts: list[nn.Module] = []
     for number, convolution in enumerate(convolutions):
@@ -63,7 +72,7 @@ def arranged(convolutions: list[nn.Conv2d], order: str, has_first: bool) -> nn.S
 
 
 class NarrowProjection(nn.Conv2d):
-    """A strided 1x1 convolution written as a 1x1 convolution of every STEP-th position: see SAFE_CHANNELS.
+    """A strided 1x1 convolution, computed as a 1x1 convolution of every STEP-th position: see SAFE_CHANNELS.
 
     Shapes: (N, in, H, W) -> (N, out, ceil(H / step), ceil(W / step))
     """
@@ -81,9 +90,9 @@ class Block(nn.Module):
 
     Formula:  y = after(site(p(x), branch(x))), p the identity, or a convolution where the shape changes
     Shapes:   (N, in, H, W) -> (N, out, H / stride, W / stride)
-    Where the shape changes, and in the network's first block, a pre-activation stands ahead of shortcut and branch. A
-    structure that normalises what the branch sees (pre_ln) has the wrong width where the shape changes: there x + F.
-    Without shortcuts (`rir_cnn`, `resnet_init`) the branch is all.
+    Where the shape changes, and in the first block of the network, a pre-activation comes before shortcut and branch. A
+    structure that normalises the input of the branch (pre_ln) has the wrong width where the shape changes; these blocks
+    use x + F. Without shortcuts (`rir_cnn`, `resnet_init`), the block is its branch.
     """
 
     def __init__(self, cfg: Any, place: Place, inputs: int, stride: int, is_first: bool) -> None:
@@ -145,7 +154,7 @@ class ResidualNetwork(ImageClassifier):
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
-        """Add the flags of the network's form, and those of the structures."""
+        """Add the flags of the network's size and form, and those of the structures."""
         cls.add_image_flags(parser)
         add = parser.add_argument
         add("--stage-blocks", metavar="N,N,...", help="blocks of each stage (default: the architecture's)")
@@ -155,15 +164,12 @@ class ResidualNetwork(ImageClassifier):
 
     @classmethod
     def settle(cls, args: argparse.Namespace) -> None:
-        """Settle every option, and write it back to `args`."""
-        given = [name for name in ("residual", "norm") if getattr(args, name, None)]
+        """Resolve every option, and write it to `args`."""
         layers = getattr(args, "block_layers", None)
-        fill(args, {})
-        # Only of a command line: a namespace with _name is a checkpoint's, in which all is settled.
-        if args.no_shortcut and given and not hasattr(args, "_name"):
-            raise UserError(f"--{given[0]} {getattr(args, given[0])}: this architecture has no shortcuts")
+        fill(args, DEFAULTS)
+        refuse_structure_without_sites(args)
         if args.bottleneck and layers not in (None, DEFAULTS["block_layers"]):
-            raise UserError(f"--block-layers {layers}: a bottleneck has three convolutions of its own")
+            raise UserError(f"--block-layers {layers}: a bottleneck always has three convolutions")
         super().settle(args)
         numbers = {}
         for name in ("stage_blocks", "stage_channels"):
@@ -174,12 +180,10 @@ class ResidualNetwork(ImageClassifier):
                 numbers[name] = []
             most = {"stage_blocks": MOST_BLOCKS, "stage_channels": MOST_CHANNELS}[name]
             if not numbers[name] or min(numbers[name]) < 1 or max(numbers[name]) > most:
-                raise UserError(
-                    f"--{name.replace('_', '-')} {value}: whole numbers from 1 to {most} are needed, as 9,9,9"
-                )
+                raise UserError(f"--{name.replace('_', '-')} {value}: must be integers from 1 to {most}, such as 9,9,9")
         if len(numbers["stage_blocks"]) != len(numbers["stage_channels"]):
             raise UserError(
-                f"--stage-blocks {args.stage_blocks} and --stage-channels {args.stage_channels}: of as many stages"
+                f"--stage-blocks {args.stage_blocks} and --stage-channels {args.stage_channels}: different lengths"
             )
         if args.bottleneck and any(width % EXPANSION for width in numbers["stage_channels"]):
             raise UserError(f"--stage-channels {args.stage_channels}: bottlenecks need multiples of {EXPANSION}")
@@ -209,18 +213,20 @@ class ResidualNetwork(ImageClassifier):
         ends: dict[str, list[nn.Module]] = {"full_preact": norm_relu(inputs), "relu_preact": [nn.ReLU()]}
         self.end = nn.Sequential(*ends.get(cfg.block_order, []))
         self.classify = nn.Linear(inputs, classes, bias=not cfg.no_class_bias)
+        if cfg.msr_classifier:
+            he_normal(self.classify)
         if self.classify.bias is not None:
             nn.init.zeros_(self.classify.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of all classes."""
+        """Return a logit for each class."""
         x = self.start(self.stem(images))
         for stage in self.stages:
             x = stage(x)
         return self.classify(self.end(x).mean(dim=(2, 3)))
 
 
-# What a name stands for where no flag says otherwise.
+# Values of an architecture that its name and the flags do not set.
 DEFAULTS: dict[str, Any] = {
     "stage_blocks": "3,3,3",
     "stage_channels": "16,32,64",
@@ -231,6 +237,7 @@ DEFAULTS: dict[str, Any] = {
     "no_shortcut": False,
     "projection_kernel": 1,
     "no_class_bias": False,
+    "msr_classifier": False,  # if not, torch's default, as in He 2016b's code
 }
 # He 2016b: 6n + 2 layers; bottlenecks 9n + 2, of four times the channels.
 PREACT: dict[str, dict[str, Any]] = {
@@ -241,14 +248,15 @@ PREACT: dict[str, dict[str, Any]] = {
         } for n in (18, 111)
     },
 }  # fmt: skip
-# Targ 2016, figure 2: with generalised blocks or without, with the block's own shortcut or without.
+# Targ 2016, figure 2: with or without generalised blocks, and with or without the block's own shortcut.
 TARG = {
     "rir_cnn": {"no_shortcut": True},
     "rir_resnet": {},
     "resnet_init": {"no_shortcut": True, "two_streams": True},
     "rir": {"two_streams": True},
 }
-NARROW = {"stage_blocks": "5,5,5", "block_order": "original", "projection_kernel": 3}
+# "MSR initialization was used for all weight tensors", section 3.
+NARROW = {"stage_blocks": "5,5,5", "block_order": "original", "projection_kernel": 3, "msr_classifier": True}
 WIDE = {**NARROW, "stage_blocks": "2,3,3", "stage_channels": "96,192,384", "no_class_bias": True}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     **PREACT,
@@ -257,20 +265,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-def fill(args: argparse.Namespace, own: dict[str, Any]) -> None:
-    """Give a namespace the values of an architecture wherever no flag gave one."""
-    for name, value in {**DEFAULTS, **own}.items():
-        if getattr(args, name, None) is None:
-            setattr(args, name, value)
-
-
 def preset(own: dict[str, Any]) -> Callable[[argparse.Namespace], None]:
-    """Return the function that makes a namespace an architecture."""
+    """Return the function that sets the values of an architecture in a namespace."""
 
     def architecture(args: argparse.Namespace) -> None:
         require_namespace(args)
-        fill(args, own)
-        ResidualNetwork.settle(argparse.Namespace(**vars(args)))  # mistakes are found before the data is loaded
+        fill(args, {**DEFAULTS, **own})
+        ResidualNetwork.settle(argparse.Namespace(**vars(args)))  # checks the flags before the data is loaded
 
     return architecture
 

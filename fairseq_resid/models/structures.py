@@ -1,4 +1,4 @@
-"""What every model of ours has of its residual structure: the flags, how they are settled, the log of coefficients."""
+"""Code shared by all our models: flags of residual structures, their resolution, and the log of coefficients."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .coefficients import CoefficientLog
 
 
 def require_namespace(args: object) -> None:
-    """Raise UserError unless `args` is an argparse.Namespace, as every model with --arch takes it."""
+    """Raise UserError unless `args` is an argparse.Namespace, which every model with --arch expects."""
     if not isinstance(args, argparse.Namespace):
         raise UserError(
-            f"the models of fairseq_resid take an argparse.Namespace, not {type(args).__name__}: "
-            "fairseq.options.get_args(DATA, arch=...) makes one"
+            f"the models of fairseq_resid need an argparse.Namespace, not {type(args).__name__}: "
+            "use fairseq.options.get_args(DATA, arch=...)"
         )
 
 
 def add_flags(parser: Any, default: str) -> None:
-    """Add --residual, whose default is said, its backend, its log, and the flag of every option of any structure."""
+    """Add --residual with a default, its backend and log flags, and a flag for every option of any structure."""
     formulas = "; ".join(f"{name}: {connections.structure(name).formula}" for name in connections.names())
     parser.add_argument(
         "--residual",
@@ -31,14 +31,14 @@ def add_flags(parser: Any, default: str) -> None:
     parser.add_argument(
         "--residual-backend",
         choices=BACKENDS,
-        help="what computes the residual structure: auto, fused kernels wherever they serve; eager, plain PyTorch; "
-        "triton, the kernels, or an error if they do not serve in training (default: auto)",
+        help="implementation of the residual structure: auto, fused kernels wherever they are supported; eager, plain "
+        "PyTorch; triton, the kernels, or an error in training if they are not supported (default: auto)",
     )
     parser.add_argument(
         "--log-coefficients",
         action="store_true",
         default=None,
-        help="the mean of every coefficient of every site goes into fairseq's log, at log intervals",
+        help="log the mean of every coefficient of every site in fairseq's training log, at log intervals",
     )
     for name, meanings in connections.all_options().items():
         text = "; ".join(f"{variant}: {spec.help} (default: {spec.default})" for variant, spec in meanings.items())
@@ -51,18 +51,18 @@ def add_flags(parser: Any, default: str) -> None:
 
 
 def settle(args: argparse.Namespace, default: str) -> connections.Options:
-    """Settle `args.residual`, its backend and its options, and return these; all is written back to `args`.
+    """Resolve `args.residual`, its backend and its options, write them to `args`, and return the options.
 
     Raises: UserError if flags contradict each other or the structure.
     """
-    backend = getattr(args, "residual_backend", None) or "auto"  # a file from before the flag has none
+    backend = getattr(args, "residual_backend", None) or "auto"  # checkpoints from before the flag have none
     try:
         residual = connections.canonical(getattr(args, "residual", None) or default)
         options = connections.resolve(residual, {name: getattr(args, name, None) for name in connections.all_options()})
         connections.check_backend(residual, options, backend)
     except connections.InvalidOption as error:
         raise UserError(str(error)) from None
-    # Only of a training: a namespace with _name is a checkpoint's, and decodes wherever it is.
+    # Only for a training: a namespace with _name comes from a checkpoint, which can be decoded anywhere.
     if backend == "triton" and not hasattr(args, "_name") and (reason := absence(getattr(args, "cpu", False))):
         raise UserError(f"--residual-backend triton: {reason}; use --residual-backend auto")
     args.residual, args.residual_backend = residual, backend
@@ -71,12 +71,12 @@ def settle(args: argparse.Namespace, default: str) -> connections.Options:
 
 
 def options_of(cfg: Any) -> dict[str, Any]:
-    """Return the options of the structure that a config holds."""
+    """Return the options of the structure from a config."""
     return {name: getattr(cfg, name) for name in connections.options(cfg.residual)}
 
 
 class Structured:
-    """A fairseq model with a residual structure; `cfg` is its config. To be mixed in ahead of fairseq's class."""
+    """Mixin for a fairseq model with a residual structure, before fairseq's class in the bases; `cfg` is its config."""
 
     if TYPE_CHECKING:  # TorchScript reads the annotations of a class
         cfg: Any
@@ -84,28 +84,28 @@ class Structured:
 
     @classmethod
     def hub_models(cls) -> dict[str, Any]:
-        """Return the pretrained models of this architecture: there are none, and stock's are not ours."""
+        """Return an empty dict: there are no pretrained models, and stock's do not apply."""
         return {}
 
     def log_coefficients(self, args: argparse.Namespace) -> None:
-        """Listen to the sites from now on, if --log-coefficients asks for it."""
+        """Start to log coefficients if --log-coefficients is set."""
         if getattr(args, "log_coefficients", None):
             self.coefficient_log = CoefficientLog(self, args.log_interval)  # type: ignore[arg-type]
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Take note of the number of updates, ahead of the next one."""
+        """Set the number of updates so far, as fairseq does before the next one."""
         super().set_num_updates(num_updates)  # type: ignore[misc]
         if self.coefficient_log is not None:
             self.coefficient_log.before(num_updates)
 
     def load_state_dict(self, state_dict: Any, *given: Any, **named: Any) -> Any:
-        """Load a checkpoint of this model, or for translation of stock `transformer` with the same parameters.
+        """Load a checkpoint of this model, or (translation) of stock `transformer` with the same parameters.
 
-        Raises: UserError naming what is missing, unexpected, of another shape or of another kind of numbers.
+        Raises: UserError naming what is missing or unexpected, or has another shape or kind of numbers.
         """
         for name, own in self.state_dict().items():  # type: ignore[attr-defined]
             theirs = state_dict.get(name, own)
-            # torch rounds, and drops what is imaginary.
+            # torch would round, or drop imaginary parts.
             if theirs.is_floating_point() != own.is_floating_point():
                 raise UserError(f"the checkpoint does not fit {self.named()}: {name} is of {theirs.dtype}")
         try:
@@ -116,12 +116,12 @@ class Structured:
             raise UserError(f"the checkpoint does not fit {self.named()}: {error}") from None
 
     def named(self) -> str:
-        """Return what a user calls the model."""
+        """Return the flag that names the model."""
         residual = getattr(self.cfg, "residual", None)
         return f"--residual {residual}" if residual else f"--arch {self.cfg.arch}"
 
     def divergence_advice(self) -> str:
-        """Return what to do if a training of this model diverges: compat.name_divergence says it."""
+        """Return advice for a training that diverges, for the error message (fairseq_patches.name_divergence)."""
         residual = getattr(self.cfg, "residual", None)
         if getattr(self.cfg, "residual_norm", None) == "none":
             remedy = "--residual-norm layer"

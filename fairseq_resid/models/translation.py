@@ -27,24 +27,24 @@ from .layers import FFN_INITS, ResidualDecoderLayer, ResidualEncoderLayer
 from .profiling import profile
 from .structures import Structured, add_flags, options_of, require_namespace, settle
 
-# Scalings that fairseq's own decoder layer reads off a config (modules/transformer_layer.py). They belong to another
-# residual structure (NormFormer), and would be silently ignored here.
+# Scalings of fairseq's own decoder layer (modules/transformer_layer.py). They belong to another residual structure
+# (NormFormer), and would be ignored silently here.
 FOREIGN_SCALINGS = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
 
-# Versions before 0.3.3 built a small site of these whenever options were resolved, also ahead of the model. It is still
-# drawn, so that a seed gives the start values that it gave then.
+# Versions before 0.3.3 built a small site of these whenever options were resolved, even before the model. It is still
+# built, so that a seed gives the same start values as then.
 DRAWN_AHEAD = ("highway", "linear_shortcut", "sas", "shortcut_gate")
 
-MOST_LAYERS = 10_000  # of a stack: fairseq builds any number of them
+MOST_LAYERS = 10_000  # of a stack; fairseq has no limit
 
-# Stock's name of each site's norm, and ours of its first one.
+# Stock's names of the norms, and our names of the first norm of each site.
 STOCK_NORMS = {
     "self_attn_layer_norm": "self_attn_residual.norm",
     "encoder_attn_layer_norm": "encoder_attn_residual.norm",
     "final_layer_norm": "ffn_residual.norm",
 }
 
-# Stock's names for --retain-dropout-modules (module_name in its sources), and our classes in their place.
+# Stock's names for --retain-dropout-modules (module_name in its code), and the classes that replace them.
 OWN_CLASSES = {
     "TransformerEncoder": "ResidualTransformerEncoder",
     "TransformerDecoder": "ResidualTransformerDecoder",
@@ -54,21 +54,21 @@ OWN_CLASSES = {
 
 
 def resolve_residual(args: argparse.Namespace) -> None:
-    """Settle `args.residual`, its options and the normalize_before flags.
+    """Resolve `args.residual`, its options and the normalize_before flags.
 
-    Everything is written back to `args`, so that a checkpoint says what it is whatever the defaults become.
+    Everything is written to `args`, so that checkpoints do not depend on later defaults.
     --residual pre_ln sets both normalize_before flags; both flags without --residual mean pre_ln.
 
     Raises: UserError if flags contradict each other or the structure.
     """
     for name in FOREIGN_SCALINGS:
         if getattr(args, name, None):
-            raise UserError(f"--{name.replace('_', '-')}: fairseq's own residual scaling cannot go with --residual")
+            raise UserError(f"--{name.replace('_', '-')}: fairseq's scaling cannot be combined with --residual")
     for name in ("encoder_layers", "decoder_layers"):
         if getattr(args, name, 0) > MOST_LAYERS:
             raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be {MOST_LAYERS} or less")
     for name in ("dropout", "attention_dropout", "activation_dropout"):
-        if not 0 <= getattr(args, name, 0.0) <= 1:  # nor NaN, which fairseq takes until the first update
+        if not 0 <= getattr(args, name, 0.0) <= 1:  # also catches NaN, which fairseq accepts until the first update
             raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be a number from 0 to 1")
     flags = {
         name: bool(getattr(args, name, False)) for name in ("encoder_normalize_before", "decoder_normalize_before")
@@ -83,10 +83,10 @@ def resolve_residual(args: argparse.Namespace) -> None:
         connections.build(residual, 1, **options.values())
     if any(flags.values()) and not (residual == "pre_ln" and all(flags.values())):
         shown = " ".join(f"--{name.replace('_', '-')}" for name, on in flags.items() if on)
-        raise UserError(f"{shown} with --residual {residual}: only pre_ln normalises before, and in both stacks")
+        raise UserError(f"{shown} with --residual {residual}: only pre_ln supports it, with both flags")
     if getattr(args, "no_decoder_final_norm", False) and residual != "pre_ln":
-        raise UserError(f"--no-decoder-final-norm with --residual {residual}: it is for pre_ln; see --final-norm")
-    # Of the trained model: with --encoder-layers-to-keep fairseq writes another number over the layers.
+        raise UserError(f"--no-decoder-final-norm with --residual {residual}: only for pre_ln; use --final-norm")
+    # Of the trained model: fairseq overwrites the numbers of layers with --encoder-layers-to-keep.
     is_pruned = getattr(args, "encoder_layers_to_keep", None) or getattr(args, "decoder_layers_to_keep", None)
     if not is_pruned or getattr(args, "residual_depths", None) is None:
         args.residual_depths = [args.encoder_layers, args.decoder_layers]
@@ -95,13 +95,13 @@ def resolve_residual(args: argparse.Namespace) -> None:
             f"--base-layers {args.base_layers} with --residual {residual}: its state is wider than a layer's"
         )
     if connections.needs_every_layer(residual, options):
-        leaving_out = ("encoder_layerdrop", "decoder_layerdrop", "encoder_layers_to_keep", "decoder_layers_to_keep")
-        for name in leaving_out:
+        dropping = ("encoder_layerdrop", "decoder_layerdrop", "encoder_layers_to_keep", "decoder_layers_to_keep")
+        for name in dropping:
             if getattr(args, name, None):
-                said = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in options.values().items())
+                chosen = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in options.values().items())
                 raise UserError(
-                    f"--{name.replace('_', '-')} {getattr(args, name)} with --residual {residual} {said}".rstrip()
-                    + ": each layer's weights belong to its place, and its source leaves none out"
+                    f"--{name.replace('_', '-')} {getattr(args, name)} with --residual {residual} {chosen}".rstrip()
+                    + ": the weights of each layer depend on its position, so no layer may be dropped"
                 )
     if connections.profiler(residual, options) and getattr(args, "ddp_backend", "") == "fully_sharded":
         raise UserError(f"--ddp-backend fully_sharded with --residual {residual}: use --admin-start closed")
@@ -109,7 +109,7 @@ def resolve_residual(args: argparse.Namespace) -> None:
     if ffn_init not in FFN_INITS:
         raise UserError(f"--ffn-init {ffn_init}: choose one of {', '.join(FFN_INITS)}")
     if ffn_init != "default" and connections.draws_branches(residual):
-        raise UserError(f"--ffn-init {ffn_init}: the residual {residual} has start values of its own")
+        raise UserError(f"--ffn-init {ffn_init}: the residual {residual} has its own start values")
     args.ffn_init = ffn_init
     if connections.structure(residual).final_norm is not None:
         args.final_norm = "layer" if final_norm else "none"
@@ -117,17 +117,17 @@ def resolve_residual(args: argparse.Namespace) -> None:
 
 
 def wrap(layer, cfg):  # type: ignore[no-untyped-def]
-    """Wrap a layer for activation checkpointing and FSDP, if the config asks for them, as stock does."""
+    """Wrap a layer for activation checkpointing and FSDP as stock does, if the config enables them."""
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-    # A checkpointed layer is always wrapped, whatever its size.
+    # A checkpointed layer is wrapped whatever its size.
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
 
 def rename_stock_keys(state_dict: dict[str, Any], name: str) -> None:
-    """Rename, in place, what a stock checkpoint calls the parts of an encoder or decoder called `name`.
+    """Rename, in place, the keys of a stock checkpoint for the encoder or decoder called `name`.
 
-    Stock's layer norms become the first norm of their site; 0.12.2's BetterTransformer copies go.
+    Stock's layer norms become the first norm of their site; the BetterTransformer copies of 0.12.2 are removed.
     """
     layer = re.compile(rf"{re.escape(name)}\.layers\.\d+\.(\w+)(\.\w+)?")
     for key in list(state_dict):
@@ -140,15 +140,15 @@ def rename_stock_keys(state_dict: dict[str, Any], name: str) -> None:
 
 
 def depths_of(cfg, stack: str) -> dict[str, int]:  # type: ignore[no-untyped-def]
-    """Return the layers of both stacks of the trained model; of one alone, if no attention joins them."""
+    """Return the number of layers of both stacks of the trained model; of one, without cross-attention."""
     depths = dict(zip(("encoder", "decoder"), cfg.residual_depths, strict=True))
     return {stack: depths[stack]} if cfg.no_cross_attention else depths
 
 
 def layer_places(cfg, stack: str, kinds: Sequence[str], built: int) -> list[Place]:  # type: ignore[no-untyped-def]
-    """Return the places of the sites of a stack's next layer, of which `built` have been built.
+    """Return the places of the sites in the next layer of a stack, of which `built` layers have been built.
 
-    A model whose layers were pruned (--encoder-layers-to-keep) has the places that they were trained in.
+    The layers of a pruned model (--encoder-layers-to-keep) keep the places that they were trained in.
     """
     part = getattr(cfg, stack)
     kept = part.layers_to_keep
@@ -164,7 +164,7 @@ def layer_places(cfg, stack: str, kinds: Sequence[str], built: int) -> list[Plac
 
 
 def stack_end(cfg, stack: str, sites: int) -> connections.ResidualStream | None:  # type: ignore[no-untyped-def]
-    """Return what ends a stack, in the slot that stock calls `layer_norm`."""
+    """Return the module that ends a stack, for the attribute that stock calls `layer_norm`."""
     depths = depths_of(cfg, stack)
     place = Place(
         getattr(cfg, stack).embed_dim, stack, "stream", depths[stack], True, sites * depths[stack],
@@ -175,7 +175,7 @@ def stack_end(cfg, stack: str, sites: int) -> connections.ResidualStream | None:
 
 
 class ResidualTransformerEncoder(TransformerEncoderBase):
-    """Stock's encoder over ResidualEncoderLayers. The states that it returns on request are the raw ones."""
+    """Stock's encoder with ResidualEncoderLayers. With return_all_hiddens it returns the raw states."""
 
     KINDS = ("self_attn", "ffn")
 
@@ -184,12 +184,12 @@ class ResidualTransformerEncoder(TransformerEncoderBase):
         self.layer_norm = stack_end(cfg, "encoder", len(self.KINDS))
 
     def build_encoder_layer(self, cfg):  # type: ignore[no-untyped-def]
-        self.built = getattr(self, "built", 0) + 1  # stock builds its layers in a row, and says no number
+        self.built = getattr(self, "built", 0) + 1  # stock builds layers in order and passes no index
         places = layer_places(cfg, "encoder", self.KINDS, self.built - 1)
         return wrap(ResidualEncoderLayer(cfg, places, return_fc=self.return_fc), cfg)
 
     def upgrade_state_dict_named(self, state_dict, name):  # type: ignore[no-untyped-def]
-        end = self.layer_norm  # stock takes it away for a file of its first version, and for one that has no version
+        end = self.layer_norm  # stock removes it for checkpoints of its first version or without one
         state_dict = super().upgrade_state_dict_named(state_dict, name)
         self.layer_norm = end
         rename_stock_keys(state_dict, name)
@@ -197,7 +197,7 @@ class ResidualTransformerEncoder(TransformerEncoderBase):
 
 
 class ResidualTransformerDecoder(TransformerDecoderBase):
-    """Stock's decoder over ResidualDecoderLayers. The states that it returns on request are the raw ones."""
+    """Stock's decoder with ResidualDecoderLayers. Its inner_states are the raw states."""
 
     def __init__(self, cfg, dictionary, embed_tokens, no_encoder_attn=False, **more):  # type: ignore[no-untyped-def]
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn, **more)
@@ -217,7 +217,7 @@ class ResidualTransformerDecoder(TransformerDecoderBase):
 
 
 def decoder_kinds(no_encoder_attn: bool) -> tuple[str, ...]:
-    """Return the sublayers of a decoder layer."""
+    """Return the kinds of the sublayers of a decoder layer."""
     return ("self_attn", "ffn") if no_encoder_attn else ("self_attn", "encoder_attn", "ffn")
 
 
@@ -233,22 +233,22 @@ class ResidualTransformerModel(Structured, TransformerModel):
         parser.add_argument(
             "--final-norm",
             choices=connections.FINAL_NORMS,
-            help="a LayerNorm at the end of both stacks (default: as the structure's source has it)",
+            help="LayerNorm at the end of both stacks (default: as in the structure's source)",
         )
         parser.add_argument(
             "--ffn-init",
             choices=FFN_INITS,
-            help="start values of the feed-forward: default, those of nn.Linear; xavier, Xavier-uniform weights and "
-            "biases of 0, as tensor2tensor has them (default: default)",
+            help="start values of the feed-forward: default, those of nn.Linear; xavier, Xavier-uniform weights "
+            "and zero biases, as in tensor2tensor (default: default)",
         )
 
     @classmethod
     def build_model(cls, args, task):  # type: ignore[no-untyped-def]
-        """Return a new model of a parsed command line or of a checkpoint's config.
+        """Return a new model from a parsed command line or from the config of a checkpoint.
 
-        As in stock, defaults are written back to `args`, and so is everything that resolve_residual settles.
+        As in stock, defaults are written to `args`, and so is everything that resolve_residual resolves.
 
-        Raises: UserError for contradicting options, and for what is no Namespace.
+        Raises: UserError for contradictory options, or if `args` is not a Namespace.
         """
         require_namespace(args)
         base_architecture(args)
@@ -260,12 +260,12 @@ class ResidualTransformerModel(Structured, TransformerModel):
         try:
             model = super().build_model(args, task)
         except ValueError as error:
-            # Stock's build_model itself raises if options contradict each other; anything below it is a bug.
+            # Stock's build_model itself raises for contradictory options; an error from a deeper call is a bug.
             if traceback.extract_tb(error.__traceback__)[-1].name == "build_model":
                 raise UserError(str(error)) from None
             raise
         profiler = connections.profiler(args.residual, connections.resolve(args.residual, options_of(args)))
-        # Said in the config, so that a checkpoint's model, which gets trained values, is not profiled.
+        # Recorded in the config, so that the model of a checkpoint, which has trained values, is not profiled again.
         if profiler is not None and not getattr(args, "residual_profiled", False):
             profile(model, profiler, task.source_dictionary, task.target_dictionary)
             args.residual_profiled = True
@@ -281,10 +281,10 @@ class ResidualTransformerModel(Structured, TransformerModel):
         return ResidualTransformerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def make_generation_fast_(self, name="", retain_dropout_modules=None, **kwargs):  # type: ignore[no-untyped-def]
-        """Prepare for inference as stock does; --retain-dropout-modules takes stock's class names, and ours."""
+        """Prepare for inference as stock does; --retain-dropout-modules accepts stock's class names and ours."""
         names = retain_dropout_modules
         if names is not None:
-            # A list from Python, a text from the command line: fairseq asks either with `in`.
+            # A list from Python or a string from the command line: fairseq tests either with `in`.
             own = [mine for theirs, mine in OWN_CLASSES.items() if theirs in names]
             names = " ".join([names, *own]) if isinstance(names, str) else [*names, *own]
         super().make_generation_fast_(retain_dropout_modules=names, **kwargs)

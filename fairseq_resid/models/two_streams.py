@@ -1,26 +1,26 @@
-"""Layers of a residual and a transient stream: ResNet Init, of which ResNet in ResNet is made.
+"""Layers with a residual and a transient stream: ResNet Init, the building block of ResNet in ResNet.
 
-The input holds both streams, r in the first half of its channels and t in the second. One linear map W' = W + I does
-what the four maps between the streams and the shortcut of r do, I being the identity on r alone:
+The first half of the input's channels is the stream r, the second half t. One linear map W' = W + I, where I is the
+identity on r, computes the four maps between the streams and the shortcut of r:
 
     r' = W_rr r + W_tr t + r;   t' = W_rt r + W_tt t            Source: Targ 2016, eq. 1 and 2, appendix 6.1
 
-W is what is learned and stored, so that weight decay draws W' to I and not to 0. (The paper's eq. 1 prints W_tr in its
-second line; its eq. 2 has W_tt.)
+W is learned and stored, so that weight decay pulls W' towards I and not 0. (The second line of the paper's eq. 1 prints
+W_tr; its eq. 2 has W_tt.)
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 
 def identity_on_first_half(weight: Tensor) -> Tensor:
-    """Return the I of a weight (out, in, ...): 1 at its centre tap, from the r half of the input to that of the output.
+    """Return I for a weight (out, in, ...): 1 at the centre tap, from the r half of the input to that of the output.
 
-    Of streams that grow, all of the old r is kept; what is new in r' has no shortcut.
+    If the streams grow, all of the old r is kept, and the new channels of r' have no shortcut.
     """
     eye = torch.zeros_like(weight)
     kept = min(weight.size(0), weight.size(1)) // 2
@@ -31,9 +31,10 @@ def identity_on_first_half(weight: Tensor) -> Tensor:
 
 
 class TwoStreamConv2d(nn.Conv2d):
-    """A convolution by W + I. Shapes: (N, in, H, W) -> (N, out, H', W')."""
+    """A convolution with W + I. Shapes: (N, in, H, W) -> (N, out, H', W')."""
 
-    identity: Tensor
+    if TYPE_CHECKING:  # TorchScript reads the annotations of a class
+        identity: Tensor
 
     def __init__(self, *sizes: Any, **settings: Any) -> None:
         super().__init__(*sizes, **settings)
@@ -44,9 +45,10 @@ class TwoStreamConv2d(nn.Conv2d):
 
 
 class TwoStreamLinear(nn.Linear):
-    """A linear map by W + I. Shapes: (..., in) -> (..., out)."""
+    """A linear map with W + I. Shapes: (..., in) -> (..., out)."""
 
-    identity: Tensor
+    if TYPE_CHECKING:  # TorchScript reads the annotations of a class
+        identity: Tensor
 
     def __init__(self, *sizes: Any, **settings: Any) -> None:
         super().__init__(*sizes, **settings)

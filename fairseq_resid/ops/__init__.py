@@ -1,7 +1,7 @@
-"""The mathematics of the residual structures as functions on tensors. Needs torch alone.
+"""The formulas of the residual structures as functions on tensors, with torch as the only dependency.
 
-The eager reference is in gates.py, recursive.py and sas.py; fused.py computes the same with one Triton kernel each way
-(kernels.py); dispatch.py decides between them.
+gates.py, recursive.py and sas.py contain the eager reference; fused.py computes the same with one Triton kernel per
+pass (kernels.py); dispatch.py selects one of them. sinkhorn.py is pure torch.
 """
 
 from .dispatch import BACKENDS, absence, use_kernels

@@ -1,4 +1,4 @@
-"""Which backend computes a residual structure: eager PyTorch, or the fused Triton kernels."""
+"""Selects the backend of a residual structure: eager PyTorch or the fused Triton kernels."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from . import self_check
 PLAIN = (Tensor, Parameter)
 BACKENDS = ("auto", "eager", "triton")
 FEWEST_CHANNELS, MOST_CHANNELS = 64, 8192
-# A row's statistics are found by an offset of 32 bits, 8 numbers to a row.
+# The offset of a row's statistics has 32 bits, and a row has up to 8 of them.
 MOST_ROWS = 1 << 28
-DTYPES = {torch.float32: (7, 0), torch.float16: (7, 0), torch.bfloat16: (8, 0)}  # and the capability each one needs
+DTYPES = {torch.float32: (7, 0), torch.float16: (7, 0), torch.bfloat16: (8, 0)}  # and the compute capability needed
 
 logger = logging.getLogger(__name__)
-# Read once, as Triton does when the kernels are defined: with it they run on the CPU, slowly, to be tested.
+# Read once, like Triton does when it defines the kernels. For tests: the kernels then run, slowly, on the CPU.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @functools.cache
 def _say(text: str) -> None:
-    """Log a line once per process."""
+    """Log a message once per process."""
     logger.info(text)
 
 
 @functools.cache
 def _misfit(device: torch.device, x_dtype: torch.dtype, f_dtype: torch.dtype, channels: int) -> str:
-    """Return why the kernels do not serve tensors of this kind; the empty string if they do."""
+    """Return why the kernels do not support tensors of this kind; an empty string if they do."""
     for dtype in (x_dtype, f_dtype):
         if dtype not in DTYPES:
-            return f"{str(dtype).removeprefix('torch.')} is not among fp32, fp16, bf16"
+            return f"{str(dtype).removeprefix('torch.')} is not one of fp32, fp16, bf16"
     if not FEWEST_CHANNELS <= channels <= MOST_CHANNELS:
-        return f"C = {channels} is not from {FEWEST_CHANNELS} to {MOST_CHANNELS}"
+        return f"C = {channels}: must be from {FEWEST_CHANNELS} to {MOST_CHANNELS}"
     if device.type == "cpu" and _INTERPRETED:
         return self_check.fault(device, x_dtype, channels)
     if device.type != "cuda" or torch.version.hip is not None:
-        return f"the kernels are for NVIDIA GPUs, and the tensors are on {device.type}"
+        return f"the kernels need an NVIDIA GPU, and the tensors are on {device.type}"
     if _INTERPRETED:
         return "TRITON_INTERPRET=1 interprets the kernels"
     capability = torch.cuda.get_device_capability(device)
@@ -55,7 +55,7 @@ def _misfit(device: torch.device, x_dtype: torch.dtype, f_dtype: torch.dtype, ch
 
 
 def _obstacle(x: Tensor, f: Tensor) -> str:
-    """Return why the kernels do not serve this call; the empty string if they do."""
+    """Return why the kernels do not support this call; an empty string if they do."""
     if type(x) not in PLAIN or type(f) not in PLAIN:
         return f"the tensors are of the class {(type(x) if type(f) in PLAIN else type(f)).__name__}"
     if x.shape != f.shape or x.device != f.device:
@@ -68,10 +68,10 @@ def _obstacle(x: Tensor, f: Tensor) -> str:
 
 
 def absence(on_cpu: bool) -> str:
-    """Return why no kernel can run in this process at all, `on_cpu` or not; the empty string if one may."""
+    """Return why no kernel can run in this process, `on_cpu` or not; an empty string if one may."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    return "" if _INTERPRETED or (torch.cuda.is_available() and not on_cpu) else "no NVIDIA GPU is used here"
+    return "" if _INTERPRETED or (torch.cuda.is_available() and not on_cpu) else "no NVIDIA GPU is in use"
 
 
 def is_traced(x: Tensor) -> bool:
@@ -89,18 +89,18 @@ def is_traced(x: Tensor) -> bool:
 
 
 def use_kernels(backend: str, training: bool, x: Tensor, f: Tensor) -> bool:
-    """Decide whether the kernels compute a site, and say once per process what was decided, and why.
+    """Decide whether the kernels compute a site; log the decision and its reason once per process.
 
-    `auto` takes the kernels wherever they serve, but for Triton's interpreter; `eager` never. `triton` insists on them
-    in training; elsewhere it falls back, so that what was trained on a GPU is decoded anywhere. What PyTorch traces
-    (torch.compile, torch.jit, torch.func, forward-mode derivatives, CUDA graphs) is always eager.
+    `auto` uses the kernels wherever they are supported on a GPU; `eager` never uses them. `triton` requires them in
+    training and falls back to eager otherwise, so that a model trained on a GPU can be decoded anywhere. Whatever
+    PyTorch traces (torch.compile, torch.jit, torch.func, forward-mode AD, CUDA graphs) is eager.
 
-    Raises:   ValueError if `triton` is asked for in training and cannot serve, naming the reason
+    Raises:   ValueError naming the reason, if `triton` is not supported in training
     """
     if backend == "eager" or torch.compiler.is_compiling():
         return False
     if backend == "auto" and not x.is_cuda:
-        _say("residual backend: eager (the kernels are for NVIDIA GPUs)")
+        _say("residual backend: eager (the kernels need an NVIDIA GPU)")
         return False
     if is_traced(x) or not x.numel():
         return False

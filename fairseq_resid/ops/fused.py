@@ -1,9 +1,9 @@
-"""The residual structures as one kernel each way: what dispatch.py chooses if Triton serves.
+"""The residual structures with one Triton kernel for the forward and one for the backward pass.
 
-What is kept for the backward pass is x, F (and H of the gates), the statistics of a row in fp32, and the seed of the
-dropout; everything else is computed again. Sums over rows have a fixed order: results are deterministic.
+The backward pass needs x, F (and H of the gates), the fp32 statistics of each row and the seed of the dropout, and
+recomputes everything else. Rows are summed in a fixed order, so that results are deterministic.
 
-The sublayer's bias is not folded in: its GEMM adds it for nothing on the way out.
+The kernels do not add the sublayer's bias, because its GEMM adds it at no cost.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The longest chain of norms in one kernel; a longer one is cut into such pieces.
+# The longest chain of norms in one kernel; longer ones are split.
 MAX_NORMS = 4
-# Dropout compares random numbers of 16 bits: its probability is a multiple of 2^-16.
+# Dropout compares 16-bit random numbers, so its probability is a multiple of 2^-16.
 RANDOM_RANGE = 1 << 16
-# Channels per thread: forward 16, backward 8, where each channel has two sums per norm in registers besides.
+# Channels per thread: 16 forward and 8 backward, where each channel also needs two sums per norm in registers.
 FORWARD_LANES = 512
 BACKWARD_LANES = 256
 MAX_WARPS = 16
-# Warps of the backward kernel that a multiprocessor is given: enough to keep its memory busy, few enough that the sums
-# per program, P x 2λ x C in fp32, stay small beside the rows.
+# Warps of the backward kernel on each multiprocessor: enough to saturate its memory, and few enough that the sums of
+# all programs, P x 2λ x C in fp32, stay small compared with the rows.
 WARPS_PER_PROCESSOR = 12
 ROWS_PER_PROGRAM = 16
 
@@ -41,16 +41,16 @@ def _kernels() -> Any:
     return kernels
 
 
-# Of every kind of launch: the compiled kernel, and the constants that its launcher takes.
+# By kind of launch: the compiled kernel, and the constants that its launcher takes.
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
 def _launch(name: str, programs: int, *arguments: Any, **options: Any) -> None:
-    """Launch a kernel with so many programs; `options` are its constants, and num_warps.
+    """Launch a kernel with a number of programs; `options` are its constants and num_warps.
 
-    From the second launch of a kind on without Triton's own way to the compiled kernel, which takes the host longer
-    than all else. Of a kind is what Triton compiles once: it looks at the type of a tensor, at whether its address is
-    a multiple of 16, and at no number, as the kernels say (do_not_specialize).
+    Later launches of the same kind bypass Triton's lookup of the compiled kernel, which dominates the host's time. A
+    kind is whatever Triton compiles once: it depends on the types of tensors and on whether their addresses are
+    multiples of 16, but not on the values of numbers (do_not_specialize).
     """
     kind: list[Any] = [name, arguments[0].device, *options.values()]
     addresses = 0
@@ -67,8 +67,8 @@ def _launch(name: str, programs: int, *arguments: Any, **options: Any) -> None:
         return
     kernel = getattr(_kernels(), name)
     compiled = kernel[(programs,)](*arguments, **options)
-    if addresses % 16 == 0 and compiled is not None:  # None of Triton's interpreter
-        # Triton 3.1's launcher takes no constants, 3.7's all of them: as its signature says.
+    if addresses % 16 == 0 and compiled is not None:  # None from Triton's interpreter
+        # Triton 3.1's launcher takes no constants, 3.7's takes all of them; the signature shows which.
         takes_all = len(compiled.src.signature) == len(kernel.arg_names)
         constants = tuple(options[constant] for constant in kernel.arg_names[len(arguments) :])
         _compiled[key] = compiled, constants if takes_all else ()
@@ -76,14 +76,14 @@ def _launch(name: str, programs: int, *arguments: Any, **options: Any) -> None:
 
 @functools.cache
 def _shape(channels: int, lanes: int) -> dict[str, int]:
-    """Return the launch options of a kernel that holds rows of `channels`, with so many channels to a warp."""
+    """Return the launch options of a kernel for rows of `channels`, with `lanes` channels per warp."""
     block = 1 << (channels - 1).bit_length()
     return {"C": channels, "BLOCK": block, "num_warps": min(max(block // lanes, 1), MAX_WARPS)}
 
 
 @functools.cache
 def _processors(device: torch.device) -> int:
-    """Return the number of multiprocessors; for Triton's interpreter as few as make every program walk some rows."""
+    """Return the number of multiprocessors; 1 for Triton's interpreter, where a program then walks several rows."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
@@ -93,14 +93,14 @@ def _programs(rows: int, device: torch.device, warps: int) -> int:
 
 
 def _result_dtype(x: Tensor, f: Tensor) -> torch.dtype:
-    """Return what eager PyTorch gives: under autocast a norm's result is fp32, else the wider of both."""
+    """Return the dtype of eager PyTorch's result: fp32 under autocast (of a norm), otherwise the wider of both."""
     if torch.is_autocast_enabled(x.device.type):
         return torch.float32
     return x.dtype if x.dtype == f.dtype else torch.promote_types(x.dtype, f.dtype)
 
 
 def _seed() -> int:
-    """Draw a seed from torch's generator, so that torch.manual_seed and activation checkpointing repeat the mask."""
+    """Draw a seed from torch's generator, so that torch.manual_seed and activation checkpointing reproduce the mask."""
     return int(torch.randint(0x7FFFFFFF, (), device="cpu"))
 
 
@@ -114,7 +114,7 @@ def _records(tensors: tuple[Tensor, ...]) -> bool:
 
 
 def dropout_mask(shape: tuple[int, ...], p: float, seed: int, device: torch.device) -> Tensor:
-    """Return the mask, 0 and 1 in fp32, that the kernels draw from a seed for a tensor of that shape.
+    """Return the dropout mask (0 and 1 in fp32) that the kernels draw from a seed for a tensor of this shape.
 
     Source:   Philox, counter (channel, row), key the seed, from 0 to 2^31 - 1; p is rounded to a multiple of 2^-16
     """
@@ -144,7 +144,7 @@ def _chain_forward(
     seed: int,
     save: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return y, and the saved statistics if asked for; x and f are contiguous, norms w_1, b_1, w_2, ..."""
+    """Return y and, with `save`, the statistics; x and f are contiguous, norms are w_1, b_1, w_2, ..."""
     channels = x.size(-1)
     rows = x.numel() // channels
     y = torch.empty_like(x, dtype=_result_dtype(x, f))
@@ -198,13 +198,13 @@ def fused_recursive_layer_norm(
     f_scale: float = 1.0,
     seed: int | None = None,
 ) -> Tensor:
-    """Drop out, add the shortcut and normalise, once per norm, in one kernel each way.
+    """Apply dropout, add the shortcut and normalise, once per norm, in one kernel for each pass.
 
     Formula:  F = D ⊙ f / (1 - p);  y_1 = LN_1(λx + μF);  y_k = LN_k(λx + y_{k-1}), k = 2..; λ = x_scale, μ = f_scale
     Source:   rSkip paper, eq. 4 (λ = μ = 1); one norm: eq. 3, and with λ = μ = 1 Vaswani 2017's LN(x + F)
     Shapes:   x, f: (..., C) -> (..., C), 1 <= C; each weight and bias: (C,)
-    Dtype:    fp16 / bf16 / fp32 in, the wider of x and f out, under autocast fp32; everything between is in fp32
-    Args:     p: probability of dropout, below 1; seed: of its mask (dropout_mask), 0 to 2^31 - 1, else drawn from
+    Dtype:    fp16 / bf16 / fp32 in, the wider of x and f out, or fp32 under autocast; computed in fp32
+    Args:     p: dropout probability, below 1; seed: of its mask (dropout_mask), 0 to 2^31 - 1; by default drawn from
               torch's generator
     Raises:   RuntimeError in a backward pass with create_graph=True
     """
@@ -234,7 +234,7 @@ def _dropped(f: Tensor, p: float, seed: int) -> Tensor:
 
 
 class _Dropout(torch.autograd.Function):
-    """Dropout that keeps a seed instead of a mask."""
+    """Dropout that saves a seed instead of a mask."""
 
     @staticmethod
     def forward(ctx: Any, f: Tensor, p: float, seed: int) -> Tensor:  # type: ignore[override]
@@ -248,7 +248,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def _sas_forward(x: Tensor, f: Tensor, eps: float, save: bool, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return y, the hidden layer of the gates and, if asked for, the statistics; x and f are contiguous."""
+    """Return y and, with `save`, the hidden layer of the gates and the statistics; x and f are contiguous."""
     hidden_weight, hidden_bias, output_weight, output_bias, weight, bias = parameters
     channels = x.size(-1)
     rows = x.numel() // channels
@@ -317,16 +317,16 @@ def fused_self_adaptive_scaling(
     p: float = 0.0,
     seed: int | None = None,
 ) -> Tensor:
-    """Drop out, compute both gates and combine: the gates' GEMMs are torch's, the rest is one kernel each way.
+    """Apply dropout, compute both gates and combine: torch's GEMMs for the gates, one kernel for each pass of the rest.
 
     Formula:  F = D ⊙ f / (1 - p);  y = α x + β F + (1 - α)(1 - β) LN(x + F);
               (α, β) = σ(tanh([x;F] W + b) v + c), [x;F] W computed as x W_x + F W_F
     Source:   Self-Adaptive Scaling, eq. 2 and 4
     Shapes:   x, f: (..., C) -> (..., C); hidden_weight (2C, 2C): rows by gate, columns x then F; hidden_bias (2C,);
               output_weight (2, C); output_bias (2,); weight, bias of the norm: (C,)
-    Dtype:    fp16 / bf16 / fp32 in, the wider of x and f out, under autocast fp32; the GEMMs are in the hidden
-              weight's dtype, under autocast in autocast's, everything behind them is in fp32
-    Args:     p: probability of dropout, below 1; seed: of its mask (dropout_mask), 0 to 2^31 - 1, else drawn from
+    Dtype:    fp16 / bf16 / fp32 in, the wider of x and f out, or fp32 under autocast; the GEMMs use the dtype of
+              the hidden weight, or that of autocast, and everything after them is in fp32
+    Args:     p: dropout probability, below 1; seed: of its mask (dropout_mask), 0 to 2^31 - 1; by default drawn from
               torch's generator
     Raises:   RuntimeError in a backward pass with create_graph=True
     """

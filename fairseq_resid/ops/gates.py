@@ -21,14 +21,14 @@ def scaling_gate(
     """
     channels = x.size(-1)
     gates = output_weight.size(0)
-    x_weight, f_weight = hidden_weight.chunk(2, 1)  # the derivative of two slices would be padded with zeros and added
+    x_weight, f_weight = hidden_weight.chunk(2, 1)  # the gradients of two slices would be padded with zeros and added
     hidden = functional.linear(x.reshape(-1, channels), x_weight, hidden_bias)
     hidden = torch.addmm(hidden, f.reshape(-1, channels), f_weight.t())
-    hidden = torch.tanh_(hidden)  # in place: no derivative needs what is under the tanh
-    # Row g holds gate g's weights in its own columns, 0 elsewhere: one GEMM instead of a copy for a batch of them.
+    hidden = torch.tanh_(hidden)  # in place: no derivative needs the input of tanh
+    # Row g has the weights of gate g in its own columns and 0 elsewhere: one GEMM, without a copy for a batched one.
     own = torch.eye(gates, dtype=output_weight.dtype, device=output_weight.device)
     block_weight = (own.unsqueeze(-1) * output_weight.unsqueeze(0)).view(gates, gates * channels)
-    return functional.linear(hidden, block_weight, output_bias).reshape(x.shape[:-1] + (gates,))  # noqa: RUF005  (TorchScript unpacks no shape)
+    return functional.linear(hidden, block_weight, output_bias).reshape(x.shape[:-1] + (gates,))  # noqa: RUF005  (TorchScript cannot unpack a shape)
 
 
 def single_layer_gate(x: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

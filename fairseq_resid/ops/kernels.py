@@ -1,19 +1,19 @@
 """Triton kernels of the residual structures: one pass over memory each way, statistics and sums in fp32.
 
-Needs triton, and is imported on first use only (fused.py). Names: u = (s - mean) · rstd is a standardised row,
-w and b a norm's weight and bias, g = dL/dy. A program holds whole rows in registers, BLOCK >= C lanes each; whatever
-lies beyond C is zero, and stays so because the weights read there are zero. A backward program walks every P-th row
-and keeps its share of the parameters' gradients in registers: no atomics, so results do not depend on timing.
+Needs triton; fused.py imports it on first use. Names: u = (s - mean) · rstd is a standardised row, w and b are the
+weight and bias of a norm, g = dL/dy. A program keeps whole rows in registers, BLOCK >= C lanes each; lanes beyond C are
+zero and stay zero, because the weights loaded there are zero. A backward program walks every P-th row and keeps its
+part of the parameters' gradients in registers, without atomics, so that results do not depend on timing.
 
-Written for what all of Triton 3.1 to 3.9 compile: norms are separate names instead of a tuple or list of tensors.
+All of Triton 3.1 to 3.9 must compile this: norms are separate arguments instead of a tuple or list of tensors.
 """
 
-# No `from __future__ import annotations`: the interpreter of Triton 3.1 does not know "tl.constexpr" as a string.
+# No `from __future__ import annotations`: Triton 3.1's interpreter does not recognise "tl.constexpr" as a string.
 import triton
 import triton.language as tl
 
-# One call of philox gives 4 words of 32 bits: the 16-bit random numbers of 8 neighbouring channels. Compiled, the calls
-# of the 8 lanes that a thread holds side by side fold into one.
+# One call of philox returns 4 words of 32 bits: the 16-bit random numbers of 8 neighbouring channels. The compiler
+# merges the calls of the 8 neighbouring lanes of a thread into one.
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def branch_row(f_ptr, offsets, inside, seed, row, cols, threshold, scale, DROPOU
 
 @triton.jit
 def standardise(s, inside, eps, C: tl.constexpr, BLOCK: tl.constexpr):
-    """Return u, mean and rstd of a row; two passes over registers, so that a large mean costs no digits."""
+    """Return u, mean and rstd of a row; two passes over registers, so that a large mean costs no precision."""
     mean = tl.sum(s, axis=0) / C
     centred = s - mean
     if BLOCK != C:
@@ -56,7 +56,7 @@ def standardise(s, inside, eps, C: tl.constexpr, BLOCK: tl.constexpr):
 def norm_forward(
     s, w_ptr, b_ptr, stats_ptr, place, cols, inside, eps, C: tl.constexpr, BLOCK: tl.constexpr, SAVE: tl.constexpr
 ):
-    """Return LN(s); without SAVE there is no stats_ptr."""
+    """Return LN(s); stats_ptr is unused without SAVE."""
     u, mean, rstd = standardise(s, inside, eps, C, BLOCK)
     if SAVE:
         tl.store(stats_ptr + place, mean)
@@ -66,7 +66,7 @@ def norm_forward(
 
 @triton.jit
 def norm_again(s, stats_ptr, inside, C: tl.constexpr, BLOCK: tl.constexpr):
-    """Return u as the forward pass had it, from its saved mean and rstd."""
+    """Recompute u of the forward pass from its saved mean and rstd."""
     u = (s - tl.load(stats_ptr)) * tl.load(stats_ptr + 1)
     if BLOCK != C:
         u = tl.where(inside, u, 0.0)
@@ -80,7 +80,7 @@ def add_pairs(a, b, c, d):
 
 @triton.jit
 def norm_backward(q, u, rstd, C: tl.constexpr):
-    """Return dL/ds from q = w ⊙ dL/dy:  rstd (q - mean q - u · mean(q ⊙ u)); both sums at once, to wait but once."""
+    """Return dL/ds from q = w ⊙ dL/dy:  rstd (q - mean q - u · mean(q ⊙ u)); both sums in one reduction."""
     sum_q, sum_qu = tl.reduce((q, q * u), axis=0, combine_fn=add_pairs)
     return rstd * (q - sum_q / C - u * (sum_qu / C))
 
@@ -95,7 +95,7 @@ def chain_forward(
     x_scale, f_scale, eps, seed, threshold,
     NORMS: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, DROPOUT: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """Write a row of y and, to be saved, its (mean, rstd) of every norm."""
+    """Write a row of y and, with SAVE, the (mean, rstd) of every norm."""
     row = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     inside = cols < C
@@ -120,7 +120,7 @@ def chain_backward(
     x_scale, f_scale, seed, threshold, rows,
     NORMS: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Write dx and dF of every P-th row, and over these rows the sums dw_1, db_1, dw_2, ... as (P, 2 NORMS, C)."""
+    """Write dx and dF of every P-th row, and the sums dw_1, db_1, dw_2, ... over these rows as (P, 2 NORMS, C)."""
     first = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     inside = cols < C
@@ -192,14 +192,14 @@ def chain_backward(
         tl.store(sums + 7 * C, db4, mask=inside)
 
 
-# --- dropout alone, where a GEMM needs F: forward on f, backward on dL/dF ------------------------------------------
+# --- dropout alone, for a GEMM that needs F: forward on f, backward on dL/dF ------------------------------------------
 
 
 @triton.jit(do_not_specialize=["seed", "threshold"])
 def dropout(
     f_ptr, out_ptr, scale, seed, threshold, C: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Write a row of scale · D ⊙ f; f and out may be the same."""
+    """Write a row of scale · D ⊙ f; f and out may be the same tensor."""
     row = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     inside = cols < C
@@ -213,7 +213,7 @@ def dropout(
 
 @triton.jit
 def tanh(h):
-    """tanh, for want of one in tl, exact to fp32's rounding of 1; this exp never overflows."""
+    """Return tanh, which tl lacks, to within fp32's rounding of 1; this exp cannot overflow."""
     e = tl.exp(-2.0 * tl.abs(h))
     t = (1.0 - e) / (1.0 + e)
     return tl.where(h < 0.0, -t, t)
@@ -224,7 +224,7 @@ def sas_forward(
     x_ptr, f_ptr, h_ptr, y_ptr, stats_ptr, v_ptr, c_ptr, w_ptr, b_ptr, eps,
     C: tl.constexpr, BLOCK: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """Write a row of y and, to be saved, its mean, rstd, α and β; v (2, C) and c (2,) are the gates' output layer."""
+    """Write a row of y and, with SAVE, its mean, rstd, α and β; v (2, C) and c (2,) are the gates' output layer."""
     row = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     inside = cols < C
@@ -250,9 +250,9 @@ def sas_backward(
     g_ptr, x_ptr, f_ptr, h_ptr, stats_ptr, dx_ptr, df_ptr, dh_ptr, sums_ptr, v_ptr, w_ptr, b_ptr, rows,
     C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write dH of every P-th row, and dx and dF but for what reaches them through H.
+    """Write dH of every P-th row, dx and dF without the part that comes through H, and sums over these rows.
 
-    Over these rows the sums dw, db, dv_α, dv_β, ΣdH_α, ΣdH_β, dc as (P, 6 C + 2).
+    The sums are dw, db, dv_α, dv_β, ΣdH_α, ΣdH_β and dc, as (P, 6 C + 2).
     """
     first = tl.program_id(0)
     cols = tl.arange(0, BLOCK)

@@ -15,6 +15,6 @@ def recursive_layer_norm(x: Tensor, f: Tensor, weights: list[Tensor], biases: li
     Dtype:    fp16 / bf16 / fp32 / fp64 in, the same out; the statistics of 16-bit input are in fp32
     """
     y = f
-    for weight, bias in zip(weights, biases):  # noqa: B905  (TorchScript's zip knows no strict)
+    for weight, bias in zip(weights, biases):  # noqa: B905  (TorchScript's zip has no strict)
         y = functional.layer_norm(x + y, weight.shape, weight, bias, eps)
     return y

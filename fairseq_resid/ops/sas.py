@@ -10,7 +10,7 @@ from torch import Tensor
 def self_adaptive_scaling(
     x: Tensor, f: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> Tensor:
-    """Weigh the shortcut, the branch and their normalised sum.
+    """Weight and add the shortcut, the branch and their normalised sum.
 
     Formula:  y = α x + β F + γ LN(x + F);  eq. 4 has γ = (1 - α)(1 - β)
     Source:   Self-Adaptive Scaling, eq. 3 and 4

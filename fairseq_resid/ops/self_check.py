@@ -1,7 +1,7 @@
-"""The kernels against the eager formulas on few numbers, on the device and in the dtype that they are about to serve.
+"""Compares the kernels with the eager formulas on small tensors, on the device and in the dtype of their first use.
 
-dispatch.py does this once for each kind of tensor: a driver, a compiler or a GPU under which the kernels go wrong shall
-cost speed, not a training.
+dispatch.py does this once for each kind of tensor, so that a driver, compiler or GPU that breaks the kernels costs
+speed and not a training.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .recursive import recursive_layer_norm
 from .sas import self_adaptive_scaling
 
 ROWS, MOST_CHANNELS, P, SEED, EPS = 16, 1024, 0.25, 7, 1e-5
-# Errors in terms of a result's largest number. Rounding to 16 bits makes them 0.01, a mistake about 1.
+# Relative to the largest value of a result. Rounding to 16 bits gives an error of 0.01, a bug one of about 1.
 TOLERANCE = 0.05
 
 
 def _results(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], gradient: Tensor, dtype: torch.dtype
 ) -> list[Tensor]:
-    """Return y and its gradients in fp32, of inputs that are taken to a dtype."""
+    """Return y and its gradients in fp32, for inputs converted to a dtype."""
     inputs = [tensor.to(dtype, copy=True).requires_grad_() for tensor in inputs]
     y = function(*inputs)
     return [tensor.detach().float() for tensor in (y, *torch.autograd.grad(y, inputs, gradient.to(y.dtype)))]
@@ -65,7 +65,7 @@ def _largest_error(device: torch.device, dtype: torch.dtype, channels: int) -> f
     for ours, eager, parameters in ((fused_chain, chain, norms), (fused_sas, sas, [*gates, *norms[:2]])):
         inputs = [x, f, *parameters]
         expected = _results(eager, inputs, gradient, torch.float32)
-        for _ in range(2):  # from the second time on, kernels are launched another way
+        for _ in range(2):  # the second launch of a kernel takes another path
             found = _results(ours, inputs, gradient, dtype)
             errors += [
                 (one - right).abs().max() / right.abs().max() for one, right in zip(found, expected, strict=True)
@@ -74,10 +74,10 @@ def _largest_error(device: torch.device, dtype: torch.dtype, channels: int) -> f
 
 
 def fault(device: torch.device, dtype: torch.dtype, channels: int) -> str:
-    """Return how the kernels fail on tensors of this kind; the empty string if they agree with eager PyTorch.
+    """Return how the kernels fail on tensors of this kind; an empty string if they agree with eager PyTorch.
 
-    It draws nothing from torch's generators, and runs in a thread of its own, which has none of the caller's autocast,
-    inference mode, hooks on saved tensors or transforms.
+    It does not use torch's default generators, and it runs in a thread of its own, so that autocast, inference mode,
+    saved-tensor hooks and transforms of the caller do not apply.
     """
 
     def check() -> float:
@@ -88,6 +88,6 @@ def fault(device: torch.device, dtype: torch.dtype, channels: int) -> str:
     try:
         with ThreadPoolExecutor(1) as own_thread:
             error = own_thread.submit(check).result()
-    except Exception as failure:  # no C compiler, another driver, a broken installation: each of a kind of its own
-        return f"triton does not run here: {(str(failure).strip() or repr(failure)).splitlines()[0]}"
-    return "" if error <= TOLERANCE else f"the kernels' results are wrong here, by {error:.2g} of the largest number"
+    except Exception as failure:  # no C compiler, a wrong driver, a broken installation: the exceptions differ
+        return f"triton does not run: {(str(failure).strip() or repr(failure)).splitlines()[0]}"
+    return "" if error <= TOLERANCE else f"the kernels are wrong on this device, by {error:.2g} of the largest value"

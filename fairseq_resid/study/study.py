@@ -32,7 +32,7 @@ from . import archive, kept, plan, work
 from .executors import Executor, Job, LocalExecutor, SubmititExecutor, group_gpus
 from .kept import Note
 from .plan import Planned, Study
-from .work import Place
+from .work import StudyFolders
 
 POLL = 1.0  # seconds between two looks at what runs
 MOST = 10_000  # runs at a time, threads or GPUs of one
@@ -44,7 +44,7 @@ class State:
     """What has been done of a study: the kept notes and the failed runs, by name."""
 
     study: Study
-    place: Place
+    place: StudyFolders
     notes: dict[str, Note]
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -85,7 +85,7 @@ class State:
         return f"{count}: about {total / 3600:.1f} core-hours of runs like those done, {clock(total / slots)} here"
 
 
-def read_state(study: Study, place: Place) -> State:
+def read_state(study: Study, place: StudyFolders) -> State:
     """Return what has been done of a study.
 
     Raises: what `kept.load` raises.
@@ -95,7 +95,7 @@ def read_state(study: Study, place: Place) -> State:
     return State(study, place, notes, {name: text for name, text in failures.items() if name not in notes})
 
 
-def command(place: Place, run: Planned, weights: bool) -> list[str]:
+def command(place: StudyFolders, run: Planned, weights: bool) -> list[str]:
     """Return the command that does one run."""
     argv = [sys.executable, "-m", "fairseq_resid", "study", str(place.file), "--only", run.name]
     argv += ["--work", str(place.work), "--kept", str(place.kept)]
@@ -145,7 +145,7 @@ def ended(state: State, name: str, code: int) -> None:
         write_text(place.work / "failed" / f"{name}.txt", state.failed[name])
 
 
-def reason(place: Place, name: str, code: int) -> str:
+def reason(place: StudyFolders, name: str, code: int) -> str:
     """Return why a run failed: the last line that it said, and where the others are."""
     out = place.work / "logs" / f"{name}.out"
     lines = out.read_text(encoding="utf-8", errors="replace").splitlines() if out.is_file() else []
@@ -213,7 +213,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Run `fairseq-resid study`."""
     options = parse(parser, argv)
     study = plan.read(options.study)
-    place = Place(
+    place = StudyFolders(
         options.study,
         options.work or Path("checkpoints") / f"study-{options.study.stem}",
         options.kept or options.study.with_suffix(""),
@@ -271,7 +271,7 @@ def interrupt(number: int, _: object) -> None:
     raise SystemExit(128 + number)
 
 
-def make_executor(options: argparse.Namespace, place: Place) -> tuple[Executor, int]:
+def make_executor(options: argparse.Namespace, place: StudyFolders) -> tuple[Executor, int]:
     """Return who runs the runs, and how many at a time, as far as that is known."""
     if options.cluster:
         given = parameters(options.cluster_option)

@@ -25,8 +25,8 @@ from .plan import Planned, Study, arguments, settings
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a study is: its file, the folder of its unfinished runs, the folder of what is kept."""
+class StudyFolders:
+    """The file of a study, the folder of its unfinished runs, and the folder of its kept results."""
 
     file: Path
     work: Path
@@ -50,7 +50,7 @@ class Place:
             records.write(owner, self.name)
 
 
-def do(study: Study, run: Planned, place: Place, weights: bool) -> None:
+def do(study: Study, run: Planned, place: StudyFolders, weights: bool) -> None:
     """Train and evaluate a run, put into place.kept what is kept, and remove its folder unless the weights stay too.
 
     Raises: ValueError, ChildProcessError, OSError; a training that diverges is kept as what it is.

@@ -1,4 +1,4 @@
-"""Every structure against the formula in its test file, and what users see of the registry."""
+"""Every structure compared with the formula in its test file, and the registry as users see it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_equation(name, options):
 
 
 @each_example
-def test_gradients_equal_those_of_the_equation(name, options):
+def test_gradients_equal_those_of_the_formula(name, options):
     site = make(name, options)
     p = dict(site.named_parameters())
     x, f = (v.requires_grad_() for v in inputs(3, 4, C))
@@ -75,7 +75,7 @@ def test_dtype_out_is_dtype_in(name, options, dtype):
 
 @pytest.mark.parametrize("name", ["post_ln", "xskip_ln", "wskip_ln", "rskip_ln", "sas"])
 def test_fp16_norm_statistics_use_wider_dtype(name):
-    """Squares of 600 overflow fp16; the norm must not."""
+    """The square of 600 overflows fp16; the norm must not."""
     site = make(name, {}, dtype=torch.float16, noise=0.0)
     x, f = (300 * v for v in inputs(3, 4, C, dtype=torch.float16))
     p = {key: value.double() for key, value in site.named_parameters()}
@@ -112,7 +112,7 @@ def test_number_of_parameters(name, options, c):
         ("xskip", {}, -128),
     ],
 )
-def test_number_of_parameters_in_figures(name, options, extra):
+def test_number_of_parameters_in_papers(name, options, extra):
     assert sum(p.numel() for p in connections.build(name, 64, **options).parameters()) == 128 + extra
 
 
@@ -135,7 +135,7 @@ def test_defaults():
 
 
 class Stub(nn.Module):
-    """A dropout that tells whether, and on what, it was called."""
+    """A dropout module that records its input."""
 
     def __init__(self):
         super().__init__()
@@ -293,7 +293,7 @@ def test_wrong_value_is_refused(name, option, value, allowed):
 
 
 @each
-def test_value_that_is_not_a_valid_number_is_refused(name):
+def test_invalid_number_is_refused(name):
     for option in connections.options(name).values():
         for value in [] if option.choices else [NAN, INF, -INF, 1e39, 10**400, "two"]:
             with pytest.raises(ValueError, match=r"number|integer") as error:
@@ -309,8 +309,8 @@ def test_unknown_name_is_refused(call):
         assert name in str(error.value)
 
 
-def test_another_norm_has_no_kernel():
-    """The kernels compute a LayerNorm."""
+def test_kernels_are_off_with_another_norm():
+    """The kernels only support LayerNorm."""
     site = connections.build("post_ln", Place(C, norm=nn.RMSNorm))
     assert site.backend == "eager" and isinstance(site.norm, nn.RMSNorm)
     assert connections.build("post_ln", C).backend == "auto"
@@ -322,7 +322,7 @@ def test_width_below_one_is_refused():
 
 
 @pytest.mark.parametrize("value", [2.5, "8", None, 8.0], ids=repr)
-def test_width_that_is_no_integer_is_refused(value):
+def test_non_integer_width_is_refused(value):
     with pytest.raises(connections.InvalidOption) as error:
         connections.build("pre_ln", value)
     assert str(error.value) == f"dim {value!r}: must be an integer of at least 1"
@@ -361,15 +361,15 @@ def test_forward_refuses_wrong_shapes_and_names_the_argument(name):
 
 
 @pytest.mark.parametrize(("name", "width"), [("resi_dual", 16), ("hyper", 32), ("mhc", 32)])
-def test_forward_refuses_a_state_that_was_never_entered(name, width):
+def test_forward_refuses_input_without_enter(name, width):
     x, f = inputs(4, 2, C, dtype=torch.float32)
-    with pytest.raises(ValueError, match=rf"state \[4, 2, 8\]: must have .* from {width} on; enter\(x\) begins"):
+    with pytest.raises(ValueError, match=rf"state \[4, 2, 8\]: must have .* at least {width}; use enter\(x\)"):
         build(name)(x, f)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.(trace|script).*:DeprecationWarning")
 @pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
-def test_shapes_are_checked_under_torchscript_and_never_hinder_tracing():
+def test_shapes_are_checked_in_torchscript_and_not_in_tracing():
     site = make("pre_ln", {}, dtype=torch.float32)
     scripted = torch.jit.script(site)
     with pytest.raises(torch.jit.Error, match=r"f_out \[1, 2, 8\]: must have the shape of the state \[4, 2, 8\]"):
@@ -386,7 +386,7 @@ def test_shapes_are_checked_under_torchscript_and_never_hinder_tracing():
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -0.1, 1.5, "0.1", None, [0.1]], ids=str)
-def test_dropout_that_is_no_probability_is_refused(value):
+def test_invalid_dropout_probability_is_refused(value):
     with pytest.raises(ValueError) as error:
         connections.build("post_ln", C, value)
     assert str(error.value) == f"dropout {value}: must be a number from 0 to 1, or a module"
@@ -406,7 +406,7 @@ def test_repr_shows_the_structure(name, options):
 
 
 def test_without_fairseq():
-    """Where fairseq, hydra and omegaconf are not installed, connections and ops import and train a plain model."""
+    """Without fairseq, hydra and omegaconf, connections and ops can be imported and train a plain model."""
     script = f"""
 import sys
 ABSENT = ("fairseq", "hydra", "omegaconf")
@@ -466,7 +466,7 @@ print("trained", len(connections.names()))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @structures.over("name", structures.sites_of(structures.NAMES))
 def test_autocast_accepts_branch_of_another_dtype(name: str, dtype: torch.dtype) -> None:
-    """Under autocast the shortcut is fp32 and the branch, out of a matrix product, 16-bit."""
+    """Under autocast the shortcut is fp32 and the branch, the result of a matrix product, is 16-bit."""
     site = build(name, 16).eval()
     x, f = torch.randn(5, 2, 16), torch.randn(5, 2, 16)
     with torch.autocast("cpu", dtype=dtype):

@@ -1,4 +1,4 @@
-"""Structures of other packages: by an entry point, by a --user-dir of their own, by an import."""
+"""Structures of other packages, registered by an entry point, a separate --user-dir or an import."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def install(folder: Path, value: str) -> None:
-    """Make a package with an entry point, as pip leaves it."""
+    """Create a package with an entry point, as pip installs it."""
     (folder / "stranger").mkdir()
     (folder / "stranger" / "__init__.py").write_text("")
     (folder / "stranger" / "doubled.py").write_text(STRUCTURE)

@@ -1,4 +1,4 @@
-"""Structures beside other people's implementations of them; `scripts/test.sh --references` installs those.
+"""Structures compared with other implementations; `scripts/test.sh --references` installs those.
 
 What each can vouch for: admin-torch the closed start and the weighted sum; torchscale DeepNorm's α and order of norms,
 not its start; hyper-connections HC, with an RMSNorm in place of the LayerNorm; x-transformers the sandwich norm,
@@ -26,7 +26,7 @@ FOLDER = Path(sys.prefix) / "references"  # as scripts/test.sh --references fill
 
 
 def reference(name: str) -> Any:
-    """A module of one of them; without it the test is skipped."""
+    """Import a module of a reference implementation, or skip the test."""
     sys.path.append(str(FOLDER))
     try:
         return pytest.importorskip(name, reason=f"{name} is not installed: scripts/test.sh --references")
@@ -59,7 +59,7 @@ def test_admin_equals_admin_torch() -> None:
 
 @pytest.fixture
 def torchscale(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Its modules; what they import of fairscale and timm is not called here."""
+    """The modules of torchscale, with stand-ins for fairscale and timm, which these tests do not use."""
     for name, attributes in (("fairscale.nn", ("checkpoint_wrapper", "wrap")), ("timm.models.layers", ("drop_path",))):
         parts = name.split(".")
         for end in range(1, len(parts) + 1):
@@ -102,7 +102,7 @@ def test_deep_norm_equals_torchscale(torchscale: Callable[[str], Any], encoder: 
 
 @pytest.mark.parametrize("streams", [2, 4])
 def test_hyper_equals_hyper_connections_package(streams: int) -> None:
-    """Theirs normalise the streams by RMS, and leave the norm in front of the branch to the branch."""
+    """The reference normalises the streams with RMS norms and leaves the norm before the branch to the branch."""
     theirs_class = reference("hyper_connections").HyperConnections
     state = ours_state = torch.randn(3, 5, C, dtype=torch.float64).repeat(1, 1, streams)
     for index in range(3):
@@ -136,12 +136,12 @@ def test_hyper_equals_hyper_connections_package(streams: int) -> None:
 
 
 def gain(module: Any) -> Tensor:
-    """The gain of one of their norms or scales."""
+    """The gain of a norm or scale of the reference."""
     return module.gamma.detach() + float(module.unit_offset)  # type: ignore[no-any-return]
 
 
 def copied(site: connections.ResidualConnection, names: dict[str, Any]) -> None:
-    """Give the norms of a site the gains of theirs, which have no bias."""
+    """Copy the gains of the reference, whose norms have no bias, to the norms of a site."""
     for name, theirs in names.items():
         norm = getattr(site, name)
         with torch.no_grad():

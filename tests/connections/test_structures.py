@@ -113,7 +113,7 @@ def test_row_has_name_formula_and_paper(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
 def test_pages_state_the_size_of_sas(page: str) -> None:
-    """Beside Vaswani 2017's Base and Big with 37,000 shared embeddings."""
+    """Relative to Vaswani 2017's Base and Big with 37,000 shared embeddings."""
     said = " ".join((ROOT / page).read_text(encoding="utf-8").split())
     for size, dim, heads, text in (
         ("Base", 512, 8, "31.5M parameters to Base (+{:.0%})"),

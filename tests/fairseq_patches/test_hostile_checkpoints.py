@@ -95,7 +95,7 @@ def test_no_loader_accepts_hostile_checkpoints(
 
 
 @dataclass(frozen=True)
-class Place:
+class Victim:
     """A run folder of hostile checkpoints, a data folder and the test fixtures that run commands."""
 
     run: Path
@@ -110,10 +110,10 @@ class Place:
 Outcome = tuple[object, str]  # exit code, output
 
 
-def command_of(*words: object) -> Callable[[Place], Outcome]:
+def command_of(*words: object) -> Callable[[Victim], Outcome]:
     """Return a function that runs a command of fairseq-resid; RUN, LAST, DATA and OUT are replaced by paths."""
 
-    def run(place: Place) -> Outcome:
+    def run(place: Victim) -> Outcome:
         paths = {"RUN": place.run, "LAST": place.last, "DATA": place.data, "OUT": place.run / "out.pt"}
         said = io.StringIO()
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
@@ -127,15 +127,15 @@ def command_of(*words: object) -> Callable[[Place], Outcome]:
     return run
 
 
-def fairseq(name: str, *flags: object) -> Callable[[Place], Outcome]:
-    def run(place: Place) -> Outcome:
+def fairseq(name: str, *flags: object) -> Callable[[Victim], Outcome]:
+    def run(place: Victim) -> Outcome:
         done = place.tools["cli"](name, place.data, "--path", place.last, *flags, check=False)
         return done.code, done.error + ("Traceback" if "Traceback" in done.output else "")
 
     return run
 
 
-def resume(place: Place) -> Outcome:
+def resume(place: Victim) -> Outcome:
     save = place.run.parent / f"{place.run.name}.resumed"
     flags = ["--arch", "transformer_sas_tiny", "--restore-file", place.last]
     done = place.tools["train"](save, *flags, check=False)
@@ -143,7 +143,7 @@ def resume(place: Place) -> Outcome:
     return done.code, done.error + ("Traceback" if "Traceback" in done.output else "")
 
 
-def hub(place: Place) -> Outcome:
+def hub(place: Victim) -> Outcome:
     from fairseq_resid.models import ResidualTransformerModel
 
     try:
@@ -153,7 +153,7 @@ def hub(place: Place) -> Outcome:
     return 0, ""
 
 
-COMMANDS: dict[str, Callable[[Place], Outcome]] = {
+COMMANDS: dict[str, Callable[[Victim], Outcome]] = {
     "generate": fairseq("fairseq-generate"),
     "interactive": fairseq("fairseq-interactive", "--source-lang", "en", "--target-lang", "xx"),
     "resume": resume,
@@ -174,7 +174,7 @@ MAY_BE_WRITTEN = {"misfit": {"averaged.pt", "averaged.json", "decode/test.averag
 SAMPLE = ["code: os.system", "file: a named pipe", "weights: NaN"]
 
 
-def attack(place: Place, pairs: Iterable[tuple[str, str]], planted: dict[str, Path]) -> tuple[int, float]:
+def attack(place: Victim, pairs: Iterable[tuple[str, str]], planted: dict[str, Path]) -> tuple[int, float]:
     """Run pairs of (command, file), with the file at every path that the command reads.
 
     Returns: the number of pairs, and the largest growth in memory in MiB
@@ -212,15 +212,15 @@ def attack(place: Place, pairs: Iterable[tuple[str, str]], planted: dict[str, Pa
 @pytest.fixture
 def place(
     tmp_path: Path, corpus: Path, train: Command, cli: Command, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
+) -> Iterator[Victim]:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the red fox sees a king .\n")))
     copyreg.add_extension("os", "system", hostile.EXTENSION)
-    yield Place(tmp_path / "run", corpus, {"train": train, "cli": cli})
+    yield Victim(tmp_path / "run", corpus, {"train": train, "cli": cli})
     copyreg.remove_extension("os", "system", hostile.EXTENSION)
 
 
 def test_commands_refuse_sample_of_hostile_checkpoints(
-    place: Place, planted: dict[str, Path], sas_checkpoint: Path, marker: Path
+    place: Victim, planted: dict[str, Path], sas_checkpoint: Path, marker: Path
 ) -> None:
     attack(place, zip(COMMANDS, itertools.cycle(SAMPLE)), planted)
     attack(place, [("hub", name) for name in TOO_LARGE], planted)
@@ -230,7 +230,7 @@ def test_commands_refuse_sample_of_hostile_checkpoints(
 @pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_refuse_all_hostile_checkpoints(
-    command: str, place: Place, planted: dict[str, Path], marker: Path, fault: Command
+    command: str, place: Victim, planted: dict[str, Path], marker: Path, fault: Command
 ) -> None:
     begun = time.monotonic()
     tried, most = attack(place, itertools.product([command], planted), planted)
@@ -257,7 +257,7 @@ def image_run(cli: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 @pytest.mark.long
 def test_image_commands_refuse_all_hostile_checkpoints(
-    place: Place, image_run: tuple[Path, Path], marker: Path, tmp_path: Path, fault: Command
+    place: Victim, image_run: tuple[Path, Path], marker: Path, tmp_path: Path, fault: Command
 ) -> None:
     begun = time.monotonic()
     data, healthy = image_run
@@ -349,7 +349,7 @@ def test_sharded_checkpoints_skip_the_size_check(sas_checkpoint: Path, corpus: P
 
 
 def test_files_and_user_dir_in_config_are_not_opened(
-    sas_checkpoint: Path, place: Place, marker: Path, generate: Command, caplog: pytest.LogCaptureFixture
+    sas_checkpoint: Path, place: Victim, marker: Path, generate: Command, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Weights replace initial embeddings; options of decoding and a user-dir are only accepted on the command line."""
     package, pipe, file = place.run.parent / "planted_package", place.run.parent / "pipe", place.last

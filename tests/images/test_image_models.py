@@ -20,6 +20,7 @@ from torch import nn
 from fairseq_resid.connections import sites
 from fairseq_resid.fairseq_patches import UserError
 from fairseq_resid.models.classifier import allowed_structures
+from fairseq_resid.models.fully_connected import ARCHITECTURES as FULLY_CONNECTED
 from fairseq_resid.models.residual_network import ARCHITECTURES, ORDERS, NarrowProjection
 from fairseq_resid.models.two_streams import TwoStreamConv2d, TwoStreamLinear
 from support.image_models import CLASSES, SHAPE, build, count
@@ -37,6 +38,8 @@ ROOT = Path(__file__).resolve().parents[2]
         ("resnet_init", 464_154),
         ("rir_resnet", 487_194),
         ("rir", 487_194),
+        ("rir_fc", 1_317_898),  # (3,072 + 8 x 256) x 256 + 9 x 512 + 2,570
+        ("rir_plain_fc", 1_317_898),
         ("rir_cnn_wide", 9_469_920),
         ("resnet_init_wide", 9_469_920),
         ("rir_resnet_wide", 10_299_360),
@@ -59,7 +62,7 @@ def test_network_of_1001_layers_builds() -> None:
     assert len(convolutions) == 334
 
 
-@pytest.mark.parametrize("arch", sorted([*ARCHITECTURES, "all_cnn_c"]))
+@pytest.mark.parametrize("arch", sorted([*ARCHITECTURES, *FULLY_CONNECTED, "all_cnn_c"]))
 def test_every_architecture_classifies_images(arch: str) -> None:
     if "1001" in arch or "wide" in arch:
         pytest.skip("too large for a test")
@@ -135,7 +138,8 @@ import torch
 if sys.argv[1] == "torch":
     layer = torch.nn.Conv2d(4, 8, 1, stride=2, bias=False)
 else:
-    from fairseq_resid.models.residual_network import NarrowProjection
+    from fairseq_resid.models.fully_connected import ARCHITECTURES as FULLY_CONNECTED
+from fairseq_resid.models.residual_network import NarrowProjection
     layer = NarrowProjection(4, 8, 2)
 layer.to(memory_format=torch.channels_last)
 x = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
@@ -208,6 +212,53 @@ def test_two_stream_layer_is_four_maps_and_a_shortcut() -> None:
     assert torch.allclose(linear(x), x @ linear.weight.T + shortcut, atol=1e-6)
 
 
+@pytest.mark.parametrize("arch", ["rir", "rir_cnn", "resnet_init_wide", "rir_resnet", "rir_fc", "rir_plain_fc"])
+def test_networks_of_targ_draw_all_weights_by_msr(arch: str) -> None:
+    drawn = [each for each in build(arch, classes=100).modules() if isinstance(each, (nn.Conv2d, nn.Linear))]
+    for layer in drawn:
+        inputs, outputs = layer.weight[0].numel(), layer.weight[:, 0].numel()
+        expected = math.sqrt(2 / (outputs if isinstance(layer, nn.Conv2d) else inputs))
+        assert float(layer.weight.detach().std()) == pytest.approx(expected, rel=0.12), layer
+    assert isinstance(drawn[-1], nn.Linear) and (drawn[-1].bias is None or not drawn[-1].bias.any())
+
+
+def test_classifier_of_he_2016b_keeps_the_start_of_torch() -> None:
+    classify = build("preact_resnet20", classes=100).classify
+    bound = 1 / math.sqrt(classify.in_features)
+    assert float(classify.weight.detach().abs().max()) <= bound
+    assert float(classify.weight.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.1)
+
+
+@pytest.mark.parametrize("arch", sorted(FULLY_CONNECTED))
+def test_fully_connected_network_equals_its_formula(arch: str) -> None:
+    model = build(arch, hidden_width=8, hidden_blocks=2).eval()
+    x = torch.randn(3, *SHAPE)
+
+    def linear(layer: nn.Linear, x: torch.Tensor, is_hidden: bool = True) -> torch.Tensor:
+        y = x @ layer.weight.T
+        if is_hidden and "plain" not in arch and "resnet_fc" not in arch:
+            y = y + torch.cat([x[:, :4], torch.zeros(3, 4)], 1)
+        return y / math.sqrt(1 + 1e-5)  # the running statistics of a new BatchNorm are 0 and 1
+
+    h = torch.relu(linear(model.stem[0], x.reshape(3, -1), is_hidden=False))
+    for block in model.blocks:
+        f = linear(block.branch[3], torch.relu(linear(block.branch[0], h)))
+        h = torch.relu(f if FULLY_CONNECTED[arch].get("no_shortcut") else h + f)
+    torch.testing.assert_close(model(x), model.classify(h))
+    assert len(sites(model)) == (0 if FULLY_CONNECTED[arch].get("no_shortcut") else 2)
+    assert torch.allclose(torch.jit.script(model)(x), model(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", allowed_structures())
+def test_fully_connected_network_takes_every_structure(name: str) -> None:
+    flags = {"admin_start": "closed"} if name == "admin" else {}
+    for norm in ("layer", "batch"):
+        model = build("rir_fc", residual=name, norm=norm, hidden_width=8, **flags)
+        loss = nn.functional.cross_entropy(model(torch.randn(4, *SHAPE)), torch.tensor([0, 1, 2, 3]))
+        loss.backward()
+        assert all(each.grad is not None and each.grad.isfinite().all() for each in model.parameters())
+
+
 def test_weight_decay_pulls_two_streams_to_identity() -> None:
     layer = TwoStreamConv2d(4, 4, 3, padding=1, bias=False)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, weight_decay=5.0)
@@ -220,9 +271,12 @@ def test_weight_decay_pulls_two_streams_to_identity() -> None:
 
 
 @pytest.mark.both
-@pytest.mark.parametrize("residual", ["xskip", "sas", "rskip_ln"])
-def test_network_runs_under_torchscript(residual: str) -> None:
-    model = build("preact_resnet20", stage_blocks="1,1,1", residual=residual).eval()
+@pytest.mark.parametrize(
+    ("arch", "residual"),
+    [("preact_resnet20", "xskip"), ("preact_resnet20", "sas"), ("preact_resnet20", "rskip_ln"), ("rir", "xskip")],
+)
+def test_network_runs_under_torchscript(arch: str, residual: str) -> None:
+    model = build(arch, stage_blocks="1,1,1", residual=residual).eval()
     x = torch.randn(2, *SHAPE)
     assert torch.allclose(torch.jit.script(model)(x), model(x), atol=1e-5)
 
@@ -230,10 +284,10 @@ def test_network_runs_under_torchscript(residual: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"stage_blocks": "3,3"}, "--stage-blocks 3,3 and --stage-channels 16,32,64: of as many stages"),
-        ({"stage_blocks": "3,x,3"}, "--stage-blocks 3,x,3: whole numbers from 1 to 1000"),
-        ({"stage_blocks": "3,1000000000,3"}, "--stage-blocks 3,1000000000,3: whole numbers from 1 to 1000"),
-        ({"stage_channels": "0,1,2"}, "--stage-channels 0,1,2: whole numbers from 1 to 65536"),
+        ({"stage_blocks": "3,3"}, "--stage-blocks 3,3 and --stage-channels 16,32,64: different lengths"),
+        ({"stage_blocks": "3,x,3"}, "--stage-blocks 3,x,3: must be integers from 1 to 1000"),
+        ({"stage_blocks": "3,1000000000,3"}, "--stage-blocks 3,1000000000,3: must be integers from 1 to 1000"),
+        ({"stage_channels": "0,1,2"}, "--stage-channels 0,1,2: must be integers from 1 to 65536"),
         ({"block_layers": 0}, "--block-layers 0: must be an integer from 1 to 100"),
         ({"block_layers": 10**9}, "--block-layers 1000000000: must be an integer from 1 to 100"),
         ({"norm": "group"}, "--norm group: choose one of layer, batch"),
@@ -250,7 +304,10 @@ def test_bad_network_shapes_are_refused(flags: dict[str, Any], message: str) -> 
     ("arch", "flags", "message"),
     [
         ("rir_cnn", {"residual": "sas"}, "--residual sas: this architecture has no shortcuts"),
-        ("preact_resnet164", {"block_layers": 5}, "--block-layers 5: a bottleneck has three convolutions of its own"),
+        ("resnet_init_fc", {"residual": "sas"}, "--residual sas: this architecture has no shortcuts"),
+        ("rir_fc", {"hidden_width": 0}, "--hidden-width 0: must be an integer from 1 to 65536"),
+        ("rir_fc", {"hidden_blocks": 10**9}, "--hidden-blocks 1000000000: must be an integer from 1 to 1000"),
+        ("preact_resnet164", {"block_layers": 5}, "--block-layers 5: a bottleneck always has three convolutions"),
         ("preact_resnet164", {"stage_channels": "2,4,8"}, "--stage-channels 2,4,8: bottlenecks need multiples of 4"),
     ],
 )
@@ -265,7 +322,7 @@ def test_network_without_sites_gives_helpful_errors() -> None:
     with pytest.raises(UserError, match="the checkpoint does not fit --arch all_cnn_c"):
         model.load_state_dict({}, strict=True)
     small = Namespace(known=Namespace(shape=(3, 8, 8), classes=CLASSES))
-    with pytest.raises(UserError, match="takes images of 9x9 or more"):
+    with pytest.raises(UserError, match=r"images of .* are too small; at least 9x9 is needed"):
         ARCH_MODEL_REGISTRY["all_cnn_c"].build_model(Namespace(arch="all_cnn_c"), small)
 
 

@@ -105,6 +105,18 @@ def test_data_workers_end_with_their_epoch(data: Path, tmp_path: Path) -> None:
     assert len(counts) == 4 and max(counts) <= 4 and "AssertionError" not in done.stderr
 
 
+def test_fully_connected_network_is_trained_evaluated_and_analysed(data: Path, tmp_path: Path, capsys: Capture) -> None:
+    recipe, run = tmp_path / "fc.txt", tmp_path / "run"
+    recipe.write_text(f"{data}\n{FLAGS.replace('--stage-blocks 1,1,1', '--hidden-width 16')}\n")
+    flags = ["--arch", "rir_fc", "--residual", "sas", "--log-coefficients", "--run", str(run)]
+    assert main(["train", str(recipe), *flags]) == 0
+    assert main(["evaluate", str(run), "--cpu"]) == 0
+    assert "test: error" in capsys.readouterr().out
+    assert main(["analyze", str(run), "--sentences", "8", "--cpu"]) == 0
+    sites = json.loads((run / "analysis" / "analysis.json").read_text())["sites"]
+    assert len(sites) == 4 and "rir_fc --residual sas" in (run / "results.json").read_text()
+
+
 def test_mixing_text_and_images_is_refused(recipe: Path, runs: list[Path], tmp_path: Path, capsys: Capture) -> None:
     run = ["--run", str(tmp_path / "run")]
     assert main(["train", str(recipe), "--arch", "transformer_sas", *run]) == 2

@@ -254,7 +254,7 @@ def test_residual_backend_on_the_command_line(capsys):
 
 
 def test_residual_backend_of_a_checkpoint():
-    """One from before the flag is auto; one trained with triton translates where there is no GPU."""
+    """A checkpoint from before the flag is auto; one trained with triton translates without a GPU."""
     args = settings("transformer_rskip_ln_tiny")
     assert not hasattr(args, "residual_backend")
     args._name = "transformer_rskip_ln_tiny"
@@ -283,7 +283,7 @@ def test_invalid_backend_is_refused(given, text):
 def test_unusable_kernels_are_refused_only_in_training(monkeypatch):
     monkeypatch.setattr(dispatch, "_INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    said = re.escape("--residual-backend triton: no NVIDIA GPU is used here; use --residual-backend auto")
+    said = re.escape("--residual-backend triton: no NVIDIA GPU is in use; use --residual-backend auto")
     with pytest.raises(UserError, match=said):
         settings("transformer_sas_tiny", residual_backend="triton")
     assert settings("transformer_sas_tiny", residual_backend="triton", _name="transformer_sas_tiny")
@@ -300,7 +300,7 @@ def test_models_do_not_share_their_config():
     assert (second.cfg.residual, second.cfg.skip_lambda) == ("rskip_ln", 2)
 
 
-def test_mistakes_are_user_errors():
+def test_invalid_options_are_user_errors():
     other = argparse.Namespace(source_dictionary=DICT, target_dictionary=dictionary(9))
     with pytest.raises(UserError, match="joined dictionary"):
         build("transformer_sas_tiny", other, share_all_embeddings=True)
@@ -319,12 +319,12 @@ def test_feed_forward_starts_as_in_tensor2tensor():
         for linear in (layer.fc1, layer.fc2):
             assert 0.97 * bound < linear.weight.abs().max() <= bound and not linear.bias.any()
             assert linear.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
-    with pytest.raises(UserError, match="--ffn-init xavier: the residual deep_norm has start values of its own"):
+    with pytest.raises(UserError, match="--ffn-init xavier: the residual deep_norm has its own start values"):
         build(residual="deep_norm", ffn_init="xavier")
 
 
 def test_start_values_are_those_of_stock_by_default():
-    """The same draws in the same order: a structure that draws nothing changes no generator."""
+    """The same draws in the same order: a structure without random start values leaves the generator unchanged."""
     torch.manual_seed(0)
     theirs = TransformerModel.build_model(settings("transformer", **TINY), TASK)
     torch.manual_seed(0)
@@ -343,7 +343,7 @@ STARTS = {
 
 
 @pytest.mark.parametrize("residual", STARTS)
-def test_start_values_of_a_seed_never_change(residual):
+def test_start_values_of_a_seed_are_frozen(residual):
     args = settings("transformer_resid_tiny", residual=residual)
     torch.manual_seed(0)
     model = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)
@@ -389,7 +389,7 @@ def omegas(model):
 
 
 def test_building_a_model_profiles_admin():
-    """The same for the same seed in every process; other random numbers stay what they were; a checkpoint keeps it."""
+    """The same seed gives the same values in every process, without changing other random numbers or checkpoints."""
     made = []
     for given in ({}, {}, {"encoder_layerdrop": 0.9, "decoder_layerdrop": 0.9}):
         torch.manual_seed(3)
@@ -441,7 +441,7 @@ def test_reused_namespace_gets_current_depths():
 
 
 def test_order_of_parameters_is_frozen():
-    """Adam's state in a checkpoint goes by position. The file was written by version 0.1."""
+    """Adam's state in a checkpoint depends on the order of parameters. The file was written by version 0.1."""
     stored = torch.load(Path(__file__).resolve().parents[1] / "stored" / "transformer_sas.pt", weights_only=False)[
         "model"
     ]

@@ -19,7 +19,7 @@ Command = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def monolingual(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny corpus as online back-translation wants it: a training set per language, one dictionary."""
+    """The tiny corpus for online back-translation: a training set for each language, and one dictionary."""
     folder = tmp_path_factory.mktemp("monolingual")
     shutil.copy(corpus / "dict.en.txt", folder / "dict.txt")
     for language in ("en", "xx"):
@@ -50,7 +50,7 @@ def language(task: Any, name: str) -> int:
 
 @archs
 def test_back_translation_adds_language_tokens(arch: str, monolingual: Path, corpus: Path) -> None:
-    """The dictionary has none: the task extends it, and the embeddings of the model with it."""
+    """The dictionary has no language tokens: the task adds them, to the embeddings of the model too."""
     before = len(tasks.setup_task(options.get_args(str(corpus))).source_dictionary)
     task, model = back_translation(monolingual, arch)
     assert [task.dictionary[index] for index in range(before, before + 3)] == ["<mask>", "__en__", "__xx__"]
@@ -109,7 +109,7 @@ def test_generation_uses_the_other_language(arch: str, monolingual: Path) -> Non
 
 @archs
 def test_fairseq_train_runs_online_back_translation(arch: str, monolingual: Path, cli: Command, tmp_path: Path) -> None:
-    """fairseq-train trains and validates; what it saves loads."""
+    """fairseq-train trains, validates and saves a checkpoint that can be loaded."""
     flags = "--task online_backtranslation --mono-langs en,xx --valid-lang-pairs en-xx --share-all-embeddings"
     flags += " --optimizer adam --lr 0.01 --criterion label_smoothed_cross_entropy --label-smoothing 0.1"
     flags += " --batch-size 16 --max-update 3 --no-epoch-checkpoints --log-format json --log-interval 1"

@@ -126,12 +126,12 @@ def test_settings_written_back_equal_those_of_stock(given: dict[str, Any], corpu
     [{"residual": "sas"}, OmegaConf.create({"residual": "sas"}), "transformer_sas", None, TransformerConfig()],
     ids=lambda args: type(args).__name__,
 )
-def test_settings_that_are_no_namespace_are_named(args: Any, corpus: Path) -> None:
+def test_settings_must_be_a_namespace(args: Any, corpus: Path) -> None:
     task = tasks.setup_task(options.get_args(str(corpus)))
-    with pytest.raises(UserError, match=rf"take an argparse\.Namespace, not {type(args).__name__}"):
+    with pytest.raises(UserError, match=rf"need an argparse\.Namespace, not {type(args).__name__}"):
         ResidualTransformerModel.build_model(args, task)
     config = OmegaConf.create({"arch": "transformer_sas_tiny"})
-    with pytest.raises(UserError, match=r"take an argparse\.Namespace, not DictConfig"):
+    with pytest.raises(UserError, match=r"need an argparse\.Namespace, not DictConfig"):
         task.build_model(config)
     assert dict(config) == {"arch": "transformer_sas_tiny"}
 

@@ -29,7 +29,7 @@ LAMBDAS: list[tuple[str, dict[str, Any]]] = [
 
 
 def is_finite(start: tuple[float, float]) -> bool:
-    """Whether a new model's loss and gradient are."""
+    """Return whether the loss and gradient of a new model are finite."""
     return all(0 < value < math.inf for value in start)
 
 
@@ -41,7 +41,7 @@ def test_deep_model_with_large_lambda_starts_finite(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_deep_models_start_finite(dtype: str, fault: Fault) -> None:
-    """In the dtype itself; test_deep.py has autocast."""
+    """In the dtype itself; test_deep.py tests autocast."""
     chosen = [*((name, options) for name in structures.NAMES if (options := spec(name).deep) is not None), *LAMBDAS]
     for name, options in chosen:
         assert is_finite(deep.start(name, 24, 24, False, FLOATS[dtype], **options)), (name, options)
@@ -56,7 +56,7 @@ LOPSIDED = [(24, 2), (2, 24), (1, 1), (0, 1), (1, 0), (0, 0)]
 
 
 def check_lopsided(name: str, encoder: int, decoder: int, folder: Path) -> None:
-    """A new model is finite; saved and loaded, another one gives the same."""
+    """A new model is finite, and a model loaded from its checkpoint gives the same results."""
     options = spec(name).deep or {}
     assert is_finite(deep.start(name, encoder, decoder, False, **options)), (name, encoder, decoder)
     model = deep.build(name, encoder, decoder, **options).eval()

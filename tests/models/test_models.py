@@ -1,4 +1,4 @@
-"""Decoding, padding, modes and fairseq's own features with every structure."""
+"""Decoding, padding, modes and features of fairseq with every structure."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_every_parameter_learns(name, options):
 
 @each_variant
 def test_own_layers_run_in_eval_mode_after_loading(name, options, monkeypatch):
-    """0.12.2 would skip a layer's own forward here."""
+    """fairseq 0.12.2 would skip the forward of the layer here."""
     model = build(residual=name, **options)
     model.load_state_dict(copied(model))
     model.eval()
@@ -132,7 +132,7 @@ def test_own_layers_run_in_eval_mode_after_loading(name, options, monkeypatch):
 
 
 def test_own_layers_avoid_the_fast_path_by_themselves(monkeypatch):
-    """Also where nothing in fairseq is bridged: neither of 0.12.2's two conditions for its path holds."""
+    """Also without our patches of fairseq: neither of 0.12.2's two conditions for its fast path holds."""
     plain = TransformerEncoderLayerBase.__init__
     monkeypatch.setattr(TransformerEncoderLayerBase, "__init__", plain.__wrapped__)
     model = build()
@@ -143,7 +143,7 @@ def test_own_layers_avoid_the_fast_path_by_themselves(monkeypatch):
 
 
 def test_stock_decodes_left_padded_batches():
-    """0.12.2's own encoder crashes here, once it has loaded weights, unless its BetterTransformer path is closed."""
+    """The encoder of 0.12.2 crashes here after loading weights, unless its BetterTransformer path is disabled."""
     model, rows = stock(), sentences(3, (2, 4, 7))
     model.load_state_dict(copied(model))
     model.eval()
@@ -374,7 +374,7 @@ def test_make_generation_fast(arch):
 
 @both
 def test_retain_dropout_modules(arch):
-    """--retain-dropout-modules names layer classes; the dropout of a layer's sites goes by its name."""
+    """--retain-dropout-modules names layer classes; the dropouts of a layer's sites have the layer's name."""
     model = build(arch, dropout=0.3)
     kept = {"retain_dropout": True, "retain_dropout_modules": ["ResidualEncoderLayer"]}
     model.make_generation_fast_(**kept)

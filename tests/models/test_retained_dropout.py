@@ -1,4 +1,4 @@
-"""Dropout in inference: none, all, or that of the modules which --retain-dropout-modules names, as stock has it."""
+"""Dropout in inference, as in stock: none, all, or in the modules that --retain-dropout-modules names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Command = Callable[..., Any]
 
 
 def kept(model: torch.nn.Module) -> set[str]:
-    """Return the names of the dropouts that go on in inference, those of our sites by stock's one per layer."""
+    """Return the names of the dropouts that are active in inference; those of our sites under stock's name."""
     names = (name for name, module in model.named_modules() if isinstance(module, FairseqDropout) and drops(module))
     return {re.sub(r"(self_attn|encoder_attn|ffn)_residual\.dropout$", "dropout_module", name) for name in names}
 
@@ -99,7 +99,7 @@ BASES = [name + "Base" for name in LAYERS]
 )
 @archs
 def test_retained_modules_equal_those_of_stock(arch: str, names: list[str] | str, corpus: Path) -> None:
-    """fairseq takes a list in Python, and a text on the command line, in which it looks for each name."""
+    """fairseq accepts a list in Python and a string on the command line, in which it searches for each name."""
     reference = stock(corpus)
     for module in reference.modules():
         if isinstance(module, FairseqDropout):
@@ -122,7 +122,7 @@ def test_own_class_names_retain_dropout_too(names: list[str], inside: str, corpu
 
 
 def test_nested_model_retains_dropout(corpus: Path) -> None:
-    """fairseq goes through all modules of the outer model, and hands each its name."""
+    """fairseq visits all modules of the outer model and passes each its name."""
     _, model = built(options.get_args(str(corpus), arch="transformer_sas_tiny", **DROPPING))
     outer = FairseqEncoderDecoderModel(model.encoder, model.decoder)
     outer.inner = model
@@ -151,7 +151,7 @@ def test_shortcut_dropout_obeys_retain_dropout(flags: dict[str, Any], shortcuts:
 
 
 def test_fairseq_generate_retains_dropout(sas_checkpoint: Path, corpus: Path, generate: Command) -> None:
-    """Each seed gives other scores, and none without the flag."""
+    """Scores depend on the seed with the flag, and not without it."""
     few = ["--gen-subset", "valid", "--num-shards", 4, "--beam", 1]
     retained = ["--retain-dropout", "--retain-dropout-modules", " ".join(STACKS)]
     found = [

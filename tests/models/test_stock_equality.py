@@ -1,4 +1,4 @@
-"""The models beside stock `transformer`: checkpoints, logits, beam search, single layers."""
+"""The models compared with stock `transformer`: checkpoints, logits, beam search, single layers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_no_decoder_final_norm(final_norm):
 
 
 def as_older_fairseq_writes(model):
-    """What 0.12.2 stores of a stock model beside what every fairseq stores."""
+    """The keys that only 0.12.2 stores in a checkpoint of a stock model."""
     state = copied(model)
     for layer in range(2):
         state.update({f"encoder.layers.{layer}.{key}": torch.zeros(shape) for key, shape in COPIES.items()})
@@ -192,7 +192,7 @@ def test_decoder_layer_attention_equals_stock(theirs, ours, given, fast, trainin
 @pytest.mark.parametrize("masked", [False, True])
 @as_stock
 def test_decoder_layer_accepts_given_states(theirs, ours, masked):
-    """The path of ONNX export: keys and values of earlier steps come and go as tensors."""
+    """As in ONNX export: keys and values of earlier steps are inputs and outputs."""
     model = stock(**theirs)
     own = [torch.randn(3, 4, 2, 16, generator=torch.Generator().manual_seed(i)) for i in range(2)]
     encoder = [torch.randn(3, 4, 5, 16, generator=torch.Generator().manual_seed(i)) for i in range(2, 4)]

@@ -47,7 +47,7 @@ def test_stored_checkpoints_translate_the_same(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stored_parameters_keep_names_and_shapes(family: str) -> None:
-    """The names are a promise: what reads old files may map them, what writes new ones may not change them."""
+    """The names are a promise: code that loads old files may map them, but new files must keep them."""
     state = torch.load(STORED / f"{family}.pt", weights_only=False)
     names = {name for name in state["model"] if "_residual." in name}
     sites = [f"{stack}.layers.0.{site}_residual" for stack in ("encoder", "decoder") for site in ("self_attn", "ffn")]

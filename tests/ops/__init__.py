@@ -1,1 +1,1 @@
-"""Tests of the mathematics as functions."""
+"""Tests of the formulas as functions on tensors."""

@@ -28,7 +28,7 @@ KERNELS = ("dropout", "chain_forward", "chain_backward", "sas_forward", "sas_bac
 
 @pytest.fixture
 def forgetful() -> Any:
-    """The dispatcher without what it has found out and said so far."""
+    """The dispatcher with empty caches."""
 
     def clear() -> None:
         for remembered in (dispatch._say, dispatch._misfit):
@@ -41,7 +41,7 @@ def forgetful() -> Any:
 
 @pytest.fixture
 def no_interpreter(forgetful: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dispatcher of a machine without GPU where nobody set TRITON_INTERPRET."""
+    """The dispatcher as on a machine without a GPU and without TRITON_INTERPRET."""
     monkeypatch.setattr(dispatch, "_INTERPRETED", False)
 
 
@@ -55,7 +55,7 @@ def test_auto_backend_on_cpu_is_eager_and_logged_once(forgetful: None, caplog: p
         for _ in range(3):
             x, f = cpu()
             assert torch.equal(made(x, f), made.combine(x, f))
-    assert caplog.messages == ["residual backend: eager (the kernels are for NVIDIA GPUs)"]
+    assert caplog.messages == ["residual backend: eager (the kernels need an NVIDIA GPU)"]
 
 
 def test_triton_backend_is_logged_once(forgetful: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -69,9 +69,9 @@ def test_triton_backend_is_logged_once(forgetful: None, caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     ("dtype", "c", "reason"),
     [
-        (torch.float64, 64, "float64 is not among fp32, fp16, bf16"),
-        (torch.float32, 63, "C = 63 is not from 64 to 8192"),
-        (torch.float32, 8193, "C = 8193 is not from 64 to 8192"),
+        (torch.float64, 64, "float64 is not one of fp32, fp16, bf16"),
+        (torch.float32, 63, "C = 63: must be from 64 to 8192"),
+        (torch.float32, 8193, "C = 8193: must be from 64 to 8192"),
     ],
 )
 def test_unsupported_input_is_refused_by_triton_backend(dtype: torch.dtype, c: int, reason: str) -> None:
@@ -87,11 +87,11 @@ def test_unsupported_input_is_refused_by_triton_backend(dtype: torch.dtype, c: i
 def test_model_trained_with_triton_decodes_on_cpu(no_interpreter: None, caplog: pytest.LogCaptureFixture) -> None:
     made = site("sas").cpu()
     x, f = cpu()
-    with pytest.raises(ValueError, match=r"--residual-backend triton: the kernels are for NVIDIA GPUs.*on cpu"):
+    with pytest.raises(ValueError, match=r"--residual-backend triton: the kernels need an NVIDIA GPU.*on cpu"):
         made(x, f)
     with caplog.at_level(logging.INFO):
         assert torch.equal(made.eval()(x, f), made.combine(x, f))
-    assert caplog.messages == ["residual backend: eager (the kernels are for NVIDIA GPUs, and the tensors are on cpu)"]
+    assert caplog.messages == ["residual backend: eager (the kernels need an NVIDIA GPU, and the tensors are on cpu)"]
 
 
 def test_shortcut_and_branch_must_have_same_shape() -> None:
@@ -131,11 +131,11 @@ def test_broken_triton_is_detected_before_use(
 
     monkeypatch.setattr(fused, "_drop", fail)
     made = site("rskip_ln")
-    with pytest.raises(ValueError, match=r"--residual-backend triton: triton does not run here: Failed to find C comp"):
+    with pytest.raises(ValueError, match=r"--residual-backend triton: triton does not run: Failed to find C comp"):
         made(draw(2, 64, seed=1), draw(2, 64, seed=2))
     with caplog.at_level(logging.INFO):
         made.eval()(draw(2, 64, seed=1), draw(2, 64, seed=2))
-    assert caplog.messages == ["residual backend: eager (triton does not run here: Failed to find C compiler.)"]
+    assert caplog.messages == ["residual backend: eager (triton does not run: Failed to find C compiler.)"]
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_self_check_rejects_a_wrong_kernel(
 
     kernels = {name: getattr(right, name) for name in KERNELS} | {kernel: Spoiled()}
     monkeypatch.setattr(fused, "_kernels", lambda: SimpleNamespace(**kernels))
-    assert "the kernels' results are wrong here, by " in self_check.fault(DEVICE, torch.float32, 64)
+    assert "the kernels are wrong on this device, by " in self_check.fault(DEVICE, torch.float32, 64)
 
 
 @pytest.mark.slow
@@ -189,7 +189,7 @@ def test_wrong_backends_are_refused() -> None:
 
 
 def test_package_works_without_triton() -> None:
-    """Where triton is not installed, everything imports and auto is eager."""
+    """Without triton, everything can be imported and auto is eager."""
     script = """
 import sys
 ABSENT = ("triton", "fairseq")  # the latter only because it takes seconds to import
@@ -211,7 +211,7 @@ assert "triton" not in sys.modules
 
 @pytest.mark.parametrize(("script", "kernels"), [("compile_kernels.py", "24"), ("launch_kernels.py", "5")])
 def test_kernels_compile_for_gpus_and_launch(script: str, kernels: str, tmp_path: Path) -> None:
-    """Down to machine code, by the compiler that triton ships, and up to a driver that launches nothing."""
+    """Compiled to machine code by triton's own compiler, and launched with a fake driver."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     run = subprocess.run(
         [sys.executable, ROOT / "tests" / "support" / script], capture_output=True, text=True, env=environment

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.once  # torch and triton alone
     ],
 )
 def test_kernels_save_few_activations(name: str, options: dict[str, Any], most: float) -> None:
-    """Beyond x, which the sublayer's first GEMM keeps anyway, in C-vectors per token in the activations' dtype."""
+    """Besides x, which the first GEMM of the sublayer saves anyway, in C-vectors per token in their dtype."""
     c, rows = 512, 2
     made = site(name, c, 0.1, **options).half()
     x = draw(rows, c, dtype=torch.float16, seed=1)
@@ -78,7 +78,7 @@ def test_site_with_kernels_equals_eager(name: str, options: dict[str, Any]) -> N
 @every
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_kernels_under_autocast_equal_eager(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
-    """Under autocast a shortcut is fp32 and a branch 16-bit; what comes out is what eager PyTorch gives."""
+    """Under autocast the shortcut is fp32 and the branch 16-bit; the result equals that of eager PyTorch."""
     made = site(name, **options)
     x, g = draw(2, 64, seed=1), draw(2, 64, seed=3).detach()
     f = draw(2, 64, dtype=dtype, seed=2)
@@ -123,7 +123,7 @@ def fairseq_dropout(p: float) -> Any:
 @pytest.mark.both
 @pytest.mark.parametrize("made", [nn.Dropout, fairseq_dropout])
 def test_standard_dropout_runs_inside_the_kernel(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither dropout module is called; each drops when it would have, and of the channels of an F of ones a half."""
+    """Neither dropout module is called; the kernel drops half of an F of ones whenever the module would."""
     one = site("xskip_ln", p=made(0.5))
     monkeypatch.setattr(type(one.dropout), "forward", lambda *_: pytest.fail("called"))
     with torch.no_grad():

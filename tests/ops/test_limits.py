@@ -40,7 +40,7 @@ NORMED: list[tuple[str, dict[str, Any]]] = [
 
 
 def weight_sum(site: Any) -> float:
-    """The sum of the weights of a formula's largest sum, S in docs/adding-a-structure.md."""
+    """The total weight of a formula's largest sum, S in docs/adding-a-structure.md."""
     return float(spec(site.described["residual"]).weight_sum(site))
 
 
@@ -59,7 +59,7 @@ def edge_cases(most: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def results(site: Any, end: nn.Module | None, x: Tensor, f: Tensor) -> dict[str, Tensor]:
-    """What a site and a stack's end give, and every gradient of their means, with signs that change."""
+    """The outputs of a site and of the end of a stack, and all gradients of their means with alternating signs."""
     x, f = x.clone().requires_grad_(), f.clone().requires_grad_()
     state = spec(site.described["residual"]).state(site, x)
     found = {"seen": site.branch_input(state), "y": site(state, f)}
@@ -129,7 +129,7 @@ def test_numbers_up_to_the_limit(backend: str, dtype: str, fault: Fault) -> None
     [("post_ln", {}), ("xskip_ln", {"skip_lambda": 8, "branch_scale": 3}), ("b2t", {}), ("keel", {})],
 )
 def test_stated_limits_are_tight(name: str, options: dict[str, Any]) -> None:
-    """1% above it, the sum of x and F of one sign is beyond fp16."""
+    """1% above the limit, the sum of x and F of the same sign overflows fp16."""
     site = stacks.make(name, options, dim=C, dtype=torch.float16, noise=0.0)
     for factor, is_finite in ((1.0, True), (1.02, False)):
         x = torch.full((1, C), factor * LARGEST_SUM[torch.float16] / weight_sum(site), dtype=torch.float16)
@@ -145,7 +145,7 @@ OPTIMIZERS = ["--fp16 --fp16-no-flatten-grads", "--memory-efficient-fp16"]
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """Of every training step: the loss scale before and after it, whether it counts, and whether weights changed."""
+    """For every training step: the loss scale before and after, whether it counts, and whether weights changed."""
     from fairseq.trainer import Trainer
 
     import fairseq_resid.models  # noqa: F401  (the bridges, before what is put around them)

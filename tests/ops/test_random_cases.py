@@ -1,4 +1,4 @@
-"""Random shapes, options, layouts and dtypes beside the formulas in fp64."""
+"""Random shapes, options, layouts and dtypes compared with the formulas in fp64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SUMS = {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.a
 
 
 class Roundings(TorchDispatchMode):
-    """Moves the result of every operation by up to a few roundings of a dtype, at random."""
+    """Perturbs the result of every operation at random, by up to a few rounding errors of a dtype."""
 
     def __init__(self, dtype: torch.dtype, generator: torch.Generator) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Roundings(TorchDispatchMode):
 
 
 def draw_options(choose: random.Random, name: str, is_fused: bool = False) -> dict[str, Any]:
-    """Legal values of all options of a structure."""
+    """Valid values for all options of a structure."""
     most = 3 if spec(name).is_slow else 5
     while True:
         drawn: dict[str, Any] = {}
@@ -73,7 +73,7 @@ def draw_options(choose: random.Random, name: str, is_fused: bool = False) -> di
 
 
 def draw_input(choose: random.Random, shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> Tensor:
-    """Numbers of a magnitude, laid out in memory in one of several ways."""
+    """Random numbers of a magnitude, in one of several memory layouts."""
     generator = torch.Generator().manual_seed(choose.getrandbits(30))
     scale = choose.choice([0.01, 1.0, 1.0, 30.0])
 
@@ -93,7 +93,7 @@ def draw_input(choose: random.Random, shape: tuple[int, ...], dtype: torch.dtype
 
 @dataclass
 class Case:
-    """One drawn call: what is computed, from what, and which of it has a gradient."""
+    """A random call: the function, its inputs, and which of them require a gradient."""
 
     name: str
     options: dict[str, Any]
@@ -109,7 +109,7 @@ class Case:
         return f"{self.name} {self.options} {self.dtype} {self.layout} {shapes}"
 
     def results(self, function: Callable[..., Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-        """y and its gradients; sources keep how they lie in memory."""
+        """y and its gradients; the inputs keep their memory layout."""
         sources = self.sources
         if dtype != self.dtype:
             wide = {key: value.detach().to(dtype) for key, value in sources.items()}
@@ -125,7 +125,7 @@ class Case:
 
 
 def move_parameters(module: nn.Module, seed: int) -> None:
-    """Move all parameters off their start values."""
+    """Perturb all parameters."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -133,7 +133,7 @@ def move_parameters(module: nn.Module, seed: int) -> None:
 
 
 class Both(nn.Module):
-    """What a site gives, and beside it what its branch sees."""
+    """The output of a site and the input of its branch."""
 
     def __init__(self, site: connections.ResidualConnection) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Both(nn.Module):
 
 
 class Formula(nn.Module):
-    """A stack by its formula in place of its modules."""
+    """A stack computed by its formula instead of its modules."""
 
     def __init__(self, stack: stacks.Stack) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Formula(nn.Module):
 
 
 def drawn_masks(site: Any, x: Tensor, f: Tensor, seed: int, is_fused: bool) -> list[Tensor]:
-    """What a site's dropouts will multiply x and f by after this seed."""
+    """The factors by which the dropouts of a site multiply x and f after this seed."""
     torch.manual_seed(seed)
     p = site.dropout.p if site.training else 0.0
     if is_fused and p:
@@ -213,7 +213,7 @@ def draw_stack(
     dim: int,
     rows: tuple[int, ...],
 ) -> Case:
-    """A whole stack. Formulas that go stream by stream take long."""
+    """A whole stack. Formulas that are computed stream by stream are slow."""
     stack, depth = choose.choice(["encoder", "decoder"]), 1 if spec(name).is_slow else choose.randint(1, 3)
     made = stacks.Stack(name, stack, {"encoder": 4, "decoder": 3, stack: depth}, dim, **options)
     move_parameters(made.to(dtype), choose.getrandbits(30))
@@ -234,7 +234,7 @@ def largest(values: Tensor) -> float:
 
 
 def check_case(number: int, is_fused: bool) -> dict[str, float]:
-    """Compare one case; return its errors in terms of what roundings explain."""
+    """Compare one case; return its errors relative to the expected rounding errors."""
     case = draw_case(number, is_fused)
     found = case.results(case.ours, case.dtype)
     exact = case.results(case.reference, torch.float64)

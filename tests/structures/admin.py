@@ -1,4 +1,4 @@
-"""admin: y = LN(ω ⊙ x + F), ω started by a first pass or by the number of sublayers."""
+"""admin: y = LN(ω ⊙ x + F), the start value of ω is from a first pass or the number of sublayers."""
 
 import math
 
@@ -26,7 +26,7 @@ def profiled_start(x, sites):
     """Admin, Liu 2020; Transformer-Clinic `transformer_layer.py`, `adaptive-profiling`: LN(omega x + F), omega_1 = 1,
     omega_(i+1)^2 = Var(omega_i x_i) + Var(F_i), each omega used at once. Returns the omegas and the output.
 
-    Written from the source by somebody who had not seen the package's."""
+    Written from the source, independently of the package."""
     omegas = []
     omega = 1.0
     for f, ln_weight, ln_bias in sites:

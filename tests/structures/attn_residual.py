@@ -1,4 +1,4 @@
-"""attn_residual: the branch sees LN of a softmax-weighted mean of all that earlier sublayers gave."""
+"""attn_residual: the branch sees LN of a softmax-weighted mean of the outputs of earlier sublayers."""
 
 import torch
 
@@ -24,7 +24,7 @@ def attn_residual(x, sites, end, block_size=1):
     """Attention residuals, Kimi Team 2026, arXiv 2603.15031 (row `attn_residual` of family.md): block_size 1 is the
     full form; above, `finished` holds b_0 (the embedding), b_1, ... and `running` the sum of the open block.
 
-    Written from the source by somebody who had not seen the package's."""
+    Written from the source, independently of the package."""
     finished = [x]
     running = []  # the branches of the block that is open, not yet added up
     for f, query, gain, ln_weight, ln_bias in sites:

@@ -1,4 +1,4 @@
-"""b2t: post-norm; the last norm of a layer also sees what the layer got."""
+"""b2t: post-norm; the last norm of a layer also sees the input of the layer."""
 
 import torch
 from torch import nn
@@ -9,15 +9,15 @@ from support.stacks import branches, by_layer, places
 
 
 def formula(x, f, p, options, place):
-    """The last site of a layer that is its only one: the state is what the layer got."""
+    """The last and only site of a layer: its state is the input of the layer."""
     return norm(x + f + x, p)
 
 
 def b2t(x, layers):
-    """B2T, Takase 2022; b2t_connection `transformer_layer.py`: post-LN, and what the layer got is added once more
+    """B2T, Takase 2022; b2t_connection `transformer_layer.py`: post-LN, and the input of the layer is added once more
     before the layer's last norm. The stack has no final norm.
 
-    Written from the source by somebody who had not seen the package's."""
+    Written from the source, independently of the package."""
     for layer in layers:
         bottom = x
         for number, (f, ln_weight, ln_bias) in enumerate(layer, start=1):

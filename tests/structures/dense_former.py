@@ -10,7 +10,7 @@ def dense_former(x, layers, weights, end):
     """DenseFormer, Pagliardini 2024; `denseformer.py`, dilation 1, period 1: after each pre-LN layer, the weighted
     sum of the embedding and of every layer's output before averaging; then the final norm.
 
-    Written from the source by somebody who had not seen the package's."""
+    Written from the source, independently of the package."""
     outputs = [x]
     for layer, weight in zip(layers, weights, strict=True):
         for f, ln_weight, ln_bias in layer:

@@ -46,7 +46,7 @@ def weight_sum(site):
 
 
 def test_a_stack_starts_as_a_pre_norm_stack():
-    """n equal streams, of which each branch reads one: n times the pre-norm stream, before the norm at the end."""
+    """Each branch reads one of n equal streams: n times the pre-norm stream, before the last norm."""
     torch.manual_seed(0)
     hyper = Stack("hyper", "decoder", {"encoder": 4, "decoder": 3}).double()
     plain = Stack("pre_ln", "decoder", {"encoder": 4, "decoder": 3}).double()

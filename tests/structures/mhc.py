@@ -14,7 +14,7 @@ HAS_GATE = True
 
 
 def stack(stack, x):
-    """Stream by stream; the doubly stochastic matrix by loops over rows and columns."""
+    """Computed stream by stream, and the doubly stochastic matrix with loops over rows and columns."""
     n = stack.options.hyper_streams
     columns = [x for _ in range(n)]
     for i, site in enumerate(stack.sites):
@@ -57,7 +57,7 @@ def test_mixing_starts_near_the_identity():
 
 
 def test_normalised_streams_are_not_materialised():
-    """u is (..., nC): the product with it is rescaled instead, and one GEMM serves H_res and H_post."""
+    """Instead of u, (..., nC), its product with φ is rescaled; one GEMM computes H_res and H_post."""
     site = connections.build("mhc", 8, hyper_streams=4)
     state = torch.randn(50, 32, requires_grad=True)
     saved = []

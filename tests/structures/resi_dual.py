@@ -1,4 +1,4 @@
-"""resi_dual: x' = LN(x + F), d' = d + F; a stack ends in x + LN(d)."""
+"""resi_dual: x' = LN(x + F), d' = d + F; a stack ends with x + LN(d)."""
 
 import torch
 

@@ -42,7 +42,7 @@ def test_start_values():
 
 @pytest.mark.parametrize("lam", [2, 3, 4])
 def test_effective_ratio(lam):
-    """x to F in what the last norm sees is 1 + Σ_{i<λ} Π_{j≤i} σ_j/w_j, the statistics held still.
+    """The ratio of x to F in the input of the last norm is 1 + Σ_{i<λ} Π_{j≤i} σ_j/w_j, with constant statistics.
 
     Measured: derivatives of s_λ = x + y_{λ-1} along directions that leave every mean and deviation unchanged, where
     s_λ changes elementwise: by A ⊙ dx and by B ⊙ dF. The ratio is A / B.

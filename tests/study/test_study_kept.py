@@ -15,7 +15,7 @@ from fairseq_resid.files import read_lines
 from fairseq_resid.runs.run import Run
 from fairseq_resid.study import kept, plan, study
 from fairseq_resid.study.plan import Planned
-from fairseq_resid.study.work import Place
+from fairseq_resid.study.work import StudyFolders
 from support.studies import TEXT, all_kept, keep, note
 
 pytestmark = pytest.mark.once
@@ -28,7 +28,7 @@ def test_diverged_training_ranks_last(file: Path, tmp_path: Path) -> None:
     runs = [Planned("flat", "base", value, 100, True) for value in (0.001, 0.002, 0.004)]
     notes = {run.name: note(run, 2.0 + 100 * (run.value or 0)) for run in runs}
     notes[runs[0].name] = replace(notes[runs[0].name], outcome="diverged", valid={})
-    state = study.State(trial, Place(file, tmp_path, tmp_path), notes)
+    state = study.State(trial, StudyFolders(file, tmp_path, tmp_path), notes)
     assert state.nll()[runs[0]] == math.inf
     assert plan.choices(trial, state.nll())["flat", "base"].best == 0.002
 
@@ -106,7 +106,7 @@ def test_folders_of_another_study_are_refused(file: Path, tmp_path: Path, capsys
     keep(tmp_path / "trial", Planned("flat", "base", 0.001, 100, True), 3.0, trial, study="other")
     assert study.main([str(file), "--plan"]) == 2
     assert "holds flat.base.0.001.tuning of the study other, not of trial" in capsys.readouterr().err
-    Place(file.with_name("other.yaml"), tmp_path / "work", tmp_path).claim()
+    StudyFolders(file.with_name("other.yaml"), tmp_path / "work", tmp_path).claim()
     assert study.main([str(file), "--work", str(tmp_path / "work"), "--kept", str(tmp_path / "none")]) == 2
     assert "work: holds the runs of the study other, not of trial" in capsys.readouterr().err
 

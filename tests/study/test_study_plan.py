@@ -15,7 +15,7 @@ from fairseq_resid import records
 from fairseq_resid.files import sha256
 from fairseq_resid.study import archive, plan, results, study
 from fairseq_resid.study.plan import Planned
-from fairseq_resid.study.work import Place
+from fairseq_resid.study.work import StudyFolders
 from support.studies import FLAGS, REAL, TEXT, written
 
 pytestmark = pytest.mark.once
@@ -112,7 +112,7 @@ def test_shipped_studies_have_valid_flags_and_results(
     monkeypatch.chdir(tmp_path)  # ignores data in this checkout
     trial = plan.read(path)
     plan.check(trial, path)
-    state = study.read_state(trial, Place(path, Path("none"), path.with_suffix("")))
+    state = study.read_state(trial, StudyFolders(path, Path("none"), path.with_suffix("")))
     known = {run.name for run in plan.runs(trial, state.nll())}
     assert not set(state.notes) - known
     if state.notes:

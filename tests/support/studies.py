@@ -19,7 +19,7 @@ from fairseq_resid.runs.run import Run, Scored
 from fairseq_resid.study import kept, plan
 from fairseq_resid.study.kept import Note
 from fairseq_resid.study.plan import Planned
-from fairseq_resid.study.work import Place
+from fairseq_resid.study.work import StudyFolders
 
 TEXT = """
 title: A trial
@@ -116,7 +116,7 @@ if name in {bad!r} and not (work / "mended").exists():
 def stubbed(script: Path) -> Any:
     """Return a study.command that runs the script instead of a training; --lr 0.002 is best."""
 
-    def command(place: Place, run: Planned, weights: bool) -> list[str]:
+    def command(place: StudyFolders, run: Planned, weights: bool) -> list[str]:
         flags = shlex.join(plan.settings(plan.read(place.file), run).arguments)
         made = Note(place.name, run, flags, "finished", {"averaged": abs((run.value or 0) - 0.002)}, {}, 1.0)
         return [sys.executable, "-S", str(script), run.name, records.text(made), str(place.work), str(place.kept)]

@@ -60,8 +60,8 @@ def preprocess(
     for position, split in reversed([*enumerate(tests)]):
         numbered = f"test{position or ''}"
         if numbered != split:
-            for file in data.glob(f"{numbered}.{source}-{target}.*"):
-                file.rename(file.with_name(split + file.name.removeprefix(numbered)))
+            for path in data.glob(f"{numbered}.{source}-{target}.*"):
+                path.rename(path.with_name(split + path.name.removeprefix(numbered)))
     # It names folders that do not exist any more when the data folder is whole.
     (data / "preprocess.log").unlink(missing_ok=True)
 
