@@ -26,6 +26,7 @@ from ...cli.frame import command
 from ...cli.machine import cores, versions
 from ...cli.progress import Progress
 from ...files import locked, partial_of, sha256
+from ...foreign import say
 from . import folder as image_folder
 from . import manifest as manifests
 from . import sources
@@ -115,7 +116,7 @@ def prepare(manifest: Manifest, options: Options) -> bool:
     if (work / "raw").is_dir():  # the run was killed after it had renamed its result
         shutil.rmtree(work, ignore_errors=True)
     _show_differences(record)
-    print(f"{out}: holds these images already ({'its checksums' if options.verify else 'its sizes'} are right)")
+    say(f"{out}: holds these images already ({'its checksums' if options.verify else 'its sizes'} are right)")
     return False
 
 
@@ -151,9 +152,7 @@ def _make(manifest: Manifest, options: Options, source: Source | None, asked: di
         counts = {part: len(images.parts[part].labels) for part in images.parts}
         _, height, width = images.shape
         total = " and ".join(f"{count:,} {part}" for part, count in counts.items())
-        print(
-            f"{', '.join(source.read)}: {total} images of {len(images.classes)} classes, {width}x{height}", flush=True
-        )
+        say(f"{', '.join(source.read)}: {total} images of {len(images.classes)} classes, {width}x{height}")
         wrong = [
             f"{part} has {counts[part]:,} images, and {expected:,} are expected"
             for part, expected in manifest.counts.items()
@@ -184,9 +183,9 @@ def _make(manifest: Manifest, options: Options, source: Source | None, asked: di
         os.replace(data, options.out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    print(f"mean {_numbers(mean)}, deviation {_numbers(deviation)}")
+    say(f"mean {_numbers(mean)}, deviation {_numbers(deviation)}")
     _show_differences(record)
-    print(f"{options.out}: done")
+    say(f"{options.out}: done")
 
 
 def hold_out(labels: np.ndarray, count: int, by_class: bool, classes: Sequence[str]) -> np.ndarray:
@@ -223,7 +222,7 @@ def _write(images: Images, held: np.ndarray, data: Path) -> tuple[list[float], l
             for split, mask in splits.items():
                 image_folder.begin(files[split], images.shape, int(mask.sum()))
                 balance = np.bincount(labels[mask], minlength=len(images.classes))
-                print(f"{split}: {mask.sum():,} images, {_balance(balance, images.classes)}", flush=True)
+                say(f"{split}: {mask.sum():,} images, {_balance(balance, images.classes)}")
             first = next(blocks)  # forks the workers: before the progress bar starts a thread
             with Progress(f"read {part}", len(labels), "images") as progress:
                 for pixels in chain([first], blocks):
@@ -279,6 +278,6 @@ def _tools() -> dict[str, str]:
 
 def _show_differences(record: ImageRecord) -> None:
     for difference in record.differences:
-        print(f"not as released: {difference}")
+        say(f"not as released: {difference}")
     if record.unverified:
-        print(f"not verified, because no checksum of them is known: {', '.join(record.unverified)}")
+        say(f"not verified, because no checksum of them is known: {', '.join(record.unverified)}")

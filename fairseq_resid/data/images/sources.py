@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...files import open_any_size, read_bytes
 from .. import extract
 from ..fetch import Fingerprint, describe, fetch, problem, usable
 from . import by_class
@@ -89,7 +90,7 @@ class Release(Source):
         files = {member: work / str(number) for number, member in enumerate([*members, manifest.names])}
         with usable(self.archive, self.known):
             extract.extract(self.archive, files)
-        named = tuple(files[manifest.names].read_text(encoding="utf-8", errors="replace").split())
+        named = tuple(read_bytes(files[manifest.names]).decode("utf-8", "replace").split())
         if named != manifest.classes:
             raise ValueError(f"{self.archive}: {manifest.names} does not name the classes of {manifest.name}")
         layout = np.dtype([("labels", "u1", (len(manifest.labels),)), ("pixels", "u1", shape)])
@@ -111,7 +112,7 @@ class Release(Source):
                 f"{self.archive}: {member} has {size:,} bytes, and images of {layout.itemsize:,} bytes are expected; "
                 "is it whole?"
             )
-        with file.open("rb") as opened:
+        with open_any_size(file) as opened:
             images = np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), layout)
         labels = images["labels"][:, self.manifest.labels.index("class")]
         if len(wrong := np.flatnonzero(labels >= classes)):
