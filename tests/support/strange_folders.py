@@ -173,7 +173,7 @@ FILES = {
         strange_values.as_yaml, readers=(lambda folder: manifest.read(folder / "manifest.yaml"),)
     ),
     "image-manifest.yaml": StrangeFile(
-        strange_values.as_yaml, readers=(read(image_manifest.Manifest, "image-manifest.yaml"),)
+        strange_values.as_yaml, readers=(read(image_manifest.ImageManifest, "image-manifest.yaml"),)
     ),
 }  # fmt: skip
 

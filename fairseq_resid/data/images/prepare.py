@@ -31,19 +31,19 @@ from . import folder as image_folder
 from . import manifest as manifests
 from . import sources
 from .folder import RECORD, SPLITS, ImageRecord
-from .manifest import Manifest
-from .sources import Images, Source, Way
+from .manifest import ImageManifest
+from .sources import Images, ImageSourceOptions, Source
 
 
 @dataclass(frozen=True)
-class Options:
+class ImageOptions:
     """How a data folder of images is made, apart from what the manifest says.
 
     valid: training images that become the split `valid`; None: as many as the manifest says
     verify: compare the checksums of a finished data folder, not only its sizes
     """
 
-    way: Way
+    source: ImageSourceOptions
     out: Path
     workers: int = 1
     valid: int | None = None
@@ -91,19 +91,19 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     manifest = manifests.read(args.name)
     if manifest.file is None and not args.raw:
         parser.error(f"{args.name}: name the folder of your images with --raw")
-    way = Way(tuple(args.raw), args.mirror, args.downloads, args.allow_other_data)
+    source = ImageSourceOptions(tuple(args.raw), args.mirror, args.downloads, args.allow_other_data)
     out = args.out or Path("data-bin") / args.name
-    prepare(manifest, Options(way, out, args.workers, args.valid, args.verify))
+    prepare(manifest, ImageOptions(source, out, args.workers, args.valid, args.verify))
 
 
-def prepare(manifest: Manifest, options: Options) -> bool:
+def prepare(manifest: ImageManifest, options: ImageOptions) -> bool:
     """Make the data folder OUT; return False if it holds these very images already.
 
     Raises: ValueError for bad input, or if OUT holds other images; ChildProcessError; OSError.
     """
     out, work = options.out, partial_of(options.out)
     asked = {"name": manifest.name, "valid": options.valid or manifest.valid}
-    source = sources.on_disk(manifest, options.way) if options.way.raw else None
+    source = sources.on_disk(manifest, options.source) if options.source.raw else None
     if not out.exists():
         with locked(work / ".lock", f"{work}: another process is at work in it", wait=True):
             if not out.exists():
@@ -138,7 +138,9 @@ def _check_same(out: Path, asked: dict[str, Any], source: Source | None) -> Imag
     return record
 
 
-def _make(manifest: Manifest, options: Options, source: Source | None, asked: dict[str, Any], work: Path) -> None:
+def _make(
+    manifest: ImageManifest, options: ImageOptions, source: Source | None, asked: dict[str, Any], work: Path
+) -> None:
     """Write the data folder, and rename it when it is whole; WORK goes, whatever happens."""
     data, raw = work / "data", work / "raw"
     if strangers := [path.name for path in work.iterdir() if path.name not in (".lock", data.name, raw.name)]:
@@ -147,7 +149,7 @@ def _make(manifest: Manifest, options: Options, source: Source | None, asked: di
         for folder in (data, raw):
             shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
             folder.mkdir()
-        source = source or sources.downloaded(manifest, options.way)
+        source = source or sources.downloaded(manifest, options.source)
         images = source.open(raw, options.workers)
         counts = {part: len(images.parts[part].labels) for part in images.parts}
         _, height, width = images.shape
@@ -158,7 +160,7 @@ def _make(manifest: Manifest, options: Options, source: Source | None, asked: di
             for part, expected in manifest.counts.items()
             if counts[part] != expected
         ]
-        if wrong and not options.way.allow_other:
+        if wrong and not options.source.allow_other:
             raise ValueError(f"not the images of {manifest.name}: {'; '.join(wrong)} (--allow-other-data accepts this)")
         held = options.valid or manifest.valid or max(1, counts["train"] // 10)
         mask = hold_out(images.parts["train"].labels, held, source.by_class, images.classes)
