@@ -20,11 +20,15 @@ from typing import BinaryIO, TypeVar
 from .foreign import say
 
 T = TypeVar("T")
+Number = TypeVar("Number", int, float)
 
 
 # Bounds on a file of a run, study or data folder, which somebody else may have made. The largest real ones are logs of
 # some MB. Memory is bounded too: a list of all lines has at most MOST_LINES entries.
 MOST_BYTES, MOST_LINES, MOST_LINE_BYTES = 256 << 20, 10_000_000, 4 << 20
+MOST_NUMBER, MOST_COUNT = 1e38, 1e12  # of a figure: fp32 ends there; of what is counted, such as the tokens of a line
+ANY_SIZE = 1 << 63
+LAST_BYTES = 64 << 10
 
 
 def open_regular(path: Path, most: int = MOST_BYTES) -> BinaryIO:
@@ -43,6 +47,36 @@ def open_regular(path: Path, most: int = MOST_BYTES) -> BinaryIO:
     is_large = stat.S_ISREG(found.st_mode)
     wrong = f"{found.st_size:,} bytes; at most {most:,} are read" if is_large else "not a regular file"
     raise ValueError(f"{path}: {wrong}")
+
+
+def open_any_size(path: Path) -> BinaryIO:
+    """As `open_regular`, of any size: a corpus, an archive, a log that still grows."""
+    return open_regular(path, ANY_SIZE)
+
+
+def open_to_append(path: Path) -> BinaryIO:
+    """Open a file to append to, or make it. What a stranger may have put in its place is refused: a link, a pipe.
+
+    Raises: OSError or ValueError naming the file.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "ab")
+    os.close(descriptor)
+    raise ValueError(f"{path}: not a regular file")
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """Return the last lines of a log, of its last 64 KiB."""
+    with open_any_size(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
+        return file.read(LAST_BYTES).decode("utf-8", "replace").splitlines()[-count:]
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a small file. Raises: what `open_regular` raises."""
+    target.write_bytes(read_bytes(source))
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -121,6 +155,13 @@ def read_rows(path: Path, take: Callable[[list[str]], T], expected: str) -> list
     return rows
 
 
+def bounded(value: Number, least: float, most: float) -> Number:
+    """Return a number that a file has. Raises: ValueError if it is not between these, or not a number."""
+    if not least <= value <= most:
+        raise ValueError(f"{value}: must be {least:g} to {most:g}")
+    return value
+
+
 def read_pairs(source: Path, target: Path) -> tuple[list[str], list[str]]:
     """Return the lines of both sides of a parallel text.
 
@@ -143,9 +184,12 @@ def partial_of(path: Path) -> Path:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the temporary name to write a file or folder under; it becomes `path` at the end, and goes on an error.
 
-    A reader sees the old file or the new one, never half of one.
+    A reader sees the old file or the new one, never half of one. A link or a pipe of that name, which would lead the
+    writing elsewhere, is removed.
     """
     partial = partial_of(path)
+    if partial.is_symlink() or not (partial.is_file() or partial.is_dir()):
+        partial.unlink(missing_ok=True)
     try:
         yield partial
         os.replace(partial, path)
@@ -159,7 +203,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def pack(source: Path, folder: Path) -> None:
     """Write FOLDER/NAME.gz, the compressed form of a file; the same content gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{source.name}.gz").write_bytes(gzip.compress(source.read_bytes(), 9, mtime=0))
+    (folder / f"{source.name}.gz").write_bytes(gzip.compress(read_bytes(source), 9, mtime=0))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -177,7 +221,7 @@ def locked(path: Path, busy: str, wait: bool = False) -> Iterator[int]:
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w") as file:
+        with open_to_append(path) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -206,7 +250,7 @@ def zip_damage(path: Path) -> str | None:
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hex."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_any_size(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from .. import records
+from ..foreign import printable
 from ..runs.run import Fingerprint
 
 FORMAT = 1  # of analysis.json; a later version raises it if it writes what this one would misread
@@ -140,7 +141,7 @@ def read(path: Path, writer: str = "fairseq-resid analyze") -> Analysis:
         )
     analysis = records.read(path, Analysis, writer)
     if wrong := next(faults(analysis), None):
-        raise ValueError(f"{path}: damaged, or not written by {writer}: {wrong}")
+        raise ValueError(f"{path}: damaged, or not written by {writer}: {printable(wrong)}")
     return analysis
 
 

@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from .. import files
 from ..foreign import say
 from .machine import PACKAGE
 from .quiet import is_verbose
@@ -52,8 +52,7 @@ def show(argv: Sequence[str], tail: str = "") -> None:
 
 def last_lines(log: Path) -> str:
     """Return the end of a log, for the message about a command that failed."""
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        return "".join(f"\n    {line.rstrip()[:300]}" for line in deque(lines, TAIL))
+    return "".join(f"\n    {line.rstrip()[:300]}" for line in files.last_lines(log, TAIL))
 
 
 @contextmanager
@@ -92,7 +91,7 @@ def followed(log: Path, take: Callable[[str], None]) -> Iterator[None]:
             failures.append(failure)
 
     log.touch()
-    with log.open("rb") as file:
+    with files.open_any_size(log) as file:
         file.seek(0, os.SEEK_END)
         follower = threading.Thread(target=keep_failure, args=(file,))
         follower.start()

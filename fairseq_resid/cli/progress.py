@@ -10,7 +10,7 @@ from types import TracebackType
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
-from ..foreign import printable
+from ..foreign import printable, say
 
 EVERY = 30.0  # seconds between two lines in a log
 POLL = 1.0  # seconds between two looks at what another process does
@@ -82,4 +82,4 @@ class Progress:
             self.bar.update(self.task, completed=self.done, text=self._text() if text is None else text)
         elif time.monotonic() - self.shown >= EVERY:
             self.shown = time.monotonic()
-            print(f"  {self.what}: {self._text() if text is None else text}", flush=True)
+            say(f"  {self.what}: {self._text() if text is None else text}")

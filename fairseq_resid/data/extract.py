@@ -24,13 +24,14 @@ from typing import IO, Any
 from xml.sax.saxutils import unescape
 
 from ..cli.progress import Progress, amount
-from ..files import replacing
+from ..files import open_any_size, replacing
 
 BLOCK = 1 << 20
 LEADS_OUT = "leads out of the archive's folder; it is not used"
 MEMBERS = 2_000_000  # of an archive
 UNPACKED_FACTOR = 100  # an archive and a .gz are unpacked to no more than so many times their size,
 UNPACKED_BYTES = 1 << 30  # or to so many bytes. Text becomes some 4 times as large.
+FILE_BYTES = 8192  # that a file counts beyond its content: hundreds of thousands of empty ones fill a disk, too
 MARKUP_BYTES = 1 << 28  # of a test set, which is read as a whole
 GZIP = b"\x1f\x8b"  # how a gzip file begins
 XZ = b"\xfd7zXZ\0"  # and an xz file
@@ -121,15 +122,19 @@ class _Room:
 
         Raises: ValueError naming the packed file if it unpacks to too much.
         """
+        self._take(FILE_BYTES)
         with output.open("wb") as file:
             for block in blocks:
-                self.written += len(block)
-                if self.written > self.most:
-                    raise ValueError(
-                        f"{self.packed}: unpacks to more than {amount(self.most, 'B')}; if you trust it, unpack it "
-                        "yourself and name the folder with --raw"
-                    )
+                self._take(len(block))
                 file.write(block)
+
+    def _take(self, size: int) -> None:
+        self.written += size
+        if self.written > self.most:
+            raise ValueError(
+                f"{self.packed}: unpacks to more than {amount(self.most, 'B')}; if you trust it, unpack it yourself "
+                "and name the folder with --raw"
+            )
 
 
 Member = tuple[str, bool, Callable[[], IO[bytes]]]  # its name, whether it is a folder, and what opens a plain file
@@ -144,7 +149,7 @@ def _reading(archive: Path) -> Iterator[Iterator[Member]]:
     """
     with (
         _damage_named(archive),
-        archive.open("rb") as file,
+        open_any_size(archive) as file,
         Progress(f"extract {archive.name}", archive.stat().st_size, "B") as progress,
     ):
         if is_web_page(file.read(BLOCK)):
@@ -307,5 +312,5 @@ def convert(path: Path, name: str, output: Path, limit: int | None = None) -> No
 
     Raises: Damaged naming the file; ValueError.
     """
-    with _damage_named(path), path.open("rb") as stream, replacing(output) as unfinished:
+    with _damage_named(path), open_any_size(path) as stream, replacing(output) as unfinished:
         write_text(stream, name, unfinished, _Room(path), limit)

@@ -23,7 +23,8 @@ from msgspec import Struct
 
 from .. import records
 from ..cli.progress import Progress
-from ..files import locked, partial_of
+from ..files import locked, open_any_size, partial_of
+from ..foreign import say
 from .extract import Damaged, instead
 
 BLOCK = 1 << 20
@@ -97,12 +98,12 @@ def fetch(
             raise FetchError(f"{file.name}: no address is known; give the folder that has it with --raw")
         refusals = []
         for url in urls:
-            print(f"{file.name}: from {url}", flush=True)
+            say(f"{file.name}: from {url}")
             try:
                 return _from(url, file, target, allow_other, sleep)
             except _Refused as refusal:
                 refusals.append(f"  {url}: {refusal}")
-                print(f"{file.name}: {refusal}", flush=True)
+                say(f"{file.name}: {refusal}")
     raise FetchError(
         "\n".join([f"{file.name} could not be downloaded:", *refusals, "  --raw DIR or --mirror URL can help"])
     )
@@ -156,7 +157,7 @@ def describe(path: Path) -> Fingerprint:
     """Return the fingerprint of a file."""
     sha256, md5 = hashlib.sha256(), hashlib.md5()
     status = path.stat()
-    with path.open("rb") as file:
+    with open_any_size(path) as file:
         while block := file.read(BLOCK):
             sha256.update(block)
             md5.update(block)
@@ -190,14 +191,14 @@ def _from(url: str, file: RemoteFile, target: Path, allow_other: bool, sleep: Ca
         except _Lost as loss:
             if attempt + 1 == ATTEMPTS:
                 raise _Refused(str(loss)) from None
-            print(f"{file.name}: {loss}; attempt {attempt + 2} of {ATTEMPTS}", flush=True)
+            say(f"{file.name}: {loss}; attempt {attempt + 2} of {ATTEMPTS}")
             sleep(PAUSE * 2**attempt)
             continue
         found = describe(partial)
         wrong = problem(file, found)
         if wrong and resumed:
             # What an earlier run left may have been the beginning of another file.
-            print(f"{file.name}: {wrong}; downloaded again from its beginning", flush=True)
+            say(f"{file.name}: {wrong}; downloaded again from its beginning")
             partial.unlink()
             resumed = False
             continue
@@ -205,9 +206,9 @@ def _from(url: str, file: RemoteFile, target: Path, allow_other: bool, sleep: Ca
             partial.unlink()
             raise _Refused(f"{wrong} (--allow-other-data accepts it)")
         if wrong:
-            print(f"{file.name}: {wrong}; accepted", flush=True)
+            say(f"{file.name}: {wrong}; accepted")
         if not (file.sha256 or file.md5):
-            print(f"{file.name}: its checksum is not known; sha256 {found.sha256}", flush=True)
+            say(f"{file.name}: its checksum is not known; sha256 {found.sha256}")
         os.replace(partial, target)
         known = replace(found, url=url)
         records.write(_record(target), known)

@@ -45,6 +45,8 @@ def decode(argv: list[str], log: Path, lock: int | None = None, sentences: int |
     children.show(argv, f" > {shlex.quote(str(log))}")
     log.parent.mkdir(parents=True, exist_ok=True)
     messages = log.with_suffix(".err")
+    for old in (log, messages):  # a link or a pipe of that name would lead the writing elsewhere
+        old.unlink(missing_ok=True)
     with (
         log.open("wb") as output,
         # Apart until the end: a message must not come between the two halves of a hypothesis' line.

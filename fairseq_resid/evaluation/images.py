@@ -17,7 +17,7 @@ from .. import records
 from ..cli.progress import Progress
 from ..data.images import folder as images
 from ..data.images.folder import ImageRecord
-from ..files import read_rows, write_text
+from ..files import MOST_COUNT, MOST_NUMBER, bounded, read_rows, write_text
 from ..foreign import say
 from ..runs.run import Fingerprint, Results, Run, Scored
 from ..runs.trained_on import find_data, is_trained_on
@@ -102,7 +102,11 @@ def read(path: Path) -> list[Answer]:
 
     def one(fields: list[str]) -> Answer:
         label, given, nll = fields
-        return Answer(int(label), int(given), float(nll))
+        return Answer(
+            bounded(int(label), 0, MOST_COUNT),
+            bounded(int(given), 0, MOST_COUNT),
+            bounded(float(nll), -MOST_NUMBER, MOST_NUMBER),
+        )
 
     return read_rows(path, one, "class, class given and NLL")
 

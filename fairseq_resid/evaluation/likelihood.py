@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..cli.progress import Progress
-from ..files import read_rows, write_text
+from ..files import MOST_COUNT, MOST_NUMBER, bounded, read_rows, write_text
 from .job import Job
 
 LABEL = "NLL"  # among the scores
@@ -45,7 +45,7 @@ def read(path: Path) -> list[Sentence]:
 
     def sentence(fields: list[str]) -> Sentence:
         nll, tokens = fields
-        return Sentence(float(nll), int(tokens))
+        return Sentence(bounded(float(nll), -MOST_NUMBER, MOST_NUMBER), bounded(int(tokens), 1, MOST_COUNT))
 
     return read_rows(path, sentence, "NLL, a tab and tokens")
 

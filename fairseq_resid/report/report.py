@@ -30,7 +30,7 @@ from ..analysis.results import read as read_analysis
 from ..cli import frame, quiet
 from ..data.text.folder import Corpus
 from ..evaluation import compare
-from ..files import read_lines, write_text
+from ..files import read_bytes, read_lines, write_text
 from ..foreign import printable, say
 from ..runs.run import EVALUATE, Record, Results, Run
 from ..runs.training_command import TrainingCommand
@@ -94,7 +94,7 @@ def without_control(value: Any) -> Any:
 
 def figure(path: Path, caption: str) -> Figure:
     """Return a plot that was written to a file."""
-    return Figure(base64.b64encode(path.read_bytes()).decode("ascii"), caption)
+    return Figure(base64.b64encode(read_bytes(path)).decode("ascii"), caption)
 
 
 def settings(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:

@@ -28,7 +28,7 @@ from .. import records
 from ..cli import children, frame, machine
 from ..data.images import folder as images
 from ..data.text import folder as data_folder
-from ..files import replacing, zip_damage
+from ..files import open_to_append, replacing, zip_damage
 from ..foreign import say
 from . import devices, plan, recipe
 from .display import Display, summary
@@ -332,7 +332,7 @@ def train(command: TrainingCommand, run: Run, record: Record, rank: devices.Rank
         if is_first:
             children.show(argv, f" >> {shlex.quote(str(log))} 2>&1")
         variables = {**record.sessions[-1].variables, **(rank.environment if rank else {})}
-        with log.open("ab") as file:
+        with open_to_append(log) as file:
             if is_first:
                 with Display(run.name, command, done or 0) as shown, children.followed(log, shown.take):
                     code = children.run(argv, file, lock, file, variables, STOPPING)

@@ -46,10 +46,11 @@ def _sections(name: str) -> tuple[list[str], list[str]]:
         near = difflib.get_close_matches(name, available(), n=1)
         meant = f"did you mean {near[0]}? There are" if near else "choose one of"
         raise ValueError(f"{name}: no such recipe; {meant} {', '.join(available())}, or a file of flags")
+    lines = read_lines(path)
     try:
         # As in a command pasted from a shell or an editor: a byte order mark, continued lines, comments where an
         # argument would start (shlex would also find comments inside arguments).
-        text = "\n".join(read_lines(path)).removeprefix("\ufeff")
+        text = "\n".join(lines).removeprefix("\ufeff")
         text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text).replace("\\\n", " ")
         training, *others = re.split(r"(?m)^\[evaluate\]\s*$", text)
         if len(others) > 1:

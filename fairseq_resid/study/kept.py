@@ -18,19 +18,22 @@ import hashlib
 import math
 import shlex
 import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from .. import records
 from ..data.images import folder as images
-from ..files import pack, replacing, sha256
+from ..files import MOST_NUMBER, copy, pack, replacing, sha256
+from ..foreign import printable
 from ..runs import launch, recipe
-from ..runs.run import SESSION, Record, Run, Scored, log_record
+from ..runs.run import MOST_SECONDS, SESSION, Record, Run, Scored, log_record
 from ..runs.training_command import TrainingCommand
 from .plan import Planned, Study, settings
 
 Outcome = Literal["finished", "diverged"]
+MOST_PARAMETERS = 1e15
 
 
 @dataclass(frozen=True)
@@ -76,14 +79,14 @@ def keep(run: Run, note: Note, folder: Path) -> None:
             records.write(Run(partial).record, replace(record, command=command_without_paths(record)))
         write_log(run, Run(partial))
         for path in sorted(run.path.glob("results*.json")):
-            shutil.copyfile(path, partial / path.name)
+            copy(path, partial / path.name)
         for pattern in ("*.nll", "*.averaged.hyp", "*.averaged.bleu", "*.epochs*.hyp", "*.epochs*.bleu", "*.images"):
             for path in sorted(run.decode.glob(pattern)):
                 pack(path, Run(partial).decode)
         analysis = run.path / "analysis" / "analysis.json"
         if analysis.is_file():
             (partial / "analysis").mkdir()
-            shutil.copyfile(analysis, partial / "analysis" / analysis.name)
+            copy(analysis, partial / "analysis" / analysis.name)
         records.write(file(partial), note)
         if folder.exists():
             shutil.rmtree(folder)
@@ -145,14 +148,48 @@ def read(folder: Path, study: str) -> dict[str, Note]:
         except FileNotFoundError:  # it has just been renamed
             continue
         if note.study != study or note.run.name != path.parent.name:
-            raise ValueError(f"{path.parent}: holds {note.run.name} of the study {note.study}, not of {study}")
+            raise ValueError(
+                f"{path.parent}: holds {printable(note.run.name)} of the study {printable(note.study)}, not of {study}"
+            )
         other = next((name for name, it in found.items() if note.data and it.data not in ("", note.data)), None)
         if other is not None:
             raise ValueError(
                 f"{path.parent}: was scored on other data than {folder / other}: other words or references"
             )
+        if wrong := next(faults(note), None):
+            raise ValueError(f"{path}: damaged, or not written by fairseq-resid study: {printable(wrong)}")
         found[note.run.name] = note
     return found
+
+
+def faults(note: Note) -> Iterator[str]:
+    """Yield what cannot be in a note, a line each: the field, what it is, what is allowed."""
+    numbers = {f"valid: {model}": value for model, value in note.valid.items()}
+    numbers |= {
+        f"scores: {model}: {measure}": scored.score
+        for model, scores in note.scores.items()
+        for measure, scored in scores.items()
+    }
+    for where, value in numbers.items():
+        if not abs(value) <= MOST_NUMBER:  # nor NaN
+            yield f"{where}: {value:g}: must be a number from {-MOST_NUMBER:g} to {MOST_NUMBER:g}"
+    sizes = {"seconds": (note.seconds, MOST_SECONDS), "parameters": (note.parameters, MOST_PARAMETERS)}
+    for where, (number, most) in sizes.items():
+        if number is not None and not 0 <= number <= most:
+            yield f"{where}: {number}: must be 0 to {most:g}"
+
+
+def check_scores(study: Study, notes: Mapping[str, Note], folder: Path) -> None:
+    """Check that the runs of a study that finished have the scores that its results are made of.
+
+    Raises: ValueError naming the file, the model and the measure.
+    """
+    model = study.kind.model
+    for name, note in notes.items():
+        scores = note.scores.get(model, {})
+        missing = [measure for measure in study.kind.measures if measure not in scores]
+        if missing and note.outcome == "finished" and not note.run.is_tuning:
+            raise ValueError(f"{file(folder / name)}: scores: {model} has no {missing[0]}")
 
 
 def load(study: Study, file: Path, folder: Path) -> dict[str, Note]:
@@ -161,6 +198,7 @@ def load(study: Study, file: Path, folder: Path) -> dict[str, Note]:
     Raises: what `read` raises; ValueError naming the run that was made, or scored, otherwise than the file says now.
     """
     notes = read(folder, file.stem)
+    check_scores(study, notes, folder)
     for name, note in notes.items():
         if note.run.arm not in study.arms or note.run.setting not in study.settings:
             continue  # the file does not have it any more
@@ -170,8 +208,9 @@ def load(study: Study, file: Path, folder: Path) -> dict[str, Note]:
             f"{key} was {note.terms[key]}, now {now.get(key)}" for key in note.terms if note.terms[key] != now.get(key)
         ]
         if differences:
+            listed = printable("; ".join(differences))
             raise ValueError(
-                f"{folder / name}: was made with other settings ({'; '.join(differences)}); restore them in {file}, or "
-                "remove that folder"
+                f"{folder / name}: was made with other settings ({listed}); restore them in {file}, or remove that "
+                "folder"
             )
     return notes

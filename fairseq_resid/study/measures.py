@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..evaluation import images, likelihood, scoring
-from ..files import read_rows
+from ..files import MOST_COUNT, bounded, read_rows
 from ..runs.run import Run
 
 
@@ -26,7 +26,7 @@ def _nll(run: Run, subset: str) -> list[list[float]]:
 
 def _bleu(run: Run, subset: str) -> list[list[float]]:
     def counts(fields: list[str]) -> list[float]:
-        return [float(field) for field, _ in zip(fields, range(10), strict=True)]
+        return [bounded(float(field), 0, MOST_COUNT) for field, _ in zip(fields, range(10), strict=True)]
 
     return read_rows(run.decode / f"{subset}.averaged.bleu", counts, "two lengths and eight counts of n-grams")
 

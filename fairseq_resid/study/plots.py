@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..analysis import curves
-from ..analysis.style import COLOURS, MARKS, figure
+from ..analysis.style import COLOURS, MARKS, figure, plain
 from ..runs.run import Run
 from . import measures
 from .plan import Planned, Study
@@ -177,7 +177,7 @@ def tuning(study: Study, results: Results, path: Path) -> None:
                 axis.set_xscale("log")
                 axis.set_xticks(values, [f"{value:g}" for value in values])
                 axis.set_xticks([], minor=True)
-                axis.set_xlabel(flag)
+                axis.set_xlabel(plain(flag))
             left.set_ylabel("validation NLL, nats")
             right.set_ylabel(f"minus {study.baseline}'s")
             left.set_title(f"{setting}, tuning runs")

@@ -322,7 +322,7 @@ def _row(kept: Kept, cell: Cell) -> Row | None:
         for model, scores in note.scores.items():
             scored.setdefault(model, []).append(scores)
     means = {
-        model: {name: Mean.of([scores[name].score for scores in found]) for name in found[0]}
+        model: {name: Mean.of([scores[name].score for scores in found if name in scores]) for name in found[0]}
         for model, found in scored.items()
     }
     hours = [note.seconds / 3600 for note in finished if note.seconds is not None]

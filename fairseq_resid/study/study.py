@@ -25,7 +25,7 @@ import yaml
 
 from ..cli import frame, machine
 from ..cli.progress import clock
-from ..files import locked, read_lines, write_text
+from ..files import last_lines, locked, read_lines, write_text
 from ..foreign import say
 from ..runs import devices
 from . import archive, kept, plan, work
@@ -148,7 +148,7 @@ def ended(state: State, name: str, code: int) -> None:
 def reason(place: StudyFolders, name: str, code: int) -> str:
     """Return why a run failed: the last line that it said, and where the others are."""
     out = place.work / "logs" / f"{name}.out"
-    lines = out.read_text(encoding="utf-8", errors="replace").splitlines() if out.is_file() else []
+    lines = last_lines(out, 1000) if out.is_file() else []
     errors = [line for line in lines if "error:" in line]
     last = (errors or lines or [f"exit code {code}"])[-1].strip()
     return f"{last} ({out if lines else place.work / 'logs'})"

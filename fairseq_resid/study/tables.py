@@ -10,6 +10,7 @@ from pathlib import Path
 from .. import records
 from ..evaluation import layout
 from ..files import sha256, write_text
+from ..foreign import markdown as escaped
 from . import archive, measures, plots
 from .kept import Note
 from .plan import Study
@@ -211,7 +212,8 @@ def notes(results: Results) -> list[str]:
 
 def markdown(results: Results, drawn: Sequence[str] = ()) -> str:
     """Return the tables as a page; drawn: the names of the plots beside it."""
-    blocks = [f"# {results.title}\n", "\n".join(f"- {note}" for note in notes(results)) + "\n"]
+    listed = "\n".join(f"- {escaped(note)}" for note in notes(results))
+    blocks = [f"# {escaped(results.title)}\n", listed + "\n"]
     for table in tables(results):
         blocks.append(f"## {table.title}\n")
         blocks += [f"![{plots.CAPTIONS[plot]}]({plot}.svg)\n" for plot in table.plots if plot in drawn]

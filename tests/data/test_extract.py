@@ -368,3 +368,14 @@ def test_damaged_compressed_text_is_named(tmp_path: Path) -> None:
 )
 def test_file_type_is_detected_from_first_bytes(name: str, beginning: bytes, said: str | None) -> None:
     assert extract.instead(name, beginning) == said
+
+
+def test_archive_of_countless_empty_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their bytes are none, but each takes a block of the disk and an entry of its folder."""
+    with tarfile.open(tmp_path / "a.tar.xz", "w:xz") as made:
+        for number in range(300):
+            made.addfile(tarfile.TarInfo(f"run{number}/x"))
+    monkeypatch.setattr(extract, "UNPACKED_BYTES", 100 * extract.FILE_BYTES)
+    monkeypatch.setattr(extract, "UNPACKED_FACTOR", 1)
+    with pytest.raises(ValueError, match=r"a\.tar\.xz: unpacks to more than"):
+        extract.unpack(tmp_path / "a.tar.xz", tmp_path / "out")

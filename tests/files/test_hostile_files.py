@@ -21,7 +21,7 @@ from fairseq_resid.analysis import curves
 from fairseq_resid.analysis import results as analysis_results
 from fairseq_resid.data.images import by_class
 from fairseq_resid.data.images import folder as images
-from fairseq_resid.data.images.manifest import Manifest as ImageManifest
+from fairseq_resid.data.images.manifest import ImageManifest
 from fairseq_resid.data.text import folder as data
 from fairseq_resid.data.text import manifest
 from fairseq_resid.data.text.preparation import Unfinished

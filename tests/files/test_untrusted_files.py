@@ -86,3 +86,34 @@ def test_folder_in_place_of_a_file_is_an_error(tmp_path: Path) -> None:
         files.read_lines(tmp_path / "train.log")
     with pytest.raises(IsADirectoryError):
         files.read_bytes(tmp_path / "train.log")
+
+
+def test_lock_and_partial_name_do_not_follow_links(tmp_path: Path) -> None:
+    """A run folder of somebody else may contain links out of it under every name that we write."""
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    for name in (".lock", "results.json.partial", "train.log"):
+        (tmp_path / name).symlink_to(precious)
+    with pytest.raises(OSError, match=r"\.lock"), files.locked(tmp_path / ".lock", "busy"):
+        pass
+    with pytest.raises(OSError, match=r"train\.log"):
+        files.open_to_append(tmp_path / "train.log")
+    files.write_text(tmp_path / "results.json", "new")
+    assert precious.read_text() == "mine" and (tmp_path / "results.json").read_text() == "new"
+
+
+def test_pipes_in_place_of_written_files_do_not_hang(tmp_path: Path) -> None:
+    for name in ("card.md.partial", "train.log"):
+        os.mkfifo(tmp_path / name)
+    files.write_text(tmp_path / "card.md", "new")
+    assert (tmp_path / "card.md").read_text() == "new"
+    with pytest.raises(OSError, match=r"train\.log"):
+        files.open_to_append(tmp_path / "train.log")
+
+
+def test_last_lines_of_a_giant_log_are_read(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as file:
+        file.truncate(1 << 40)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\none\ntwo\xff\nthree\n")
+    assert files.last_lines(tmp_path / "log", 3) == ["one", "two\ufffd", "three"]

@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from ...cli.workers import ordered
+from ...files import read_bytes
 from .manifest import PARTS
 
 # Formats of single images whose decoders run no other program; a file's content says which it is, not its name.
@@ -146,7 +147,7 @@ def _decode(file: ImageFile, shape: Shape | None = None) -> np.ndarray:
 
     Raises: ValueError naming the file if it is no whole image, or not of this shape; OSError of the disk.
     """
-    raw = file.path.read_bytes()
+    raw = read_bytes(file.path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

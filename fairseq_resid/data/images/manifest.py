@@ -15,7 +15,7 @@ PARTS = ("train", "test")  # what every corpus comes in; `valid` is taken from t
 
 
 # Written by hand: a field that is none of these is an error.
-class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
+class ImageManifest(Struct, frozen=True, forbid_unknown_fields=True):
     """An image corpus; whatever is not given is not known beforehand, and taken from the images.
 
     classes: their names, in the order of the labels; shape: channels, height, width; counts: images of each part
@@ -35,7 +35,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     labels: tuple[str, ...] = ()
 
 
-CUSTOM = Manifest("custom")  # the user's own images
+CUSTOM = ImageManifest("custom")  # the user's own images
 
 
 def names() -> list[str]:
@@ -43,9 +43,9 @@ def names() -> list[str]:
     return [*sorted(path.stem for path in MANIFESTS.glob("*.yaml")), CUSTOM.name]
 
 
-def read(name: str) -> Manifest:
+def read(name: str) -> ImageManifest:
     """Read the manifest of a corpus.
 
     Raises: ValueError naming the file and what is wrong; OSError.
     """
-    return CUSTOM if name == CUSTOM.name else records.read(MANIFESTS / f"{name}.yaml", Manifest)
+    return CUSTOM if name == CUSTOM.name else records.read(MANIFESTS / f"{name}.yaml", ImageManifest)

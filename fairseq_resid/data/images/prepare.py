@@ -26,23 +26,24 @@ from ...cli.frame import command
 from ...cli.machine import cores, versions
 from ...cli.progress import Progress
 from ...files import locked, partial_of, sha256
+from ...foreign import say
 from . import folder as image_folder
 from . import manifest as manifests
 from . import sources
 from .folder import RECORD, SPLITS, ImageRecord
-from .manifest import Manifest
-from .sources import Images, Source, Way
+from .manifest import ImageManifest
+from .sources import Images, ImageSourceOptions, Source
 
 
 @dataclass(frozen=True)
-class Options:
+class ImageOptions:
     """How a data folder of images is made, apart from what the manifest says.
 
     valid: training images that become the split `valid`; None: as many as the manifest says
     verify: compare the checksums of a finished data folder, not only its sizes
     """
 
-    way: Way
+    source: ImageSourceOptions
     out: Path
     workers: int = 1
     valid: int | None = None
@@ -90,19 +91,19 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     manifest = manifests.read(args.name)
     if manifest.file is None and not args.raw:
         parser.error(f"{args.name}: name the folder of your images with --raw")
-    way = Way(tuple(args.raw), args.mirror, args.downloads, args.allow_other_data)
+    source = ImageSourceOptions(tuple(args.raw), args.mirror, args.downloads, args.allow_other_data)
     out = args.out or Path("data-bin") / args.name
-    prepare(manifest, Options(way, out, args.workers, args.valid, args.verify))
+    prepare(manifest, ImageOptions(source, out, args.workers, args.valid, args.verify))
 
 
-def prepare(manifest: Manifest, options: Options) -> bool:
+def prepare(manifest: ImageManifest, options: ImageOptions) -> bool:
     """Make the data folder OUT; return False if it holds these very images already.
 
     Raises: ValueError for bad input, or if OUT holds other images; ChildProcessError; OSError.
     """
     out, work = options.out, partial_of(options.out)
     asked = {"name": manifest.name, "valid": options.valid or manifest.valid}
-    source = sources.on_disk(manifest, options.way) if options.way.raw else None
+    source = sources.on_disk(manifest, options.source) if options.source.raw else None
     if not out.exists():
         with locked(work / ".lock", f"{work}: another process is at work in it", wait=True):
             if not out.exists():
@@ -115,7 +116,7 @@ def prepare(manifest: Manifest, options: Options) -> bool:
     if (work / "raw").is_dir():  # the run was killed after it had renamed its result
         shutil.rmtree(work, ignore_errors=True)
     _show_differences(record)
-    print(f"{out}: holds these images already ({'its checksums' if options.verify else 'its sizes'} are right)")
+    say(f"{out}: holds these images already ({'its checksums' if options.verify else 'its sizes'} are right)")
     return False
 
 
@@ -137,7 +138,9 @@ def _check_same(out: Path, asked: dict[str, Any], source: Source | None) -> Imag
     return record
 
 
-def _make(manifest: Manifest, options: Options, source: Source | None, asked: dict[str, Any], work: Path) -> None:
+def _make(
+    manifest: ImageManifest, options: ImageOptions, source: Source | None, asked: dict[str, Any], work: Path
+) -> None:
     """Write the data folder, and rename it when it is whole; WORK goes, whatever happens."""
     data, raw = work / "data", work / "raw"
     if strangers := [path.name for path in work.iterdir() if path.name not in (".lock", data.name, raw.name)]:
@@ -146,20 +149,18 @@ def _make(manifest: Manifest, options: Options, source: Source | None, asked: di
         for folder in (data, raw):
             shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
             folder.mkdir()
-        source = source or sources.downloaded(manifest, options.way)
+        source = source or sources.downloaded(manifest, options.source)
         images = source.open(raw, options.workers)
         counts = {part: len(images.parts[part].labels) for part in images.parts}
         _, height, width = images.shape
         total = " and ".join(f"{count:,} {part}" for part, count in counts.items())
-        print(
-            f"{', '.join(source.read)}: {total} images of {len(images.classes)} classes, {width}x{height}", flush=True
-        )
+        say(f"{', '.join(source.read)}: {total} images of {len(images.classes)} classes, {width}x{height}")
         wrong = [
             f"{part} has {counts[part]:,} images, and {expected:,} are expected"
             for part, expected in manifest.counts.items()
             if counts[part] != expected
         ]
-        if wrong and not options.way.allow_other:
+        if wrong and not options.source.allow_other:
             raise ValueError(f"not the images of {manifest.name}: {'; '.join(wrong)} (--allow-other-data accepts this)")
         held = options.valid or manifest.valid or max(1, counts["train"] // 10)
         mask = hold_out(images.parts["train"].labels, held, source.by_class, images.classes)
@@ -184,9 +185,9 @@ def _make(manifest: Manifest, options: Options, source: Source | None, asked: di
         os.replace(data, options.out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    print(f"mean {_numbers(mean)}, deviation {_numbers(deviation)}")
+    say(f"mean {_numbers(mean)}, deviation {_numbers(deviation)}")
     _show_differences(record)
-    print(f"{options.out}: done")
+    say(f"{options.out}: done")
 
 
 def hold_out(labels: np.ndarray, count: int, by_class: bool, classes: Sequence[str]) -> np.ndarray:
@@ -223,7 +224,7 @@ def _write(images: Images, held: np.ndarray, data: Path) -> tuple[list[float], l
             for split, mask in splits.items():
                 image_folder.begin(files[split], images.shape, int(mask.sum()))
                 balance = np.bincount(labels[mask], minlength=len(images.classes))
-                print(f"{split}: {mask.sum():,} images, {_balance(balance, images.classes)}", flush=True)
+                say(f"{split}: {mask.sum():,} images, {_balance(balance, images.classes)}")
             first = next(blocks)  # forks the workers: before the progress bar starts a thread
             with Progress(f"read {part}", len(labels), "images") as progress:
                 for pixels in chain([first], blocks):
@@ -279,6 +280,6 @@ def _tools() -> dict[str, str]:
 
 def _show_differences(record: ImageRecord) -> None:
     for difference in record.differences:
-        print(f"not as released: {difference}")
+        say(f"not as released: {difference}")
     if record.unverified:
-        print(f"not verified, because no checksum of them is known: {', '.join(record.unverified)}")
+        say(f"not verified, because no checksum of them is known: {', '.join(record.unverified)}")

@@ -12,17 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from ...files import open_any_size, read_bytes
 from .. import extract
 from ..fetch import Fingerprint, describe, fetch, problem, usable
 from . import by_class
 from .by_class import Shape
-from .manifest import PARTS, Manifest
+from .manifest import PARTS, ImageManifest
 
 BLOCK_IMAGES = 1000
 
 
 @dataclass(frozen=True)
-class Way:
+class ImageSourceOptions:
     """Where images may come from: --raw, else --mirror, else the address of the release."""
 
     raw: tuple[Path, ...]
@@ -76,7 +77,7 @@ class Release(Source):
     kind = "release"
     by_class = False
 
-    def __init__(self, manifest: Manifest, archive: Path, known: Fingerprint) -> None:
+    def __init__(self, manifest: ImageManifest, archive: Path, known: Fingerprint) -> None:
         self.manifest, self.archive, self.known = manifest, archive, known
         self.read = {archive.name: known.sha256}
         wrong = problem(manifest.file, known) if manifest.file else None
@@ -89,7 +90,7 @@ class Release(Source):
         files = {member: work / str(number) for number, member in enumerate([*members, manifest.names])}
         with usable(self.archive, self.known):
             extract.extract(self.archive, files)
-        named = tuple(files[manifest.names].read_text(encoding="utf-8", errors="replace").split())
+        named = tuple(read_bytes(files[manifest.names]).decode("utf-8", "replace").split())
         if named != manifest.classes:
             raise ValueError(f"{self.archive}: {manifest.names} does not name the classes of {manifest.name}")
         layout = np.dtype([("labels", "u1", (len(manifest.labels),)), ("pixels", "u1", shape)])
@@ -111,7 +112,7 @@ class Release(Source):
                 f"{self.archive}: {member} has {size:,} bytes, and images of {layout.itemsize:,} bytes are expected; "
                 "is it whole?"
             )
-        with file.open("rb") as opened:
+        with open_any_size(file) as opened:
             images = np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), layout)
         labels = images["labels"][:, self.manifest.labels.index("class")]
         if len(wrong := np.flatnonzero(labels >= classes)):
@@ -134,7 +135,7 @@ class Files(Source):
     kind = "folder"
     by_class = True
 
-    def __init__(self, manifest: Manifest, raw: Path) -> None:
+    def __init__(self, manifest: ImageManifest, raw: Path) -> None:
         self.manifest, self.raw = manifest, raw
         self.folder = by_class.find(raw, str(raw), manifest.classes) if raw.is_dir() else None
         self.read = {raw.resolve().name: self.folder.sha256 if self.folder else describe(raw).sha256}
@@ -152,41 +153,41 @@ class Files(Source):
         return Images(folder.classes, shape, parts)
 
 
-def on_disk(manifest: Manifest, way: Way) -> Source:
+def on_disk(manifest: ImageManifest, chosen: ImageSourceOptions) -> Source:
     """Return the first source that --raw names.
 
     Raises: ValueError naming what is in none of the folders, or is not the released file.
     """
     file = manifest.file
-    for raw in way.raw:
+    for raw in chosen.raw:
         if file is not None and (raw / file.name).is_file():
-            return _release(manifest, raw / file.name, describe(raw / file.name), way)
+            return _release(manifest, raw / file.name, describe(raw / file.name), chosen)
         if raw.is_file():
             known = describe(raw)
             if file is not None and (raw.name == file.name or not problem(file, known)):
-                return _release(manifest, raw, known, way)
+                return _release(manifest, raw, known, chosen)
             if extract.is_archive(raw.name):
                 return Files(manifest, raw)
         if (raw / "train").is_dir():
             return Files(manifest, raw)
     wanted = [file.name] if file is not None else []
     wanted += ["a folder with train/CLASS/IMAGE and test/CLASS/IMAGE", "an archive of such a folder"]
-    raise ValueError(f"--raw {', '.join(map(str, way.raw))}: the images are not there: none of {', '.join(wanted)}")
+    raise ValueError(f"--raw {', '.join(map(str, chosen.raw))}: the images are not there: none of {', '.join(wanted)}")
 
 
-def downloaded(manifest: Manifest, way: Way) -> Source:
+def downloaded(manifest: ImageManifest, chosen: ImageSourceOptions) -> Source:
     """Return the archive of the release; download it unless it is here.
 
     Raises: FetchError; OSError.
     """
     assert manifest.file is not None
-    known = fetch(manifest.file, way.downloads, way.mirror, way.allow_other)
-    return Release(manifest, way.downloads / manifest.file.name, known)
+    known = fetch(manifest.file, chosen.downloads, chosen.mirror, chosen.allow_other)
+    return Release(manifest, chosen.downloads / manifest.file.name, known)
 
 
-def _release(manifest: Manifest, archive: Path, known: Fingerprint, way: Way) -> Release:
+def _release(manifest: ImageManifest, archive: Path, known: Fingerprint, chosen: ImageSourceOptions) -> Release:
     release = Release(manifest, archive, known)
-    if release.differences and not way.allow_other:
+    if release.differences and not chosen.allow_other:
         raise ValueError(
             f"not the released file (--allow-other-data accepts it): {archive.parent}/{release.differences[0]}"
         )

@@ -13,7 +13,7 @@ from ... import records
 from ...cli import children
 from ...cli.machine import versions
 from ...cli.progress import POLL, Progress
-from ...files import sha256
+from ...files import last_lines, sha256
 from . import folder as data_folder
 from .folder import CorpusRecord
 from .forms import TOKENISED, TextForm
@@ -49,7 +49,7 @@ def preprocess(
     with log.open("wb") as file, _watched(data, size):
         code = children.run(argv, file, lock, errors=file)
     if code:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+        tail = "\n".join(last_lines(log, 5))
         # On a full disk the log has no room for the reason. This write then raises it.
         room = data.with_name(data.name + ".room")
         room.write_bytes(bytes(1 << 20))

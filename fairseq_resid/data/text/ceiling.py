@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ...files import read_lines
+from ...foreign import say
 from .folder import LostLine, RoundTrip
 from .forms import TextForm
 from .segmentation import Segmenter
@@ -96,7 +97,7 @@ def judge(name: str, trips: Mapping[str, RoundTrip], normalizer: str, sampled: b
         )
         if trip.bleu < REFUSED and not (sampled or accepted):
             raise ValueError(f"{name}: {message} (--allow-low-ceiling accepts this)")
-        print(f"warning: {message}", flush=True)
+        say(f"warning: {message}")
 
 
 def why(trip: RoundTrip, normalizer: str) -> str:

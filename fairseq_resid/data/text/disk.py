@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...cli.progress import amount
 from ...files import partial_of
+from ...foreign import say
 from ..extract import is_archive
 from . import sources
 from .manifest import Manifest
@@ -54,7 +55,7 @@ def check(
         disk, free = parent.stat().st_dev, shutil.disk_usage(parent).free
         needed[disk] = needed.get(disk, 0) + size
         if size:
-            print(f"disk: about {amount(size, 'B')} needed for {folder}, {amount(free, 'B')} free", flush=True)
+            say(f"disk: about {amount(size, 'B')} needed for {folder}, {amount(free, 'B')} free")
         if needed[disk] > free:
             raise ValueError(
                 f"{folder}: about {amount(needed[disk], 'B')} are needed on its disk and {amount(free, 'B')} are free; "

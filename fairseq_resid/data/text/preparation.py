@@ -25,6 +25,7 @@ from msgspec.structs import fields, replace
 
 from ... import records
 from ...files import locked, partial_of, read_lines
+from ...foreign import say
 from . import disk, sources, text_steps
 from . import folder as data_folder
 from .folder import CorpusRecord
@@ -103,7 +104,7 @@ def prepare_data(manifest: Manifest, options: Options, texts: list[sources.Text]
     checked = "its checksums are right" if options.verify else "its sizes are right"
     if not (sizes_known or options.verify):
         checked = "sizes unknown: an earlier version made it; --verify compares checksums"
-    print(f"{out}: holds this corpus already ({checked})")
+    say(f"{out}: holds this corpus already ({checked})")
     return False
 
 
@@ -141,13 +142,13 @@ def _show_result(out: Path, show: bool) -> None:
         if overlap := record.overlap.get(split):
             counts = [f"{len(getattr(overlap, kind)):,} {kind}s" for kind in ("source", "target", "pair")]
             phrases.append(f"also in the training text: {', '.join(counts)}")
-        print("; ".join(phrases))
+        say("; ".join(phrases))
     for fact, number_of in record.facts.items():
-        print(f"{fact}: {', '.join(f'{count:,} {what}' for what, count in number_of.items())}")
+        say(f"{fact}: {', '.join(f'{count:,} {what}' for what, count in number_of.items())}")
     _show_differences(record)
     if show:
         _show_overlap(out, record)
-    print(f"{out}: done")
+    say(f"{out}: done")
 
 
 def _show_overlap(out: Path, record: CorpusRecord) -> None:
@@ -163,10 +164,10 @@ def _show_overlap(out: Path, record: CorpusRecord) -> None:
             ("target", overlap.target, target),
             ("pair", overlap.pair, pairs),
         ):
-            if max(lines, default=1) > len(text):
+            if not all(1 <= line <= len(text) for line in lines):
                 raise ValueError(f"{out}: damaged: corpus.json names a line of {split} that is not in ref/")
             for line in lines:
-                print(f"{split}:{line} {kind}: {text[line - 1]}")
+                say(f"{split}:{line} {kind}: {text[line - 1]}")
 
 
 def shown(setting: Any) -> str:
@@ -177,9 +178,9 @@ def _show_differences(record: CorpusRecord) -> None:
     if record.skipped:
         print(f"prepared without: {', '.join(f'{split} ({name})' for split, name in record.skipped.items())}")
     for difference in record.differences:
-        print(f"not as released: {difference}")
+        say(f"not as released: {difference}")
     if unverified := record.unverified_texts:
-        print(f"not verified, because no checksum of them is known: {', '.join(unverified)}")
+        say(f"not verified, because no checksum of them is known: {', '.join(unverified)}")
 
 
 def _check_same(out: Path, asked: dict[str, Any], texts: list[sources.Text]) -> CorpusRecord:

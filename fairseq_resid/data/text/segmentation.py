@@ -8,9 +8,12 @@ Each kind has the name that fairseq's --post-process gives it:
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from ...files import read_lines
 
 FILES = {"sentencepiece": "spm.model", "subword_nmt": "bpe.codes"}
 
@@ -63,5 +66,4 @@ def _load_sentencepiece(model: Path) -> Any:
 def _load_subword_nmt(model: Path) -> Any:
     from subword_nmt.apply_bpe import BPE
 
-    with model.open(encoding="utf-8") as codes:
-        return BPE(codes)
+    return BPE(io.StringIO("".join(f"{line}\n" for line in read_lines(model))))

@@ -28,7 +28,8 @@ import numpy as np
 from ... import records
 from ...cli.progress import Progress
 from ...cli.workers import ordered
-from ...files import replacing
+from ...files import open_any_size, replacing
+from ...foreign import say
 
 SHARD_LINES = 10_000
 # More than any line that clean.decode accepts can come to, also when spaces part its characters.
@@ -49,7 +50,7 @@ class Shard:
 
     def pairs(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield the pairs of raw lines."""
-        with self.files[0].open("rb") as source, self.files[1].open("rb") as target:
+        with open_any_size(self.files[0]) as source, open_any_size(self.files[1]) as target:
             source.seek(self.starts[0])
             target.seek(self.starts[1])
             yield from islice(zip(lines(source), lines(target), strict=False), SHARD_LINES)
@@ -93,7 +94,7 @@ class Measured:
 def measure(path: Path, progress: Progress | None = None) -> Measured:
     """Measure a text file; a last line without LF counts."""
     count, place, last, digest, starts = 0, 0, 10, hashlib.sha256(), [0]
-    with path.open("rb") as file:
+    with open_any_size(path) as file:
         while block := file.read(BLOCK):
             digest.update(block)
             ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
@@ -135,7 +136,7 @@ def transform(what: str, texts: Sequence[Sides], outputs: Sides, function: Funct
         written = _finished(folder, parts, outputs)
         todo = [(shard, part) for shard, part in zip(shards, parts, strict=True) if part not in written]
         if done := sum(found.counts["in"] for found in written.values()):
-            print(f"  {what}: goes on after {done:,} pairs", flush=True)
+            say(f"  {what}: goes on after {done:,} pairs")
         with closing(ordered(partial(_write, function), todo, min(workers, len(todo)))) as results:
             first = next(results, None)  # forks the workers: before the progress bar starts a thread
             with Progress(what, total, "pairs", done) as progress:

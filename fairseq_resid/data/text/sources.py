@@ -19,6 +19,8 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ...files import open_any_size
+from ...foreign import say
 from .. import extract
 from ..fetch import SILENCE, FetchError, Fingerprint, RemoteFile, address, fetch, problem, size_at, usable
 from .fingerprints import Fingerprints
@@ -225,7 +227,7 @@ def _from_sacrebleu(manifest: Manifest, way: Way, split: str, part: Part, test_s
 
     pair = f"{manifest.source}-{manifest.target}"
     origin = f"sacrebleu -t {test_set} -l {pair}"
-    print(f"{part.name}: {origin}", flush=True)
+    say(f"{part.name}: {origin}")
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(SILENCE)
     try:
@@ -240,7 +242,7 @@ def _from_sacrebleu(manifest: Manifest, way: Way, split: str, part: Part, test_s
             raise ValueError(f"{file}: {wrong}")
         members = dataset.langpairs[pair]
     except (Exception, SystemExit) as error:
-        print(f"{part.name}: sacrebleu could not download it ({error}); trying the archive", flush=True)
+        say(f"{part.name}: sacrebleu could not download it ({error}); trying the archive")
         return None
     finally:
         socket.setdefaulttimeout(before)
@@ -282,7 +284,7 @@ def form_of(path: Path, name: str) -> str:
     if name.endswith(".xml") or extract.is_tagged(name):
         return "xml"
     attached = detached = 0
-    with path.open("rb") as file:
+    with open_any_size(path) as file:
         for line in islice(file, SNIFFED):
             attached += len(re.findall(rb"[^\W\d_][.,?!](?=\s|$)", line))
             detached += len(re.findall(rb"\s[.,?!](?=\s|$)", line))

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from ... import records
 from ...files import partial_of
+from ...foreign import say
 
 T = TypeVar("T")
 # Part of every key: raised when a new version of a step makes another result of the same input.
@@ -91,7 +92,7 @@ class Steps:
         number, step = next(found for found in enumerate(self.steps) if found[1].name == name)
         title, folder = f"[{number + 1}/{len(self.steps)}] {step.title}", self.folders[name]
         if number < self.first:
-            print(f"{title}: done before", flush=True)
+            say(f"{title}: done before")
             return Done(records.read(folder / RECORD, Record[kind]).result, folder)  # type: ignore[valid-type]
         began, partial = time.monotonic(), partial_of(folder)
         if folder.exists():
@@ -106,7 +107,7 @@ class Steps:
         }
         records.write(partial / RECORD, Record(result, sizes))
         os.replace(partial, folder)
-        print(f"{title}: {result}, {time.monotonic() - began:.1f} s", flush=True)
+        say(f"{title}: {result}, {time.monotonic() - began:.1f} s")
         for other in self.steps[:number]:
             if other.name not in self._needed(number + 1):
                 for file in self.folders[other.name].rglob("*"):

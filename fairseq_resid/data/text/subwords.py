@@ -16,6 +16,7 @@ from typing import Any
 from ...cli import quiet
 from ...cli.progress import POLL, Progress
 from ...cli.workers import context, start_worker
+from ...foreign import say
 from . import clean, shards
 from .folder import PairCounts
 from .forms import plain_words
@@ -71,7 +72,7 @@ def learn(
     settings = settings_of(kind, vocab_size, normalizer)
     used = -(-pairs // max(1, -(-pairs // SAMPLED)))
     if quiet.is_verbose():
-        print(f"  {kind}: {' '.join(f'{key}={value}' for key, value in settings.items())}", flush=True)
+        say(f"  {kind}: {' '.join(f'{key}={value}' for key, value in settings.items())}")
     # In a process of its own: the library works for minutes, in which Python would not see Ctrl-C.
     receiver, sender = context().Pipe(duplex=False)
     process = context().Process(target=_learn, args=(sender, LEARNERS[kind], files, pairs, settings))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...cli.progress import Progress
-from ...files import read_lines
+from ...files import open_any_size, read_bytes, read_lines
 from . import binarise, ceiling, clean, repeats, shards, sources, subwords, tokenise
 from .folder import CorpusRecord, Overlap, PairCounts, Restore, RoundTrip, SourceText, SubwordSettings, TextSettings
 from .forms import TextForm
@@ -216,7 +216,7 @@ def extract(job: Job, folder: Path) -> Extracted:
 
 def _check_evaluation_text(path: Path) -> None:
     """Raise ValueError naming the file if a valid or test text cannot be used as it is; it is never changed."""
-    with path.open("rb") as file:
+    with open_any_size(path) as file:
         if file.read(3) == shards.BYTE_ORDER_MARK:
             raise ValueError(f"{path}: begins with a byte-order mark; valid and test text is never changed: remove it")
     lines = read_lines(path)
@@ -248,7 +248,7 @@ def tokenise_text(job: Job, extracted: Done[Extracted], folder: Path) -> Kept:
             continue
         for path, files in zip(job.sides(folder / "ref", split), zip(*raw, strict=True), strict=True):
             with path.open("wb") as reference:
-                for content in (file.read_bytes() for file in files):
+                for content in map(read_bytes, files):
                     reference.write(content if content.endswith(b"\n") else content + b"\n")
     return Kept(counts)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ....cli.frame import command
+from ....foreign import say
 from . import grammar
 
 
@@ -24,4 +25,4 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     pairs = grammar.generate(args.seed, args.train, args.valid, args.test)
     is_new = grammar.write(folder, grammar.files(pairs))
     sizes = ", ".join(f"{split} {len(pairs[split]):,}" for split in grammar.SPLITS)
-    print(f"{folder}: {sizes} pairs" + ("" if is_new else " (already there, unchanged)"))
+    say(f"{folder}: {sizes} pairs" + ("" if is_new else " (already there, unchanged)"))

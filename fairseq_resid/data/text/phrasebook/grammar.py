@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ....files import partial_of, replacing
+from ....files import partial_of, read_bytes, replacing
 from . import table
 from .table import Filler, Template, kind
 
@@ -196,7 +196,7 @@ def write(folder: Path, contents: dict[str, bytes]) -> bool:
             raise ValueError(f"{folder}: exists and is not a folder")
         names = sorted(path.name for path in folder.iterdir())
         if names == sorted(contents) and all(
-            (folder / name).is_file() and (folder / name).read_bytes() == content for name, content in contents.items()
+            (folder / name).is_file() and read_bytes(folder / name) == content for name, content in contents.items()
         ):
             return False
         if names:

@@ -1,0 +1,442 @@
+"""Run, study and data folders as the project leaves them, and which command reads which of their files."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import random
+import shlex
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock, patch
+
+import numpy as np
+
+from fairseq_resid import records
+from fairseq_resid.__main__ import main
+from fairseq_resid.analysis import results as analysis_results
+from fairseq_resid.analysis import style
+from fairseq_resid.data.images import folder as image_folder
+from fairseq_resid.data.images import manifest as image_manifest
+from fairseq_resid.data.text import folder as text_folder
+from fairseq_resid.data.text import manifest
+from fairseq_resid.evaluation import images as answers
+from fairseq_resid.evaluation.baselines import Baselines
+from fairseq_resid.evaluation.evaluate import AverageNote, DecodingNote
+from fairseq_resid.files import pack
+from fairseq_resid.foreign import CONTROL
+from fairseq_resid.runs import recipe
+from fairseq_resid.runs.run import Fingerprint, Run, Scored
+from fairseq_resid.study import archive, kept, plan
+from support import strange_values, studies
+from support.scored_runs import data_folder, evaluated
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 20  # that a command may take
+REPORTS = 0.25  # of the cases of a file that a report reads
+DRAWN = 0.03  # of the cases are drawn as plots, the others only computed
+IMAGES, CLASSES, SHAPE = 24, ["ant", "bee", "cow"], (3, 4, 4)
+
+IMAGE_STUDY = """
+title: Farm
+recipe: {recipe}
+measure: error
+flags: --arch preact_resnet20
+baseline: plain
+arms: {{plain: --residual xskip, recursive: --residual rskip_ln}}
+plan: [{{setting: recipe, arms: [plain, recursive], seeds: 2}}]
+"""
+IMAGE_FLAGS = (
+    "--task image_classification --criterion image_classification --optimizer sgd --momentum 0.9 --lr 0.05 "
+    "--batch-size 32 --stage-blocks 1,1,1 --max-update 12 --save-interval-updates 4 --no-epoch-checkpoints --cpu"
+)
+
+
+@dataclass(frozen=True)
+class StrangeFile:
+    """A file that others wrote: how a field of it is altered, and the commands and functions that read it.
+
+    commands: command lines, below the folder; readers: functions of the folder, which may raise ValueError or OSError
+    """
+
+    alter: Callable[[random.Random, bytes], bytes]
+    commands: tuple[str, ...] = ()
+    readers: tuple[Callable[[Path], Any], ...] = ()
+
+
+def read(kind: type, name: str) -> Callable[[Path], Any]:
+    return lambda folder: records.read(folder / name, kind)
+
+
+def image_data(folder: Path) -> None:
+    """Read a data folder of images as training does."""
+    from fairseq_resid.tasks.images import ImageDataset
+
+    known = image_folder.check(folder / "farm-bin")
+    for split in known.counts:
+        dataset = ImageDataset(folder / "farm-bin", split, known, 1, split == "train", 0, False)
+        if len(dataset):
+            dataset.collater([0, len(dataset) - 1])
+
+
+def text_data(folder: Path) -> None:
+    """Read a data folder of text as training, evaluation and translation do."""
+    text_folder.check(folder / "data", verify=True)
+    corpus = text_folder.Corpus.read(folder / "data")
+    corpus.references("test")
+    text_folder.read(folder / "data").forms()
+
+
+def log(folder: Path) -> None:
+    """Read train.log as evaluation and a training that is resumed do."""
+    from fairseq_resid.runs.display import Display
+    from fairseq_resid.runs.training_command import TrainingCommand
+
+    run = Run(folder / "b")
+    run.training_summary()
+    with Display("b", TrainingCommand.parse(["--max-update", "100", "--max-epoch", "9"])) as shown:
+        for line in run.log_lines():
+            shown.take(line)
+
+
+def study(name: str) -> Callable[[Path], Any]:
+    """Check a study as before its first run."""
+
+    def check(folder: Path) -> None:
+        plan.check(plan.read(folder / name), folder / name)
+
+    return check
+
+
+TEXT_RUN = "report a b --out page.html", "report b a --out page.html"
+IMAGE_RUN = "report x y --out page.html", "report y x --out page.html"
+OF_TRIAL = "study trial.yaml --plan", "study trial.yaml --results", "report a b --study trial.yaml --out page.html"
+OF_FARM = "study farm.yaml --plan", "study farm.yaml --results", "report x y --study farm.yaml --out page.html"
+T, F = "trial/flat.sas.0.004.seed1", "farm/recipe.recursive.seed2"
+FILES = {
+    "b/run.json": StrangeFile(
+        strange_values.as_json,
+        (*TEXT_RUN, "card b", "compare a b", "compare b a --markdown", "curves a b --out curves.svg", "attention b",
+         "evaluate b", "analyze b", "translate b"),
+    ),
+    "b/results.json": StrangeFile(
+        strange_values.as_json,
+        (*TEXT_RUN, "card b", "card a b", "table a b", "table b --markdown", "table b --at-least 3", "compare a b",
+         "compare a b --model last --markdown"),
+    ),
+    "b/results.test1.json": StrangeFile(
+        strange_values.as_json, ("card b", "report a b --subset test1 --out page.html")
+    ),
+    "b/averaged.json": StrangeFile(strange_values.as_json, readers=(read(AverageNote, "b/averaged.json"),)),
+    "b/decode/test.averaged.json": StrangeFile(
+        strange_values.as_json, readers=(read(DecodingNote, "b/decode/test.averaged.json"),)
+    ),
+    "b/analysis/analysis.json": StrangeFile(strange_values.as_json, (*TEXT_RUN, "report b --out page.html"),
+        (lambda folder: analysis_results.read(folder / "b/analysis/analysis.json"),)),
+    "b/train.log": StrangeFile(strange_values.as_log, (*TEXT_RUN, "curves a b --out curves.svg",
+                                                       "curves b --by hours --out curves.svg"), (log,)),
+    "baselines.json": StrangeFile(
+        strange_values.as_json,
+        ("table a b --baselines baselines.json", "table a --markdown --baselines baselines.json"),
+    ),
+    "data/corpus.json": StrangeFile(
+        strange_values.as_json, (*TEXT_RUN, "compare a b", "translate b --data data", "evaluate b --data data"),
+        (text_data,),
+    ),
+    "y/run.json": StrangeFile(strange_values.as_json, (*IMAGE_RUN, "card y", "compare x y", "table x y")),
+    "y/results.json": StrangeFile(
+        strange_values.as_json, (*IMAGE_RUN, "card y", "compare x y", "table x y --markdown")
+    ),
+    "y/decode/test.last.images": StrangeFile(strange_values.as_fields, (*IMAGE_RUN, "compare x y")),
+    "farm-bin/images.json": StrangeFile(strange_values.as_json, ("study farm.yaml --plan",), (image_data,)),
+    "trial.yaml": StrangeFile(strange_values.as_yaml, OF_TRIAL, (study("trial.yaml"),)),
+    f"{T}/study.json": StrangeFile(strange_values.as_json, OF_TRIAL),
+    f"{T}/run.json": StrangeFile(strange_values.as_json, OF_TRIAL[1:]),
+    f"{T}/train.log.gz": StrangeFile(strange_values.as_log, OF_TRIAL[1:]),
+    f"{T}/decode/test.averaged.nll.gz": StrangeFile(strange_values.as_fields, OF_TRIAL[1:]),
+    f"{T}/decode/test.averaged.bleu.gz": StrangeFile(strange_values.as_fields, OF_TRIAL[1:]),
+    "farm.yaml": StrangeFile(strange_values.as_yaml, OF_FARM, (study("farm.yaml"),)),
+    f"{F}/study.json": StrangeFile(strange_values.as_json, OF_FARM),
+    f"{F}/decode/test.last.images.gz": StrangeFile(strange_values.as_fields, OF_FARM[1:]),
+    "recipe.txt": StrangeFile(
+        strange_values.as_words,
+        ("train recipe.txt --arch transformer_resid --residual sas --dry-run", "study of-recipe.yaml --plan"),
+        (lambda folder: recipe.evaluation(str(folder / "recipe.txt")), study("of-recipe.yaml")),
+    ),
+    "manifest.yaml": StrangeFile(
+        strange_values.as_yaml, readers=(lambda folder: manifest.read(folder / "manifest.yaml"),)
+    ),
+    "image-manifest.yaml": StrangeFile(
+        strange_values.as_yaml, readers=(read(image_manifest.ImageManifest, "image-manifest.yaml"),)
+    ),
+}  # fmt: skip
+
+CORPUS_RECORD = {
+    "name": "tiny", "source": "en", "target": "xx", "vocab_size": 90, "asked": {"clean": True, "limit": None},
+    "texts": {"train t.en": {"file": "t.en", "lines": 3, "sha256": "00"}}, "differences": ["a"], "unverified": ["b"],
+    "lines": {"train": {"in": 3, "out": 3, "dropped": {}}}, "tokens": {"train": {"en": 4, "xx": 5}},
+    "round_trip": {"test": {"exact": 1, "of": 2, "bleu": 99.0, "signature": "s", "lost": {"form": 1}, "example":
+        {"line": 1, "cause": "form", "reference": "a", "restored": "b"}}},
+    "overlap": {"test": {"source": [1], "target": [], "pair": []}}, "text": {"form": "plain", "normalize": "none"},
+    "restore": {"post_process": None}, "bleu_tokenize": "13a", "sizes": {"ref/test.xx": 0},
+    "checksums": {"ref/test.xx": ""}, "profile": "",
+}  # fmt: skip
+
+
+def log_lines(count: int) -> str:
+    """Return a log as fairseq writes it, with the end of an epoch and a validation."""
+    lines = []
+    for at in range(1, count + 1):
+        time = f"2024-01-01 00:0{at % 10}:00 | INFO | "
+        lines.append(f"{time}train_inner | " + json.dumps({"epoch": at, "num_updates": f"{at}", "loss": f"{9 - at}",
+                     "wps": "100", "gnorm": "1.5", "update": at / 2}))  # fmt: skip
+        lines.append(f"{time}valid | " + json.dumps({"epoch": at, "valid_loss": "3.1", "valid_nll_loss": "3.0",
+                     "valid_error": "40.5", "valid_num_updates": f"{at}"}))  # fmt: skip
+        lines.append(f"{time}train | " + json.dumps({"epoch": at, "train_loss": "4", "train_wpb": "90", "train_ups":
+                     "2", "train_train_wall": "3", "train_num_updates": f"{at}"}))  # fmt: skip
+    return "\n".join(lines)
+
+
+def image_results(run: Path, data: Path, seed: int) -> None:
+    """Write what evaluation leaves in the run folder of an image model."""
+    choose = random.Random(seed)
+    found = [answers.Answer(at % 3, choose.randrange(3), choose.random()) for at in range(IMAGES)]
+    (run / "decode").mkdir(parents=True)
+    answers.write(answers.answers_file(Run(run), "test"), found)
+    scores = {"error": answers.error(found), "NLL": sum(one.nll for one in found) / IMAGES}
+    records.write(run / "results.json", {
+        "architecture": "preact_resnet20", "parameters": 100, "corpus": "farm", "subset": "test", "data": str(data),
+        "training": {"num_updates": 9, "unit": "images", "train_seconds": 3.0, "tokens_per_second": 30.0},
+        "sentences": IMAGES, "scores": {"last": {name: {"score": round(score, 4), "signature": answers.UNITS[name]}
+                                                 for name, score in scores.items()}},
+    })  # fmt: skip
+
+
+def write_image_data(folder: Path) -> None:
+    folder.mkdir()
+    counts = {"train": IMAGES, "valid": IMAGES, "test": IMAGES}
+    for split in counts:
+        made = np.zeros(IMAGES, dtype=image_folder.dtype(SHAPE))
+        made["label"] = np.arange(IMAGES) % len(CLASSES)
+        np.save(folder / f"{split}.npy", made)
+    record = image_folder.ImageRecord(
+        name="farm", classes=CLASSES, shape=SHAPE, counts=counts, mean=[0.5] * 3, deviation=[0.2] * 3, source="folder",
+        sizes={f"{split}.npy": (folder / f"{split}.npy").stat().st_size for split in counts},
+    )  # fmt: skip
+    records.write(folder / image_folder.RECORD, record)
+
+
+def short_analysis(file: Path) -> dict[str, Any]:
+    """Return an analysis with three of its sites."""
+    found: dict[str, Any] = json.loads(file.read_bytes())
+    sites = [*found["sites"]][:2] + [*found["sites"]][-1:]
+    named = {part: {site: found[part][site] for site in sites if site in found[part]} for part in ("sites", "learning")}
+    return {**found, **named}
+
+
+def build(folder: Path) -> None:
+    """Make the folders; every command of `FILES` ends with exit code 0 or a refusal."""
+    known = archive.runs(ROOT / "studies" / "multi30k-depth") / "6+6.sas.0.004.seed1"
+    data = data_folder(folder / "data")
+    sizes = {"sizes": {"ref/test.xx": (data / "ref" / "test.xx").stat().st_size}, "checksums": {}}
+    records.write(data / "corpus.json", {**CORPUS_RECORD, **sizes})
+    (data / "ref" / "test.en").write_text("".join(f"source {number}\n" for number in range(120)))
+    record = json.loads((known / "run.json").read_bytes())
+    one = Fingerprint("checkpoint1.pt", 10, 10)
+    for name, quality in (("a", 0.6), ("b", 0.8)):
+        run = evaluated(data, name, quality, flags=f"--arch {name} --lr 1")
+        kept_results = json.loads((known / "results.json").read_bytes())
+        results = {**kept_results, **json.loads((run / "results.json").read_bytes())}
+        results["training"] = kept_results["training"]
+        records.write(run / "results.json", results)
+        records.write(run / "results.test1.json", {**results, "subset": "test1"})
+        command = json.loads((run / "run.json").read_bytes())["command"]
+        records.write(run / "run.json", {**record, "command": command, "evaluate": ["--beam", "5", "--last", "3"]})
+        (run / "train.log").write_text(log_lines(4))
+        (run / "analysis").mkdir()
+        records.write(run / "analysis" / "analysis.json", short_analysis(known / "analysis" / "analysis.json"))
+        records.write(run / "averaged.json", AverageNote([one, one], one))
+        records.write(
+            run / "decode" / "test.averaged.json", DecodingNote([one], "d", [one], {"beam": "4"}, {"form": "x"})
+        )
+    records.write(folder / "baselines.json", Baselines(1.5, 2.5, "sig"))
+
+    write_image_data(folder / "farm-bin")
+    for seed, name in enumerate("xy"):
+        image_results(folder / name, folder / "farm-bin", seed)
+        records.write(folder / name / "run.json", {**record, "command": ["fairseq-train", "d", "--seed", str(seed)]})
+        (folder / name / "train.log").write_text(log_lines(3))
+
+    trial_file = studies.written(folder, studies.SMALL)
+    trial = plan.read(trial_file)
+    for name in studies.all_kept(folder / "trial", trial):
+        records.write(folder / "trial" / name / "run.json", record)
+    (folder / "image-recipe.txt").write_text(f"{folder / 'farm-bin'}\n{IMAGE_FLAGS}\n")
+    farm_file = studies.written(folder, IMAGE_STUDY.format(recipe=folder / "image-recipe.txt"), "farm")
+    farm = plan.read(farm_file)
+    for run in plan.runs(farm, {}):
+        place = folder / "farm" / run.name
+        image_results(place, folder / "farm-bin", run.seed)
+        pack(answers.answers_file(Run(place), "test"), place / "decode")
+        answers.answers_file(Run(place), "test").unlink()
+        scores = {"last": {name: Scored(20.0 + run.seed, "unit") for name in ("error", "NLL")}}
+        flags = shlex.join(plan.settings(farm, run).arguments)
+        made = kept.Note("farm", run, flags, "finished", {"last": 2.0}, scores, 60.0, 100)
+        records.write(kept.file(place), made)
+        records.write(place / "run.json", record)
+        (place / "train.log").write_text(log_lines(3))
+
+    (folder / "recipe.txt").write_bytes((recipe.FOLDER / "multi30k-en-de-published.txt").read_bytes())
+    studies.written(
+        folder, studies.SMALL.replace("recipe: quickstart", f"recipe: {folder / 'recipe.txt'}"), "of-recipe"
+    )
+    (folder / "manifest.yaml").write_bytes((manifest.MANIFESTS / "multi30k-en-de.yaml").read_bytes())
+    (folder / "image-manifest.yaml").write_bytes((image_manifest.MANIFESTS / "cifar10.yaml").read_bytes())
+
+
+# ------------------------------------------------------------------------------------------------------------- cases
+
+
+class TookTooLong(BaseException):
+    """A command ran longer than SECONDS; no handler of Exception catches it."""
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    def end(*_: object) -> None:
+        raise TookTooLong
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run_command(words: str) -> tuple[int, str, str]:
+    """Run a command line of `fairseq-resid` in this process; return its exit code, stdout and stderr."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(words.split())
+        except SystemExit as end:  # argparse's
+            code = end.code if isinstance(end.code, int) else 3
+    return code, out.getvalue(), err.getvalue()
+
+
+def command_outcome(words: str) -> tuple[str, bool]:
+    """Run a command; return what is wrong with how it ended, "" if nothing is, and whether it refused its input."""
+    try:
+        with limited():
+            code, out, err = run_command(words)
+    except TookTooLong:
+        return f"over {SECONDS} s", False
+    except BaseException as error:
+        return f"traceback: {type(error).__name__}: {traceback.extract_tb(error.__traceback__)[-1]}", False
+    if code not in (0, 1, 2) or "Traceback" in err:
+        return f"exit code {code}: {err[-300:]}", False
+    if strange := [line for line in (out + err).split("\n") if CONTROL.search(line)]:
+        return f"control characters reach the terminal: {strange[0][:200]!r}", False
+    lines = err.splitlines()
+    if code == 2 and (len(lines) != 1 or not lines[0].startswith(f"fairseq-resid {words.split()[0]}: error: ")):
+        return f"not one line of error: {err[:300]!r}", False
+    return lost_of_report(words, code) if words.startswith("report") else "", code != 0
+
+
+def lost_of_report(words: str, code: int) -> str:
+    """Return which parts of the page are lost that do not depend on the strange file, "" if none is."""
+    healthy = [run for run in ("a", "x") if f" {run} " in f" {words} "]
+    if not healthy:
+        return ""
+    if code != 0:
+        return f"report lost: exit code {code}"
+    page = Path("page.html").read_text(encoding="utf-8")
+    parts = {"curves": "Training and validation, by updates.", "settings": "--seed"}
+    if healthy == ["a"]:
+        parts["analysis"] = 'id="run-a"'
+        if "--study" in words:
+            parts["second analysis"] = 'id="run-b"'
+    lost = [name for name, text in parts.items() if text not in page]
+    return f"report lost: {', '.join(lost)}" if lost else ""
+
+
+def reader_outcome(function: Callable[[Path], Any], folder: Path) -> tuple[str, bool]:
+    """Return what a reader did other than return or raise an error on one line, and whether it raised one."""
+    try:
+        with limited(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            function(folder)
+    except TookTooLong:
+        return f"over {SECONDS} s", False
+    except (ValueError, OSError) as error:
+        return ("" if str(error) and "\n" not in str(error) else f"not one line: {error!r}"), True
+    except BaseException as error:
+        return f"traceback: {type(error).__name__}: {error}: {traceback.extract_tb(error.__traceback__)[-1]}", False
+    return "", False
+
+
+def blank_plot(rows: int = 1, columns: int = 1, **_: object) -> tuple[Any, Any]:
+    """Return what pyplot.subplots does, of axes that take everything and draw nothing."""
+    axes = np.empty((rows, columns), dtype=object)
+    for place in np.ndindex(axes.shape):
+        axes[place] = MagicMock()
+        axes[place].get_legend_handles_labels.return_value = [], []
+        axes[place].get_lines.return_value = []
+    drawn = MagicMock()
+    drawn.savefig = lambda path, **_: path.write_text("<svg/>")
+    return drawn, axes
+
+
+@contextlib.contextmanager
+def without_drawing() -> Iterator[None]:
+    """Compute what is plotted and draw nothing: drawing takes most of the time."""
+    from matplotlib import pyplot
+
+    with patch.object(pyplot, "subplots", blank_plot), patch.object(style, "fix_layout"), patch.object(pyplot, "close"):
+        yield
+
+
+@dataclass(frozen=True)
+class Case:
+    """One file altered by a seed, and a command that read it.
+
+    fault: what went wrong, "" if nothing did; is_refused: the command, or the function, named an error
+    """
+
+    name: str
+    seed: int
+    command: str
+    fault: str
+    is_refused: bool
+
+
+def tried(folder: Path, seed: int, only: str = "") -> Case:
+    """Alter a field of a file, chosen by the seed, and run one of the commands or functions that read it.
+
+    The current folder must be `folder`. Afterwards its files are as they were.
+    """
+    choose = random.Random(seed)
+    name = choose.choice([name for name in FILES if only in name])
+    strange = FILES[name]
+    path = folder / name
+    whole = path.read_bytes()
+    content = gzip.decompress(whole) if name.endswith(".gz") else whole
+    altered = strange.alter(choose, content)
+    path.write_bytes(gzip.compress(altered, 1) if name.endswith(".gz") else altered)
+    quick = [*(words for words in strange.commands if not words.startswith("report")), *strange.readers]
+    reports = [words for words in strange.commands if words.startswith("report")]
+    reader = choose.choice(reports if not quick or (reports and choose.random() < REPORTS) else quick)
+    draws = choose.random() < DRAWN
+    try:
+        with contextlib.nullcontext() if draws else without_drawing():
+            outcome = command_outcome(reader) if isinstance(reader, str) else reader_outcome(reader, folder)
+    finally:
+        path.write_bytes(whole)
+    return Case(name, seed, reader if isinstance(reader, str) else "a function", *outcome)

@@ -1,0 +1,118 @@
+"""Strange values in place of every field of what JSON, YAML, a log or a line of fields has, by a seed."""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+Choose = random.Random
+
+NESTED: Any = []
+for _ in range(60):
+    NESTED = [NESTED]
+
+NUMBERS = (
+    -1, 0, 1, 2, 1.5, -0.5, 5e-324, 1e-9, 1e15, 1e38, 1e308, -1e308, float("nan"), float("inf"), float("-inf"),
+    2**31, 2**53 + 1, 2**63, 2**64, 10**30, -(10**30), 10**400,
+)  # fmt: skip
+TEXTS = (
+    "", " ", "\t", "x", "x" * 20_000, "word " * 2_000, "\x1b[31mred\x1b[0m \x1b]0;title\x07", "\x9b2J", "\r", "a\nb",
+    "a\0b", "\ud800", "\udcff", "\u202e right to left", "אבג ابت \u200f", "\u2028", "\ufeff", "e\u0301" * 50,
+    "👩‍👩‍👧‍👦",
+    "<script>alert(1)</script>", "$x_{1$", r"$\frac$", "a_b_c^d $", "[x](javascript:y)", "| a | b |", "```", "{{ 1 }}",
+    "%s %d {0}", "'", '"', "\\", "/dev/zero", "../../../etc/passwd", "~", "-", "--help", "--residual", "nan", "None",
+    "1e999", "-1", "٣", "1_0", "0x10", "true", "__import__('os').getpid()", "(1,2)",
+)  # fmt: skip
+OTHERS = (None, True, False, [], {}, [[]], NESTED, [1, 2], ["a"], [None], {"a": 1}, {"": None}, {"\x1b": "\x1b"})
+
+
+def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every value in a value: keys and places from the outermost."""
+    yield path
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inside:
+        yield from paths(item, (*path, key))
+
+
+def like(choose: Choose, value: Any) -> Any:
+    """Return a value of the same type as another, but of another magnitude or kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return choose.choice([*NUMBERS, value + 1, value - 1, -value, value * 1_000, value * 10**20, value / 3])
+    if isinstance(value, str):
+        other = choose.choice(TEXTS)
+        return choose.choice([other, other, value + other, other + value, value * 3, value[:-1], value.upper()])
+    if isinstance(value, list):
+        return choose.choice([[], value[:-1], value[1:], value * 2, value * 300, value[::-1], [value], [*value, None]])
+    if isinstance(value, dict):
+        name, *_ = [*value, ""]
+        key, other = choose.choice([*value, ""]), choose.choice(TEXTS)
+        found = {choose.choice([other, "extra"]) if each == key else each: item for each, item in value.items()}
+        return choose.choice([{}, found, {**value, other: value.get(name)}, {**value, "extra": None}, [value]])
+    return choose.choice(OTHERS)
+
+
+def altered(choose: Choose, value: Any) -> Any:
+    """Return a copy of what JSON has in which one value is strange or missing, or a key is added."""
+    value = json.loads(json.dumps(value))
+    path = choose.choice(list(paths(value)))
+    how = choose.random()
+    inside = value
+    for key in path[:-1]:
+        inside = inside[key]
+    if path and how < 0.15:
+        del inside[path[-1]]
+        return value
+    old = inside[path[-1]] if path else value
+    new = like(choose, old) if how < 0.6 else choose.choice(choose.choice([NUMBERS, TEXTS, OTHERS]))
+    if not path:
+        return new
+    inside[path[-1]] = new
+    return value
+
+
+def as_json(choose: Choose, content: bytes) -> bytes:
+    return json.dumps(altered(choose, json.loads(content))).encode()
+
+
+def as_yaml(choose: Choose, content: bytes) -> bytes:
+    found = altered(choose, yaml.safe_load(content))
+    return yaml.safe_dump(found, sort_keys=False, allow_unicode=choose.random() < 0.5).encode("utf-8", "surrogatepass")
+
+
+def as_log(choose: Choose, content: bytes) -> bytes:
+    """Alter a record of a log, its time, or how often it is there."""
+    lines = content.split(b"\n")
+    place = choose.choice([place for place, line in enumerate(lines) if b'{"' in line])
+    head, brace, rest = lines[place].partition(b"{")
+    if choose.random() < 0.1:
+        head = choose.choice([b"", b"9999-12-31 23:59:59 | ", b"0001-01-01 00:00:00 | ", b"2024-02-30 00:00:00 | "])
+    lines[place] = head + as_json(choose, brace + rest)
+    return b"\n".join(lines)
+
+
+def as_fields(choose: Choose, content: bytes) -> bytes:
+    """Alter a field of a line whose fields tabs part."""
+    lines = [line.split(b"\t") for line in content.split(b"\n")]
+    fields = choose.choice(lines[:-1])
+    text = str(choose.choice([*NUMBERS[:-1], *TEXTS]))
+    fields[choose.randrange(len(fields))] = text.encode("utf-8", "surrogatepass")
+    return b"\n".join(map(b"\t".join, choose.choice([lines, lines, lines, lines[1:], [*lines[:-1], *lines]])))
+
+
+def as_words(choose: Choose, content: bytes) -> bytes:
+    """Alter a word of a file of flags."""
+    lines = [shlex.split(line, comments=True) for line in content.decode().replace("\\\n", " ").split("\n")]
+    words = choose.choice([line for line in lines if line])
+    place = choose.randrange(len(words))
+    if choose.random() < 0.2:
+        del words[place]
+    else:
+        words[place] = str(like(choose, words[place]))
+    return "\n".join(map(shlex.join, lines)).encode("utf-8", "surrogatepass")
