@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fairseq_resid.study import executors, study
-from fairseq_resid.study.work import Place
+from fairseq_resid.study.work import StudyFolders
 from support.studies import SMALL, calls
 
 pytestmark = pytest.mark.once
@@ -81,7 +81,7 @@ def test_runs_get_separate_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.undo()
     monkeypatch.setattr(study, "visible_gpus", lambda: ["0", "1", "2"])
     options = study.parse(argparse.ArgumentParser(), ["x.yaml", "--gpus", "1"])
-    executor, slots = study.make_executor(options, Place(Path("x.yaml"), tmp_path, tmp_path))
+    executor, slots = study.make_executor(options, StudyFolders(Path("x.yaml"), tmp_path, tmp_path))
     assert slots == 3 and isinstance(executor, executors.LocalExecutor)
     assert executor.threads is None and executor.gpus == ["0", "1", "2"]  # not held to one core
     assert study.main([*stub(text=SMALL), "--gpus", "2"]) == 2
