@@ -23,7 +23,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from measure import clock, machine, positive, shown, speed_ratio, spread, take_turns
 from torch import Tensor, nn
 
-from fairseq_resid import tasks  # noqa: F401  (registers the architectures)
+from fairseq_resid import models  # noqa: F401  (registers the architectures)
 from fairseq_resid.data.images import folder as images
 from fairseq_resid.tasks.images import ImageDataset
 

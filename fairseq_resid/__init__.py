@@ -23,7 +23,9 @@ class _Path(list[str]):
     def __contains__(self, folder: object) -> bool:
         found = super().__contains__(folder)
         if found and "fairseq" in sys.modules:
-            from . import tasks  # noqa: F401  (and models)
+            from .tasks import register
+
+            register()
         return found
 
 

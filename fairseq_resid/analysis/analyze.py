@@ -15,20 +15,20 @@ from pathlib import Path
 from .. import records
 from ..cli import frame
 from ..foreign import say
-from ..runs.run import Fingerprint, Run
+from ..runs.run import FileState, Run
 from . import plots
-from .results import Analysis, read
+from .results import Analysis, read_analysis
 
 
-def file(run: Run) -> Path:
+def analysis_file(run: Run) -> Path:
     """Return the path of a run's analysis."""
     return run.path / "analysis" / "analysis.json"
 
 
-def remembered(run: Run) -> Analysis | None:
+def remembered_analysis(run: Run) -> Analysis | None:
     """Return a run's analysis; None for whatever reason it cannot be read."""
     try:
-        return read(file(run))
+        return read_analysis(analysis_file(run))
     except (OSError, ValueError):
         return None
 
@@ -73,29 +73,29 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             parser.error(f"--{flag.replace('_', '-')} {getattr(options, flag)}: must be at least 1")
     # fairseq is imported here, where its libraries are kept quiet.
     from .figures import analyze
-    from .model import checkpoint, load
+    from .model import load_for_analysis
 
     failed = 0
     for path in options.runs:
         run = Run(path)
         try:
-            source = Fingerprint.of(checkpoint(run, options.checkpoint))
-            found = remembered(run)
+            source = FileState.of(run.checkpoint(options.checkpoint))
+            found = remembered_analysis(run)
             if found is None or not found.is_of(source, options.subset, options.sentences, not options.no_ablation):
-                loaded = load(path, options.data, options.checkpoint, options.cpu)
+                loaded = load_for_analysis(path, options.data, options.checkpoint, options.cpu)
                 found = analyze(loaded, options.subset, options.sentences, options.max_tokens, not options.no_ablation)
-                file(run).parent.mkdir(exist_ok=True)
-                records.write(file(run), found)
+                analysis_file(run).parent.mkdir(exist_ok=True)
+                records.write(analysis_file(run), found)
             else:
-                say(f"{file(run)}: of the same checkpoint with the same settings, kept")
+                say(f"{analysis_file(run)}: of the same checkpoint with the same settings, kept")
         except (ValueError, OSError) as error:  # the other runs are analysed all the same
             if len(options.runs) == 1:
                 raise
             failed += 1
             say(f"{parser.prog}: error: {error}", file=sys.stderr)
             continue
-        written = plots.draw(found, file(run).parent)
+        written = plots.draw_analysis(found, analysis_file(run).parent)
         for line in summary(found):
             say(f"{path}: {line}")
-        say(f"{file(run).parent}: analysis.json, {', '.join(plot.name for plot in written.values())}")
+        say(f"{analysis_file(run).parent}: analysis.json, {', '.join(plot.name for plot in written.values())}")
     return 2 if failed else 0

@@ -6,6 +6,7 @@ fairseq-resid attention RUN [--sentence 3 | --text "A sentence."] [--out attenti
 from __future__ import annotations
 
 import argparse
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 from ..cli import frame
 from ..foreign import say
 from ..runs import settings
+from ..tasks import kinds
+from ..tasks.text.decoding import search_settings
+from ..tasks.text.source import TextConverter
 from .style import figure, plain
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .model import Loaded
+    from ..tasks.loading import Loaded
 
 
 @dataclass(frozen=True)
@@ -45,19 +49,15 @@ def encode(loaded: Loaded, text: str) -> Tensor:
 
     Raises: ValueError if the data folder has no subword model, or there is nothing in the text.
     """
-    from ..data.text import folder as data_folder
-
     if not text.strip():
         raise ValueError("--text: nothing in it")
-    form = data_folder.read(loaded.data).forms()[loaded.task.cfg.source_lang]
     try:
-        segmenter = data_folder.Corpus.read(loaded.data).segmenter()
+        source = TextConverter(loaded.data)
     except ValueError as error:
         raise ValueError(f"{error}: name a sentence of the data with --sentence") from None
-    (pieces,) = segmenter.encode([form.to_model(text)])
-    tokens: Tensor = loaded.task.source_dictionary.encode_line(
-        " ".join(pieces), append_eos=True, add_if_not_exist=False
-    ).long()
+    tokens: Tensor | None = source.encode(text, loaded.task.source_dictionary)
+    if tokens is None:
+        raise ValueError("--text: nothing in it that the model reads")
     return tokens
 
 
@@ -66,9 +66,9 @@ def of_data(loaded: Loaded, subset: str, number: int) -> Tensor:
 
     Raises: ValueError if there is no such part or sentence.
     """
-    from .model import choose
+    from .model import choose_examples
 
-    choose(loaded, subset, 1)
+    choose_examples(loaded, subset, 1)
     dataset = loaded.task.dataset(subset)
     if not 1 <= number <= len(dataset):
         raise ValueError(f"--sentence {number}: {subset} has {len(dataset):,} sentences, the first one is 1")
@@ -82,7 +82,6 @@ def attention(loaded: Loaded, source: Tensor) -> Map:
     Raises: ValueError if the model has no encoder attention, or the sentence is too long for it.
     """
     import torch
-    from fairseq.sequence_generator import SequenceGenerator
 
     model, task = loaded.model, loaded.task
     layers = [layer.encoder_attn for layer in model.decoder.layers if layer.encoder_attn is not None]
@@ -92,15 +91,7 @@ def attention(loaded: Loaded, source: Tensor) -> Map:
         raise ValueError(f"{len(source):,} subwords, and the model takes {model.max_positions()[0]:,}")
     source = source.to(loaded.device)
     inputs = {"src_tokens": source.unsqueeze(0), "src_lengths": torch.tensor([len(source)], device=loaded.device)}
-    decoding = settings.of(loaded.run).decoding
-    generator = SequenceGenerator(
-        [model],
-        task.target_dictionary,
-        beam_size=int(decoding["beam"]),
-        len_penalty=float(decoding["lenpen"]),
-        max_len_a=float(decoding["max-len-a"]),
-        max_len_b=int(decoding["max-len-b"]),
-    )
+    generator = task.build_generator([model], Namespace(**search_settings(settings.of(loaded.run).decoding)))
     target = generator.generate([model], {"net_input": inputs})[0][0]["tokens"]
     previous = target.roll(1).unsqueeze(0)  # the end mark, which is last, comes first
     found: list[Tensor] = []
@@ -124,7 +115,7 @@ def attention(loaded: Loaded, source: Tensor) -> Map:
     )
 
 
-def draw(found: Map, path: Path) -> None:
+def draw_attention(found: Map, path: Path) -> None:
     """Draw the mean over layers and every layer: a row for a target token, a column for a source token."""
     tables = {"mean of the layers": found.mean()}
     tables |= {f"layer {number}": layer for number, layer in enumerate(found.layers, start=1)}
@@ -167,13 +158,14 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     if out.suffix not in (".svg", ".png", ".pdf"):
         parser.error(f"--out {out}: must end in .svg, .png or .pdf")
     # fairseq is imported here, where its libraries are kept quiet.
-    from .model import load
+    from .model import load_for_analysis
 
-    loaded = load(options.run, options.data, options.checkpoint, options.cpu)
-    if loaded.example == "image":
-        raise ValueError(f"{options.run}: a model of images, which does not attend")
+    loaded = load_for_analysis(options.run, options.data, options.checkpoint, options.cpu)
+    kind = kinds.of_checkpoint(loaded.cfg)
+    if not kind.can_decode:
+        raise ValueError(f"{options.run}: a model of {kind.examples}, which does not attend")
     given = options.text is not None
     source = encode(loaded, options.text) if given else of_data(loaded, options.subset, options.sentence)
     found = attention(loaded, source)
-    draw(found, out)
+    draw_attention(found, out)
     say(f"{out}: {len(found.source)} source and {len(found.target)} target tokens, {len(found.layers)} layers")

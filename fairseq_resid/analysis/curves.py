@@ -20,7 +20,7 @@ from typing import Any
 from .. import records
 from ..cli import frame
 from ..foreign import say
-from ..runs.run import SESSION, Record, Run, log_record
+from ..runs.run import SESSION, Run, RunRecord, log_record
 from ..runs.training_command import TrainingCommand
 from .results import MOST, MOST_UPDATES
 from .style import COLOURS, figure, plain
@@ -45,7 +45,7 @@ class Curves:
     points: dict[str, list[tuple[int, float, float]]] = field(default_factory=dict)
 
 
-def read(run: Run) -> Curves:
+def read_curves(run: Run) -> Curves:
     """Read a run's train.log; a line that was cut off is left out.
 
     A training that went back to an older checkpoint replaces what came after it. Time is that of the lines, without the
@@ -98,11 +98,11 @@ def number(value: Any) -> float | None:
     return found if math.isfinite(found) and abs(found) <= MOST else None
 
 
-def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return the runs by a label, those that differ in --seed and --save-dir alone together."""
     found: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        record = records.remembered(run.record, Record)
+        record = records.remembered(run.record, RunRecord)
         command = TrainingCommand.parse(record.command).without(("--seed", "--save-dir")) if record else None
         same = command.argv if command else [str(run.path.resolve())]
         found.setdefault(tuple(same), []).append(run)
@@ -123,7 +123,7 @@ def band(curves: Sequence[Curves], name: str, by: str) -> tuple[list[float], lis
     return x, [sum(row) / len(row) for row in values], [min(row) for row in values], [max(row) for row in values]
 
 
-def draw(by_group: dict[str, list[Curves]], path: Path, by: str = "updates") -> None:
+def draw_curves(by_group: dict[str, list[Curves]], path: Path, by: str = "updates") -> None:
     """Draw every quantity that any run has, a panel for each."""
     shown = [name for name in QUANTITIES if any(name in each.points for some in by_group.values() for each in some)]
     with figure(path, math.ceil(len(shown) / 2), 2) as axes:
@@ -165,10 +165,10 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     for path in options.runs:
         if not path.is_dir():
             raise ValueError(f"{path}: no such run folder")
-    for label, runs in groups([Run(path) for path in dict.fromkeys(options.runs)]).items():
+    for label, runs in group_by_setting([Run(path) for path in dict.fromkeys(options.runs)]).items():
         for run in runs:
             try:
-                one = read(run)
+                one = read_curves(run)
             except ValueError as error:
                 failed += 1
                 say(f"{parser.prog}: warning: {error}", file=sys.stderr)
@@ -176,6 +176,6 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
                 curves.setdefault(label, []).append(one)
     if not curves:
         raise ValueError("none of the runs has a log to draw")
-    draw(curves, options.out, options.by)
+    draw_curves(curves, options.out, options.by)
     say(f"{options.out}: {sum(map(len, curves.values()))} runs in {len(curves)} lines")
     return 1 if failed else 0

@@ -12,8 +12,11 @@ from .. import connections
 from ..cli.progress import Progress
 from ..connections import ResidualConnection, sites
 from ..fairseq_patches import check_finite, load_checkpoint
-from ..runs.run import NUMBERED, Fingerprint
-from .model import Loaded, batches, choose, fits
+from ..runs.run import NUMBERED, FileState
+from ..runs.trained_on import num_updates
+from ..tasks import kinds
+from ..tasks.loading import Loaded
+from .model import choose_examples
 from .observe import Moments, gradient_norms, nll_without, observe, settle_statistics
 from .results import Analysis, Coefficient, Site
 
@@ -44,8 +47,7 @@ def learned(loaded: Loaded, notes: list[str]) -> dict[str, dict[str, list[tuple[
             notes.append(f"left out: {str(error).splitlines()[0]}")
             continue
         named = NUMBERED["update"].fullmatch(path.name)
-        history = state.get("optimizer_history") or [{}]
-        updates = history[-1].get("num_updates") or (int(named[1]) if named else None)
+        updates = num_updates(state) or (int(named[1]) if named else None)
         if updates is None:
             notes.append(f"left out: {path}: does not say after how many updates it was saved")
             continue
@@ -61,7 +63,8 @@ def learned(loaded: Loaded, notes: list[str]) -> dict[str, dict[str, list[tuple[
 def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate: bool) -> Analysis:
     """Return what analysis finds in one model, on so many sentences of a part of its data."""
     notes: list[str] = []
-    chosen = choose(loaded, subset, sentences, notes)
+    task = kinds.of_checkpoint(loaded.cfg)
+    chosen = choose_examples(loaded, subset, sentences, notes)
     model, initial = loaded.model, loaded.initial()
     everything = sites(model)
     if not everything:
@@ -69,10 +72,10 @@ def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate
     passes = 4 + len(everything) * ablate
 
     def text() -> Any:
-        return batches(loaded, subset, chosen, max_tokens)
+        return task.batches(loaded, subset, chosen, max_tokens)
 
     settle_statistics(initial, text())
-    with Progress(f"{loaded.run.path}: reading {len(chosen):,} {loaded.example}s", passes, "times") as progress:
+    with Progress(f"{loaded.run.path}: reading {len(chosen):,} {task.examples}", passes, "times") as progress:
         found, nll, tokens = observe(model, text())
         progress.advance(1)
         start, start_nll, _ = observe(initial, text())
@@ -121,14 +124,14 @@ def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate
         data=str(loaded.data),
         subset=subset,
         sentences=len(chosen),
-        is_whole=len(chosen) == int(fits(loaded, subset).sum()),
+        is_whole=len(chosen) == int(task.fits(loaded, subset).sum()),
         tokens=tokens,
         nll=nll,
         start_nll=start_nll,
         sites=figures,
-        made_from=Fingerprint.of(loaded.checkpoint),
+        made_from=FileState.of(loaded.checkpoint),
         learning=learned(loaded, notes),
-        example=loaded.example,
+        example=task.example,
         is_training_data=loaded.was_trained_on(subset),
         notes=notes,
     )

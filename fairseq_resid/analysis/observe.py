@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..connections import ResidualConnection, components, is_positional, sites
-from .model import Batch
+from ..tasks.protocol import Batch
 from .results import BINS, Coefficient
 
 
@@ -111,7 +111,7 @@ class Observer:
         end = getattr(getattr(self.model, stack, None), "layer_norm", None)
         # A copy: a state that grows is appended to once.
         without = site.combine(state.clone(), torch.zeros_like(f))
-        x, output, rest = (kept(read(end, each)).float() for each in (state, y, without))
+        x, output, rest = (kept(channels_of(end, each)).float() for each in (state, y, without))
         found.shortcut.add(x.norm(dim=-1))
         found.branch.add(kept(f).float().norm(dim=-1))
         norm = output.norm(dim=-1)
@@ -132,7 +132,7 @@ class Observer:
                     moments.add_by(what, one, classes, number)
 
 
-def read(end: Any, state: Tensor) -> Tensor:
+def channels_of(end: Any, state: Tensor) -> Tensor:
     """Return C channels of a state: of a wide one what the stack's end would read off it, before its norm."""
     leave = getattr(end, "leave", None)
     return state if leave is None else leave(state)  # type: ignore[no-any-return]

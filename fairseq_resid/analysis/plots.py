@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..tasks import kinds
+from ..tasks.protocol import article
 from .results import BINS, OFF, Analysis, Site
 from .style import COLOURS, KINDS, MARKS, figure, letter, plain
 
@@ -140,7 +142,7 @@ def gradients(analysis: Analysis, path: Path) -> None:
             lines(axis, sites, lambda site: site.start_gradient, linestyle="--", linewidth=0.8, marker="", label="_")
             axis.set_title(plain(stack))
             axis.set_yscale("log")
-        axes[0][0].set_ylabel(f"|∂ NLL of {'an image' if analysis.example == 'image' else 'a sentence'} / ∂y|")
+        axes[0][0].set_ylabel(f"|∂ NLL of {article(kinds.of_example(analysis.example).example)} / ∂y|")
         legend(axes)
 
 
@@ -196,7 +198,9 @@ def learning(analysis: Analysis, path: Path) -> None:
         legend(axes)
 
 
-def draw(analysis: Analysis, folder: Path, failed: Callable[[str, Exception], None] | None = None) -> dict[str, Path]:
+def draw_analysis(
+    analysis: Analysis, folder: Path, failed: Callable[[str, Exception], None] | None = None
+) -> dict[str, Path]:
     """Write all plots that the analysis has figures for; return each by its name.
 
     failed: is told of a plot that cannot be drawn, by its name; without it, the error is raised

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from .. import records
 from ..foreign import printable
-from ..runs.run import Fingerprint
+from ..runs.run import FileState
+from ..tasks import kinds
+from ..tasks.protocol import FREQUENCIES, POSITIONS, article
 
 FORMAT = 1  # of analysis.json; a later version raises it if it writes what this one would misread
 MOST = 1e38  # of any figure: fp32 ends there, and plots square what they draw
 MOST_SITES, MOST_STACKS, MOST_LAYERS, MOST_UPDATES = 100_000, 32, 10_000, 10**12
 BINS = 50  # of a histogram, over [0, 1]
-POSITIONS = 64  # that have a figure of their own; later ones count as the last
-FREQUENCIES = 8  # classes of tokens by their rank in dict.txt: the 1st to 10th, 11th to 30th, 31st to 100th, ...
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Analysis:
     nll: float
     start_nll: float | None
     sites: dict[str, Site]
-    made_from: Fingerprint
+    made_from: FileState
     learning: dict[str, dict[str, list[tuple[int, float]]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     example: str = "sentence"
@@ -97,11 +97,11 @@ class Analysis:
     @property
     def amount(self) -> str:
         """What was read, in words."""
-        unit = "an image" if self.example == "image" else "a token"
+        unit = article(kinds.of_example(self.example).prediction)
         trained = ", which it was trained on" if self.is_training_data else ""
         return f"nats {unit} on {self.sentences:,} {self.example}s of {self.subset}{trained}"
 
-    def is_of(self, made_from: Fingerprint, subset: str, sentences: int, ablated: bool) -> bool:
+    def is_of(self, made_from: FileState, subset: str, sentences: int, ablated: bool) -> bool:
         """Return whether this is the analysis of that file, with these settings."""
         was_ablated = all(site.nll_without is not None for site in self.sites.values())
         asked = self.sentences == sentences or (self.sentences < sentences and self.is_whole)
@@ -128,7 +128,7 @@ class Header:
     format: int = FORMAT
 
 
-def read(path: Path, writer: str = "fairseq-resid analyze") -> Analysis:
+def read_analysis(path: Path, writer: str = "fairseq-resid analyze") -> Analysis:
     """Read an analysis and check its figures: whoever has one can draw it.
 
     Raises: what records.read raises; ValueError naming the file and the figure that cannot be, or if a later version

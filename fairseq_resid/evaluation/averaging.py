@@ -31,12 +31,13 @@ from ..fairseq_patches import check_finite, load_checkpoint
 from ..files import replacing, sha256, zip_damage
 from ..foreign import say
 from ..runs.run import Numbering, Run
+from ..runs.trained_on import num_updates
 
 # name -> (shape, dtype, first name that shares this tensor's memory)
 Layout = dict[str, tuple[torch.Size, torch.dtype, str]]
 
 
-def find(folder: Path, last: int, by: Numbering | None = None) -> list[Path]:
+def last_checkpoints(folder: Path, last: int, by: Numbering | None = None) -> list[Path]:
     """Return the last `last` numbered checkpoints of a run folder, oldest first.
 
     Raises: ValueError if the folder is none, holds both kinds of numbers and `by` does not choose, or too few files.
@@ -60,7 +61,7 @@ def find(folder: Path, last: int, by: Numbering | None = None) -> list[Path]:
     return numbered[-last:]
 
 
-def epochs(folder: Path, first: int, last: int) -> list[Path]:
+def epoch_checkpoints(folder: Path, first: int, last: int) -> list[Path]:
     """Return the checkpoints of the epochs from `first` to `last`.
 
     Raises: ValueError naming the first one that is missing.
@@ -89,12 +90,6 @@ def layout(model: dict[str, Any]) -> Layout:
         for name, tensor in model.items()
         if isinstance(tensor, torch.Tensor)
     }
-
-
-def num_updates(state: dict[str, Any]) -> int | None:
-    """Return the number of updates a checkpoint was trained for, None if it does not say."""
-    history = state.get("optimizer_history")
-    return history[-1].get("num_updates") if history else None
 
 
 def _check_sums(path: Path) -> None:
@@ -203,7 +198,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     options = parser.parse_args(argv)
     inputs: list[Path] = options.inputs
     if len(inputs) == 1 and inputs[0].is_dir():
-        inputs = find(inputs[0], 10 if options.last is None else options.last, options.by)
+        inputs = last_checkpoints(inputs[0], 10 if options.last is None else options.last, options.by)
     elif folder := next((path for path in inputs if path.is_dir()), None):
         raise ValueError(f"--inputs: {folder} is a folder: give one folder, or files")
     elif options.last is not None or options.by is not None:

@@ -22,7 +22,7 @@ from .. import records
 from ..cli import frame
 from ..files import read_pairs
 from ..foreign import say
-from .scoring import bleu
+from ..tasks.text.scoring import bleu
 
 QUERIES = 64  # test sentences compared at a time
 CHOICES = 32_768  # with so many training sentences: 16 MiB of similarities

@@ -15,11 +15,11 @@ from typing import Any
 from .. import records
 from ..cli import frame
 from ..foreign import code, markdown
-from ..runs.run import EVALUATE, Hardware, Record, Results, Run
-from . import likelihood
+from ..runs.run import EVALUATE, Hardware, Results, Run, RunRecord
+from ..tasks.protocol import NLL
 
 
-def write(run: Run) -> str:
+def card_of(run: Run) -> str:
     """Return the card of an evaluated run as Markdown.
 
     Raises: ValueError if no subset was evaluated, or a file is damaged.
@@ -31,7 +31,7 @@ def write(run: Run) -> str:
     return "\n".join([*facts(run, run.read_record(), subsets[0]), "", *scores(subsets)]) + "\n"
 
 
-def facts(run: Run, record: Record | None, results: Results) -> list[str]:
+def facts(run: Run, record: RunRecord | None, results: Results) -> list[str]:
     """Return what was trained, on what, how and where, as a list."""
     training, plan = results.training, record.plan if record else {}
     sessions = record.sessions if record else []
@@ -102,7 +102,7 @@ def scores(subsets: Sequence[Results]) -> list[str]:
             for label, score in by_label.items():
                 signatures.setdefault(label, score.signature)
         for label, signature in signatures.items():
-            digits = 4 if label == likelihood.LABEL else 2
+            digits = 4 if label == NLL else 2
             found = [results.scores.get(name, {}).get(label) for name in models]
             numbers = " | ".join("-" if score is None else f"{score.score:.{digits}f}" for score in found)
             subset = f"{results.subset} (trained on)" if results.is_training_data else results.subset
@@ -115,4 +115,4 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Print the cards."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=f"a run folder, after {EVALUATE}")
     options = parser.parse_args(argv)
-    print("\n".join([write(Run(path)) for path in options.runs]), end="")
+    print("\n".join([card_of(Run(path)) for path in options.runs]), end="")

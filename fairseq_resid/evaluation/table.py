@@ -1,4 +1,4 @@
-"""One table of several evaluated runs: parameters, BLEU, speed, and which BLEU it is."""
+"""One table of several evaluated runs: parameters, scores, speed, and which score it is."""
 
 from __future__ import annotations
 
@@ -14,53 +14,44 @@ from .. import records
 from ..cli import frame
 from ..foreign import say
 from ..runs.run import Results, Run
-from . import images, layout
+from ..tasks import kinds
+from . import compare, layout
 from .baselines import Baselines
 
-HEADINGS = ("run", "architecture", "parameters", "BLEU avg", "BLEU last", "tokens/s", "time")
-IMAGE_HEADINGS = ("run", "architecture", "parameters", "error %", "NLL", "images/s", "time")
 LEFT = 2  # columns of text
 
 
 def headings(runs: dict[Path, Results]) -> tuple[str, ...]:
     """Return the headings of a table of these runs.
 
-    Raises: ValueError if some of them are of images and some of text.
+    Raises: ValueError if they are of several kinds of task.
     """
-    kinds = {results.bleu is None: path for path, results in runs.items()}
-    if len(kinds) > 1:
-        raise ValueError(f"{kinds[True]} is of images and {kinds[False]} of text: give them a table each")
-    return IMAGE_HEADINGS if True in kinds else HEADINGS
+    what = "{first} is of {first_content} and {second} of {second_content}: give them a table each"
+    return ("run", "architecture", "parameters", *compare.one_task(runs, what).table_headings, "time")
 
 
 def row(path: Path, results: Results) -> tuple[str, ...]:
     """Return the cells of a run; the time is that of its training steps."""
     speed, seconds = results.training.tokens_per_second, results.training.train_seconds
-    if results.bleu is None:
-        error, nll = (images.score_of(Run(path), results, measure) for measure in (images.ERROR, images.NLL))
-        scores = f"{error:.2f}", f"{nll:.4f}"
-    else:
-        scores = f"{results.bleu.averaged:.2f}", f"{results.bleu.last:.2f}"
     return (
         Run(path).name,
         results.architecture,
         f"{results.parameters:,}",
-        *scores,
+        *kinds.of_results(results).table_scores(Run(path), results),
         "-" if speed is None else f"{speed:,.0f}",
         "-" if seconds is None else str(timedelta(seconds=round(seconds))),
     )
 
 
 def notes(runs: dict[Path, Results], baselines: Baselines | None) -> list[str]:
-    """Return the lines below the table: which BLEU it is, once if it is one, and the baselines."""
-    kinds = {
-        Run(path).name: (f"{it.corpus} {it.subset}", f"BLEU {it.signature}" if it.bleu else images.UNITS[images.ERROR])
-        for path, it in runs.items()
+    """Return the lines below the table: which score it is, once if it is one, and the baselines."""
+    about = {
+        Run(path).name: (f"{it.corpus} {it.subset}", kinds.of_results(it).signature(it)) for path, it in runs.items()
     }
-    if len(set(kinds.values())) == 1:
-        lines = list(next(iter(kinds.values())))
+    if len(set(about.values())) == 1:
+        lines = list(next(iter(about.values())))
     else:
-        lines = [line for name, (text, score) in kinds.items() for line in (f"{name}: {text}", score)]
+        lines = [line for name, (text, score) in about.items() for line in (f"{name}: {text}", score)]
     if baselines is not None:
         lines.append(baselines.line())
     return lines
@@ -87,15 +78,17 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     options = parser.parse_args(argv)
     runs = {path: Run(path).read_results() for path in options.runs}
     known = records.read(options.baselines, Baselines, "fairseq-resid baselines") if options.baselines else None
-    if options.at_least is not None and any(results.bleu is None for results in runs.values()):
-        raise ValueError(f"--at-least {options.at_least:g}: a BLEU, and these runs are of images")
+    bleu = {path: kinds.of_results(results).bleu(results) for path, results in runs.items()}
+    if options.at_least is not None:
+        for path in (path for path, score in bleu.items() if score is None):
+            content = kinds.of_results(runs[path]).folder.content
+            raise ValueError(f"--at-least {options.at_least:g}: a BLEU, and these runs are of {content}")
     if options.markdown:
         print(markdown(runs, known), end="")
     else:
         show(runs, known, Console(highlight=False))
-    below = {
-        path: it.bleu.averaged for path, it in runs.items() if it.bleu and it.bleu.averaged < (options.at_least or 0)
-    }
+    least = options.at_least or 0
+    below = {path: score for path, score in bleu.items() if score is not None and score < least}
     for path, score in below.items():
-        say(f"{path}: BLEU {score:.2f} is below {options.at_least:g}", file=sys.stderr)
+        say(f"{path}: BLEU {score:.2f} is below {least:g}", file=sys.stderr)
     return 1 if below else 0

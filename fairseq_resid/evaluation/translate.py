@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ..cli import frame
-from ..data.text import folder as data_folder
-from ..data.text.folder import Corpus
-from ..data.text.forms import plain_words
 from ..fairseq_patches import load_checkpoint, naming
 from ..runs import settings
 from ..runs.run import Run
 from ..runs.trained_on import find_data
+from ..tasks.text.decoding import search_settings
+from ..tasks.text.source import TextConverter
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,28 +45,19 @@ class Translator:
     def __init__(
         self, run: str | Path, data: str | Path | None = None, checkpoint: str | None = None, cpu: bool = False
     ) -> None:
-        import torch
-        from fairseq import hub_utils
+        from fairseq.hub_utils import GeneratorHubInterface
 
-        from .. import models  # noqa: F401  (bridges fairseq, registers the architectures)
+        from ..tasks.loading import load
 
         folder = Run(Path(run))
-        if not folder.path.is_dir():
-            raise ValueError(f"{run}: no such run folder")
-        file = folder.path / checkpoint if checkpoint else folder.averaged if folder.averaged.is_file() else folder.last
-        state = load_checkpoint(file)
-        corpus = Corpus.read(Path(data) if data else find_data(folder, state))
-        self.segmenter = corpus.segmenter()
-        self.decoding = settings.of(folder).decoding
-        self.source = data_folder.read(corpus.path).forms()[corpus.source]
-        self.target = corpus.form
-        loaded = hub_utils.from_pretrained(str(folder.path.resolve()), file.name, str(corpus.path.resolve()))
+        file = folder.checkpoint(checkpoint)
+        path = Path(data) if data else find_data(folder, load_checkpoint(file))
+        self.text = TextConverter(path)
+        self.search = search_settings(settings.of(folder).decoding)
+        loaded = load(folder, file, path.resolve(), cpu)
         with naming(str(file)):
-            loaded["args"].tokenizer = loaded["args"].bpe = None  # the text has its form already
-            self.hub: Any = hub_utils.GeneratorHubInterface(loaded["args"], loaded["task"], loaded["models"])
-        self.hub.eval()
-        if torch.cuda.is_available() and not cpu:
-            self.hub.cuda()
+            loaded.cfg.tokenizer = loaded.cfg.bpe = None  # the text has its form already
+            self.hub: Any = GeneratorHubInterface(loaded.cfg, loaded.task, [loaded.model]).eval()
         limits = [self.hub.max_positions[0], self.hub.cfg.dataset.max_tokens]
         self.longest = min(limit for limit in limits if limit is not None)
 
@@ -94,11 +84,8 @@ class Translator:
                 raise ValueError(f"line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
         if len(line) > most:
             raise ValueError(too_long)
-        words = plain_words(self.segmenter.encode([self.source.to_model(line)])[0])
-        if not words:
-            return None
-        subwords: Tensor = self.hub.binarize(" ".join(words))
-        if len(subwords) > self.longest:
+        subwords: Tensor | None = self.text.encode(line, self.hub.src_dict)
+        if subwords is not None and len(subwords) > self.longest:
             raise ValueError(f"line {number}: {len(subwords):,} subwords, and the model takes {self.longest:,}")
         return subwords
 
@@ -112,15 +99,9 @@ class Translator:
         translations = [""] * len(encoded)
         filled = {index: subwords for index, subwords in enumerate(encoded) if subwords is not None}
         if filled:
-            flags = {
-                "lenpen": float(self.decoding["lenpen"]),
-                "max_len_a": float(self.decoding["max-len-a"]),
-                "max_len_b": int(self.decoding["max-len-b"]),
-            }
-            generated = self.hub.generate(list(filled.values()), beam=int(self.decoding["beam"]), **flags)
+            generated = self.hub.generate(list(filled.values()), **self.search)
             for index, hypotheses in zip(filled, generated, strict=True):
-                text = self.segmenter.join(self.hub.decode(hypotheses[0]["tokens"]))
-                translations[index] = self.target.to_raw(text)
+                translations[index] = self.text.restore(self.hub.decode(hypotheses[0]["tokens"]))
         return translations
 
 
@@ -132,7 +113,7 @@ def lines_of(stream: IO[bytes], most: int) -> Iterator[bytes]:
             return
 
 
-def batches(translator: Translator, lines: Iterable[bytes], together: int) -> Iterator[list[Tensor | None]]:
+def encoded_batches(translator: Translator, lines: Iterable[bytes], together: int) -> Iterator[list[Tensor | None]]:
     """Yield the encoded lines, so many together; before the error of a bad line, all that come before it."""
     encoded: list[Tensor | None] = []
     for number, line in enumerate(lines, start=1):
@@ -160,6 +141,6 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         raise ValueError("stdin: closed; it must be open, and have a sentence on each line")
     translator = Translator(options.run, options.data, options.checkpoint, options.cpu)
     lines = lines_of(sys.stdin.buffer, translator.most_bytes)
-    for encoded in batches(translator, lines, 1 if sys.stdin.isatty() else BUFFER):
+    for encoded in encoded_batches(translator, lines, 1 if sys.stdin.isatty() else BUFFER):
         sys.stdout.buffer.write("".join(line + "\n" for line in translator.decode(encoded)).encode())
         sys.stdout.buffer.flush()

@@ -13,10 +13,14 @@ compat.apply()
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
+from ..data.images import folder as images  # noqa: E402
 from .translation import ResidualTransformerModel  # noqa: E402
 
-# Their names in fairseq's registry.
-IMAGE_MODELS = ("resnet_resid", "all_convolutional", "fully_connected_resid")
-OWN_MODELS = ("transformer_resid", *IMAGE_MODELS)
+# Of every model, as fairseq's registry names it, the task that trains it.
+TASKS = {
+    "transformer_resid": "translation",
+    **dict.fromkeys(("resnet_resid", "all_convolutional", "fully_connected_resid"), images.TASK),
+}
+OWN_MODELS = tuple(TASKS)
 
-__all__ = ["IMAGE_MODELS", "OWN_MODELS", "ResidualTransformerModel"]
+__all__ = ["OWN_MODELS", "TASKS", "ResidualTransformerModel"]

@@ -26,13 +26,12 @@ from markupsafe import Markup
 from .. import records
 from ..analysis import analyze, curves, plots
 from ..analysis.results import Analysis
-from ..analysis.results import read as read_analysis
+from ..analysis.results import read_analysis as read_analysis
 from ..cli import frame, quiet
-from ..data.text.folder import Corpus
 from ..evaluation import compare
-from ..files import read_bytes, read_lines, write_text
+from ..files import read_bytes, write_text
 from ..foreign import printable, say
-from ..runs.run import EVALUATE, Record, Results, Run
+from ..runs.run import Run, RunRecord
 from ..runs.training_command import TrainingCommand
 from ..study import archive, kept, plan, results, tables
 from ..study import plots as study_plots
@@ -68,12 +67,12 @@ class StudyPart:
     name: str
     title: str
     notes: list[str]
-    tables: list[tables.Table]
+    tables: list[tables.StudyTable]
     figures: list[Figure]
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedPart:
     """What the page says of one run's model."""
 
     run: str
@@ -101,7 +100,7 @@ def settings(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
     """Return every flag of the runs' commands with its value in each run; those that differ come first."""
     values = []
     for run in runs:
-        record = records.remembered(run.record, Record)
+        record = records.remembered(run.record, RunRecord)
         command = TrainingCommand.parse(record.command) if record else None
         flags = {flag: " ".join(given) or "yes" for flag, given in command.flags} if command else {}
         values.append({"data": command.data, **flags} if command else None)
@@ -130,54 +129,38 @@ def reason(error: Exception) -> str:
 
 def scores(runs: Sequence[Run], subset: str, notes: list[str]) -> tuple[dict[str, Any] | None, list[compare.Candidate]]:
     """Return the table of scores, tested against the first run where they can be, and the runs that have scores."""
-    candidates = []
-    evaluated = {run: found for run in runs if (found := records.remembered(run.results(subset), Results))}
-    if of_images := [run for run, found in evaluated.items() if found.bleu is None]:
-        for run in runs:
-            if run not in of_images:
-                why = "it is not of images" if run in evaluated else f"run {EVALUATE} {run.path} first"
-                notes.append(f"{run.name} has no scores here: {why}")
-        try:
-            headings, rows, lines = compare.compared([run.path for run in of_images], "last", subset, None)
-        except Exception as error:
-            notes.append(f"scores of {', '.join(run.name for run in of_images)}: left out: {reason(error)}")
-            return None, []
-        return {"headings": headings, "rows": rows, "notes": lines}, []
+    candidates: list[compare.Candidate] = []
     for run in runs:
         try:
-            candidates.append(compare.read(run.path, "averaged", subset, None))
+            candidate = compare.read_candidate(run.path, "averaged", subset)
         except Exception as error:
             notes.append(f"{run.name} has no scores here: {run.results(subset)}: {reason(error)}")
+            continue
+        if candidates and candidate.task is not candidates[0].task:
+            notes.append(f"{run.name} has no scores here: it is not of {candidates[0].task.folder.content}")
+            continue
+        candidates.append(candidate)
     if not candidates:
         return None, []
+    task = candidates[0].task
     try:
-        compare.check(candidates, "averaged")
+        compare.check_comparable(candidates)
     except ValueError as error:
         notes.append(str(error))
         candidates, alone = candidates[:1], candidates
     else:
         alone = candidates if len(candidates) == 1 else []
     if alone:
-        rows = [
-            (each.name, each.results.architecture, f"{each.results.bleu.averaged:.2f}")
-            for each in alone
-            if each.results.bleu
-        ]
+        headings, rows = task.list_apart(alone)
         results = [each.results for each in alone]
-        marks = dict.fromkeys(f"{one.corpus} {one.subset}: BLEU {one.signature}" for one in results)
-        return {"headings": compare.HEADINGS[:3], "rows": rows, "notes": list(marks)}, candidates
-    tested, signatures = compare.significance(candidates)
-    first = candidates[0].results
-    lines = [f"{first.corpus} {first.subset}, averaged model; tested against {candidates[0].name}.", *signatures]
-    lines += compare.seeds(candidates, "averaged")
-    return {"headings": compare.HEADINGS, "rows": tested, "notes": lines}, candidates
-
-
-def sources(candidate: compare.Candidate, subset: str) -> list[str]:
-    """Return the raw source sentences of a scored part of the data; empty lines where they are not kept."""
-    corpus = Corpus.read(compare.data_of(Run(candidate.path), candidate.results))
-    path = corpus.reference(subset).with_suffix(f".{corpus.source}")
-    return read_lines(path) if path.is_file() else [""] * len(candidate.references)
+        marks = dict.fromkeys(f"{one.corpus} {one.subset}: {task.signature(one)}" for one in results)
+        return {"headings": headings, "rows": rows, "notes": list(marks)}, candidates
+    headings, rows, (about, *lines) = compare.tested(candidates)
+    return {
+        "headings": headings,
+        "rows": rows,
+        "notes": [about, f"Tested against {candidates[0].name}.", *lines],
+    }, candidates
 
 
 def read_analyses(runs: Sequence[Run], notes: list[str]) -> dict[Path, Analysis]:
@@ -185,15 +168,17 @@ def read_analyses(runs: Sequence[Run], notes: list[str]) -> dict[Path, Analysis]
     found = {}
     for run in runs:
         try:
-            found[run.path] = read_analysis(analyze.file(run), f"fairseq-resid analyze {run.path}")
+            found[run.path] = read_analysis(analyze.analysis_file(run), f"fairseq-resid analyze {run.path}")
         except Exception as error:
             notes.append(f"{run.name} has no analysis: {reason(error)}")
     return found
 
 
-def what_it_learned(run: Run, analysis: Analysis, baseline: Analysis | None, folder: Path, notes: list[str]) -> Learned:
+def what_it_learned(
+    run: Run, analysis: Analysis, baseline: Analysis | None, folder: Path, notes: list[str]
+) -> LearnedPart:
     """Return what the page says of a run's model; a plot or a finding that cannot be made is a note."""
-    what = f"{run.name}: {analyze.file(run)}"
+    what = f"{run.name}: {analyze.analysis_file(run)}"
 
     def note(part: str, error: Exception) -> None:
         notes.append(f"{what}: {part}: left out: {reason(error)}")
@@ -202,36 +187,36 @@ def what_it_learned(run: Run, analysis: Analysis, baseline: Analysis | None, fol
     with fenced(notes, f"{what}: summary"):
         summary = analyze.summary(analysis)
     with fenced(notes, f"{what}: plots"):
-        plotted = plots.draw(analysis, folder, lambda name, error: note(f"plot {name}", error))
+        plotted = plots.draw_analysis(analysis, folder, lambda name, error: note(f"plot {name}", error))
         figures = [figure(path, CAPTIONS[name]) for name, path in plotted.items()]
     with fenced(notes, f"{what}: findings"):
         found = findings(analysis, baseline, lambda error: note("a finding", error))
-    return Learned(run.name, summary, figures, found)
+    return LearnedPart(run.name, summary, figures, found)
 
 
 def draw_curves(runs: Sequence[Run], path: Path, notes: list[str]) -> list[Figure]:
     """Draw the curves of every run that has a log; nothing if none has."""
     logged: dict[str, list[curves.Curves]] = {}
-    for label, alike in curves.groups(runs).items():
+    for label, alike in curves.group_by_setting(runs).items():
         for run in alike:
             try:
-                one = curves.read(run)
+                one = curves.read_curves(run)
             except Exception as error:
                 notes.append(f"{run.name} has no curves: {reason(error)}")
             else:
                 logged.setdefault(label, []).append(one)
     if not logged:
         return []
-    curves.draw(logged, path)
+    curves.draw_curves(logged, path)
     return [figure(path, "Training and validation, by updates.")]
 
 
 def study_part(file: Path, folder: Path) -> StudyPart:
     """Return what a study has found so far; its plots are drawn into `folder`."""
-    study, name = plan.read(file), file.stem
-    runs = archive.runs(file.with_suffix(""))
-    found = results.build(study, kept.load(study, file, runs), runs)
-    drawn = study_plots.draw(study, found, runs, folder)
+    study, name = plan.read_study(file), file.stem
+    runs = archive.runs_folder(file.with_suffix(""))
+    found = results.build_results(study, kept.load_notes(study, file, runs), runs)
+    drawn = study_plots.draw_study(study, found, runs, folder)
     figures = [figure(path, f"{study_plots.CAPTIONS[path.stem]}.") for path in drawn]
     return StudyPart(name, found.title, tables.notes(found), tables.tables(found), figures)
 
@@ -258,14 +243,14 @@ def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = ()) -> str
                 parts.append(study_part(file, Path(folder) / file.stem))
     if candidates:
         with fenced(notes, f"translations of {candidates[0].path}"):
-            systems = {each.name: each.hypotheses for each in candidates}
-            texts = samples(sources(candidates[0], subset), candidates[0].references, systems)
+            shown = candidates[0].task.texts(candidates)
+            texts = samples(shown.sources, shown.references, shown.outputs) if shown else []
     with fenced(notes, "settings"):
         rows = settings(runs)
     for run in runs:
         structure = analyses[run.path].structure if run.path in analyses else None
         if structure is not None and structure not in [each.name for each in glossary]:
-            with fenced(notes, f"{run.name}: {analyze.file(run)}: structure {structure}"):
+            with fenced(notes, f"{run.name}: {analyze.analysis_file(run)}: structure {structure}"):
                 glossary.append(entry(structure))
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined, finalize=without_control

@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Any
 
 from ..cli.progress import Progress, clock
-from .run import TrainingSummary, log_record, unit_of
+from ..data import folders
+from .run import TrainingSummary, log_record
 from .training_command import TrainingCommand
 
 # What is shown, in this order.
@@ -58,7 +59,7 @@ class Display:
                 name = key.replace("_", " ")
                 self.facts[name] = f"{name} {record[key]}"
         if "wps" in record:
-            self.facts["speed"] = f"{float(record['wps']):,.0f} {unit_of(record).split()[-1]}/s"
+            self.facts["speed"] = f"{float(record['wps']):,.0f} {folders.of_log(record).unit.split()[-1]}/s"
         done = self._share(record, updates)
         now = time.monotonic()
         if done is None:

@@ -26,13 +26,12 @@ from typing import NoReturn
 
 from .. import records
 from ..cli import children, frame, machine
-from ..data.images import folder as images
-from ..data.text import folder as data_folder
+from ..data import folders
 from ..files import open_to_append, replacing, zip_damage
 from ..foreign import say
 from . import devices, plan, recipe
 from .display import Display, summary
-from .run import Hardware, Record, Run, Session
+from .run import Hardware, Run, RunRecord, Session
 from .training_command import FLAG, PROGRAM, TrainingCommand
 
 # Spin rounds before an idle thread sleeps; docs/training.md has the measurement.
@@ -100,13 +99,12 @@ def check_task(arch: str, given: TrainingCommand) -> None:
     """
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
-    from ..models import IMAGE_MODELS
+    from ..models import TASKS
 
-    task = given.value("--task", "translation")
-    of_images = ARCH_MODEL_NAME_REGISTRY[arch] in IMAGE_MODELS
-    if of_images != (task == images.TASK):
-        kind = "images" if of_images else "text"
-        raise ValueError(f"--arch {arch}: a model of {kind}, and the recipe's task is {task}")
+    task = given.value("--task", folders.TEXT.task)
+    kind = folders.of_task(TASKS.get(ARCH_MODEL_NAME_REGISTRY[arch], folders.TEXT.task))
+    if kind is not folders.of_task(task):
+        raise ValueError(f"--arch {arch}: a model of {kind.content}, and the recipe's task is {task}")
 
 
 def check_own_flags(given: TrainingCommand) -> None:
@@ -164,9 +162,11 @@ def check_flags(argv: Sequence[str]) -> list[str]:
     Only this parser knows which arguments are values of a flag.
     Raises: ValueError naming the flag, and the problem or similar flags.
     """
-    from fairseq import options
+    from fairseq import options, utils
 
-    from .. import tasks  # noqa: F401  (and models: their flags)
+    from .. import models  # noqa: F401  (patches fairseq)
+
+    utils.import_user_module(argparse.Namespace(user_dir=str(machine.PACKAGE)))  # the flags of models and tasks
 
     def refuse(message: str) -> NoReturn:
         raise ValueError(message)
@@ -211,22 +211,13 @@ def check_data(command: TrainingCommand) -> None:
 
     Raises: ValueError naming it, the missing files, and the command that prepares it.
     """
-    of_images = command.value("--task", "translation") == images.TASK
+    kind = folders.of_task(command.value("--task", folders.TEXT.task))
     for folder in map(Path, filter(None, command.data.split(":"))):  # fairseq takes shards of a training set as A:B
-        room, prepare = ("images", "prepare-images") if of_images else ("text", "prepare")
-        is_known = (machine.PACKAGE / "data" / room / "manifests" / f"{folder.name}.yaml").is_file()
-        made = f"; fairseq-resid {prepare} {folder.name} makes it" if is_known else ""
+        is_known = (machine.PACKAGE / "data" / kind.content / "manifests" / f"{folder.name}.yaml").is_file()
+        hint = f"; fairseq-resid {kind.command} {folder.name} makes it" if is_known else ""
         if not folder.is_dir():
-            raise ValueError(f"{folder}: no such data folder{made}")
-        if of_images:
-            images.check(folder)
-            continue
-        if images.is_image_folder(folder):
-            raise ValueError(f"{folder}: holds images, and the recipe's task reads text")
-        for pattern in ("dict.*.txt", "train*.bin", "train*.idx"):
-            if len(list(folder.glob(pattern))) < 2:
-                raise ValueError(f"{folder}: incomplete data folder: {pattern} is missing for a language{made}")
-        data_folder.check(folder)
+            raise ValueError(f"{folder}: no such data folder{hint}")
+        kind.check(folder, hint)
 
 
 def settings(command: TrainingCommand) -> TrainingCommand:
@@ -303,7 +294,7 @@ def reached_end(command: TrainingCommand, run: Run) -> bool:
     )
 
 
-def train(command: TrainingCommand, run: Run, record: Record, rank: devices.Rank | None = None) -> bool:
+def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.Rank | None = None) -> bool:
     """Train or resume; return False if the run has already finished.
 
     record: the new run.json, with this session only
@@ -362,7 +353,7 @@ class Request:
     rank: devices.Rank | None
     evaluate: list[str] = field(default_factory=list)
 
-    def record(self) -> Record:
+    def record(self) -> RunRecord:
         """Return the content of run.json, with a session that starts now."""
         chosen = {**spinning(os.environ), **({} if self.gpus else allocating(os.environ))}
         session = Session(
@@ -373,7 +364,7 @@ class Request:
             variables={**{name: os.environ[name] for name in VARIABLES if name in os.environ}, **chosen},
         )
         command = self.command.without(PROCESS_FLAGS).argv
-        return Record(command, False, self.plan.record(), self.seed, [session], self.evaluate)
+        return RunRecord(command, False, self.plan.record(), self.seed, [session], self.evaluate)
 
 
 def request(
@@ -411,7 +402,7 @@ def request(
     return Request(run, planned, command, seed, gpus, rank, recipe.evaluation(name))
 
 
-def changes(before: Record, now: Record) -> list[str]:
+def changes(before: RunRecord, now: RunRecord) -> list[str]:
     """Return what differs from the session before (batches, commit, versions), a phrase for each."""
     found = []
     old, new = (plan.Batches.of(TrainingCommand.parse(record.command)) for record in (before, now))

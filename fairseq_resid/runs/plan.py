@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..data.images import folder as images
+from ..data import folders
 from .devices import Gpu, Rank
 from .training_command import TrainingCommand
 
@@ -168,7 +168,7 @@ def choose_precision(asked: str, given: TrainingCommand, gpus: Sequence[Gpu]) ->
     capability = min(gpu.capability for gpu in gpus)
     number = ".".join(map(str, capability))
     name = "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
-    if name != "fp32" and given.value("--task", "") == images.TASK:
+    if name != "fp32" and folders.of_task(given.value("--task", "")).has_running_statistics:
         return "amp", f"compute capability {number}, batch normalisation in fp32", PRECISIONS["amp"]
     return name, f"compute capability {number}", PRECISIONS[name]
 

@@ -17,13 +17,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from .. import records
+from ..data import folders
 from ..files import locked, reading
 
 Numbering = Literal["epoch", "update"]
@@ -64,7 +65,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """run.json: what was trained, and when.
 
     plan: runs/plan.py's, in a reader's words; evaluate: the flags that the recipe states for its evaluation
@@ -142,15 +143,15 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Fingerprint:
-    """What a file is known again by: its name, size in bytes, time of change."""
+class FileState:
+    """What shows that a file has not changed: its name, size in bytes, time of change."""
 
     file: str
     size: int
     mtime_ns: int
 
     @classmethod
-    def of(cls, path: Path) -> Fingerprint:
+    def of(cls, path: Path) -> FileState:
         status = path.stat()
         return cls(path.name, status.st_size, status.st_mtime_ns)
 
@@ -176,6 +177,18 @@ class Run:
     @property
     def averaged(self) -> Path:
         return self.path / "averaged.pt"
+
+    def checkpoint(self, name: str | None = None) -> Path:
+        """Return the best checkpoint: the averaged model, or without one the last checkpoint; or the one of this name.
+
+        Raises: ValueError naming the folder or the file that is missing.
+        """
+        if not self.path.is_dir():
+            raise ValueError(f"{self.path}: no such run folder")
+        file = self.path / name if name else self.averaged if self.averaged.is_file() else self.last
+        if not file.is_file():
+            raise ValueError(f"{file}: no such checkpoint: fairseq-resid train makes one")
+        return file
 
     def average(self, name: str) -> Path:
         """Return the path of an average by its name, averaged or epochsFIRST-LAST."""
@@ -203,12 +216,12 @@ class Run:
         with locked(self.path / ".lock", f"{self.path}: another training or evaluation is at work in it") as lock:
             yield lock
 
-    def read_record(self) -> Record | None:
+    def read_record(self) -> RunRecord | None:
         """Return what run.json says; None if there is none.
 
         Raises: ValueError naming the file if it is damaged.
         """
-        return records.read_if_there(self.record, Record, TRAIN)
+        return records.read_if_there(self.record, RunRecord, TRAIN)
 
     def read_results(self, subset: str = "test") -> Results:
         """Return what evaluation found.
@@ -287,13 +300,8 @@ class Run:
             target_tokens=round(tokens) if measured else None,
             tokens_per_second=round(tokens / seconds, 1) if measured else None,
             best_valid_loss=min(finite, default=None),
-            unit=unit_of(next(iter(epochs.values()), {})),
+            unit=folders.of_log(next(iter(epochs.values()), {})).unit,
         )
-
-
-def unit_of(record: Mapping[str, Any]) -> str:
-    """Return what fairseq counts as tokens in a record of a training: an image model logs its error beside them."""
-    return "images" if any(name.endswith("error") for name in record) else "target tokens"
 
 
 def log_record(line: str) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from .run import Numbering, Record, Run
+from .run import Numbering, Run, RunRecord
 
 LAST = 10  # checkpoints that are averaged
 # fairseq-generate's flags. fairseq divides a score by len^lenpen, tensor2tensor by ((5 + len) / 6)^lenpen: the same 0.6
@@ -88,7 +88,7 @@ def of(run: Run, given: argparse.Namespace | None = None) -> Settings:
 
     Raises: ValueError naming run.json if it is damaged, or states what is no setting.
     """
-    record: Record | None = run.read_record()
+    record: RunRecord | None = run.read_record()
     try:
         own = parse(record.evaluate if record else [])
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a checkpoint's config says of the data that its model was trained on."""
+"""What a checkpoint says of the training of its model: task, data, updates."""
 
 from __future__ import annotations
 
@@ -11,6 +11,18 @@ from .run import Run
 def setting(section: Any, name: str) -> Any:
     """Return one setting of a checkpoint's cfg, whose sections are dicts or argparse namespaces."""
     return section.get(name) if isinstance(section, dict) else getattr(section, name, None)
+
+
+def task_of(cfg: Any) -> str | None:
+    """Return the name of fairseq's task that a checkpoint's cfg states; None if it states none."""
+    task = setting(cfg, "task")
+    return setting(task, "_name") or setting(task, "task")
+
+
+def num_updates(state: dict[str, Any]) -> int | None:
+    """Return the number of updates a checkpoint was trained for, None if it does not say."""
+    history = state.get("optimizer_history")
+    return history[-1].get("num_updates") if history else None
 
 
 def share_splits(one: str, other: str) -> bool:

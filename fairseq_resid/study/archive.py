@@ -18,7 +18,7 @@ from ..data import extract
 from ..files import reading, replacing, sha256
 
 
-def path(kept: Path) -> Path:
+def archive_file(kept: Path) -> Path:
     """Return the path of the archive that belongs to a study's folder."""
     return kept.with_name(f"{kept.name}.tar.xz")
 
@@ -28,12 +28,12 @@ def run_folders(kept: Path) -> list[Path]:
     return sorted(note.parent for note in kept.glob("*/study.json") if note.parent.suffix != ".partial")
 
 
-def runs(kept: Path) -> Path:
+def runs_folder(kept: Path) -> Path:
     """Return the folder that contains a study's kept runs: the study's own folder if it has any, else the cache.
 
     Raises: ValueError naming the archive if it is damaged or not the one that results.json names; OSError.
     """
-    archive = path(kept)
+    archive = archive_file(kept)
     if run_folders(kept) or not archive.is_file():
         return kept
     digest = sha256(archive)
@@ -62,7 +62,10 @@ def pack(kept: Path) -> Path:
     FILE.gz is stored as FILE: similar files of two runs compress better together.
     Raises: OSError or ValueError naming the file that cannot be read, with the folders untouched.
     """
-    with replacing(path(kept)) as partial, tarfile.open(partial, "w:xz", format=tarfile.PAX_FORMAT, preset=9) as tar:
+    with (
+        replacing(archive_file(kept)) as partial,
+        tarfile.open(partial, "w:xz", format=tarfile.PAX_FORMAT, preset=9) as tar,
+    ):
         for folder in run_folders(kept):
             for file in sorted(file for file in folder.rglob("*") if file.is_file()):
                 plain = file.with_suffix("") if file.suffix == ".gz" else file
@@ -73,12 +76,12 @@ def pack(kept: Path) -> Path:
                 tar.addfile(member, io.BytesIO(content))
     for folder in run_folders(kept):
         shutil.rmtree(folder)
-    return path(kept)
+    return archive_file(kept)
 
 
 def unpack(kept: Path) -> int:
     """Copy the runs of the archive into the study's folder; return how many there are."""
-    for folder in run_folders(runs(kept)):
+    for folder in run_folders(runs_folder(kept)):
         with replacing(kept / folder.name) as partial:
             shutil.copytree(folder, partial)
     return len(run_folders(kept))

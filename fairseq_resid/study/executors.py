@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 
-class Job(Protocol):
+class StartedRun(Protocol):
     """A run that was started."""
 
     def code(self) -> int | None:
@@ -27,7 +27,7 @@ class Executor(Protocol):
 
     def stop(self) -> None: ...
 
-    def start(self, commands: Mapping[str, list[str]]) -> dict[str, Job]:
+    def start(self, commands: Mapping[str, list[str]]) -> dict[str, StartedRun]:
         """Start a command for each name."""
 
 
@@ -74,8 +74,8 @@ class LocalExecutor:
         for process in self.started:
             process.child.wait()
 
-    def start(self, commands: Mapping[str, list[str]]) -> dict[str, Job]:
-        jobs: dict[str, Job] = {}
+    def start(self, commands: Mapping[str, list[str]]) -> dict[str, StartedRun]:
+        jobs: dict[str, StartedRun] = {}
         for (name, command), slot in zip(commands.items(), self._free(), strict=False):
             self.logs.mkdir(parents=True, exist_ok=True)
             own = {"OMP_NUM_THREADS": str(self.threads)} if self.threads else {}
@@ -193,7 +193,7 @@ class SubmititExecutor:
         for job in self.started:
             job.cancel(check=False)
 
-    def start(self, commands: Mapping[str, list[str]]) -> dict[str, Job]:
+    def start(self, commands: Mapping[str, list[str]]) -> dict[str, StartedRun]:
         try:
             with self.executor.batch():
                 jobs = {

@@ -14,7 +14,6 @@ KEPT/RUN/analysis/analysis.json            what the sites learned, where the run
 
 from __future__ import annotations
 
-import hashlib
 import math
 import shlex
 import shutil
@@ -24,13 +23,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .. import records
-from ..data.images import folder as images
-from ..files import MOST_NUMBER, copy, pack, replacing, sha256
+from ..files import MOST_NUMBER, copy, pack, replacing
 from ..foreign import printable
 from ..runs import launch, recipe
-from ..runs.run import MOST_SECONDS, SESSION, Record, Run, Scored, log_record
+from ..runs.run import MOST_SECONDS, SESSION, Run, RunRecord, Scored, log_record
 from ..runs.training_command import TrainingCommand
-from .plan import Planned, Study, settings
+from ..tasks import kinds
+from .plan import Planned, Study, flags_of
 
 Outcome = Literal["finished", "diverged"]
 MOST_PARAMETERS = 1e15
@@ -63,12 +62,12 @@ class Note:
         return self.valid.get("averaged", self.valid.get("last", math.inf))
 
 
-def file(folder: Path) -> Path:
+def note_file(folder: Path) -> Path:
     """Return the path of a run's study.json."""
     return folder / "study.json"
 
 
-def keep(run: Run, note: Note, folder: Path) -> None:
+def keep_run(run: Run, note: Note, folder: Path) -> None:
     """Put what is kept of a run into FOLDER, whole or not at all."""
     with replacing(folder) as partial:
         if partial.exists():  # of a run that was killed here
@@ -80,19 +79,19 @@ def keep(run: Run, note: Note, folder: Path) -> None:
         write_log(run, Run(partial))
         for path in sorted(run.path.glob("results*.json")):
             copy(path, partial / path.name)
-        for pattern in ("*.nll", "*.averaged.hyp", "*.averaged.bleu", "*.epochs*.hyp", "*.epochs*.bleu", "*.images"):
+        for pattern in (pattern for task in kinds.TASKS for pattern in task.kept_files):
             for path in sorted(run.decode.glob(pattern)):
                 pack(path, Run(partial).decode)
         analysis = run.path / "analysis" / "analysis.json"
         if analysis.is_file():
             (partial / "analysis").mkdir()
             copy(analysis, partial / "analysis" / analysis.name)
-        records.write(file(partial), note)
+        records.write(note_file(partial), note)
         if folder.exists():
             shutil.rmtree(folder)
 
 
-def command_without_paths(record: Record) -> list[str]:
+def command_without_paths(record: RunRecord) -> list[str]:
     """Return a training's command without the folders of the machine that it ran on."""
     return TrainingCommand.parse(record.command).without(launch.PLACE_FLAGS).argv
 
@@ -110,11 +109,11 @@ def write_log(run: Run, into: Run) -> None:
     plain.unlink()
 
 
-def terms(study: Study, run: Planned) -> dict[str, Any]:
+def scoring_terms(study: Study, run: Planned) -> dict[str, Any]:
     """Return what a study file says of how a run is scored: no run may be scored otherwise than the others."""
     tuning = study.tuning
-    averages = study.kind.model == "averaged"
-    by_measure = {measure: list(study.tests_of(measure)) for measure in study.kind.measures}
+    averages = study.task.has_averages
+    by_measure = {measure: list(study.tests_of(measure)) for measure in study.task.measures}
     tests = by_measure if isinstance(study.tests, dict) else list(study.tests)
     decoding = recipe.evaluation(study.recipe)
     found: dict[str, Any] = {"evaluate": decoding} if decoding else {}
@@ -125,16 +124,7 @@ def terms(study: Study, run: Planned) -> dict[str, Any]:
     return {**found, **({"average": study.average} if averages else {}), "measure": study.measure, "tests": tests}
 
 
-def digest(data: Path) -> str:
-    """Return what a data folder is known again by: its dictionaries and its reference texts, or its images."""
-    if images.is_image_folder(data):
-        sums = images.read(data).checksums
-        return hashlib.sha256("".join(sums[name] for name in sorted(sums)).encode()).hexdigest()[:16]
-    files = [*sorted(data.glob("dict.*.txt")), *sorted((data / "ref").iterdir())]
-    return hashlib.sha256("".join(sha256(path) for path in files).encode()).hexdigest()[:16]
-
-
-def read(folder: Path, study: str) -> dict[str, Note]:
+def read_notes(folder: Path, study: str) -> dict[str, Note]:
     """Return the note of every run that is kept of a study, by the run's name.
 
     Raises: ValueError naming the folder that belongs to another study or another data folder, or the damaged file.
@@ -163,7 +153,7 @@ def read(folder: Path, study: str) -> dict[str, Note]:
 
 
 def faults(note: Note) -> Iterator[str]:
-    """Yield what cannot be in a note, a line each: the field, what it is, what is allowed."""
+    """Yield a line for each invalid field of a note: the field, its value, the allowed values."""
     numbers = {f"valid: {model}": value for model, value in note.valid.items()}
     numbers |= {
         f"scores: {model}: {measure}": scored.score
@@ -184,26 +174,26 @@ def check_scores(study: Study, notes: Mapping[str, Note], folder: Path) -> None:
 
     Raises: ValueError naming the file, the model and the measure.
     """
-    model = study.kind.model
+    model = study.task.best
     for name, note in notes.items():
         scores = note.scores.get(model, {})
-        missing = [measure for measure in study.kind.measures if measure not in scores]
+        missing = [measure for measure in study.task.measures if measure not in scores]
         if missing and note.outcome == "finished" and not note.run.is_tuning:
-            raise ValueError(f"{file(folder / name)}: scores: {model} has no {missing[0]}")
+            raise ValueError(f"{note_file(folder / name)}: scores: {model} has no {missing[0]}")
 
 
-def load(study: Study, file: Path, folder: Path) -> dict[str, Note]:
+def load_notes(study: Study, file: Path, folder: Path) -> dict[str, Note]:
     """Return the notes of the runs that are kept of a study file.
 
     Raises: what `read` raises; ValueError naming the run that was made, or scored, otherwise than the file says now.
     """
-    notes = read(folder, file.stem)
+    notes = read_notes(folder, file.stem)
     check_scores(study, notes, folder)
     for name, note in notes.items():
         if note.run.arm not in study.arms or note.run.setting not in study.settings:
             continue  # the file does not have it any more
-        differences = TrainingCommand.parse(shlex.split(note.flags)).changes(settings(study, note.run))
-        now = terms(study, note.run)
+        differences = TrainingCommand.parse(shlex.split(note.flags)).changes(flags_of(study, note.run))
+        now = scoring_terms(study, note.run)
         differences += [
             f"{key} was {note.terms[key]}, now {now.get(key)}" for key in note.terms if note.terms[key] != now.get(key)
         ]

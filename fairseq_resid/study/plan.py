@@ -13,17 +13,17 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from msgspec import Struct, field
 
 from .. import records
-from ..data.images import folder as image_folder
-from ..data.text.folder import Corpus
+from ..data import folders
 from ..runs import launch, recipe
 from ..runs.trained_on import share_splits
 from ..runs.training_command import TrainingCommand
-from . import measures
+from ..tasks import kinds
+from ..tasks.protocol import Task
 
 LENGTHS = ("--max-epoch", "--max-update")
 LOWER = 3  # values below the grid that are tried if every value of it diverges
@@ -58,7 +58,7 @@ class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(map(float, self.grid))
 
 
-class Step(Struct, frozen=True, forbid_unknown_fields=True):
+class PlanStep(Struct, frozen=True, forbid_unknown_fields=True):
     """A comparison: these arms in a setting, so many seeds each, from 1; with 0 seeds the arms are tuned only.
 
     at: the value of the tuned flag: "own", each arm's best; "baseline", that of the baseline for all; or a number
@@ -98,11 +98,11 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     recipe: str
     arms: dict[str, str]
     baseline: str
-    plan: tuple[Step, ...]
+    plan: tuple[PlanStep, ...]
     data: str = ""
     flags: str = ""
     settings: dict[str, str] = field(default_factory=lambda: {"recipe": ""})
-    measure: Literal["NLL", "BLEU", "error"] = "NLL"
+    measure: str = "NLL"
     tests: tuple[str, ...] | dict[str, tuple[str, ...]] = ("test",)
     average: int = 10
     epochs: tuple[int, int] | None = None
@@ -111,9 +111,9 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     contrasts: tuple[tuple[str, ...], ...] = ()
 
     @property
-    def kind(self) -> measures.Kind:
-        """What its models are measured by."""
-        return measures.kind(self.measure)
+    def task(self) -> Task[Any]:
+        """The kind of task of its models."""
+        return kinds.of_measure(self.measure)
 
     def tests_of(self, measure: str) -> tuple[str, ...]:
         """Return the test sets that a measure is taken on."""
@@ -122,7 +122,7 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def all_tests(self) -> tuple[str, ...]:
         """Every test set that some measure is taken on."""
-        return tuple(dict.fromkeys(test for measure in self.kind.measures for test in self.tests_of(measure)))
+        return tuple(dict.fromkeys(test for measure in self.task.measures for test in self.tests_of(measure)))
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Planned:
         return f"{self.setting}.{self.arm}{value}.{'tuning' if self.is_tuning else f'seed{self.seed}'}"
 
 
-def read(path: Path) -> Study:
+def read_study(path: Path) -> Study:
     """Read a study file.
 
     Raises: ValueError naming the file and what is wrong with it; OSError.
@@ -169,11 +169,13 @@ def _check(study: Study) -> None:
         for name in names:
             if not name or not all(letter.isalnum() or letter in "_+-=" for letter in name):
                 raise ValueError(f"{what}: {name!r}: a name is made of {ALLOWED}")
+    if study.measure not in kinds.measures():
+        raise ValueError(f"measure: {study.measure}: must be {' or '.join(kinds.measures())}")
     if study.baseline not in study.arms:
         raise ValueError(f"baseline: {study.baseline}: no such arm; there are {', '.join(study.arms)}")
-    if isinstance(study.tests, dict) and study.tests.keys() != study.kind.measures.keys():
-        raise ValueError(f"tests: {', '.join(study.tests)}: must be of {' and '.join(study.kind.measures)}")
-    for measure in study.kind.measures:
+    if isinstance(study.tests, dict) and study.tests.keys() != study.task.measures.keys():
+        raise ValueError(f"tests: {', '.join(study.tests)}: must be of {' and '.join(study.task.measures)}")
+    for measure in study.task.measures:
         tests = study.tests_of(measure)
         if not tests or len(set(tests)) < len(tests):
             raise ValueError(f"tests: {', '.join(tests) or 'no test set'}: each must be named once")
@@ -270,21 +272,21 @@ def arguments(study: Study, run: Planned) -> tuple[str, list[str]]:
             raise ValueError(f"tuning: length: the recipe has neither {' nor '.join(LENGTHS)}")
         for flag in lengths:
             extra += [flag, str(math.ceil((given.integer(flag) or 1) * tuning.length))]
-        if study.kind.model == "averaged":
+        if study.task.has_averages:
             extra += ["--keep-interval-updates", str(tuning.average)]
     if run.value is not None and tuning is not None:
         extra += [tuning.flag, f"{run.value:g}"]
     return arch[0], [*extra, "--seed", str(run.seed)]
 
 
-def settings(study: Study, run: Planned) -> TrainingCommand:
+def flags_of(study: Study, run: Planned) -> TrainingCommand:
     """Return every flag of a run, the recipe's too, as far as it does not depend on the machine."""
     arch, extra = arguments(study, run)
     base, own = launch.place_data(recipe.read(study.recipe), arch, extra)
     return base.and_then(TrainingCommand.parse(["--arch", arch])).and_then(own)
 
 
-def check(study: Study, path: Path) -> None:
+def check_study(study: Study, path: Path) -> None:
     """Check every flag that the study can give, as fairseq reads it.
 
     Raises: ValueError naming the file, the arm, the setting, and the flag.
@@ -297,7 +299,7 @@ def check(study: Study, path: Path) -> None:
                 check_paths(TrainingCommand.parse(arguments(study, run)[1]))
                 requested = launch.request(study.recipe, *arguments(study, run), Path("unused"))
                 check_kind(requested.command, study.measure)
-                if study.kind.model == "averaged":
+                if study.task.has_averages:
                     check_average(
                         requested.command, study.tuning.average if is_tuning and study.tuning else study.average
                     )
@@ -316,11 +318,11 @@ def check_paths(given: TrainingCommand) -> None:
 
 def check_kind(command: TrainingCommand, measure: str) -> None:
     """Raise ValueError if the measure is not of what the recipe trains."""
-    task = command.value("--task", "translation")
-    of_images = task == image_folder.TASK
-    if of_images != (measures.kind(measure) is measures.IMAGES):
-        allowed = [name for name in ("NLL", "BLEU", "error") if (measures.kind(name) is measures.IMAGES) == of_images]
-        raise ValueError(f"measure: {measure}: the recipe's task is {task}; its measure is {' or '.join(allowed)}")
+    name = command.value("--task", folders.TEXT.task)
+    task = kinds.of_name(name)
+    if kinds.of_measure(measure) is not task:
+        allowed = [each for each in kinds.measures() if kinds.of_measure(each) is task]
+        raise ValueError(f"measure: {measure}: the recipe's task is {name}; its measure is {' or '.join(allowed)}")
 
 
 def check_average(command: TrainingCommand, count: int) -> None:
@@ -337,15 +339,8 @@ def check_tests(command: TrainingCommand, tests: Sequence[str], is_tuning: bool 
     if wrong := [subset for subset in judged if share_splits(subset, trained)]:
         raise ValueError(f"{'tuning' if wrong[0] == 'valid' else 'tests'}: {wrong[0]}: --train-subset has it too")
     data = Path(command.data)
-    if image_folder.is_image_folder(data):
-        known = image_folder.read(data)
-        if missing := [name for name in ("valid", *tests) if name not in known.counts]:
-            raise ValueError(f"tests: {missing[0]}: {data} has {', '.join(known.counts)}")
-        return
-    for subset in ("valid", *tests) if data.is_dir() else ():
-        reference = Corpus.read(data).reference(subset)
-        if not reference.is_file():
-            raise ValueError(f"tests: {subset}: there is no reference text {reference}")
+    if missing := folders.of_folder(data).missing_split(data, ("valid", *tests)):
+        raise ValueError(f"tests: {missing}")
 
 
 # ------------------------------------------------------------------------------------------------------ what is next
@@ -363,7 +358,7 @@ class Choice:
     best: float | None
 
 
-def choose(tuning: Tuning, tried: Mapping[float, float]) -> Choice:
+def choose_value(tuning: Tuning, tried: Mapping[float, float]) -> Choice:
     """Return the best value of those tried, or the values that are to be tried first.
 
     tried: NLL by value; infinite where the training failed
@@ -394,18 +389,18 @@ def choices(study: Study, nll: Mapping[Planned, float]) -> dict[tuple[str, str],
             for run, value in nll.items()
             if run.is_tuning and (run.setting, run.arm) == (setting, arm) and run.value is not None
         }
-        found[setting, arm] = choose(study.tuning, tried)
+        found[setting, arm] = choose_value(study.tuning, tried)
     return found
 
 
-def _tuned(study: Study, step: Step) -> tuple[str, ...]:
+def _tuned(study: Study, step: PlanStep) -> tuple[str, ...]:
     """Return the arms that must be tuned before a step."""
     if step.fixed is not None:
         return ()
     return step.arms if step.at == "own" else (study.baseline,)
 
 
-def value_of(study: Study, step: Step, arm: str, known: Mapping[tuple[str, str], Choice]) -> float | None:
+def value_of(study: Study, step: PlanStep, arm: str, known: Mapping[tuple[str, str], Choice]) -> float | None:
     """Return the value of the tuned flag for an arm in a step; None while it is not known."""
     if step.fixed is not None:
         return step.fixed

@@ -10,9 +10,9 @@ import numpy as np
 from ..analysis import curves
 from ..analysis.style import COLOURS, MARKS, figure, plain
 from ..runs.run import Run
-from . import measures
+from ..tasks import kinds
 from .plan import Planned, Study
-from .results import Results, Row, across, values_chosen
+from .results import Row, StudyResults, across, values_chosen
 from .statistics import Effect
 
 LEGEND = "dot and line: difference and 95% interval; small dots: seeds, their number in brackets"
@@ -37,24 +37,24 @@ def look(study: Study, arm: str) -> dict[str, Any]:
     return {"color": COLOURS[colour], "marker": mark, "markerfacecolor": "white" if turn else COLOURS[colour]}
 
 
-def compared(results: Results) -> list[Row]:
+def compared(results: StudyResults) -> list[Row]:
     return [row for row in results.rows if row.against]
 
 
-def main_effect(results: Results, row: Row) -> Effect:
+def main_effect(results: StudyResults, row: Row) -> Effect:
     assert row.against is not None
     return row.against.effects[results.measure]
 
 
 def is_less_better(measure: str) -> bool:
-    return measures.kind(measure).measures[measure].is_less_better
+    return kinds.of_measure(measure).measures[measure].is_less_better
 
 
-def direction(results: Results) -> str:
+def direction(results: StudyResults) -> str:
     return "less is better" if is_less_better(results.measure) else "more is better"
 
 
-def effects(results: Results, path: Path) -> None:
+def effects(results: StudyResults, path: Path) -> None:
     """Draw the difference from the baseline of every arm with its interval, and of every seed of both.
 
     A panel with its own scale for each setting; the baseline's seeds come first.
@@ -95,7 +95,7 @@ def effects(results: Results, path: Path) -> None:
         axis.figure.suptitle(LEGEND, size=9)
 
 
-def gap(study: Study, results: Results, path: Path) -> bool:
+def gap(study: Study, results: StudyResults, path: Path) -> bool:
     """Draw the validation curve of every arm minus the baseline's, a panel for each setting."""
     panels: dict[str, list[Row]] = {}
     for row in compared(results):
@@ -111,7 +111,7 @@ def gap(study: Study, results: Results, path: Path) -> bool:
                 axis.plot(*zip(*row.gap, strict=True), label=label, **style, **look(study, row.arm))
             axis.axhline(0, color="black", linewidth=0.8)
             axis.set_title(setting, loc="left")
-            axis.set_ylabel(f"{study.kind.curve.replace('valid', 'validation')}\nminus {results.baseline}'s")
+            axis.set_ylabel(f"{study.task.curve.replace('valid', 'validation')}\nminus {results.baseline}'s")
             axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_xlabel("epoch")
         lines = {line.get_label(): line for each in axes[:, 0] for line in each.get_lines()[:-1]}
@@ -119,7 +119,7 @@ def gap(study: Study, results: Results, path: Path) -> bool:
     return True
 
 
-def by_setting(study: Study, results: Results, path: Path) -> bool:
+def by_setting(study: Study, results: StudyResults, path: Path) -> bool:
     """Draw how the difference of each arm changes over its settings, at its own value and at the baseline's.
 
     Settings in which an arm or the baseline did not train are left out: the difference there is larger by an order of
@@ -156,7 +156,7 @@ def by_setting(study: Study, results: Results, path: Path) -> bool:
     return True
 
 
-def tuning(study: Study, results: Results, path: Path) -> None:
+def tuning(study: Study, results: StudyResults, path: Path) -> None:
     """Draw the NLL on the valid set by the tuned flag, and the difference from the baseline at the same value."""
     settings = [name for name in study.settings if any(one.setting == name for one in results.tuned)]
     flag = study.tuning.flag if study.tuning else ""
@@ -187,7 +187,7 @@ def tuning(study: Study, results: Results, path: Path) -> None:
         axes[0, 0].figure.legend(lines.values(), lines, loc="outside lower center", ncols=4, fontsize=8)
 
 
-def learning(study: Study, results: Results, kept: Path, path: Path) -> bool:
+def learning(study: Study, results: StudyResults, kept: Path, path: Path) -> bool:
     """Draw the curves of every arm at its own value in the setting with most runs; seeds are a band."""
     found: dict[str, list[curves.Curves]] = {}
     settings = [row.setting for row in results.rows if row.at != "baseline" for _ in row.seeds]
@@ -197,13 +197,13 @@ def learning(study: Study, results: Results, kept: Path, path: Path) -> bool:
     for row in results.rows:
         if row.setting == setting and row.at != "baseline":
             runs = [Run(kept / Planned(setting, row.arm, row.value, seed).name) for seed in row.seeds]
-            if read := [curves.read(run) for run in runs]:
+            if read := [curves.read_curves(run) for run in runs]:
                 found[f"{setting} {row.arm}{value_of(row.at)}, {len(read)} seeds"] = read
-    curves.draw(found, path)
+    curves.draw_curves(found, path)
     return bool(found)
 
 
-def draw(study: Study, results: Results, kept: Path, folder: Path) -> list[Path]:
+def draw_study(study: Study, results: StudyResults, kept: Path, folder: Path) -> list[Path]:
     """Draw every plot that there are figures for into a folder; return their paths. kept: what is kept of the runs."""
     drawn = []
     if compared(results):

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import records
 from ..analysis import curves
-from ..runs.run import Record, Run, Scored
+from ..runs.run import Run, RunRecord, Scored
 from . import plan
 from .kept import Note
 from .plan import Choice, Group, Study
@@ -116,7 +116,7 @@ class Tuned:
 
 
 @dataclass(frozen=True)
-class Results:
+class StudyResults:
     """All figures of a study.
 
     tests, sentences: by measure; machines: how many runs were made on what
@@ -142,7 +142,7 @@ class Results:
     archive: str | None = None
 
 
-class Kept:
+class KeptRuns:
     """The kept runs of a study, and what their scores are made of."""
 
     def __init__(self, study: Study, notes: Mapping[str, Note], folder: Path) -> None:
@@ -161,13 +161,13 @@ class Kept:
 
     def _values(self, name: str, measure: str) -> np.ndarray:
         """Return a run's pseudo-value of a measure for every sentence of all test sets."""
-        run, of = Run(self.folder / name), self.study.kind.measures[measure]
+        run, of = Run(self.folder / name), self.study.task.measures[measure]
         parts = [row for subset in self.study.tests_of(measure) for row in of.parts(run, subset)]
         return pseudo_values(np.array(parts), of.score)
 
     def compare(self, groups: Sequence[Sequence[Note]], measures: Iterable[str]) -> Comparison:
         """Compare two groups of runs that have ended, or the difference of the first two with that of the last two."""
-        kind = self.study.kind
+        task = self.study.task
         finished = [[note for note in group if note.outcome == "finished"] for group in groups]
         seeds = [len(group) for group in finished]
         if not all(finished):
@@ -178,16 +178,16 @@ class Kept:
             count = len(self.values(first, measure))
             if strange := [name for name in others if len(self.values(name, measure)) != count]:
                 raise ValueError(
-                    f"{self.folder / strange[0]}: was scored on another number of {kind.example} than {first}"
+                    f"{self.folder / strange[0]}: was scored on another number of {task.examples} than {first}"
                 )
             samples = [np.stack([self.values(note.run.name, measure) for note in group]) for group in finished]
             effects[measure] = effect(list(zip(SIGNS, samples, strict=False)))
         untested = ""
         if lost := sum(map(len, groups)) - sum(seeds):
             untested = f"{lost} diverged"
-        elif kind.floor is not None:
-            name, least = kind.floor
-            if any(plain.fmean(note.scores[kind.model][name].score for note in group) < least for group in finished):
+        elif task.floor is not None:
+            name, least = task.floor
+            if any(plain.fmean(note.scores[task.best][name].score for note in group) < least for group in finished):
                 untested = f"{name} below {least:g}"
         if untested:
             effects = {measure: Effect(found.difference) for measure, found in effects.items()}
@@ -211,7 +211,7 @@ def mean_curve(found: Sequence[Mapping[int, float]]) -> list[tuple[int, float]]:
     return [(epoch, plain.fmean(one[epoch] for one in found)) for epoch in common]
 
 
-def machine(record: Record) -> str:
+def machine(record: RunRecord) -> str:
     """Return what a run was made on, in words."""
     hardware = record.sessions[-1].hardware
     if hardware.gpus:
@@ -219,29 +219,29 @@ def machine(record: Record) -> str:
     return f"{hardware.cores} {'core' if hardware.cores == 1 else 'cores'} of {hardware.cpu}"
 
 
-def build(study: Study, notes: Mapping[str, Note], folder: Path) -> Results:
+def build_results(study: Study, notes: Mapping[str, Note], folder: Path) -> StudyResults:
     """Return the figures of what is kept.
 
     Raises: ValueError naming the file that is damaged.
     """
-    kept = Kept(study, notes, folder)
+    kept = KeptRuns(study, notes, folder)
     nll = {note.run: note.nll for note in notes.values()}
     known = plan.choices(study, nll)
     rows = [row for cell in _cells(study, known) if (row := _row(kept, cell)) is not None]
     rows = _corrected([_against(kept, row, rows) for row in rows], study)
     first = next((note for note in notes.values() if note.scores), None)
     runs = [Run(folder / name) for name in notes]
-    sessions = [record for run in runs if (record := records.remembered(run.record, Record)) and record.sessions]
-    return Results(
+    sessions = [record for run in runs if (record := records.remembered(run.record, RunRecord)) and record.sessions]
+    return StudyResults(
         title=study.title,
         measure=study.measure,
         baseline=study.baseline,
-        tests={measure: list(study.tests_of(measure)) for measure in study.kind.measures},
+        tests={measure: list(study.tests_of(measure)) for measure in study.task.measures},
         sentences={
             measure: 0 if first is None else len(kept.values(first.run.name, measure))
-            for measure in study.kind.measures
+            for measure in study.task.measures
         },
-        signatures={name: score.signature for name, score in first.scores[study.kind.model].items()} if first else {},
+        signatures={name: score.signature for name, score in first.scores[study.task.best].items()} if first else {},
         rows=rows,
         interactions=_interactions(kept, rows),
         contrasts=[_contrast(kept, contrast, known) for contrast in study.contrasts],
@@ -310,9 +310,9 @@ def fixed_value(at: str) -> float | None:
     return None if at in ("own", "baseline", "") else float(at)
 
 
-def _row(kept: Kept, cell: Cell) -> Row | None:
+def _row(kept: KeptRuns, cell: Cell) -> Row | None:
     """Return the figures of a cell; None if no run of it has ended."""
-    kind, measure = kept.study.kind, kept.study.measure
+    task, measure = kept.study.task, kept.study.measure
     ended = kept.ended(cell)
     finished = [note for note in ended if note.outcome == "finished"]
     if not ended:
@@ -337,17 +337,17 @@ def _row(kept: Kept, cell: Cell) -> Row | None:
         next((note.parameters for note in finished), None),
         plain.fmean(hours) if hours else None,
         means,
-        by_seed=[note.scores[kind.model][measure].score for note in finished],
-        curve=mean_curve([validation(Run(kept.folder / note.run.name), kind.curve) for note in finished]),
+        by_seed=[note.scores[task.best][measure].score for note in finished],
+        curve=mean_curve([validation(Run(kept.folder / note.run.name), task.curve) for note in finished]),
     )
 
 
-def _against(kept: Kept, row: Row, rows: Sequence[Row]) -> Row:
+def _against(kept: KeptRuns, row: Row, rows: Sequence[Row]) -> Row:
     """Return the row with its comparison with the baseline, on all seeds of both."""
     base = baselines(kept.study, rows, row.at).get(row.setting)
     if base is None or row.arm == kept.study.baseline:
         return row
-    found = kept.compare([kept.ended(row), kept.ended(base)], kept.study.kind.measures)
+    found = kept.compare([kept.ended(row), kept.ended(base)], kept.study.task.measures)
     if not found.effects:
         return row
     theirs = dict(base.curve)
@@ -394,7 +394,7 @@ def _corrected(rows: Sequence[Row], study: Study) -> list[Row]:
     return made
 
 
-def _interactions(kept: Kept, rows: Sequence[Row]) -> list[Interaction]:
+def _interactions(kept: KeptRuns, rows: Sequence[Row]) -> list[Interaction]:
     """Return for every arm how its effect differs between the settings, each against every one before it."""
     study, found = kept.study, []
     for arm, at in product(study.arms, values_chosen(study)):
@@ -408,7 +408,7 @@ def _interactions(kept: Kept, rows: Sequence[Row]) -> list[Interaction]:
     return found
 
 
-def _contrast(kept: Kept, groups: Sequence[str], known: Mapping[tuple[str, str], Choice]) -> Contrast:
+def _contrast(kept: KeptRuns, groups: Sequence[str], known: Mapping[tuple[str, str], Choice]) -> Contrast:
     """Return what all seeds of these groups say of their difference, or of that of the first two and the last two."""
     found = []
     for text in groups:
@@ -417,4 +417,4 @@ def _contrast(kept: Kept, groups: Sequence[str], known: Mapping[tuple[str, str],
         if group.value is None and own is not None:
             group = replace(group, value=own.best)
         found.append(kept.ended(group))
-    return Contrast(list(groups), kept.compare(found, kept.study.kind.measures))
+    return Contrast(list(groups), kept.compare(found, kept.study.task.measures))

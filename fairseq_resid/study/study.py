@@ -29,7 +29,7 @@ from ..files import last_lines, locked, read_lines, write_text
 from ..foreign import say
 from ..runs import devices
 from . import archive, kept, plan, work
-from .executors import Executor, Job, LocalExecutor, SubmititExecutor, group_gpus
+from .executors import Executor, LocalExecutor, StartedRun, SubmititExecutor, group_gpus
 from .kept import Note
 from .plan import Planned, Study
 from .work import StudyFolders
@@ -90,7 +90,7 @@ def read_state(study: Study, place: StudyFolders) -> State:
 
     Raises: what `kept.load` raises.
     """
-    notes = kept.load(study, place.file, archive.runs(place.kept))
+    notes = kept.load_notes(study, place.file, archive.runs_folder(place.kept))
     failures = {path.stem: "\n".join(read_lines(path)) for path in (place.work / "failed").glob("*.txt")}
     return State(study, place, notes, {name: text for name, text in failures.items() if name not in notes})
 
@@ -105,7 +105,7 @@ def command(place: StudyFolders, run: Planned, weights: bool) -> list[str]:
 def run_missing(state: State, executor: Executor, slots: int, weights: bool, until: float) -> None:
     """Do every missing run that can be named, as many at a time as the executor takes; start none after `until`."""
     place = state.place
-    running: dict[str, Job] = {}
+    running: dict[str, StartedRun] = {}
     planned: dict[str, Planned] = {}
     for name in () if weights else state.notes:
         shutil.rmtree(place.work / name, ignore_errors=True)  # of a run that was killed after it had been kept
@@ -136,7 +136,7 @@ def ended(state: State, name: str, code: int) -> None:
     """Take note of a run that has ended."""
     place = state.place
     until = time.monotonic() + (SHARED if code == 0 else 0)
-    while name not in (notes := kept.read(place.kept, place.name)) and time.monotonic() < until:
+    while name not in (notes := kept.read_notes(place.kept, place.name)) and time.monotonic() < until:
         time.sleep(POLL)
     state.notes = notes
     if name not in state.notes:
@@ -161,12 +161,12 @@ def said(state: State, name: str) -> str:
     note = state.notes[name]
     if note.outcome == "diverged":
         return "diverged"
-    scores = note.scores.get(state.study.kind.model)
+    scores = note.scores.get(state.study.task.best)
     text = ", ".join(f"{kind} {score.score:.4g}" for kind, score in scores.items()) if scores else ""
     return text or f"valid NLL {note.nll:.4f}"
 
 
-def find(state: State, name: str) -> Planned:
+def find_run(state: State, name: str) -> Planned:
     """Return the run of a name.
 
     Raises: ValueError naming those that there are.
@@ -212,7 +212,7 @@ def show_plan(state: State) -> None:
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Run `fairseq-resid study`."""
     options = parse(parser, argv)
-    study = plan.read(options.study)
+    study = plan.read_study(options.study)
     place = StudyFolders(
         options.study,
         options.work or Path("checkpoints") / f"study-{options.study.stem}",
@@ -221,7 +221,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     state = read_state(study, place)
     if options.only:
         place.claim()
-        work.do(study, find(state, options.only), place, options.weights)
+        work.do_run(study, find_run(state, options.only), place, options.weights)
         return 0
     if options.pack:
         if state.missing() or state.undetermined() or state.failed:
@@ -232,8 +232,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         say(f"{place.kept}: {archive.unpack(place.kept)} runs")
         return 0
     if not (options.results or options.plan or options.pack):
-        plan.check(study, options.study)
-        if state.missing() and archive.runs(place.kept) != place.kept:
+        plan.check_study(study, options.study)
+        if state.missing() and archive.runs_folder(place.kept) != place.kept:
             archive.unpack(place.kept)  # the study continues
         place.claim()
         with locked(place.work / ".lock", f"{place.work}: another process runs this study"):
@@ -249,10 +249,10 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         show_plan(state)
         say(f"{place.name}: {state.left(1)}")
     elif state.notes:
-        from .tables import write
+        from .tables import write_results
 
         say(f"{place.name}: computing the results of {len(state.notes)} runs")
-        for path in write(state.study, state.notes, place.kept):
+        for path in write_results(state.study, state.notes, place.kept):
             say(path)
     hopeless = [
         where for where, choice in plan.choices(study, state.nll()).items() if not (choice.to_try or choice.best)

@@ -11,17 +11,18 @@ from .. import records
 from ..evaluation import layout
 from ..files import sha256, write_text
 from ..foreign import markdown as escaped
-from . import archive, measures, plots
+from ..tasks import kinds
+from . import archive, plots
 from .kept import Note
 from .plan import Study
-from .results import Comparison, Results, build
+from .results import Comparison, StudyResults, build_results
 from .statistics import LEVEL, POWER, Effect
 
 EPOCHS = 12  # columns of the gap by epoch at most
 
 
 @dataclass(frozen=True)
-class Table:
+class StudyTable:
     """A table of a study; left: how many columns are text; plots: the names of those that show the same figures."""
 
     title: str
@@ -68,12 +69,12 @@ def visible(one: Effect | None, digits: int) -> str:
     return number(one.visible if one else None, f".{digits}f")
 
 
-def tables(results: Results) -> list[Table]:
+def tables(results: StudyResults) -> list[StudyTable]:
     """Return the tables of a study that have rows."""
-    kind, main = measures.kind(results.measure), results.measure
-    digits = {name: one.digits for name, one in kind.measures.items()}
+    task, main = kinds.of_measure(results.measure), results.measure
+    digits = {name: one.digits for name, one in task.measures.items()}
     found = [scores(results)]
-    for name in sorted(kind.measures, key=lambda name: name != main):
+    for name in sorted(task.measures, key=lambda name: name != main):
         compared: list[Sequence[str]] = []
         for row in results.rows:
             if row.against is None:
@@ -86,7 +87,7 @@ def tables(results: Results) -> list[Table]:
         more = ("Holm p", "family size") if name == main else ()
         headings = ("setting", "arm", "at", "seeds (arm, baseline)", *EFFECT, *more, "smallest visible")
         shown = ("effects", "settings") if name == main else ()
-        found.append(Table(f"{name} minus the baseline's", headings, compared, 4, shown))
+        found.append(StudyTable(f"{name} minus the baseline's", headings, compared, 4, shown))
     found.append(gaps(results))
     crossed: list[Sequence[str]] = []
     for one in results.interactions:
@@ -94,16 +95,16 @@ def tables(results: Results) -> list[Table]:
         cells += effect_cells(one.comparison, main, digits[main])
         crossed.append((*cells, visible(one.comparison.effects.get(main), digits[main])))
     title = f"Interactions: {main} differences between settings (p not corrected)"
-    found.append(Table(title, ("arm", "at", "settings", "seeds", *EFFECT, "smallest visible"), crossed, 4))
+    found.append(StudyTable(title, ("arm", "at", "settings", "seeds", *EFFECT, "smallest visible"), crossed, 4))
     contrasts: list[Sequence[str]] = []
     for contrast in results.contrasts:
         pairs = [" minus ".join(pair) for pair in zip(contrast.groups[::2], contrast.groups[1::2], strict=True)]
         cells = [pairs[0] if len(pairs) == 1 else f"({pairs[0]}) minus ({pairs[1]})", seeds_of(contrast.comparison)]
-        for name in kind.measures:
+        for name in task.measures:
             cells += effect_cells(contrast.comparison, name, digits[name])
         contrasts.append(cells)
-    headings = ("groups", "seeds", *(head for name in kind.measures for head in (name, *EFFECT[1:])))
-    found.append(Table("Post-hoc contrasts (p not corrected)", headings, contrasts, 2))
+    headings = ("groups", "seeds", *(head for name in task.measures for head in (name, *EFFECT[1:])))
+    found.append(StudyTable("Post-hoc contrasts (p not corrected)", headings, contrasts, 2))
     tried: list[Sequence[str]] = [
         (
             one.setting,
@@ -113,17 +114,17 @@ def tables(results: Results) -> list[Table]:
         )
         for one in results.tuned
     ]
-    found.append(Table("Tuning: validation NLL", ("setting", "arm", "best", "all values"), tried, 4, ("tuning",)))
+    found.append(StudyTable("Tuning: validation NLL", ("setting", "arm", "best", "all values"), tried, 4, ("tuning",)))
     return [table for table in found if table.rows]
 
 
-def scores(results: Results) -> Table:
+def scores(results: StudyResults) -> StudyTable:
     """Return the scores of every arm, with its size and how long a run took."""
-    kind = measures.kind(results.measure)
-    shown = {**{name: one.digits for name, one in kind.measures.items()}, **dict.fromkeys(kind.shown, 2)}
-    columns = [(kind.model, name, name, count) for name, count in shown.items()]
+    task = kinds.of_measure(results.measure)
+    shown = {**{name: one.digits for name, one in task.measures.items()}, **dict.fromkeys(task.shown, 2)}
+    columns = [(task.best, name, name, count) for name, count in shown.items()]
     # The last checkpoint, and further averages that the study asks for, by the measure.
-    models = dict.fromkeys(model for row in results.rows for model in row.means if model != kind.model)
+    models = dict.fromkeys(model for row in results.rows for model in row.means if model != task.best)
     columns += [
         (
             model,
@@ -145,12 +146,12 @@ def scores(results: Results) -> Table:
             cells.append(f"{mean.text(count)}{fewer}" if mean else "")
         rows.append(cells)
     headings = ("setting", "arm", "at", "value", "seeds", "parameters", "hours per run")
-    return Table("Scores", (*headings, *(heading for _, _, heading, _ in columns)), rows, 5)
+    return StudyTable("Scores", (*headings, *(heading for _, _, heading, _ in columns)), rows, 5)
 
 
-def gaps(results: Results) -> Table:
+def gaps(results: StudyResults) -> StudyTable:
     """Return how the validation of every arm differs from the baseline's, by epoch."""
-    kind = measures.kind(results.measure)
+    task = kinds.of_measure(results.measure)
     last = max((epoch for row in results.rows for epoch, _ in row.gap), default=0)
     step = -(-last // EPOCHS) if last else 1
     epochs = list(range(last, 0, -step))[::-1]
@@ -159,22 +160,22 @@ def gaps(results: Results) -> Table:
         for row in results.rows
         if row.gap
     ]
-    title = f"{kind.curve.replace('valid', 'Validation')} minus the baseline's, by epoch"
-    return Table(title, ("setting", "arm", "at", *map(str, epochs)), rows, 3, ("gap", "curves"))
+    title = f"{task.curve.replace('valid', 'Validation')} minus the baseline's, by epoch"
+    return StudyTable(title, ("setting", "arm", "at", *map(str, epochs)), rows, 3, ("gap", "curves"))
 
 
-def notes(results: Results) -> list[str]:
+def notes(results: StudyResults) -> list[str]:
     """Return what a reader has to know of the tables."""
-    kind = measures.kind(results.measure)
+    task = kinds.of_measure(results.measure)
     where: dict[str, list[str]] = {}
     for measure, tests in results.tests.items():
         together = " taken together" if len(tests) > 1 else ""
-        count = f", {results.sentences[measure]:,} {kind.example}" if results.sentences[measure] else ""
+        count = f", {results.sentences[measure]:,} {task.examples}" if results.sentences[measure] else ""
         where.setdefault(f"{', '.join(tests)}{together}{count}", []).append(measure)
     of = [f"{text} ({', '.join(names)})" if len(where) > 1 else text for text, names in where.items()]
     reasons = ["a group has a single seed", "a training diverged"]
-    if kind.floor is not None:
-        reasons.append(f"a group did not train (mean {kind.floor[0]} below {kind.floor[1]:g})")
+    if task.floor is not None:
+        reasons.append(f"a group did not train (mean {task.floor[0]} below {task.floor[1]:g})")
     families = "with the flags of the recipe"
     if results.tuned:
         families = (
@@ -184,9 +185,9 @@ def notes(results: Results) -> list[str]:
     lines = [
         f"Test sets: {'; '.join(of)}. Measure, fixed before the runs: {results.measure}. Baseline: {results.baseline}.",
         *(f"{name}: {signature}." for name, signature in results.signatures.items()),
-        f"Scores are mean ± standard deviation over seeds, of the {kind.model} model.",
+        f"Scores are mean ± standard deviation over seeds, of the {task.best} model.",
         f"Differences use all seeds of both groups. Intervals and p both come from one variance over seeds, "
-        f"{kind.example} and their interaction, with Satterthwaite's degrees of freedom.",
+        f"{task.examples} and their interaction, with Satterthwaite's degrees of freedom.",
         f"There is no interval and no p if {', '.join(reasons[:-1])} or {reasons[-1]}.",
         "Holm's correction covers one family of tests at a time: all arms compared with the baseline in one setting, "
         f"{families}.",
@@ -210,7 +211,7 @@ def notes(results: Results) -> list[str]:
     return lines
 
 
-def markdown(results: Results, drawn: Sequence[str] = ()) -> str:
+def markdown(results: StudyResults, drawn: Sequence[str] = ()) -> str:
     """Return the tables as a page; drawn: the names of the plots beside it."""
     listed = "\n".join(f"- {escaped(note)}" for note in notes(results))
     blocks = [f"# {escaped(results.title)}\n", listed + "\n"]
@@ -221,13 +222,13 @@ def markdown(results: Results, drawn: Sequence[str] = ()) -> str:
     return "\n".join(blocks)
 
 
-def write(study: Study, notes: Mapping[str, Note], folder: Path) -> list[Path]:
+def write_results(study: Study, notes: Mapping[str, Note], folder: Path) -> list[Path]:
     """Write results.json, results.md and the plots of a study into its folder; return their paths."""
-    runs, packed = archive.runs(folder), archive.path(folder)
-    found = build(study, notes, runs)
+    runs, packed = archive.runs_folder(folder), archive.archive_file(folder)
+    found = build_results(study, notes, runs)
     if runs != folder:
         found = replace(found, archive=sha256(packed))
-    drawn = plots.draw(study, found, runs, folder)
+    drawn = plots.draw_study(study, found, runs, folder)
     records.write(folder / "results.json", asdict(found))
     write_text(folder / "results.md", markdown(found, [path.stem for path in drawn]))
     return [folder / "results.json", folder / "results.md", *drawn]

@@ -5,23 +5,24 @@ from __future__ import annotations
 import math
 import shlex
 import shutil
-import statistics
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from .. import fairseq_patches as compat
 from .. import records
 from ..cli import children
-from ..evaluation import evaluate, images, job, likelihood, scoring
-from ..files import locked, read_lines, write_text
+from ..data import folders
+from ..evaluation import evaluate, job
+from ..files import locked
 from ..runs import launch
 from ..runs import settings as evaluation_settings
-from ..runs.run import Run, Scored
+from ..runs.run import Run
+from ..tasks.protocol import ScoringJob
 from . import kept
-from .plan import Planned, Study, arguments, settings
+from .plan import Planned, Study, arguments, flags_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class StudyFolders:
             records.write(owner, self.name)
 
 
-def do(study: Study, run: Planned, place: StudyFolders, weights: bool) -> None:
+def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> None:
     """Train and evaluate a run, put into place.kept what is kept, and remove its folder unless the weights stay too.
 
     Raises: ValueError, ChildProcessError, OSError; a training that diverges is kept as what it is.
@@ -58,11 +59,12 @@ def do(study: Study, run: Planned, place: StudyFolders, weights: bool) -> None:
     folder, target = Run(place.work / run.name), place.kept / run.name
     # Another process can be at work in it: of an engine that was killed.
     with locked(place.work / f"{run.name}.lock", f"{run.name}: another process is at work in it", wait=True):
-        if kept.file(target).is_file():
+        if kept.note_file(target).is_file():
             return
         arch, extra = arguments(study, run)
         requested = launch.request(study.recipe, arch, extra, folder.path)
         launch.check_data(requested.command)
+        data = Path(requested.command.data)
         begun = time.monotonic()
         outcome: kept.Outcome = "finished"
         with locked(
@@ -79,10 +81,10 @@ def do(study: Study, run: Planned, place: StudyFolders, weights: bool) -> None:
         note = kept.Note(
             place.name,
             run,
-            shlex.join(settings(study, run).arguments),
+            shlex.join(flags_of(study, run).arguments),
             outcome,
-            terms=kept.terms(study, run),
-            data=data_of(requested),
+            terms=kept.scoring_terms(study, run),
+            data=folders.of_folder(data).fingerprint(data),
         )
         if outcome == "finished":
             try:
@@ -92,15 +94,10 @@ def do(study: Study, run: Planned, place: StudyFolders, weights: bool) -> None:
         if note.outcome == "finished" and run.seed <= study.analyze and not run.is_tuning:
             analyze(folder)
         seconds = folder.training_summary().train_seconds or trained - begun
-        kept.keep(folder, replace(note, seconds=round(seconds + time.monotonic() - trained, 1)), target)
+        kept.keep_run(folder, replace(note, seconds=round(seconds + time.monotonic() - trained, 1)), target)
         if not weights:
             shutil.rmtree(folder.path)
     (place.work / f"{run.name}.lock").unlink(missing_ok=True)
-
-
-def data_of(requested: launch.Request) -> str:
-    """Return the digest of the data folder of a training."""
-    return kept.digest(Path(requested.command.data))
 
 
 def has_diverged(run: Run) -> bool:
@@ -125,7 +122,7 @@ def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Not
     settings = replace(evaluation_settings.of(folder), last=last, epochs=None)
     if study.epochs and not run.is_tuning and len(folder.numbered("epoch")) >= study.epochs[1]:
         settings = replace(settings, epochs=study.epochs, are_epochs_required=True)
-    valid, *jobs = [job.find(folder.path, None, settings, subset, False) for subset in ("valid", *study.all_tests)]
+    valid, *jobs = [job.find_job(folder.path, None, settings, subset, False) for subset in ("valid", *study.all_tests)]
     nll = valid_nll(valid)
     if not all(map(math.isfinite, nll.values())):
         raise FloatingPointError
@@ -134,49 +131,14 @@ def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Not
         return note
     for one in jobs:
         evaluate.evaluate(one)
-    of_images = [one for one in jobs if isinstance(one, images.ImageJob)]
-    if of_images:
-        return replace(note, scores={images.LAST: images_together(of_images)})
-    of_text = [one for one in jobs if isinstance(one, job.Job)]
-    models = (*of_text[0].averages(), "last")
-    return replace(note, scores={name: together(study, of_text, name) for name in models})
+    task = valid.task
+    tests = {measure: study.tests_of(measure) for measure in task.measures}
+    scores = {model.name: task.score_together(jobs, model.name, tests) for model in valid.models()}
+    return replace(note, scores=scores)
 
 
-def valid_nll(valid: job.Job | images.ImageJob) -> dict[str, float]:
+def valid_nll(valid: ScoringJob[Any]) -> dict[str, float]:
     """Return the NLL on the valid set of every model of a run."""
-    run = valid.run
-    with run.lock():
-        if isinstance(valid, images.ImageJob):
-            return {images.LAST: statistics.fmean(one.nll for one in images.answers(valid))}
-        models = evaluate.models_of(valid)
-        return {name: likelihood.mean(evaluate.measure(valid, name, *files)) for name, files in models.items()}
-
-
-def images_together(jobs: Sequence[images.ImageJob]) -> dict[str, Scored]:
-    """Return the scores of an image model on several test sets as if they were one."""
-    found = [one for each in jobs for one in images.read(images.answers_file(each.run, each.subset))]
-    scores = {images.ERROR: images.error(found), images.NLL: statistics.fmean(one.nll for one in found)}
-    return {name: Scored(round(value, 5), images.UNITS[name]) for name, value in scores.items()}
-
-
-def together(study: Study, jobs: Sequence[job.Job], model: str) -> dict[str, Scored]:
-    """Return a model's scores, each on the test sets of its measure as if they were one."""
-    hypotheses: list[str] = []
-    references: list[str] = []
-    sentences: list[likelihood.Sentence] = []
-    for one in jobs:
-        translated = read_lines(one.run.decode / f"{one.subset}.{model}.hyp")
-        statistics = scoring.statistics(translated, one.references, one.corpus.tokenize)
-        lines = ("\t".join(map(str, row)) + "\n" for row in statistics)
-        write_text(one.run.decode / f"{one.subset}.{model}.bleu", "".join(lines))
-        if one.subset in study.tests_of("BLEU"):
-            hypotheses += translated
-            references += one.references
-        if one.subset in study.tests_of("NLL"):
-            sentences += likelihood.read(one.run.decode / f"{one.subset}.{model}.nll")
-    found = {
-        "NLL": scoring.Score(likelihood.mean(sentences), likelihood.UNIT),
-        "BLEU": scoring.bleu(hypotheses, references, jobs[0].corpus.tokenize),
-        "chrF": scoring.side_by_side(hypotheses, references, jobs[0].corpus.form)["chrF"],
-    }
-    return {name: Scored(round(score.value, 5), score.signature) for name, score in found.items()}
+    with valid.run.lock():
+        evaluate.make_averages(valid)
+        return {model.name: valid.task.nll(valid, model) for model in valid.models()}

@@ -15,6 +15,7 @@ from fairseq.data import FairseqDataset
 from fairseq.data.iterators import BackgroundConsumer
 from fairseq.tasks import LegacyFairseqTask, register_task
 
+from .. import models  # noqa: F401  (patches fairseq)
 from ..data.images import augmentation
 from ..data.images import folder as images
 from ..data.images.folder import ImageRecord

@@ -72,7 +72,7 @@ def test_progress_shows_names_escaped(monkeypatch: pytest.MonkeyPatch, capsys: C
 
 def test_title_and_machine_of_a_study_are_no_markup(tmp_path: Path) -> None:
     file = studies.written(tmp_path, studies.SMALL.replace("title: A trial", 'title: "<script>x</script> *a*"'))
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     notes = studies.all_kept(tmp_path / "trial", trial)
-    page = tables.markdown(results.build(trial, notes, tmp_path / "trial"))
+    page = tables.markdown(results.build_results(trial, notes, tmp_path / "trial"))
     assert page.startswith("# &lt;script>x&lt;/script> \\*a\\*\n")

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from fairseq_resid.data.text import custom, shards, tokenise
 from fairseq_resid.data.text import forms as text
 from fairseq_resid.data.text.forms import TextForm
-from fairseq_resid.evaluation import decoding, scoring, translate
+from fairseq_resid.evaluation import translate
 from fairseq_resid.evaluation.translate import Translator
 from fairseq_resid.files import read_lines, read_pairs
+from fairseq_resid.tasks.text import decoding, scoring
 from support import hostile_lines
 
 
@@ -319,7 +320,7 @@ def test_untranslatable_line_is_named_after_translating_earlier_lines(
 def test_source_that_looks_like_fairseq_symbols_translates(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(translator.segmenter, "encode", lambda lines: [line.split() for line in lines])
+    monkeypatch.setattr(translator.text.segmenter, "encode", lambda lines: [line.split() for line in lines])
     words = translator.hub.src_dict
     found = translator.encode("<s> ▁the </s> <pad> <unk>", 1)
     assert found is not None

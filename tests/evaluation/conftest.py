@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fairseq_resid.cli import children
-from fairseq_resid.evaluation import decoding
 from fairseq_resid.runs.run import Run
+from fairseq_resid.tasks.text import decoding
 from support.evaluation import BIN, SENTENCES, Decoder, shell
 
 ROOT = Path(__file__).resolve().parents[2]

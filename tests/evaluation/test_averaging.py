@@ -152,34 +152,37 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_checkpoints_sort_numerically_without_best_and_last(folder: Path) -> None:
-    names = [path.name for path in averaging.find(folder, 2)]
+    names = [path.name for path in averaging.last_checkpoints(folder, 2)]
     assert names == ["checkpoint_2_1000.pt", "checkpoint_10_1100.pt"]
-    assert len(averaging.find(folder, 3)) == 3
+    assert len(averaging.last_checkpoints(folder, 3)) == 3
 
 
 def test_too_few_files_are_named(folder: Path) -> None:
     with pytest.raises(
         ValueError, match=r"--last 4.* 3 update-numbered checkpoints: checkpoint_1_900\.pt, checkpoint_2"
     ):
-        averaging.find(folder, 4)
+        averaging.last_checkpoints(folder, 4)
     with pytest.raises(ValueError, match="holds 0 epoch-numbered checkpoints: none"):
-        averaging.find(folder, 1, "epoch")
+        averaging.last_checkpoints(folder, 1, "epoch")
     with pytest.raises(ValueError, match="--last 0"):
-        averaging.find(folder, 0)
+        averaging.last_checkpoints(folder, 0)
 
 
 def test_endless_range_of_epochs_stops_at_first_missing(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"checkpoint\d+\.pt: no such checkpoint; --epochs 1-1000000000000 averages"):
-        averaging.epochs(folder, 1, 10**12)
+        averaging.epoch_checkpoints(folder, 1, 10**12)
 
 
 def test_mixed_checkpoint_kinds_need_by(folder: Path) -> None:
     for epoch in (9, 10):
         (folder / f"checkpoint{epoch}.pt").touch()
     with pytest.raises(ValueError, match=r"checkpoint10\.pt.*checkpoint_10_1100\.pt.*--by epoch or --by update"):
-        averaging.find(folder, 2)
-    assert [path.name for path in averaging.find(folder, 2, "epoch")] == ["checkpoint9.pt", "checkpoint10.pt"]
-    assert averaging.find(folder, 1, "update")[0].name == "checkpoint_10_1100.pt"
+        averaging.last_checkpoints(folder, 2)
+    assert [path.name for path in averaging.last_checkpoints(folder, 2, "epoch")] == [
+        "checkpoint9.pt",
+        "checkpoint10.pt",
+    ]
+    assert averaging.last_checkpoints(folder, 1, "update")[0].name == "checkpoint_10_1100.pt"
 
 
 # --- refusals: one line, exit code 2, output untouched

@@ -38,7 +38,7 @@ def test_card_agrees_with_run_files(evaluated: str, here: Run, tmp_path: Path, c
     record |= {"sessions": [session, {**session, "commit": "decade"}]}
     plan = {"effective batch": 32768, "unit": "padded positions", "devices": "1 × A100", "precision": "bf16"}
     copied.record.write_text(json.dumps({**record, "plan": plan}))
-    text = card.write(copied)
+    text = card.card_of(copied)
     for said in (
         "command: `fairseq-train data --adam-betas '(0.9, 0.98)'`", "hardware: a CPU, 2 cores; A100, 80 GiB",
         "effective batch: 32,768 padded positions on 1 × A100", "precision: bf16", "seed: 3", "not finished",

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from fairseq_resid.evaluation import compare, scoring
+from fairseq_resid import fairseq_patches
+from fairseq_resid.evaluation import compare
+from fairseq_resid.tasks import translating
+from fairseq_resid.tasks.text import scoring
 from support.scored_runs import REFERENCES, data_folder, evaluated, sentences, translate, write
 
 pytestmark = pytest.mark.once
@@ -94,8 +97,8 @@ def test_data_is_found_from_another_folder(data: Path, capsys: Capture, monkeypa
     for run in runs:
         results = json.loads((run / "results.json").read_text())
         (run / "results.json").write_text(json.dumps({**results, "data": "data-bin/tiny"}))
-    monkeypatch.setattr(compare, "load_checkpoint", lambda path: path)
-    monkeypatch.setattr(compare, "find_data", lambda run, state: data)
+    monkeypatch.setattr(fairseq_patches, "load_checkpoint", lambda path: path)
+    monkeypatch.setattr(translating, "find_data", lambda run, state: data)
     assert compare.main(list(map(str, runs))) == 2
     assert "data-bin/tiny: no such data folder" in capsys.readouterr().err
     for run in runs:

@@ -10,11 +10,11 @@ import pytest
 
 from fairseq_resid.cli import children
 from fairseq_resid.data.text.folder import Corpus
-from fairseq_resid.evaluation import decoding
-from fairseq_resid.evaluation.evaluate import translate
-from fairseq_resid.evaluation.job import Job
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.settings import Settings
+from fairseq_resid.tasks.protocol import ScoredModel, ScoringJob
+from fairseq_resid.tasks.text import decoding
+from fairseq_resid.tasks.translating import TRANSLATION, translate
 from support.evaluation import BIN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ def test_command_uses_relative_plugin_path_as_in_readme(monkeypatch: pytest.Monk
     assert children.program("fairseq-generate") == str(BIN / "fairseq-generate")
     monkeypatch.setenv("PATH", str(BIN))
     assert children.program("fairseq-generate") == "fairseq-generate"
-    assert "--post-process" not in decoding.command(Path("d"), Path("c"), "test", None)
+    assert "--post-process" not in decoding.generate_command(Path("d"), Path("c"), "test", None)
 
 
 def test_hypotheses_are_read_from_the_log(tmp_path: Path) -> None:
@@ -72,8 +72,10 @@ def test_translation_is_restored_to_the_form_of_the_corpus(
 
     monkeypatch.setattr(decoding, "decode", decode)
     corpus = Corpus.read(data)
-    job = Job(Run(tmp_path / "run"), corpus, "test", ["a", "b"], [checkpoint], "transformer", 1, True, Settings())
-    assert translate(job, "last", checkpoint, [checkpoint]) == [restored, ""]
+    (data / "ref").mkdir()
+    corpus.reference("test").write_text("a\nb\n")
+    job = ScoringJob(Run(tmp_path / "run"), TRANSLATION, corpus, "test", "transformer", 1, True, Settings())
+    assert translate(job, ScoredModel("last", checkpoint, [checkpoint])) == [restored, ""]
     assert (tmp_path / "run" / "decode" / "test.last.hyp").read_text() == f"{restored}\n\n"
 
 

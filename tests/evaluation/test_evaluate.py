@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from fairseq_resid.cli import children
-from fairseq_resid.evaluation import decoding, likelihood, scoring
 from fairseq_resid.evaluation.evaluate import main, make_average
-from fairseq_resid.evaluation.job import find
+from fairseq_resid.evaluation.job import find_job
 from fairseq_resid.fairseq_patches import load_checkpoint
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.settings import Settings
+from fairseq_resid.tasks.text import decoding, likelihood, scoring
 from support.evaluation import BIN, SENTENCES, SIGNATURE, Decoder, arguments, refuse, shell
 
 Capture = pytest.CaptureFixture[str]
@@ -37,7 +37,7 @@ def test_evaluation_runs_end_to_end(evaluated: str, here: Run) -> None:
         assert results["bleu"][name] == pytest.approx(score.value, abs=1e-3)
         beside = results["scores"][name]
         assert beside["detokenised"] == {"score": round(score.value, 4), "signature": score.signature}
-        sentences = likelihood.read(here.decode / f"test.{name}.nll")
+        sentences = likelihood.read_nll(here.decode / f"test.{name}.nll")
         assert [one.tokens for one in sentences] == [len(line.split()) + 1 for line in read_lines(Path("raw/test.fr"))]
         assert beside.pop("NLL") == {"score": round(likelihood.mean(sentences), 4), "signature": likelihood.UNIT}
         assert set(beside) == {"detokenised", "detokenised, lower case", "tokenised", "chrF"}
@@ -73,7 +73,7 @@ def test_nll_equals_score_reference_of_fairseq_generate(evaluated: str, here: Ru
     found = {}
     for number, scores in re.findall(r"^P-(\d+)\t(.*)$", out, re.MULTILINE):
         found[int(number)] = [-math.log(2) * float(score) for score in scores.split()]
-    ours = likelihood.read(here.decode / "test.averaged.nll")
+    ours = likelihood.read_nll(here.decode / "test.averaged.nll")
     assert [one.tokens for one in ours] == [len(found[number]) for number in range(SENTENCES)]
     for number, one in enumerate(ours):
         assert one.nll == pytest.approx(sum(found[number]), abs=1e-4 * one.tokens)
@@ -85,9 +85,9 @@ def test_damaged_data_is_not_evaluated(evaluated: str, here: Run, tmp_path: Path
     corpus |= {"sizes": {"ref/test.fr": (data / "ref" / "test.fr").stat().st_size}, "limit": 3}
     corpus |= {"differences": ["cut"], "unverified": ["test a.en"], "asked": {"limit": 3}}
     (data / "corpus.json").write_text(json.dumps(corpus))
-    job = find(here.path, data, Settings(last=2), "test", True)
-    assert job.corpus.differences == ("cut",) and job.corpus.unverified == ("test a.en",)
-    assert job.corpus.preparation == {"limit": 3}
+    job = find_job(here.path, data, Settings(last=2), "test", True)
+    assert job.data.differences == ("cut",) and job.data.unverified == ("test a.en",)
+    assert job.data.preparation == {"limit": 3}
     (data / "ref" / "test.fr").write_text("cut off")
     assert main([str(here.path), "--data", str(data), "--last", "2", "--cpu"]) == 2
     assert "damaged: ref/test.fr has 7 bytes" in capsys.readouterr().err
@@ -165,7 +165,7 @@ def test_missing_hypotheses_are_an_error(copy: Run, decoder: Decoder, capsys: Ca
 def test_failing_generate_shows_its_log(copy: Run, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     copy.results().write_text("old")
     failing = [sys.executable, "-c", "import sys; print('out'); sys.exit('cause')"]
-    monkeypatch.setattr(decoding, "command", lambda *_: failing)
+    monkeypatch.setattr(decoding, "generate_command", lambda *_: failing)
     assert main(arguments(copy)) == 1
     out, error = capfd.readouterr()
     log = copy.decode / "test.averaged.log"

@@ -18,11 +18,12 @@ from fairseq_resid.data.text import prepare
 from fairseq_resid.data.text.folder import Corpus
 from fairseq_resid.data.text.forms import TextForm
 from fairseq_resid.data.text.segmentation import Segmenter
-from fairseq_resid.evaluation import evaluate, published
+from fairseq_resid.evaluation import evaluate
 from fairseq_resid.fairseq_patches import load_checkpoint
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs import launch, recipe, settings
-from fairseq_resid.runs.run import Record, Run
+from fairseq_resid.runs.run import Run, RunRecord
+from fairseq_resid.tasks.text import published
 from support.preparing import content
 
 Capture = pytest.CaptureFixture[str]
@@ -348,7 +349,7 @@ def test_translate_writes_readable_text(trained: tuple[Path, Path], raw: Path) -
     from fairseq_resid.evaluation.translate import Translator
 
     translator = Translator(trained[1], cpu=True)
-    assert translator.decoding["beam"] == "5"
+    assert translator.search["beam"] == 5
     (translation,) = translator.translate([read_lines(raw / "val.en")[0]])
     assert "@@" not in translation and "&quot;" not in translation
 
@@ -407,5 +408,5 @@ def test_recorded_evaluation_reaches_run_json(tmp_path: Path, corpus: Path) -> N
     file = tmp_path / "mine.txt"
     file.write_text(f"{corpus} --max-tokens 400 --optimizer adam --lr 1\n[evaluate]\n--beam 5\n")
     record = launch.request(str(file), "transformer_resid_tiny", [], tmp_path / "run").record()
-    assert isinstance(record, Record) and record.evaluate == ["--beam", "5"]
+    assert isinstance(record, RunRecord) and record.evaluate == ["--beam", "5"]
     assert record.sessions[0].variables.keys() >= {"OMP_NUM_THREADS"}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fairseq_resid.data.text.forms import TextForm, escape
-from fairseq_resid.evaluation import scoring
+from fairseq_resid.tasks.text import scoring
 
 Capture = pytest.CaptureFixture[str]
 

@@ -90,7 +90,7 @@ def test_translate_uses_the_text_form_of_the_corpus(run: Path, corpus: Path, tmp
     (line,) = read_lines(corpus / "ref" / "test.en")[:1]
     assert line.endswith(" .")
     (tokens,) = plain.translate([line])
-    assert moses.translate([line.removesuffix(" .") + "."]) == [moses.target.restore(tokens)]
+    assert moses.translate([line.removesuffix(" .") + "."]) == [moses.text.target.restore(tokens)]
 
 
 @pytest.mark.parametrize("where", ["no run", "no checkpoint", "no model", "no checkpoint file", "no data"])
@@ -137,7 +137,7 @@ def test_bad_lines_are_named_after_translating_earlier_ones(
 def test_endless_line_is_refused_before_it_is_segmented(
     translator: Translator, run: Path, capsys: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(translator.segmenter, "encode", lambda lines: [[]] if lines == [""] else 1 / 0)
+    monkeypatch.setattr(translator.text.segmenter, "encode", lambda lines: [[]] if lines == [""] else 1 / 0)
     monkeypatch.setattr(translate, "Translator", lambda *_: translator)
     refused = "more than 102,400 characters, and the model takes 1,024 subwords"
     for line in ("a" * 102_401, "ä" * 10_000_000, "\U00010000" * 102_401):

@@ -47,7 +47,7 @@ def test_code_in_a_study_is_refused(tmp_path: Path) -> None:
     flags = f"--residual sas --adam-betas {shlex.quote(CODE.format(str(ran)))}"
     path = studies.written(tmp_path, studies.TEXT.replace("--residual sas", flags, 1))
     with pytest.raises(ValueError, match=r"trial\.yaml: sas in flat: .*--adam-betas"):
-        plan.check(plan.read(path), path)
+        plan.check_study(plan.read_study(path), path)
     assert not ran.exists()
 
 
@@ -64,4 +64,4 @@ def test_code_in_a_study_is_refused(tmp_path: Path) -> None:
 def test_study_names_no_file_outside_its_data(tmp_path: Path, flag: str) -> None:
     path = studies.written(tmp_path, studies.TEXT.replace("--residual sas", f"--residual sas {flag}", 1))
     with pytest.raises(ValueError, match=rf"trial\.yaml: sas in flat: {flag.replace('.', '[.]')}: names a file"):
-        plan.check(plan.read(path), path)
+        plan.check_study(plan.read_study(path), path)

@@ -6,13 +6,6 @@ from faults.fault import Fault
 
 FAULTS = [
     Fault(
-        "study: the error is a fraction instead of a percentage",
-        "fairseq_resid/study/measures.py",
-        "    return 100 * _mean(summed)\n",
-        "    return _mean(summed)\n",
-        "images/test_image_studies.py",
-    ),
-    Fault(
         "study: tuning stops at the edge of the grid",
         "fairseq_resid/study/plan.py",
         "if beyond is not None and",
@@ -50,7 +43,7 @@ FAULTS = [
     Fault(
         "study: a p-value is computed although the baseline did not train",
         "fairseq_resid/study/results.py",
-        "elif kind.floor is not None:",
+        "elif task.floor is not None:",
         "elif False:",
         "study/test_study_results.py",
     ),

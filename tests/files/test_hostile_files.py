@@ -25,19 +25,20 @@ from fairseq_resid.data.images.manifest import ImageManifest
 from fairseq_resid.data.text import folder as data
 from fairseq_resid.data.text import manifest
 from fairseq_resid.data.text.preparation import Unfinished
-from fairseq_resid.evaluation import decoding, likelihood
-from fairseq_resid.evaluation import images as image_answers
 from fairseq_resid.runs import recipe
 from fairseq_resid.runs.display import Display
 from fairseq_resid.runs.run import Run, log_record
 from fairseq_resid.runs.training_command import TrainingCommand
-from fairseq_resid.study import archive, kept, measures, plan
+from fairseq_resid.study import archive, kept, plan
+from fairseq_resid.tasks import answers as image_answers
+from fairseq_resid.tasks.text import decoding, likelihood
+from fairseq_resid.tasks.translating import TRANSLATION
 from support import hostile_lines
 
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT = archive.runs(ROOT / "studies" / "multi30k-depth") / "6+6.sas.0.004.seed1"
+KEPT = archive.runs_folder(ROOT / "studies" / "multi30k-depth") / "6+6.sas.0.004.seed1"
 TRIES = [pytest.param(40), pytest.param(3000, marks=pytest.mark.long)]
 
 
@@ -51,7 +52,7 @@ def whole_log(path: Path) -> None:
             shown.take(line)
     (path.parent / "kept").mkdir(exist_ok=True)
     kept.write_log(run, Run(path.parent / "kept"))
-    curves.read(run)
+    curves.read_curves(run)
 
 
 def images_of(path: Path) -> None:
@@ -86,7 +87,7 @@ READERS: dict[str, tuple[str, Callable[[], bytes], Callable[[Path], Any]]] = {
     "analysis.json": (
         "analysis.json",
         (KEPT / "analysis" / "analysis.json").read_bytes,
-        analysis_results.read,
+        analysis_results.read_analysis,
     ),
     "text.json": ("text.json", lambda: b'{"name": "x", "limit": 3}', lambda path: records.read(path, Unfinished)),
     "corpus.json": ("corpus.json", lambda: json.dumps(CORPUS, indent=2).encode(), corpus),
@@ -97,7 +98,7 @@ READERS: dict[str, tuple[str, Callable[[], bytes], Callable[[Path], Any]]] = {
         (ROOT / "fairseq_resid" / "data" / "images" / "manifests" / "cifar10.yaml").read_bytes,
         lambda path: records.read(path, ImageManifest),
     ),
-    "study": ("s.yaml", (ROOT / "studies" / "multi30k-depth.yaml").read_bytes, plan.read),
+    "study": ("s.yaml", (ROOT / "studies" / "multi30k-depth.yaml").read_bytes, plan.read_study),
     "recipe": ("r.txt", (recipe.FOLDER / "quickstart.txt").read_bytes, lambda path: recipe.read(str(path))),
     "train.log": ("train.log", lambda: (KEPT / "train.log").read_bytes()[-20_000:], whole_log),
     "compressed log": (
@@ -111,12 +112,12 @@ READERS: dict[str, tuple[str, Callable[[], bytes], Callable[[Path], Any]]] = {
         lambda: b"S-0\ta\nT-0\tb\nH-0\t-1\tb\nD-0\t-1\tb\nD-1\t-1\tc\n",
         decoding.read_hypotheses,
     ),
-    "nll": ("t.nll", lambda: b"1.2345\t7\n" * 20, likelihood.read),
-    "answers": ("t.images", lambda: b"1\t2\t0.5\n" * 20, image_answers.read),
+    "nll": ("t.nll", lambda: b"1.2345\t7\n" * 20, likelihood.read_nll),
+    "answers": ("t.images", lambda: b"1\t2\t0.5\n" * 20, image_answers.read_answers),
     "bleu": (
         "decode/test.averaged.bleu",
         lambda: b"9\t8\t7\t6\t5\t4\t9\t8\t7\t6\n" * 20,
-        lambda path: measures.TRANSLATION.measures["BLEU"].parts(Run(path.parent.parent), "test"),
+        lambda path: TRANSLATION.measures["BLEU"].parts(Run(path.parent.parent), "test"),
     ),
     "text": ("t.txt", lambda: "eins\nzwei ä\n".encode() * 9, files.read_lines),
     "images": ("train.npy", lambda: npy(), images_of),

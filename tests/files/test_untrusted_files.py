@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from fairseq_resid import files, records
-from fairseq_resid.runs.run import Record, Run
+from fairseq_resid.runs.run import Run, RunRecord
 
 pytestmark = pytest.mark.once
 # Each reads RUN/NAME through the one function that opens untrusted files.
 READERS: dict[str, Callable[[Path], object]] = {
     "train.log": lambda path: list(Run(path.parent).log_lines()),
-    "run.json": lambda path: records.read(path, Record),
+    "run.json": lambda path: records.read(path, RunRecord),
     "study.yaml": lambda path: records.read(path, dict),
     "test.hyp": files.read_lines,
 }

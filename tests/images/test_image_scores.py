@@ -13,8 +13,8 @@ from torch import nn
 
 from fairseq_resid.__main__ import main
 from fairseq_resid.data.images import folder as images
-from fairseq_resid.evaluation import images as scoring
 from fairseq_resid.runs.run import Run
+from fairseq_resid.tasks import answers as scoring
 from fairseq_resid.tasks.images import ImageDataset
 from support.image_models import build, count, weights
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from fairseq_resid.__main__ import main
-from fairseq_resid.evaluation import images as scoring
 from fairseq_resid.runs.run import Run
-from fairseq_resid.study import measures
+from fairseq_resid.tasks import answers as scoring
+from fairseq_resid.tasks import kinds
+from fairseq_resid.tasks.classifying import answers_file
 
 pytestmark = pytest.mark.once
 
@@ -26,9 +27,9 @@ def test_image_measures_are_means_over_images(tmp_path: Path) -> None:
         scoring.Answer(2, 2, 0.5),
         scoring.Answer(2, 0, 3.0),
     ]
-    scoring.write(scoring.answers_file(Run(tmp_path), "test"), answers)
+    scoring.write_answers(answers_file(Run(tmp_path), "test"), answers)
     for name, expected in (("error", 50.0), ("NLL", 1.5)):
-        measure = measures.kind("error").measures[name]
+        measure = kinds.of_measure("error").measures[name]
         assert measure.score(np.array(measure.parts(Run(tmp_path), "test")).sum(axis=0)) == pytest.approx(expected)
 
 

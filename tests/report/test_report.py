@@ -19,7 +19,7 @@ from fairseq_resid import records
 from fairseq_resid.analysis import analyze, plots
 from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
 from fairseq_resid.report import differences, findings, glossary, report
-from fairseq_resid.runs.run import Fingerprint, Run
+from fairseq_resid.runs.run import FileState, Run
 from fairseq_resid.study import plan
 from support import structures, studies
 from support.scored_runs import data_folder, evaluated
@@ -45,7 +45,7 @@ def analysis(name: str, structure: str, sites: list[Site], **options: Any) -> An
     named = {f"{each.stack}.{each.layer}.{each.kind}": each for each in sites}
     return Analysis(
         name, "averaged.pt", 100, structure, options, "data", "valid", 10, True, 99, 3.0, 8.0, named,
-        Fingerprint("averaged.pt", 1, 1),
+        FileState("averaged.pt", 1, 1),
     )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def sas(alpha: float = 0.95) -> Analysis:
 
 def analysed(run: Path, found: Analysis) -> None:
     (run / "analysis").mkdir()
-    records.write(analyze.file(Run(run)), found)
+    records.write(analyze.analysis_file(Run(run)), found)
 
 
 class Page(html.parser.HTMLParser):
@@ -185,7 +185,7 @@ def test_incomparable_runs_are_explained(data: Path, tmp_path: Path) -> None:
 
 def test_page_shows_a_study(tmp_path: Path, capsys: Any) -> None:
     file = studies.written(tmp_path)
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     studies.all_kept(tmp_path / "trial", trial)
     out = tmp_path / "report.html"
     assert report.main(["--study", str(file), "--out", str(out)]) == 0
@@ -265,7 +265,7 @@ def test_strange_analysis_is_a_note_and_the_rest_goes_on(
     keys: tuple[str, ...], value: Any, said: str, runs: list[Path], tmp_path: Path
 ) -> None:
     analysed(runs[0], sas())
-    file = analyze.file(Run(runs[1]))
+    file = analyze.analysis_file(Run(runs[1]))
     altered(file, *keys, value=value)
     out = tmp_path / "report.html"
     assert report.main([*map(str, runs), "--out", str(out)]) == 0
@@ -280,12 +280,12 @@ def test_parts_that_fail_are_notes_with_run_and_file(runs: list[Path], tmp_path:
     def broken(*_: Any) -> None:
         raise OverflowError("too much")
 
-    for where, name in ((plots, "norms"), (findings, "off"), (report, "draw_curves"), (report, "sources")):
+    for where, name in ((plots, "norms"), (findings, "off"), (report, "draw_curves"), (report, "samples")):
         monkeypatch.setattr(where, name, broken)
     out = tmp_path / "report.html"
     assert report.main([*map(str, runs), "--out", str(out)]) == 0
     text = " ".join(Page(out.read_text()).text)
-    file = analyze.file(Run(runs[1]))
+    file = analyze.analysis_file(Run(runs[1]))
     for part in (
         f"sas: {file}: plot norms", f"sas: {file}: a finding", "curves", f"translations of {runs[0]}",
     ):  # fmt: skip

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from fairseq_resid import records
-from fairseq_resid.runs.run import Record, Run
+from fairseq_resid.runs.run import Run, RunRecord
 from fairseq_resid.runs.training_command import TrainingCommand
 from fairseq_resid.study import archive
 from support.shells import ROOT
@@ -60,9 +60,9 @@ def test_whole_number_has_a_default_and_a_minimum() -> None:
 
 @pytest.mark.parametrize("study", ["multi30k-depth", "cifar10-small"])
 def test_every_archived_command_is_read_and_written_unchanged(study: str) -> None:
-    folders = archive.run_folders(archive.runs(ROOT / "studies" / study))
+    folders = archive.run_folders(archive.runs_folder(ROOT / "studies" / study))
     assert len(folders) > 5
     for folder in folders:
-        command = records.read(Run(folder).record, Record).command
+        command = records.read(Run(folder).record, RunRecord).command
         assert parse(command).argv == command
         assert parse(shlex.split(shlex.join(command))) == parse(command)

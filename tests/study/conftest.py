@@ -27,7 +27,7 @@ def stub(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         script.write_text(STUB.format(bad=bad, seconds=seconds))
         monkeypatch.setattr(study, "command", stubbed(script))
         monkeypatch.setattr(study, "POLL", 0.1)
-        monkeypatch.setattr(tables, "write", lambda *_: [])
+        monkeypatch.setattr(tables, "write_results", lambda *_: [])
         return [str(file), "--work", str(tmp_path / "work")]
 
     return install

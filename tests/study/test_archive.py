@@ -49,38 +49,38 @@ def content(folder: Path) -> dict[str, list[str]]:
 
 def test_archive_replaces_the_run_folders(kept: Path, cache: Path) -> None:
     before = content(kept)
-    assert archive.runs(kept) == kept
+    assert archive.runs_folder(kept) == kept
     packed = archive.pack(kept)
     assert packed.name == "trial.tar.xz" and [path.name for path in kept.iterdir()] == ["results.json"]
-    unpacked = archive.runs(kept)
+    unpacked = archive.runs_folder(kept)
     assert unpacked.parent == cache and sha256(packed).startswith(unpacked.name.rpartition("-")[2])
     assert content(unpacked) == before
 
 
 def test_archive_is_unpacked_once(kept: Path) -> None:
     archive.pack(kept)
-    log = archive.runs(kept) / "flat.sas.seed1" / "train.log"
+    log = archive.runs_folder(kept) / "flat.sas.seed1" / "train.log"
     os.utime(log, (1, 1))
-    archive.runs(kept)
+    archive.runs_folder(kept)
     assert log.stat().st_mtime == 1
 
 
 def test_same_runs_give_the_same_bytes_from_either_form(kept: Path) -> None:
     first = archive.pack(kept).read_bytes()
     assert archive.unpack(kept) == 2
-    assert archive.runs(kept) == kept, "run folders must take precedence over the archive"
+    assert archive.runs_folder(kept) == kept, "run folders must take precedence over the archive"
     assert archive.pack(kept).read_bytes() == first
 
 
 def test_folder_without_runs_or_archive_is_used_as_it_is(tmp_path: Path) -> None:
-    assert archive.runs(tmp_path / "none") == tmp_path / "none"
+    assert archive.runs_folder(tmp_path / "none") == tmp_path / "none"
 
 
 def test_archive_other_than_the_named_one_is_refused(kept: Path) -> None:
     packed = archive.pack(kept)
     records.write(kept / "results.json", {"archive": "0" * 64})
     with pytest.raises(ValueError, match=rf"trial.tar.xz: SHA-256 {sha256(packed)}: .*results.json names 0000"):
-        archive.runs(kept)
+        archive.runs_folder(kept)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100], ids=["empty", "one byte", "half"])
@@ -88,7 +88,7 @@ def test_damaged_archive_is_named_and_nothing_is_left(kept: Path, cache: Path, c
     packed = archive.pack(kept)
     packed.write_bytes(packed.read_bytes()[:cut])
     with pytest.raises(ValueError, match=r"trial\.tar\.xz: "):
-        archive.runs(kept)
+        archive.runs_folder(kept)
     assert list(cache.iterdir()) == []
 
 
@@ -110,10 +110,10 @@ EVIL = {
 @pytest.mark.parametrize("evil", EVIL.values(), ids=EVIL)
 def test_unsafe_archive_member_is_refused(kept: Path, cache: Path, evil: tarfile.TarInfo) -> None:
     archive.pack(kept)
-    with tarfile.open(archive.path(kept), "w:xz") as tar:
+    with tarfile.open(archive.archive_file(kept), "w:xz") as tar:
         tar.addfile(evil, io.BytesIO())
     with pytest.raises(ValueError, match=r"trial\.tar\.xz"):
-        archive.runs(kept)
+        archive.runs_folder(kept)
     assert list(cache.iterdir()) == [] and not (cache.parent / "outside").exists()
 
 
@@ -122,7 +122,7 @@ def test_unreadable_file_keeps_the_run_folders(kept: Path) -> None:
     log.write_bytes(log.read_bytes()[:20])
     with pytest.raises(ValueError, match=r"train.log.gz: damaged"):
         archive.pack(kept)
-    assert len(archive.run_folders(kept)) == 2 and not archive.path(kept).exists()
+    assert len(archive.run_folders(kept)) == 2 and not archive.archive_file(kept).exists()
 
 
 def test_archive_can_be_read_by_xz_and_tar(kept: Path) -> None:
@@ -135,13 +135,13 @@ def test_complete_study_is_packed_with_its_results(tmp_path: Path, capsys: pytes
     """Results from the archive equal those from the folders, except that they contain its SHA-256."""
     file = studies.written(tmp_path)
     folder, work = file.with_suffix(""), ["--work", str(tmp_path / "work")]
-    studies.all_kept(folder, plan.read(file))
+    studies.all_kept(folder, plan.read_study(file))
     assert study.main([str(file), *work, "--results"]) == 0
     before = {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
     assert study.main([str(file), *work, "--pack"]) == 0
-    assert str(archive.path(folder)) in capsys.readouterr().out and not archive.run_folders(folder)
-    digest = sha256(archive.path(folder))
-    assert records.read(folder / "results.json", results.Results).archive == digest
+    assert str(archive.archive_file(folder)) in capsys.readouterr().out and not archive.run_folders(folder)
+    digest = sha256(archive.archive_file(folder))
+    assert records.read(folder / "results.json", results.StudyResults).archive == digest
     after = {path.name: path.read_text() for path in folder.iterdir()}
     assert after.keys() == before.keys()
     line = f"- The archive of the kept runs has the SHA-256 {digest}.\n"
@@ -153,8 +153,8 @@ def test_complete_study_is_packed_with_its_results(tmp_path: Path, capsys: pytes
 def test_incomplete_study_is_not_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = studies.written(tmp_path)
     folder = file.with_suffix("")
-    runs = [*studies.all_kept(folder, plan.read(file))]
+    runs = [*studies.all_kept(folder, plan.read_study(file))]
     shutil.rmtree(folder / runs[-1])
     assert study.main([str(file), "--work", str(tmp_path / "work"), "--pack"]) == 2
     assert "1 runs missing" in (error := capsys.readouterr().err) and "only a complete study is packed" in error
-    assert len(archive.run_folders(folder)) == len(runs) - 1 and not archive.path(folder).exists()
+    assert len(archive.run_folders(folder)) == len(runs) - 1 and not archive.archive_file(folder).exists()

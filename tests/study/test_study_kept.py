@@ -24,7 +24,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def test_diverged_training_ranks_last(file: Path, tmp_path: Path) -> None:
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     runs = [Planned("flat", "base", value, 100, True) for value in (0.001, 0.002, 0.004)]
     notes = {run.name: note(run, 2.0 + 100 * (run.value or 0)) for run in runs}
     notes[runs[0].name] = replace(notes[runs[0].name], outcome="diverged", valid={})
@@ -40,7 +40,7 @@ def test_empty_study_lists_missing_runs(file: Path, tmp_path: Path, capsys: Capt
 
 
 def test_damaged_kept_file_is_named(file: Path, tmp_path: Path, capsys: Capture) -> None:
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     all_kept(tmp_path / "trial", trial)
     damaged = tmp_path / "trial" / "flat.sas.0.004.seed1" / "decode" / "test.averaged.nll.gz"
     damaged.write_bytes(damaged.read_bytes()[:-9])
@@ -49,7 +49,7 @@ def test_damaged_kept_file_is_named(file: Path, tmp_path: Path, capsys: Capture)
 
 
 def test_changed_settings_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     keep(tmp_path / "trial", Planned("flat", "base", 0.001, 100, True), 3.0, trial)
     file.write_text(TEXT.replace("--encoder-layers 1", "--encoder-layers 2"))
     assert study.main([str(file), "--plan"]) == 2
@@ -68,16 +68,16 @@ def test_changed_settings_are_refused(file: Path, tmp_path: Path, capsys: Captur
 def test_changed_terms_are_refused(
     file: Path, tmp_path: Path, capsys: Capture, old: str, new: str, message: str
 ) -> None:
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     run = Planned("flat", "base", 0.001, 1)
-    keep(tmp_path / "trial", run, 3.0, trial, terms=kept.terms(trial, run))
+    keep(tmp_path / "trial", run, 3.0, trial, terms=kept.scoring_terms(trial, run))
     file.write_text(TEXT.replace(old, new))
     assert study.main([str(file), "--plan"]) == 2
     assert f"flat.base.0.001.seed1: was made with other settings ({message})" in capsys.readouterr().err
 
 
 def test_runs_of_other_data_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     for seed, data in ((1, "aaaa"), (2, "bbbb")):
         keep(tmp_path / "trial", Planned("flat", "base", 0.001, seed), 3.0, trial, data=data)
     assert study.main([str(file), "--plan"]) == 2
@@ -85,14 +85,14 @@ def test_runs_of_other_data_are_refused(file: Path, tmp_path: Path, capsys: Capt
 
 
 def test_partially_kept_run_is_ignored(file: Path, tmp_path: Path) -> None:
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     keep(tmp_path / "trial", Planned("flat", "base", 0.001, 1), 3.0, trial)
     os.rename(tmp_path / "trial" / "flat.base.0.001.seed1", tmp_path / "trial" / "flat.base.0.001.seed1.partial")
-    assert kept.load(trial, file, tmp_path / "trial") == {}
+    assert kept.load_notes(trial, file, tmp_path / "trial") == {}
 
 
 def test_arm_that_always_diverges_is_reported(file: Path, tmp_path: Path, capsys: Capture) -> None:
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     for value in (0.001, 0.002, 0.004, 0.0005, 0.00025, 0.000125):
         keep(tmp_path / "trial", Planned("flat", "sas", value, 100, True), 3.0, trial, outcome="diverged", valid={})
     assert study.main([str(file), "--plan"]) == 1
@@ -102,7 +102,7 @@ def test_arm_that_always_diverges_is_reported(file: Path, tmp_path: Path, capsys
 
 
 def test_folders_of_another_study_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     keep(tmp_path / "trial", Planned("flat", "base", 0.001, 100, True), 3.0, trial, study="other")
     assert study.main([str(file), "--plan"]) == 2
     assert "holds flat.base.0.001.tuning of the study other, not of trial" in capsys.readouterr().err
@@ -123,7 +123,7 @@ def test_kept_files_contain_no_local_paths(tmp_path: Path) -> None:
     (run.path / "checkpoint_last.pt").write_bytes(b"weights")
     target = tmp_path / "kept" / "run"
     (target / "old").mkdir(parents=True)
-    kept.keep(run, note(Planned("flat", "base", 0.1, 1), 2.0), target)
+    kept.keep_run(run, note(Planned("flat", "base", 0.1, 1), 2.0), target)
     files = sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file())
     assert files == ["decode/test.averaged.hyp.gz", "run.json", "study.json", "train.log.gz"]
     for path in target.rglob("*.gz"):

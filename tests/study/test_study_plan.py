@@ -71,7 +71,7 @@ def test_wrong_study_file_is_refused(tmp_path: Path, old: str, new: str, message
     assert old in TEXT
     path = written(tmp_path, TEXT.replace(old, new, 1))
     with pytest.raises(ValueError, match="trial.yaml: .*" + message.replace("[", r"\[")):
-        plan.read(path)
+        plan.read_study(path)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_wrong_study_file_is_refused(tmp_path: Path, old: str, new: str, message
 def test_unknown_flags_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     path = written(tmp_path, TEXT.replace(old, new, 1))
     with pytest.raises(ValueError, match="trial.yaml: " + message):
-        plan.check(plan.read(path), path)
+        plan.check_study(plan.read_study(path), path)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -110,16 +110,16 @@ def test_shipped_studies_have_valid_flags_and_results(
 ) -> None:
     """All flags of all studies exist, and the kept runs and results match the study file."""
     monkeypatch.chdir(tmp_path)  # ignores data in this checkout
-    trial = plan.read(path)
-    plan.check(trial, path)
+    trial = plan.read_study(path)
+    plan.check_study(trial, path)
     state = study.read_state(trial, StudyFolders(path, Path("none"), path.with_suffix("")))
     known = {run.name for run in plan.runs(trial, state.nll())}
     assert not set(state.notes) - known
     if state.notes:
         folder = path.with_suffix("")
-        found = results.build(trial, state.notes, archive.runs(folder))
-        if archive.runs(folder) != folder:
-            found = replace(found, archive=sha256(archive.path(folder)))
+        found = results.build_results(trial, state.notes, archive.runs_folder(folder))
+        if archive.runs_folder(folder) != folder:
+            found = replace(found, archive=sha256(archive.archive_file(folder)))
         committed = json.loads((folder / "results.json").read_text())
         assert same(json.loads(records.text(found)), committed), f"run fairseq-resid study {path} --results"
         assert found.missing == [name for name in found.missing if name not in state.notes]
@@ -127,7 +127,7 @@ def test_shipped_studies_have_valid_flags_and_results(
 
 def test_activation_experiments_have_both_networks_of_he_2016b() -> None:
     """Table 2: five orders of a block, in ResNet-110 and in ResNet-164."""
-    trial = plan.read(ROOT / "studies" / "cifar10-shortcuts.yaml")
+    trial = plan.read_study(ROOT / "studies" / "cifar10-shortcuts.yaml")
     found = [(arch, *flags) for arch, flags in (plan.arguments(trial, run) for run in plan.runs(trial, {}))]
     plain = [flags for flags in found if flags[-4:-2] == ("--residual", "xskip")]
     orders = {(flags[0], flags[flags.index("--block-order") + 1]) for flags in plain}
@@ -138,15 +138,15 @@ def test_activation_experiments_have_both_networks_of_he_2016b() -> None:
 
 
 def test_flags_of_a_run_combine_recipe_setting_and_arm(file: Path) -> None:
-    trial = plan.read(file)
-    plan.check(trial, file)
+    trial = plan.read_study(file)
+    plan.check_study(trial, file)
     arch, flags = plan.arguments(trial, Planned("deep", "sas", 0.004, 7))
     assert arch == "transformer_resid"
     assert flags == ["data-bin/trial", "--encoder-layers", "3", "--residual", "sas", "--lr", "0.004", "--seed", "7"]
     arch, flags = plan.arguments(trial, Planned("deep", "sas", 0.004, 100, True))
     # A quarter of the recipe's 504 updates.
     assert flags[5:] == ["--max-update", "126", "--keep-interval-updates", "3", "--lr", "0.004", "--seed", "100"]
-    assert plan.settings(trial, Planned("flat", "base", 0.001, 1)).data == "data-bin/trial"
+    assert plan.flags_of(trial, Planned("flat", "base", 0.001, 1)).data == "data-bin/trial"
 
 
 def tuning(**changes: Any) -> plan.Tuning:
@@ -173,17 +173,17 @@ def tuning(**changes: Any) -> plan.Tuning:
 def test_tuning_extends_grid_until_best_is_inside(
     tried: dict[float, float], to_try: tuple[float, ...], best: float | None
 ) -> None:
-    found = plan.choose(tuning(), tried)
+    found = plan.choose_value(tuning(), tried)
     assert (found.to_try, found.best) == (to_try, best)
 
 
 def test_tuning_stops_at_its_limits() -> None:
-    assert plan.choose(tuning(most=4.0), {1.0: 3.0, 2.0: 2.0, 4.0: 1.0}).best == 4.0
-    assert plan.choose(tuning(least=0.6), {1.0: 1.0, 2.0: 2.0, 4.0: 3.0}).best == 1.0
+    assert plan.choose_value(tuning(most=4.0), {1.0: 3.0, 2.0: 2.0, 4.0: 1.0}).best == 4.0
+    assert plan.choose_value(tuning(least=0.6), {1.0: 1.0, 2.0: 2.0, 4.0: 3.0}).best == 1.0
 
 
 def test_runs_are_ordered_by_tuning_and_seed(file: Path) -> None:
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     names = [run.name for run in plan.runs(trial, {})]
     assert names[:3] == ["flat.base.0.001.tuning", "flat.base.0.002.tuning", "flat.base.0.004.tuning"]
     assert [name.split(".")[:2] for name in names[3::3]] == [["flat", "sas"], ["deep", "base"], ["deep", "sas"]]
@@ -200,7 +200,7 @@ def test_runs_are_ordered_by_tuning_and_seed(file: Path) -> None:
 
 def test_study_without_tuning_needs_no_values(tmp_path: Path) -> None:
     lines = [line for line in TEXT.splitlines() if not re.search("tuning|baseline}|sas 0.002", line)]
-    trial = plan.read(written(tmp_path, "\n".join(lines)))
+    trial = plan.read_study(written(tmp_path, "\n".join(lines)))
     assert [run.name for run in plan.runs(trial, {})][:2] == ["flat.base.seed1", "flat.sas.seed1"]
     assert plan.undetermined_runs(trial, {}) == 0
     with pytest.raises(ValueError, match=r"0\.002: nothing is tuned"):
@@ -214,8 +214,8 @@ def test_missing_test_set_is_reported_before_any_run(tmp_path: Path, corpus: Pat
     (tmp_path / "recipe.txt").write_text(FLAGS)
     path = written(tmp_path, text, "real")
     with pytest.raises(ValueError, match=r"base in recipe: tests: test7: there is no reference text .*test7\.xx"):
-        plan.check(plan.read(path), path)
+        plan.check_study(plan.read_study(path), path)
     path = written(tmp_path, text.replace("[test, test7]", "[test]").replace("average: 2", "average: 20"), "real")
     (tmp_path / "recipe.txt").write_text(f"{FLAGS} --keep-interval-updates 3")
     with pytest.raises(ValueError, match="average: 20, but --keep-interval-updates 3 keeps fewer checkpoints"):
-        plan.check(plan.read(path), path)
+        plan.check_study(plan.read_study(path), path)

@@ -29,12 +29,12 @@ def difference(row: results.Row) -> float:
 
 
 def test_results_of_a_whole_study(file: Path, tmp_path: Path, capsys: Capture) -> None:
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     folder = tmp_path / "trial"
     all_kept(folder, trial)
     assert study.main([str(file), "--results", "--work", str(tmp_path / "work")]) == 0
     assert "results.md" in capsys.readouterr().out
-    found = records.read(folder / "results.json", results.Results)
+    found = records.read(folder / "results.json", results.StudyResults)
     assert found.missing == [] and found.unnamed == 0 and found.sentences == {"NLL": 4, "BLEU": 4}
     own = {(row.setting, row.arm): row for row in found.rows if row.at == "own"}
     assert own["flat", "sas"].value == 0.004 and own["flat", "base"].value == 0.002
@@ -63,7 +63,7 @@ def test_results_of_a_whole_study(file: Path, tmp_path: Path, capsys: Capture) -
 
 
 def test_every_arm_has_its_own_plot_style(file: Path) -> None:
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     many = structs.replace(trial, arms={f"arm{index}": "" for index in range(14)})
     assert len({tuple(plots.look(many, arm).values()) for arm in many.arms}) == 14
 
@@ -74,9 +74,9 @@ def test_interaction_is_also_shown_at_baseline_value(
 ) -> None:
     """In `deep`, the best value of sas is equal to the baseline's, or different."""
     file = written(tmp_path, TEXT + "  - {setting: deep, arms: [sas], seeds: 2, at: baseline}\n")
-    all_kept(tmp_path / "trial", plan.read(file), best)
+    all_kept(tmp_path / "trial", plan.read_study(file), best)
     assert study.main([str(file), "--results", "--work", str(tmp_path / "work")]) == 0
-    found = records.read(tmp_path / "trial" / "results.json", results.Results)
+    found = records.read(tmp_path / "trial" / "results.json", results.StudyResults)
     gains = {one.at: one.comparison.effects["NLL"].difference for one in found.interactions}
     assert len(gains) == len(found.interactions) == 2
     assert gains["own"] == pytest.approx(-0.3, abs=1e-4)
@@ -96,15 +96,15 @@ def test_holm_family_includes_arms_compared_at_baseline_value(file: Path) -> Non
         return results.Row("flat", arm, at, value, [1, 2], [], 2, None, None, {}, against=against)
 
     rows = [row("base", "own", 2.0, None), row("sas", "own", 2.0, 0.02), row("other", "own", 4.0, 0.03)]
-    found = results._corrected([*rows, row("other", "baseline", 2.0, 0.01)], plan.read(file))
+    found = results._corrected([*rows, row("other", "baseline", 2.0, 0.01)], plan.read_study(file))
     assert [(one.holm, one.family) for one in found] == [(None, 0), (0.04, 2), (0.04, 2), (0.02, 2)]
 
 
 def test_arm_is_compared_with_all_baseline_seeds(tmp_path: Path) -> None:
     file = written(tmp_path, TEXT.replace("[base, sas], seeds: 2", "[base], seeds: 5", 1) +
                    "  - {setting: flat, arms: [sas], seeds: 2}\n")  # fmt: skip
-    trial = plan.read(file)
-    found = results.build(trial, all_kept(tmp_path / "trial", trial), tmp_path / "trial")
+    trial = plan.read_study(file)
+    found = results.build_results(trial, all_kept(tmp_path / "trial", trial), tmp_path / "trial")
     (row,) = [row for row in found.rows if (row.setting, row.arm, row.at) == ("flat", "sas", "own")]
     assert row.against is not None and row.against.seeds == [2, 5]
     (base,) = [row for row in found.rows if (row.setting, row.arm) == ("flat", "base")]
@@ -115,8 +115,8 @@ def test_arm_is_compared_with_all_baseline_seeds(tmp_path: Path) -> None:
 def test_fixed_value_arms_are_compared_at_that_value(tmp_path: Path) -> None:
     text = TEXT + "  - {setting: flat, arms: [base, sas], seeds: 3, at: 1e-3}\n"
     file = written(tmp_path, text)
-    trial = plan.read(file)
-    found = results.build(trial, all_kept(tmp_path / "trial", trial), tmp_path / "trial")
+    trial = plan.read_study(file)
+    found = results.build_results(trial, all_kept(tmp_path / "trial", trial), tmp_path / "trial")
     (row,) = [row for row in found.rows if (row.setting, row.arm, row.at) == ("flat", "sas", "0.001")]
     assert row.against is not None and row.against.seeds == [3, 3] and row.family == 1
     lost = {best: 0.3 * math.log(0.001 / best) ** 2 for best in (0.002, 0.004)}
@@ -128,7 +128,7 @@ def test_fixed_value_arms_are_compared_at_that_value(tmp_path: Path) -> None:
 
 def test_each_measure_has_its_own_test_sets(tmp_path: Path) -> None:
     text = TEXT.replace("tests: [test, test1]", "tests: {NLL: [test, test1], BLEU: [test]}")
-    trial = plan.read(written(tmp_path, text))
+    trial = plan.read_study(written(tmp_path, text))
     folder = tmp_path / "trial"
     notes = {}
     for seed, arm in ((1, "base"), (2, "base"), (1, "sas"), (2, "sas")):
@@ -138,32 +138,32 @@ def test_each_measure_has_its_own_test_sets(tmp_path: Path) -> None:
         for value, nll in ((0.001, 3.5), (0.002, 3.0), (0.004, 3.5)):
             run = Planned("flat", arm, value, 100, True)
             notes[run.name] = note(run, nll)
-    found = results.build(trial, notes, folder)
+    found = results.build_results(trial, notes, folder)
     assert found.sentences == {"NLL": 4, "BLEU": 2}
     page = tables.markdown(found)
     assert "Test sets: test, test1 taken together, 4 sentences (NLL); test, 2 sentences (BLEU)." in page
 
 
 def test_additional_average_lists_the_seeds_that_have_it(file: Path, tmp_path: Path) -> None:
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     notes = all_kept(tmp_path / "trial", trial)
     name = "flat.sas.0.004.seed2"
     further = {"NLL": Scored(2.5, "nats"), "BLEU": Scored(31.0, "sig"), "chrF": Scored(51.0, "sig")}
     notes[name] = replace(notes[name], scores={**notes[name].scores, "epochs41-50": further})
-    page = tables.markdown(results.build(trial, notes, tmp_path / "trial"))
+    page = tables.markdown(results.build_results(trial, notes, tmp_path / "trial"))
     (row,) = [line for line in page.splitlines() if line.startswith("| flat | sas | own best | 0.004")]
     assert row.endswith("| 2.5000 (1 of 2 seeds) |") and "| NLL, epochs41-50 |" in page
 
 
 def test_untrained_arms_get_no_p_value(file: Path, tmp_path: Path) -> None:
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     folder = tmp_path / "trial"
     notes = all_kept(folder, trial)
     for seed in (1, 2):
         name = f"deep.base.0.002.seed{seed}"
         scored = notes[name].scores["averaged"] | {"BLEU": Scored(9.0 + seed / 3, "sig")}
         notes[name] = replace(notes[name], scores=notes[name].scores | {"averaged": scored})
-    found = results.build(trial, notes, folder)
+    found = results.build_results(trial, notes, folder)
     row = {(row.setting, row.arm): row for row in found.rows if row.at == "own"}
     flat, deep = row["flat", "sas"], row["deep", "sas"]
     assert flat.against is not None and flat.against.untested == "" and flat.holm is not None
@@ -177,7 +177,7 @@ def test_untrained_arms_get_no_p_value(file: Path, tmp_path: Path) -> None:
 
 
 def test_gap_by_epoch_uses_the_last_validation_of_each_epoch(file: Path, tmp_path: Path) -> None:
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     folder = tmp_path / "trial"
     notes = all_kept(folder, trial)
     for name in notes:
@@ -185,7 +185,7 @@ def test_gap_by_epoch_uses_the_last_validation_of_each_epoch(file: Path, tmp_pat
         rows = [(1, 9.0), (1, worse), (2, worse - 0.5), (3, 2.0 + (name.endswith("seed2") and worse))]
         lines = [json.dumps({"epoch": epoch, "valid_nll_loss": f"{value / math.log(2)}"}) for epoch, value in rows]
         (folder / name / "train.log.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    found = results.build(trial, notes, folder)
+    found = results.build_results(trial, notes, folder)
     (row,) = [row for row in found.rows if (row.setting, row.arm, row.at) == ("flat", "sas", "own")]
     assert [epoch for epoch, _ in row.gap] == [1, 2, 3]
     assert [value for _, value in row.gap] == pytest.approx([-1.0, -1.0, -0.5])
@@ -193,10 +193,10 @@ def test_gap_by_epoch_uses_the_last_validation_of_each_epoch(file: Path, tmp_pat
 
 
 def test_runs_without_a_data_fingerprint_are_named(file: Path, tmp_path: Path) -> None:
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     for seed, data in ((1, "aaaa"), (2, "")):
         keep(tmp_path / "trial", Planned("flat", "base", 0.001, seed), 3.0, trial, data=data)
-    found = results.build(trial, kept.load(trial, file, tmp_path / "trial"), tmp_path / "trial")
+    found = results.build_results(trial, kept.load_notes(trial, file, tmp_path / "trial"), tmp_path / "trial")
     assert found.without_data == ["flat.base.0.001.seed2"]
     assert "1 run has no data fingerprint" in tables.markdown(found) and "flat.base.0.001.seed2" in tables.markdown(
         found
@@ -204,14 +204,14 @@ def test_runs_without_a_data_fingerprint_are_named(file: Path, tmp_path: Path) -
 
 
 def test_results_of_an_incomplete_study(file: Path, tmp_path: Path) -> None:
-    trial = plan.read(file)
+    trial = plan.read_study(file)
     folder = tmp_path / "trial"
     notes = all_kept(folder, trial)
     for name in ("flat.sas.0.004.seed2", "deep.base.0.002.seed1", "deep.base.0.002.seed2"):
         del notes[name]
     diverged = replace(notes["flat.base.0.002.seed2"], outcome="diverged", valid={}, scores={})
     notes["flat.base.0.002.seed2"] = diverged
-    found = results.build(trial, notes, folder)
+    found = results.build_results(trial, notes, folder)
     own = {(row.setting, row.arm): row for row in found.rows if row.at == "own"}
     assert own["flat", "base"].diverged == [2] and own["flat", "base"].seeds == [1]
     against = own["flat", "sas"].against

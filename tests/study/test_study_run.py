@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from fairseq_resid import records
-from fairseq_resid.evaluation import likelihood
 from fairseq_resid.runs.run import Run
 from fairseq_resid.study import kept, results, study
 from fairseq_resid.study.kept import Note
+from fairseq_resid.tasks.text import likelihood
 from support.studies import FLAGS, REAL, written
 
 pytestmark = pytest.mark.once
@@ -31,8 +31,8 @@ def test_small_study_runs_end_to_end(
     assert study.main(words) == 0, "".join(log.read_text() for log in (tmp_path / "work" / "logs").glob("*"))
     assert "recipe.wild.seed1: diverged" in capsys.readouterr().out
     kept_run = Run(tmp_path / "real" / "recipe.base.seed1")
-    made = records.read(kept.file(kept_run.path), Note)
-    sentences = likelihood.read(kept_run.decode / "test.averaged.nll")
+    made = records.read(kept.note_file(kept_run.path), Note)
+    sentences = likelihood.read_nll(kept_run.decode / "test.averaged.nll")
     assert made.scores["averaged"]["NLL"].score == pytest.approx(likelihood.mean(sentences), abs=1e-4)
     assert kept_run.read_results().scores["averaged"]["NLL"].score == pytest.approx(
         likelihood.mean(sentences), abs=1e-4
@@ -42,6 +42,6 @@ def test_small_study_runs_end_to_end(
     assert made.valid["last"] == pytest.approx(logged[-1] * math.log(2), abs=2e-3)
     assert (kept_run.path / "analysis" / "analysis.json").is_file() and not list(kept_run.path.glob("*.pt"))
     assert (tmp_path / "work" / "recipe.base.seed1" / "averaged.pt").is_file()
-    row = {each.arm: each for each in records.read(tmp_path / "real" / "results.json", results.Results).rows}
+    row = {each.arm: each for each in records.read(tmp_path / "real" / "results.json", results.StudyResults).rows}
     assert row["wild"].diverged == [1] and row["base"].seeds == [1]
     assert "recipe | wild" in (tmp_path / "real" / "results.md").read_text()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fairseq_resid.evaluation import scoring
 from fairseq_resid.study import statistics
+from fairseq_resid.tasks.text import scoring
 
 pytestmark = pytest.mark.once
 

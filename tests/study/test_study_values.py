@@ -31,7 +31,7 @@ STUDY: dict[str, Any] = {
 def read(tmp_path: Path, **changes: Any) -> plan.Study:
     path = tmp_path / "values.yaml"
     path.write_text(yaml.safe_dump({**STUDY, **changes}))
-    return plan.read(path)
+    return plan.read_study(path)
 
 
 def test_fixed_value_needs_no_tuning_and_tuning_needs_no_seeds(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_each_measure_has_its_own_test_sets(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_shipped_studies_are_valid(path: Path) -> None:
-    study = plan.read(path)
+    study = plan.read_study(path)
     assert next(plan.runs(study, {})).setting in study.settings
 
 
@@ -101,6 +101,10 @@ def test_runs_scored_with_other_recipe_or_epochs_are_refused(tmp_path: Path) -> 
     recipe.write_text("data --max-update 10\n[evaluate]\n--beam 5\n")
     study = read(tmp_path, recipe=str(recipe), epochs=[2, 3])
     run = Planned("recipe", "sas", 0.005, 1)
-    assert kept.terms(study, run)["evaluate"] == ["--beam", "5"] and kept.terms(study, run)["epochs"] == [2, 3]
+    assert kept.scoring_terms(study, run)["evaluate"] == ["--beam", "5"] and kept.scoring_terms(study, run)[
+        "epochs"
+    ] == [2, 3]
     tuning = Planned("recipe", "sas", 0.01, 100, True)
-    assert kept.terms(study, tuning)["evaluate"] == ["--beam", "5"] and "epochs" not in kept.terms(study, tuning)
+    assert kept.scoring_terms(study, tuning)["evaluate"] == ["--beam", "5"] and "epochs" not in kept.scoring_terms(
+        study, tuning
+    )

@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from fairseq_resid.evaluation import scoring
 from fairseq_resid.runs import settings
+from fairseq_resid.tasks.text import scoring
 
 TEXT = "the a house ship river king sees follows finds old small red very and with of on to in day"
 WORDS = TEXT.split()

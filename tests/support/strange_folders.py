@@ -26,14 +26,15 @@ from fairseq_resid.data.images import folder as image_folder
 from fairseq_resid.data.images import manifest as image_manifest
 from fairseq_resid.data.text import folder as text_folder
 from fairseq_resid.data.text import manifest
-from fairseq_resid.evaluation import images as answers
 from fairseq_resid.evaluation.baselines import Baselines
-from fairseq_resid.evaluation.evaluate import AverageNote, DecodingNote
+from fairseq_resid.evaluation.evaluate import AverageNote
 from fairseq_resid.files import pack
 from fairseq_resid.foreign import CONTROL
 from fairseq_resid.runs import recipe
-from fairseq_resid.runs.run import Fingerprint, Run, Scored
+from fairseq_resid.runs.run import FileState, Run, Scored
 from fairseq_resid.study import archive, kept, plan
+from fairseq_resid.tasks import answers, classifying
+from fairseq_resid.tasks.translating import DecodingNote
 from support import strange_values, studies
 from support.scored_runs import data_folder, evaluated
 
@@ -109,7 +110,7 @@ def study(name: str) -> Callable[[Path], Any]:
     """Check a study as before its first run."""
 
     def check(folder: Path) -> None:
-        plan.check(plan.read(folder / name), folder / name)
+        plan.check_study(plan.read_study(folder / name), folder / name)
 
     return check
 
@@ -208,12 +209,12 @@ def image_results(run: Path, data: Path, seed: int) -> None:
     choose = random.Random(seed)
     found = [answers.Answer(at % 3, choose.randrange(3), choose.random()) for at in range(IMAGES)]
     (run / "decode").mkdir(parents=True)
-    answers.write(answers.answers_file(Run(run), "test"), found)
+    answers.write_answers(classifying.answers_file(Run(run), "test"), found)
     scores = {"error": answers.error(found), "NLL": sum(one.nll for one in found) / IMAGES}
     records.write(run / "results.json", {
         "architecture": "preact_resnet20", "parameters": 100, "corpus": "farm", "subset": "test", "data": str(data),
         "training": {"num_updates": 9, "unit": "images", "train_seconds": 3.0, "tokens_per_second": 30.0},
-        "sentences": IMAGES, "scores": {"last": {name: {"score": round(score, 4), "signature": answers.UNITS[name]}
+        "sentences": IMAGES, "scores": {"last": {name: {"score": round(score, 4), "signature": classifying.SIGNATURES[name]}
                                                  for name, score in scores.items()}},
     })  # fmt: skip
 
@@ -242,13 +243,13 @@ def short_analysis(file: Path) -> dict[str, Any]:
 
 def build(folder: Path) -> None:
     """Make the folders; every command of `FILES` ends with exit code 0 or a refusal."""
-    known = archive.runs(ROOT / "studies" / "multi30k-depth") / "6+6.sas.0.004.seed1"
+    known = archive.runs_folder(ROOT / "studies" / "multi30k-depth") / "6+6.sas.0.004.seed1"
     data = data_folder(folder / "data")
     sizes = {"sizes": {"ref/test.xx": (data / "ref" / "test.xx").stat().st_size}, "checksums": {}}
     records.write(data / "corpus.json", {**CORPUS_RECORD, **sizes})
     (data / "ref" / "test.en").write_text("".join(f"source {number}\n" for number in range(120)))
     record = json.loads((known / "run.json").read_bytes())
-    one = Fingerprint("checkpoint1.pt", 10, 10)
+    one = FileState("checkpoint1.pt", 10, 10)
     for name, quality in (("a", 0.6), ("b", 0.8)):
         run = evaluated(data, name, quality, flags=f"--arch {name} --lr 1")
         kept_results = json.loads((known / "results.json").read_bytes())
@@ -274,21 +275,21 @@ def build(folder: Path) -> None:
         (folder / name / "train.log").write_text(log_lines(3))
 
     trial_file = studies.written(folder, studies.SMALL)
-    trial = plan.read(trial_file)
+    trial = plan.read_study(trial_file)
     for name in studies.all_kept(folder / "trial", trial):
         records.write(folder / "trial" / name / "run.json", record)
     (folder / "image-recipe.txt").write_text(f"{folder / 'farm-bin'}\n{IMAGE_FLAGS}\n")
     farm_file = studies.written(folder, IMAGE_STUDY.format(recipe=folder / "image-recipe.txt"), "farm")
-    farm = plan.read(farm_file)
+    farm = plan.read_study(farm_file)
     for run in plan.runs(farm, {}):
         place = folder / "farm" / run.name
         image_results(place, folder / "farm-bin", run.seed)
-        pack(answers.answers_file(Run(place), "test"), place / "decode")
-        answers.answers_file(Run(place), "test").unlink()
+        pack(classifying.answers_file(Run(place), "test"), place / "decode")
+        classifying.answers_file(Run(place), "test").unlink()
         scores = {"last": {name: Scored(20.0 + run.seed, "unit") for name in ("error", "NLL")}}
-        flags = shlex.join(plan.settings(farm, run).arguments)
+        flags = shlex.join(plan.flags_of(farm, run).arguments)
         made = kept.Note("farm", run, flags, "finished", {"last": 2.0}, scores, 60.0, 100)
-        records.write(kept.file(place), made)
+        records.write(kept.note_file(place), made)
         records.write(place / "run.json", record)
         (place / "train.log").write_text(log_lines(3))
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_resid import records
-from fairseq_resid.evaluation import likelihood
 from fairseq_resid.files import pack
 from fairseq_resid.runs.run import Run, Scored
 from fairseq_resid.study import kept, plan
 from fairseq_resid.study.kept import Note
 from fairseq_resid.study.plan import Planned
 from fairseq_resid.study.work import StudyFolders
+from fairseq_resid.tasks.text import likelihood
 
 TEXT = """
 title: A trial
@@ -63,12 +63,12 @@ def note(run: Planned, nll: float, flags: str = "", **changes: Any) -> Note:
 
 def keep(folder: Path, run: Planned, nll: float, trial: plan.Study, **changes: Any) -> Note:
     """Write the kept files of a run with this NLL."""
-    made = note(run, nll, shlex.join(plan.settings(trial, run).arguments), **changes)
+    made = note(run, nll, shlex.join(plan.flags_of(trial, run).arguments), **changes)
     place = folder / run.name
     decode = Run(place).decode
     decode.mkdir(parents=True)
     for subset in trial.tests:
-        likelihood.write(
+        likelihood.write_nll(
             decode / f"{subset}.averaged.nll", [likelihood.Sentence(nll * count, count) for count in (4, 9)]
         )
         (decode / f"{subset}.averaged.bleu").write_text("9\t9\t8\t6\t5\t4\t9\t7\t6\t5\n" * 2)
@@ -77,7 +77,7 @@ def keep(folder: Path, run: Planned, nll: float, trial: plan.Study, **changes: A
             (decode / f"{subset}.averaged.{kind}").unlink()
     lines = [json.dumps({"epoch": at, "num_updates": at, "loss": 9 - at, "valid_nll_loss": 3}) for at in (1, 2, 3)]
     (place / "train.log.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    records.write(kept.file(place), made)
+    records.write(kept.note_file(place), made)
     return made
 
 
@@ -117,7 +117,7 @@ def stubbed(script: Path) -> Any:
     """Return a study.command that runs the script instead of a training; --lr 0.002 is best."""
 
     def command(place: StudyFolders, run: Planned, weights: bool) -> list[str]:
-        flags = shlex.join(plan.settings(plan.read(place.file), run).arguments)
+        flags = shlex.join(plan.flags_of(plan.read_study(place.file), run).arguments)
         made = Note(place.name, run, flags, "finished", {"averaged": abs((run.value or 0) - 0.002)}, {}, 1.0)
         return [sys.executable, "-S", str(script), run.name, records.text(made), str(place.work), str(place.kept)]
 

@@ -60,9 +60,28 @@ def begin(file: IO[bytes], shape: tuple[int, int, int], count: int) -> None:
     np.lib.format.write_array_header_1_0(file, header)
 
 
-def is_image_folder(data: Path) -> bool:
-    """Say whether a data folder holds images."""
-    return (data / RECORD).is_file()
+@dataclass(frozen=True)
+class ImageData:
+    """A data folder of images: images.json, and where it is."""
+
+    path: Path
+    record: ImageRecord
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def differences(self) -> list[str]:
+        return self.record.differences
+
+    @property
+    def unverified(self) -> list[str]:
+        return self.record.unverified
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        return self.record.asked
 
 
 def read(data: Path) -> ImageRecord:

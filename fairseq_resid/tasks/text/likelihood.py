@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cli.progress import Progress
-from ..files import MOST_COUNT, MOST_NUMBER, bounded, read_rows, write_text
-from .job import Job
+from ...cli.progress import Progress
+from ...data.text.folder import Corpus
+from ...files import MOST_COUNT, MOST_NUMBER, bounded, read_rows, write_text
+from ..protocol import ScoringJob
 
-LABEL = "NLL"  # among the scores
 UNIT = "nats per reference subword with EOS, unsmoothed, teacher-forced"
 MAX_TOKENS = 4096  # padded positions of a batch; the result does not depend on it
 
@@ -32,12 +32,12 @@ def mean(sentences: Sequence[Sentence]) -> float:
     return sum(one.nll for one in sentences) / sum(one.tokens for one in sentences)
 
 
-def write(path: Path, sentences: Sequence[Sentence]) -> None:
+def write_nll(path: Path, sentences: Sequence[Sentence]) -> None:
     """Write a line for every sentence: NLL, a tab, tokens."""
     write_text(path, "".join(f"{one.nll:.4f}\t{one.tokens}\n" for one in sentences))
 
 
-def read(path: Path) -> list[Sentence]:
+def read_nll(path: Path) -> list[Sentence]:
     """Read what `write` wrote.
 
     Raises: ValueError naming file and line.
@@ -50,39 +50,34 @@ def read(path: Path) -> list[Sentence]:
     return read_rows(path, sentence, "NLL, a tab and tokens")
 
 
-def measure(job: Job, checkpoint: Path) -> list[Sentence]:
+def measure_nll(job: ScoringJob[Corpus], checkpoint: Path) -> list[Sentence]:
     """Return the NLL of every reference sentence of a part of the data, in order.
 
     Raises: ValueError if a sentence is longer than the model takes.
     """
-    import torch
-    from fairseq import checkpoint_utils, utils
+    from ..loading import load
 
-    from ..models.likelihood import sentence_nll  # registers the architectures too
+    loaded = load(job.run, checkpoint, job.data.path, job.cpu)
+    from ...models.likelihood import sentence_nll
 
-    overrides = {"data": str(job.corpus.path)}
-    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
-    on_gpu = torch.cuda.is_available() and not job.cpu
-    model = (model.cuda() if on_gpu else model).eval()
+    model, task = loaded.model, loaded.task
     task.load_dataset(job.subset)
     dataset = task.dataset(job.subset)
     longest = max(int(max(dataset.size(index))) for index in range(len(dataset)))
     if longest > min(model.max_positions()):
         raise ValueError(
-            f"{job.corpus.path}: {job.subset}: a sentence of {longest:,} subwords, and {checkpoint} takes "
+            f"{job.data.path}: {job.subset}: a sentence of {longest:,} subwords, and {checkpoint} takes "
             f"{min(model.max_positions()):,}"
         )
     batches = task.get_batch_iterator(
         dataset, max_tokens=max(MAX_TOKENS, longest), max_positions=model.max_positions()
     ).next_epoch_itr(shuffle=False)
-    found: dict[int, Sentence] = {}
+    padding = task.target_dictionary.pad()
+    measured: dict[int, Sentence] = {}
     with Progress(f"NLL {job.subset} of {checkpoint.name}", len(dataset), "sentences") as progress:
-        for sample in batches:
-            if on_gpu:
-                sample = utils.move_to_cuda(sample)
-            padding = task.target_dictionary.pad()
+        for sample in map(loaded.moved, batches):
             nll, tokens = sentence_nll(model, sample["net_input"], sample["target"], padding)
             for number, total, count in zip(sample["id"].tolist(), nll, tokens, strict=True):
-                found[number] = Sentence(total, count)
+                measured[number] = Sentence(total, count)
             progress.advance(len(nll))
-    return [found[number] for number in range(len(dataset))]
+    return [measured[number] for number in range(len(dataset))]

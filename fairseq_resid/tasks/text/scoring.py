@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..data.text.forms import TOKENISED, TextForm
+from ...data.text.forms import TOKENISED, TextForm
 
 # "rich-text format" becomes "rich ##AT##-##AT## text format": how papers on EN-DE have been scored since Luong et al.
 # 2015, and tensor2tensor's get_ende_bleu.sh does it.

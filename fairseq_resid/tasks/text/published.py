@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .job import Job
+from ...data.text.folder import Corpus
+from ..protocol import ScoringJob
 
 LABEL = "as published"
 
@@ -37,9 +36,9 @@ PUBLICATIONS = {
 }
 
 
-def differences(job: Job) -> list[str]:
+def differences(job: ScoringJob[Corpus]) -> list[str]:
     """Return why the scores of a run cannot be put beside the published ones, a phrase each; none if they can."""
-    corpus = job.corpus
+    corpus = job.data
     known = PUBLICATIONS.get(corpus.name)
     if known is None or corpus.profile != "published":
         names = " or ".join(f"{name} --profile published" for name in PUBLICATIONS)
@@ -50,13 +49,13 @@ def differences(job: Job) -> list[str]:
         for name, value in known.decoding.items()
         if float(job.settings.decoding[name]) != float(value)
     ]
-    numbered = job.run.numbered("epoch")
-    if job.checkpoints != numbered[-known.count :]:
-        found.append(f"{len(job.checkpoints)} checkpoints averaged, not those of the last {known.count} epochs")
+    numbered, averaged = job.run.numbered("epoch"), job.averages["averaged"]
+    if averaged != numbered[-known.count :]:
+        found.append(f"{len(averaged)} checkpoints averaged, not those of the last {known.count} epochs")
     return found
 
 
-def beside(job: Job) -> str:
+def beside(job: ScoringJob[Corpus]) -> str:
     """Return what was published for a part of the data, as a phrase; empty if nothing was."""
-    known = PUBLICATIONS.get(job.corpus.name)
+    known = PUBLICATIONS.get(job.data.name)
     return f"published: {known.bleu:.2f} ({known.source})" if known and known.subset == job.subset else ""

@@ -8,17 +8,27 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..cli import children
-from ..cli.progress import Progress
-from ..files import read_lines
-from ..runs.settings import DECODING
+from ...cli import children
+from ...cli.progress import Progress
+from ...files import read_lines
+from ...runs.settings import DECODING
 
 
 class DecodingError(ChildProcessError):
     """fairseq-generate failed, or did not translate every sentence."""
 
 
-def command(
+def search_settings(settings: Mapping[str, str]) -> dict[str, int | float]:
+    """Return the settings of a beam search as fairseq's own functions take them."""
+    return {
+        "beam": int(settings["beam"]),
+        "lenpen": float(settings["lenpen"]),
+        "max_len_a": float(settings["max-len-a"]),
+        "max_len_b": int(settings["max-len-b"]),
+    }
+
+
+def generate_command(
     data: Path,
     checkpoint: Path,
     subset: str,

@@ -1,0 +1,104 @@
+"""What an image model answers for every image of a split: the file of it, the error and its intervals.
+
+RUN/decode/SUBSET.last.images holds a line for every image: its class, the class that the model gives it, the NLL.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..files import MOST_COUNT, MOST_NUMBER, bounded, read_rows, write_text
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says of one image: its class, the class that the model gives it, and -ln p of the former."""
+
+    label: int
+    given: int
+    nll: float
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.label != self.given
+
+
+def write_answers(path: Path, answers: Sequence[Answer]) -> None:
+    """Write a line for every image: class, class given, NLL, parted by tabs."""
+    path.parent.mkdir(exist_ok=True)
+    write_text(path, "".join(f"{one.label}\t{one.given}\t{one.nll:.5f}\n" for one in answers))
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """Read what `write` wrote.
+
+    Raises: ValueError naming file and line.
+    """
+
+    def one(fields: list[str]) -> Answer:
+        label, given, nll = fields
+        return Answer(
+            bounded(int(label), 0, MOST_COUNT),
+            bounded(int(given), 0, MOST_COUNT),
+            bounded(float(nll), -MOST_NUMBER, MOST_NUMBER),
+        )
+
+    return read_rows(path, one, "class, class given and NLL")
+
+
+def error(answers: Sequence[Answer]) -> float:
+    """Return the share of wrong answers in percent."""
+    return 100 * sum(one.is_wrong for one in answers) / len(answers)
+
+
+def nll(answers: Sequence[Answer]) -> float:
+    """Return the mean NLL."""
+    return statistics.fmean(one.nll for one in answers)
+
+
+def interval(answers: Sequence[Answer]) -> tuple[float, float]:
+    """Return the 95% interval of the error of this one model over images like these, in percent (Wilson)."""
+    from scipy.stats import binomtest
+
+    between = binomtest(sum(one.is_wrong for one in answers), len(answers)).proportion_ci(LEVEL, method="wilson")
+    return 100 * between.low, 100 * between.high
+
+
+def over_runs(errors: Sequence[float]) -> str:
+    """Return mean, standard deviation, median and the 95% interval of the mean over runs (Student's t), on a line."""
+    from scipy.stats import t
+
+    mean, middle = statistics.fmean(errors), statistics.median(errors)
+    if len(errors) < 2:
+        return f"{mean:.2f}%"
+    sd = statistics.stdev(errors)
+    half = float(t.ppf((1 + LEVEL) / 2, len(errors) - 1)) * sd / math.sqrt(len(errors))
+    return f"mean {mean:.2f} ± {sd:.2f}%, 95% interval {mean - half:.2f} to {mean + half:.2f}, median {middle:.2f}%"
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Two models on the same images. difference: of the errors, in percent; p: exact McNemar test."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+def paired(mine: Sequence[Answer], baseline: Sequence[Answer]) -> Paired:
+    """Return how the error of one model differs from another's, with its 95% interval over images (Wald, paired)."""
+    from scipy.stats import binomtest, norm
+
+    worse = sum(one.is_wrong and not other.is_wrong for one, other in zip(mine, baseline, strict=True))
+    better = sum(other.is_wrong and not one.is_wrong for one, other in zip(mine, baseline, strict=True))
+    size, apart = len(mine), worse - better
+    half = float(norm.ppf((1 + LEVEL) / 2)) * math.sqrt(max(worse + better - apart**2 / size, 0.0)) / size
+    p = float(binomtest(worse, worse + better).pvalue) if worse + better else 1.0
+    return Paired(100 * apart / size, 100 * (apart / size - half), 100 * (apart / size + half), p)

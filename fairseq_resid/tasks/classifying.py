@@ -1,0 +1,277 @@
+"""Classification of images: the error and the NLL of the last checkpoint.
+
+Checkpoints are not averaged: the running statistics of batch normalisation are no mean of anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import records
+from ..cli.progress import Progress
+from ..data import folders
+from ..data.images import folder as image_folder
+from ..data.images.folder import ImageData
+from ..runs.run import FileState, Results, Run, Scored
+from . import answers
+from .answers import Answer
+from .protocol import (
+    LAST,
+    NLL,
+    Batch,
+    Candidate,
+    Measure,
+    ScoredModel,
+    ScoringJob,
+    TableRows,
+    Task,
+    is_kept,
+    mean_of_sums,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .loading import Loaded
+
+ERROR = "error"  # among the scores
+SIGNATURES = {ERROR: "percent of the images, last checkpoint", NLL: "nats an image"}
+TOGETHER = 500  # images of a batch; the result does not depend on it
+ANALYSED_TOGETHER = 100  # in analysis, which keeps more of each
+
+
+@dataclass(frozen=True)
+class AnswersNote:
+    """decode/SUBSET.last.json: all that the answers beside it depend on."""
+
+    checkpoint: FileState
+    data: str
+    file: FileState
+
+
+@dataclass(frozen=True)
+class ImageBatch(Batch):
+    """Images. target: (N,), their classes."""
+
+    net_input: dict[str, Any]
+    target: Tensor
+
+    def nll(self, model: Any) -> Tensor:
+        return -self._log_probabilities(model).gather(1, self.target.unsqueeze(1)).squeeze(1)
+
+    def _log_probabilities(self, model: Any) -> Tensor:
+        log_probabilities: Tensor = model.get_normalized_probs(model(**self.net_input), log_probs=True)
+        return log_probabilities
+
+    def answers(self, model: Any) -> list[Answer]:
+        """Return what a model answers for each image."""
+        log_probabilities, target = self._log_probabilities(model).cpu(), self.target.cpu()
+        nll = -log_probabilities.gather(1, target.unsqueeze(1)).squeeze(1)
+        return list(map(Answer, target.tolist(), log_probabilities.argmax(dim=1).tolist(), nll.tolist()))
+
+    @property
+    def predicted(self) -> int:
+        return len(self.target)
+
+    def kept(self, stack: str) -> Tensor | None:
+        return None
+
+    def classes(self, stack: str) -> dict[str, tuple[Tensor, int]]:
+        return {}
+
+    def by_example(self, state: Tensor) -> Tensor:
+        return state
+
+
+def batches_of(loaded: Loaded, subset: str, chosen: Sequence[int], together: int) -> Iterator[ImageBatch]:
+    """Yield images of a loaded split in batches of so many."""
+    dataset = loaded.task.dataset(subset)
+    for start in range(0, len(chosen), together):
+        sample = loaded.moved(dataset.collater(list(chosen[start : start + together])))
+        yield ImageBatch(sample["net_input"], sample["target"])
+
+
+def answers_file(run: Run, subset: str) -> Path:
+    return run.decode / f"{subset}.{LAST}.images"
+
+
+def answers_of(run: Run, subset: str) -> list[Answer]:
+    """Return what the last checkpoint of an evaluated run answers."""
+    return answers.read_answers(answers_file(run, subset))
+
+
+def answer(job: ScoringJob[ImageData]) -> list[Answer]:
+    """Return what the last checkpoint says of every image of a split, in order."""
+    import torch
+
+    from .loading import load
+
+    loaded = load(job.run, job.run.last, job.data.path, job.cpu)
+    job.task.load_examples(loaded, job.subset)
+    count = len(loaded.task.dataset(job.subset))
+    given: list[Answer] = []
+    with torch.no_grad(), Progress(f"{job.subset} of {job.run.last.name}", count, "images") as progress:
+        for batch in batches_of(loaded, job.subset, range(count), TOGETHER):
+            given += batch.answers(loaded.model)
+            progress.advance(batch.predicted)
+    return given
+
+
+def remembered_answers(job: ScoringJob[ImageData]) -> list[Answer]:
+    """Return `answer(job)`, from RUN/decode if it is there and of the same inputs."""
+    file = answers_file(job.run, job.subset)
+    note = file.with_suffix(".json")
+    part = job.data.path / f"{job.subset.split('+')[0]}.npy"
+    mine = AnswersNote(FileState.of(job.run.last), str(job.data.path.resolve()), FileState.of(part))
+    if is_kept(file, note, mine, "the same files"):
+        return answers.read_answers(file)
+    given = answer(job)
+    answers.write_answers(file, given)
+    records.write(note, mine)
+    return given
+
+
+def score_of(run: Run, results: Results, measure: str) -> float:
+    """Return a score of the last model.
+
+    Raises: ValueError naming the file that lacks it.
+    """
+    try:
+        return results.scores[LAST][measure].score
+    except KeyError:
+        raise ValueError(f"{run.results(results.subset)}: scores: {LAST} has no {measure}") from None
+
+
+def scored(given: Sequence[Answer], digits: int) -> dict[str, Scored]:
+    """Return error and NLL with what they are."""
+    scores = {ERROR: answers.error(given), NLL: answers.nll(given)}
+    return {name: Scored(round(value, digits), SIGNATURES[name]) for name, value in scores.items()}
+
+
+def _error_parts(run: Run, subset: str) -> list[list[float]]:
+    return [[float(one.is_wrong), 1.0] for one in answers_of(run, subset)]
+
+
+def _nll_parts(run: Run, subset: str) -> list[list[float]]:
+    return [[one.nll, 1.0] for one in answers_of(run, subset)]
+
+
+def _percent(summed: np.ndarray) -> float:
+    return 100 * mean_of_sums(summed)
+
+
+class ImageClassification(Task[ImageData]):
+    """Classification of images. It has no floor: the error of guessing depends on the number of classes."""
+
+    folder = folders.IMAGES
+    example = prediction = "image"
+    has_averages, best, shows_spread = False, LAST, True
+    table_headings = ("error %", "NLL", "images/s")
+    headings = ("run", "architecture", "error %", "difference", "95% interval", "p McNemar")
+    measures = {  # noqa: RUF012
+        ERROR: Measure(_error_parts, _percent, 2, True),
+        NLL: Measure(_nll_parts, mean_of_sums, 4, True),
+    }
+    curve = "valid error"
+    kept_files = ("*.images",)
+
+    def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> ImageData:
+        record = image_folder.check(path)
+        for split in subset.split("+"):
+            image_folder.open_split(path, split, record)
+        weight = state["model"].get("classify.weight")
+        if weight is not None and weight.size(0) != len(record.classes):
+            raise ValueError(f"{path}: {len(record.classes)} classes, but {run.last} was trained with {weight.size(0)}")
+        return ImageData(path, record)
+
+    def nll(self, job: ScoringJob[ImageData], model: ScoredModel) -> float:
+        return answers.nll(remembered_answers(job))
+
+    def score(self, job: ScoringJob[ImageData], results: Results, lock: int) -> tuple[Results, list[str]]:
+        given = remembered_answers(job)
+        error, (low, high) = answers.error(given), answers.interval(given)
+        line = (
+            f"error {error:.2f}% (95% interval {low:.2f} to {high:.2f} over images), accuracy {100 - error:.2f}%, "
+            f"NLL {answers.nll(given):.4f} {SIGNATURES[NLL]}"
+        )
+        return replace(results, sentences=len(given), scores={LAST: scored(given, 4)}), [line]
+
+    def not_as_published(self, job: ScoringJob[ImageData]) -> list[str]:
+        return ["an image model"]
+
+    def has_made(self, results: Results) -> bool:
+        return ERROR in results.scores.get(LAST, {})
+
+    def signature(self, results: Results) -> str:
+        return SIGNATURES[ERROR]
+
+    def table_scores(self, run: Run, results: Results) -> tuple[str, str]:
+        return f"{score_of(run, results, ERROR):.2f}", f"{score_of(run, results, NLL):.4f}"
+
+    def bleu(self, results: Results) -> float | None:
+        return None
+
+    def read_outputs(
+        self, run: Run, subset: str, results: Results, model: str, data: Path | None
+    ) -> tuple[float, list[Answer]]:
+        given = answers_of(run, subset)
+        said, error = score_of(run, results, ERROR), answers.error(given)
+        if abs(said - error) > 1e-3:
+            raise ValueError(
+                f"{run.results(subset)}: says an error of {said:.2f}%, but "
+                f"{answers_file(run, subset)} has {error:.2f}%: evaluate {run.path} again"
+            )
+        return said, given
+
+    def check_comparable(self, first: Candidate, other: Candidate) -> None:
+        if [one.label for one in other.outputs] != [one.label for one in first.outputs]:
+            raise ValueError(f"{first.path} and {other.path} cannot be compared: they answered for other images")
+
+    def compare(self, candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]:
+        baseline, rows = candidates[0], self.list_apart(candidates[:1])[1]
+        for each in candidates[1:]:
+            than = answers.paired(each.outputs, baseline.outputs)
+            tests = (f"{than.difference:+.2f}", f"{than.low:+.2f} to {than.high:+.2f}", f"{than.p:.4f}")
+            rows.append((each.name, each.results.architecture, f"{answers.error(each.outputs):.2f}", *tests))
+        results = baseline.results
+        return rows, [
+            f"{results.corpus} {results.subset}, {results.sentences:,} images, {SIGNATURES[ERROR]}",
+            "95% interval over images: of the first error (Wilson), of the others' difference (Wald, paired); "
+            "exact test",
+        ]
+
+    def list_apart(self, candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], TableRows]:
+        rows: TableRows = []
+        for each in candidates:
+            low, high = answers.interval(each.outputs)
+            tests = ("", f"{low:.2f} to {high:.2f}", "" if rows else "baseline")
+            rows.append((each.name, each.results.architecture, f"{answers.error(each.outputs):.2f}", *tests))
+        return self.headings, rows
+
+    def spread(self, scores: list[float]) -> str:
+        return f"error {answers.over_runs(scores)}"
+
+    def setting_name(self, candidate: Candidate) -> str:
+        return f"{candidate.results.architecture} {candidate.results.subset}"
+
+    def score_together(
+        self, jobs: Sequence[ScoringJob[ImageData]], model: str, tests: Mapping[str, Sequence[str]]
+    ) -> dict[str, Scored]:
+        return scored([one for job in jobs for one in answers_of(job.run, job.subset)], 5)
+
+    def load_examples(self, loaded: Loaded, subset: str) -> None:
+        loaded.task.datasets[subset] = loaded.task.open(subset)
+
+    def fits(self, loaded: Loaded, subset: str) -> np.ndarray:
+        return np.ones(len(loaded.task.dataset(subset)), dtype=bool)
+
+    def batches(self, loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
+        return batches_of(loaded, subset, chosen, ANALYSED_TOGETHER)
+
+
+IMAGE_CLASSIFICATION = ImageClassification()

@@ -1,0 +1,79 @@
+"""Whether one translation model is better than another: paired tests of BLEU by sacrebleu."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...runs.run import Results
+from ..protocol import Candidate, TableRows
+
+
+@dataclass(frozen=True)
+class Translations:
+    """The hypotheses of one model, the references, and sacrebleu's tokeniser for both."""
+
+    hypotheses: list[str]
+    references: list[str]
+    tokenize: str
+
+
+def conditions(results: Results, model: str) -> dict[str, object]:
+    """Return what two results must have in common to be compared, in a user's words."""
+    facts: dict[str, object] = {
+        "corpus": results.corpus,
+        "test set": results.subset,
+        "sentences": results.sentences,
+        "BLEU": results.signature,
+        "decoding": results.decoding,
+    }
+    return {**facts, "averaged checkpoints": len(results.averaged_checkpoints)} if model == "averaged" else facts
+
+
+def check_comparable(first: Candidate, other: Candidate) -> None:
+    """Raise ValueError naming both runs and what differs if two scores cannot be compared."""
+    mine, theirs = conditions(first.results, first.model), conditions(other.results, other.model)
+    for what in mine:
+        if mine[what] != theirs[what]:
+            raise ValueError(
+                f"{first.path} and {other.path} cannot be compared: {what} is {mine[what]} in the one and "
+                f"{theirs[what]} in the other"
+            )
+    texts = [each.outputs.references for each in (first, other)]
+    if texts[0] != texts[1]:
+        digests = [hashlib.sha256("\n".join(text).encode()).hexdigest()[:12] for text in texts]
+        raise ValueError(
+            f"{first.path} and {other.path} cannot be compared: their reference texts differ "
+            f"(sha256 {digests[0]}..., {digests[1]}...)"
+        )
+
+
+def significance(candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]:
+    """Return a row for every run, tested against the first, and the signatures of both tests."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.significance import PairedTest
+
+    baseline: Translations = candidates[0].outputs
+    systems: list[tuple[str, Sequence[str]]] = [(str(each.path), each.outputs.hypotheses) for each in candidates]
+    tested: dict[str, list[Any]] = {}
+    signatures = []
+    for kind in ("bs", "ar"):
+        metric = BLEU(tokenize=baseline.tokenize, force=baseline.tokenize == "none")
+        signature, scores = PairedTest(systems, {"BLEU": metric}, [baseline.references], test_type=kind)()
+        tested[kind] = list(scores["BLEU"])
+        signatures.append(f"BLEU {signature['BLEU'].format()}")
+    rows: TableRows = []
+    for candidate, bootstrap, randomisation in zip(candidates, tested["bs"], tested["ar"], strict=True):
+        tests = ("", "baseline", "baseline")
+        if rows:
+            difference = f"{bootstrap.score - tested['bs'][0].score:+.2f}"
+            tests = (difference, f"{bootstrap.p_value:.4f}", f"{randomisation.p_value:.4f}")
+            if candidate.outputs.hypotheses == baseline.hypotheses:
+                # No resample differs, and sacrebleu counts how many differ more than the whole: 1 of 1,001.
+                tests = (difference, "1.0000", "1.0000")
+        interval = f"{bootstrap.mean:.2f} ± {bootstrap.ci:.2f}"
+        architecture = str(candidate.results.architecture)
+        rows.append((candidate.name, architecture, f"{bootstrap.score:.2f}", tests[0], interval, *tests[1:]))
+    return rows, signatures

@@ -1,0 +1,318 @@
+"""Translation: raw references are scored by BLEU and by their NLL, with averaged checkpoints and the last one."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import records
+from ..cli import children
+from ..data import folders
+from ..data.text import folder as text_folder
+from ..data.text.folder import Corpus
+from ..files import MOST_COUNT, bounded, read_lines, read_rows, write_text
+from ..runs.run import EVALUATE, ByModel, FileState, Results, Run, Scored
+from ..runs.trained_on import find_data
+from .protocol import (
+    LAST,
+    NLL,
+    Batch,
+    Candidate,
+    Measure,
+    ScoredModel,
+    ScoringJob,
+    TableRows,
+    Task,
+    Texts,
+    is_kept,
+    mean_of_sums,
+)
+from .text import decoding, likelihood, published, scoring
+from .text.significance import Translations, check_comparable, significance
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .loading import Loaded
+
+# fairseq's dictionary has four symbols before those in its file: <s>, <pad>, </s>, <unk>.
+SPECIAL = 4
+TOLERANCE = 0.001  # results.json holds four decimals
+
+
+@dataclass(frozen=True)
+class DecodingNote:
+    """decode/SUBSET.MODEL.json, SUBSET.MODEL.nll.json: all that the hypotheses, or the NLL, beside it depend on."""
+
+    checkpoints: list[FileState]
+    data: str
+    files: list[FileState]
+    settings: dict[str, str | bool | None]
+    text: dict[str, str]
+
+    @classmethod
+    def of(cls, job: ScoringJob[Corpus], model: ScoredModel, settings: dict[str, str | None]) -> DecodingNote:
+        return cls(
+            [FileState.of(file) for file in model.made_from],
+            str(job.data.path.resolve()),
+            [FileState.of(file) for file in job.data.inputs(job.subset)],
+            {**settings, "cpu": job.cpu},
+            {"form": job.data.form.form},
+        )
+
+    def still_describes(self, file: Path, note: Path) -> bool:
+        """Return whether a file is there and was made from the same files with the same settings; say so."""
+        return is_kept(file, note, self, "the same files with the same settings")
+
+
+def decoding_settings(job: ScoringJob[Corpus]) -> dict[str, str | None]:
+    """Return the settings of fairseq-generate, as results.json has them."""
+    return {**job.settings.decoding, "post-process": job.data.post_process}
+
+
+def translate(job: ScoringJob[Corpus], model: ScoredModel, lock: int | None = None) -> list[str]:
+    """Return the hypotheses of one model, from RUN/decode if they are there and of the same inputs and settings.
+
+    Raises: DecodingError if fairseq-generate fails or leaves out a sentence.
+    """
+    log, hypotheses, note = (job.decoded(model.name, kind) for kind in ("log", "hyp", "json"))
+    mine = DecodingNote.of(job, model, decoding_settings(job))
+    if mine.still_describes(hypotheses, note):
+        return read_lines(hypotheses)
+    corpus = job.data
+    command = decoding.generate_command(
+        corpus.path, model.file, job.subset, corpus.post_process, job.cpu, job.settings.decoding
+    )
+    count = len(corpus.references(job.subset))
+    decoding.decode(command, log, lock, count)
+    lines = [corpus.form.restore(line) for line in decoding.read_hypotheses(log)]
+    if len(lines) != count:
+        reference = corpus.reference(job.subset)
+        raise decoding.DecodingError(f"{log}: {len(lines)} hypotheses, but {reference} has {count} lines")
+    write_text(hypotheses, "".join(f"{line}\n" for line in lines))
+    records.write(note, mine)
+    return lines
+
+
+def reference_nll(job: ScoringJob[Corpus], model: ScoredModel) -> list[likelihood.Sentence]:
+    """Return one model's NLL of every reference, from RUN/decode if it is there and of the same inputs."""
+    file, note = (job.decoded(model.name, kind) for kind in ("nll", "nll.json"))
+    mine = DecodingNote.of(job, model, {})
+    if mine.still_describes(file, note):
+        return likelihood.read_nll(file)
+    sentences = likelihood.measure_nll(job, model.file)
+    file.parent.mkdir(exist_ok=True)
+    likelihood.write_nll(file, sentences)
+    records.write(note, mine)
+    return sentences
+
+
+def check_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> None:
+    """Check that a data folder's dictionaries are those that a run was trained with.
+
+    Raises: ValueError naming the dictionary that is missing, or has other words than the model or its own data folder.
+    """
+    try:
+        trained_on = find_data(run, state)
+    except ValueError:  # not there any more: sizes alone can be compared
+        trained_on = corpus.path
+    for language, embedding in (
+        (corpus.source, "encoder.embed_tokens.weight"),
+        (corpus.target, "decoder.embed_tokens.weight"),
+    ):
+        file = corpus.path / f"dict.{language}.txt"
+        own = trained_on / file.name
+        words = read_lines(file)
+        rows = state["model"][embedding].size(0) if embedding in state["model"] else len(words) + SPECIAL
+        if len(words) + SPECIAL != rows:
+            raise ValueError(f"{file}: {len(words):,} words, but {run.last} was trained with {rows - SPECIAL:,}")
+        if own.is_file() and read_lines(own) != words:
+            raise ValueError(f"{file}: other words than {own}, which {run.path} was trained with")
+
+
+def data_of(run: Run, results: Results) -> Path:
+    """Return the data folder of a run's results; if they name it from another folder, as evaluation finds it."""
+    from ..fairseq_patches import load_checkpoint
+
+    named = Path(results.data)
+    return named if named.is_dir() or not run.last.is_file() else find_data(run, load_checkpoint(run.last))
+
+
+def _nll_parts(run: Run, subset: str) -> list[list[float]]:
+    return [[one.nll, one.tokens] for one in likelihood.read_nll(run.decode / f"{subset}.averaged.nll")]
+
+
+def _bleu_parts(run: Run, subset: str) -> list[list[float]]:
+    def counts(fields: list[str]) -> list[float]:
+        return [bounded(float(field), 0, MOST_COUNT) for field, _ in zip(fields, range(10), strict=True)]
+
+    return read_rows(run.decode / f"{subset}.averaged.bleu", counts, "two lengths and eight counts of n-grams")
+
+
+class Translation(Task[Corpus]):
+    """Translation of text."""
+
+    folder = folders.TEXT
+    example, prediction = "sentence", "token"
+    has_averages, best, can_decode = True, "averaged", True
+    table_headings = ("BLEU avg", "BLEU last", "tokens/s")
+    headings = ("run", "architecture", "BLEU", "difference", "95% interval", "p bootstrap", "p randomisation")
+    measures = {  # noqa: RUF012
+        NLL: Measure(_nll_parts, mean_of_sums, 4, True),
+        "BLEU": Measure(_bleu_parts, scoring.bleu_of, 2, False),
+    }
+    shown = ("chrF",)
+    floor = ("BLEU", 10.0)
+    curve = "valid NLL"
+    kept_files = ("*.nll", "*.averaged.hyp", "*.averaged.bleu", "*.epochs*.hyp", "*.epochs*.bleu")
+
+    def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> Corpus:
+        corpus = Corpus.read(path)
+        text_folder.check(corpus.path)
+        check_dictionaries(run, state, corpus)
+        reference = corpus.reference(subset)
+        if subset in corpus.skipped:
+            raise ValueError(
+                f"--subset {subset}: {corpus.path} was prepared without it ({corpus.skipped[subset]}); "
+                "prepare the corpus again with its files"
+            )
+        if not reference.is_file():
+            raise ValueError(f"{reference}: no such reference text; --subset names the parts to translate")
+        if not any(file.suffix == ".bin" for file in corpus.inputs(subset)):
+            raise ValueError(f"{corpus.path}: holds no binarised {subset} set")
+        corpus.references(subset)
+        return corpus
+
+    def nll(self, job: ScoringJob[Corpus], model: ScoredModel) -> float:
+        return likelihood.mean(reference_nll(job, model))
+
+    def score(self, job: ScoringJob[Corpus], results: Results, lock: int) -> tuple[Results, list[str]]:
+        corpus, references = job.data, job.data.references(job.subset)
+        is_published = not published.differences(job)
+        scores, beside = {}, {}
+        for model in job.models():
+            hypotheses = translate(job, model, lock)
+            score = scores[model.name] = scoring.bleu(hypotheses, references, corpus.tokenize)
+            beside[model.name] = {
+                **({published.LABEL: score} if is_published else {}),
+                **scoring.side_by_side(hypotheses, references, corpus.form),
+                NLL: scoring.Score(self.nll(job, model), likelihood.UNIT),
+            }
+        texts = [str(job.decoded(name, "hyp")) for name in scores]
+        children.show(["sacrebleu", str(corpus.reference(job.subset)), "-i", *texts, "-tok", corpus.tokenize])
+        results = replace(
+            results,
+            bleu=ByModel(**{name: round(scores[name].value, 4) for name in ("averaged", LAST)}),
+            signature=scores["averaged"].signature,
+            sentences=len(references),
+            averaged_checkpoints=[file.name for file in job.averages["averaged"]],
+            decoding=decoding_settings(job),
+            scores={
+                name: {label: Scored(round(score.value, 4), score.signature) for label, score in by_label.items()}
+                for name, by_label in beside.items()
+            },
+        )
+        named, public = (f"BLEU {published.LABEL}", published.beside(job)) if is_published else ("BLEU", "")
+        bleu = ", ".join(f"{name} {score.value:.2f}" for name, score in scores.items())
+        nll = ", ".join(f"{name} {by_label[NLL].value:.4f}" for name, by_label in beside.items())
+        return results, [f"{named} {bleu}  {results.signature}  {public}".rstrip(), f"NLL {nll}  {likelihood.UNIT}"]
+
+    def not_as_published(self, job: ScoringJob[Corpus]) -> list[str]:
+        return published.differences(job)
+
+    def has_made(self, results: Results) -> bool:
+        return results.bleu is not None
+
+    def signature(self, results: Results) -> str:
+        return f"BLEU {results.signature}"
+
+    def table_scores(self, run: Run, results: Results) -> tuple[str, str]:
+        assert results.bleu is not None
+        return f"{results.bleu.averaged:.2f}", f"{results.bleu.last:.2f}"
+
+    def bleu(self, results: Results) -> float | None:
+        return None if results.bleu is None else results.bleu.averaged
+
+    def read_outputs(
+        self, run: Run, subset: str, results: Results, model: str, data: Path | None
+    ) -> tuple[float, Translations]:
+        expected = float(getattr(results.bleu, model))
+        corpus = Corpus.read(data or data_of(run, results))
+        text = run.decode / f"{subset}.{model}.hyp"
+        hypotheses = read_lines(text)
+        references = read_lines(corpus.reference(subset))
+        score = scoring.bleu(hypotheses, references, corpus.tokenize)
+        if abs(score.value - expected) > TOLERANCE or score.signature != results.signature:
+            raise ValueError(
+                f"{run.results(subset)}: says BLEU {expected:.2f} {results.signature}, but {text} has "
+                f"{score.value:.2f} {score.signature} against {corpus.reference(subset)}: run {EVALUATE} "
+                f"{run.path} again"
+            )
+        return expected, Translations(hypotheses, references, corpus.tokenize)
+
+    def check_comparable(self, first: Candidate, other: Candidate) -> None:
+        check_comparable(first, other)
+
+    def compare(self, candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]:
+        rows, signatures = significance(candidates)
+        results = candidates[0].results
+        return rows, [f"{results.corpus} {results.subset}, {candidates[0].model}", *signatures]
+
+    def spread(self, scores: list[float]) -> str:
+        return f"BLEU {statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
+
+    def texts(self, candidates: Sequence[Candidate]) -> Texts:
+        """Return sources, as they are kept beside the references or else empty, references and hypotheses."""
+        first = candidates[0]
+        corpus = Corpus.read(data_of(Run(first.path), first.results))
+        path = corpus.reference(first.results.subset).with_suffix(f".{corpus.source}")
+        references = first.outputs.references
+        sources = read_lines(path) if path.is_file() else [""] * len(references)
+        return Texts(sources, references, {each.name: each.outputs.hypotheses for each in candidates})
+
+    def score_together(
+        self, jobs: Sequence[ScoringJob[Corpus]], model: str, tests: Mapping[str, Sequence[str]]
+    ) -> dict[str, Scored]:
+        hypotheses: list[str] = []
+        references: list[str] = []
+        sentences: list[likelihood.Sentence] = []
+        for job in jobs:
+            translated, expected = read_lines(job.decoded(model, "hyp")), job.data.references(job.subset)
+            rows = scoring.statistics(translated, expected, job.data.tokenize)
+            write_text(job.decoded(model, "bleu"), "".join("\t".join(map(str, row)) + "\n" for row in rows))
+            if job.subset in tests["BLEU"]:
+                hypotheses += translated
+                references += expected
+            if job.subset in tests[NLL]:
+                sentences += likelihood.read_nll(job.decoded(model, "nll"))
+        corpus = jobs[0].data
+        scores = {
+            NLL: scoring.Score(likelihood.mean(sentences), likelihood.UNIT),
+            "BLEU": scoring.bleu(hypotheses, references, corpus.tokenize),
+            "chrF": scoring.side_by_side(hypotheses, references, corpus.form)["chrF"],
+        }
+        return {name: Scored(round(score.value, 5), score.signature) for name, score in scores.items()}
+
+    def load_examples(self, loaded: Loaded, subset: str) -> None:
+        try:
+            loaded.task.load_dataset(subset)
+        except FileNotFoundError:
+            raise ValueError(f"{loaded.data}: holds no binarised {subset} set") from None
+
+    def fits(self, loaded: Loaded, subset: str) -> np.ndarray:
+        import numpy as np
+
+        dataset, longest = loaded.task.dataset(subset), loaded.model.max_positions()
+        fitting: np.ndarray = np.asarray(dataset.src_sizes) <= longest[0]
+        return fitting & (np.asarray(dataset.tgt_sizes) <= longest[1])
+
+    def batches(self, loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
+        from .text.batches import batches
+
+        return batches(loaded, subset, chosen, max_tokens)
+
+
+TRANSLATION = Translation()
