@@ -1,0 +1,71 @@
+"""Kinds of task: how one is found, and what is refused of results of two kinds."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_resid.data import folders
+from fairseq_resid.evaluation import compare
+from fairseq_resid.runs.run import ByModel, Results, Scored, TrainingSummary
+from fairseq_resid.tasks import kinds
+from fairseq_resid.tasks.protocol import Task
+
+pytestmark = pytest.mark.once
+
+
+def results(**scores: Any) -> Results:
+    return Results("arch", 1, "corpus", "test", TrainingSummary(), **scores)
+
+
+TEXT = results(bleu=ByModel(30.0, 29.0))
+IMAGES = results(scores={"last": {"error": Scored(8.0, "percent")}})
+
+
+@pytest.mark.parametrize("task", kinds.TASKS, ids=lambda task: task.folder.content)
+def test_kind_is_found_by_fairseq_task_and_example(task: Task[Any]) -> None:
+    name = task.folder.task
+    assert kinds.of_name(name) is task and folders.of_task(name) is task.folder
+    for section in ({"_name": name}, Namespace(_name=name), Namespace(_name=None, task=name)):
+        assert kinds.of_checkpoint({"task": section}) is task
+    assert kinds.of_example(task.example) is task
+
+
+def test_unknown_names_are_those_of_translation() -> None:
+    assert [kinds.of_name(name).folder.content for name in ("translation_moe", "", None)] == ["text"] * 3
+    assert kinds.of_checkpoint({}) is kinds.of_example("word") is kinds.of_name("translation")
+
+
+def test_kind_of_results_and_measures_is_found() -> None:
+    assert [kinds.of_results(each).folder.content for each in (TEXT, IMAGES, results())] == ["text", "images", "images"]
+    assert [kinds.of_measure(name).folder.content for name in ("BLEU", "NLL", "error")] == ["text", "text", "images"]
+    assert kinds.measures() == ["NLL", "BLEU", "error"]
+
+
+def test_every_kind_scores_its_measures_with_its_own_model() -> None:
+    for task in kinds.TASKS:
+        assert task.best == ("averaged" if task.has_averages else "last")
+        assert task.floor is None or task.floor[0] in task.measures
+        assert not set(task.shown) & set(task.measures)
+        assert len(task.headings) == 6 + task.has_averages and task.headings[:2] == ("run", "architecture")
+
+
+def test_results_of_two_kinds_are_named() -> None:
+    what = "{first} {first_content} {second} {second_content}"
+    assert compare.one_task({Path("a"): IMAGES, Path("b"): IMAGES}, what) is kinds.of_measure("error")
+    with pytest.raises(ValueError, match=r"^b images a text$"):
+        compare.one_task({Path("a"): TEXT, Path("b"): IMAGES}, what)
+
+
+def test_folder_without_the_record_of_another_kind_holds_text(tmp_path: Path) -> None:
+    assert folders.of_folder(tmp_path) is folders.of_folder(tmp_path / "none") is folders.TEXT
+    (tmp_path / "images.json").write_text("{}")
+    assert folders.of_folder(tmp_path) is folders.IMAGES
+    with pytest.raises(ValueError, match="holds images, and the recipe's task reads text"):
+        folders.TEXT.check(tmp_path)
+    assert (
+        folders.of_log({"valid_error": "1"}).unit == "images" and folders.of_log({"loss": "1"}).unit == "target tokens"
+    )
