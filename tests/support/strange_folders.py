@@ -214,8 +214,10 @@ def image_results(run: Path, data: Path, seed: int) -> None:
     records.write(run / "results.json", {
         "architecture": "preact_resnet20", "parameters": 100, "corpus": "farm", "subset": "test", "data": str(data),
         "training": {"num_updates": 9, "unit": "images", "train_seconds": 3.0, "tokens_per_second": 30.0},
-        "sentences": IMAGES, "scores": {"last": {name: {"score": round(score, 4), "signature": classifying.SIGNATURES[name]}
-                                                 for name, score in scores.items()}},
+        "sentences": IMAGES, "scores": {"last": {
+            name: {"score": round(score, 4), "signature": classifying.SIGNATURES[name]}
+            for name, score in scores.items()
+        }},
     })  # fmt: skip
 
 
