@@ -36,7 +36,7 @@ MATRIX = """
 def tree(tmp_path: Path) -> Path:
     """A copy of the project with the class of the page in it."""
     copy = tmp_path / "project"
-    hidden = shutil.ignore_patterns(".*", "data-bin", "checkpoints", "*.egg-info", "__pycache__", "results", "runs")
+    hidden = shutil.ignore_patterns(".*", "data-bin", "checkpoints", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, copy, ignore=hidden)
     assert [path for path, _ in FILES] == [CLASS, TEST_FILE]
     (copy / CLASS).write_text(FILES[0][1], encoding="utf-8")
