@@ -61,7 +61,7 @@ class TextFolderKind(FolderKind):
             raise ValueError(f"{data}: holds {held.content}, and the recipe's task reads {self.content}")
         for pattern in ("dict.*.txt", "train*.bin", "train*.idx"):
             if len(list(data.glob(pattern))) < 2:
-                raise ValueError(f"{data}: not a whole data folder: it has no {pattern} of both languages{hint}")
+                raise ValueError(f"{data}: incomplete data folder: {pattern} is missing for a language{hint}")
         text.check(data)
 
     def digests(self, data: Path) -> Iterable[str]:

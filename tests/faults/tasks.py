@@ -62,7 +62,7 @@ FAULTS = [
         "images/test_image_studies.py",
     ),
     Fault(
-        "tasks: an image model's checkpoint is taken for a translation model's",
+        "tasks: an image model's checkpoint is treated as a translation model's",
         "fairseq_resid/tasks/kinds.py",
         "task.folder.task == name",
         "task.folder.task != name",

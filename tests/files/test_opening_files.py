@@ -50,7 +50,7 @@ ALLOWED = {
     "cli/machine.py:processor": "/proc/cpuinfo",
     "connections/table.py:write": "a page of this repository, for its developers",
     "data/extract.py": STREAM,
-    "data/fetch.py:_attempt": "a download that goes on where it was stopped: read and written",
+    "data/fetch.py:_attempt": "a download that resumes: read and written",
     "data/images/by_class.py:_decode": STREAM,
     "data/images/folder.py:open_split": "images of any size, mapped; is_file was asked before",
     "data/images/prepare.py:_make": NO_FILE,

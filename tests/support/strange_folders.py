@@ -139,7 +139,7 @@ FILES = {
         strange_values.as_json, readers=(read(DecodingNote, "b/decode/test.averaged.json"),)
     ),
     "b/analysis/analysis.json": StrangeFile(strange_values.as_json, (*TEXT_RUN, "report b --out page.html"),
-        (lambda folder: analysis_results.read(folder / "b/analysis/analysis.json"),)),
+        (lambda folder: analysis_results.read_analysis(folder / "b/analysis/analysis.json"),)),
     "b/train.log": StrangeFile(strange_values.as_log, (*TEXT_RUN, "curves a b --out curves.svg",
                                                        "curves b --by hours --out curves.svg"), (log,)),
     "baselines.json": StrangeFile(
