@@ -40,6 +40,7 @@ for arch in transformer transformer_sas transformer_rskip_ln; do
 done
 printf '\n'
 fairseq-resid table "${runs[@]}" --baselines data-bin/phrasebook/baselines.json ${at_least[@]+"${at_least[@]}"}
-printf 'One seed on a generated phrasebook: differences in this table mean nothing.\n\n'
+untested='One seed on a generated phrasebook: differences in this table mean nothing.'
+printf '%s\n\n' "$untested"
 fairseq-resid analyze "${runs[@]}"
-fairseq-resid report "${runs[@]}" --out checkpoints/quickstart.html
+fairseq-resid report "${runs[@]}" --untested "$untested" --out checkpoints/quickstart.html

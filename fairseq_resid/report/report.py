@@ -127,8 +127,13 @@ def reason(error: Exception) -> str:
     return str(error) if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {error}"
 
 
-def scores(runs: Sequence[Run], subset: str, notes: list[str]) -> tuple[dict[str, Any] | None, list[compare.Candidate]]:
-    """Return the table of scores, tested against the first run where they can be, and the runs that have scores."""
+def scores(
+    runs: Sequence[Run], subset: str, notes: list[str], untested: str = ""
+) -> tuple[dict[str, Any] | None, list[compare.Candidate]]:
+    """Return the table of scores and the runs that have scores.
+
+    Runs are tested against the first one if their scores can be compared, unless `untested` gives a reason not to.
+    """
     candidates: list[compare.Candidate] = []
     for run in runs:
         try:
@@ -149,12 +154,12 @@ def scores(runs: Sequence[Run], subset: str, notes: list[str]) -> tuple[dict[str
         notes.append(str(error))
         candidates, alone = candidates[:1], candidates
     else:
-        alone = candidates if len(candidates) == 1 else []
+        alone = candidates if untested or len(candidates) == 1 else []
     if alone:
         headings, rows = task.list_apart(alone)
         results = [each.results for each in alone]
         marks = dict.fromkeys(f"{one.corpus} {one.subset}: {task.signature(one)}" for one in results)
-        return {"headings": headings, "rows": rows, "notes": list(marks)}, candidates
+        return {"headings": headings, "rows": rows, "notes": [*marks, *filter(None, [untested])]}, candidates
     headings, rows, (about, *lines) = compare.tested(candidates)
     return {
         "headings": headings,
@@ -221,13 +226,13 @@ def study_part(file: Path, folder: Path) -> StudyPart:
     return StudyPart(name, found.title, tables.notes(found), tables.tables(found), figures)
 
 
-def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = ()) -> str:
+def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = (), untested: str = "") -> str:
     """Return the page."""
     notes: list[str] = []
     table: dict[str, Any] | None = None
     candidates: list[compare.Candidate] = []
     with fenced(notes, "scores"):
-        table, candidates = scores(runs, subset, notes)
+        table, candidates = scores(runs, subset, notes, untested)
     analyses = read_analyses(runs, notes)
     learned, drawn, parts, texts, rows = [], [], [], [], []
     glossary: list[Entry] = []
@@ -284,13 +289,20 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     )
     add("--out", type=Path, default=Path("report.html"), metavar="FILE", help="the page (default report.html)")
     add("--subset", default="test", metavar="NAME", help="the part of the data whose scores are shown (default test)")
+    add(
+        "--untested",
+        default="",
+        metavar="REASON",
+        help="show scores without significance tests, and this reason below the table",
+    )
     options = parser.parse_intermixed_args(argv)
     if not options.runs and not options.study:
         parser.error("name one run folder or more, or a study with --study")
     for path in options.runs:
         if not path.is_dir():
             raise ValueError(f"{path}: no such run folder")
-    page = build([Run(path) for path in dict.fromkeys(options.runs)], options.subset, options.study)
+    runs = [Run(path) for path in dict.fromkeys(options.runs)]
+    page = build(runs, options.subset, options.study, options.untested)
     write_text(options.out, page)
     size = len(page.encode())
     if size > SIZE:

@@ -147,6 +147,14 @@ def test_page_opens_with_scores_and_curves(page: Path) -> None:
     assert "<code>--lr</code>" in folded.split("</details>")[0]
 
 
+def test_untested_scores_have_a_reason_and_no_p(runs: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    assert report.main([*map(str, runs), "--untested", "One seed: differences mean nothing.", "--out", str(out)]) == 0
+    text = " ".join(Page(out.read_text()).text)
+    assert "One seed: differences mean nothing." in text and "p bootstrap" not in text
+    assert "arch_base" in text and "arch_sas" in text
+
+
 def test_page_of_one_run_has_no_empty_section(runs: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     assert report.main([str(runs[0]), "--out", str(out)]) == 0
