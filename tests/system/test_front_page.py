@@ -99,7 +99,7 @@ def test_quickstart_says_that_differences_mean_nothing() -> None:
     (shown,) = re.findall(r"^```text\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
     script = (ROOT / "scripts" / "quickstart.sh").read_text(encoding="utf-8")
     caveat = shown.splitlines()[-1]
-    assert "differences in this table mean nothing" in caveat and f"printf '{caveat}" in script
+    assert "differences in this table mean nothing" in caveat and f"untested='{caveat}'" in script
     after_table = script[script.index("fairseq-resid table ") :].splitlines()
-    assert caveat in after_table[1], "directly below the table"
-    assert "fairseq-resid compare" not in script, "no significance test of single seeds"
+    assert '"$untested"' in after_table[2], "directly below the table"
+    assert '--untested "$untested"' in script, "in the report too"
