@@ -134,7 +134,7 @@ def read_lines(path: Path) -> list[str]:
                 except UnicodeDecodeError as error:
                     raise ValueError(f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start})") from None
                 if "\0" in line:
-                    raise ValueError(f"{path}:{number}: holds a NUL byte")
+                    raise ValueError(f"{path}:{number}: contains a NUL byte")
                 lines.append(line.rstrip("\r\n"))
     except (FileNotFoundError, IsADirectoryError):
         raise ValueError(f"{path}: no such file") from None

@@ -50,14 +50,14 @@ def encode(loaded: Loaded, text: str) -> Tensor:
     Raises: ValueError if the data folder has no subword model, or there is nothing in the text.
     """
     if not text.strip():
-        raise ValueError("--text: nothing in it")
+        raise ValueError("--text: empty; a sentence is needed")
     try:
         source = TextConverter(loaded.data)
     except ValueError as error:
         raise ValueError(f"{error}: name a sentence of the data with --sentence") from None
     tokens: Tensor | None = source.encode(text, loaded.task.source_dictionary)
     if tokens is None:
-        raise ValueError("--text: nothing in it that the model reads")
+        raise ValueError("--text: empty; a sentence is needed that the model reads")
     return tokens
 
 
@@ -71,7 +71,7 @@ def of_data(loaded: Loaded, subset: str, number: int) -> Tensor:
     choose_examples(loaded, subset, 1)
     dataset = loaded.task.dataset(subset)
     if not 1 <= number <= len(dataset):
-        raise ValueError(f"--sentence {number}: {subset} has {len(dataset):,} sentences, the first one is 1")
+        raise ValueError(f"--sentence {number}: {subset} has {len(dataset):,} sentences, numbered from 1")
     source: Tensor = dataset[number - 1]["source"]
     return source
 
@@ -86,9 +86,9 @@ def attention(loaded: Loaded, source: Tensor) -> Map:
     model, task = loaded.model, loaded.task
     layers = [layer.encoder_attn for layer in model.decoder.layers if layer.encoder_attn is not None]
     if not layers:
-        raise ValueError(f"{loaded.checkpoint}: a model without encoder attention")
+        raise ValueError(f"{loaded.checkpoint}: the model has no encoder attention")
     if len(source) > model.max_positions()[0]:
-        raise ValueError(f"{len(source):,} subwords, and the model takes {model.max_positions()[0]:,}")
+        raise ValueError(f"{len(source):,} subwords; the model accepts at most {model.max_positions()[0]:,}")
     source = source.to(loaded.device)
     inputs = {"src_tokens": source.unsqueeze(0), "src_lengths": torch.tensor([len(source)], device=loaded.device)}
     generator = task.build_generator([model], Namespace(**search_settings(settings.of(loaded.run).decoding)))

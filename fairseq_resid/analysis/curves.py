@@ -77,7 +77,7 @@ def read_curves(run: Run) -> Curves:
         if rows:
             points[name] = [(at, seconds, factor * value) for at, (seconds, value) in sorted(rows.items())]
     if not points:
-        raise ValueError(f"{run.train_log}: no records of a training (--log-format json writes them)")
+        raise ValueError(f"{run.train_log}: no training records; fairseq writes them with --log-format json")
     return Curves(run.name, points)
 
 

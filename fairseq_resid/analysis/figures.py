@@ -68,7 +68,7 @@ def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate
     model, initial = loaded.model, loaded.initial()
     everything = sites(model)
     if not everything:
-        raise ValueError(f"{loaded.run.path}: its network has no residual site: there is nothing to analyse")
+        raise ValueError(f"{loaded.run.path}: the network has no residual sites to analyse")
     passes = 4 + len(everything) * ablate
 
     def text() -> Any:

@@ -35,7 +35,7 @@ def adapt(file: Path, state: dict[str, Any]) -> None:
         state["cfg"] = Namespace(**{section: state["cfg"][section] for section in state["cfg"]} | {"model": config})
     elif ARCH_MODEL_NAME_REGISTRY.get(name, name) not in OWN_MODELS:
         raise ValueError(
-            f"{file}: a model of the architecture {name}: analysis knows transformer and {', '.join(OWN_MODELS)}"
+            f"{file}: architecture {name}: must be transformer or one of {', '.join(OWN_MODELS)}"
         )
 
 

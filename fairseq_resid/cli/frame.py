@@ -106,7 +106,7 @@ def check_names(argv: Sequence[str]) -> None:
         try:
             word.encode("utf-8")
         except UnicodeEncodeError:
-            raise ValueError(f"{word}: not UTF-8; rename it, or give it a symbolic link with another name") from None
+            raise ValueError(f"{word}: not UTF-8; rename it, or create a symbolic link to it") from None
 
 
 def reader_has_gone() -> int:

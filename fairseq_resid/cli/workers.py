@@ -42,7 +42,7 @@ def ordered(function: Callable[[Item], Result], items: Iterable[Item], workers: 
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool:
-        raise ChildProcessError("a worker process ended (out of memory?); fewer --workers need less") from None
+        raise ChildProcessError("a worker process died (out of memory?); try fewer --workers") from None
     except BaseException:  # after Ctrl-C, or an error in one item, nobody needs the others
         for child in active_children():
             child.terminate()

@@ -81,7 +81,7 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
             if name not in left:
                 continue
             if is_folder:
-                raise ValueError(f"{archive}: member {name!r} is no plain file")
+                raise ValueError(f"{archive}: member {name!r} is not a regular file")
             with open_member() as opened:
                 write_text(opened, name, outputs.enter_context(replacing(left.pop(name))), room, limit)
             if not left and limit is not None:
@@ -89,13 +89,13 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
         if left:
             # A tar without compression that was cut off between two members looks like a whole one.
             size = f"{archive.stat().st_size:,} bytes, is it whole?"
-            raise ValueError(f"{archive} ({size}): has no member {', '.join(left)}; it has {_some(seen)}")
+            raise ValueError(f"{archive} ({size}): member {', '.join(left)} is missing; it contains {_some(seen)}")
 
 
 def unpack(archive: Path, folder: Path) -> None:
     """Write every file of an archive to FOLDER, as it is, under its own name.
 
-    Raises: Damaged naming the archive; ValueError naming archive and member if one is there twice or not allowed.
+    Raises: Damaged naming the archive; ValueError naming archive and member if one appears twice or not allowed.
     """
     with _reading(archive) as members:
         room = _Room(archive)
@@ -104,7 +104,7 @@ def unpack(archive: Path, folder: Path) -> None:
                 continue
             target = folder / name
             if target.exists():
-                raise ValueError(f"{archive}: member {name} is there twice")
+                raise ValueError(f"{archive}: member {name} appears twice")
             target.parent.mkdir(parents=True, exist_ok=True)
             with open_member() as opened:
                 room.write(iter(partial(opened.read, BLOCK), b""), target)
@@ -298,7 +298,7 @@ def segments(markup: bytes, name: str) -> list[str]:
         raise ValueError(f"{name}: not UTF-8 ({error.reason} at byte {error.start})") from None
     found = [LAYOUT.sub(" ", undo_entities(segment)).strip(" ") for segment in SEGMENT.findall(text)]
     if not found:
-        raise ValueError(f"{name}: holds no <seg>")
+        raise ValueError(f"{name}: contains no <seg>")
     return found
 
 

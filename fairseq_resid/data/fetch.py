@@ -95,7 +95,7 @@ def fetch(
                 return found
         urls = [address(file.name, mirror)] if mirror else list(file.urls)
         if not urls:
-            raise FetchError(f"{file.name}: no address is known; give the folder that has it with --raw")
+            raise FetchError(f"{file.name}: no download address is known; pass the folder that contains it with --raw")
         refusals = []
         for url in urls:
             say(f"{file.name}: from {url}")
@@ -134,10 +134,10 @@ def usable(path: Path, known: Fingerprint) -> Iterator[None]:
         yield
     except Damaged as damage:
         if not known.url:
-            raise ValueError(f"{damage}; replace it with a whole file") from None
+            raise ValueError(f"{damage}; replace the file") from None
         for file in (_record(path), path):
             file.unlink(missing_ok=True)
-        raise ValueError(f"{damage}; it was removed, and the same command downloads it again") from None
+        raise ValueError(f"{damage}; the file was removed; run the same command to download it again") from None
 
 
 def _record(target: Path) -> Path:
@@ -237,7 +237,7 @@ def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> No
             if total is not None and len(block) < min(BEGINNING, total):
                 raise _Lost(ENDED.format(len(block), total))
             if found := instead(file.name, block):
-                raise _Refused(f"answers with {found} in place of the file")
+                raise _Refused(f"the server sent {found} instead of the file")
         partial.touch()
         with partial.open("r+b") as output, Progress(file.name, total, "B", start) as progress:
             output.seek(start)
@@ -250,7 +250,7 @@ def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> No
                     output.write(block)
                 progress.advance(len(block))
                 if expected is not None and output.tell() > expected:
-                    raise _Refused(f"sends more than the {expected} bytes that are expected")
+                    raise _Refused(f"the server sent more than the expected {expected} bytes")
                 block = _read(answer)
             if end is not None and output.tell() < end:
                 raise _Lost(ENDED.format(output.tell(), end))
@@ -293,7 +293,7 @@ def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
         return answer, start, int(part[2]) if part[2] != "*" else length and start + length
     answer.close()
     if not start:
-        raise _Refused("answers with a part of the file that was not asked for")
+        raise _Refused("the server sent a range that was not requested")
     return _ask(url, 0)
 
 

@@ -57,7 +57,7 @@ def last_checkpoints(folder: Path, last: int, by: Numbering | None = None) -> li
     if len(numbered) < last:
         names = ", ".join(file.name for file in numbered) or "none"
         sort = f"{kind}-numbered" if kind else "numbered"
-        raise ValueError(f"{folder}: --last {last}, but it holds {len(numbered)} {sort} checkpoints: {names}")
+        raise ValueError(f"{folder}: --last {last}, but it contains {len(numbered)} {sort} checkpoints: {names}")
     return numbered[-last:]
 
 
@@ -200,9 +200,9 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     if len(inputs) == 1 and inputs[0].is_dir():
         inputs = last_checkpoints(inputs[0], 10 if options.last is None else options.last, options.by)
     elif folder := next((path for path in inputs if path.is_dir()), None):
-        raise ValueError(f"--inputs: {folder} is a folder: give one folder, or files")
+        raise ValueError(f"--inputs: {folder} is a folder; give one folder, or files")
     elif options.last is not None or options.by is not None:
-        raise ValueError("--last and --by choose from a folder: --inputs names files, all of which are averaged")
+        raise ValueError("--last and --by: only allowed with a folder; --inputs averages all given files")
     if options.output.is_dir():
         raise ValueError(f"--output {options.output}: is a folder")
     average(inputs, options.output)

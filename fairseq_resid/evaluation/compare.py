@@ -115,7 +115,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add("--markdown", action="store_true", help="print Markdown")
     options = parser.parse_args(argv)
     if len(options.runs) < 2:
-        parser.error(f"{len(options.runs)} run: two or more are needed to compare")
+        parser.error(f"{len(options.runs)} run: at least two are needed")
     if len({path.resolve() for path in options.runs}) < len(options.runs):
         parser.error("the same run is named twice")
     headings, rows, notes = compared(options.runs, options.model, options.subset, options.data)

@@ -60,7 +60,7 @@ def evaluate(job: ScoringJob[Any]) -> Results:
     # A run that another command trained has no run.json.
     record = records.remembered(run.record, RunRecord)
     if record is not None and not record.finished:
-        say(f"{run.path}: warning: its training has not finished", file=sys.stderr)
+        say(f"{run.path}: warning: training has not finished", file=sys.stderr)
     with run.lock() as lock:
         make_averages(job)
         unscored = Results(

@@ -89,5 +89,5 @@ def averages_of(path: Path, settings: Settings) -> dict[str, list[Path]]:
         except ValueError:
             if settings.are_epochs_required:
                 raise
-            say(f"{path}: the training ended before epoch {last}: no average of epochs {first} to {last}")
+            say(f"{path}: the training ended before epoch {last}; no average of epochs {first} to {last}")
     return averages

@@ -86,7 +86,7 @@ class Translator:
             raise ValueError(too_long)
         subwords: Tensor | None = self.text.encode(line, self.hub.src_dict)
         if subwords is not None and len(subwords) > self.longest:
-            raise ValueError(f"line {number}: {len(subwords):,} subwords, and the model takes {self.longest:,}")
+            raise ValueError(f"line {number}: {len(subwords):,} subwords; the model accepts at most {self.longest:,}")
         return subwords
 
     @property
@@ -138,7 +138,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add("--cpu", action="store_true", help="stay on the CPU even if there is a GPU")
     options = parser.parse_args(argv)
     if sys.stdin is None:
-        raise ValueError("stdin: closed; it must be open, and have a sentence on each line")
+        raise ValueError("stdin: closed; it must contain one sentence per line")
     translator = Translator(options.run, options.data, options.checkpoint, options.cpu)
     lines = lines_of(sys.stdin.buffer, translator.most_bytes)
     for encoded in encoded_batches(translator, lines, 1 if sys.stdin.isatty() else BUFFER):

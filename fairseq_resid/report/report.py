@@ -297,7 +297,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     )
     options = parser.parse_intermixed_args(argv)
     if not options.runs and not options.study:
-        parser.error("name one run folder or more, or a study with --study")
+        parser.error("give one or more run folders, or a study with --study")
     for path in options.runs:
         if not path.is_dir():
             raise ValueError(f"{path}: no such run folder")

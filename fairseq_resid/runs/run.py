@@ -187,7 +187,7 @@ class Run:
             raise ValueError(f"{self.path}: no such run folder")
         file = self.path / name if name else self.averaged if self.averaged.is_file() else self.last
         if not file.is_file():
-            raise ValueError(f"{file}: no such checkpoint: fairseq-resid train makes one")
+            raise ValueError(f"{file}: no such checkpoint; fairseq-resid train writes it")
         return file
 
     def average(self, name: str) -> Path:

@@ -201,6 +201,6 @@ class SubmititExecutor:
                     for name, command in commands.items()
                 }
         except RuntimeError as error:
-            raise ValueError(f"--cluster {self.kind}: the runs were not taken: {str(error).strip()}") from None
+            raise ValueError(f"--cluster {self.kind}: the runs were not accepted: {str(error).strip()}") from None
         self.started += jobs.values()
         return {name: Submitted(job, self.kind == "debug") for name, job in jobs.items()}

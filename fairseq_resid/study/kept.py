@@ -144,7 +144,7 @@ def read_notes(folder: Path, study: str) -> dict[str, Note]:
         other = next((name for name, it in found.items() if note.data and it.data not in ("", note.data)), None)
         if other is not None:
             raise ValueError(
-                f"{path.parent}: was scored on other data than {folder / other}: other words or references"
+                f"{path.parent}: was scored on different data than {folder / other}: other words or references"
             )
         if wrong := next(faults(note), None):
             raise ValueError(f"{path}: damaged, or not written by fairseq-resid study: {printable(wrong)}")
@@ -200,7 +200,7 @@ def load_notes(study: Study, file: Path, folder: Path) -> dict[str, Note]:
         if differences:
             listed = printable("; ".join(differences))
             raise ValueError(
-                f"{folder / name}: was made with other settings ({listed}); restore them in {file}, or remove that "
+                f"{folder / name}: was made with different settings ({listed}); restore them in {file}, or remove that "
                 "folder"
             )
     return notes

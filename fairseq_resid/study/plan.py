@@ -168,7 +168,7 @@ def _check(study: Study) -> None:
     for what, names in (("arms", study.arms), ("settings", study.settings)):
         for name in names:
             if not name or not all(letter.isalnum() or letter in "_+-=" for letter in name):
-                raise ValueError(f"{what}: {name!r}: a name is made of {ALLOWED}")
+                raise ValueError(f"{what}: {name!r}: names may only contain {ALLOWED}")
     if study.measure not in kinds.measures():
         raise ValueError(f"measure: {study.measure}: must be {' or '.join(kinds.measures())}")
     if study.baseline not in study.arms:
@@ -192,7 +192,7 @@ def _check(study: Study) -> None:
         except ValueError as error:
             raise ValueError(f"tuning: grid: {error}") from None
         if len(values) < 2 or values != sorted(set(values)) or not all(0 < value < math.inf for value in values):
-            raise ValueError("tuning: grid: two or more values that rise, above 0 and finite, are needed")
+            raise ValueError("tuning: grid: must be two or more increasing positive numbers")
         if not 1 < tuning.factor < math.inf:
             raise ValueError(f"tuning: factor: {tuning.factor:g}: must be above 1, and finite")
         for name, bound in (("least", tuning.least), ("most", tuning.most)):

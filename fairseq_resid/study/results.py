@@ -178,7 +178,7 @@ class KeptRuns:
             count = len(self.values(first, measure))
             if strange := [name for name in others if len(self.values(name, measure)) != count]:
                 raise ValueError(
-                    f"{self.folder / strange[0]}: was scored on another number of {task.examples} than {first}"
+                    f"{self.folder / strange[0]}: was scored on a different number of {task.examples} than {first}"
                 )
             samples = [np.stack([self.values(note.run.name, measure) for note in group]) for group in finished]
             effects[measure] = effect(list(zip(SIGNS, samples, strict=False)))

@@ -186,7 +186,7 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise ValueError(f"--cluster-option {text}: NAME=VALUE is needed, as of submitit's update_parameters")
+            raise ValueError(f"--cluster-option {text}: must be NAME=VALUE, a parameter of submitit's update_parameters")
         try:
             found[name] = yaml.safe_load(value)
         except yaml.YAMLError:

@@ -182,7 +182,7 @@ class Translation(Task[Corpus]):
         if not reference.is_file():
             raise ValueError(f"{reference}: no such reference text; --subset names the parts to translate")
         if not any(file.suffix == ".bin" for file in corpus.inputs(subset)):
-            raise ValueError(f"{corpus.path}: holds no binarised {subset} set")
+            raise ValueError(f"{corpus.path}: has no binarised {subset} set")
         corpus.references(subset)
         return corpus
 
@@ -300,7 +300,7 @@ class Translation(Task[Corpus]):
         try:
             loaded.task.load_dataset(subset)
         except FileNotFoundError:
-            raise ValueError(f"{loaded.data}: holds no binarised {subset} set") from None
+            raise ValueError(f"{loaded.data}: has no binarised {subset} set") from None
 
     def fits(self, loaded: Loaded, subset: str) -> np.ndarray:
         import numpy as np

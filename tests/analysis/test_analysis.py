@@ -234,7 +234,7 @@ def test_analyze(sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (["--subset", "nowhere"], "holds no binarised nowhere set"),
+        (["--subset", "nowhere"], "has no binarised nowhere set"),
         (["--checkpoint", "checkpoint9.pt"], "checkpoint9.pt: no such checkpoint"),
         (["--data", "/nowhere"], "/nowhere"),
     ],

@@ -122,7 +122,7 @@ def test_killed_subword_learning_is_an_error(
     error = capsys.readouterr().err
     assert (
         error.splitlines()[-1]
-        == "fairseq-resid prepare custom: error: learning the subwords was ended (out of memory?)"
+        == "fairseq-resid prepare custom: error: the process that learned the subwords died (out of memory?)"
     )
     build(tmp_path, 300)
     assert "goes on" not in capsys.readouterr().err

@@ -56,7 +56,7 @@ def test_sgm_test_sets_become_plain_text(tmp_path: Path) -> None:
     expected = b'A & B <c>\nTwo "spaces" \'s\nlast\n'
     mirror.archive(tmp_path / "test.tgz", {"t/src.sgm": mirror.sgm(text), "t/ref.xml": mirror.xml(text)})
     assert set(out_of(tmp_path / "test.tgz", ["t/src.sgm", "t/ref.xml"], tmp_path / "out").values()) == {expected}
-    for broken, said in ((b"<doc>no segments</doc>", "holds no <seg>"), (b"<seg>\xff</seg>", "not UTF-8")):
+    for broken, said in ((b"<doc>no segments</doc>", "contains no <seg>"), (b"<seg>\xff</seg>", "not UTF-8")):
         mirror.archive(tmp_path / "bad.tgz", {"t/src.sgm": broken})
         with pytest.raises(ValueError, match=rf"t/src\.sgm: {said}"):
             out_of(tmp_path / "bad.tgz", ["t/src.sgm"], tmp_path / "bad")
@@ -139,7 +139,7 @@ def test_damaged_zip_is_named(tmp_path: Path) -> None:
 def test_member_that_is_not_a_file_is_refused(tmp_path: Path, kind: bytes) -> None:
     member = tarfile.TarInfo("a.en")
     member.type, member.linkname = kind, "other"
-    with pytest.raises(ValueError, match=r"a\.tgz: member 'a\.en' is no plain file"):
+    with pytest.raises(ValueError, match=r"a\.tgz: member 'a\.en' is not a regular file"):
         out_of(tar(tmp_path / "a.tgz", [member]), ["a.en"], tmp_path / "out")
 
 
@@ -192,7 +192,7 @@ def test_links_are_never_followed(linked: str, tmp_path: Path) -> None:
 
 def test_a_folder_in_a_zip_is_no_text(tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.zip", {"a.en/": ""})
-    with pytest.raises(ValueError, match=r"a\.zip: member 'a\.en' is no plain file"):
+    with pytest.raises(ValueError, match=r"a\.zip: member 'a\.en' is not a regular file"):
         out_of(tmp_path / "a.zip", ["a.en"], tmp_path / "out")
 
 

@@ -103,7 +103,7 @@ def test_alternates_are_tried_in_order(server: Server, tmp_path: Path) -> None:
 
 def test_web_page_is_not_accepted_as_archive(server: Server, tmp_path: Path) -> None:
     server.script = ["page"]
-    with pytest.raises(FetchError, match=r"a\.tgz: answers with a web page in place of the file"):
+    with pytest.raises(FetchError, match=r"a\.tgz: the server sent a web page instead of the file"):
         get(known(server, bytes=None, sha256=None, md5=None), tmp_path)
     assert not (tmp_path / "a.tgz").exists()
 
@@ -166,7 +166,7 @@ def test_mirror_replaces_all_addresses(server: Server, tmp_path: Path) -> None:
 
 
 def test_file_without_address_needs_raw(tmp_path: Path) -> None:
-    with pytest.raises(FetchError, match=r"en-vi\.tgz: no address is known; give the folder that has it with --raw"):
+    with pytest.raises(FetchError, match=r"en-vi\.tgz: no download address is known; pass the folder that contains it with --raw"):
         get(RemoteFile("en-vi.tgz"), tmp_path)
 
 

@@ -29,8 +29,8 @@ def test_wrong_response_falls_back_to_next_address(server: Server, tmp_path: Pat
     "act, said",
     [
         ("416", "HTTP 416"),
-        ("empty", "answers with an empty file in place of the file"),
-        ("json", "answers with data of another format in place of the file"),
+        ("empty", "the server sent an empty file instead of the file"),
+        ("json", "the server sent data of another format instead of the file"),
     ],
 )
 def test_response_that_is_not_an_archive_is_never_kept(server: Server, tmp_path: Path, act: str, said: str) -> None:
@@ -42,7 +42,7 @@ def test_response_that_is_not_an_archive_is_never_kept(server: Server, tmp_path:
 
 def test_login_page_is_not_accepted_as_text(server: Server, tmp_path: Path) -> None:
     server.script = ["page"]
-    with pytest.raises(FetchError, match=r"train\.en: answers with a web page in place of the file"):
+    with pytest.raises(FetchError, match=r"train\.en: the server sent a web page instead of the file"):
         get(RemoteFile("train.en", (f"{server.url}/train.en",)), tmp_path, allow_other=True)
 
 
@@ -159,8 +159,8 @@ def test_silent_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_damaged_download_is_removed_but_user_file_stays(tmp_path: Path) -> None:
     for url, said in (
-        ("http://host/a.tgz", "it was removed, and the same command downloads it again"),
-        (None, "replace it with a whole file"),
+        ("http://host/a.tgz", "the file was removed; run the same command to download it again"),
+        (None, "replace the file"),
     ):
         for name in ("a.tgz", "a.tgz.json"):
             (tmp_path / name).write_bytes(b"x")

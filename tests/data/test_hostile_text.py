@@ -134,7 +134,7 @@ def test_unusable_line_is_named(count: int, tmp_path: Path, fault: Callable[...,
         with pytest.raises(ValueError, match=f"^{named}.*--clean drops such pairs$"):
             tokenise.tokenise("test", [both], outputs, (TextForm("en"), TextForm("xx")), False, 1)
         if len(wrong) < 9000:
-            with pytest.raises(ValueError, match=f"^{named}(not UTF-8|holds a NUL byte)"):
+            with pytest.raises(ValueError, match=f"^{named}(not UTF-8|contains a NUL byte)"):
                 read_pairs(*both)
         assert shards.measure(both[side]).lines == 200
     fault("a line of other bytes, NUL, or too many characters among 200", count, "file and line named each time")
@@ -272,7 +272,7 @@ def test_translations_keep_the_order_of_lines(
         try:
             translator.encode(line, number)
         except ValueError as error:
-            assert re.fullmatch(rf"line {number}: 1?\d,\d\d\d subwords, and the model takes 1,024", str(error))
+            assert re.fullmatch(rf"line {number}: 1?\d,\d\d\d subwords; the model accepts at most 1,024", str(error))
             refused += 1
             continue
         if len(line) < 300:  # beyond, the tiny model writes long nonsense for minutes

@@ -216,7 +216,7 @@ def test_forms_are_told_and_not_mixed(
     assert main("iwslt15-en-vi", tmp_path / "out", "--raw", mixed, "--raw", en_vi["xml.raw"]) == 2
     assert "train train.vi is xml" in capsys.readouterr().err
     assert main("iwslt15-en-vi", tmp_path / "out", "--raw", mixed) == 2
-    assert "the train text train is not there: none of " in capsys.readouterr().err
+    assert "the train text train not found: none of " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

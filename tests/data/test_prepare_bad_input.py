@@ -30,8 +30,8 @@ def spoiled(hosts: dict[str, Path], folder: Path, name: str, change: Callable[[b
     [
         ("training-parallel-commoncrawl.tgz", lambda raw: raw[:-100], "commoncrawl.tgz: damaged or cut off"),
         ("training-parallel-nc-v9.tgz", lambda raw: raw[:-5] + b"?" + raw[-4:], "nc-v9.tgz: damaged or cut off (CRC"),
-        ("test-full.tgz", lambda raw: b"<html>503</html>", "answers with a web page in place of the file"),
-        ("dev.tgz", lambda raw: b"503", "answers with data of another format in place of the file"),
+        ("test-full.tgz", lambda raw: b"<html>503</html>", "the server sent a web page instead of the file"),
+        ("dev.tgz", lambda raw: b"503", "the server sent data of another format instead of the file"),
     ],
 )
 def test_bad_archive_is_refused_and_a_good_one_accepted_later(
@@ -65,7 +65,7 @@ def test_cached_download_that_is_no_archive_is_removed(
     records.write(path.with_name(path.name + ".json"), known)
     flags = ["--mirror", hosts["de"].as_uri()]
     assert main("wmt14-en-de", tmp_path / "data", *flags) == 2
-    assert "it was removed, and the same command downloads it again" in capsys.readouterr().err
+    assert "the file was removed; run the same command to download it again" in capsys.readouterr().err
     assert main("wmt14-en-de", tmp_path / "data", *flags) == 0
     assert content(tmp_path / "data") == content(en_de)
 
@@ -79,7 +79,7 @@ def test_a_damaged_archive_of_the_users_stays(
     for _ in range(2):
         assert main("wmt14-en-de", tmp_path / "data", "--raw", bad) == 2
         error = capsys.readouterr().err
-        assert f"{bad / name}: damaged or cut off" in error and "replace it with a whole file" in error
+        assert f"{bad / name}: damaged or cut off" in error and "replace the file" in error
     assert content(bad) == before and not (tmp_path / "data").exists()
 
 
@@ -197,7 +197,7 @@ def test_no_place_for_the_text_is_told(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "empty").mkdir()
     assert main("multi30k-en-de", tmp_path / "data", "--raw", tmp_path / "empty") == 2
     error = capsys.readouterr().err
-    assert "the train text train is not there: none of train.en, train.en.gz" in error
+    assert "the train text train not found: none of train.en, train.en.gz" in error
     assert not (tmp_path / "data").exists()
 
 
@@ -208,7 +208,7 @@ def test_no_place_for_the_text_is_told(tmp_path: Path, capsys: pytest.CaptureFix
         (["wmt14-en-de", "--workers", "0"], "--workers 0: must be 1 or more"),
         (["wmt14-en-de", "--limit", "-3"], "--limit -3: must be 1 or more"),
         (["wmt14-en-de", "--vocab-size", "x"], "invalid int value"),
-        (["wmt14-en-de", "--out", "."], "--out .: must name a folder to be made"),
+        (["wmt14-en-de", "--out", "."], "--out .: must be a new folder"),
         (["wmt14-en-de", "--raw", "/nowhere"], "--raw /nowhere: no such folder"),
         (["wmt14-en-de", "--raw", ".", "--mirror", "file:///x"], "not from both"),
     ],

@@ -26,7 +26,7 @@ def test_cleaning_limits_drop_pairs_or_are_refused(
     assert dropped["default"]["length"] == 0 < dropped["short"]["length"]
     capsys.readouterr()
     for flags, said in (
-        (["--no-clean", "--max-ratio", "2"], "--max-ratio 2.0: nothing is dropped without --clean"),
+        (["--no-clean", "--max-ratio", "2"], "--max-ratio 2.0: only has an effect with --clean"),
         (["--max-ratio", "0.5"], "--max-ratio 0.5: must be 1 or more"),
         (["--max-ratio", "nan"], "--max-ratio nan: must be 1 or more"),
     ):

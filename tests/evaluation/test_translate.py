@@ -118,7 +118,7 @@ def test_translate_names_missing_files(where: str, run: Path, corpus: Path, tmp_
 def test_bad_lines_are_named_after_translating_earlier_ones(
     translator: Translator, run: Path, corpus: Path, expected: list[str], capsysbinary: Any, monkeypatch: Any
 ) -> None:
-    with pytest.raises(ValueError, match=r"line 2: 2,\d\d\d subwords, and the model takes 1,024"):
+    with pytest.raises(ValueError, match=r"line 2: 2,\d\d\d subwords; the model accepts at most 1,024"):
         translator.translate(["a", "the fox " * 600])
     good = "".join(line + "\n" for line in read_lines(corpus / "ref" / "test.en")[:2]).encode()
     bad = {
@@ -160,5 +160,5 @@ def test_line_as_long_as_allowed_is_segmented(translator: Translator) -> None:
 def test_closed_stdin_is_named(run: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     assert translate.main([str(run), "--cpu"]) == 2
-    said = "fairseq-resid translate: error: stdin: closed; it must be open, and have a sentence on each line\n"
+    said = "fairseq-resid translate: error: stdin: closed; it must contain one sentence per line\n"
     assert capsys.readouterr().err == said

@@ -33,7 +33,7 @@ def test_other_settings_are_refused(by_classes: Path, made: Path, tmp_path: Path
     def said(name: str, *flags: object) -> str:
         return error_of(capsys, name, out, *flags)
 
-    other = f"{out}: holds other images ("
+    other = f"{out}: contains other images ("
     assert said("custom", "--raw", by_classes) == f"{other}valid is 3, not None); choose another folder"
     cifar = ["--mirror", "http://nowhere"]
     assert said("cifar10", *cifar) == (
@@ -44,7 +44,7 @@ def test_other_settings_are_refused(by_classes: Path, made: Path, tmp_path: Path
     (raw / "train" / "cat" / "0000.png").rename(raw / "train" / "cat" / "0009.png")
     assert said("custom", "--raw", raw, "--valid", 3) == f"{other}not made from raw); choose another folder"
     (out / "images.json").write_text("{}")
-    expected = f"{out}: exists and holds no images.json that this version can read; remove it or choose another folder"
+    expected = f"{out}: exists and contains no images.json that this version can read; remove it or choose another folder"
     assert said("custom", "--raw", by_classes, "--valid", 3) == expected
 
 
@@ -89,5 +89,5 @@ def test_unrelated_working_folder_is_not_touched(by_classes: Path, tmp_path: Pat
     work.mkdir()
     (work / "text.json").write_text("{}")
     assert main("custom", tmp_path / "animals", "--raw", by_classes) == 2
-    assert f"{work}: holds text.json and is none of ours; remove it" in capsys.readouterr().err
+    assert f"{work}: holds text.json which this command did not create; remove it" in capsys.readouterr().err
     assert (work / "text.json").read_text() == "{}"

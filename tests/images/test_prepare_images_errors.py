@@ -32,7 +32,7 @@ IMAGE = bytes([3]) + bytes(3072)
             {"data_batch_2_bin": IMAGE * 2 + IMAGE[:-1]},
             f"{TRAIN} has 9,218 bytes, and images of 3,073 bytes are expected",
         ),
-        ({"data_batch_2_bin": b""}, f"{TRAIN} has 0 bytes, and images of 3,073 bytes are expected; is it whole?"),
+        ({"data_batch_2_bin": b""}, f"{TRAIN} has 0 bytes, and images of 3,073 bytes are expected; is the file complete?"),
         ({"data_batch_2_bin": None}, f"has no member {TRAIN}; it has "),
         (
             {"data_batch_2_bin": IMAGE * 2 + b"\x0a" + IMAGE[1:]},
@@ -73,12 +73,12 @@ def test_damaged_release_is_refused(damage: Callable[[Path], None], said: str, t
     found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", archive)
     assert found.startswith(f"not the released file (--allow-other-data accepts it): {archive}: wrong md5 checksum: ")
     found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", archive.parent, "--allow-other-data")
-    assert found.startswith(f"{archive}: {said}") and found.endswith("replace it with a whole file")
+    assert found.startswith(f"{archive}: {said}") and found.endswith("replace the file")
     if damage is not web_page:
         host = ["--mirror", archive.parent.as_uri()]
         assert error_of(capsys, "cifar10", tmp_path / "data", *host).endswith("--raw DIR or --mirror URL can help")
         found = error_of(capsys, "cifar10", tmp_path / "data", *host, "--allow-other-data")
-        assert found.endswith("it was removed, and the same command downloads it again")
+        assert found.endswith("the file was removed; run the same command to download it again")
         assert not (tmp_path / "downloads" / archive.name).exists()
 
 
@@ -119,23 +119,23 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         "train/emu/0004.png: no image that can be read: ",
     ),
     "first": (lambda raw: changed(raw / "train/cat/0000.png", lambda data: data[:60]), "train/cat/0000.png: no image"),
-    "no train": (lambda raw: (raw / "train").rename(raw / "training"), "the images are not there: none of a folder"),
+    "no train": (lambda raw: (raw / "train").rename(raw / "training"), "images not found: none of a folder"),
     "no test": (lambda raw: (raw / "test").rename(raw / "tests"), ": has no folder test/; it needs train/CLASS/IMAGE"),
     "valid": (lambda raw: (raw / "valid").mkdir(), "/valid: valid is made of training images (--valid N)"),
-    "no class": (lambda raw: (shutil.rmtree(raw / "test"), (raw / "test").mkdir()), "/test: holds no images"),
-    "empty class": (lambda raw: (raw / "train/fox").mkdir(), "train/fox: holds no images"),
+    "no class": (lambda raw: (shutil.rmtree(raw / "test"), (raw / "test").mkdir()), "/test: contains no images"),
+    "empty class": (lambda raw: (raw / "train/fox").mkdir(), "train/fox: contains no images"),
     "unknown class": (
         lambda raw: shutil.copytree(raw / "test/dog", raw / "test/fox"),
         "test/fox: no class; the classes are those of ",
     ),
-    "file": (lambda raw: (raw / "train/notes.txt").write_text("x"), "train/notes.txt: is no folder; "),
+    "file": (lambda raw: (raw / "train/notes.txt").write_text("x"), "train/notes.txt: not a folder; "),
     "folder": (lambda raw: (raw / "train/dog/more").mkdir(), "train/dog/more: is no file; the folder of a class holds"),
     "link out": (link("/etc/hostname"), "train/dog/0009.png: a link that leads out of the folder"),
     "class out": (link("../..", "train/fox"), "train/fox: a link that leads out of the folder"),
     "link to nothing": (link("nothing"), "train/dog/0009.png: is no file"),
     "one value": (
         lambda raw: [Image.new("RGB", (32, 32)).save(file) for file in (raw / "train").rglob("*.png")],
-        "the training images have one value everywhere in a channel: they cannot be normalised",
+        "a channel of the training images is constant and cannot be normalised",
     ),
 }
 
@@ -160,7 +160,7 @@ def test_known_corpus_requires_its_classes(by_classes: Path, tmp_path: Path, cap
     raw = mirror.images(tmp_path / "raw", CIFAR10.classes, 1, 1)
     shutil.rmtree(raw / "test" / "frog")
     found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", raw)
-    assert found == f"{raw}/test: has no folder for the class frog"
+    assert found == f"{raw}/test: there is no folder for the class frog"
     assert len(CIFAR100.classes) == len(set(CIFAR100.classes)) == 100 and list(CIFAR100.classes) == sorted(
         CIFAR100.classes
     )
@@ -195,7 +195,7 @@ def test_dead_image_worker_is_reported(
 ) -> None:
     monkeypatch.setattr(by_class, "_decode_all", die)
     assert main("custom", tmp_path / "data", "--raw", by_classes, "--workers", 2) == 1
-    assert "a worker process ended (out of memory?); fewer --workers need less" in capsys.readouterr().err
+    assert "a worker process died (out of memory?); try fewer --workers" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -212,9 +212,9 @@ def test_dead_image_worker_is_reported(
         (
             "cifar10",
             ["--raw", "{empty}"],
-            "{empty}: the images are not there: none of cifar-10-binary.tar.gz, a folder",
+            "{empty}: images not found: none of cifar-10-binary.tar.gz, a folder",
         ),
-        ("custom", ["--raw", "{file}"], "{file}: the images are not there: none of a folder with train/CLASS/IMAGE"),
+        ("custom", ["--raw", "{file}"], "{file}: images not found: none of a folder with train/CLASS/IMAGE"),
         ("custom", ["--raw", "{images}", "--valid", 15], "--valid 15: must be less than the 15 training images"),
         ("custom", ["--raw", "{images}", "--valid", 14], "--valid 14: would take all 5 training images of dog"),
     ],

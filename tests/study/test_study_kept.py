@@ -54,7 +54,7 @@ def test_changed_settings_are_refused(file: Path, tmp_path: Path, capsys: Captur
     file.write_text(TEXT.replace("--encoder-layers 1", "--encoder-layers 2"))
     assert study.main([str(file), "--plan"]) == 2
     error = capsys.readouterr().err
-    assert "flat.base.0.001.tuning: was made with other settings (--encoder-layers was 1, now 2)" in error
+    assert "flat.base.0.001.tuning: was made with different settings (--encoder-layers was 1, now 2)" in error
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_changed_terms_are_refused(
     keep(tmp_path / "trial", run, 3.0, trial, terms=kept.scoring_terms(trial, run))
     file.write_text(TEXT.replace(old, new))
     assert study.main([str(file), "--plan"]) == 2
-    assert f"flat.base.0.001.seed1: was made with other settings ({message})" in capsys.readouterr().err
+    assert f"flat.base.0.001.seed1: was made with different settings ({message})" in capsys.readouterr().err
 
 
 def test_runs_of_other_data_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -81,7 +81,7 @@ def test_runs_of_other_data_are_refused(file: Path, tmp_path: Path, capsys: Capt
     for seed, data in ((1, "aaaa"), (2, "bbbb")):
         keep(tmp_path / "trial", Planned("flat", "base", 0.001, seed), 3.0, trial, data=data)
     assert study.main([str(file), "--plan"]) == 2
-    assert "flat.base.0.001.seed2: was scored on other data than" in capsys.readouterr().err
+    assert "flat.base.0.001.seed2: was scored on different data than" in capsys.readouterr().err
 
 
 def test_partially_kept_run_is_ignored(file: Path, tmp_path: Path) -> None:

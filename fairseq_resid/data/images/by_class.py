@@ -82,20 +82,20 @@ def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
     digest = hashlib.sha256()
     inside = root.resolve()
     if (root / "valid").exists():
-        raise ValueError(f"{name}/valid: valid is made of training images (--valid N): move these into {name}/train")
+        raise ValueError(f"{name}/valid: the validation set is taken from the training images (--valid N); move these into {name}/train")
     for part in PARTS:
         if not (root / part).is_dir():
-            raise ValueError(f"{name}: has no folder {part}/; it needs train/CLASS/IMAGE and test/CLASS/IMAGE")
+            raise ValueError(f"{name}: folder {part}/ is missing; train/CLASS/IMAGE and test/CLASS/IMAGE are needed")
         folders = {entry.name: entry for entry in _entries(root / part, f"{name}/{part}", inside)}
         for entry in folders.values():
             if not entry.is_dir():
-                raise ValueError(f"{name}/{part}/{entry.name}: is no folder; {name}/{part} has one for each class")
+                raise ValueError(f"{name}/{part}/{entry.name}: not a folder; {name}/{part} has one for each class")
         classes = classes or tuple(folders)
         if unknown := [folder for folder in folders if folder not in classes]:
             those = f"of {name}/train" if not known else f"{', '.join(classes[:10])}{', ...' if classes[10:] else ''}"
-            raise ValueError(f"{name}/{part}/{unknown[0]}: no class; the classes are those {those}")
+            raise ValueError(f"{name}/{part}/{unknown[0]}: unknown class; the classes are those {those}")
         if known and (missing := [label for label in classes if label not in folders]):
-            raise ValueError(f"{name}/{part}: has no folder for the class {missing[0]}")
+            raise ValueError(f"{name}/{part}: there is no folder for the class {missing[0]}")
         files[part], counts = [], []
         for label in classes:
             found = _images(folders[label], f"{name}/{part}/{label}", inside) if label in folders else []
@@ -105,7 +105,7 @@ def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
             digest.update(os.fsencode(f"{file.name.removeprefix(name)}\t{file.path.stat().st_size}\n"))
         labels[part] = np.repeat(np.arange(len(classes)), counts)
         if not files[part]:
-            raise ValueError(f"{name}/{part}: holds no images")
+            raise ValueError(f"{name}/{part}: contains no images")
     return ImageFolder(classes, files, labels, digest.hexdigest())
 
 
@@ -114,10 +114,10 @@ def _images(folder: os.DirEntry[str], name: str, inside: Path) -> list[ImageFile
     found = []
     for entry in _entries(Path(folder.path), name, inside):
         if not entry.is_file():
-            raise ValueError(f"{name}/{entry.name}: is no file; the folder of a class holds its images alone")
+            raise ValueError(f"{name}/{entry.name}: not a file; the folder of a class may contain only images")
         found.append(ImageFile(Path(entry.path), f"{name}/{entry.name}"))
     if not found:
-        raise ValueError(f"{name}: holds no images")
+        raise ValueError(f"{name}: contains no images")
     return found
 
 
@@ -130,7 +130,7 @@ def _entries(folder: Path, name: str, inside: Path) -> list[os.DirEntry[str]]:
         entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:
         if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(inside):
-            raise ValueError(f"{name}/{entry.name}: a link that leads out of the folder; it is not followed")
+            raise ValueError(f"{name}/{entry.name}: links outside the folder are not followed")
     return entries
 
 

@@ -82,9 +82,9 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         if value is not None and value < 1:
             parser.error(f"{flag} {value}: must be 1 or more" + ("; training validates on them" * (flag == "--valid")))
     if args.out is not None and not args.out.name:
-        parser.error(f"--out {args.out}: must name a folder to be made")
+        parser.error(f"--out {args.out}: must be a new folder")
     if args.raw and args.mirror:
-        parser.error("--raw and --mirror: images come from disk or from a mirror, not from both")
+        parser.error("--raw and --mirror: give only one of them")
     for path in args.raw:
         if not path.exists():
             parser.error(f"--raw {path}: no such file or folder")
@@ -128,13 +128,13 @@ def _check_same(out: Path, asked: dict[str, Any], source: Source | None) -> Imag
     record = records.remembered(out / RECORD, ImageRecord)
     if record is None:
         raise ValueError(
-            f"{out}: exists and holds no {RECORD} that this version can read; remove it or choose another folder"
+            f"{out}: exists, but has no {RECORD} that this version can read; remove it or choose another folder"
         )
     if differing := [key for key in asked if record.asked.get(key) != asked[key]]:
         changes = ", ".join(f"{key} is {record.asked.get(key)}, not {asked[key]}" for key in differing)
-        raise ValueError(f"{out}: holds other images ({changes}); choose another folder")
+        raise ValueError(f"{out}: contains other images ({changes}); choose another folder")
     if source is not None and set(source.read.values()) != set(record.read.values()):
-        raise ValueError(f"{out}: holds other images (not made from {', '.join(source.read)}); choose another folder")
+        raise ValueError(f"{out}: contains other images (not made from {', '.join(source.read)}); choose another folder")
     return record
 
 
@@ -144,7 +144,7 @@ def _make(
     """Write the data folder, and rename it when it is whole; WORK goes, whatever happens."""
     data, raw = work / "data", work / "raw"
     if strangers := [path.name for path in work.iterdir() if path.name not in (".lock", data.name, raw.name)]:
-        raise ValueError(f"{work}: holds {strangers[0]} and is none of ours; remove it or choose another --out")
+        raise ValueError(f"{work}: holds {strangers[0]} which this command did not create; remove it or choose another --out")
     try:
         for folder in (data, raw):
             shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
@@ -257,7 +257,7 @@ def moments(histogram: np.ndarray) -> tuple[list[float], list[float]]:
         mean.append(total / (255 * count))
         deviation.append(math.sqrt(count * squares - total * total) / (255 * count))
         if not deviation[-1]:
-            raise ValueError("the training images have one value everywhere in a channel: they cannot be normalised")
+            raise ValueError("a channel of the training images is constant and cannot be normalised")
     return mean, deviation
 
 

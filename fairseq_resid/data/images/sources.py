@@ -172,7 +172,7 @@ def on_disk(manifest: ImageManifest, chosen: ImageSourceOptions) -> Source:
             return Files(manifest, raw)
     wanted = [file.name] if file is not None else []
     wanted += ["a folder with train/CLASS/IMAGE and test/CLASS/IMAGE", "an archive of such a folder"]
-    raise ValueError(f"--raw {', '.join(map(str, chosen.raw))}: the images are not there: none of {', '.join(wanted)}")
+    raise ValueError(f"--raw {', '.join(map(str, chosen.raw))}: images not found: none of {', '.join(wanted)}")
 
 
 def downloaded(manifest: ImageManifest, chosen: ImageSourceOptions) -> Source:

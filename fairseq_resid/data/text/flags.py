@@ -63,7 +63,7 @@ def check_limits(manifest: Manifest, given: Mapping[str, Any]) -> None:
     """Raise ValueError if limits are given to a preparation that does not clean, or a ratio that drops everything."""
     for name in LIMITS:
         if name in given and not manifest.clean:
-            raise ValueError(f"--{name.replace('_', '-')} {given[name]}: nothing is dropped without --clean")
+            raise ValueError(f"--{name.replace('_', '-')} {given[name]}: only has an effect with --clean")
     if not manifest.max_ratio >= 1:
         raise ValueError(f"--max-ratio {manifest.max_ratio}: must be 1 or more")
 

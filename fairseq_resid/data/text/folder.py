@@ -195,7 +195,7 @@ class Corpus:
         Raises: OSError if there is none, ValueError naming it and what is wrong.
         """
         if not path.is_dir():
-            raise ValueError(f"{path}: no such data folder: name it with --data")
+            raise ValueError(f"{path}: no such data folder; pass it with --data")
         known = read(path)
         try:
             form = known.forms()[known.target]
@@ -227,7 +227,7 @@ class Corpus:
         Raises: ValueError if the folder has none.
         """
         if not self.restore.model:
-            raise ValueError(f"{self.path}: has no subword model: its text cannot be cut into subwords here")
+            raise ValueError(f"{self.path}: contains no subword model")
         return Segmenter(self.restore.post_process, self.path / self.restore.model)
 
     def reference(self, subset: str) -> Path:

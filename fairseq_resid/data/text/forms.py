@@ -108,9 +108,9 @@ class TextForm:
         if self.form not in FORMS:
             raise ValueError(f"form {self.form!r}: must be one of {', '.join(FORMS)}")
         if self.normalize and self.form != "moses":
-            raise ValueError(f"form {self.form!r} cannot be normalised: only 'moses' can")
+            raise ValueError(f"form {self.form!r} cannot be normalised; only 'moses' can")
         if self.split_hyphens and self.form != "moses":
-            raise ValueError(f"form {self.form!r}: hyphens are split in form 'moses' only")
+            raise ValueError(f"form {self.form!r}: hyphens can only be split in form 'moses'")
 
     @classmethod
     def of_sides(

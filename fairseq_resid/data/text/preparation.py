@@ -116,14 +116,14 @@ def _make(job: Job, work: Path) -> None:
     file = work / "text.json"
     strangers = [path.name for path in work.iterdir() if path.name != ".lock"]
     if strangers and not file.is_file():
-        raise ValueError(f"{work}: holds {strangers[0]} and is none of ours; remove it or choose another --out")
+        raise ValueError(f"{work}: holds {strangers[0]} which this command did not create; remove it or choose another --out")
     mine = Unfinished(job.manifest.name, job.options.limit)
     found = records.read_if_there(file, Unfinished)
     if found is not None and found != mine:
         values = {key: (getattr(found, key), value) for key, value in asdict(mine).items()}
         changes = ", ".join(f"{key} is {old}, not {new}" for key, (old, new) in values.items() if old != new)
         raise ValueError(
-            f"{work}: holds unfinished work on another text ({changes}); remove it or choose another folder with --out"
+            f"{work}: contains unfinished work on another text ({changes}); remove it or choose another folder with --out"
         )
     records.write(file, mine)
     os.replace(text_steps.run(job, work) / "data", job.options.out)
@@ -154,7 +154,7 @@ def _show_result(out: Path, show: bool) -> None:
 def _show_overlap(out: Path, record: CorpusRecord) -> None:
     """Print the valid and test sentences that are in the training text too, from the untouched text."""
     if not record.overlap:
-        raise ValueError(f"{out}: --show: an earlier version made it, and did not compare it with the training text")
+        raise ValueError(f"{out}: --show: made by an earlier version, which did not compare it with the training text")
     for split, overlap in record.overlap.items():
         source = read_lines(out / "ref" / f"{split}.{record.source}")
         target = read_lines(out / "ref" / f"{split}.{record.target}")
@@ -192,7 +192,7 @@ def _check_same(out: Path, asked: dict[str, Any], texts: list[sources.Text]) -> 
     sums = {label: text.file_sha256 for label, text in record.texts.items()} if record else {}
     if record is None or not record.asked or None in sums.values():
         raise ValueError(
-            f"{out}: exists and holds no corpus.json that this version can read; remove it or choose another folder"
+            f"{out}: exists, but has no corpus.json that this version can read; remove it or choose another folder"
         )
     # A setting that an earlier version did not have was as its default is now.
     found = {**{item.name: item.default for item in fields(Manifest) if item.name in SETTINGS}, **record.asked}
@@ -203,8 +203,8 @@ def _check_same(out: Path, asked: dict[str, Any], texts: list[sources.Text]) -> 
         found |= dict.fromkeys(LIMITS)
     if differing := [key for key in asked if found.get(key) != asked[key]]:
         changes = ", ".join(f"{key} is {shown(found.get(key))}, not {shown(asked[key])}" for key in differing)
-        raise ValueError(f"{out}: holds another corpus ({changes}); choose another folder")
+        raise ValueError(f"{out}: contains another corpus ({changes}); choose another folder")
     for text in texts:
         if text.known.sha256 != sums.get(text.label):
-            raise ValueError(f"{out}: holds another corpus (not made from {text.file}); choose another folder")
+            raise ValueError(f"{out}: contains another corpus (not made from {text.file}); choose another folder")
     return record

@@ -113,9 +113,9 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
     args = parser.parse_args(argv)
     flags.check_positive(parser, args, "workers", "limit", "vocab_size", "max_pieces")
     if args.out is not None and not args.out.name:
-        parser.error(f"--out {args.out}: must name a folder to be made")
+        parser.error(f"--out {args.out}: must be a new folder")
     if args.raw and args.mirror:
-        parser.error("--raw and --mirror: texts come from disk or from a mirror, not from both")
+        parser.error("--raw and --mirror: give only one of them")
     for folder in args.raw:
         if not folder.is_dir():
             parser.error(f"--raw {folder}: no such folder")
@@ -131,7 +131,7 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
     tokenising = {"normalize": manifest.normalize != "none", "split_hyphens": manifest.split_hyphens}
     if wrong := [name for name, on in tokenising.items() if on and manifest.form == "plain"]:
         flag = f"--{wrong[0].replace('_', '-')} {given.get(wrong[0], '')}".removesuffix(" True")
-        raise ValueError(f"{flag}: the text of {args.name} is not tokenised here")
+        raise ValueError(f"{flag}: {args.name} is not tokenised by this command")
     flags.check_limits(manifest, given)
     way = sources.Way(
         tuple(args.raw),

@@ -29,7 +29,7 @@ class Segmenter:
         if kind not in FILES:
             raise ValueError(f"{model}: subwords of the kind {kind}: must be one of {', '.join(FILES)}")
         if not model.is_file():
-            raise ValueError(f"{model}: no such subword model: text cannot be cut into subwords")
+            raise ValueError(f"{model}: no such subword model")
         self.kind = kind
         try:
             self._model: Any = _load_sentencepiece(model) if kind == "sentencepiece" else _load_subword_nmt(model)

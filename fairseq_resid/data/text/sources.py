@@ -212,7 +212,7 @@ def _on_disk(manifest: Manifest, way: Way, split: str, part: Part) -> list[Text]
             return texts
     folders = ", ".join(map(str, way.raw))
     raise ValueError(
-        f"--raw {folders}: the {split} text {part.name} is not there: none of {', '.join(dict.fromkeys(looked_for))}"
+        f"--raw {folders}: the {split} text {part.name} not found: none of {', '.join(dict.fromkeys(looked_for))}"
     )
 
 
@@ -299,5 +299,5 @@ def one_form(forms: dict[str, str]) -> str:
     examples = {form: label for label, form in forms.items()}
     if len(examples) > 1:
         mixed = ", ".join(f"{label} is {form}" for form, label in sorted(examples.items()))
-        raise ValueError(f"--raw mixes forms of the corpus: {mixed}; all texts of one run must be of one form")
+        raise ValueError(f"--raw contains several releases of the corpus: {mixed}; all texts must come from one")
     return next(iter(examples))

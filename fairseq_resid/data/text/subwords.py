@@ -162,7 +162,7 @@ def _receive(receiver: Connection) -> int | bytes:
     try:
         received: int | bytes | Exception = receiver.recv()
     except EOFError:
-        raise ChildProcessError("learning the subwords was ended (out of memory?)") from None
+        raise ChildProcessError("the process that learned the subwords died (out of memory?)") from None
     if isinstance(received, Exception):
         raise received
     return received

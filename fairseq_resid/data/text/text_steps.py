@@ -70,7 +70,7 @@ class Job:
     def check_left(self, split: str, counts: PairCounts) -> None:
         """Raise ValueError if no pair of a split is left."""
         if not counts.kept:
-            raise ValueError(f"{self.manifest.name}: no pair of the {split} text can be used: {counts}")
+            raise ValueError(f"{self.manifest.name}: all pairs of the {split} text were dropped: {counts}")
 
 
 # ------------------------------------------------------------------------------------------------ results of the steps
@@ -218,7 +218,7 @@ def _check_evaluation_text(path: Path) -> None:
     """Raise ValueError naming the file if a valid or test text cannot be used as it is; it is never changed."""
     with open_any_size(path) as file:
         if file.read(3) == shards.BYTE_ORDER_MARK:
-            raise ValueError(f"{path}: begins with a byte-order mark; valid and test text is never changed: remove it")
+            raise ValueError(f"{path}: begins with a byte-order mark; validation and test text is never changed; remove the mark")
     lines = read_lines(path)
     if not lines:
         raise ValueError(f"{path}: empty")

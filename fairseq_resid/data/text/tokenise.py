@@ -13,7 +13,7 @@ from .forms import TextForm
 
 PROBLEMS = {
     "not_utf8": "not UTF-8",
-    "control_characters": "holds a NUL byte",
+    "control_characters": "contains a NUL byte",
     "too_long": f"a line of more than {clean.MAX_CHARACTERS:,} characters",
 }
 

@@ -200,12 +200,12 @@ def write(folder: Path, contents: dict[str, bytes]) -> bool:
         ):
             return False
         if names:
-            raise ValueError(f"{folder}: exists with other content; name another folder or remove it")
+            raise ValueError(f"{folder}: exists with other content; choose another folder or remove it")
     left = partial_of(folder)
     if left.exists() or left.is_symlink():
         # A run that was stopped leaves some of our files. Anything else is the user's.
         if left.is_symlink() or not left.is_dir() or {path.name for path in left.iterdir()} - set(contents):
-            raise ValueError(f"{left}: in the way, and not left by this command; remove it first")
+            raise ValueError(f"{left}: already exists, and this command did not create it; remove it first")
         shutil.rmtree(left)
     with replacing(folder) as partial:
         partial.mkdir(parents=True)
