@@ -194,7 +194,7 @@ def test_required_or_incomplete_text_stays_an_error(
     part = tmp_path / "part"
     shutil.copytree(raw, part, ignore=shutil.ignore_patterns(f"{missing}*"))
     assert run_prepare(part, tmp_path / "data", "--allow-other-data") == 2
-    assert f"{missing.partition('.')[0]} is not there" in capsys.readouterr().err and not (tmp_path / "data").exists()
+    assert f"{missing.partition('.')[0]} not found" in capsys.readouterr().err and not (tmp_path / "data").exists()
 
 
 # ------------------------------------------------------------------------------------------------------- evaluation
