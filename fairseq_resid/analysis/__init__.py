@@ -1,1 +1,1 @@
-"""What a trained model learned: coefficients, norms and gradients of every site, attention, learning curves."""
+"""Analysis of trained models: coefficients, norms and gradients of every site, attention maps, learning curves."""

@@ -1,8 +1,8 @@
-"""From a run folder to RUN/analysis: what every site of its model learned, as figures and as plots.
+"""Analyse the model of a run: coefficients, norms, gradients and ablation of every site, as numbers and plots.
 
     fairseq-resid analyze RUN...
 
-analysis.json holds all figures (analysis/results.py), *.svg are its plots.
+writes RUN/analysis/analysis.json (analysis/results.py) and its plots, RUN/analysis/*.svg.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def analysis_file(run: Run) -> Path:
 
 
 def remembered_analysis(run: Run) -> Analysis | None:
-    """Return a run's analysis; None for whatever reason it cannot be read."""
+    """Return a run's analysis, or None if it cannot be read."""
     try:
         return read_analysis(analysis_file(run))
     except (OSError, ValueError):
@@ -34,10 +34,10 @@ def remembered_analysis(run: Run) -> Analysis | None:
 
 
 def summary(analysis: Analysis) -> list[str]:
-    """Return what a user reads of it at once."""
+    """Return the lines that the command prints about an analysis."""
     lines = [
         f"{analysis.structure}, {analysis.checkpoint}: NLL {analysis.nll:.3f} {analysis.amount}"
-        + (f" ({analysis.start_nll:.3f} at the start)" if analysis.start_nll else "")
+        + (f" ({analysis.start_nll:.3f} before training)" if analysis.start_nll else "")
     ]
     off = analysis.off()
     lines.append(f"sites whose branch is switched off: {', '.join(off)}" if off else "no site's branch is switched off")
@@ -46,32 +46,32 @@ def summary(analysis: Analysis) -> list[str]:
 
 @frame.command(
     "analyze",
-    "Say what every site of a run's model learned: coefficients, norms, the branch's share, gradient norms, what the "
-    "model loses without each branch. Writes RUN/analysis/analysis.json and plots.",
-    again="begins again",
+    "Analyse every residual site of a run's model: coefficients, norms, the branch's share of the output, gradient "
+    "norms, and the increase in NLL without each branch. Writes RUN/analysis/analysis.json and plots.",
+    again="starts from scratch",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Run `fairseq-resid analyze`."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
-    add("--data", type=Path, help="the data folder (default: the one that the run was trained on)")
-    add("--subset", default="valid", metavar="NAME", help="the part of the data that is read (default valid)")
+    add("--data", type=Path, help="data folder (default: the one that the run was trained on)")
+    add("--subset", default="valid", metavar="NAME", help="subset of the data to read (default valid)")
     add(
         "--sentences",
         type=int,
         default=400,
         metavar="N",
-        help="how many, or images, spread evenly over it (default 400)",
+        help="number of sentences or images, spread evenly over the subset (default 400)",
     )
-    add("--max-tokens", type=int, default=4096, metavar="N", help="padded positions of a batch (default 4096)")
-    add("--checkpoint", metavar="FILE", help="a checkpoint in the run folder (default: averaged.pt, else the last)")
-    add("--no-ablation", action="store_true", help="do not set each branch to 0 in turn, which takes longest")
-    add("--cpu", action="store_true", help="stay on the CPU even if there is a GPU")
+    add("--max-tokens", type=int, default=4096, metavar="N", help="padded positions per batch (default 4096)")
+    add("--checkpoint", metavar="FILE", help="a checkpoint in the run folder (default: averaged.pt, or else the last)")
+    add("--no-ablation", action="store_true", help="skip setting each branch to 0 in turn, the slowest step")
+    add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     options = parser.parse_intermixed_args(argv)
     for flag in ("sentences", "max_tokens"):
         if getattr(options, flag) < 1:
             parser.error(f"--{flag.replace('_', '-')} {getattr(options, flag)}: must be at least 1")
-    # fairseq is imported here, where its libraries are kept quiet.
+    # fairseq is imported here, after frame.command has silenced its libraries.
     from .figures import analyze
     from .model import load_for_analysis
 
@@ -87,8 +87,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
                 analysis_file(run).parent.mkdir(exist_ok=True)
                 records.write(analysis_file(run), found)
             else:
-                say(f"{analysis_file(run)}: of the same checkpoint with the same settings, kept")
-        except (ValueError, OSError) as error:  # the other runs are analysed all the same
+                say(f"{analysis_file(run)}: made from the same checkpoint with the same settings, reused")
+        except (ValueError, OSError) as error:  # continue with the other runs
             if len(options.runs) == 1:
                 raise
             failed += 1

@@ -1,4 +1,4 @@
-"""Where a model looks while it translates a sentence: the attention of every decoder layer to the source.
+"""Plot the attention of every decoder layer to the source while a model translates a sentence.
 
 fairseq-resid attention RUN [--sentence 3 | --text "A sentence."] [--out attention.svg]
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Map:
     """Attention of one translated sentence.
 
-    source, target: tokens, with the end mark; layers: of each layer (target, source), mean over heads, rows sum to 1
+    source, target: tokens, including EOS; layers: for each layer (target, source), mean over heads, rows sum to 1
     """
 
     source: list[str]
@@ -45,41 +45,41 @@ class Map:
 
 
 def encode(loaded: Loaded, text: str) -> Tensor:
-    """Return a raw sentence as the model numbers it.
+    """Return the token ids of a raw sentence.
 
-    Raises: ValueError if the data folder has no subword model, or there is nothing in the text.
+    Raises: ValueError if the data folder has no subword model, or if the text is empty.
     """
     if not text.strip():
-        raise ValueError("--text: empty; a sentence is needed")
+        raise ValueError("--text: empty; must be a sentence")
     try:
         source = TextConverter(loaded.data)
     except ValueError as error:
-        raise ValueError(f"{error}: name a sentence of the data with --sentence") from None
+        raise ValueError(f"{error}; choose a sentence of the data with --sentence") from None
     tokens: Tensor | None = source.encode(text, loaded.task.source_dictionary)
     if tokens is None:
-        raise ValueError("--text: empty; a sentence is needed that the model reads")
+        raise ValueError("--text: empty after cleaning; must be a sentence")
     return tokens
 
 
 def of_data(loaded: Loaded, subset: str, number: int) -> Tensor:
-    """Return a sentence of the data, the first one 1.
+    """Return a sentence of the data by its number, starting at 1.
 
-    Raises: ValueError if there is no such part or sentence.
+    Raises: ValueError if the subset or the sentence does not exist.
     """
     from .model import choose_examples
 
     choose_examples(loaded, subset, 1)
     dataset = loaded.task.dataset(subset)
     if not 1 <= number <= len(dataset):
-        raise ValueError(f"--sentence {number}: {subset} has {len(dataset):,} sentences, numbered from 1")
+        raise ValueError(f"--sentence {number}: {subset} has {len(dataset):,} sentences; must be 1 to {len(dataset)}")
     source: Tensor = dataset[number - 1]["source"]
     return source
 
 
 def attention(loaded: Loaded, source: Tensor) -> Map:
-    """Translate a sentence as fairseq-resid evaluate does, and return what each layer looked at.
+    """Translate a sentence with the settings of fairseq-resid evaluate and return the attention of each layer.
 
-    Raises: ValueError if the model has no encoder attention, or the sentence is too long for it.
+    Raises: ValueError if the model has no encoder attention, or if the sentence is too long for it.
     """
     import torch
 
@@ -93,12 +93,12 @@ def attention(loaded: Loaded, source: Tensor) -> Map:
     inputs = {"src_tokens": source.unsqueeze(0), "src_lengths": torch.tensor([len(source)], device=loaded.device)}
     generator = task.build_generator([model], Namespace(**search_settings(settings.of(loaded.run).decoding)))
     target = generator.generate([model], {"net_input": inputs})[0][0]["tokens"]
-    previous = target.roll(1).unsqueeze(0)  # the end mark, which is last, comes first
+    previous = target.roll(1).unsqueeze(0)  # moves EOS from the end to the beginning
     found: list[Tensor] = []
 
     def note(_: Any, __: Any, output: tuple[Tensor, Tensor]) -> None:
         weights = output[1]
-        # The last layer gives those of each head, (H, 1, T, S), the others their mean, (1, T, S).
+        # The last layer returns the weights of each head, (H, 1, T, S), the others their mean, (1, T, S).
         found.append(weights.mean(0) if weights.dim() == 4 else weights)
 
     hooks = [layer.register_forward_hook(note) for layer in layers]
@@ -116,8 +116,8 @@ def attention(loaded: Loaded, source: Tensor) -> Map:
 
 
 def draw_attention(found: Map, path: Path) -> None:
-    """Draw the mean over layers and every layer: a row for a target token, a column for a source token."""
-    tables = {"mean of the layers": found.mean()}
+    """Draw the mean over layers and each layer, with one row per target token and one column per source token."""
+    tables = {"mean over layers": found.mean()}
     tables |= {f"layer {number}": layer for number, layer in enumerate(found.layers, start=1)}
     columns = min(2, len(tables))
     rows = -(-len(tables) // columns)
@@ -136,34 +136,34 @@ def draw_attention(found: Map, path: Path) -> None:
 
 
 def shown(tokens: Sequence[str]) -> list[str]:
-    """Return subwords as a reader sees them: sentencepiece's mark of a word's beginning as a low line."""
+    """Return subwords as tick labels, with sentencepiece's word boundary mark replaced by an underscore."""
     return [plain(token.replace("▁", "_")) for token in tokens]
 
 
-@frame.command("attention", "Draw where a model looks while it translates a sentence: per layer, and averaged.")
+@frame.command("attention", "Plot the attention of a model while it translates a sentence: per layer, and averaged.")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Command line of `fairseq-resid attention`."""
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run folder")
     chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument("--sentence", type=int, default=1, metavar="N", help="the N-th of the data (default 1)")
+    chosen.add_argument("--sentence", type=int, default=1, metavar="N", help="sentence N of the data (default 1)")
     chosen.add_argument("--text", help="a raw sentence")
     add("--out", type=Path, metavar="FILE", help="svg, png or pdf (default RUN/analysis/attention.svg)")
-    add("--data", type=Path, help="the data folder (default: the one that the run was trained on)")
-    add("--subset", default="valid", metavar="NAME", help="the part of the data (default valid)")
-    add("--checkpoint", metavar="FILE", help="a checkpoint in the run folder (default: averaged.pt, else the last)")
-    add("--cpu", action="store_true", help="stay on the CPU even if there is a GPU")
+    add("--data", type=Path, help="data folder (default: the one that the run was trained on)")
+    add("--subset", default="valid", metavar="NAME", help="subset of the data (default valid)")
+    add("--checkpoint", metavar="FILE", help="a checkpoint in the run folder (default: averaged.pt, or else the last)")
+    add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     options = parser.parse_args(argv)
     out = options.out or options.run / "analysis" / "attention.svg"
     if out.suffix not in (".svg", ".png", ".pdf"):
         parser.error(f"--out {out}: must end in .svg, .png or .pdf")
-    # fairseq is imported here, where its libraries are kept quiet.
+    # fairseq is imported here, after frame.command has silenced its libraries.
     from .model import load_for_analysis
 
     loaded = load_for_analysis(options.run, options.data, options.checkpoint, options.cpu)
     kind = kinds.of_checkpoint(loaded.cfg)
     if not kind.can_decode:
-        raise ValueError(f"{options.run}: a model of {kind.examples}, which does not attend")
+        raise ValueError(f"{options.run}: a model of {kind.examples} has no encoder attention")
     given = options.text is not None
     source = encode(loaded, options.text) if given else of_data(loaded, options.subset, options.sentence)
     found = attention(loaded, source)

@@ -1,8 +1,8 @@
-"""Curves of several trainings in one plot, from their train.log.
+"""Plot the learning curves of several runs, from their train.log.
 
     fairseq-resid curves RUN... [--out curves.svg] [--by hours]
 
-Runs that differ in their seed alone are one line: the mean, in a band from the least to the greatest.
+Runs that differ only by seed share one line: their mean, with a band from minimum to maximum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..runs.training_command import TrainingCommand
 from .results import MOST, MOST_UPDATES
 from .style import COLOURS, figure, plain
 
-# What is drawn: the record's key, the label, and the factor to its unit. fairseq's losses are in bits.
+# Quantities to draw: keys in the log record, axis label, conversion factor. fairseq logs losses in bits.
 QUANTITIES: dict[str, tuple[tuple[str, ...], str, float]] = {
     "train loss": (("loss", "train_loss"), "train loss, nats", math.log(2)),
     "valid loss": (("valid_loss", "test_loss"), "valid loss, nats", math.log(2)),
@@ -39,18 +39,19 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str, float]] = {
 
 @dataclass(frozen=True)
 class Curves:
-    """What train.log says of one run: of every quantity its points, (updates, seconds since the start, value)."""
+    """The curves of one run: for every quantity its points, (updates, seconds since the start, value)."""
 
     run: str
     points: dict[str, list[tuple[int, float, float]]] = field(default_factory=dict)
 
 
 def read_curves(run: Run) -> Curves:
-    """Read a run's train.log; a line that was cut off is left out.
+    """Read a run's train.log, skipping truncated lines.
 
-    A training that went back to an older checkpoint replaces what came after it. Time is that of the lines, without the
-    time between two sessions: fairseq's own clocks stand at 0 after a resumption in the middle of an epoch.
-    Raises: ValueError if there is nothing to draw.
+    If a training was restarted from an older checkpoint, the new records replace the later old ones. Time is taken from
+    the timestamps of the lines, without pauses between sessions, because fairseq's own timers restart at 0 when a run
+    is resumed in the middle of an epoch.
+    Raises: ValueError if the log has no training records.
     """
     found: dict[str, dict[int, tuple[float, float]]] = {key: {} for keys, _, _ in QUANTITIES.values() for key in keys}
     passed, before = 0.0, None
@@ -72,7 +73,7 @@ def read_curves(run: Run) -> Curves:
                 rows[updates] = (passed, value)
     points = {}
     for name, (keys, _, factor) in QUANTITIES.items():
-        # Those of log intervals; else those of epochs, which are means of another kind.
+        # Prefer the records of log intervals; records of epochs are means over the epoch.
         rows = next((found[key] for key in keys if found[key]), {})
         if rows:
             points[name] = [(at, seconds, factor * value) for at, (seconds, value) in sorted(rows.items())]
@@ -82,7 +83,7 @@ def read_curves(run: Run) -> Curves:
 
 
 def time_of(line: str) -> float | None:
-    """Return the time at the beginning of a line of a log, in seconds; None if it has none."""
+    """Return the timestamp of a log line in seconds, or None if it has none."""
     try:
         return datetime.strptime(line[:19], "%Y-%m-%d %H:%M:%S").timestamp()
     except ValueError:
@@ -90,7 +91,7 @@ def time_of(line: str) -> float | None:
 
 
 def number(value: Any) -> float | None:
-    """Return a logged value; None if it is no finite number, or one that no plot can show."""
+    """Return a logged value, or None if it is not finite or too large to plot."""
     try:
         found = float(value)
     except (TypeError, ValueError):
@@ -99,7 +100,7 @@ def number(value: Any) -> float | None:
 
 
 def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs by a label, those that differ in --seed and --save-dir alone together."""
+    """Return the runs by label, grouping those that differ only by --seed and --save-dir."""
     found: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         record = records.remembered(run.record, RunRecord)
@@ -115,7 +116,7 @@ def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def band(curves: Sequence[Curves], name: str, by: str) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Return x, mean, least and greatest of a quantity, where all runs have a point; hours are their mean."""
+    """Return x, mean, minimum and maximum of a quantity where all runs have a point; hours are averaged."""
     tables = [{at: (seconds, value) for at, seconds, value in each.points.get(name, ())} for each in curves]
     common = sorted(set.intersection(*map(set, tables)))
     x = [at if by == "updates" else sum(table[at][0] for table in tables) / len(tables) / 3600 for at in common]
@@ -124,7 +125,7 @@ def band(curves: Sequence[Curves], name: str, by: str) -> tuple[list[float], lis
 
 
 def draw_curves(by_group: dict[str, list[Curves]], path: Path, by: str = "updates") -> None:
-    """Draw every quantity that any run has, a panel for each."""
+    """Draw one panel for every quantity that any run has."""
     shown = [name for name in QUANTITIES if any(name in each.points for some in by_group.values() for each in some)]
     with figure(path, math.ceil(len(shown) / 2), 2) as axes:
         for axis in axes.flat[len(shown) :]:
@@ -150,13 +151,13 @@ def draw_curves(by_group: dict[str, list[Curves]], path: Path, by: str = "update
         axes.flat[0].figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)
 
 
-@frame.command("curves", "Draw the curves of several trainings in one plot, from their logs; seeds become a band.")
+@frame.command("curves", "Plot the learning curves of several runs from their logs, with a band over seeds.")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Command line of `fairseq-resid curves`."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
     add("--out", type=Path, default=Path("curves.svg"), metavar="FILE", help="svg, png or pdf (default curves.svg)")
-    add("--by", choices=("updates", "hours"), default="updates", help="what lies along the axis (default updates)")
+    add("--by", choices=("updates", "hours"), default="updates", help="unit of the x axis (default updates)")
     options = parser.parse_intermixed_args(argv)
     if options.out.suffix not in (".svg", ".png", ".pdf"):
         parser.error(f"--out {options.out}: must end in .svg, .png or .pdf")
@@ -175,7 +176,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             else:
                 curves.setdefault(label, []).append(one)
     if not curves:
-        raise ValueError("none of the runs has a log to draw")
+        raise ValueError("no curves to draw: none of the runs has training records in its train.log")
     draw_curves(curves, options.out, options.by)
     say(f"{options.out}: {sum(map(len, curves.values()))} runs in {len(curves)} lines")
     return 1 if failed else 0

@@ -1,4 +1,4 @@
-"""All figures of one model: every site observed, at the start and trained, and without each branch."""
+"""Compute the analysis of one model: every site, before and after training, and with each branch removed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .model import choose_examples
 from .observe import Moments, gradient_norms, nll_without, observe, settle_statistics
 from .results import Analysis, Coefficient, Site
 
-ONE = torch.Size((1, 1))  # a single position, of a text
+ONE = torch.Size((1, 1))  # a single position of one sentence
 
 
 def learned(loaded: Loaded, notes: list[str]) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Return the coefficients that are the same everywhere at each numbered checkpoint, as Analysis.learning has them.
+    """Return the position-independent coefficients at each numbered checkpoint, in the form of Analysis.learning.
 
-    A checkpoint that cannot be read, or is of another model, is left out, and a note says so.
+    Checkpoints that cannot be read or belong to another model are skipped, with a note.
     """
     found: dict[str, dict[str, list[tuple[int, float]]]] = {}
     model, run = loaded.initial(), loaded.run
@@ -44,12 +44,12 @@ def learned(loaded: Loaded, notes: list[str]) -> dict[str, dict[str, list[tuple[
             check_finite(state["model"], path)
             model.load_state_dict(state["model"])
         except (ValueError, SystemExit) as error:
-            notes.append(f"left out: {str(error).splitlines()[0]}")
+            notes.append(f"skipped: {str(error).splitlines()[0]}")
             continue
         named = NUMBERED["update"].fullmatch(path.name)
         updates = num_updates(state) or (int(named[1]) if named else None)
         if updates is None:
-            notes.append(f"left out: {path}: does not say after how many updates it was saved")
+            notes.append(f"skipped: {path}: its number of updates is unknown")
             continue
         for name, site in having.items():
             for label, value in fixed(site).items():
@@ -61,7 +61,7 @@ def learned(loaded: Loaded, notes: list[str]) -> dict[str, dict[str, list[tuple[
 
 
 def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate: bool) -> Analysis:
-    """Return what analysis finds in one model, on so many sentences of a part of its data."""
+    """Analyse one model on the given number of examples from a subset of its data."""
     notes: list[str] = []
     task = kinds.of_checkpoint(loaded.cfg)
     chosen = choose_examples(loaded, subset, sentences, notes)
@@ -114,7 +114,7 @@ def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate
     }
     residual = str(loaded.cfg.model.residual)
     if not any(site.coefficients for site in figures.values()):
-        notes.append(f"the structure {residual} has no coefficients that could be shown")
+        notes.append(f"the structure {residual} has no coefficients to show")
     return Analysis(
         run=loaded.run.name,
         checkpoint=loaded.checkpoint.name,

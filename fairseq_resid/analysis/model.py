@@ -1,4 +1,4 @@
-"""A run's model and examples for analysis: any structure of ours, and stock `transformer` as post_ln or pre_ln."""
+"""Load a run's model and examples for analysis; a stock `transformer` is loaded as post_ln or pre_ln."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ OWN_MODEL = "transformer_resid"
 
 
 def adapt(file: Path, state: dict[str, Any]) -> None:
-    """Make a stock transformer in a checkpoint one of ours, as post_ln or pre_ln.
+    """Change the config of a stock transformer to our model with post_ln or pre_ln.
 
-    Raises: ValueError naming the architecture that is neither.
+    Raises: ValueError naming an architecture that is neither stock transformer nor ours.
     """
     config = state["cfg"]["model"]
     name = str(setting(config, "_name") or setting(config, "arch"))
@@ -31,18 +31,16 @@ def adapt(file: Path, state: dict[str, Any]) -> None:
         config = config if isinstance(config, Namespace) else Namespace(**config)
         before = config.encoder_normalize_before and config.decoder_normalize_before
         config._name, config.arch, config.residual = OWN_MODEL, OWN_MODEL, "pre_ln" if before else "post_ln"
-        # A plain Namespace: omegaconf takes no other object in.
+        # A plain Namespace, because omegaconf does not accept other objects.
         state["cfg"] = Namespace(**{section: state["cfg"][section] for section in state["cfg"]} | {"model": config})
     elif ARCH_MODEL_NAME_REGISTRY.get(name, name) not in OWN_MODELS:
-        raise ValueError(
-            f"{file}: architecture {name}: must be transformer or one of {', '.join(OWN_MODELS)}"
-        )
+        raise ValueError(f"{file}: architecture {name}: must be transformer or one of {', '.join(OWN_MODELS)}")
 
 
 def load_for_analysis(path: Path, data: Path | None = None, which: str | None = None, cpu: bool = False) -> Loaded:
-    """Load a run's averaged model, or without one its last checkpoint; `which` names another file of the run.
+    """Load the checkpoint `which` of a run: by default its averaged model, or else its last checkpoint.
 
-    Raises: ValueError or OSError naming what is missing or does not fit.
+    Raises: ValueError or OSError naming the missing or mismatched file.
     """
     run = Run(path)
     file = run.checkpoint(which)
@@ -51,18 +49,18 @@ def load_for_analysis(path: Path, data: Path | None = None, which: str | None = 
 
 
 def choose_examples(loaded: Loaded, subset: str, count: int, notes: list[str] | None = None) -> list[int]:
-    """Load a part of the data, and return the numbers of `count` examples spread evenly over it.
+    """Load a subset of the data and return the indices of `count` examples spread evenly over it.
 
-    An example that is longer than the model takes is not among them; a note says how many are.
-    Raises: ValueError if the data folder has no such part, or no example that fits.
+    Examples that are too long for the model are skipped, with a note.
+    Raises: ValueError if the data folder does not contain the subset, or if all its examples are too long.
     """
     task = kinds.of_checkpoint(loaded.cfg)
     task.load_examples(loaded, subset)
     is_fitting = task.fits(loaded, subset)
     fitting, size = np.flatnonzero(is_fitting), len(is_fitting)
     if not len(fitting):
-        raise ValueError(f"{loaded.data}: {subset}: no {task.example} is short enough for the model")
+        raise ValueError(f"{loaded.data}: {subset}: every {task.example} is too long for the model")
     if len(fitting) < size and notes is not None:
-        notes.append(f"{size - len(fitting):,} of {size:,} {task.examples} are longer than the model takes")
+        notes.append(f"{size - len(fitting):,} of {size:,} {task.examples} are too long for the model and were skipped")
     places = np.unique(np.linspace(0, len(fitting) - 1, min(count, len(fitting))).astype(int))
     return fitting[places].tolist()  # type: ignore[no-any-return]

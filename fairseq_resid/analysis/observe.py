@@ -1,4 +1,4 @@
-"""What happens at every site while a model reads a text, or images."""
+"""Measure every residual site during forward and backward passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .results import BINS, Coefficient
 
 @dataclass
 class Moments:
-    """Sums of one quantity over positions, in fp64: the same whatever the batches are."""
+    """Sums of one quantity over positions, in fp64, so that they do not depend on the batches."""
 
     count: float = 0.0
     total: float = 0.0
@@ -27,21 +27,21 @@ class Moments:
     least: float = math.inf
     histogram: Tensor = field(default_factory=lambda: torch.zeros(BINS + 2, dtype=torch.float64))
     by: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # sums and counts
-    is_positional: bool = True  # else it is the same everywhere
+    is_positional: bool = True  # otherwise it is the same at all positions
 
     def add(self, values: Tensor) -> None:
-        """Count every value of a tensor."""
+        """Add every value of a tensor."""
         values = values.detach().double().cpu().flatten()
         self.count += values.numel()
         self.total += float(values.sum())
         self.squares += float(values.square().sum())
-        # Below 0, the parts of [0, 1], above 1; 1 itself is in the last part.
+        # Bins: below 0, equal parts of [0, 1], above 1; the value 1 is in the last part.
         part = torch.floor(values * BINS).clamp(-1, BINS) + 1
         part[(values >= 1) & (values <= 1 + 1e-6)] = BINS
         self.histogram += torch.bincount(part.long(), minlength=BINS + 2)
 
     def add_by(self, what: str, values: Tensor, classes: Tensor, number: int) -> None:
-        """Count one value for each position under the class of that position."""
+        """Add one value for each position to the class of that position."""
         sums, counts = self.by.setdefault(what, (torch.zeros(number).double(), torch.zeros(number).double()))
         classes = classes.cpu().clamp(max=number - 1)
         sums += torch.bincount(classes, weights=values.detach().double().cpu(), minlength=number)
@@ -60,7 +60,7 @@ class Moments:
         return [total / count if count else None for total, count in zip(sums.tolist(), counts.tolist(), strict=True)]
 
     def coefficient(self) -> Coefficient:
-        """Return all of it as analysis.json has it."""
+        """Return the moments in the form of analysis.json."""
         if not self.is_positional:
             return Coefficient(self.mean, self.sd)
         below, *histogram, above = map(int, self.histogram.tolist())
@@ -71,7 +71,7 @@ class Moments:
 
 @dataclass
 class Observed:
-    """The figures of one site."""
+    """The measurements at one site."""
 
     shortcut: Moments = field(default_factory=Moments)
     branch: Moments = field(default_factory=Moments)
@@ -81,7 +81,7 @@ class Observed:
 
 
 class Observer:
-    """Counts, at every site of a model, what `observe` says; by `with` around its forward passes."""
+    """Collects the measurements at every site of a model; run forward passes in `with observer.reading()`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -104,12 +104,12 @@ class Observer:
         positions = f.shape[:-1]
 
         def kept(values: Tensor) -> Tensor:
-            """Return a row for each position that is no padding."""
+            """Return one row for each position that is not padding."""
             return values.flatten(0, len(positions) - 1) if mask is None else values[mask]
 
         found = self.sites[name]
         end = getattr(getattr(self.model, stack, None), "layer_norm", None)
-        # A copy: a state that grows is appended to once.
+        # clone(): combine may append to a growing state in place.
         without = site.combine(state.clone(), torch.zeros_like(f))
         x, output, rest = (kept(channels_of(end, each)).float() for each in (state, y, without))
         found.shortcut.add(x.norm(dim=-1))
@@ -133,13 +133,13 @@ class Observer:
 
 
 def channels_of(end: Any, state: Tensor) -> Tensor:
-    """Return C channels of a state: of a wide one what the stack's end would read off it, before its norm."""
+    """Return the C channels of a state; a wide state is reduced as at the end of the stack, before its norm."""
     leave = getattr(end, "leave", None)
     return state if leave is None else leave(state)  # type: ignore[no-any-return]
 
 
 def observe(model: nn.Module, batches: Iterable[Batch]) -> tuple[Observer, float, int]:
-    """Return the figures of every site, NLL in nats per target token or image, and the number of those."""
+    """Return the measurements, the NLL in nats per target token or image, and the number of tokens or images."""
     observer, nll, count = Observer(model), 0.0, 0
     with torch.no_grad(), observer.reading():
         for batch in batches:
@@ -150,9 +150,9 @@ def observe(model: nn.Module, batches: Iterable[Batch]) -> tuple[Observer, float
 
 
 def settle_statistics(model: nn.Module, batches: Iterable[Batch]) -> None:
-    """Give a new model's batch norms the statistics of what it is about to read: their means over batches.
+    """Set the running statistics of a new model's batch norms to their means over these batches.
 
-    Before the first update they hold mean 0 and variance 1, and in eval mode normalise nothing.
+    Before the first update they are mean 0 and variance 1, so in eval mode the norms would have no effect.
     """
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if not norms:
@@ -170,13 +170,13 @@ def settle_statistics(model: nn.Module, batches: Iterable[Batch]) -> None:
 
 @contextmanager
 def without_branch(site: ResidualConnection) -> Iterator[None]:
-    """Set the site's F to 0 in the block."""
+    """Set the site's F to 0 inside the `with` block."""
     forward = site.forward
     site.forward = lambda state, f_out: forward(state, torch.zeros_like(f_out))  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del site.forward  # the class's again
+        del site.forward  # restores the method of the class
 
 
 def nll_without(model: nn.Module, site: ResidualConnection, batches: Iterable[Batch]) -> float:
@@ -190,7 +190,7 @@ def nll_without(model: nn.Module, site: ResidualConnection, batches: Iterable[Ba
 
 
 def gradient_norms(model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-    """Return |d(summed NLL of an example)/dy| of every site's output, in eval mode, mean over examples."""
+    """Return |d(summed NLL of an example)/dy| of every site's output, in eval mode, averaged over examples."""
     outputs: dict[str, Tensor] = {}
 
     def note(name: str, site: nn.Module, given: Any, y: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ def gradient_norms(model: nn.Module, batches: Iterable[Batch]) -> dict[str, floa
                 batch.nll(model).sum().backward()
             count = 0
             for name, y in outputs.items():
-                if y.grad is not None:  # examples do not see each other
+                if y.grad is not None:  # the gradient of each example depends only on its own NLL
                     norms = batch.by_example(y.grad.double()).flatten(1).norm(dim=1)
                     sums[name] += float(norms.sum())
                     count = len(norms)

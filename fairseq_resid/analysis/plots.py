@@ -1,4 +1,4 @@
-"""The plots of one analysis, each a file of its own."""
+"""The plots of one analysis, each in its own file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..tasks.protocol import article
 from .results import BINS, OFF, Analysis, Site
 from .style import COLOURS, KINDS, MARKS, figure, letter, plain
 
-MOST_LINES = 6  # coefficients in one panel; further ones are in analysis.json
+MOST_LINES = 6  # coefficients per plot; all of them are in analysis.json
 
 
 def stacks(analysis: Analysis) -> dict[str, dict[str, Site]]:
@@ -23,7 +23,7 @@ def stacks(analysis: Analysis) -> dict[str, dict[str, Site]]:
 
 
 def by_kind(sites: dict[str, Site]) -> dict[str, list[Site]]:
-    """Return the sites of a stack by kind, each from the first layer to the last."""
+    """Return the sites of a stack by kind, each ordered by layer."""
     found: dict[str, list[Site]] = {}
     for site in sites.values():
         found.setdefault(site.kind, []).append(site)
@@ -31,7 +31,7 @@ def by_kind(sites: dict[str, Site]) -> dict[str, list[Site]]:
 
 
 def number_of(kind: str) -> int:
-    """Return the number of a kind of sublayer, by which it has its colour and mark in every plot."""
+    """Return the index of a kind of sublayer, which determines its colour and marker in every plot."""
     return list(KINDS).index(kind) if kind in KINDS else len(KINDS)
 
 
@@ -45,7 +45,7 @@ def legend(axes: Any) -> None:
 
 
 def lines(axis: Any, sites: dict[str, Site], value: Callable[[Site], float | None], **style: Any) -> None:
-    """Draw one quantity over the layers, a line for each kind of sublayer."""
+    """Draw one quantity over the layers, with one line per kind of sublayer."""
     for kind, row in by_kind(sites).items():
         number = number_of(kind)
         points = [(site.layer + 1, y) for site in row if (y := value(site)) is not None]
@@ -63,12 +63,12 @@ def lines(axis: Any, sites: dict[str, Site], value: Callable[[Site], float | Non
 
 
 def names(analysis: Analysis) -> list[str]:
-    """Return the names of all coefficients, in the order in which sites have them."""
+    """Return the names of all coefficients, in the order of their first appearance."""
     return list(dict.fromkeys(name for site in analysis.sites.values() for name in site.coefficients))
 
 
 def coefficients(analysis: Analysis, path: Path) -> None:
-    """Mean and spread of every coefficient over the layers; dashed: in the initial model (SAS paper, figure 3)."""
+    """Draw mean and spread of every coefficient over the layers; dashed: initial model (SAS paper, figure 3)."""
     shown, parts = names(analysis)[:MOST_LINES], stacks(analysis)
     with figure(path, len(shown), len(parts), sharex="col", sharey="row") as axes:
         for row, name in zip(axes, shown, strict=True):
@@ -90,7 +90,7 @@ def coefficients(analysis: Analysis, path: Path) -> None:
 
 
 def histograms(analysis: Analysis, path: Path) -> None:
-    """How often a coefficient of each site lies where in [0, 1]: darker is more often, a row sums to 1."""
+    """Draw the distribution of a coefficient over [0, 1] at each site: darker is more frequent, rows sum to 1."""
     shown = [name for name in names(analysis) if any(s.coefficients[name].histogram for s in having(analysis, name))]
     shown = shown[:MOST_LINES]
     rows = list(analysis.sites)
@@ -109,12 +109,12 @@ def histograms(analysis: Analysis, path: Path) -> None:
 
 
 def having(analysis: Analysis, name: str) -> list[Site]:
-    """Return the sites that have a coefficient."""
+    """Return the sites that have the coefficient."""
     return [site for site in analysis.sites.values() if name in site.coefficients]
 
 
 def norms(analysis: Analysis, path: Path) -> None:
-    """Norms of shortcut, branch and output, and the branch's share of the output."""
+    """Draw the norms of shortcut, branch and output, and the branch's share of the output."""
     parts = stacks(analysis)
     quantities: list[tuple[str, Callable[[Site], float | None]]] = [
         ("|shortcut|", lambda site: site.shortcut),
@@ -134,7 +134,7 @@ def norms(analysis: Analysis, path: Path) -> None:
 
 
 def gradients(analysis: Analysis, path: Path) -> None:
-    """Gradient norm of every site's output; dashed: in the initial model (SAS paper, figure 4; rSkip, figure 3)."""
+    """Draw the gradient norm at each site's output; dashed: initial model (SAS paper, figure 4; rSkip, figure 3)."""
     parts = stacks(analysis)
     with figure(path, 1, len(parts), sharey=True) as axes:
         for axis, (stack, sites) in zip(axes[0], parts.items(), strict=True):
@@ -147,19 +147,19 @@ def gradients(analysis: Analysis, path: Path) -> None:
 
 
 def losses(analysis: Analysis, path: Path) -> None:
-    """What the model loses if the branch of one site is set to 0."""
+    """Draw the increase in NLL when the branch of one site is set to 0."""
     parts = stacks(analysis)
     with figure(path, 1, len(parts), sharey=True) as axes:
         for axis, (stack, sites) in zip(axes[0], parts.items(), strict=True):
             lines(axis, sites, lambda site: None if site.nll_without is None else site.nll_without - analysis.nll)
             axis.set_title(plain(stack))
             axis.axhline(0, color="black", linewidth=0.6)
-        axes[0][0].set_ylabel("NLL without F, nats more")
+        axes[0][0].set_ylabel("NLL increase without F, nats")
         legend(axes)
 
 
 def places(analysis: Analysis, path: Path) -> None:
-    """Means of the coefficients by place in the sentence, and by the rank of the token there; a line for a site."""
+    """Draw coefficient means by position in the sentence and by token frequency, with one line per site."""
     shown = [name for name in names(analysis) if any(s.coefficients[name].by_position for s in having(analysis, name))]
     shown = shown[:MOST_LINES]
     with figure(path, len(shown), 2, (7.0, 2.2), sharey="row") as axes:
@@ -176,13 +176,13 @@ def places(analysis: Analysis, path: Path) -> None:
                             axis.plot(*zip(*points, strict=True), color=colour, alpha=0.5, linewidth=0.8)
                 row[0].plot([], [], color=COLOURS[number % len(COLOURS)], label=plain(stack))
             row[0].set_ylabel(letter(name))
-            row[0].set_xlabel("place in the sentence")
-            row[1].set_xlabel("the token's class by frequency, 1: most frequent")
+            row[0].set_xlabel("position in the sentence")
+            row[1].set_xlabel("token frequency class, 1: most frequent")
         legend(axes)
 
 
 def learning(analysis: Analysis, path: Path) -> None:
-    """Means of the coefficients that are the same everywhere, over the training (rSkip paper, figure 4)."""
+    """Draw the means of position-independent coefficients over the training (rSkip paper, figure 4)."""
     shown = list(dict.fromkeys(name for found in analysis.learning.values() for name in found))[:MOST_LINES]
     order = list(stacks(analysis))
     with figure(path, len(shown), 1) as axes:
@@ -201,9 +201,9 @@ def learning(analysis: Analysis, path: Path) -> None:
 def draw_analysis(
     analysis: Analysis, folder: Path, failed: Callable[[str, Exception], None] | None = None
 ) -> dict[str, Path]:
-    """Write all plots that the analysis has figures for; return each by its name.
+    """Write all plots for which the analysis has data; return their paths by name.
 
-    failed: is told of a plot that cannot be drawn, by its name; without it, the error is raised
+    failed: called with the name of a plot that cannot be drawn and the error; if None, the error is raised
     """
     plots: dict[str, tuple[Callable[[Analysis, Path], None], bool]] = {
         "coefficients": (coefficients, bool(names(analysis))),
@@ -220,12 +220,12 @@ def draw_analysis(
         if has_figures:
             try:
                 plot(analysis, path)
-            except Exception as error:  # of whatever kind, out of matplotlib
+            except Exception as error:  # matplotlib raises many kinds
                 if failed is None:
                     raise
                 failed(name, error)
             else:
                 written[name] = path
         else:
-            path.unlink(missing_ok=True)  # of an earlier analysis
+            path.unlink(missing_ok=True)  # left from an earlier analysis
     return written

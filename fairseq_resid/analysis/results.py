@@ -1,4 +1,4 @@
-"""RUN/analysis/analysis.json: what analysis found in one model."""
+"""RUN/analysis/analysis.json: the results of analysing one model."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ..runs.run import FileState
 from ..tasks import kinds
 from ..tasks.protocol import FREQUENCIES, POSITIONS, article
 
-FORMAT = 1  # of analysis.json; a later version raises it if it writes what this one would misread
-MOST = 1e38  # of any figure: fp32 ends there, and plots square what they draw
+FORMAT = 1  # of analysis.json; incremented when older versions would misread the file
+MOST = 1e38  # maximum of any value: about the range of fp32; plots also compute squares
 MOST_SITES, MOST_STACKS, MOST_LAYERS, MOST_UPDATES = 100_000, 32, 10_000, 10**12
-BINS = 50  # of a histogram, over [0, 1]
+BINS = 50  # bins of a histogram over [0, 1]
 
 
 @dataclass(frozen=True)
 class Coefficient:
-    """One coefficient of a site, over all positions that are no padding, and all channels if it has one for each.
+    """Statistics of one coefficient at a site, over all non-padding positions, and over channels if it is per channel.
 
-    start: its mean in the model as it was initialised, on the same text
-    histogram: how often it lies in each of BINS equal parts of [0, 1]; outside of it: below, above; empty for a
-               coefficient that is the same everywhere
-    by_position, by_frequency: its mean by place in the sentence, and by class of the token there; None: no token
+    start: its mean in the initial model, on the same examples
+    histogram: counts in BINS equal parts of [0, 1]; below, above: counts outside; empty for a position-independent
+               coefficient
+    by_position, by_frequency: its mean by position in the sentence and by token frequency class; None: no such token
     """
 
     mean: float
@@ -43,11 +43,11 @@ class Coefficient:
 class Site:
     """One sublayer site.
 
-    shortcut, branch, output: mean Euclidean norm over positions; of a state of several streams or values, that of what
-                              the stack's end would read off it
-    share: of the branch in the output: mean of |y - y without F| / |y|
-    nll_without: of the whole model with this site's F set to 0, nats per target token
-    gradient: |d(summed NLL of a sentence)/dy|, mean over sentences; start_gradient: of the initial model
+    shortcut, branch, output: mean Euclidean norm over positions; a state of several streams or values is first reduced
+                              as at the end of the stack
+    share: the branch's share of the output: mean of |y - y without F| / |y|
+    nll_without: NLL of the whole model with this site's F set to 0, nats per target token
+    gradient: |d(summed NLL of a sentence)/dy|, mean over sentences; start_gradient: the same for the initial model
     """
 
     stack: str
@@ -65,13 +65,13 @@ class Site:
 
 @dataclass(frozen=True)
 class Analysis:
-    """One model, on one text.
+    """The analysis of one model on one subset of the data.
 
-    example: "sentence" or "image": what `sentences` counts; nll: nats per target token with EOS, unsmoothed,
-    teacher-forced; of images, per image; `tokens` counts those; is_training_data: the model was trained on them
-    checkpoint: the file's name, made_from: the file
-    learning: of the coefficients that are the same everywhere, by site and name: updates and mean of each checkpoint
-    format: FORMAT of the version that wrote it
+    example: "sentence" or "image", the unit of `sentences`; is_training_data: whether the model was trained on them
+    nll: nats per target token with EOS, unsmoothed, teacher-forced, or per image; tokens: number of tokens or images
+    checkpoint: the name of the checkpoint file; made_from: its state
+    learning: position-independent coefficients, by site and name: (updates, mean) of each checkpoint
+    format: FORMAT of the version that wrote the file
     """
 
     run: str
@@ -82,7 +82,7 @@ class Analysis:
     data: str
     subset: str
     sentences: int
-    is_whole: bool  # all sentences of the subset that the model can read
+    is_whole: bool  # whether all sentences of the subset that fit the model were used
     tokens: int
     nll: float
     start_nll: float | None
@@ -96,20 +96,21 @@ class Analysis:
 
     @property
     def amount(self) -> str:
-        """What was read, in words."""
+        """The unit of the NLL and the examples it was measured on, in words."""
         unit = article(kinds.of_example(self.example).prediction)
-        trained = ", which it was trained on" if self.is_training_data else ""
+        trained = " (training data)" if self.is_training_data else ""
         return f"nats {unit} on {self.sentences:,} {self.example}s of {self.subset}{trained}"
 
     def is_of(self, made_from: FileState, subset: str, sentences: int, ablated: bool) -> bool:
-        """Return whether this is the analysis of that file, with these settings."""
+        """Return whether this is the analysis of that checkpoint with these settings."""
         was_ablated = all(site.nll_without is not None for site in self.sites.values())
         asked = self.sentences == sentences or (self.sentences < sentences and self.is_whole)
         return self.made_from == made_from and self.subset == subset and asked and was_ablated == ablated
 
     def off(self) -> list[str]:
-        """Return the sites whose branch is switched off: the model, or if that was not tried their output, is the same
-        without it."""
+        """Return the sites whose branch is switched off: removing it changes the NLL by less than NOTHING, or, without
+        ablation, its share of the output is below OFF.
+        """
         return [
             name
             for name, site in self.sites.items()
@@ -117,21 +118,21 @@ class Analysis:
         ]
 
 
-OFF = 0.02  # of the output
-NOTHING = 0.005  # nats a token
+OFF = 0.02  # share of the output
+NOTHING = 0.005  # nats per token or image
 
 
 @dataclass(frozen=True)
 class Header:
-    """What is read of an analysis before anything else."""
+    """The part of analysis.json that is read first."""
 
     format: int = FORMAT
 
 
 def read_analysis(path: Path, writer: str = "fairseq-resid analyze") -> Analysis:
-    """Read an analysis and check its figures: whoever has one can draw it.
+    """Read an analysis and check its values, so that it can be drawn.
 
-    Raises: what records.read raises; ValueError naming the file and the figure that cannot be, or if a later version
+    Raises: the errors of records.read; ValueError naming the file if a value is out of range, or if a later version
     wrote the file.
     """
     known = records.read(path, Header, writer).format
@@ -146,13 +147,13 @@ def read_analysis(path: Path, writer: str = "fairseq-resid analyze") -> Analysis
 
 
 def faults(analysis: Analysis) -> Iterator[str]:
-    """Yield what cannot be in an analysis, a line each: the field, what it is, what is allowed."""
+    """Yield one line per invalid value in an analysis: the field, its value, and the allowed values."""
     count = len(analysis.sites)
     if not 1 <= count <= MOST_SITES:
         yield f"sites: {count}: must be 1 to {MOST_SITES}"
     stacks = len({site.stack for site in analysis.sites.values()})
     if stacks > MOST_STACKS:
-        yield f"sites: of {stacks} stacks: must be {MOST_STACKS} or less"
+        yield f"sites: {stacks} stacks: must be {MOST_STACKS} or less"
     for name in ("nll", "start_nll"):
         yield from beyond(name, getattr(analysis, name))
     for name in ("sentences", "tokens", "updates"):
@@ -179,13 +180,13 @@ def faults(analysis: Analysis) -> Iterator[str]:
 
 
 def faults_of(where: str, coefficient: Coefficient) -> Iterator[str]:
-    """Yield what cannot be in a coefficient."""
+    """Yield one line per invalid value in a coefficient."""
     for name in ("mean", "sd", "start"):
         yield from beyond(f"{where}: {name}", getattr(coefficient, name))
     if len(coefficient.histogram) not in (0, BINS):
-        yield f"{where}: histogram: {len(coefficient.histogram)} parts: must be {BINS}, or none"
+        yield f"{where}: histogram: {len(coefficient.histogram)} bins: must be {BINS}, or none"
     if any(not 0 <= number <= MOST_UPDATES**2 for number in coefficient.histogram):
-        yield f"{where}: histogram: must be counts"
+        yield f"{where}: histogram: must contain counts from 0 to {MOST_UPDATES**2}"
     for name, most in (("by_position", POSITIONS), ("by_frequency", FREQUENCIES)):
         values = getattr(coefficient, name)
         if len(values) > most:
@@ -195,6 +196,6 @@ def faults_of(where: str, coefficient: Coefficient) -> Iterator[str]:
 
 
 def beyond(where: str, value: float | None) -> Iterator[str]:
-    """Yield what is wrong with a figure that is no finite number that can be drawn."""
+    """Yield a line if a value is not finite or too large to draw."""
     if value is not None and not (math.isfinite(value) and abs(value) <= MOST):
         yield f"{where}: {value:g}: must be a number from {-MOST:g} to {MOST:g}"

@@ -1,4 +1,4 @@
-"""The look of every plot: sizes, colours that colour-blind readers tell apart, the papers' letters."""
+"""The style of all plots: sizes, a colour-blind-safe palette, and the Greek letters of the papers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ..files import replacing
 from ..foreign import printable
 
-# Okabe and Ito 2008, in an order in which neighbours differ in lightness too.
+# Okabe and Ito 2008, ordered so that neighbours also differ in lightness.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 KINDS = {
@@ -22,7 +22,7 @@ KINDS = {
 }
 LETTERS = {"alpha": "α", "beta": "β", "gamma": "γ", "ratio": "effective ratio of x to F", "w": "w"}
 SETTINGS: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib and has the letters of the formulas
+    "font.family": "DejaVu Sans",  # ships with matplotlib and contains the Greek letters
     "font.size": 9,
     "axes.grid": True,
     "grid.alpha": 0.3,
@@ -32,23 +32,23 @@ SETTINGS: dict[Any, Any] = {
     "axes.titlesize": 9,
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
-    "svg.hashsalt": "fairseq_resid",  # the same plot is the same file
+    "svg.hashsalt": "fairseq_resid",  # makes the files reproducible
 }
 
 
 def plain(name: str) -> str:
-    """Return a name of others as a label of a plot shows it: a pair of $ would make a formula of it."""
+    """Return a user-supplied name as a plot label; unescaped, matplotlib would read a pair of $ as a formula."""
     return printable(name).replace("$", r"\$")
 
 
 def letter(coefficient: str) -> str:
-    """Return the label of a coefficient, as the papers call it: α for alpha, α[2] for alpha[2]."""
+    """Return the label of a coefficient as in the papers: α for alpha, α[2] for alpha[2]."""
     name, bracket, rest = coefficient.partition("[")
     return plain(LETTERS.get(name, name) + bracket + rest)
 
 
 def fix_layout(drawn: Any) -> None:
-    """Lay a figure out and round the places of its axes: the solver's last digits differ between processes."""
+    """Compute the layout and round the axes positions, because the solver's last digits differ between processes."""
     drawn.draw_without_rendering()
     drawn.set_layout_engine("none")
     for axes in drawn.axes:
@@ -59,11 +59,11 @@ def fix_layout(drawn: Any) -> None:
 def figure(
     path: Path, rows: int = 1, columns: int = 1, size: tuple[float, float] = (7.0, 2.6), **more: Any
 ) -> Iterator[Any]:
-    """Yield the axes, (rows, columns), of a figure that is written to `path` (svg, png, pdf) at the end, whole or not.
+    """Yield the axes, (rows, columns), of a figure that is written to `path` (svg, png, pdf) at the end, atomically.
 
-    size: of one row, in inches
+    size: width and height of one row, in inches
     """
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of every font
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # otherwise it logs every font
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,17 +1,17 @@
 """Checkpoint averaging: the mean of the weights of several checkpoints of one training.
 
 Formula:  w = (w_1 + ... + w_n) / n, for each floating-point tensor
-Dtype:    summed in fp32 (fp64 stays fp64) and cast back to the tensor's own dtype. Integer and boolean tensors are the
-          newest file's: they count or mark something, and the mean of counters means nothing (fairseq's own script
-          divides the sum of integers by n, rounding down).
+Dtype:    summed in fp32 (fp64 stays fp64) and cast back to the tensor's dtype. Integer and boolean tensors are copied
+          from the newest file: they are counters or flags, for which a mean is meaningless (fairseq's script divides
+          the sum of integers by n, rounding down).
 Tying:    tensors that share memory in the files (the output projection and the embedding) are averaged once and share
           memory in the result.
 
-Everything else of the result (cfg, task state, meters) is the newest file's, so that fairseq-generate takes it like
-any other checkpoint, but without the optimizer's state, and with `averaged_from`: file name, SHA-256 and number of
-updates of each input. The newest file is the one with the most updates, and of equal ones the last named.
+The rest of the result (cfg, task state, meters) is copied from the newest file, so fairseq-generate loads it like any
+other checkpoint. The optimizer state is dropped. `averaged_from` records the file name, SHA-256 and number of updates
+of each input. The newest file is the one with the most updates; in a tie, the one named last.
 
-Files are memory-mapped and read one at a time: memory holds the sum and one model.
+Files are memory-mapped and read one at a time, so memory use is the sum plus one model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ Layout = dict[str, tuple[torch.Size, torch.dtype, str]]
 def last_checkpoints(folder: Path, last: int, by: Numbering | None = None) -> list[Path]:
     """Return the last `last` numbered checkpoints of a run folder, oldest first.
 
-    Raises: ValueError if the folder is none, holds both kinds of numbers and `by` does not choose, or too few files.
+    Raises: ValueError if the folder does not exist or has too few checkpoints, or if it has both epoch- and
+    update-numbered checkpoints and `by` is not given.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
@@ -51,7 +52,7 @@ def last_checkpoints(folder: Path, last: int, by: Numbering | None = None) -> li
     kinds = [kind for kind, of_kind in files.items() if of_kind]
     if len(kinds) > 1:
         examples = " and ".join(f"{kind}-numbered checkpoints ({files[kind][-1].name})" for kind in kinds)
-        raise ValueError(f"{folder} holds {examples}: choose with --by epoch or --by update")
+        raise ValueError(f"{folder}: contains {examples}; select one with --by epoch or --by update")
     kind = kinds[0] if kinds else by
     numbered = files[kind] if kind else []
     if len(numbered) < last:
@@ -62,28 +63,28 @@ def last_checkpoints(folder: Path, last: int, by: Numbering | None = None) -> li
 
 
 def epoch_checkpoints(folder: Path, first: int, last: int) -> list[Path]:
-    """Return the checkpoints of the epochs from `first` to `last`.
+    """Return the checkpoints of epochs `first` to `last`.
 
-    Raises: ValueError naming the first one that is missing.
+    Raises: ValueError naming the first missing checkpoint.
     """
     files = []
     for number in range(first, last + 1):
         file = folder / f"checkpoint{number}.pt"
         if not file.is_file():
-            raise ValueError(f"{file}: no such checkpoint; --epochs {first}-{last} averages those of all these epochs")
+            raise ValueError(f"{file}: no such checkpoint; --epochs {first}-{last} needs one for each of these epochs")
         files.append(file)
     return files
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return a key that two tensors share if and only if they are the same numbers in the same memory."""
+    """Return a key that is equal for two tensors if and only if they are the same view of the same memory."""
     if tensor.numel() == 0:  # empty tensors have no memory to share
         return (id(tensor),)
     return (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def layout(model: dict[str, Any]) -> Layout:
-    """Return shape, dtype and tying of every tensor of a state dict."""
+    """Return the shape, dtype and tying of every tensor in a state dict."""
     first: dict[tuple[object, ...], str] = {}
     return {
         name: (tensor.shape, tensor.dtype, first.setdefault(memory_of(tensor), name))
@@ -93,13 +94,13 @@ def layout(model: dict[str, Any]) -> Layout:
 
 
 def _check_sums(path: Path) -> None:
-    # torch writes checksums into the file, and does not compare a mapped file with them.
+    # torch.save writes checksums, but torch.load does not verify them for a memory-mapped file.
     if zipfile.is_zipfile(path) and (damaged := zip_damage(path)):
         raise ValueError(f"{path}: cannot be loaded: damaged ({damaged})")
 
 
 def _check_views(model: dict[str, Any], path: Path) -> None:
-    # Averaging copies every tensor, so that small data seen through many overlapping views would become large.
+    # Averaging copies every tensor, so many overlapping views of a small storage would use a lot of memory.
     views: dict[tuple[object, ...], int] = {}
     stored: dict[int, int] = {}
     for tensor in (tensor for tensor in model.values() if isinstance(tensor, torch.Tensor)):
@@ -107,7 +108,7 @@ def _check_views(model: dict[str, Any], path: Path) -> None:
         stored[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
     needed, given = sum(views.values()), sum(stored.values())
     if needed > given:
-        raise ValueError(f"{path}: its weights overlap: {needed:,} bytes in {given:,} bytes of data")
+        raise ValueError(f"{path}: overlapping weights: tensors of {needed:,} bytes share {given:,} bytes of data")
 
 
 def _check_same(layouts: dict[Path, Layout]) -> None:
@@ -124,7 +125,7 @@ def _check_same(layouts: dict[Path, Layout]) -> None:
                     if shape != shape2
                     else f"{dtype} and {dtype2}"
                     if dtype != dtype2
-                    else f"shared with {tied} in one file, with {tied2} in the other"
+                    else f"shared with {tied} and shared with {tied2}"
                 )
                 raise ValueError(f"{reference} and {path} differ in {name}: {what}")
 
@@ -141,7 +142,7 @@ def _add(model: dict[str, torch.Tensor], names: Sequence[str], sums: dict[str, t
 def average(paths: Sequence[Path], output: Path) -> None:
     """Average the checkpoints `paths` and write the result to `output`, replacing it only when complete.
 
-    Raises: ValueError naming the file that cannot be read, or two whose keys, shapes, dtypes or tying differ;
+    Raises: ValueError naming the file that cannot be read, or two files whose keys, shapes, dtypes or tying differ;
     OSError if `output` cannot be written.
     """
     layouts: dict[Path, Layout] = {}
@@ -179,31 +180,31 @@ def average(paths: Sequence[Path], output: Path) -> None:
     try:
         with replacing(output) as partial:
             torch.save(state, partial)
-    except RuntimeError as error:  # torch's writer reports a full disk and a missing folder so
+    except RuntimeError as error:  # how torch.save reports a full disk or a missing folder
         raise OSError(f"{output}: cannot be written: {str(error).splitlines()[0]}") from None
 
 
 @frame.command(
     "average",
-    "Average the weights of several checkpoints of one training. checkpoint_best.pt and checkpoint_last.pt of a folder "
-    "never count. The result holds no optimizer state.",
+    "Average the weights of several checkpoints of one training. In a folder, checkpoint_best.pt and "
+    "checkpoint_last.pt are ignored. The result has no optimizer state.",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Command line of `fairseq-resid average`."""
     add = parser.add_argument
-    add("--inputs", nargs="+", type=Path, required=True, metavar="DIR|FILE", help="a run folder, or files")
-    add("--last", type=int, metavar="N", help="of a folder: its last N numbered checkpoints (default 10)")
-    add("--by", choices=("epoch", "update"), help="of a folder: those named checkpointN.pt, or checkpoint_E_U.pt")
-    add("--output", type=Path, required=True, metavar="FILE", help="the file to write")
+    add("--inputs", nargs="+", type=Path, required=True, metavar="DIR|FILE", help="a run folder, or checkpoint files")
+    add("--last", type=int, metavar="N", help="average the last N numbered checkpoints of the folder (default 10)")
+    add("--by", choices=("epoch", "update"), help="average checkpointN.pt (epoch) or checkpoint_E_U.pt (update)")
+    add("--output", type=Path, required=True, metavar="FILE", help="file to write")
     options = parser.parse_args(argv)
     inputs: list[Path] = options.inputs
     if len(inputs) == 1 and inputs[0].is_dir():
         inputs = last_checkpoints(inputs[0], 10 if options.last is None else options.last, options.by)
     elif folder := next((path for path in inputs if path.is_dir()), None):
-        raise ValueError(f"--inputs: {folder} is a folder; give one folder, or files")
+        raise ValueError(f"--inputs {folder}: is a folder; give either one folder or several files")
     elif options.last is not None or options.by is not None:
-        raise ValueError("--last and --by: only allowed with a folder; --inputs averages all given files")
+        raise ValueError("--last and --by: only allowed if --inputs is a folder; files are all averaged")
     if options.output.is_dir():
-        raise ValueError(f"--output {options.output}: is a folder")
+        raise ValueError(f"--output {options.output}: is a folder; must be a file")
     average(inputs, options.output)
-    say(f"{options.output}: the average of {', '.join(path.name for path in inputs)}")
+    say(f"{options.output}: average of {', '.join(path.name for path in inputs)}")

@@ -1,10 +1,10 @@
-"""BLEU of two translators that learn nothing, as baselines of a model's BLEU.
+"""BLEU of two trivial baselines: copying the source, and the nearest training sentence.
 
     fairseq-resid baselines --raw DIR --source en --target vi [--json FILE]
 
-reads DIR/{train,test}.{en,vi} and scores the test set translated by (a) copying the source and (b) giving the
-translation of the nearest training source. Nearest is by normalised word-level Levenshtein similarity; of equally
-near ones the first in the training set is taken.
+reads DIR/{train,test}.{en,vi} and scores two translations of the test set: (a) a copy of the source and (b) the
+translation of the nearest training source. Distance is normalised word-level Levenshtein similarity; ties go to the
+first sentence in the training set.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from ..foreign import say
 from ..tasks.text.scoring import bleu
 
 QUERIES = 64  # test sentences compared at a time
-CHOICES = 32_768  # with so many training sentences: 16 MiB of similarities
+CHOICES = 32_768  # training sentences compared at a time: 16 MiB of similarities
 
 
 @dataclass(frozen=True)
 class Baselines:
-    """BLEU of both translators and the sacrebleu signature it was computed with."""
+    """BLEU of both baselines and its sacrebleu signature."""
 
     copy: float
     nearest_neighbour: float
     signature: str
 
     def line(self) -> str:
-        """Return both on a line."""
+        """Return both scores on one line."""
         both = f"source copied {self.copy:.2f}, nearest neighbour {self.nearest_neighbour:.2f}"
         return f"baselines: {both}  BLEU {self.signature}"
 
 
 def baselines(raw: Path, source: str, target: str) -> Baselines:
-    """Return the BLEU of copying the test source, and of the nearest training sentence's translation.
+    """Return the BLEU of copying the test source and of the nearest training sentence's translation.
 
-    Raises: ValueError naming the file that is missing, empty, not UTF-8, or of another length than its other side.
+    Raises: ValueError naming the file that is missing, empty, not UTF-8, or not as long as its counterpart.
     """
     train_source, train_target = read_pairs(raw / f"train.{source}", raw / f"train.{target}")
     test_source, test_target = read_pairs(raw / f"test.{source}", raw / f"test.{target}")
@@ -55,11 +55,11 @@ def baselines(raw: Path, source: str, target: str) -> Baselines:
 
 
 def nearest(queries: Sequence[str], choices: Sequence[str]) -> list[int]:
-    """Return for each query the index of the choice with the most similar words, the first of equal ones.
+    """Return, for each query, the index of the choice with the most similar words; ties go to the first.
 
-    The comparison goes block by block, so that memory does not grow with queries times choices.
+    Sentences are compared in blocks, so memory does not grow with queries times choices.
     """
-    numbers: dict[str, int] = {}  # whole numbers, as rapidfuzz compares sequences by the hashes of their items
+    numbers: dict[str, int] = {}  # integers, because rapidfuzz compares items by their hashes
 
     def words(sentence: str) -> list[int]:
         return [numbers.setdefault(word, len(numbers)) for word in sentence.split()]
@@ -86,14 +86,14 @@ def nearest(queries: Sequence[str], choices: Sequence[str]) -> list[int]:
     return indices
 
 
-@frame.command("baselines", "BLEU of copying the source and of the nearest training sentence's translation.")
+@frame.command("baselines", "Print the BLEU of copying the source and of the nearest training sentence's translation.")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Print the BLEU of both."""
+    """Run `fairseq-resid baselines`."""
     add = parser.add_argument
-    add("--raw", type=Path, required=True, metavar="DIR", help="folder of {train,test}.{SRC,TGT}")
+    add("--raw", type=Path, required=True, metavar="DIR", help="folder with {train,test}.{SRC,TGT}")
     add("--source", required=True, metavar="SRC", help="source language, as in the file names")
     add("--target", required=True, metavar="TGT", help="target language, as in the file names")
-    add("--json", type=Path, metavar="FILE", help="also write the figures there")
+    add("--json", type=Path, metavar="FILE", help="also write the scores to this file")
     options = parser.parse_args(argv)
     result = baselines(options.raw, options.source, options.target)
     if options.json is not None:

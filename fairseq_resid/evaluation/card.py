@@ -1,4 +1,4 @@
-"""A run on a page: data, command, hardware, scores with their signatures, log. To publish beside its checkpoints.
+"""The card of a run: a page with data, command, hardware, scores with signatures, and log, to publish with checkpoints.
 
 fairseq-resid card RUN...
 """
@@ -32,7 +32,7 @@ def card_of(run: Run) -> str:
 
 
 def facts(run: Run, record: RunRecord | None, results: Results) -> list[str]:
-    """Return what was trained, on what, how and where, as a list."""
+    """Return the lines about architecture, data, training and hardware, as a Markdown list."""
     training, plan = results.training, record.plan if record else {}
     sessions = record.sessions if record else []
     seconds, speed, unit = training.train_seconds, training.tokens_per_second, markdown(training.unit)
@@ -57,7 +57,7 @@ def facts(run: Run, record: RunRecord | None, results: Results) -> list[str]:
         + (f", {timedelta(seconds=round(seconds))}, {speed:,.0f} {unit}/s" if seconds and speed else "")
         + (", not finished" if record and not record.finished else ""),
         "sessions": each([session.started for session in sessions]),
-        "went on with": each([change for session in sessions for change in session.changes]),
+        "changed on resume": each([change for session in sessions for change in session.changes]),
         "versions": each([", ".join(f"{name} {it}" for name, it in session.versions.items()) for session in sessions]),
         "commit": each([session.commit or "" for session in sessions]),
         "averaged": markdown(", ".join(results.averaged_checkpoints)),
@@ -68,24 +68,24 @@ def facts(run: Run, record: RunRecord | None, results: Results) -> list[str]:
 
 
 def amount(value: int | str) -> str:
-    """Return what a plan says of an amount, thousands parted."""
+    """Return an amount from a plan, with thousands separators if it is a number."""
     return f"{value:,}" if isinstance(value, int) else value
 
 
 def prepared(settings: dict[str, Any]) -> str:
-    """Return the settings that a data folder was made with, on a line."""
-    named = ("name", "source", "target")  # they stand elsewhere
+    """Return the settings that a data folder was prepared with, on one line."""
+    named = ("name", "source", "target")  # shown elsewhere on the card
     return ", ".join(f"{name} {value}" for name, value in settings.items() if name not in named and value is not None)
 
 
 def machine(hardware: Hardware) -> str:
-    """Return a machine on a line."""
+    """Return a description of a machine on one line."""
     gpus = f"; {', '.join(hardware.gpus)}" if hardware.gpus else ""
     return f"{hardware.cpu}, {hardware.cores} cores{gpus}"
 
 
 def scores(subsets: Sequence[Results]) -> list[str]:
-    """Return every score of every subset as a table."""
+    """Return a table of all scores of all subsets."""
     names = {"averaged": "average"}
 
     def cell(text: str) -> str:
@@ -110,9 +110,9 @@ def scores(subsets: Sequence[Results]) -> list[str]:
     return lines
 
 
-@frame.command("card", "Print the cards of evaluated runs: what was trained, how, and every score.")
+@frame.command("card", "Print the cards of evaluated runs: model, data, training and every score.")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Print the cards."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=f"a run folder, after {EVALUATE}")
+    """Run `fairseq-resid card`."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=f"a run folder that {EVALUATE} has scored")
     options = parser.parse_args(argv)
     print("\n".join([card_of(Run(path)) for path in options.runs]), end="")

@@ -2,10 +2,10 @@
 
     fairseq-resid compare BASELINE RUN [RUN...] [--model averaged|last] [--subset test] [--markdown]
 
-Every run is tested against the first one, on the outputs that fairseq-resid evaluate left. p is the chance of so large
-a difference between two systems that are equally good: of translations by paired bootstrap (1,000 resamples) and by
-approximate randomisation (10,000 trials), of images by McNemar's test. Runs whose commands differ only by --seed form a
-group: mean ± standard deviation.
+Every run is tested against the first one, on the outputs of fairseq-resid evaluate. p is the probability of a
+difference at least this large between two equally good systems. Translations are tested by paired bootstrap (1,000
+resamples) and approximate randomisation (10,000 trials), image models by McNemar's test. Runs whose commands differ
+only by --seed are grouped, with mean ± standard deviation.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ..tasks.protocol import LAST, Candidate, TableRows, Task
 from . import layout
 
 LEFT = 2  # columns of text
-# Of a training command: what two runs of one setting have each for itself.
+# Options of a training command that may differ between two runs with the same settings.
 OWN_FLAGS = ("--seed", "--save-dir", "--log-file", "--user-dir")
 
 
 def read_candidate(path: Path, model: str, subset: str, data: Path | None = None) -> Candidate:
-    """Read what fairseq-resid evaluate left in a run folder; `model` counts where there are averages.
+    """Read the results of fairseq-resid evaluate from a run folder; `model` is ignored by tasks without averages.
 
-    Raises: ValueError or FileNotFoundError naming the file that is missing, damaged, or not of these results.
+    Raises: ValueError or FileNotFoundError naming the file that is missing, damaged, or does not match the results.
     """
     run = Run(path)
     results = run.read_results(subset)
@@ -46,9 +46,9 @@ def read_candidate(path: Path, model: str, subset: str, data: Path | None = None
 
 
 def setting_and_seed(run: Run) -> tuple[str, str]:
-    """Return a training's command without the flags that differ between seeds, and its seed.
+    """Return a training command without the options that differ between seeds, and the seed.
 
-    If no command is known, the folder stands for it.
+    If the run has no recorded command, the path of its folder is returned instead.
     """
     record = records.remembered(run.record, RunRecord)
     if record is None:
@@ -58,13 +58,13 @@ def setting_and_seed(run: Run) -> tuple[str, str]:
 
 
 def check_comparable(candidates: Sequence[Candidate]) -> None:
-    """Raise ValueError naming two runs and what differs if their scores cannot be compared."""
+    """Raise ValueError naming two runs and their difference if their scores cannot be compared."""
     for other in candidates[1:]:
         candidates[0].task.check_comparable(candidates[0], other)
 
 
 def seeds(candidates: Sequence[Candidate]) -> list[str]:
-    """Return a line for every setting that was run with several seeds."""
+    """Return a line for every group of runs that differ only by seed."""
     groups: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         groups.setdefault(candidate.setting, []).append(candidate)
@@ -72,7 +72,7 @@ def seeds(candidates: Sequence[Candidate]) -> list[str]:
     for group in groups.values():
         names = ", ".join(each.name for each in group)
         if len({each.seed for each in group}) < len(group):
-            lines.append(f"{names}: the same settings, and some have the same seed: there is no spread over seeds")
+            lines.append(f"{names}: same settings, and at least two with the same seed; no spread over seeds")
         elif len(group) > 1:
             task = group[0].task
             spread = task.spread([each.score for each in group])
@@ -81,10 +81,10 @@ def seeds(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def one_task(by_path: Mapping[Path, Results], what: str) -> Task[Any]:
-    """Return the kind of task that all results are of.
+    """Return the task that all results belong to.
 
-    what: the error if they are not, with {first}, {first_content}, {second}, {second_content}
-    Raises: ValueError.
+    what: error message with the fields {first}, {first_content}, {second}, {second_content}
+    Raises: ValueError if the results belong to different tasks.
     """
     found = {kinds.of_results(results).folder.content: path for path, results in by_path.items()}
     if len(found) > 1:
@@ -97,8 +97,8 @@ def one_task(by_path: Mapping[Path, Results], what: str) -> Task[Any]:
 
 @frame.command(
     "compare",
-    "Test every run against the first by paired bootstrap and approximate randomisation (sacrebleu), on what "
-    f"{EVALUATE} left. Runs that differ only by their seed get a line with mean ± standard deviation.",
+    "Test every run against the first by paired bootstrap and approximate randomisation (sacrebleu), on the outputs of "
+    f"{EVALUATE}. Runs that differ only by seed are grouped, with mean ± standard deviation.",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Run `fairseq-resid compare`."""
@@ -108,16 +108,16 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         "--model",
         choices=("averaged", "last"),
         default="averaged",
-        help="whose translations (default averaged); of images always the last model",
+        help="model to compare (default averaged); always the last checkpoint for image models",
     )
-    add("--subset", default="test", help="the part of the data (default test)")
-    add("--data", type=Path, help="the data folder (default: the one named in the results)")
+    add("--subset", default="test", help="subset of the data (default test)")
+    add("--data", type=Path, help="data folder (default: the one named in the results)")
     add("--markdown", action="store_true", help="print Markdown")
     options = parser.parse_args(argv)
     if len(options.runs) < 2:
-        parser.error(f"{len(options.runs)} run: at least two are needed")
+        parser.error(f"{len(options.runs)} run: two or more are needed")
     if len({path.resolve() for path in options.runs}) < len(options.runs):
-        parser.error("the same run is named twice")
+        parser.error("RUN: the same run is given twice")
     headings, rows, notes = compared(options.runs, options.model, options.subset, options.data)
     if options.markdown:
         print(layout.markdown(headings, rows, notes, LEFT), end="")
@@ -128,14 +128,14 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
 def compared(
     paths: Sequence[Path], model: str, subset: str, data: Path | None
 ) -> tuple[tuple[str, ...], TableRows, list[str]]:
-    """Return headings, rows and notes of evaluated runs, the first of which is the baseline.
+    """Return headings, rows and notes for evaluated runs; the first run is the baseline.
 
-    Raises: ValueError or FileNotFoundError naming the runs that cannot be compared, or the file that is damaged.
+    Raises: ValueError or FileNotFoundError naming the runs that cannot be compared, or the missing or damaged file.
     """
     results = {path: Run(path).read_results(subset) for path in paths}
     one_task(
         results,
-        "{first} and {second} cannot be compared: the one is of {first_content}, the other of {second_content}",
+        "{first} and {second} cannot be compared: a model of {first_content} and a model of {second_content}",
     )
     candidates = [read_candidate(path, model, subset, data) for path in paths]
     check_comparable(candidates)
@@ -143,7 +143,7 @@ def compared(
 
 
 def tested(candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], TableRows, list[str]]:
-    """Return headings, rows and notes of runs that can be compared, tested against the first one."""
+    """Return headings, rows and notes for comparable runs, tested against the first one."""
     task = candidates[0].task
     rows, notes = task.compare(candidates)
     return task.headings, rows, [*notes, *seeds(candidates)]

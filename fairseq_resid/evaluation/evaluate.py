@@ -1,8 +1,8 @@
-"""From a run folder to scores: average, score every part of the data, RUN/results.json, RUN/card.md.
+"""Score a run: average checkpoints, score every subset of the data, write RUN/results.json and RUN/card.md.
 
-What is averaged and how a model is scored is the kind of task's (tasks/): of translations the average and the single
-last checkpoint by BLEU and NLL, of images the last checkpoint by its error. What is finished and made from the same
-files with the same settings is not done again.
+The task (tasks/) decides which models are scored and how. For translation, these are the average and the single last
+checkpoint, scored by BLEU and NLL; for images, the last checkpoint, scored by its error. Finished outputs that were
+made from the same files with the same settings are reused.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ SUBSETS = ("valid", "test")
 
 @dataclass(frozen=True)
 class AverageNote:
-    """averaged.json: the checkpoints that an average was made from, and the average."""
+    """averaged.json: the inputs of an average and its own file."""
 
     inputs: list[FileState]
     output: FileState
 
 
 def make_averages(job: ScoringJob[Any]) -> None:
-    """Make every average that is scored, unless it is up to date."""
+    """Compute all averages to be scored, unless they are up to date."""
     for name, made_from in job.averages.items():
         make_average(job.run.average(name), made_from)
 
 
 def make_average(output: Path, made_from: list[Path]) -> None:
-    """Make the average of these checkpoints, unless it is up to date; a JSON file beside it says what it is made of."""
+    """Average these checkpoints unless the average is up to date; a JSON file next to it records its inputs."""
     note = output.with_suffix(".json")
     inputs = [FileState.of(file) for file in made_from]
     known = records.remembered(note, AverageNote)
@@ -55,9 +55,9 @@ def make_average(output: Path, made_from: list[Path]) -> None:
 
 
 def evaluate(job: ScoringJob[Any]) -> Results:
-    """Score one run, after averaging if its kind of task has averages, and write its results."""
+    """Score one run, after averaging if its task has averages, and write its results."""
     run, data = job.run, job.data
-    # A run that another command trained has no run.json.
+    # A run that was not trained by fairseq-resid has no run.json.
     record = records.remembered(run.record, RunRecord)
     if record is not None and not record.finished:
         say(f"{run.path}: warning: training has not finished", file=sys.stderr)
@@ -77,7 +77,7 @@ def evaluate(job: ScoringJob[Any]) -> Results:
         )
         results, lines = job.task.score(job, unscored, lock)
         records.write(run.results(job.subset), results)
-    trained = " (the model was trained on it)" if job.is_training_data else ""
+    trained = " (training data)" if job.is_training_data else ""
     for line in lines:
         say(f"{run.path} {job.subset}{trained}: {line}")
     return results
@@ -85,30 +85,30 @@ def evaluate(job: ScoringJob[Any]) -> Results:
 
 @frame.command(
     "evaluate",
-    "Average the last checkpoints of each run, decode valid and test set with the average and the single last "
+    "Average the last checkpoints of each run, decode the valid and test sets with the average and the single last "
     "checkpoint by fairseq-generate, score them with sacrebleu against the raw references, measure the NLL of the "
-    "references, write results.json and the card of the run. Of an image model: the error of the last checkpoint, and "
-    "its interval over runs.",
-    again="goes on",
+    "references, and write results.json and the card of the run. For an image model, report the error of the last "
+    "checkpoint and its interval over runs.",
+    again="resumes",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Command line of scripts/evaluate.sh."""
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, as fairseq-train's --save-dir")
-    add("--data", type=Path, help="the data folder (default: the one that the run was trained on)")
+    add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder: --save-dir of fairseq-train")
+    add("--data", type=Path, help="data folder (default: the one that the run was trained on)")
     settings.add_flags(parser)
     add(
         "--as-published",
         action="store_true",
-        help="refuse a run whose text, averaging or decoding differs from that of a published score",
+        help="fail if text, averaging or decoding differs from the published score",
     )
     add(
         "--subset",
         action="append",
         metavar="NAME",
-        help="a part of the data to translate, may be given again (default: valid and test)",
+        help="subset of the data to score; repeatable (default: valid and test)",
     )
-    add("--cpu", action="store_true", help="decode on the CPU even if there is a GPU")
+    add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     options = parser.parse_intermixed_args(argv)
     jobs = [
         find_job(path, options.data, settings.of(Run(path), options), subset, options.cpu)
@@ -128,7 +128,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     for run in dict.fromkeys(job.run for job in jobs):
         try:
             write_text(run.card, card.card_of(run))
-        except ValueError as error:  # the scores stand all the same
-            say(f"{parser.prog}: warning: no {run.card}: {error}", file=sys.stderr)
+        except ValueError as error:  # the scores have been written
+            say(f"{parser.prog}: warning: {run.card} not written: {error}", file=sys.stderr)
         else:
-            say(f"{run.card}: every score, with its signature")
+            say(f"{run.card}: all scores with their signatures")

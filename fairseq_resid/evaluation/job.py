@@ -1,4 +1,4 @@
-"""What the evaluation of one run needs, found and checked before anything is computed."""
+"""The inputs of one run's evaluation, located and checked before any computation."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..tasks import kinds
 from ..tasks.protocol import ScoringJob
 from . import averaging
 
-# Not parameters: fairseq keeps these small marks among the weights.
+# Not parameters: buffers that fairseq and torch store in the state dict.
 BUFFER = re.compile(r"(^|\.)(version|_float_tensor|running_mean|running_var|num_batches_tracked)$")
-# Saved, never trained.
+# Saved but never trained.
 DEAD_COPY = re.compile(rf"\.layers\.\d+\.({'|'.join(BETTER_TRANSFORMER_COPIES)})$")
 
 
 def count_parameters(model: dict[str, Any]) -> int:
-    """Return the number of parameters in a state dict: each shared one once, without buffers and dead copies."""
+    """Return the number of parameters in a state dict: shared ones count once, buffers and dead copies do not count."""
     return sum(
         tensor.numel()
         for tensor in {
@@ -35,12 +35,12 @@ def count_parameters(model: dict[str, Any]) -> int:
     )
 
 
-# Their name says their structure.
+# Architectures whose name already contains the structure.
 STRUCTURED_ARCHITECTURES = ("transformer_sas", "transformer_rskip_ln")
 
 
 def architecture(state: dict[str, Any]) -> str:
-    """Return the architecture a checkpoint names, with the residual if that is chosen by --residual."""
+    """Return the architecture of a checkpoint, with --residual if that option chose the structure."""
     model = (state.get("cfg") or {}).get("model", state.get("args"))
     name = str(setting(model, "arch") or setting(model, "_name"))
     residual = setting(model, "residual")
@@ -49,9 +49,9 @@ def architecture(state: dict[str, Any]) -> str:
 
 
 def find_job(path: Path, data: Path | None, settings: Settings, subset: str, cpu: bool) -> ScoringJob[Any]:
-    """Find and check everything that the evaluation of one run needs, before anything is computed.
+    """Find and check all inputs of one run's evaluation, before any computation.
 
-    Raises: ValueError or OSError naming what is missing.
+    Raises: ValueError or OSError naming the missing or mismatched file.
     """
     if not path.is_dir():
         raise ValueError(f"{path}: no such run folder")
@@ -77,9 +77,9 @@ def find_job(path: Path, data: Path | None, settings: Settings, subset: str, cpu
 
 
 def averages_of(path: Path, settings: Settings) -> dict[str, list[Path]]:
-    """Return the checkpoints of every average that is scored, by its name.
+    """Return the name of every average to score, with its checkpoints.
 
-    Raises: ValueError naming what is missing.
+    Raises: ValueError naming the missing checkpoint.
     """
     averages = {"averaged": averaging.last_checkpoints(path, settings.last, settings.by)}
     if settings.epochs:
@@ -89,5 +89,5 @@ def averages_of(path: Path, settings: Settings) -> dict[str, list[Path]]:
         except ValueError:
             if settings.are_epochs_required:
                 raise
-            say(f"{path}: the training ended before epoch {last}; no average of epochs {first} to {last}")
+            say(f"{path}: training ended before epoch {last}; skipping the average of epochs {first} to {last}")
     return averages

@@ -1,4 +1,4 @@
-"""A table with notes below it, for a terminal, a log, or to be pasted as Markdown."""
+"""A table with notes below it, for terminals, logs and Markdown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def markdown(headings: Sequence[str], rows: Rows, notes: Sequence[str], left: int) -> str:
-    """Return the table as Markdown; the first `left` columns are text, the others numbers."""
+    """Return the table as Markdown; the first `left` columns are left-aligned text, the others are numbers."""
     rule = ["---"] * left + ["---:"] * (len(headings) - left)
     written = [[as_markdown(cell, in_table=True) for cell in cells] for cells in rows]
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in (headings, rule, *written))
@@ -23,7 +23,7 @@ def markdown(headings: Sequence[str], rows: Rows, notes: Sequence[str], left: in
 
 
 def show(headings: Sequence[str], rows: Rows, notes: Sequence[str], left: int, console: Console) -> None:
-    """Print the table; in a terminal fitted to its width, elsewhere as wide as it needs: nothing is cut off."""
+    """Print the table without truncating cells: wrapped to the width of a terminal, otherwise as wide as needed."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index < left else "right", overflow="fold")

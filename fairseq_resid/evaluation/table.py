@@ -1,4 +1,4 @@
-"""One table of several evaluated runs: parameters, scores, speed, and which score it is."""
+"""One table of several evaluated runs: parameters, scores with their signature, and speed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LEFT = 2  # columns of text
 def headings(runs: dict[Path, Results]) -> tuple[str, ...]:
     """Return the headings of a table of these runs.
 
-    Raises: ValueError if they are of several kinds of task.
+    Raises: ValueError if the runs belong to different tasks.
     """
-    what = "{first} is of {first_content} and {second} of {second_content}: give them a table each"
+    what = "{first} is a model of {first_content}, {second} of {second_content}: print a separate table for each"
     return ("run", "architecture", "parameters", *compare.one_task(runs, what).table_headings, "time")
 
 
 def row(path: Path, results: Results) -> tuple[str, ...]:
-    """Return the cells of a run; the time is that of its training steps."""
+    """Return the cells of a run; its time is the time spent in training steps."""
     speed, seconds = results.training.tokens_per_second, results.training.train_seconds
     return (
         Run(path).name,
@@ -44,7 +44,7 @@ def row(path: Path, results: Results) -> tuple[str, ...]:
 
 
 def notes(runs: dict[Path, Results], baselines: Baselines | None) -> list[str]:
-    """Return the lines below the table: which score it is, once if it is one, and the baselines."""
+    """Return the lines below the table: the signatures (a single one if all runs share it) and the baselines."""
     about = {
         Run(path).name: (f"{it.corpus} {it.subset}", kinds.of_results(it).signature(it)) for path, it in runs.items()
     }
@@ -67,13 +67,13 @@ def show(runs: dict[Path, Results], baselines: Baselines | None, console: Consol
     layout.show(headings(runs), [row(*run) for run in runs.items()], notes(runs, baselines), LEFT, console)
 
 
-@frame.command("table", "Print one table of evaluated runs.")
+@frame.command("table", "Print a table of evaluated runs.")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    """Print the table; returns 1 if a score is below --at-least."""
+    """Print the table; return 1 if a score is below --at-least."""
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder with results.json, by fairseq-resid evaluate")
-    add("--baselines", type=Path, metavar="FILE", help="what `fairseq-resid baselines --json` wrote")
-    add("--at-least", type=float, metavar="BLEU", help="exit with code 1 if an averaged model scores less")
+    add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder that fairseq-resid evaluate has scored")
+    add("--baselines", type=Path, metavar="FILE", help="file written by `fairseq-resid baselines --json`")
+    add("--at-least", type=float, metavar="BLEU", help="exit with code 1 if an averaged model scores lower")
     add("--markdown", action="store_true", help="print Markdown")
     options = parser.parse_args(argv)
     runs = {path: Run(path).read_results() for path in options.runs}
@@ -82,7 +82,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     if options.at_least is not None:
         for path in (path for path, score in bleu.items() if score is None):
             content = kinds.of_results(runs[path]).folder.content
-            raise ValueError(f"--at-least {options.at_least:g}: a BLEU, and these runs are of {content}")
+            raise ValueError(f"--at-least {options.at_least:g}: bounds BLEU, but {path} is a model of {content}")
     if options.markdown:
         print(markdown(runs, known), end="")
     else:

@@ -1,13 +1,13 @@
-"""Raw text in, raw text out, with an evaluated or trained run: in order, an empty line for an empty line.
+"""Translate raw text with a trained run: one output line for each input line, in order; empty lines stay empty.
 
     fairseq-resid translate RUN < text > translations
 
 In Python:  Translator("checkpoints/RUN").translate(["A sentence.", "Another one."])
 
-A line that cannot be translated is an error that names the line. The lines before it have been written.
+If a line cannot be translated, the lines before it are written and the error names the line.
 
-Text goes to the model and back as DATA/corpus.json says (data/text/forms.py). It is decoded as by
-`fairseq-resid evaluate`: beam 4 and length penalty 0.6, unless the run's recipe states others.
+DATA/corpus.json determines how text is converted for the model and back (data/text/forms.py). Decoding uses the
+settings of `fairseq-resid evaluate`: beam 4 and length penalty 0.6, unless the run's recipe sets others.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ..tasks.text.source import TextConverter
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Characters of a line for each subword that the model takes: more are not cut into subwords, which would take minutes.
+# Characters allowed in a line per subword that the model accepts. Segmenting a longer line could take minutes.
 CHARACTERS = 100
-BUFFER = 512  # lines translated together, if nobody waits for them at a terminal
+BUFFER = 512  # lines translated together when the input is not a terminal
 
 
 class Translator:
-    """A run's model, ready to translate: the averaged one if there is one, else the last checkpoint.
+    """A run's model, ready to translate: the averaged model if it exists, otherwise the last checkpoint.
 
-    run: the run folder; data: its data folder, by default the one that it was trained on
-    checkpoint: a file name in the run folder; cpu: stay on the CPU even if there is a GPU
-    Raises: ValueError or OSError naming what is missing or does not fit.
+    run: the run folder; data: the data folder, by default the one that the run was trained on
+    checkpoint: a file name in the run folder; cpu: use the CPU even if a GPU is available
+    Raises: ValueError or OSError naming the missing or mismatched file.
     """
 
     def __init__(
@@ -56,25 +56,25 @@ class Translator:
         self.search = search_settings(settings.of(folder).decoding)
         loaded = load(folder, file, path.resolve(), cpu)
         with naming(str(file)):
-            loaded.cfg.tokenizer = loaded.cfg.bpe = None  # the text has its form already
+            loaded.cfg.tokenizer = loaded.cfg.bpe = None  # the text is already tokenised
             self.hub: Any = GeneratorHubInterface(loaded.cfg, loaded.task, [loaded.model]).eval()
         limits = [self.hub.max_positions[0], self.hub.cfg.dataset.max_tokens]
         self.longest = min(limit for limit in limits if limit is not None)
 
     def translate(self, lines: Iterable[str]) -> list[str]:
-        """Return the translation of every line; that of a blank line is empty.
+        """Return the translation of every line; the translation of a blank line is empty.
 
         Raises: ValueError naming the line that is too long for the model.
         """
         return self.decode([self.encode(line, number) for number, line in enumerate(lines, start=1)])
 
     def encode(self, line: str | bytes, number: int) -> Tensor | None:
-        """Return a line's subwords as the model numbers them, None for a line of none.
+        """Return the token ids of a line, or None for a blank line.
 
-        Raises: ValueError naming the line if it is not UTF-8, or too long for the model.
+        Raises: ValueError naming the line if it is not UTF-8 or too long for the model.
         """
         most = CHARACTERS * self.longest
-        too_long = f"line {number}: more than {most:,} characters, and the model takes {self.longest:,} subwords"
+        too_long = f"line {number}: more than {most:,} characters; the model accepts at most {self.longest:,} subwords"
         if isinstance(line, bytes):
             if len(line) > self.most_bytes:
                 raise ValueError(too_long)
@@ -91,7 +91,7 @@ class Translator:
 
     @property
     def most_bytes(self) -> int:
-        """Bytes of a line, its end included, that are looked at: any line of as many characters as are allowed."""
+        """Maximum length of a line in bytes, newline included: the longest allowed line at four bytes per character."""
         return 4 * CHARACTERS * self.longest + 2
 
     def decode(self, encoded: Sequence[Tensor | None]) -> list[str]:
@@ -106,7 +106,7 @@ class Translator:
 
 
 def lines_of(stream: IO[bytes], most: int) -> Iterator[bytes]:
-    """Yield the lines of a stream; of one that is longer than `most` bytes no more than its beginning, at last."""
+    """Yield the lines of a stream; stop after yielding the beginning of a line longer than `most` bytes."""
     while line := stream.readline(most + 1):
         yield line
         if len(line) > most:
@@ -114,7 +114,7 @@ def lines_of(stream: IO[bytes], most: int) -> Iterator[bytes]:
 
 
 def encoded_batches(translator: Translator, lines: Iterable[bytes], together: int) -> Iterator[list[Tensor | None]]:
-    """Yield the encoded lines, so many together; before the error of a bad line, all that come before it."""
+    """Yield the encoded lines in batches of `together`; a bad line raises after the lines before it are yielded."""
     encoded: list[Tensor | None] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -128,14 +128,14 @@ def encoded_batches(translator: Translator, lines: Iterable[bytes], together: in
     yield encoded
 
 
-@frame.command("translate", "Translate stdin, a sentence a line, to stdout.")
+@frame.command("translate", "Translate stdin, one sentence per line, to stdout.")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Run `fairseq-resid translate`."""
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run folder")
-    add("--checkpoint", metavar="FILE", help="a checkpoint in it (default averaged.pt, else checkpoint_last.pt)")
-    add("--data", type=Path, help="the data folder (default: the one that the run was trained on)")
-    add("--cpu", action="store_true", help="stay on the CPU even if there is a GPU")
+    add("--checkpoint", metavar="FILE", help="a checkpoint in RUN (default: averaged.pt, or else checkpoint_last.pt)")
+    add("--data", type=Path, help="data folder (default: the one that the run was trained on)")
+    add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     options = parser.parse_args(argv)
     if sys.stdin is None:
         raise ValueError("stdin: closed; it must contain one sentence per line")

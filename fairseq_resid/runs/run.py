@@ -1,15 +1,15 @@
-"""The run folder: what is in it, written once, read by training, evaluation, analysis and report.
+"""The run folder: paths and contents of its files, for training, evaluation, analysis and report.
 
-RUN/checkpointN.pt, checkpoint_E_U.pt      fairseq's, at the end of epoch N, and in epoch E at update U
-RUN/checkpoint_best.pt, checkpoint_last.pt fairseq's copies
-RUN/run.json                               the training's command, plan, versions, commit, hardware, whether it finished
-RUN/train.log, train.rankN.log             all that fairseq-train --log-format json says, and its rank N
-RUN/averaged.pt, averaged.json             the average of the last numbered checkpoints, what it was made from
-RUN/epochsFIRST-LAST.pt, ....json          the average of the checkpoints of these epochs, if it was asked for
+RUN/checkpointN.pt, checkpoint_E_U.pt      written by fairseq at the end of epoch N, and in epoch E at update U
+RUN/checkpoint_best.pt, checkpoint_last.pt copies written by fairseq
+RUN/run.json                               command, plan, versions, commit, hardware, whether training finished
+RUN/train.log, train.rankN.log             output of fairseq-train --log-format json, and of its rank N
+RUN/averaged.pt, averaged.json             average of the last numbered checkpoints, and its inputs
+RUN/epochsFIRST-LAST.pt, ....json          average of the checkpoints of these epochs, if --epochs was given
 RUN/decode/SUBSET.{averaged,last,...}.{log,hyp,json}
-                                           all that fairseq-generate says, its hypotheses, what they were made from
-RUN/results.json                           what evaluation found on the test set (results.SUBSET.json on another)
-RUN/card.md                                all of this on a page
+                                           output of fairseq-generate, its hypotheses, and their inputs
+RUN/results.json                           scores on the test set (results.SUBSET.json for other subsets)
+RUN/card.md                                summary of all of this on one page
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ Numbering = Literal["epoch", "update"]
 NUMBERED = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"checkpoint_\d+_(\d+)\.pt")}
 
 
-# A record of fairseq's log, on a line of its own or after time, level and logger.
+# A JSON record in fairseq's log, alone on its line or after time, level and logger.
 LOGGED = re.compile(r"(?:[^|{]*\|){0,3} ?(\{.*\})\s*")
-# What a training says first, its settings.
+# The first line of a training session in the log: its settings.
 SESSION = "fairseq_cli.train | {"
-MOST_SECONDS = 1e12  # of a training: what Python still shows as a duration
+MOST_SECONDS = 1e12  # maximum duration of a training; still within the range of timedelta
 TRAIN, EVALUATE = "fairseq-resid train", "fairseq-resid evaluate"
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """The machine of a training."""
+    """The hardware of a training session."""
 
     cpu: str
     cores: int
@@ -50,10 +50,10 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Session:
-    """One time that a run was trained, from its start to its end or to an interrupt.
+    """One training session of a run, from its start to its end or an interrupt.
 
-    variables: environment variables that decide threads and memory, set by the user or by the launcher
-    changes: how it differs from the session before it
+    variables: environment variables that control threads and memory, set by the user or by the launcher
+    changes: differences from the previous session
     """
 
     started: str
@@ -66,9 +66,9 @@ class Session:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """run.json: what was trained, and when.
+    """run.json: the command, plan and sessions of a training.
 
-    plan: runs/plan.py's, in a reader's words; evaluate: the flags that the recipe states for its evaluation
+    plan: from runs/plan.py, in readable form; evaluate: the evaluation options in the recipe
     """
 
     command: list[str]
@@ -81,10 +81,10 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """What train.log says of a training, resumed ones taken together; None if the log does not say it.
+    """Totals of a training over all its sessions, from train.log; None for values that the log does not contain.
 
-    train_seconds: time inside training steps; not validation, saving or start-up
-    target_tokens: target tokens trained on, end-of-sentence marks included; images of an image model, says `unit`
+    train_seconds: time spent in training steps, excluding validation, saving and start-up
+    target_tokens: target tokens trained on, including EOS, or images; `unit` says which
     """
 
     num_updates: int | None = None
@@ -102,7 +102,7 @@ class TrainingSummary:
 
 @dataclass(frozen=True)
 class ByModel:
-    """A score of both models of a run: the average of its last checkpoints, and the last one."""
+    """The score of both models of a run: the average of its last checkpoints, and the last checkpoint."""
 
     averaged: float
     last: float
@@ -110,7 +110,7 @@ class ByModel:
 
 @dataclass(frozen=True)
 class Scored:
-    """A score with the signature that says which one it is."""
+    """A score with its signature."""
 
     score: float
     signature: str
@@ -118,10 +118,10 @@ class Scored:
 
 @dataclass(frozen=True)
 class Results:
-    """results.json: what evaluation found on one part of the data.
+    """results.json: the scores of a run on one subset of the data.
 
-    bleu: four decimals, with `signature`; None of image models; scores: those of every kind, by model and label
-    sentences: or images; is_training_data: the model was trained on them
+    bleu: four decimals, with `signature`; None for image models; scores: all scores, by model and label
+    sentences: number of sentences or images; is_training_data: whether the model was trained on them
     """
 
     architecture: str
@@ -144,7 +144,7 @@ class Results:
 
 @dataclass(frozen=True)
 class FileState:
-    """What shows that a file has not changed: its name, size in bytes, time of change."""
+    """File fingerprint: name, size in bytes, modification time."""
 
     file: str
     size: int
@@ -158,7 +158,7 @@ class FileState:
 
 @dataclass(frozen=True)
 class Run:
-    """A training run's folder: the path of everything in it."""
+    """The folder of a training run, and the paths of the files in it."""
 
     path: Path
 
@@ -179,7 +179,7 @@ class Run:
         return self.path / "averaged.pt"
 
     def checkpoint(self, name: str | None = None) -> Path:
-        """Return the best checkpoint: the averaged model, or without one the last checkpoint; or the one of this name.
+        """Return the checkpoint `name`: by default the averaged model, or else the last checkpoint.
 
         Raises: ValueError naming the folder or the file that is missing.
         """
@@ -187,11 +187,11 @@ class Run:
             raise ValueError(f"{self.path}: no such run folder")
         file = self.path / name if name else self.averaged if self.averaged.is_file() else self.last
         if not file.is_file():
-            raise ValueError(f"{file}: no such checkpoint; fairseq-resid train writes it")
+            raise ValueError(f"{file}: no such checkpoint; run fairseq-resid train first, or choose another file")
         return file
 
     def average(self, name: str) -> Path:
-        """Return the path of an average by its name, averaged or epochsFIRST-LAST."""
+        """Return the path of an average by its name, "averaged" or "epochsFIRST-LAST"."""
         return self.path / f"{name}.pt"
 
     @property
@@ -208,23 +208,23 @@ class Run:
 
     @contextmanager
     def lock(self) -> Iterator[int]:
-        """Hold the folder for one training or evaluation; yields the lock's file descriptor, for its commands.
+        """Lock the folder for one training or evaluation; yield the file descriptor of the lock, for child processes.
 
-        Raises: ValueError if another process holds it.
+        Raises: ValueError if another process has locked it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with locked(self.path / ".lock", f"{self.path}: another training or evaluation is at work in it") as lock:
+        with locked(self.path / ".lock", f"{self.path}: in use by another training or evaluation") as lock:
             yield lock
 
     def read_record(self) -> RunRecord | None:
-        """Return what run.json says; None if there is none.
+        """Read run.json; return None if it does not exist.
 
         Raises: ValueError naming the file if it is damaged.
         """
         return records.read_if_there(self.record, RunRecord, TRAIN)
 
     def read_results(self, subset: str = "test") -> Results:
-        """Return what evaluation found.
+        """Read the results of evaluation on a subset.
 
         Raises: FileNotFoundError or ValueError naming the file that is missing or damaged.
         """
@@ -234,15 +234,15 @@ class Run:
         return self.path / ("results.json" if subset == "test" else f"results.{subset}.json")
 
     def numbered(self, by: Numbering) -> list[Path]:
-        """Return the epoch- or update-numbered checkpoints, oldest first; best and last never count."""
+        """Return the epoch- or update-numbered checkpoints, oldest first; never checkpoint_best or checkpoint_last."""
         found = [(match, file) for file in self.path.iterdir() if (match := NUMBERED[by].fullmatch(file.name))]
         return [file for _, file in sorted((int(match[1]), file) for match, file in found)]
 
     def log_records(self) -> Iterator[dict[str, Any]]:
         """Yield the JSON records of train.log in order, each once.
 
-        Before version 0.3.3 fairseq wrote the file itself (--log-file), and a record of a process's k-th epoch stands
-        there k times. Values are strings, rounded; epoch and update are numbers.
+        Before version 0.3.3, fairseq wrote the file itself (--log-file) and repeated the records of a process's k-th
+        epoch k times. Values are rounded and stored as strings, except epoch and update.
         """
         previous = ""
         for line in self.log_lines():
@@ -252,7 +252,7 @@ class Run:
                 yield record
 
     def log_lines(self) -> Iterator[str]:
-        """Yield the lines of train.log; none if there is none."""
+        """Yield the lines of train.log; nothing if the file does not exist."""
         try:
             with reading(self.train_log) as log:
                 yield from (line.decode("utf-8", "replace") for line in log)
@@ -260,13 +260,14 @@ class Run:
             return
 
     def training_summary(self) -> TrainingSummary:
-        """Read from train.log how much was trained, how fast, and the best validation loss.
+        """Compute the amount and speed of training and the best validation loss from train.log.
 
         Tokens are the sum over epochs of train_wpb (target tokens per update) times updates. Seconds are the sum of
-        train_train_wall, which fairseq rounds to whole seconds per epoch; what rounding took is recovered from
-        train_ups (updates per second, validation included) as far as that stays within the rounding.
-        An epoch in which training was resumed is reported twice, the second time as a whole (its meters are in the
-        checkpoint); a training that went back to an older checkpoint replaces what came after it.
+        train_train_wall, which fairseq rounds to whole seconds per epoch; train_ups (updates per second, including
+        validation) is used to refine it within the rounding error.
+        If training was resumed in the middle of an epoch, the epoch is logged twice; the second record covers all of
+        it, because the meters are in the checkpoint. If training was restarted from an older checkpoint, the new
+        records replace the later old ones.
         """
         epochs: dict[int, dict[str, Any]] = {}
         losses: dict[int, float] = {}
@@ -305,14 +306,14 @@ class Run:
 
 
 def log_record(line: str) -> dict[str, Any] | None:
-    """Return the JSON record on a line of train.log; None if it holds none, or one with what is no number."""
+    """Return the JSON record on a line of train.log; None if there is none, or if it has non-numeric values."""
     if (match := LOGGED.fullmatch(line)) is None:
         return None
     try:
         record: dict[str, Any] = json.loads(match[1])
         numbers = {name: float(value) for name, value in record.items()}
         counts = {name: int(value) for name, value in record.items() if name == "epoch" or name.endswith("num_updates")}
-    # The configuration, printed as a Python dict; what a damaged file holds.
+    # The configuration, which fairseq prints as a Python dict, or a damaged line.
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     return record if all(math.isfinite(numbers[name]) for name in (*counts, *({"update"} & record.keys()))) else None

@@ -1,7 +1,6 @@
-"""How a run is averaged and decoded: what the command line says, else what the run's recipe says, else the defaults.
+"""Settings for averaging and decoding a run: from the command line, or else the recipe, or else the defaults.
 
-A recipe states its own settings below a line `[evaluate]`, in the flags of `fairseq-resid evaluate`; run.json keeps
-them with the run.
+A recipe lists its settings below a line `[evaluate]`, as options of `fairseq-resid evaluate`; run.json records them.
 """
 
 from __future__ import annotations
@@ -15,19 +14,20 @@ from typing import Any, NoReturn
 
 from .run import Numbering, Run, RunRecord
 
-LAST = 10  # checkpoints that are averaged
-# fairseq-generate's flags. fairseq divides a score by len^lenpen, tensor2tensor by ((5 + len) / 6)^lenpen: the same 0.6
-# differs a little.
+LAST = 10  # checkpoints to average
+# Options of fairseq-generate. fairseq divides a score by len^lenpen, tensor2tensor by ((5 + len) / 6)^lenpen, so the
+# same value 0.6 has a slightly different effect.
 DECODING = MappingProxyType({"beam": "4", "lenpen": "0.6", "max-len-a": "1", "max-len-b": "50", "max-tokens": "4096"})
 RANGE = re.compile(r"([1-9]\d{0,8})-([1-9]\d{0,8})")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """last, by: which numbered checkpoints are averaged; epochs: those of a further average, first and last.
+    """Settings for averaging and decoding.
 
-    are_epochs_required: whether their checkpoints must be there; those that a recipe states may not have been reached
-    decoding: fairseq-generate's flags without their dashes
+    last, by: number and kind of the checkpoints to average; epochs: first and last epoch of an additional average
+    are_epochs_required: whether missing epochs are an error; a run may end before the epochs in its recipe
+    decoding: options of fairseq-generate, without leading dashes
     """
 
     last: int = LAST
@@ -38,18 +38,18 @@ class Settings:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags; None stands for what is not given."""
+    """Add the options; those not given are None."""
     add = parser.add_argument
     add("--last", type=_count, metavar="N", help=f"average the last N numbered checkpoints (default {LAST})")
-    add("--by", choices=("epoch", "update"), help="average those named checkpointN.pt, or checkpoint_E_U.pt")
+    add("--by", choices=("epoch", "update"), help="average checkpointN.pt (epoch) or checkpoint_E_U.pt (update)")
     add("--epochs", type=_range, metavar="FIRST-LAST", help="also score the average of these epochs' checkpoints")
-    add("--beam", type=_count, metavar="N", help=f"hypotheses kept while decoding (default {DECODING['beam']})")
+    add("--beam", type=_count, metavar="N", help=f"beam size (default {DECODING['beam']})")
     add("--lenpen", type=float, metavar="X", help=f"length penalty (default {DECODING['lenpen']})")
     add(
         "--max-len-a",
         type=float,
         metavar="A",
-        help="a translation has at most A times the source's subwords plus --max-len-b "
+        help="limit translations to A times the source length in subwords plus --max-len-b "
         f"(default {DECODING['max-len-a']})",
     )
     add("--max-len-b", type=int, metavar="B", help=f"(default {DECODING['max-len-b']})")
@@ -57,21 +57,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def _count(text: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,5}", text):
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, 1 or more")
+        raise argparse.ArgumentTypeError(f"{text}: must be an integer from 1 to 999999")
     return int(text)
 
 
 def _range(text: str) -> tuple[int, int]:
     match = RANGE.fullmatch(text)
     if match is None or int(match[1]) > int(match[2]):
-        raise argparse.ArgumentTypeError(f"{text}: must be two epochs, such as 41-50")
+        raise argparse.ArgumentTypeError(f"{text}: must be two epochs, FIRST-LAST, such as 41-50")
     return int(match[1]), int(match[2])
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the flags of a recipe.
+    """Parse the evaluation options of a recipe.
 
-    Raises: ValueError naming the flag that is wrong or unknown.
+    Raises: ValueError naming the invalid or unknown option.
     """
 
     def refuse(message: str) -> NoReturn:
@@ -84,9 +84,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def of(run: Run, given: argparse.Namespace | None = None) -> Settings:
-    """Return the settings of a run; `given`: the flags of the command line.
+    """Return the settings of a run; `given`: the options of the command line.
 
-    Raises: ValueError naming run.json if it is damaged, or states what is no setting.
+    Raises: ValueError naming run.json if it is damaged or contains an invalid option.
     """
     record: RunRecord | None = run.read_record()
     try:

@@ -1,4 +1,4 @@
-"""What a checkpoint says of the training of its model: task, data, updates."""
+"""Task, data and number of updates of a model, from its checkpoint."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from .run import Run
 
 
 def setting(section: Any, name: str) -> Any:
-    """Return one setting of a checkpoint's cfg, whose sections are dicts or argparse namespaces."""
+    """Return a setting from a section of a checkpoint's cfg, which is a dict or an argparse namespace."""
     return section.get(name) if isinstance(section, dict) else getattr(section, name, None)
 
 
 def task_of(cfg: Any) -> str | None:
-    """Return the name of fairseq's task that a checkpoint's cfg states; None if it states none."""
+    """Return the name of the fairseq task in a checkpoint's cfg, or None if it has none."""
     task = setting(cfg, "task")
     return setting(task, "_name") or setting(task, "task")
 
 
 def num_updates(state: dict[str, Any]) -> int | None:
-    """Return the number of updates a checkpoint was trained for, None if it does not say."""
+    """Return the number of updates of a checkpoint, or None if it is not recorded."""
     history = state.get("optimizer_history")
     return history[-1].get("num_updates") if history else None
 
 
 def share_splits(one: str, other: str) -> bool:
-    """Say whether two subsets have a split in common; train+valid is two splits."""
+    """Return whether two subsets share a split; train+valid consists of two splits."""
     return bool({*one.split("+")} & {*other.split("+")})
 
 
 def is_trained_on(cfg: Any, subset: str) -> bool:
-    """Say whether a subset, by its name, is part of what a checkpoint's cfg says that the model was trained on."""
+    """Return whether a subset, judged by its name, belongs to the training data in a checkpoint's cfg."""
     return share_splits(subset, str(setting(setting(cfg, "dataset"), "train_subset") or "train"))
 
 
 def find_data(run: Run, state: dict[str, Any]) -> Path:
     """Return the data folder that a checkpoint was trained on.
 
-    A relative name is first tried from the current folder, then from the folder that the training was started in: there
-    the checkpoint's --save-dir leads to this run.
-    Raises: ValueError if it is not there any more.
+    A relative path is first tried from the current folder, then from the folder in which training was started, that is,
+    the folder from which the checkpoint's --save-dir leads to this run.
+    Raises: ValueError if the data folder no longer exists.
     """
     cfg = state.get("cfg") or {}
     recorded = setting(cfg.get("task"), "data") or setting(state.get("args"), "data")
     if not recorded:
-        raise ValueError(f"{run.path}: its checkpoints do not say their data folder: name it with --data")
-    data = Path(str(recorded).split(":")[0])  # fairseq takes shards of a training set as A:B
+        raise ValueError(f"{run.path}: checkpoints do not name a data folder; give it with --data")
+    data = Path(str(recorded).split(":")[0])  # fairseq accepts shards of a training set as A:B
     save_dir = Path(str(setting(cfg.get("checkpoint"), "save_dir")))
     here = run.path.resolve()
     candidates = [data]
@@ -55,4 +55,4 @@ def find_data(run: Run, state: dict[str, Any]) -> Path:
     for candidate in candidates:
         if candidate.is_dir():
             return candidate
-    raise ValueError(f"{run.path}: was trained on {data}, which is not there: name its data folder with --data")
+    raise ValueError(f"{run.path}: trained on {data}: no such data folder; give it with --data")

@@ -1,7 +1,7 @@
-"""Kinds of task: one object for each (kinds.py), and what fairseq loads of --user-dir beside the models.
+"""The tasks: one object for each (kinds.py), and the fairseq task and criterion that --user-dir loads.
 
-Both fairseqs import every file of this folder themselves, before those of models/; `register` does it for whoever works
-in process. A file here must not be named like a registered task.
+fairseq imports every file of this folder itself, before those of models/; in-process callers use `register`. A file
+here must not have the name of a registered task.
 """
 
 from importlib import import_module
@@ -9,7 +9,7 @@ from pkgutil import iter_modules
 
 
 def register() -> None:
-    """Patch fairseq and register models, tasks and criteria with it."""
+    """Patch fairseq and register our models, tasks and criteria."""
     import_module(f"{__package__.rpartition('.')[0]}.models")
     for module in iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")

@@ -1,6 +1,6 @@
-"""What an image model answers for every image of a split: the file of it, the error and its intervals.
+"""The predictions of an image model for a split: file format, error and confidence intervals.
 
-RUN/decode/SUBSET.last.images holds a line for every image: its class, the class that the model gives it, the NLL.
+RUN/decode/SUBSET.last.images has one line per image: its class, the predicted class and the NLL.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model says of one image: its class, the class that the model gives it, and -ln p of the former."""
+    """The prediction for one image. label: its class; given: the predicted class; nll: -ln p(label)."""
 
     label: int
     given: int
@@ -30,13 +30,13 @@ class Answer:
 
 
 def write_answers(path: Path, answers: Sequence[Answer]) -> None:
-    """Write a line for every image: class, class given, NLL, parted by tabs."""
+    """Write one line per image: class, predicted class and NLL, separated by tabs."""
     path.parent.mkdir(exist_ok=True)
     write_text(path, "".join(f"{one.label}\t{one.given}\t{one.nll:.5f}\n" for one in answers))
 
 
 def read_answers(path: Path) -> list[Answer]:
-    """Read what `write` wrote.
+    """Read a file written by `write_answers`.
 
     Raises: ValueError naming file and line.
     """
@@ -49,11 +49,11 @@ def read_answers(path: Path) -> list[Answer]:
             bounded(float(nll), -MOST_NUMBER, MOST_NUMBER),
         )
 
-    return read_rows(path, one, "class, class given and NLL")
+    return read_rows(path, one, "class, predicted class and NLL")
 
 
 def error(answers: Sequence[Answer]) -> float:
-    """Return the share of wrong answers in percent."""
+    """Return the error rate in percent."""
     return 100 * sum(one.is_wrong for one in answers) / len(answers)
 
 
@@ -63,7 +63,7 @@ def nll(answers: Sequence[Answer]) -> float:
 
 
 def interval(answers: Sequence[Answer]) -> tuple[float, float]:
-    """Return the 95% interval of the error of this one model over images like these, in percent (Wilson)."""
+    """Return the 95% confidence interval (Wilson) of the error over images, in percent."""
     from scipy.stats import binomtest
 
     between = binomtest(sum(one.is_wrong for one in answers), len(answers)).proportion_ci(LEVEL, method="wilson")
@@ -71,7 +71,7 @@ def interval(answers: Sequence[Answer]) -> tuple[float, float]:
 
 
 def over_runs(errors: Sequence[float]) -> str:
-    """Return mean, standard deviation, median and the 95% interval of the mean over runs (Student's t), on a line."""
+    """Return mean, standard deviation, median and the 95% interval of the mean over runs (Student's t), on one line."""
     from scipy.stats import t
 
     mean, middle = statistics.fmean(errors), statistics.median(errors)
@@ -84,7 +84,7 @@ def over_runs(errors: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Paired:
-    """Two models on the same images. difference: of the errors, in percent; p: exact McNemar test."""
+    """Two models on the same images. difference: between their errors, in percent; p: exact McNemar test."""
 
     difference: float
     low: float
@@ -93,7 +93,7 @@ class Paired:
 
 
 def paired(mine: Sequence[Answer], baseline: Sequence[Answer]) -> Paired:
-    """Return how the error of one model differs from another's, with its 95% interval over images (Wald, paired)."""
+    """Return the difference between the errors of two models, with its 95% interval over images (Wald, paired)."""
     from scipy.stats import binomtest, norm
 
     worse = sum(one.is_wrong and not other.is_wrong for one, other in zip(mine, baseline, strict=True))

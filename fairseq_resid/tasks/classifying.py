@@ -1,6 +1,6 @@
-"""Classification of images: the error and the NLL of the last checkpoint.
+"""Image classification: the error and the NLL of the last checkpoint.
 
-Checkpoints are not averaged: the running statistics of batch normalisation are no mean of anything.
+Checkpoints are not averaged, because averaged batch-norm statistics do not belong to the averaged weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..cli.progress import Progress
 from ..data import folders
 from ..data.images import folder as image_folder
 from ..data.images.folder import ImageData
-from ..runs.run import FileState, Results, Run, Scored
+from ..runs.run import EVALUATE, FileState, Results, Run, Scored
 from . import answers
 from .answers import Answer
 from .protocol import (
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 ERROR = "error"  # among the scores
 SIGNATURES = {ERROR: "percent of the images, last checkpoint", NLL: "nats an image"}
-TOGETHER = 500  # images of a batch; the result does not depend on it
-ANALYSED_TOGETHER = 100  # in analysis, which keeps more of each
+TOGETHER = 500  # images per batch; the result does not depend on it
+ANALYSED_TOGETHER = 100  # in analysis, which needs more memory per image
 
 
 @dataclass(frozen=True)
 class AnswersNote:
-    """decode/SUBSET.last.json: all that the answers beside it depend on."""
+    """decode/SUBSET.last.json: all inputs of the predictions next to it."""
 
     checkpoint: FileState
     data: str
@@ -69,7 +69,7 @@ class ImageBatch(Batch):
         return log_probabilities
 
     def answers(self, model: Any) -> list[Answer]:
-        """Return what a model answers for each image."""
+        """Return the prediction of a model for each image."""
         log_probabilities, target = self._log_probabilities(model).cpu(), self.target.cpu()
         nll = -log_probabilities.gather(1, target.unsqueeze(1)).squeeze(1)
         return list(map(Answer, target.tolist(), log_probabilities.argmax(dim=1).tolist(), nll.tolist()))
@@ -89,7 +89,7 @@ class ImageBatch(Batch):
 
 
 def batches_of(loaded: Loaded, subset: str, chosen: Sequence[int], together: int) -> Iterator[ImageBatch]:
-    """Yield images of a loaded split in batches of so many."""
+    """Yield the chosen images of a loaded split in batches of `together`."""
     dataset = loaded.task.dataset(subset)
     for start in range(0, len(chosen), together):
         sample = loaded.moved(dataset.collater(list(chosen[start : start + together])))
@@ -101,12 +101,12 @@ def answers_file(run: Run, subset: str) -> Path:
 
 
 def answers_of(run: Run, subset: str) -> list[Answer]:
-    """Return what the last checkpoint of an evaluated run answers."""
+    """Read the predictions of the last checkpoint of an evaluated run."""
     return answers.read_answers(answers_file(run, subset))
 
 
 def answer(job: ScoringJob[ImageData]) -> list[Answer]:
-    """Return what the last checkpoint says of every image of a split, in order."""
+    """Return the predictions of the last checkpoint for all images of a split, in order."""
     import torch
 
     from .loading import load
@@ -123,7 +123,7 @@ def answer(job: ScoringJob[ImageData]) -> list[Answer]:
 
 
 def remembered_answers(job: ScoringJob[ImageData]) -> list[Answer]:
-    """Return `answer(job)`, from RUN/decode if it is there and of the same inputs."""
+    """Return `answer(job)`, reusing the file in RUN/decode if its inputs have not changed."""
     file = answers_file(job.run, job.subset)
     note = file.with_suffix(".json")
     part = job.data.path / f"{job.subset.split('+')[0]}.npy"
@@ -137,9 +137,9 @@ def remembered_answers(job: ScoringJob[ImageData]) -> list[Answer]:
 
 
 def score_of(run: Run, results: Results, measure: str) -> float:
-    """Return a score of the last model.
+    """Return a score of the last checkpoint.
 
-    Raises: ValueError naming the file that lacks it.
+    Raises: ValueError naming the file if it does not contain the score.
     """
     try:
         return results.scores[LAST][measure].score
@@ -148,7 +148,7 @@ def score_of(run: Run, results: Results, measure: str) -> float:
 
 
 def scored(given: Sequence[Answer], digits: int) -> dict[str, Scored]:
-    """Return error and NLL with what they are."""
+    """Return error and NLL with their signatures."""
     scores = {ERROR: answers.error(given), NLL: answers.nll(given)}
     return {name: Scored(round(value, digits), SIGNATURES[name]) for name, value in scores.items()}
 
@@ -166,7 +166,7 @@ def _percent(summed: np.ndarray) -> float:
 
 
 class ImageClassification(Task[ImageData]):
-    """Classification of images. It has no floor: the error of guessing depends on the number of classes."""
+    """Image classification. It has no floor, because the error of guessing depends on the number of classes."""
 
     folder = folders.IMAGES
     example = prediction = "image"
@@ -202,7 +202,7 @@ class ImageClassification(Task[ImageData]):
         return replace(results, sentences=len(given), scores={LAST: scored(given, 4)}), [line]
 
     def not_as_published(self, job: ScoringJob[ImageData]) -> list[str]:
-        return ["an image model"]
+        return ["no score is published for image models"]
 
     def has_made(self, results: Results) -> bool:
         return ERROR in results.scores.get(LAST, {})
@@ -223,14 +223,14 @@ class ImageClassification(Task[ImageData]):
         said, error = score_of(run, results, ERROR), answers.error(given)
         if abs(said - error) > 1e-3:
             raise ValueError(
-                f"{run.results(subset)}: says an error of {said:.2f}%, but "
-                f"{answers_file(run, subset)} has {error:.2f}%: evaluate {run.path} again"
+                f"{run.results(subset)}: contains an error of {said:.2f}%, but "
+                f"{answers_file(run, subset)} has {error:.2f}%; run {EVALUATE} {run.path} again"
             )
         return said, given
 
     def check_comparable(self, first: Candidate, other: Candidate) -> None:
         if [one.label for one in other.outputs] != [one.label for one in first.outputs]:
-            raise ValueError(f"{first.path} and {other.path} cannot be compared: they answered for other images")
+            raise ValueError(f"{first.path} and {other.path} cannot be compared: evaluated on different images")
 
     def compare(self, candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]:
         baseline, rows = candidates[0], self.list_apart(candidates[:1])[1]
@@ -241,8 +241,8 @@ class ImageClassification(Task[ImageData]):
         results = baseline.results
         return rows, [
             f"{results.corpus} {results.subset}, {results.sentences:,} images, {SIGNATURES[ERROR]}",
-            "95% interval over images: of the first error (Wilson), of the others' difference (Wald, paired); "
-            "exact test",
+            "95% intervals over images: of the error for the first run (Wilson), of the difference for the others "
+            "(Wald, paired); exact McNemar test",
         ]
 
     def list_apart(self, candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], TableRows]:

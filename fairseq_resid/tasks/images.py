@@ -1,4 +1,4 @@
-"""The task image_classification: images of a data folder, in batches that a seed and an epoch decide."""
+"""The task image_classification: images of a data folder, in batches determined by seed and epoch."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ..data.images import folder as images
 from ..data.images.folder import ImageRecord
 from ..fairseq_patches import UserError
 
-# Where in the stream of a seed and an epoch the order is drawn: far behind crops and flips.
+# Offset of the shuffling in the random stream of a seed and an epoch, far beyond that of crops and flips.
 ORDER = 1 << 64
 
 
 class ImageDataset(FairseqDataset):
-    """The images of one or several splits, "train" or "train+valid".
+    """The images of one or more splits, "train" or "train+valid".
 
-    In training every epoch has its own order, crops and flips, drawn from seed and epoch alone: they are the same on
-    any number of workers and devices, and after a resume.
+    In training, the order, crops and flips of an epoch depend only on seed and epoch. They are the same for any number
+    of workers and devices, and after a resume.
     """
 
-    # fairseq then asks for the batches of every epoch anew.
+    # Makes fairseq request new batches in every epoch.
     can_reuse_epoch_itr_across_epochs = False
 
     def __init__(
@@ -48,7 +48,7 @@ class ImageDataset(FairseqDataset):
         return int(self.ends[-1])
 
     def __getitem__(self, index: int) -> int:
-        return int(index)  # the images of a batch are read together
+        return int(index)  # the collater reads all images of a batch at once
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "draws"}
@@ -64,7 +64,7 @@ class ImageDataset(FairseqDataset):
         return augmentation.draw(self.seed, epoch, len(self), self.padding, self.flips)
 
     def raw(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return labels (N,) and pixels (N, C, H, W), bytes, of these images."""
+        """Return labels (N,) and pixels (N, C, H, W) in uint8 of these images."""
         found = np.empty(len(numbers), dtype=self.parts[0].dtype)
         of = np.searchsorted(self.ends, numbers, side="right")
         for place, part in enumerate(self.parts):
@@ -102,9 +102,9 @@ class ImageDataset(FairseqDataset):
         max_sentences: int | None = None,
         required_batch_size_multiple: int = 1,
     ) -> list[np.ndarray]:
-        """Return batches of exactly --batch-size images, the last one of what is left."""
+        """Return batches of exactly --batch-size images; the last one may be smaller."""
         if max_sentences is None or max_tokens is not None:
-            raise UserError("an image task takes --batch-size, in images; --max-tokens counts words")
+            raise UserError("--max-tokens: not supported for images; use --batch-size, in images")
         return [indices[start : start + max_sentences] for start in range(0, len(indices), max_sentences)]
 
     def num_tokens(self, index: int) -> int:
@@ -116,31 +116,31 @@ class ImageDataset(FairseqDataset):
 
 @atexit.register
 def end_loading() -> None:
-    """Wait for the threads that have read their last batch and are ending the processes that loaded it.
+    """Wait for the threads that have read their last batch and are shutting down their worker processes.
 
-    Interrupted there by the end of the program, a thread aborts it: "terminate called without an active exception".
+    If the interpreter exits meanwhile, such a thread aborts it: "terminate called without an active exception".
     """
     for thread in threading.enumerate():
-        # It counts a batch after it has passed it on.
+        # The thread increments `count` only after it has delivered the batch.
         if isinstance(thread, BackgroundConsumer) and thread.count + 1 >= (thread._max_len or 0):
             thread.join(5)
 
 
 @register_task(images.TASK)
 class ImageClassificationTask(LegacyFairseqTask):  # type: ignore[misc]
-    """Tell the class of an image. DATA is what `fairseq-resid prepare-images` makes."""
+    """Predict the class of an image. DATA is a folder prepared by `fairseq-resid prepare-images`."""
 
     @staticmethod
     def add_args(parser: Any) -> None:
-        parser.add_argument("data", help="data folder of images")
+        parser.add_argument("data", help="data folder with images")
         parser.add_argument(
             "--crop-padding",
             type=int,
             default=4,
             metavar="N",
-            help="in training, a random crop of the image padded by N pixels of 0 on each side (default: 4; 0: none)",
+            help="in training, random crop after zero-padding by N pixels on each side (default: 4; 0: no crop)",
         )
-        parser.add_argument("--no-flip", action="store_true", help="no random mirroring in training")
+        parser.add_argument("--no-flip", action="store_true", help="disable random horizontal flips in training")
 
     @classmethod
     def setup_task(cls, args: Any, **_: Any) -> ImageClassificationTask:
@@ -149,7 +149,7 @@ class ImageClassificationTask(LegacyFairseqTask):  # type: ignore[misc]
         except (ValueError, OSError) as error:
             raise UserError(str(error)) from None
         if not 0 <= args.crop_padding <= min(known.shape[1:]):
-            raise UserError(f"--crop-padding {args.crop_padding}: 0 to {min(known.shape[1:])} are allowed here")
+            raise UserError(f"--crop-padding {args.crop_padding}: must be 0 to {min(known.shape[1:])}")
         return cls(args, known)
 
     def __init__(self, args: Any, known: ImageRecord) -> None:
@@ -157,11 +157,11 @@ class ImageClassificationTask(LegacyFairseqTask):  # type: ignore[misc]
         self.known = known
 
     def load_dataset(self, split: str, combine: bool = False, **_: Any) -> None:
-        """Load a split; that of training, and it alone, is shuffled, cropped and mirrored."""
+        """Load a split; only the training split is shuffled, cropped and flipped."""
         self.datasets[split] = self.open(split, split == getattr(self.args, "train_subset", "train"))
 
     def open(self, split: str, trains: bool = False) -> ImageDataset:
-        """Return a split, as it is on the disk or as training sees it."""
+        """Return a split, augmented if `trains`."""
         moves = self.args.crop_padding, not self.args.no_flip
         try:
             return ImageDataset(Path(self.args.data), split, self.known, self.args.seed, trains, *moves)
@@ -169,17 +169,17 @@ class ImageClassificationTask(LegacyFairseqTask):  # type: ignore[misc]
             raise UserError(str(error)) from None
 
     def get_batch_iterator(self, *args: Any, **kwargs: Any) -> Any:
-        """End the worker processes of an epoch with the epoch.
+        """Return an iterator whose worker processes end with the epoch.
 
-        fairseq-fixed keeps them for an iterator that serves all epochs. Images have a new iterator in each, so that the
-        processes would live until the garbage collector ends them, which takes 5 s for each.
+        fairseq-fixed keeps them for an iterator that serves all epochs. Images get a new iterator in each epoch, so the
+        workers would live until garbage collection, which takes 5 s per process.
         """
         iterator = super().get_batch_iterator(*args, **kwargs)
         iterator.persistent_workers = iterator.reuse_dataloader = False
         return iterator
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
-        """End what is left of the epoch before: fairseq keeps iterators and, in 0.12.2, processes."""
+        """Free the previous epoch: fairseq keeps iterators and, in 0.12.2, worker processes."""
         gc.collect()
 
     def max_positions(self) -> None:

@@ -1,4 +1,4 @@
-"""The kinds of task, and how one is found: by fairseq's name of a task, by results, by a measure."""
+"""The list of tasks, and lookup by the name of a fairseq task, by results or by a measure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .classifying import IMAGE_CLASSIFICATION
 from .protocol import Task
 from .translating import TRANSLATION
 
-# The first is that of tasks of fairseq that are not ours, the last that of results with no score.
+# The first is the default for unknown fairseq tasks, the last for results without scores.
 TASKS: tuple[Task[Any], ...] = (TRANSLATION, IMAGE_CLASSIFICATION)
 
 
@@ -20,30 +20,30 @@ def _first(fits: Callable[[Task[Any]], bool], default: Task[Any]) -> Task[Any]:
 
 
 def of_name(name: str | None) -> Task[Any]:
-    """Return the kind of a task as fairseq's --task names it."""
+    """Return the task for a name of fairseq's --task."""
     return _first(lambda task: task.folder.task == name, TASKS[0])
 
 
 def of_checkpoint(cfg: Any) -> Task[Any]:
-    """Return the kind of task that a checkpoint's cfg states."""
+    """Return the task named in a checkpoint's cfg."""
     return of_name(task_of(cfg))
 
 
 def of_results(results: Results) -> Task[Any]:
-    """Return the kind of task that results are of."""
+    """Return the task that results belong to."""
     return _first(lambda task: task.has_made(results), TASKS[-1])
 
 
 def of_example(example: str) -> Task[Any]:
-    """Return the kind of task whose examples have this name."""
+    """Return the task whose examples have this name."""
     return _first(lambda task: task.example == example, TASKS[0])
 
 
 def of_measure(measure: str) -> Task[Any]:
-    """Return the kind of task that a study of this measure compares; NLL alone is taken for that of translation."""
+    """Return the task that a study of this measure compares; NLL defaults to translation."""
     return _first(lambda task: measure in task.measures, TASKS[0])
 
 
 def measures() -> list[str]:
-    """Return every measure that a study can have."""
+    """Return all measures that a study can use."""
     return list(dict.fromkeys(measure for task in TASKS for measure in task.measures))

@@ -1,4 +1,4 @@
-"""The one way to load a checkpoint's model, for evaluation, translation and analysis."""
+"""Load the model of a checkpoint for evaluation, translation and analysis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import register
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in eval mode, fairseq's task with its data folder, and the config that it was trained with."""
+    """A model in eval mode, its fairseq task with the data folder, and its training config."""
 
     run: Run
     checkpoint: Path
@@ -29,19 +29,19 @@ class Loaded:
     device: torch.device
 
     def moved(self, sample: Any) -> Any:
-        """Return a batch of fairseq's, on the model's device."""
+        """Return a fairseq batch on the model's device."""
         from fairseq import utils
 
         return utils.move_to_cuda(sample) if self.device.type == "cuda" else sample
 
     def was_trained_on(self, subset: str) -> bool:
-        """Say whether a part of the data was, by its name, part of the training."""
+        """Return whether the model was trained on a subset, judged by its name."""
         return is_trained_on(self.cfg, subset)
 
     def initial(self) -> Any:
-        """Return the model as it was before its first update: built anew with the run's seed, in eval mode."""
+        """Return the model before its first update, rebuilt with the run's seed, in eval mode."""
         config = Namespace(**vars(self.cfg.model)) if isinstance(self.cfg.model, Namespace) else self.cfg.model
-        config.residual_profiled = False  # what a first pass sets, it sets again
+        config.residual_profiled = False  # so that the first forward pass profiles again
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.cfg.common.seed)
             model = self.task.build_model(config)
@@ -57,8 +57,8 @@ def load(
 ) -> Loaded:
     """Load a checkpoint of a run with a data folder, on the GPU if there is one.
 
-    adapt: changes the checkpoint's config before the model is built
-    Raises: ValueError or OSError naming what is missing or does not fit.
+    adapt: modifies the checkpoint's state before the model is built
+    Raises: ValueError or OSError naming the missing or mismatched file.
     """
     register()
     from fairseq import checkpoint_utils

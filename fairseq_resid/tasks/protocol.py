@@ -1,7 +1,7 @@
-"""What a kind of task is to evaluation, comparison, tables, analysis, studies and reports, which are written once.
+"""The interface that evaluation, comparison, tables, analysis, studies and reports use for every task.
 
-There is one object for each kind, listed in kinds.py: translating.py, classifying.py. A new kind is such an object,
-fairseq's own task if it needs one, and the preparation of its data folders (data/folders.py).
+Each task is one object, listed in kinds.py: translating.py, classifying.py. A new task needs such an object, a fairseq
+task if fairseq has none, and a command that prepares its data folders (data/folders.py).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
     from .loading import Loaded
 
-NLL = "NLL"  # among the scores of every kind
-LAST = "last"  # the model that every kind scores
-POSITIONS = 64  # that have a figure of their own; later ones count as the last
+NLL = "NLL"  # a score of every task
+LAST = "last"  # a model that every task scores
+POSITIONS = 64  # with separate values; later positions count as the last one
 FREQUENCIES = 8  # classes of tokens by their rank in dict.txt: the 1st to 10th, 11th to 30th, 31st to 100th, ...
 
 TableRows = list[tuple[str, ...]]
 
 
 class Data(Protocol):
-    """A data folder that was read: what results.json says of it."""
+    """An opened data folder, with the facts recorded in results.json."""
 
     @property
     def path(self) -> Path: ...
@@ -52,7 +52,7 @@ D = TypeVar("D", bound=Data)
 
 @dataclass(frozen=True)
 class ScoredModel:
-    """A model of a run that is scored: its name in results.json, its file, the checkpoints that it is made from."""
+    """A model to be scored: its name in results.json, its file, and the checkpoints it was made from."""
 
     name: str
     file: Path
@@ -61,10 +61,10 @@ class ScoredModel:
 
 @dataclass(frozen=True)
 class ScoringJob(Generic[D]):
-    """One run's evaluation on one part of the data, its inputs found and checked.
+    """The evaluation of one run on one subset of the data, with its inputs located and checked.
 
-    averages: the checkpoints that each average is made from, by the average's name; none if the kind has no averages
-    is_training_data: the model was trained on this part of the data
+    averages: the checkpoints of each average, by the name of the average; empty if the task has no averages
+    is_training_data: whether the model was trained on this subset
     """
 
     run: Run
@@ -79,21 +79,21 @@ class ScoringJob(Generic[D]):
     is_training_data: bool = False
 
     def models(self) -> list[ScoredModel]:
-        """Return every model that is scored: the averages, and the last checkpoint."""
+        """Return all models to score: the averages and the last checkpoint."""
         averages = [ScoredModel(name, self.run.average(name), files) for name, files in self.averages.items()]
         return [*averages, ScoredModel(LAST, self.run.last, [self.run.last])]
 
     def decoded(self, name: str, kind: str) -> Path:
-        """Return the path of what was computed with a model, RUN/decode/SUBSET.NAME.KIND."""
+        """Return the path of an output of a model, RUN/decode/SUBSET.NAME.KIND."""
         return self.run.decode / f"{self.subset}.{name}.{kind}"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An evaluated run that is compared with others.
+    """An evaluated run to be compared with others.
 
-    model: whose score and outputs these are; outputs: what the task needs to test them
-    setting: the training's command without what differs between seeds
+    model: the model that produced score and outputs; outputs: the data that the task's tests need
+    setting: the training command without the options that differ between seeds
     """
 
     path: Path
@@ -112,7 +112,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Texts:
-    """What a reader sees of a comparison: sources, references, and what every candidate made of them, by its name."""
+    """Examples for a comparison: sources, references, and the outputs of every candidate by its name."""
 
     sources: list[str]
     references: list[str]
@@ -121,10 +121,10 @@ class Texts:
 
 @dataclass(frozen=True)
 class Measure:
-    """A score of a model on a test set, as a study tests it.
+    """A score of a model on a test set, as tested by a study.
 
-    parts: of a run and a test set, (examples, k): what is added up over examples
-    score: of the k sums over examples; digits: that are shown; is_less_better: what a good model has
+    parts: returns an (examples, k) table for a run and a test set, to be summed over examples
+    score: computes the score from the k sums; digits: decimals shown; is_less_better: whether lower is better
     """
 
     parts: Callable[[Run, str], list[list[float]]]
@@ -134,50 +134,51 @@ class Measure:
 
 
 def mean_of_sums(summed: np.ndarray) -> float:
-    """Return a mean, of a sum and a count."""
+    """Return the mean from a sum and a count."""
     return float(summed[0] / summed[1])
 
 
 class Batch(ABC):
-    """Examples that a model reads together, for analysis."""
+    """A batch of examples for analysis."""
 
     net_input: dict[str, Any]
 
     @abstractmethod
     def nll(self, model: Any) -> Tensor:
-        """Return the NLL in nats of everything that is predicted, 0 at padding; it sums to that of the examples."""
+        """Return the NLL in nats of each prediction, 0 at padding; its sum is the NLL of the batch."""
 
     @property
     @abstractmethod
     def predicted(self) -> int:
-        """How much is predicted: target tokens, or images."""
+        """The number of predictions: target tokens or images."""
 
     @abstractmethod
     def kept(self, stack: str) -> Tensor | None:
-        """Return where a stack's positions are no padding; None if there is none."""
+        """Return a mask that is true where a stack has no padding; None if it has none anywhere."""
 
     @abstractmethod
     def classes(self, stack: str) -> dict[str, tuple[Tensor, int]]:
-        """Return how positions are classed, by what: the class of each, and how many there are."""
+        """Return, for each kind of grouping, the class of every position and the number of classes."""
 
     @abstractmethod
     def by_example(self, state: Tensor) -> Tensor:
-        """Return a state with the examples in its first dimension."""
+        """Return a state with the examples in the first dimension."""
 
 
 class Task(ABC, Generic[D]):
-    """A kind of task.
+    """A task.
 
-    folder: its data folders; example: one of what a data folder holds; prediction: what the NLL is a mean over
-    has_averages: whether averages of checkpoints are scored; if not, the last checkpoint alone is
-    best: the model whose scores are compared by a study
-    shows_spread: evaluation of several runs ends with their spread over seeds
-    can_decode: its models decode, with attention to a source
+    folder: the kind of its data folders
+    example: name of one example; prediction: name of one prediction, the unit of the NLL
+    has_averages: whether averages of checkpoints are scored; otherwise only the last checkpoint is
+    best: the model whose scores a study compares
+    shows_spread: whether evaluating several runs also prints their spread over seeds
+    can_decode: whether its models decode with attention to a source
 
-    table_headings: of scores and speed in a table of runs; headings: of a comparison
-    measures: of a study, by name; shown: further scores in its table
-    floor: a measure, and the mean below which an arm did not train, so that testing its scores says nothing
-    curve: a quantity of analysis/curves.py, the validation that a study follows by epoch
+    table_headings: scores and speed in a table of runs; headings: columns of a comparison
+    measures: the measures of a study, by name; shown: additional scores in its table
+    floor: a measure and a mean; an arm below it did not train, so significance tests would be meaningless
+    curve: the quantity of analysis/curves.py that a study plots by epoch
     kept_files: patterns of the files in RUN/decode that a study keeps
     """
 
@@ -204,76 +205,76 @@ class Task(ABC, Generic[D]):
 
     @abstractmethod
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> D:
-        """Read a data folder and check that it has a part `subset` that fits the model of a run's last checkpoint.
+        """Open a data folder and check that it contains `subset` and matches the model of the run's last checkpoint.
 
-        Raises: ValueError or OSError naming what is missing or does not fit.
+        Raises: ValueError or OSError naming the missing or mismatched file.
         """
 
     @abstractmethod
     def nll(self, job: ScoringJob[D], model: ScoredModel) -> float:
-        """Return a model's NLL of what the data predict, in nats."""
+        """Return the mean NLL of the data under a model, in nats per prediction."""
 
     @abstractmethod
     def score(self, job: ScoringJob[D], results: Results, lock: int) -> tuple[Results, list[str]]:
-        """Return the results completed by the scores of every model, and what evaluation says of them, in lines.
+        """Return the results with the scores of all models added, and the lines that evaluation prints.
 
-        lock: of the run folder, for the commands that work in it
+        lock: file descriptor of the run folder's lock, for child processes
         """
 
     @abstractmethod
     def not_as_published(self, job: ScoringJob[D]) -> list[str]:
-        """Return why the scores cannot be put beside published ones, a phrase each."""
+        """Return the reasons why the scores cannot be compared with published ones, one phrase each."""
 
     # ----------------------------------------------------------------------------------------------- reading results
 
     @abstractmethod
     def has_made(self, results: Results) -> bool:
-        """Say whether results are of this kind."""
+        """Return whether results belong to this task."""
 
     @abstractmethod
     def signature(self, results: Results) -> str:
-        """Return which score the table shows."""
+        """Return the signature of the score shown in the table."""
 
     @abstractmethod
     def table_scores(self, run: Run, results: Results) -> tuple[str, str]:
-        """Return both scores of a run in the table."""
+        """Return the two scores of a run for the table."""
 
     @abstractmethod
     def bleu(self, results: Results) -> float | None:
-        """Return the BLEU that `--at-least` bounds; None if this kind has none."""
+        """Return the BLEU that `--at-least` bounds; None if the task has no BLEU."""
 
     # ---------------------------------------------------------------------------------------------------- comparison
 
     @abstractmethod
     def read_outputs(self, run: Run, subset: str, results: Results, model: str, data: Path | None) -> tuple[float, Any]:
-        """Return the score of a model, and its outputs on a part of the data as a comparison needs them.
+        """Return the score of a model, and its outputs on a subset for a comparison.
 
-        Raises: ValueError or OSError naming the file that is missing, damaged, or not of these results.
+        Raises: ValueError or OSError naming the file that is missing, damaged, or does not match the results.
         """
 
     @abstractmethod
     def check_comparable(self, first: Candidate, other: Candidate) -> None:
-        """Raise ValueError naming both runs and what differs if they cannot be compared."""
+        """Raise ValueError naming both runs and their difference if they cannot be compared."""
 
     @abstractmethod
     def compare(self, candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]:
-        """Return a row for every candidate, tested against the first one, and notes, first what they are of."""
+        """Return a row for every candidate, tested against the first one, and notes; the first note names the data."""
 
     def list_apart(self, candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], TableRows]:
-        """Return headings and a row for every candidate, without tests against each other."""
+        """Return headings and a row for every candidate, without significance tests."""
         rows = [(each.name, each.results.architecture, f"{each.score:.2f}") for each in candidates]
         return self.headings[:3], list(rows)
 
     @abstractmethod
     def spread(self, scores: list[float]) -> str:
-        """Return what is said of the scores of several seeds."""
+        """Return a summary of the scores of several seeds."""
 
     def setting_name(self, candidate: Candidate) -> str:
-        """Return how a line on several seeds names what they have in common."""
+        """Return the name of a group of runs that differ only by seed."""
         return candidate.results.architecture
 
     def texts(self, candidates: Sequence[Candidate]) -> Texts | None:
-        """Return what candidates made of the same text; None if this kind makes no text."""
+        """Return the texts that candidates produced; None if the task does not produce text."""
         return None
 
     # ------------------------------------------------------------------------------------------------------- studies
@@ -282,24 +283,24 @@ class Task(ABC, Generic[D]):
     def score_together(
         self, jobs: Sequence[ScoringJob[D]], model: str, tests: Mapping[str, Sequence[str]]
     ) -> dict[str, Scored]:
-        """Return a model's scores, each on the test sets of its measure as if they were one; tests: by measure."""
+        """Return a model's scores on the concatenation of a measure's test sets; tests: the test sets by measure."""
 
     # ------------------------------------------------------------------------------------------------------ analysis
 
     @abstractmethod
     def load_examples(self, loaded: Loaded, subset: str) -> None:
-        """Load a part of the data into fairseq's task, not augmented.
+        """Load a subset into fairseq's task, without augmentation.
 
-        Raises: ValueError if the data folder has no such part.
+        Raises: ValueError if the data folder does not contain it.
         """
 
     @abstractmethod
     def fits(self, loaded: Loaded, subset: str) -> np.ndarray:
-        """Return, of every example of a loaded part, whether the model can read it."""
+        """Return, for every example of a loaded subset, whether it is short enough for the model."""
 
     @abstractmethod
     def batches(self, loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
-        """Yield the chosen examples in batches of at most so many padded positions on a side."""
+        """Yield the chosen examples in batches with at most `max_tokens` padded positions per side."""
 
 
 def article(noun: str) -> str:
@@ -308,8 +309,8 @@ def article(noun: str) -> str:
 
 
 def is_kept(file: Path, note: Path, mine: Any, made: str) -> bool:
-    """Return whether a file is there and the note beside it says that it was made as `mine` says; print that."""
+    """Return whether a file exists and its note equals `mine`, that is, whether it can be reused; if so, print that."""
     kept = file.is_file() and records.remembered(note, type(mine)) == mine
     if kept:
-        say(f"{file}: made from {made}, kept")
+        say(f"{file}: made from {made}, reused")
     return bool(kept)

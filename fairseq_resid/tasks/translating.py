@@ -1,4 +1,4 @@
-"""Translation: raw references are scored by BLEU and by their NLL, with averaged checkpoints and the last one."""
+"""Translation: BLEU against the raw references and their NLL, for averaged checkpoints and the last one."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 # fairseq's dictionary has four symbols before those in its file: <s>, <pad>, </s>, <unk>.
 SPECIAL = 4
-TOLERANCE = 0.001  # results.json holds four decimals
+TOLERANCE = 0.001  # results.json has four decimals
 
 
 @dataclass(frozen=True)
 class DecodingNote:
-    """decode/SUBSET.MODEL.json, SUBSET.MODEL.nll.json: all that the hypotheses, or the NLL, beside it depend on."""
+    """decode/SUBSET.MODEL.json, SUBSET.MODEL.nll.json: all inputs of the hypotheses or the NLL next to it."""
 
     checkpoints: list[FileState]
     data: str
@@ -64,19 +64,19 @@ class DecodingNote:
         )
 
     def still_describes(self, file: Path, note: Path) -> bool:
-        """Return whether a file is there and was made from the same files with the same settings; say so."""
+        """Return whether a file was made from the same files with the same settings; if so, print that."""
         return is_kept(file, note, self, "the same files with the same settings")
 
 
 def decoding_settings(job: ScoringJob[Corpus]) -> dict[str, str | None]:
-    """Return the settings of fairseq-generate, as results.json has them."""
+    """Return the settings of fairseq-generate as recorded in results.json."""
     return {**job.settings.decoding, "post-process": job.data.post_process}
 
 
 def translate(job: ScoringJob[Corpus], model: ScoredModel, lock: int | None = None) -> list[str]:
-    """Return the hypotheses of one model, from RUN/decode if they are there and of the same inputs and settings.
+    """Return the hypotheses of one model, reusing RUN/decode if inputs and settings have not changed.
 
-    Raises: DecodingError if fairseq-generate fails or leaves out a sentence.
+    Raises: DecodingError if fairseq-generate fails or skips a sentence.
     """
     log, hypotheses, note = (job.decoded(model.name, kind) for kind in ("log", "hyp", "json"))
     mine = DecodingNote.of(job, model, decoding_settings(job))
@@ -98,7 +98,7 @@ def translate(job: ScoringJob[Corpus], model: ScoredModel, lock: int | None = No
 
 
 def reference_nll(job: ScoringJob[Corpus], model: ScoredModel) -> list[likelihood.Sentence]:
-    """Return one model's NLL of every reference, from RUN/decode if it is there and of the same inputs."""
+    """Return the NLL of every reference under one model, reusing RUN/decode if its inputs have not changed."""
     file, note = (job.decoded(model.name, kind) for kind in ("nll", "nll.json"))
     mine = DecodingNote.of(job, model, {})
     if mine.still_describes(file, note):
@@ -111,13 +111,13 @@ def reference_nll(job: ScoringJob[Corpus], model: ScoredModel) -> list[likelihoo
 
 
 def check_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> None:
-    """Check that a data folder's dictionaries are those that a run was trained with.
+    """Check that the dictionaries of a data folder are those that a run was trained with.
 
-    Raises: ValueError naming the dictionary that is missing, or has other words than the model or its own data folder.
+    Raises: OSError or ValueError naming the dictionary that is missing or differs from that of the model.
     """
     try:
         trained_on = find_data(run, state)
-    except ValueError:  # not there any more: sizes alone can be compared
+    except ValueError:  # the folder no longer exists: only sizes can be compared
         trained_on = corpus.path
     for language, embedding in (
         (corpus.source, "encoder.embed_tokens.weight"),
@@ -130,11 +130,11 @@ def check_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> None:
         if len(words) + SPECIAL != rows:
             raise ValueError(f"{file}: {len(words):,} words, but {run.last} was trained with {rows - SPECIAL:,}")
         if own.is_file() and read_lines(own) != words:
-            raise ValueError(f"{file}: other words than {own}, which {run.path} was trained with")
+            raise ValueError(f"{file}: differs from {own}, which {run.path} was trained with")
 
 
 def data_of(run: Run, results: Results) -> Path:
-    """Return the data folder of a run's results; if they name it from another folder, as evaluation finds it."""
+    """Return the data folder named in results; if it does not exist from here, find it like evaluation does."""
     from ..fairseq_patches import load_checkpoint
 
     named = Path(results.data)
@@ -149,11 +149,11 @@ def _bleu_parts(run: Run, subset: str) -> list[list[float]]:
     def counts(fields: list[str]) -> list[float]:
         return [bounded(float(field), 0, MOST_COUNT) for field, _ in zip(fields, range(10), strict=True)]
 
-    return read_rows(run.decode / f"{subset}.averaged.bleu", counts, "two lengths and eight counts of n-grams")
+    return read_rows(run.decode / f"{subset}.averaged.bleu", counts, "two lengths and eight n-gram counts")
 
 
 class Translation(Task[Corpus]):
-    """Translation of text."""
+    """Machine translation."""
 
     folder = folders.TEXT
     example, prediction = "sentence", "token"
@@ -180,7 +180,7 @@ class Translation(Task[Corpus]):
                 "prepare the corpus again with its files"
             )
         if not reference.is_file():
-            raise ValueError(f"{reference}: no such reference text; --subset names the parts to translate")
+            raise ValueError(f"{reference}: no such reference text; --subset must name subsets of the data folder")
         if not any(file.suffix == ".bin" for file in corpus.inputs(subset)):
             raise ValueError(f"{corpus.path}: has no binarised {subset} set")
         corpus.references(subset)
@@ -247,8 +247,8 @@ class Translation(Task[Corpus]):
         score = scoring.bleu(hypotheses, references, corpus.tokenize)
         if abs(score.value - expected) > TOLERANCE or score.signature != results.signature:
             raise ValueError(
-                f"{run.results(subset)}: says BLEU {expected:.2f} {results.signature}, but {text} has "
-                f"{score.value:.2f} {score.signature} against {corpus.reference(subset)}: run {EVALUATE} "
+                f"{run.results(subset)}: contains BLEU {expected:.2f} {results.signature}, but {text} has "
+                f"{score.value:.2f} {score.signature} against {corpus.reference(subset)}; run {EVALUATE} "
                 f"{run.path} again"
             )
         return expected, Translations(hypotheses, references, corpus.tokenize)
@@ -265,7 +265,7 @@ class Translation(Task[Corpus]):
         return f"BLEU {statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
 
     def texts(self, candidates: Sequence[Candidate]) -> Texts:
-        """Return sources, as they are kept beside the references or else empty, references and hypotheses."""
+        """Return sources (empty if not stored next to the references), references and hypotheses."""
         first = candidates[0]
         corpus = Corpus.read(data_of(Run(first.path), first.results))
         path = corpus.reference(first.results.subset).with_suffix(f".{corpus.source}")

@@ -1,4 +1,4 @@
-"""What analysis says of a model, beside the same figures worked out by hand."""
+"""Analysis of models, checked against independent computations."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def text(loaded: Loaded, max_tokens: int = 4096, count: int = 20) -> list[Any]:
     return list(TRANSLATION.batches(loaded, "valid", choose_examples(loaded, "valid", count), max_tokens))
 
 
-def test_figures_equal_those_of_single_sentences(sas: Loaded) -> None:
-    """Mean, spread and histogram of α at a site, its norms and its share, from a forward pass written again."""
+def test_measurements_equal_those_of_single_sentences(sas: Loaded) -> None:
+    """Coefficient statistics, norms and branch share at a site equal those of a separate forward pass."""
     observer, nll, tokens = observe(sas.model, text(sas))
     values: dict[str, list[Tensor]] = {"alpha": [], "gamma": []}
     shortcut, shares, losses = [], [], []
@@ -71,14 +71,14 @@ def test_figures_equal_those_of_single_sentences(sas: Loaded) -> None:
         assert made.mean == pytest.approx(expected.mean().item(), abs=1e-6)
         assert made.sd == pytest.approx(expected.std(correction=0).item(), abs=1e-5)
         histogram = torch.histc(expected, BINS, 0, 1)
-        assert (made.histogram[1:-1] - histogram).abs().sum() <= 2  # a value on a border
+        assert (made.histogram[1:-1] - histogram).abs().sum() <= 2  # a value on a bin edge
         assert made.count == tokens == len(expected)
     assert found.shortcut.mean == pytest.approx(torch.cat(shortcut).mean().item(), rel=1e-5)
     assert found.share.mean == pytest.approx(torch.cat(shares).mean().item(), rel=1e-4)
     assert nll == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
 
 
-def test_batching_does_not_change_figures(sas: Loaded) -> None:
+def test_batching_does_not_change_measurements(sas: Loaded) -> None:
     many, few = (analysed(sas, "valid", 15, size, True) for size in (40, 4096))
     assert len(text(sas, 40, 15)) > 5 * len(text(sas, 4096, 15)) > 0
     for name, site in many.sites.items():
@@ -111,7 +111,7 @@ def test_gradient_norms_equal_those_of_single_sentences(sas: Loaded) -> None:
 
 
 def test_switched_off_site_is_reported(sas: Loaded) -> None:
-    """The branch gives 0: nothing changes without it."""
+    """A branch that outputs 0 can be removed without changing the NLL."""
     model = copy.deepcopy(sas.model)
     for parameter in model.encoder.layers[1].fc2.parameters():
         parameter.data.zero_()
@@ -150,12 +150,12 @@ def test_every_structure_and_its_coefficients(name: str, sas: Loaded) -> None:
         assert labels == expected
     if name in ("hyper", "mhc", "attn_residual", "dense_former"):
         assert len(labels) > 2
-    if name == "attn_residual":  # weights of a mean
+    if name == "attn_residual":  # weights that sum to 1
         for each in observer.sites.values():
             assert not each.coefficients or sum(m.mean for m in each.coefficients.values()) == pytest.approx(
                 1, abs=1e-5
             )
-    # The seed's start again.
+    # initial() rebuilds the model from the seed.
     for ours, theirs in zip(loaded.initial().parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -189,7 +189,7 @@ def test_stock_model_is_analyzed_without_coefficients(stock_checkpoint: Path, co
     loaded = load_for_analysis(stock_checkpoint.parent, corpus, cpu=True)
     found = analysed(loaded, "valid", 10, 4096, False)
     assert found.structure == "post_ln" and found.nll < found.start_nll
-    assert found.notes == ["the structure post_ln has no coefficients that could be shown"]
+    assert found.notes == ["the structure post_ln has no coefficients to show"]
     assert all(site.nll_without is None and site.gradient for site in found.sites.values())
 
 
@@ -202,20 +202,20 @@ def test_learning_curves_of_coefficients_skip_unusable_checkpoints(
     (tmp_path / "checkpoint_1_5.pt").write_bytes(sas_checkpoint.read_bytes())
     notes: list[str] = []
     found = learned(loaded, notes)
-    assert [note.split()[:2] for note in notes] == [["left", "out:"]] * 2 and "checkpoint_1_4.pt" in notes[0]
+    assert [note.split()[:1] for note in notes] == [["skipped:"]] * 2 and "checkpoint_1_4.pt" in notes[0]
     assert len(found) == 10 and [at for at, _ in found["decoder.1.ffn"]["w"]] == [2, 6]
     trained = loaded.model.decoder.layers[1].ffn_residual.skip_weight.mean().item()
     assert found["decoder.1.ffn"]["w"][-1][1] == pytest.approx(trained, rel=1e-6)
 
 
-# --- the command lines ---------------------------------------------------------------------------------------------
+# --- commands ---------------------------------------------------------------------------------------------
 
 
 def test_analyze(sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
     run = tmp_path / "run"
     shutil.copytree(sas_checkpoint.parent, run)
     flags = ["--data", str(corpus), "--cpu", "--sentences", "8"]
-    assert analyze.main([str(tmp_path / "none"), str(run), *flags]) == 2  # the other one is analysed
+    assert analyze.main([str(tmp_path / "none"), str(run), *flags]) == 2  # the other run is analysed
     said = capsys.readouterr()
     assert f"{tmp_path / 'none'}: no such run folder" in said.err and "NLL" in said.out
     found = records.read(analyze.analysis_file(Run(run)), Analysis)
@@ -224,10 +224,10 @@ def test_analyze(sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any
     assert plots == {"coefficients", "histograms", "places", "norms", "gradients", "losses"}
     for path in (run / "analysis").glob("*.svg"):
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
-    (run / "analysis" / "learning.svg").write_text("of an earlier analysis")
+    (run / "analysis" / "learning.svg").write_text("left from an earlier analysis")
     before = (run / "analysis" / "coefficients.svg").read_bytes()
     assert analyze.main([str(run), *flags, "--no-ablation"]) == 0
-    assert (run / "analysis" / "coefficients.svg").read_bytes() == before  # the same figures, the same file
+    assert (run / "analysis" / "coefficients.svg").read_bytes() == before  # same data, same file
     assert not (run / "analysis" / "learning.svg").exists() and not (run / "analysis" / "losses.svg").exists()
 
 
@@ -288,7 +288,7 @@ def test_attention(sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: A
     flags = [str(sas_checkpoint.parent), "--data", str(corpus), "--cpu", "--out"]
     assert attention.main([*flags, str(tmp_path / "a.png"), "--text", "the small dog sees a bird ."]) == 0
     assert (tmp_path / "a.png").stat().st_size > 5000
-    for more, error in ((["--sentence", "4000"], "--sentence 4000: valid has"), (["--text", " "], "nothing in it")):
+    for more, error in ((["--sentence", "4000"], "--sentence 4000: valid has"), (["--text", " "], "--text: empty")):
         assert attention.main([*flags, str(tmp_path / "b.svg"), *more]) == 2
         assert error in capsys.readouterr().err and not (tmp_path / "b.svg").exists()
 
@@ -331,7 +331,7 @@ STRANGE = ["cost$x_{1$", "a$b$", "bad\x1b[31m\x00"]
 
 @pytest.mark.parametrize("name", STRANGE)
 def test_labels_of_plots_show_any_name_as_text(name: str, tmp_path: Path) -> None:
-    """A pair of $ is a formula to matplotlib, and a control character no XML."""
+    """matplotlib reads a pair of $ as a formula, and control characters are not valid in XML."""
     folder = tmp_path / name.replace("\x00", "")
     out = tmp_path / "curves.svg"
     assert curves.main([str(made_up(folder, 1, 0.0)), "--out", str(out)]) == 0
@@ -357,11 +357,11 @@ def test_curves_survive_truncated_logs_and_restarted_trainings(tmp_path: Path, c
     ]  # fmt: skip
     found = curves.read_curves(Run(made_up(tmp_path / "run", 1, 0, lines))).points
     assert [(at, seconds) for at, seconds, _ in found["train loss"]] == [(10, 0), (15, 250), (20, 300)]
-    assert "valid loss" not in found  # of a part of the training that was replaced
+    assert "valid loss" not in found  # its records were replaced by the restarted training
     made_up(tmp_path / "empty", 1, 0, ["no record"])
     out = tmp_path / "curves.svg"
     assert curves.main([str(tmp_path / "run"), str(tmp_path / "empty"), "--out", str(out)]) == 1
-    assert "no records of a training" in capsys.readouterr().err and out.is_file()
+    assert "no training records" in capsys.readouterr().err and out.is_file()
     assert curves.main([str(tmp_path / "empty"), "--out", str(tmp_path / "none.svg")]) == 2
     assert curves.main([str(tmp_path / "nowhere")]) == 2
     with pytest.raises(SystemExit):
@@ -380,10 +380,11 @@ def test_too_long_sentences_are_skipped(train: Callable[..., Any], corpus: Path,
           "--decoder-output-dim", 32, "--residual", "wskip_ln", without=("--share-all-embeddings",))  # fmt: skip
     loaded = load_for_analysis(tmp_path, corpus, cpu=True)
     found = analysed(loaded, "valid", 400, 4096, False)
-    assert "sentences are longer than the model takes" in found.notes[0] and found.is_whole and found.sentences < 40
+    assert "sentences are too long for the model and were skipped" in found.notes[0]
+    assert found.is_whole and found.sentences < 40
     dataset = loaded.task.dataset("valid")
     number = 1 + next(index for index in range(len(dataset)) if dataset.src_sizes[index] > 20)
-    with pytest.raises(ValueError, match="subwords, and the model takes 20"):
+    with pytest.raises(ValueError, match="subwords; the model accepts at most 20"):
         attention.attention(loaded, attention.of_data(loaded, "valid", number))
 
 
@@ -392,5 +393,5 @@ def test_attention_of_model_without_encoder_attention_is_refused(
 ) -> None:
     train(tmp_path, "--no-cross-attention", "--residual", "sas")
     loaded = load_for_analysis(tmp_path, corpus, cpu=True)
-    with pytest.raises(ValueError, match="a model without encoder attention"):
+    with pytest.raises(ValueError, match="the model has no encoder attention"):
         attention.attention(loaded, attention.of_data(loaded, "valid", 1))

@@ -1,4 +1,4 @@
-"""A tiny stock transformer, trained and evaluated, and a stand-in for its decoding."""
+"""A tiny stock transformer, trained and evaluated, and a fake decoder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data/ and run/: 12 updates of a one-layer stock transformer, a checkpoint every 3."""
+    """A folder with data/ and checkpoints/run/: 12 updates of a one-layer stock transformer, a checkpoint every 3."""
     folder = tmp_path_factory.mktemp("evaluation")
     (folder / "raw").mkdir()
     words = {"red": "ro@@ uge", "green": "ve@@ rt", "blue": "bl@@ eu", "old": "vi@@ eux", "new": "ne@@ uf"}
@@ -63,7 +63,7 @@ def here(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture(scope="session")
 def evaluated(trained: Path) -> str:
-    """What scripts/evaluate.sh prints."""
+    """The output of scripts/evaluate.sh."""
     environment = {**os.environ, "FAIRSEQ_RESID_VENV": str(BIN.parent)}
     command = [str(ROOT / "scripts" / "evaluate.sh"), "checkpoints/run", "--last", "2", "--cpu"]
     done = subprocess.run(command, cwd=trained, env=environment, capture_output=True, text=True)
@@ -80,7 +80,7 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> Decoder:
 
 @pytest.fixture
 def copy(here: Run, tmp_path: Path) -> Run:
-    """A run folder of its own with the trained checkpoints."""
+    """A separate run folder with the trained checkpoints."""
     run = Run(tmp_path / "copy")
     run.path.mkdir()
     for file in [*here.path.glob("checkpoint*.pt"), here.train_log]:

@@ -1,4 +1,4 @@
-"""Checkpoint averaging: the arithmetic, what it refuses, what it leaves alone."""
+"""Checkpoint averaging: arithmetic, rejected inputs, and values copied unchanged."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fairseq_resid.evaluation import averaging
 from fairseq_resid.fairseq_patches import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
-# Averaging needs torch and numpy alone; the package takes fairseq for absent, which also saves seconds.
+# Averaging only needs torch and numpy. Hiding fairseq checks this and makes the import faster.
 WITHOUT_FAIRSEQ = "import sys; sys.path.insert(0, sys.argv[1]); sys.modules['fairseq'] = None\n"
 SCRIPT = ROOT / "scripts" / "average_checkpoints.py"
 
 
 def state(seed: int, **other: Any) -> dict[str, Any]:
-    """A checkpoint as fairseq writes it: every dtype, a tied embedding, optimizer state, numpy in the meters."""
+    """Return a checkpoint like fairseq's: every dtype, a tied embedding, optimizer state, numpy in the meters."""
     random = torch.Generator().manual_seed(seed)
     embedding = torch.randn(7, 4, generator=random)
     model = OrderedDict(
@@ -34,7 +34,7 @@ def state(seed: int, **other: Any) -> dict[str, Any]:
             ("encoder.embed_tokens.weight", embedding),
             ("fp64", torch.randn(3, generator=random, dtype=torch.float64)),
             ("bf16", torch.randn(5, 3, generator=random).bfloat16()),
-            ("fp16", torch.full((4,), 60000.0).half()),  # the sum of two is infinite in fp16
+            ("fp16", torch.full((4,), 60000.0).half()),  # the sum of two overflows in fp16
             ("scalar", torch.tensor(float(seed))),
             ("steps", torch.tensor([seed])),
             ("mask", torch.tensor([seed % 2 == 0])),
@@ -61,7 +61,7 @@ def save(path: Path, seed: int, **other: Any) -> Path:
 
 
 def changed(path: Path, seed: int, name: str, value: torch.Tensor | None) -> Path:
-    """A checkpoint with one tensor replaced, or left out."""
+    """Save a checkpoint with one tensor replaced or removed."""
     checkpoint = state(seed)
     if value is None:
         del checkpoint["model"][name]
@@ -139,7 +139,7 @@ def test_reads_checkpoint_format_before_torch_1_6(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "out.pt")["model"]["scalar"] == 2
 
 
-# --- which files
+# --- selecting files
 
 
 @pytest.fixture
@@ -162,14 +162,14 @@ def test_too_few_files_are_named(folder: Path) -> None:
         ValueError, match=r"--last 4.* 3 update-numbered checkpoints: checkpoint_1_900\.pt, checkpoint_2"
     ):
         averaging.last_checkpoints(folder, 4)
-    with pytest.raises(ValueError, match="holds 0 epoch-numbered checkpoints: none"):
+    with pytest.raises(ValueError, match="contains 0 epoch-numbered checkpoints: none"):
         averaging.last_checkpoints(folder, 1, "epoch")
     with pytest.raises(ValueError, match="--last 0"):
         averaging.last_checkpoints(folder, 0)
 
 
 def test_endless_range_of_epochs_stops_at_first_missing(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"checkpoint\d+\.pt: no such checkpoint; --epochs 1-1000000000000 averages"):
+    with pytest.raises(ValueError, match=r"checkpoint\d+\.pt: no such checkpoint; --epochs 1-1000000000000 needs"):
         averaging.epoch_checkpoints(folder, 1, 10**12)
 
 
@@ -185,7 +185,7 @@ def test_mixed_checkpoint_kinds_need_by(folder: Path) -> None:
     assert averaging.last_checkpoints(folder, 1, "update")[0].name == "checkpoint_10_1100.pt"
 
 
-# --- refusals: one line, exit code 2, output untouched
+# --- rejected inputs: one line, exit code 2, output unchanged
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_refuses_damaged_files(files: list[Path], tmp_path: Path, capsys: Any, d
     content = files[0].read_bytes()
     if damage == "truncated":
         bad.write_bytes(content[: len(content) // 2])
-    elif damage == "flipped":  # one bit in the middle of a weight: only the checksum can tell
+    elif damage == "flipped":  # one bit in the middle of a weight: only the checksum detects it
         weights = state(1)["model"]["encoder.embed_tokens.weight"].numpy().tobytes()
         at = content.index(weights)
         bad.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
@@ -244,7 +244,7 @@ def test_refuses_damaged_files(files: list[Path], tmp_path: Path, capsys: Any, d
     assert out.read_text() == "old" and not list(tmp_path.glob("*.partial"))
 
 
-def test_refuses_options_that_mean_nothing(files: list[Path], tmp_path: Path, capsys: Any) -> None:
+def test_refuses_options_that_do_not_apply(files: list[Path], tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out.pt"
     assert "--last" in run(capsys, "--inputs", *files, "--last", 2, "--output", out)[1]
     assert run(capsys, "--inputs", tmp_path / "none", "--output", out)[0] == 2
@@ -286,7 +286,7 @@ def test_killed_script_keeps_old_output_and_runs_anywhere(files: list[Path], tmp
     arguments = ["--inputs", str(tmp_path), "--last", "2", "--output", str(out)]
     done = subprocess.run([sys.executable, SCRIPT, *arguments], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{out}: the average of checkpoint_1_200.pt, checkpoint_1_300.pt\n"
+    assert done.stdout == f"{out}: average of checkpoint_1_200.pt, checkpoint_1_300.pt\n"
     assert load_checkpoint(out)["model"]["scalar"] == 2.5
     assert not list(tmp_path.glob("*.partial"))
 
@@ -299,7 +299,7 @@ printf '%s\n' "$0" "$PYTHONPATH" "$@"
 
 
 def stand_in(environment: Path) -> Path:
-    """An environment whose Python says how it was called."""
+    """Create an environment whose Python prints its arguments."""
     python = environment / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(STAND_IN)
@@ -309,7 +309,7 @@ def stand_in(environment: Path) -> Path:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A copy of the project's scripts, with the package beside them and no environment."""
+    """A copy of the project's scripts and a link to the package, without an environment."""
     root = tmp_path / "project"
     (root / "scripts").mkdir(parents=True)
     for name in ("average_checkpoints.py", "environment.sh", "evaluate.sh"):
@@ -320,18 +320,18 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python without any package."""
+    """A Python without any packages."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, symlinks=True)
     return folder / "bin" / "python3"
 
 
 def test_weights_that_overlap_are_refused(tmp_path: Path) -> None:
-    """A hundred views of the same 4 KB, which average would write as a hundred tensors."""
+    """A hundred views of the same 4 KB, which averaging would write as a hundred tensors."""
     data, changed = torch.ones(1000), state(1)
     changed["model"] = {f"w{number}": data[number : number + 900] for number in range(100)}
     torch.save(changed, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match=r"a\.pt: its weights overlap: [\d,]+ bytes in 4,000 bytes of data"):
+    with pytest.raises(ValueError, match=r"a\.pt: overlapping weights: tensors of [\d,]+ bytes share 4,000 bytes"):
         averaging.average([tmp_path / "a.pt"], tmp_path / "out.pt")
     assert not (tmp_path / "out.pt").exists()
 
@@ -351,7 +351,7 @@ def test_slices_of_one_storage_are_averaged(tmp_path: Path) -> None:
 def run_script(
     python: Path | str, script: Path, *words: str, cwd: Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run average_checkpoints.py by a Python, or another script, with this Python first on PATH."""
+    """Run average_checkpoints.py with `python`, or another script with `python` first on PATH."""
     path = f"{Path(python).parent}:/usr/bin:/bin"
     command = [str(python), str(script), *words] if script.suffix == ".py" else [str(script), *words]
     environment = {"PATH": path, "HOME": str(cwd), **variables}
@@ -417,13 +417,13 @@ def test_memory_is_largest_checkpoint_plus_one_model(tmp_path: Path) -> None:
     for number, file in enumerate(files):
         weights = {f"w{index}": torch.full((model // 4 // 8,), float(number)) for index in range(8)}
         torch.save({"model": weights, "last_optimizer_state": torch.zeros(optimizer // 4)}, file)
-    # VmHWM and not ru_maxrss: the latter is inherited from the process that started this one.
+    # VmHWM, because ru_maxrss is inherited from the parent process.
     measure = (
         f"{WITHOUT_FAIRSEQ}import pathlib, re\n"
         "from fairseq_resid.evaluation import averaging\n"
         "kib = lambda key: int(re.search(key + r':\\s*(\\d+)', open('/proc/self/status').read())[1])\n"
         "small, *files = [pathlib.Path(name) for name in sys.argv[3:]]\n"
-        # Once before: a library's pages that are used for the first time count as new, and CUDA's are many.
+        # Warm-up: library pages count when they are first used, and CUDA has many.
         "averaging.average([small] * 2, pathlib.Path(sys.argv[2]))\n"
         "open('/proc/self/clear_refs', 'w').write('5'); before = kib('VmRSS')\n"
         "averaging.average(files, pathlib.Path(sys.argv[2])); print(kib('VmHWM') - before)"
@@ -434,14 +434,14 @@ def test_memory_is_largest_checkpoint_plus_one_model(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     peak = int(done.stdout) * 1024
-    # One model more would be 64 MiB. Pages that Linux takes back before count as new.
+    # Another copy of the model would be 64 MiB. Pages that Linux has reclaimed count again.
     assert peak < model + (model + optimizer) + 48 * mib, f"{peak / mib:.0f} MiB"
     assert (tmp_path / "out.pt").stat().st_size < model + mib
     assert load_checkpoint(tmp_path / "out.pt")["model"]["w7"][0] == 1.5
     shutil.rmtree(tmp_path)
 
 
-# --- numpy's values in checkpoints
+# --- numpy values in checkpoints
 
 
 @pytest.mark.parametrize("core", ["numpy.core", "numpy._core"])
@@ -449,7 +449,7 @@ def test_memory_is_largest_checkpoint_plus_one_model(tmp_path: Path) -> None:
 def test_both_spellings_of_numpy_load(tmp_path: Path, core: str, value: Any) -> None:
     file = tmp_path / "x.pt"
     state = {"model": {}, "value": value, "cfg": None, "args": argparse.Namespace(arch="a")}
-    # torch's unzipped format, whose bytes can be edited.
+    # torch's legacy format is not compressed, so its bytes can be edited.
     torch.save(state, file, _use_new_zipfile_serialization=False)
     own = value.__reduce__()[0].__module__.removesuffix(".multiarray")
     file.write_bytes(file.read_bytes().replace(own.encode(), core.encode()))

@@ -1,4 +1,4 @@
-"""The card of a run agrees with the files of the run."""
+"""The card of a run matches the files of the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Capture = pytest.CaptureFixture[str]
 COMMAND = {"run.json": "train", "results.json": "evaluate"}
 
 
-def test_card_agrees_with_run_files(evaluated: str, here: Run, tmp_path: Path, capsys: Capture) -> None:
+def test_card_matches_run_files(evaluated: str, here: Run, tmp_path: Path, capsys: Capture) -> None:
     text = here.card.read_text()
     assert card.main([str(here.path)]) == 0
     assert capsys.readouterr().out == text

@@ -1,4 +1,4 @@
-"""`fairseq-resid compare`: significance as sacrebleu's own command has it, seeds together, and what is refused."""
+"""`fairseq-resid compare`: same significance as the sacrebleu command, grouping of seeds, incomparable runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def rows(output: str) -> dict[str, list[str]]:
-    """Return the cells of a Markdown table by run."""
+    """Return the rows of a Markdown table by run."""
     table = [line for line in output.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     return {row[0]: row for row in cells[2:]}
@@ -89,7 +89,7 @@ def test_identical_runs_show_no_difference_and_no_seed_spread(data: Path, capsys
     assert compare.main([*map(str, runs), "--markdown"]) == 0
     output = capsys.readouterr().out
     assert rows(output)["copy"][3:] == ["+0.00", rows(output)["one"][4], "1.0000", "1.0000"]
-    assert "one, copy: the same settings, and some have the same seed: there is no spread over seeds" in output
+    assert "one, copy: same settings, and at least two with the same seed; no spread over seeds" in output
 
 
 def test_data_is_found_from_another_folder(data: Path, capsys: Capture, monkeypatch: Any) -> None:
@@ -109,11 +109,11 @@ def test_data_is_found_from_another_folder(data: Path, capsys: Capture, monkeypa
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"corpus": "huge"}, "corpus is tiny in the one and huge in the other"),
-        ({"sentences": 7}, "sentences is 120 in the one and 7 in the other"),
-        ({"decoding": {"beam": "5"}}, "decoding is {"),
-        ({"averaged_checkpoints": ["a"]}, "averaged checkpoints is 2 in the one and 1 in the other"),
-        ({"subset": "valid"}, "test set is test in the one and valid in the other"),
+        ({"corpus": "huge"}, "corpus differs (tiny and huge)"),
+        ({"sentences": 7}, "sentences differs (120 and 7)"),
+        ({"decoding": {"beam": "5"}}, "decoding differs ({"),
+        ({"averaged_checkpoints": ["a"]}, "averaged checkpoints differs (2 and 1)"),
+        ({"subset": "valid"}, "test set differs (test and valid)"),
     ],
 )
 def test_incomparable_scores_are_refused(data: Path, changes: dict[str, Any], said: str, capsys: Capture) -> None:
@@ -130,8 +130,8 @@ def test_another_reference_or_another_bleu_is_refused(data: Path, tmp_path: Path
     told = json.loads((data / "corpus.json").read_text())
     results = json.loads((two / "results.json").read_text())
     for references, tokenize, said in (
-        (sentences(5), "13a", "their reference texts differ"),
-        (REFERENCES, "char", "BLEU is nrefs:1|case:mixed|eff:no|tok:13a"),
+        (sentences(5), "13a", "reference texts differ"),
+        (REFERENCES, "char", "BLEU differs (nrefs:1|case:mixed|eff:no|tok:13a"),
     ):
         write(other / "ref" / "test.xx", references)
         (other / "corpus.json").write_text(json.dumps({**told, "bleu_tokenize": tokenize}))
@@ -166,7 +166,7 @@ def test_folder_without_evaluated_run_is_named(data: Path, capsys: Capture) -> N
         (empty / "results.json").write_text(content)
         assert compare.main([str(one), str(empty)]) == 2
         assert "empty/results.json: damaged" in capsys.readouterr().err
-    for runs, said in (([one], "two or more are needed"), ([one, one], "named twice")):
+    for runs, said in (([one], "two or more are needed"), ([one, one], "given twice")):
         with pytest.raises(SystemExit):
             compare.main(list(map(str, runs)))
         assert said in capsys.readouterr().err

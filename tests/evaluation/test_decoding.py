@@ -1,4 +1,4 @@
-"""Decoding: the command, its log, and the text form of the hypotheses."""
+"""Decoding: the command, its log, and the form of the hypotheses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_command_uses_relative_plugin_path_as_in_readme(monkeypatch: pytest.Monk
     assert children.user_dir() == "fairseq_resid"
     monkeypatch.chdir(tmp_path)
     assert children.user_dir() == str(ROOT / "fairseq_resid")
-    (tmp_path / "fairseq_resid").mkdir()  # another one
+    (tmp_path / "fairseq_resid").mkdir()  # a different package of the same name
     assert children.user_dir() == str(ROOT / "fairseq_resid")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert children.program("fairseq-generate") == str(BIN / "fairseq-generate")
@@ -57,7 +57,7 @@ def test_hypotheses_are_read_from_the_log(tmp_path: Path) -> None:
 def test_translation_is_restored_to_the_form_of_the_corpus(
     form: str, decoded: str, restored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What fairseq-generate prints has its pieces joined; tokens and escapes are undone by what corpus.json says."""
+    """fairseq-generate joins subwords; corpus.json determines how tokens and escapes are restored."""
     data = tmp_path / "data"
     data.mkdir()
     told = {"name": "c", "source": "vi", "target": "en", "restore": {"post_process": "sentencepiece"}}

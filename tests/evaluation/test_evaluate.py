@@ -1,4 +1,4 @@
-"""`fairseq-resid evaluate` of a tiny stock transformer trained here: from a run folder to scores."""
+"""`fairseq-resid evaluate` on a tiny stock transformer trained by the tests."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ def test_only_changed_parts_are_evaluated_again(copy: Run, decoder: Decoder, cap
     assert len(decoder.commands) == 2
     assert main(arguments(copy)) == 0
     assert len(decoder.commands) == 2 and copy.results().read_text() == first
-    assert capsys.readouterr().out.count("kept\n") == 4
+    assert capsys.readouterr().out.count("reused\n") == 4
 
     content = copy.last.read_bytes()
     copy.last.unlink()
-    copy.last.write_bytes(content)  # written again: a longer training's, say
+    copy.last.write_bytes(content)  # a new file, as after further training
     assert main(arguments(copy)) == 0
     assert [words[words.index("--path") + 1] for words in decoder.commands[2:]] == [str(copy.last)]
     assert main([*arguments(copy), "--last", "1"]) == 0  # another average
@@ -128,7 +128,7 @@ def test_only_changed_parts_are_evaluated_again(copy: Run, decoder: Decoder, cap
     assert len(decoder.commands) == 7 and decoder.commands[-1][-1] == "--cpu"
 
 
-def test_interrupted_evaluation_keeps_finished_half(
+def test_interrupted_evaluation_reuses_finished_model(
     copy: Run, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def only_averaged(words: list[str], log: Path, *_: Any) -> None:
@@ -175,7 +175,7 @@ def test_failing_generate_shows_its_log(copy: Run, capfd: pytest.CaptureFixture[
 
 
 def test_bad_input_is_refused_before_decoding(copy: Run, decoder: Decoder, capsys: Capture, tmp_path: Path) -> None:
-    refuse(capsys, [str(copy.path), "nowhere"], "holds 4 update-numbered")  # default --last 10
+    refuse(capsys, [str(copy.path), "nowhere"], "contains 4 update-numbered")  # default --last 10
     refuse(capsys, [*arguments(copy), "nowhere"], "nowhere: no such run folder")
     refuse(capsys, arguments(copy, "--by", "epoch"), "0 epoch-numbered")
     refuse(capsys, arguments(copy, "--subset", "train"), "ref/train.fr: no such reference text")
@@ -195,7 +195,7 @@ def test_bad_input_is_refused_before_decoding(copy: Run, decoder: Decoder, capsy
 def test_scores_are_kept_if_the_card_fails(copy: Run, decoder: Decoder, capsys: Capture) -> None:
     copy.results("valid").write_text("{")
     assert main(arguments(copy)) == 0
-    assert "warning: no " in capsys.readouterr().err and copy.results().is_file() and not copy.card.exists()
+    assert "card.md not written: " in capsys.readouterr().err and copy.results().is_file() and not copy.card.exists()
     decoder.lines = 8
     assert main(arguments(copy, "--subset", "valid")) == 0
     assert copy.card.is_file()
@@ -205,12 +205,12 @@ def test_another_corpus_dictionary_is_refused(copy: Run, decoder: Decoder, capsy
     other = tmp_path / "other"
     shutil.copytree("data", other)
     flags = ["--last", "2", "--subset", "test", "--data", str(other)]
-    assert main([str(copy.path), *flags]) == 0  # the same words in another place
+    assert main([str(copy.path), *flags]) == 0  # same dictionaries in another folder
     decoder.commands.clear()
     words = (other / "dict.fr.txt").read_text().splitlines()
     (other / "dict.fr.txt").write_text("".join(line + "\n" for line in [*words[:-1], "autre 1"]))
-    # The run's own data folder is known only where its folder is: a copy elsewhere is held to its size alone.
-    refuse(capsys, ["checkpoints/run", *flags], "dict.fr.txt: other words than data/dict.fr.txt, which checkpoints/run")
+    # A copy of the run elsewhere cannot find the run's data folder, so only dictionary sizes are compared.
+    refuse(capsys, ["checkpoints/run", *flags], "dict.fr.txt: differs from data/dict.fr.txt, which checkpoints/run")
     (other / "dict.en.txt").write_text("".join(line + "\n" for line in words[:-1]))
     said = f"dict.en.txt: {len(words) - 1} words, but {copy.last} was trained with {len(words)}"
     refuse(capsys, [str(copy.path), *flags], said)
@@ -227,11 +227,11 @@ def test_average_uses_the_requested_checkpoints(here: Run, capsys: Capture) -> N
 
     make_average(here.averaged, files[-3:])
     assert inputs() == [file.name for file in files[-3:]]
-    make_average(here.averaged, files[-2:])  # of others: made again
+    make_average(here.averaged, files[-2:])  # different inputs: averaged again
     assert inputs() == [file.name for file in files[-2:]]
     capsys.readouterr()
     make_average(here.averaged, files[-2:])
-    assert not capsys.readouterr().out  # of these: kept
+    assert not capsys.readouterr().out  # same inputs: reused
     here.averaged.unlink()
     make_average(here.averaged, files[-2:])
     assert capsys.readouterr().out.startswith("+ fairseq-resid average --inputs ") and inputs()
@@ -240,4 +240,4 @@ def test_average_uses_the_requested_checkpoints(here: Run, capsys: Capture) -> N
 def test_evaluation_is_refused_during_training(here: Run, capsys: Capture) -> None:
     with here.lock():
         assert main([str(here.path), "--last", "2", "--cpu"]) == 2
-    assert "another training or evaluation is at work" in capsys.readouterr().err
+    assert "in use by another training or evaluation" in capsys.readouterr().err

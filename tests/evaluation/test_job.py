@@ -1,4 +1,4 @@
-"""The run that an evaluation works on: data folder, parameters, architecture."""
+"""Facts about a run for evaluation: data folder, parameter count, architecture."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def test_data_folder_is_found_from_checkpoint(here: Run, monkeypatch: pytest.Mon
     assert find_data(here, state) == Path("data")
     monkeypatch.chdir(tmp_path)
     assert find_data(run, state) == run.path.parent.parent / "data"
-    with pytest.raises(ValueError, match=r"was trained on data, which is not there.*--data"):
+    with pytest.raises(ValueError, match=r"trained on data: no such data folder.*--data"):
         find_data(Run(tmp_path), state)
 
 
-def test_parameter_count_ignores_markers_and_copies() -> None:
+def test_parameter_count_ignores_buffers_and_copies() -> None:
     embedding = torch.zeros(10, 4)
     kept = {
         "encoder.embed_tokens.weight": embedding,

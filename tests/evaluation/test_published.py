@@ -1,4 +1,4 @@
-"""The published baseline: its text, a recipe that states its evaluation, patience and stripped checkpoints."""
+"""The published baseline: text preparation, evaluation options in recipes, patience, checkpoints without optimizer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_lowercased_text_is_the_published_preparation(language: str, raw: str, t
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Text under the names of Multi30k, with capitals and punctuation."""
+    """Generated text under the file names of Multi30k, with capitals and punctuation."""
     folder = tmp_path_factory.mktemp("raw")
     choose = random.Random(2)
     words = ["".join(choose.choices("abcdefghij", k=choose.randint(3, 7))) for _ in range(150)]
@@ -64,7 +64,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_profile(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The published profile with as many merges as the made-up text allows, and no facts of the real text."""
+    """The published profile with few enough merges for the generated text, and without facts about the real text."""
     profile = {**prepare.PUBLISHED["multi30k-en-de"], "vocab_size": MERGES, "facts": {"dictionary": {}}}
     monkeypatch.setitem(prepare.PUBLISHED, "multi30k-en-de", profile)
     return profile
@@ -107,7 +107,7 @@ def test_facts_that_differ_are_refused_and_named(
     raw: Path, tmp_path: Path, small_profile: dict[str, Any], capsys: Capture
 ) -> None:
     small_profile["facts"] = {"reference tokens": {"test": 1}}
-    # Line counts differ too, so --allow-other-data is needed; then the folder says what differs.
+    # Line counts differ too, so --allow-other-data is needed; the folder then records the differences.
     assert run_prepare(raw, tmp_path / "data") == 2
     assert "multi30k-en-de" in capsys.readouterr().err
     assert run_prepare(raw, tmp_path / "data", "--allow-other-data") == 0
@@ -159,7 +159,7 @@ def test_missing_test_sets_are_skipped_and_the_others_keep_their_names(
     told = json.loads((out / "corpus.json").read_text())
     assert told["skipped"] == {"test1": "test_2017_flickr", "test3": "test_2018_flickr"}
     assert [*told["lines"]] == ["train", "valid", "test", "test2"]
-    # The facts of a test set that is not there are not compared.
+    # Facts about a missing test set are not compared.
     assert not any("test1" in line for line in told["differences"]) and any("test2" in it for it in told["differences"])
     assert (out / "ref" / "test2.de").read_bytes() == (raw / "test_2017_mscoco.de").read_bytes()
     assert not [*out.glob("test1.*")] and not [*out.glob("test3.*")]
@@ -171,7 +171,7 @@ def test_missing_test_sets_are_skipped_and_the_others_keep_their_names(
     assert [words.string(line, bpe_symbol="subword_nmt") for line in stored] == references and len(references) == 7
 
 
-def test_folder_without_some_test_sets_is_another_corpus(
+def test_folder_without_some_test_sets_is_a_different_corpus(
     raw: Path, without_two: Path, tmp_path: Path, small_profile: dict[str, Any], capsys: Capture
 ) -> None:
     out = tmp_path / "data"
@@ -183,7 +183,7 @@ def test_folder_without_some_test_sets_is_another_corpus(
     assert f"{out}: contains another corpus (skipped is test1, test3, not None)" in capsys.readouterr().err
     assert run_prepare(raw, tmp_path / "whole", "--allow-other-data") == 0
     assert run_prepare(without_two, tmp_path / "whole", "--allow-other-data") == 2
-    assert "holds another corpus (skipped is None, not test1, test3)" in capsys.readouterr().err
+    assert "contains another corpus (skipped is None, not test1, test3)" in capsys.readouterr().err
     assert content(out) == before
 
 
@@ -194,7 +194,7 @@ def test_required_or_incomplete_text_stays_an_error(
     part = tmp_path / "part"
     shutil.copytree(raw, part, ignore=shutil.ignore_patterns(f"{missing}*"))
     assert run_prepare(part, tmp_path / "data", "--allow-other-data") == 2
-    assert f"{missing.partition('.')[0]} is not there" in capsys.readouterr().err and not (tmp_path / "data").exists()
+    assert f"{missing.partition('.')[0]} not found" in capsys.readouterr().err and not (tmp_path / "data").exists()
 
 
 # ------------------------------------------------------------------------------------------------------- evaluation
@@ -213,7 +213,7 @@ def test_evaluation_of_a_skipped_test_set_is_one_clear_line(
     ]
 
 
-def test_a_recipe_states_its_evaluation(tmp_path: Path) -> None:
+def test_recipe_sets_evaluation_options(tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
     file.write_text("data --lr 1  # training\n[evaluate]\n--beam 5  # decoding\n--lenpen 1 --epochs 3-4\n")
     assert recipe.read(str(file)) == ["data", "--lr", "1"]
@@ -223,7 +223,7 @@ def test_a_recipe_states_its_evaluation(tmp_path: Path) -> None:
         recipe.read(str(file))
 
 
-def test_evaluation_of_every_shipped_recipe_is_read() -> None:
+def test_evaluation_options_of_every_shipped_recipe_parse() -> None:
     for name in recipe.available():
         settings.parse(recipe.evaluation(name))
     assert settings.parse(recipe.evaluation("multi30k-en-de-published")).beam == 5
@@ -258,7 +258,7 @@ TRAINED = ["--lr", "0.003", "--batch-size", "128", "--max-epoch", "4", "--max-up
 
 @pytest.fixture(scope="module")
 def trained(raw: Path, tmp_path_factory: pytest.TempPathFactory, cli: Callable[..., Result]) -> tuple[Path, Path]:
-    """A data folder of the published profile, and a stock model trained on it for four epochs as its recipe does."""
+    """A data folder of the published profile, and a stock model trained on it for four epochs like in its recipe."""
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         profile = {**prepare.PUBLISHED["multi30k-en-de"], "vocab_size": MERGES, "facts": {}}
@@ -285,7 +285,7 @@ def test_evaluation_follows_the_recipe_and_scores_tokens(trained: tuple[Path, Pa
     assert "--beam 5 --lenpen 1 " in capsys.readouterr().out
     assert told["averaged_checkpoints"] == ["checkpoint3.pt", "checkpoint4.pt"]
     assert list(told["scores"]) == ["averaged", "epochs1-3", "last"] and "tok:none" in told["signature"]
-    # Other text than the published one: no score is labelled as published.
+    # The text differs from the published one, so no score is labelled as published.
     assert set(told["scores"]["averaged"]) == {"detokenised, lower case", "chrF", "NLL"}
     from sacrebleu.metrics import BLEU
 
@@ -330,14 +330,12 @@ def _with_count(known: published.Publication, count: int) -> published.Publicati
     return replace(known, count=count)
 
 
-def test_epochs_that_a_recipe_states_may_be_missing(
-    trained: tuple[Path, Path], tmp_path: Path, capsys: Capture
-) -> None:
+def test_epochs_set_by_a_recipe_may_be_missing(trained: tuple[Path, Path], tmp_path: Path, capsys: Capture) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained[1], run)
     write_record(Run(run), "--last", "2", "--epochs", "3-9")
     assert evaluated(run, "--data", str(trained[0])) == 0
-    assert "no average of epochs 3 to 9" in capsys.readouterr().out
+    assert "skipping the average of epochs 3 to 9" in capsys.readouterr().out
 
 
 def test_missing_epochs_are_named(trained: tuple[Path, Path], capsys: Capture) -> None:
@@ -383,7 +381,7 @@ def states_equal(one: Any, other: Any) -> bool:
 
 
 def test_patience_and_optimizer_survive_a_stop(train: Callable[..., Result], tmp_path: Path) -> None:
-    """No validation after the first is better, because the learning rate moves no weight; Adam's state changes."""
+    """The learning rate is too small to change weights, so validation never improves, but Adam's state changes."""
     flags = ["--lr", "1e-30", "--batch-size", "128", "--max-update", "60", "--patience", "3"]
     flags += ["--no-save-optimizer-state"]
     without = ("--disable-validation", "--no-epoch-checkpoints")
@@ -392,11 +390,11 @@ def test_patience_and_optimizer_survive_a_stop(train: Callable[..., Result], tmp
     assert "hasn't improved for last 3 runs" in out
     epochs = len(Run(whole).numbered("epoch"))
     assert epochs == 4
-    # Stopped after every epoch: each process starts from what the one before it saved.
+    # Stop after every epoch: each process resumes from the checkpoint of the previous one.
     for epoch in range(1, epochs + 1):
         train(parts, *flags, "--max-epoch", epoch, without=without)
     assert len(Run(parts).numbered("epoch")) == epochs
-    train(parts, *flags, without=without)  # it has run out of patience: nothing is trained
+    train(parts, *flags, without=without)  # patience is exhausted: no further training
     assert len(Run(parts).numbered("epoch")) == epochs
     ended = [load_checkpoint(folder / "checkpoint_last.pt") for folder in (whole, parts)]
     assert states_equal(*(state["model"] for state in ended))

@@ -1,4 +1,4 @@
-"""BLEU: equal to sacrebleu's, and tokenised BLEU as other tools compute it."""
+"""BLEU equals that of sacrebleu, and tokenised BLEU equals that of other tools."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def some_text(seed: int, hyphens: bool = False) -> tuple[list[str], list[str]]:
 
 
 def multi_bleu(hypotheses: list[str], references: list[str]) -> float:
-    """BLEU as Papineni et al. 2002 define it, for one reference, of the tokens between spaces."""
+    """Return BLEU as defined by Papineni et al. 2002, for one reference, on tokens separated by spaces."""
     matched, total = [0] * 4, [0] * 4
     lengths = [0, 0]
     for hypothesis, reference in zip(hypotheses, references, strict=True):
@@ -69,7 +69,7 @@ def test_tokenised_bleu_equals_independent_implementation(form: str) -> None:
     split = [[line.replace("-", " ##AT##-##AT## ") for line in side] for side in tokens]
     assert found["tokenised, compounds split"].value == pytest.approx(multi_bleu(*split), abs=1e-6)
     assert found["tokenised"].value != pytest.approx(found["tokenised, compounds split"].value, abs=0.1)
-    # Whatever form the corpus has, the detokenised text is the same.
+    # The detokenised text does not depend on the form of the corpus.
     assert found["detokenised"] == scoring.bleu(hypotheses, references)
     assert found["detokenised, lower case"].value > found["detokenised"].value
     assert (
@@ -99,7 +99,7 @@ def test_tokenised_bleu_equals_fairseq_score(tmp_path: Path, capsys: Capture, mo
     [
         ("a rich-text format", "a rich ##AT##-##AT## text format"),
         ("x - y -z a-", "x - y -z a-"),
-        ("a-b-c", "a ##AT##-##AT## b-c"),  # as Perl's s///g does: no two matches share a character
+        ("a-b-c", "a ##AT##-##AT## b-c"),  # like Perl's s///g: matches do not overlap
         ("ab-cd-ef", "ab ##AT##-##AT## cd ##AT##-##AT## ef"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The table of runs."""
+"""`fairseq-resid table`: the table of evaluated runs."""
 
 from __future__ import annotations
 

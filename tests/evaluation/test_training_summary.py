@@ -1,4 +1,4 @@
-"""The summary of a training from its log: updates, seconds, tokens."""
+"""The training summary computed from train.log: updates, seconds, tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs.run import Run
 
-FIRST = [  # one process: the second epoch's records stand there twice, because fairseq adds a handler per epoch
+FIRST = [  # one process; records of epoch 2 appear twice, because fairseq adds a log handler per epoch
     "{'_name': None, 'common': {'log_format': 'json'}}",
     '{"epoch": 1, "update": 0.4, "loss": "9", "wpb": "90", "num_updates": "4", "train_wall": "0", "wall": "3"}',
     '{"epoch": 1, "valid_loss": "5.5", "valid_num_updates": "10", "valid_best_loss": "5.5"}',
@@ -25,11 +25,11 @@ FIRST = [  # one process: the second epoch's records stand there twice, because 
     ]
     * 2,
 ]
-RESUMED = [  # from the middle of epoch 2, whose meters are in the checkpoint: its record covers all its ten updates
+RESUMED = [  # in the middle of epoch 2: its meters are in the checkpoint, so its record covers ten updates
     '{"epoch": 2, "valid_loss": "4.75", "valid_num_updates": "20"}',
     '{"epoch": 2, "train_loss": "5", "train_ups": "1", "train_wpb": "110", "train_num_updates": "20", '
     '"train_train_wall": "10", "train_wall": "0"}',
-    '{"epoch": 3, "loss": "9", "wpb": "90", "num_updates": "24", "train_wall": "0"',  # cut off by a kill
+    '{"epoch": 3, "loss": "9", "wpb": "90", "num_updates": "24", "train_wall": "0"',  # truncated by a kill
 ]
 
 
@@ -47,7 +47,7 @@ def test_training_summary(logged: Callable[[list[str]], Any]) -> None:
     summary = logged(FIRST)
     assert (summary.num_updates, summary.epochs, summary.best_valid_loss) == (15, 2, 4.5)
     assert summary.target_tokens == 10 * 100 + 5 * 120
-    # 10 updates at 0.5 a second take 20 s with validation: more than rounding explains; 5 at 1 a second are 5 s
+    # 10 updates at 0.5/s take 20 s with validation, beyond the rounding of 12 s; 5 updates at 1/s take 5 s
     assert summary.train_seconds == 12.5 + 5
     assert summary.tokens_per_second == pytest.approx(1600 / 17.5, abs=0.05)
 
@@ -78,7 +78,7 @@ def test_training_summary_is_none_without_records(logged: Callable[[list[str]], 
 def test_training_summary_of_a_real_run(here: Run) -> None:
     summary = here.training_summary()
     assert summary.num_updates == 12
-    # 60 sentences of two pieces a word and an end mark, every epoch
+    # 60 sentences per epoch, with two subwords per word and an EOS
     targets = read_lines(Path("raw/train.fr"))
     epoch = sum(len(line.split()) + 1 for line in targets)
     steps = [json.loads(line) for line in here.train_log.read_text().splitlines() if '"train_wpb"' in line]

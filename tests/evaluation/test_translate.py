@@ -1,4 +1,4 @@
-"""`fairseq-resid translate` and Translator: what fairseq-generate translates, from raw text, in order."""
+"""`fairseq-resid translate` and Translator: same translations as fairseq-generate, from raw text, in order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def translator(run: Path, corpus: Path) -> Translator:
 
 @pytest.fixture(scope="module")
 def expected(run: Path, corpus: Path, generate: Callable[..., Any]) -> list[str]:
-    """What fairseq-generate makes of the test set, with the settings of scripts/evaluate.sh."""
+    """The translations of the test set by fairseq-generate, with the settings of scripts/evaluate.sh."""
     flags = ["--max-len-b", 50, "--post-process", "sentencepiece"]
     found = generate(run / "checkpoint_last.pt", *flags).lines("D")
     return [found[number].split("\t", 1)[1] for number in range(len(found))]
@@ -72,7 +72,7 @@ def test_translate_command_runs(run: Path, corpus: Path, expected: list[str]) ->
 def test_translate_uses_the_average_if_there_is_one(
     run: Path, corpus: Path, stock_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """Here another model altogether, so that it shows; and stock fairseq's own translates too."""
+    """The averaged file is a stock model, so the two can be told apart; stock models can translate, too."""
     shutil.copy(run / "checkpoint_last.pt", tmp_path)
     shutil.copy(stock_checkpoint, tmp_path / "averaged.pt")
     averaged = Translator(tmp_path, corpus, cpu=True)
@@ -139,7 +139,7 @@ def test_endless_line_is_refused_before_it_is_segmented(
 ) -> None:
     monkeypatch.setattr(translator.text.segmenter, "encode", lambda lines: [[]] if lines == [""] else 1 / 0)
     monkeypatch.setattr(translate, "Translator", lambda *_: translator)
-    refused = "more than 102,400 characters, and the model takes 1,024 subwords"
+    refused = "more than 102,400 characters; the model accepts at most 1,024 subwords"
     for line in ("a" * 102_401, "ä" * 10_000_000, "\U00010000" * 102_401):
         with pytest.raises(ValueError, match=f"line 7: {refused}"):
             translator.encode(line, 7)

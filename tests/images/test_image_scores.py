@@ -39,7 +39,7 @@ def test_scores_belong_to_the_last_checkpoint(data: Path, runs: list[Path], caps
     assert results.bleu is None and results.parameters == count(model)
     assert not (runs[0] / "averaged.pt").exists()
     assert main(["evaluate", str(runs[0]), "--cpu"]) == 0
-    assert "made from the same files, kept" in capsys.readouterr().out
+    assert "made from the same files, reused" in capsys.readouterr().out
     assert "| test, 40 | error |" in (runs[0] / "card.md").read_text()
 
 
@@ -52,14 +52,14 @@ def test_image_runs_appear_in_compare_and_table(runs: list[Path], tmp_path: Path
     record = json.loads((other / "run.json").read_text())
     (other / "run.json").write_text(json.dumps({**record, "command": [*record["command"], "--seed", "2"]}))
     assert main(["compare", str(runs[0]), str(twin)]) == 0
-    assert "some have the same seed: there is no spread over seeds" in capsys.readouterr().out
+    assert "at least two with the same seed; no spread over seeds" in capsys.readouterr().out
     assert main(["evaluate", str(runs[0]), str(other), "--cpu", "--subset", "test"]) == 0
     assert "preact_resnet20 --residual xskip test, 2 seeds (xskip, other): error mean" in capsys.readouterr().out
     (other / "results.json").unlink()
     assert main(["compare", str(runs[0]), str(other)]) == 2
     assert "run fairseq-resid evaluate" in capsys.readouterr().err
     assert main(["table", *map(str, runs), "--at-least", "20"]) == 2
-    assert "--at-least 20: a BLEU, and these runs are of images" in capsys.readouterr().err
+    assert "--at-least 20: bounds BLEU, but " in capsys.readouterr().err
     assert "| run | architecture | error % | difference | 95% interval | p McNemar |" in said
     assert main(["table", *map(str, runs), "--markdown"]) == 0
     assert "| error % | NLL | images/s |" in capsys.readouterr().out

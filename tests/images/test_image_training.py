@@ -124,7 +124,7 @@ def test_mixing_text_and_images_is_refused(recipe: Path, runs: list[Path], tmp_p
     assert main(["train", "multi30k-en-de", "--arch", "rir", *run]) == 2
     assert "--arch rir: a model of images, and the recipe's task is translation" in capsys.readouterr().err
     assert main(["attention", str(runs[0]), "--cpu"]) == 2
-    assert "a model of images, which does not attend" in capsys.readouterr().err
+    assert "a model of images has no encoder attention" in capsys.readouterr().err
     assert main(["analyze", str(runs[0]), "--subset", "nosuch", "--cpu"]) == 2
     assert "nosuch.npy: no such file" in capsys.readouterr().err
 
@@ -136,10 +136,10 @@ def test_evaluation_marks_subsets_used_in_training(recipe: Path, data: Path, tmp
     assert Run(run).training_summary().best_valid_loss is not None
     assert main(["evaluate", str(run), "--cpu"]) == 0
     said = capsys.readouterr().out
-    assert "all valid (the model was trained on it): error" in said and "all test: error" in said
+    assert "all valid (training data): error" in said and "all test: error" in said
     assert "| valid (trained on), 24 | error |" in (run / "card.md").read_text()
     assert main(["analyze", str(run), "--sentences", "8", "--no-ablation", "--cpu"]) == 0
-    assert "on 8 images of valid, which it was trained on" in capsys.readouterr().out
+    assert "on 8 images of valid (training data)" in capsys.readouterr().out
     assert main(["train", "multi30k-en-de-small", str(data), "--arch", "transformer_sas", "--run", str(run) + "2"]) == 2
     assert "holds images, and the recipe's task reads text" in capsys.readouterr().err
     file = tmp_path / "farm.yaml"
@@ -156,7 +156,7 @@ def test_evaluation_marks_subsets_used_in_training(recipe: Path, data: Path, tmp
     ("flags", "message"),
     [
         (["--residual", "hyper"], "its state is wider than C channels"),
-        (["--crop-padding", "40"], "--crop-padding 40: 0 to 32 are allowed here"),
+        (["--crop-padding", "40"], "--crop-padding 40: must be 0 to 32"),
         (["--max-tokens", "4096"], "--max-tokens"),
     ],
 )

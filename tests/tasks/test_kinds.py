@@ -1,4 +1,4 @@
-"""Kinds of task: how one is found, and what is refused of results of two kinds."""
+"""Lookup of tasks, and errors for results of different tasks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_kind_is_found_by_fairseq_task_and_example(task: Task[Any]) -> None:
     assert kinds.of_example(task.example) is task
 
 
-def test_unknown_names_are_those_of_translation() -> None:
+def test_unknown_names_default_to_translation() -> None:
     assert [kinds.of_name(name).folder.content for name in ("translation_moe", "", None)] == ["text"] * 3
     assert kinds.of_checkpoint({}) is kinds.of_example("word") is kinds.of_name("translation")
 
@@ -45,7 +45,7 @@ def test_kind_of_results_and_measures_is_found() -> None:
     assert kinds.measures() == ["NLL", "BLEU", "error"]
 
 
-def test_every_kind_scores_its_measures_with_its_own_model() -> None:
+def test_attributes_of_every_task_are_consistent() -> None:
     for task in kinds.TASKS:
         assert task.best == ("averaged" if task.has_averages else "last")
         assert task.floor is None or task.floor[0] in task.measures
@@ -53,14 +53,14 @@ def test_every_kind_scores_its_measures_with_its_own_model() -> None:
         assert len(task.headings) == 6 + task.has_averages and task.headings[:2] == ("run", "architecture")
 
 
-def test_results_of_two_kinds_are_named() -> None:
+def test_error_names_results_of_different_tasks() -> None:
     what = "{first} {first_content} {second} {second_content}"
     assert compare.one_task({Path("a"): IMAGES, Path("b"): IMAGES}, what) is kinds.of_measure("error")
     with pytest.raises(ValueError, match=r"^b images a text$"):
         compare.one_task({Path("a"): TEXT, Path("b"): IMAGES}, what)
 
 
-def test_folder_without_the_record_of_another_kind_holds_text(tmp_path: Path) -> None:
+def test_folder_defaults_to_text_without_images_json(tmp_path: Path) -> None:
     assert folders.of_folder(tmp_path) is folders.of_folder(tmp_path / "none") is folders.TEXT
     (tmp_path / "images.json").write_text("{}")
     assert folders.of_folder(tmp_path) is folders.IMAGES

@@ -1,1 +1,1 @@
-"""Text that a model decodes: decoding with fairseq-generate, BLEU and its tests, NLL of the references."""
+"""Translation: decoding with fairseq-generate, BLEU with significance tests, NLL of the references."""

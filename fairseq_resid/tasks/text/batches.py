@@ -1,4 +1,4 @@
-"""Sentence pairs as analysis reads them."""
+"""Batches of sentence pairs for analysis."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..protocol import FREQUENCIES, POSITIONS, Batch
 class TextBatch(Batch):
     """Sentence pairs.
 
-    target: (B, T); masks: by stack, (T, B), true where there is no padding; places: by stack, (T, B), the place in the
-    sentence, from 0; frequencies: by stack, (T, B), the class of the token that is read there; padding: its token
+    target: (B, T); masks: by stack, (T, B), true where there is no padding; places: by stack, (T, B), the position in
+    the sentence, from 0; frequencies: by stack, (T, B), the frequency class of the input token; padding: the padding id
     """
 
     net_input: dict[str, Any]
@@ -51,7 +51,7 @@ class TextBatch(Batch):
 
 
 def frequency_classes(dictionary: Any) -> Tensor:
-    """Return the class of every token by its rank in the dictionary, whose order is by frequency."""
+    """Return the frequency class of every token, from its rank in the dictionary (sorted by frequency)."""
     ranks = torch.arange(len(dictionary)) - dictionary.nspecial + 1
     bounds = torch.tensor([round(10 ** (step / 2)) for step in range(2, 1 + FREQUENCIES)])
     classes = torch.bucketize(ranks, bounds)
@@ -60,7 +60,7 @@ def frequency_classes(dictionary: Any) -> Tensor:
 
 
 def batches(loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
-    """Yield the chosen sentences, long ones first, in batches of at most so many padded positions on a side."""
+    """Yield the chosen sentences, longest first, in batches with at most `max_tokens` padded positions per side."""
     dataset = loaded.task.dataset(subset)
     dictionaries = {"encoder": loaded.task.source_dictionary, "decoder": loaded.task.target_dictionary}
     classes = {stack: frequency_classes(each).to(loaded.device) for stack, each in dictionaries.items()}

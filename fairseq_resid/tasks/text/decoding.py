@@ -1,4 +1,4 @@
-"""Decoding with stock fairseq-generate, as a command that the user sees and can repeat."""
+"""Decoding with stock fairseq-generate, as a command that is printed and can be repeated by the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DecodingError(ChildProcessError):
 
 
 def search_settings(settings: Mapping[str, str]) -> dict[str, int | float]:
-    """Return the settings of a beam search as fairseq's own functions take them."""
+    """Return the beam-search settings as keyword arguments for fairseq's functions."""
     return {
         "beam": int(settings["beam"]),
         "lenpen": float(settings["lenpen"]),
@@ -47,19 +47,19 @@ def generate_command(
 
 
 def decode(argv: list[str], log: Path, lock: int | None = None, sentences: int | None = None) -> None:
-    """Run a fairseq-generate command with all that it says in `log`, and show how far it is.
+    """Run a fairseq-generate command with its output in `log`, and show progress.
 
-    sentences: how many there are to translate
-    Raises: DecodingError naming exit code and log, with its last lines, if it fails.
+    sentences: the number of sentences to translate
+    Raises: DecodingError with exit code, log file and its last lines if the command fails.
     """
     children.show(argv, f" > {shlex.quote(str(log))}")
     log.parent.mkdir(parents=True, exist_ok=True)
     messages = log.with_suffix(".err")
-    for old in (log, messages):  # a link or a pipe of that name would lead the writing elsewhere
+    for old in (log, messages):  # a link or pipe of this name would redirect the output
         old.unlink(missing_ok=True)
     with (
         log.open("wb") as output,
-        # Apart until the end: a message must not come between the two halves of a hypothesis' line.
+        # Separate until the end, so that a message cannot split the line of a hypothesis.
         messages.open("w+b") as errors,
         Progress(f"decode {log.stem}", sentences, "sentences") as progress,
         children.followed(log, lambda line: progress.advance(line.startswith("D-"))),
@@ -75,7 +75,7 @@ def decode(argv: list[str], log: Path, lock: int | None = None, sentences: int |
 
 
 def read_hypotheses(log: Path) -> list[str]:
-    """Return the hypotheses with their pieces joined (the D- lines) of a fairseq-generate log in the order of the data.
+    """Return the hypotheses (D- lines, subwords joined) of a fairseq-generate log, in the order of the data.
 
     Raises: DecodingError naming the log if a sentence has no hypothesis or more than one.
     """

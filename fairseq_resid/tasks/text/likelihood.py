@@ -1,7 +1,7 @@
-"""NLL per reference token: what a model gives the reference translation, sentence by sentence, without decoding.
+"""NLL of the reference translations under a model, sentence by sentence, without decoding.
 
-It is measured in nats (natural logarithm) per subword of the reference, end-of-sentence mark included, without label
-smoothing, teacher-forced. It depends on the subwords: it can be compared between models of one data folder only.
+The unit is nats per subword of the reference, including the end-of-sentence mark, without label smoothing,
+teacher-forced. NLL depends on the subwords, so only models of the same data folder can be compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...files import MOST_COUNT, MOST_NUMBER, bounded, read_rows, write_text
 from ..protocol import ScoringJob
 
 UNIT = "nats per reference subword with EOS, unsmoothed, teacher-forced"
-MAX_TOKENS = 4096  # padded positions of a batch; the result does not depend on it
+MAX_TOKENS = 4096  # padded positions per batch; the result does not depend on it
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ def mean(sentences: Sequence[Sentence]) -> float:
 
 
 def write_nll(path: Path, sentences: Sequence[Sentence]) -> None:
-    """Write a line for every sentence: NLL, a tab, tokens."""
+    """Write one line per sentence: NLL, a tab, tokens."""
     write_text(path, "".join(f"{one.nll:.4f}\t{one.tokens}\n" for one in sentences))
 
 
 def read_nll(path: Path) -> list[Sentence]:
-    """Read what `write` wrote.
+    """Read a file written by `write_nll`.
 
     Raises: ValueError naming file and line.
     """
@@ -51,9 +51,9 @@ def read_nll(path: Path) -> list[Sentence]:
 
 
 def measure_nll(job: ScoringJob[Corpus], checkpoint: Path) -> list[Sentence]:
-    """Return the NLL of every reference sentence of a part of the data, in order.
+    """Return the NLL of every reference sentence of a subset, in order.
 
-    Raises: ValueError if a sentence is longer than the model takes.
+    Raises: ValueError if a sentence is longer than the model accepts.
     """
     from ..loading import load
 
@@ -66,7 +66,7 @@ def measure_nll(job: ScoringJob[Corpus], checkpoint: Path) -> list[Sentence]:
     longest = max(int(max(dataset.size(index))) for index in range(len(dataset)))
     if longest > min(model.max_positions()):
         raise ValueError(
-            f"{job.data.path}: {job.subset}: a sentence of {longest:,} subwords, and {checkpoint} takes "
+            f"{job.data.path}: {job.subset}: a sentence has {longest:,} subwords; {checkpoint} accepts at most "
             f"{min(model.max_positions()):,}"
         )
     batches = task.get_batch_iterator(

@@ -1,4 +1,4 @@
-"""Which scores can be put beside a published one, and what was published."""
+"""Published scores, and the check whether a run can be compared with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LABEL = "as published"
 
 @dataclass(frozen=True)
 class Publication:
-    """A published score: of which test set, how it was decoded and averaged, who published it."""
+    """A published score, with its test set, decoding settings, averaged checkpoints and source."""
 
     subset: str
     bleu: float
@@ -23,7 +23,7 @@ class Publication:
     source: str
 
 
-# By the name of the corpus whose profile is "published".
+# By the name of the corpus with a profile "published".
 PUBLICATIONS = {
     "multi30k-en-de": Publication(
         subset="test",
@@ -37,7 +37,7 @@ PUBLICATIONS = {
 
 
 def differences(job: ScoringJob[Corpus]) -> list[str]:
-    """Return why the scores of a run cannot be put beside the published ones, a phrase each; none if they can."""
+    """Return why the scores of a run cannot be compared with published ones, one phrase each; empty if they can."""
     corpus = job.data
     known = PUBLICATIONS.get(corpus.name)
     if known is None or corpus.profile != "published":
@@ -56,6 +56,6 @@ def differences(job: ScoringJob[Corpus]) -> list[str]:
 
 
 def beside(job: ScoringJob[Corpus]) -> str:
-    """Return what was published for a part of the data, as a phrase; empty if nothing was."""
+    """Return the published score of a subset as a phrase; empty if there is none."""
     known = PUBLICATIONS.get(job.data.name)
     return f"published: {known.bleu:.2f} ({known.source})" if known and known.subset == job.subset else ""

@@ -1,4 +1,4 @@
-"""Scores by sacrebleu against untouched reference text, never without the signature that says which score it is."""
+"""sacrebleu scores against the original reference text, always with their signature."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from ...data.text.forms import TOKENISED, TextForm
 
-# "rich-text format" becomes "rich ##AT##-##AT## text format": how papers on EN-DE have been scored since Luong et al.
-# 2015, and tensor2tensor's get_ende_bleu.sh does it.
+# "rich-text format" becomes "rich ##AT##-##AT## text format": the usual scoring in EN-DE papers since Luong et al.
+# 2015, also in tensor2tensor's get_ende_bleu.sh.
 COMPOUND = re.compile(r"(\S)-(\S)")
 
 
 @dataclass(frozen=True)
 class Score:
-    """A corpus score and the sacrebleu signature that says which one it is."""
+    """A corpus score and its sacrebleu signature."""
 
     value: float
     signature: str
@@ -29,24 +29,26 @@ def bleu(
     lowercase: bool = False,
     smooth: str = "exp",
 ) -> Score:
-    """Score hypotheses against one reference each; `tokenize` and `smooth` are sacrebleu's names.
+    """Score hypotheses against one reference each; `tokenize` and `smooth` are names from sacrebleu.
 
-    Raises: ValueError if the counts differ, there is nothing to score, or sacrebleu has no such tokeniser.
+    Raises: ValueError if the counts differ, there are no sentences, or sacrebleu does not have the tokeniser.
     """
     from sacrebleu.metrics.bleu import BLEU
 
     if len(hypotheses) != len(references) or not references:
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
     if tokenize not in BLEU.TOKENIZERS:
-        raise ValueError(f"bleu_tokenize {tokenize!r}: sacrebleu has {', '.join(sorted(BLEU.TOKENIZERS))}")
-    # Text scored by its own tokens is tokenised on purpose: no warning.
+        raise ValueError(
+            f"bleu_tokenize {tokenize!r}: unknown tokeniser; must be one of {', '.join(sorted(BLEU.TOKENIZERS))}"
+        )
+    # force: text with its own tokens is tokenised on purpose, so sacrebleu must not warn.
     metric = BLEU(tokenize=tokenize, lowercase=lowercase, smooth_method=smooth, force=tokenize == "none")
     score = metric.corpus_score(hypotheses, [references])
     return Score(score.score, metric.get_signature().format())
 
 
 def statistics(hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> list[list[int]]:
-    """Return what BLEU adds up over sentences: length, the reference's, n-grams matched, n-grams, n = 1 to 4 each."""
+    """Return the BLEU statistics per sentence: both lengths, then matched n-grams and all n-grams for n = 1 to 4."""
     from sacrebleu.metrics.bleu import BLEU
 
     metric = BLEU(tokenize=tokenize, force=tokenize == "none")
@@ -54,7 +56,7 @@ def statistics(hypotheses: Sequence[str], references: Sequence[str], tokenize: s
 
 
 def bleu_of(summed: Any) -> float:
-    """Return the BLEU of summed statistics, smoothed as `bleu` does."""
+    """Return the BLEU of summed statistics, with the same smoothing as `bleu`."""
     from sacrebleu.metrics.bleu import BLEU
 
     length, reference, *counts = summed
@@ -62,7 +64,7 @@ def bleu_of(summed: Any) -> float:
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Score hypotheses by chrF2 (character n-grams up to 6), as sacrebleu's default has it."""
+    """Score hypotheses by chrF2 (character n-grams up to 6), with the defaults of sacrebleu."""
     from sacrebleu.metrics.chrf import CHRF
 
     metric = CHRF()
@@ -71,21 +73,21 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 
 
 def split_compounds(line: str) -> str:
-    """Return a tokenised line with every hyphen between two words as a token of its own."""
+    """Return a tokenised line with every hyphen between two words as a separate token."""
     return COMPOUND.sub(r"\1 ##AT##-##AT## \2", line)
 
 
 def side_by_side(hypotheses: Sequence[str], references: Sequence[str], form: TextForm) -> dict[str, Score]:
-    """Return the scores that publications use, by label, of text in the corpus' own form.
+    """Return the scores used in publications, by label, for text in the form of the corpus.
 
-    detokenised                  BLEU, sacrebleu's 13a: comparable between tokenisers; what to report
-    detokenised, lower case      the same without case
-    tokenised                    multi-bleu.perl's BLEU (no smoothing): of the corpus' own tokens where it comes
-                                 tokenised (IWSLT'15 EN-VI), else of Moses' tokens of both sides
+    detokenised                  BLEU with sacrebleu's 13a: comparable across tokenisers, the score to report
+    detokenised, lower case      the same, case-insensitive
+    tokenised                    BLEU as in multi-bleu.perl (no smoothing), on the tokens of the corpus if it is
+                                 distributed tokenised (IWSLT'15 EN-VI), otherwise on Moses tokens of both sides
     tokenised, compounds split   the same with hyphenated words split, for German only
-    chrF                         of the detokenised text
+    chrF                         on the detokenised text
 
-    Text that was lower-cased has "detokenised, lower case" and chrF alone.
+    Lower-cased text only has "detokenised, lower case" and chrF.
     """
     sides = list(hypotheses), list(references)
     plain = _each(form.plain, sides)
@@ -95,7 +97,7 @@ def side_by_side(hypotheses: Sequence[str], references: Sequence[str], form: Tex
         "detokenised, lower case": bleu(plain[0], plain[1], lowercase=True),
         "tokenised": bleu(tokens[0], tokens[1], "none", smooth="none"),
     }
-    if form.form == "lowercased":  # of text without capitals nothing else can be said
+    if form.form == "lowercased":  # the other scores are case-sensitive
         scores = {"detokenised, lower case": scores["detokenised, lower case"]}
     elif form.language == "de":
         split = _each(split_compounds, tokens)

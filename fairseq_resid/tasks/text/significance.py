@@ -1,4 +1,4 @@
-"""Whether one translation model is better than another: paired tests of BLEU by sacrebleu."""
+"""Paired significance tests of BLEU between translation models, by sacrebleu."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Translations:
 
 
 def conditions(results: Results, model: str) -> dict[str, object]:
-    """Return what two results must have in common to be compared, in a user's words."""
+    """Return the facts that must be equal for two results to be comparable, by readable name."""
     facts: dict[str, object] = {
         "corpus": results.corpus,
         "test set": results.subset,
@@ -33,25 +33,24 @@ def conditions(results: Results, model: str) -> dict[str, object]:
 
 
 def check_comparable(first: Candidate, other: Candidate) -> None:
-    """Raise ValueError naming both runs and what differs if two scores cannot be compared."""
+    """Raise ValueError naming both runs and their difference if two scores cannot be compared."""
     mine, theirs = conditions(first.results, first.model), conditions(other.results, other.model)
     for what in mine:
         if mine[what] != theirs[what]:
             raise ValueError(
-                f"{first.path} and {other.path} cannot be compared: {what} is {mine[what]} in the one and "
-                f"{theirs[what]} in the other"
+                f"{first.path} and {other.path} cannot be compared: {what} differs ({mine[what]} and {theirs[what]})"
             )
     texts = [each.outputs.references for each in (first, other)]
     if texts[0] != texts[1]:
         digests = [hashlib.sha256("\n".join(text).encode()).hexdigest()[:12] for text in texts]
         raise ValueError(
-            f"{first.path} and {other.path} cannot be compared: their reference texts differ "
+            f"{first.path} and {other.path} cannot be compared: reference texts differ "
             f"(sha256 {digests[0]}..., {digests[1]}...)"
         )
 
 
 def significance(candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]:
-    """Return a row for every run, tested against the first, and the signatures of both tests."""
+    """Return a row for every run, tested against the first one, and the signatures of both tests."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.significance import PairedTest
 
@@ -71,7 +70,7 @@ def significance(candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]
             difference = f"{bootstrap.score - tested['bs'][0].score:+.2f}"
             tests = (difference, f"{bootstrap.p_value:.4f}", f"{randomisation.p_value:.4f}")
             if candidate.outputs.hypotheses == baseline.hypotheses:
-                # No resample differs, and sacrebleu counts how many differ more than the whole: 1 of 1,001.
+                # sacrebleu would report 1 of 1,001, because no resample differs by more than 0.
                 tests = (difference, "1.0000", "1.0000")
         interval = f"{bootstrap.mean:.2f} ± {bootstrap.ci:.2f}"
         architecture = str(candidate.results.architecture)

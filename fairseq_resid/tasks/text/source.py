@@ -1,4 +1,4 @@
-"""Raw source text of a data folder, cleaned and cut into subwords as its training text was."""
+"""Raw source text, cleaned and segmented like the training text of a data folder."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ...data.text.forms import plain_words
 
 
 class TextConverter:
-    """The source language of a data folder, and its translations as raw text.
+    """Converts raw source text to token ids, and translations back to raw text.
 
-    Raises: ValueError if the data folder has no subword model; OSError if it is not there.
+    Raises: ValueError if the data folder has no subword model; OSError if the folder does not exist.
     """
 
     def __init__(self, data: Path) -> None:
@@ -23,10 +23,10 @@ class TextConverter:
         self.target = corpus.form
 
     def encode(self, line: str, dictionary: Any) -> Any:
-        """Return a raw line as fairseq's dictionary numbers it, with the end mark; None if nothing is left of it."""
+        """Return the ids of a raw line in fairseq's dictionary, including EOS; None if the cleaned line is empty."""
         words = plain_words(self.segmenter.encode([self.form.to_model(line)])[0])
         return dictionary.encode_line(" ".join(words), add_if_not_exist=False).long() if words else None
 
     def restore(self, decoded: str) -> str:
-        """Return decoded subwords as raw text of the target language."""
+        """Return decoded subwords as raw text in the target language."""
         return self.target.to_raw(self.segmenter.join(decoded))
