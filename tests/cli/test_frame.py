@@ -60,7 +60,7 @@ def test_exit_code_is_the_return_value() -> None:
 
 def test_full_disk_error_says_what_to_do(capsys: Capture) -> None:
     assert command(raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "file")))([]) == 2
-    assert "make room and run the same command again" in capsys.readouterr().err
+    assert "free some space and run the same command again" in capsys.readouterr().err
 
 
 def test_signal_that_killed_a_child_is_an_interrupt(capsys: Capture) -> None:

@@ -73,7 +73,7 @@ def step(arms: list[str], seeds: int, at: str | float) -> list[dict[str, Any]]:
         ({"plan": step(["post_ln"], 1, "best")}, "at: best: must be own, baseline or a number"),
         ({"plan": step(["post_ln"], 1, -1)}, "at: -1.*: must be above 0"),
         ({"plan": step(["post_ln"], 0, "5e-3")}, "seeds: 0: must be 1 or more"),
-        ({"tuning": None}, "at: 5e-3: nothing is tuned"),
+        ({"tuning": None}, "at: 5e-3: needs `tuning`"),
         ({"tests": {"BLEU": ["test"]}}, "tests: BLEU: must be of NLL and BLEU"),
         ({"tests": {"BLEU": ["test"], "NLL": []}}, "tests: no test set"),
         ({"epochs": [5, 4]}, "epochs: 5, 4: must be two epochs"),
