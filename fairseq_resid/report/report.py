@@ -284,9 +284,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Run `fairseq-resid report`."""
     add = parser.add_argument
     add("runs", nargs="*", type=Path, metavar="RUN", help="run folders; the first is the baseline")
-    add(
-        "--study", action="append", default=[], type=Path, metavar="STUDY.yaml", help="add a study; may be repeated"
-    )
+    add("--study", action="append", default=[], type=Path, metavar="STUDY.yaml", help="add a study; may be repeated")
     add("--out", type=Path, default=Path("report.html"), metavar="FILE", help="output file (default: report.html)")
     add("--subset", default="test", metavar="NAME", help="subset whose scores are shown (default: test)")
     add(

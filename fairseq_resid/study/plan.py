@@ -192,7 +192,7 @@ def _check(study: Study) -> None:
         except ValueError as error:
             raise ValueError(f"tuning: grid: {error}") from None
         if len(values) < 2 or values != sorted(set(values)) or not all(0 < value < math.inf for value in values):
-            raise ValueError("tuning: grid: must be two or more increasing positive numbers")
+            raise ValueError("tuning: grid: must be two or more increasing, positive, finite numbers")
         if not 1 < tuning.factor < math.inf:
             raise ValueError(f"tuning: factor: {tuning.factor:g}: must be a finite number above 1")
         for name, bound in (("least", tuning.least), ("most", tuning.most)):

@@ -201,7 +201,7 @@ NOT_UTF8 = os.fsdecode(b"caf\xe9")
 def test_name_that_is_not_utf8_is_refused_by_every_command(name: str, tmp_path: Path, capsys: Capture) -> None:
     """JSON and fairseq cannot represent such a name."""
     assert console.main([name, str(tmp_path / NOT_UTF8)]) == 2
-    said = f"fairseq-resid {name}: error: {tmp_path}/caf\\xe9: not UTF-8; rename it, or give it a symbolic link"
+    said = f"fairseq-resid {name}: error: {tmp_path}/caf\\xe9: not UTF-8; rename it, or create a symbolic link"
     error = capsys.readouterr().err
     assert error.startswith(said) and error.count("\n") == 1
 

@@ -251,4 +251,4 @@ def test_unknown_run_or_file_is_named(file: Path, tmp_path: Path, capsys: Captur
     assert study.main([str(tmp_path / "nowhere.yaml")]) == 2
     assert "nowhere.yaml: no such file" in capsys.readouterr().err
     assert study.main([str(file), "--work", str(tmp_path / "work"), "--only", "flat.nobody"]) == 2
-    assert "--only flat.nobody: no run" in capsys.readouterr().err
+    assert "--only flat.nobody: no such run" in capsys.readouterr().err

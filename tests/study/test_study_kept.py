@@ -105,7 +105,7 @@ def test_folders_of_another_study_are_refused(file: Path, tmp_path: Path, capsys
     trial = plan.read_study(file)
     keep(tmp_path / "trial", Planned("flat", "base", 0.001, 100, True), 3.0, trial, study="other")
     assert study.main([str(file), "--plan"]) == 2
-    assert "holds flat.base.0.001.tuning of the study other, not of trial" in capsys.readouterr().err
+    assert "contains flat.base.0.001.tuning of the study other, not of trial" in capsys.readouterr().err
     StudyFolders(file.with_name("other.yaml"), tmp_path / "work", tmp_path).claim()
     assert study.main([str(file), "--work", str(tmp_path / "work"), "--kept", str(tmp_path / "none")]) == 2
     assert "work: contains runs of the study other, not of trial" in capsys.readouterr().err

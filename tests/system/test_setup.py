@@ -1,4 +1,4 @@
-"""scripts/setup.sh, run whole with a Python that only pretends: nothing is downloaded."""
+"""Run all of scripts/setup.sh with a fake Python, so that nothing is downloaded."""
 
 import os
 import shutil
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[2]
 BASH = shutil.which("bash") or "/bin/bash"
 
-# Writes its arguments to $CALLS and answers as Python 3.11 would. A venv that it makes contains the same program.
-# pip prints $PIP_PRINTS and fails, if that is set.
+# Writes its arguments to $CALLS and answers like Python 3.11. A venv created by it contains the same program.
+# If $PIP_PRINTS is set, pip prints it and fails.
 FAKE_PYTHON = rf"""
 printf '%s\n' "$*" >>"$CALLS"
 case "$2 $3" in
@@ -45,7 +45,7 @@ def program(path, body):
 
 
 class Tree:
-    """A copy of what setup.sh reads, a fake Python beside it, and what that Python was called with."""
+    """A copy of the files that setup.sh reads, with a fake Python and the record of its calls."""
 
     def __init__(self, folder):
         self.root, self.calls_file = folder / "a tree", folder / "calls"
