@@ -25,7 +25,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def command(work: Callable[[], int | None]) -> Callable[..., int]:
-    @frame.command("try", "Try it.", again="goes on")
+    @frame.command("try", "Try it.", again="resumes")
     def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int | None:
         parser.parse_args(argv)
         return work()
@@ -46,7 +46,7 @@ def raising(error: BaseException) -> Callable[[], int]:
         (ValueError("--flag 3: wrong"), 2, "fairseq-resid try: error: --flag 3: wrong\n"),
         (FileNotFoundError("x: no such file"), 2, "fairseq-resid try: error: x: no such file\n"),
         (ChildProcessError("fairseq-train failed"), 1, "fairseq-resid try: error: fairseq-train failed\n"),
-        (KeyboardInterrupt(), 130, "fairseq-resid try: interrupted; the same command goes on\n"),
+        (KeyboardInterrupt(), 130, "fairseq-resid try: interrupted; the same command resumes\n"),
     ],
 )
 def test_errors_are_one_line_and_an_exit_code(error: BaseException, code: int, said: str, capsys: Capture) -> None:
@@ -66,7 +66,7 @@ def test_full_disk_error_says_what_to_do(capsys: Capture) -> None:
 def test_signal_that_killed_a_child_is_an_interrupt(capsys: Capture) -> None:
     with pytest.raises(SystemExit) as end:
         command(raising(SystemExit(128 + signal.SIGTERM)))([])
-    assert end.value.code == 143 and "interrupted; the same command goes on" in capsys.readouterr().err
+    assert end.value.code == 143 and "interrupted; the same command resumes" in capsys.readouterr().err
 
 
 def test_wrong_usage_is_not_an_interrupt(capsys: Capture) -> None:
