@@ -151,7 +151,7 @@ def read_rows(path: Path, take: Callable[[list[str]], T], expected: str) -> list
         try:
             rows.append(take(line.split("\t")))
         except ValueError:
-            raise ValueError(f"{path}:{number}: {line[:40]!r}: {expected} are expected") from None
+            raise ValueError(f"{path}:{number}: {line[:40]!r}: expected {expected}") from None
     return rows
 
 

@@ -70,7 +70,7 @@ def write(path: Path, value: Any) -> None:
         write_text(path, text(value))
     except UnicodeEncodeError as error:
         before, after = error.object[: error.start].rpartition('"')[2], error.object[error.start :].partition('"')[0]
-        raise ValueError(f"{path}: cannot hold {printable(before + after)}: not UTF-8; rename that file") from None
+        raise ValueError(f"{path}: cannot contain {printable(before + after)}: not UTF-8; rename that file") from None
 
 
 def as_type(value: Any, kind: type[T]) -> T:

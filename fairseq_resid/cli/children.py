@@ -35,7 +35,7 @@ def program(name: str) -> str:
     if own.is_file():
         return name if on_path and os.path.samefile(on_path, own) else str(own)
     if not on_path:
-        raise ValueError(f"{name}: not found beside {sys.executable} or on PATH; is fairseq installed?")
+        raise ValueError(f"{name}: not found next to {sys.executable} or on PATH; is fairseq installed?")
     return name
 
 

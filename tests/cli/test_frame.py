@@ -207,7 +207,7 @@ def test_name_that_is_not_utf8_is_refused_by_every_command(name: str, tmp_path: 
 
 
 def test_name_that_json_cannot_represent_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"run.json: cannot hold /data/caf\\xe9/x: not UTF-8"):
+    with pytest.raises(ValueError, match=r"run.json: cannot contain /data/caf\\xe9/x: not UTF-8"):
         records.write(tmp_path / "run.json", {"command": ["fairseq-train", f"/data/{NOT_UTF8}/x"]})
     assert list(tmp_path.iterdir()) == []
 

@@ -176,7 +176,7 @@ def test_empty_runs_are_named(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "empty").mkdir()
     assert report.main([str(tmp_path / "empty"), "--out", str(tmp_path / "report.html")]) == 0
     said = " ".join(Page((tmp_path / "report.html").read_text()).text)
-    for missing in ("has no scores here", "has no analysis", "no records of a training"):
+    for missing in ("has no scores here", "has no analysis", "no training records"):
         assert missing in said
     assert "<section" not in (tmp_path / "report.html").read_text()
     assert report.main([str(tmp_path / "nowhere")]) == 2
