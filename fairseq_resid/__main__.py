@@ -24,7 +24,7 @@ COMMANDS = {
     "table": ("evaluation.table", "print a table of evaluated runs"),
     "card": ("evaluation.card", "print the model card of an evaluated run"),
     "analyze": ("analysis.analyze", "show what each residual site of a model learned, as numbers and plots"),
-    "study": ("study.study", "run the missing runs of a study and write its results"),
+    "study": ("study.study", "execute the missing runs of a study and write its results"),
     "report": ("report.report", "write an HTML report on several runs"),
     "curves": ("analysis.curves", "plot the training curves of several runs"),
     "attention": ("analysis.attention", "plot the attention of a model while it translates a sentence"),

@@ -1,4 +1,4 @@
-"""Run the missing runs of a study and write its results.
+"""Execute the missing runs of a study and write its results.
 
     fairseq-resid study STUDY.yaml [--jobs N] [--hours H]
 
@@ -211,8 +211,8 @@ def show_plan(state: State) -> None:
 
 @frame.command(
     "study",
-    "Run the missing runs of a study in the order of its plan, and write its tables and plots. The files that are kept "
-    "of each run are next to the study file.",
+    "Execute the missing runs of a study in the order of its plan, and write its tables and plots. The files kept of "
+    "each run are next to the study file.",
     again="resumes",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
@@ -308,7 +308,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     add("--kept", type=Path, metavar="DIR", help="folder of results (default: the study file's path without .yaml)")
     add("--jobs", type=int, metavar="N", help="runs at a time (default: one per --threads cores, or per --gpus)")
     add("--threads", type=int, metavar="N", help="threads per run, each on its own core (default: 1; on GPUs all)")
-    add("--gpus", type=int, metavar="N", help="GPUs per run; each run gets its own (default: all for every run)")
+    add("--gpus", type=int, metavar="N", help="GPUs per run; runs share the GPUs in groups of N (default: all)")
     add("--hours", type=float, metavar="H", help="stop starting new runs after H hours")
     add("--retry", action="store_true", help="try failed runs again")
     add("--weights", action="store_true", help="keep the checkpoints of finished runs in --work")
@@ -317,7 +317,13 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     add("--unpack", action="store_true", help="unpack the run folders of STUDY.tar.xz without running any")
     add("--results", action="store_true", help="write tables and plots of the finished runs without running any")
     add("--cluster", choices=("slurm", "local", "debug"), help="run through submitit instead of on this machine")
-    add("--cluster-option", action="append", default=[], metavar="NAME=VALUE", help="such as timeout_min=60")
+    add(
+        "--cluster-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter of submitit, such as timeout_min=60",
+    )
     add("--only", metavar="RUN", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     for name in ("jobs", "threads", "gpus", "hours"):
