@@ -1,7 +1,7 @@
 """Learnable and recursive residual structures for Transformer translation models, as a fairseq plugin.
 
 Importing the package changes nothing and loads nothing. `fairseq_resid.connections` and `fairseq_resid.ops` need torch
-alone; `fairseq_resid.models` is what fairseq loads of a --user-dir: it bridges fairseq and registers the models.
+alone. fairseq loads `fairseq_resid.models` from --user-dir, which connects them to fairseq and registers the models.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ __all__ = ["__version__"]
 
 
 class _Path(list[str]):
-    """The package's folders. Who asks whether a folder is among them is fairseq, and gets the models registered.
+    """Package path whose membership test registers the models: fairseq evaluates `user_dir in package.__path__`.
 
-    fairseq imports USER_DIR/models/*.py only if the package is not imported yet. Else it asks `user_dir in
-    package.__path__` (fairseq.utils.import_user_module), logs one line, and knows none of our architectures.
+    fairseq imports USER_DIR/models/*.py only if the package has not been imported yet. Otherwise it makes this test
+    (fairseq.utils.import_user_module), logs one line, and would not know any of our architectures.
     """
 
     def __contains__(self, folder: object) -> bool:

@@ -1,4 +1,4 @@
-"""The console command `fairseq-resid`, also `python -m fairseq_resid`: a table of the project's commands."""
+"""The console command `fairseq-resid`, also `python -m fairseq_resid`: dispatches to the project's commands."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from .cli.frame import reader_has_gone
 from .cli.machine import PACKAGE
 from .version import __version__
 
-# Name: the module whose main() it is, and what it does.
+# Command name: (module with its main(), description).
 COMMANDS = {
-    "prepare": ("data.text.prepare", "make a data folder: of a known corpus, of your own text, of the phrasebook"),
-    "prepare-images": ("data.images.prepare", "make a data folder of images: CIFAR-10, CIFAR-100, a folder by class"),
-    "train": ("runs.launch", "train by a recipe, or resume"),
-    "evaluate": ("evaluation.evaluate", "average the last checkpoints, decode, score"),
+    "prepare": ("data.text.prepare", "prepare a data folder from a known corpus, your own text, or the phrasebook"),
+    "prepare-images": ("data.images.prepare", "prepare image data: CIFAR-10, CIFAR-100, or one folder per class"),
+    "train": ("runs.launch", "train with a recipe, or resume a training"),
+    "evaluate": ("evaluation.evaluate", "average the last checkpoints, decode and score"),
     "average": ("evaluation.averaging", "average checkpoints"),
     "translate": ("evaluation.translate", "translate raw text"),
     "compare": ("evaluation.compare", "test whether one run is better than another"),
     "table": ("evaluation.table", "print a table of evaluated runs"),
-    "card": ("evaluation.card", "print the card of an evaluated run"),
-    "analyze": ("analysis.analyze", "say what every site of a model learned, as figures and plots"),
-    "study": ("study.study", "run what is missing of a study of many runs, and say what it found"),
-    "report": ("report.report", "write one HTML page of several runs"),
-    "curves": ("analysis.curves", "draw the curves of several trainings in one plot"),
-    "attention": ("analysis.attention", "draw where a model looks while it translates a sentence"),
-    "baselines": ("evaluation.baselines", "BLEU of translators that learn nothing"),
+    "card": ("evaluation.card", "print the model card of an evaluated run"),
+    "analyze": ("analysis.analyze", "show what each residual site of a model learned, as numbers and plots"),
+    "study": ("study.study", "execute the missing runs of a study and write its results"),
+    "report": ("report.report", "write an HTML report on several runs"),
+    "curves": ("analysis.curves", "plot the training curves of several runs"),
+    "attention": ("analysis.attention", "plot the attention of a model while it translates a sentence"),
+    "baselines": ("evaluation.baselines", "score baselines that learn nothing, such as copying the source"),
 }
 USER_DIR = "user-dir"
-# The structures need torch only, and pip installs no more without the extra.
-INSTALL = """install what the commands need: pip install ".[fairseq]" in the project's folder, or scripts/setup.sh"""
+# The structures only need torch, so a plain pip install omits what the commands need.
+INSTALL = (
+    'install the dependencies of the commands: pip install ".[fairseq]" in the project\'s folder, or scripts/setup.sh'
+)
 
 
 def usage() -> str:
@@ -42,7 +44,7 @@ def usage() -> str:
     lines = [f"  {name:14} {what}" for name, what in about.items()]
     return "\n".join(
         [
-            "usage: fairseq-resid COMMAND ...    (fairseq-resid COMMAND --help says more)",
+            "usage: fairseq-resid COMMAND ...    (options of a command: fairseq-resid COMMAND --help)",
             "",
             f"fairseq_resid {__version__}: residual structures for Transformer translation models, on fairseq.",
             "",
@@ -52,7 +54,7 @@ def usage() -> str:
 
 
 def is_missing(name: str, package: str) -> int:
-    """Say that a command lacks a package and how to install it; returns the exit code."""
+    """Report that a command needs a missing package and how to install it; returns the exit code."""
     print(f"fairseq-resid {name}: error: {package} is not installed; {INSTALL}", file=sys.stderr)
     return 3
 
@@ -70,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif name == USER_DIR:
         print(PACKAGE)
     elif name in COMMANDS:
-        if find_spec("fairseq") is None:  # asked before torch is imported, which complains if NumPy is missing
+        if find_spec("fairseq") is None:  # before importing torch, which warns if NumPy is missing
             return is_missing(name, "fairseq")
         try:
             code: int = import_module(f".{COMMANDS[name][0]}", __package__).main(rest)

@@ -1,4 +1,4 @@
-"""Files as every part of the project reads and writes them: text split on LF alone, whole or not at all, locked."""
+"""Shared reading and writing of files: bounded reads, text split on LF alone, atomic writes, locks."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 
 
-# Bounds on a file of a run, study or data folder, which somebody else may have made. The largest real ones are logs of
-# some MB. Memory is bounded too: a list of all lines has at most MOST_LINES entries.
+# Limits on files of a run, study or data folder, which may come from somebody else. The largest real ones are logs of a
+# few MB. Memory is bounded too: a list of all lines has at most MOST_LINES entries.
 MOST_BYTES, MOST_LINES, MOST_LINE_BYTES = 256 << 20, 10_000_000, 4 << 20
-MOST_NUMBER, MOST_COUNT = 1e38, 1e12  # of a figure: fp32 ends there; of what is counted, such as the tokens of a line
+MOST_NUMBER, MOST_COUNT = 1e38, 1e12  # of a measured value (fp32 range); of a count, such as tokens per line
 ANY_SIZE = 1 << 63
 LAST_BYTES = 64 << 10
 
 
 def open_regular(path: Path, most: int = MOST_BYTES) -> BinaryIO:
-    """Open a file of limited size: no device, and no named pipe, which would block.
+    """Open a regular file of limited size. Devices and named pipes, which would block, are rejected.
 
-    Raises: FileNotFoundError; ValueError naming the file, what it is, and the limit; OSError.
+    Raises: FileNotFoundError; ValueError naming the file and its problem, such as its size and the limit; OSError.
     """
     # Without O_NONBLOCK, opening a named pipe waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -50,12 +50,12 @@ def open_regular(path: Path, most: int = MOST_BYTES) -> BinaryIO:
 
 
 def open_any_size(path: Path) -> BinaryIO:
-    """As `open_regular`, of any size: a corpus, an archive, a log that still grows."""
+    """As `open_regular`, without a size limit: for a corpus, an archive, or a growing log."""
     return open_regular(path, ANY_SIZE)
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """Open a file to append to, or make it. What a stranger may have put in its place is refused: a link, a pipe.
+    """Open a file for appending; create it if it does not exist. Links, pipes and devices of that name are rejected.
 
     Raises: OSError or ValueError naming the file.
     """
@@ -68,28 +68,28 @@ def open_to_append(path: Path) -> BinaryIO:
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """Return the last lines of a log, of its last 64 KiB."""
+    """Return the last lines of a log; only its last 64 KiB are read."""
     with open_any_size(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
         return file.read(LAST_BYTES).decode("utf-8", "replace").splitlines()[-count:]
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a small file. Raises: what `open_regular` raises."""
+    """Copy a small file. Raises: see `open_regular`."""
     target.write_bytes(read_bytes(source))
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a file. Raises: what `open_regular` raises."""
+    """Return the content of a file. Raises: see `open_regular`."""
     with open_regular(path, most) as file:
         return file.read(most)
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[Iterable[bytes]]:
-    """Yield the lines of a file or, if it does not exist, of its compressed form FILE.gz, which a study keeps.
+    """Yield the lines of a file or, if it does not exist, of its compressed form FILE.gz, as kept by a study.
 
-    Raises: FileNotFoundError if there is neither; ValueError naming the file if it is damaged, not a regular file, or
+    Raises: FileNotFoundError if neither exists; ValueError naming the file if it is damaged, not a regular file, or
     too large, compressed or not.
     """
     packed = path.with_name(f"{path.name}.gz")
@@ -121,9 +121,9 @@ def _bounded_lines(file: BinaryIO | gzip.GzipFile, path: Path) -> Iterator[bytes
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 text, split on LF alone: other Unicode line breaks belong to the sentences.
+    """Return the lines of a UTF-8 text file, split on LF alone: other Unicode line breaks belong to the sentences.
 
-    Raises: ValueError naming the file if it is missing, and file and line if it is not UTF-8 or holds a NUL.
+    Raises: ValueError naming the file if it is missing, and file and line if it is not UTF-8 or contains a NUL.
     """
     lines = []
     try:
@@ -142,28 +142,28 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_rows(path: Path, take: Callable[[list[str]], T], expected: str) -> list[T]:
-    """Return what `take` makes of the fields of every line, which tabs part.
+    """Apply `take` to the tab-separated fields of every line and return the results.
 
-    Raises: ValueError naming file and line, and what is expected there, where `take` raises one.
+    Raises: ValueError naming file, line and the expected fields if `take` raises one.
     """
     rows = []
     for number, line in enumerate(read_lines(path), start=1):
         try:
             rows.append(take(line.split("\t")))
         except ValueError:
-            raise ValueError(f"{path}:{number}: {line[:40]!r}: {expected} are expected") from None
+            raise ValueError(f"{path}:{number}: {line[:40]!r}: expected {expected}") from None
     return rows
 
 
 def bounded(value: Number, least: float, most: float) -> Number:
-    """Return a number that a file has. Raises: ValueError if it is not between these, or not a number."""
+    """Return a number read from a file. Raises: ValueError if it is out of range or NaN."""
     if not least <= value <= most:
         raise ValueError(f"{value}: must be {least:g} to {most:g}")
     return value
 
 
 def read_pairs(source: Path, target: Path) -> tuple[list[str], list[str]]:
-    """Return the lines of both sides of a parallel text.
+    """Return the lines of both sides of a parallel corpus.
 
     Raises: ValueError naming the files if one is missing or empty, or their line counts differ.
     """
@@ -176,16 +176,16 @@ def read_pairs(source: Path, target: Path) -> tuple[list[str], list[str]]:
 
 
 def partial_of(path: Path) -> Path:
-    """Return the temporary name of a file or folder that is being made."""
+    """Return the temporary name of a file or folder while it is being written."""
     return path.with_name(f"{path.name}.partial")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the temporary name to write a file or folder under; it becomes `path` at the end, and goes on an error.
+    """Yield a temporary name for writing a file or folder. It is renamed to `path` at the end, or removed on an error.
 
-    A reader sees the old file or the new one, never half of one. A link or a pipe of that name, which would lead the
-    writing elsewhere, is removed.
+    Readers see the old file or the new one, never a part of it. An existing link or pipe of the temporary name, which
+    would redirect the output, is removed.
     """
     partial = partial_of(path)
     if partial.is_symlink() or not (partial.is_file() or partial.is_dir()):
@@ -201,22 +201,22 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def pack(source: Path, folder: Path) -> None:
-    """Write FOLDER/NAME.gz, the compressed form of a file; the same content gives the same bytes."""
+    """Write FOLDER/NAME.gz, the compressed form of a file; the same content always gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{source.name}.gz").write_bytes(gzip.compress(read_bytes(source), 9, mtime=0))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file, whole or not at all."""
+    """Write a UTF-8 text file atomically."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
 
 
 @contextmanager
 def locked(path: Path, busy: str, wait: bool = False) -> Iterator[int]:
-    """Hold the lock file `path` for this process; yields its descriptor, which a child process may inherit.
+    """Lock the file `path` for this process; yields its descriptor, which a child process may inherit.
 
-    busy: what is said if another process holds it; with `wait` it is printed, and the lock is waited for
+    busy: message if another process holds the lock; with `wait` it is printed and this process waits for the lock
     Raises: ValueError with `busy` if another process holds it and `wait` is not set.
     """
     while True:
@@ -229,14 +229,14 @@ def locked(path: Path, busy: str, wait: bool = False) -> Iterator[int]:
                     raise ValueError(busy) from None
                 say(f"{busy}; waiting")
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # The other process may have removed the file, with its folder.
+            # The other process may have removed the file together with its folder.
             if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 yield file.fileno()
                 return
 
 
 def zip_damage(path: Path) -> str | None:
-    """Return what is wrong with a zip file, such as a checkpoint: a record whose checksum differs; None if nothing is.
+    """Return the problem of a damaged zip file, such as a record of a checkpoint with a wrong checksum; else None.
 
     Raises: OSError.
     """

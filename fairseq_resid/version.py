@@ -1,3 +1,3 @@
-"""The one place that holds the version: setup.py reads this line, the package and the run folders import it."""
+"""The version number. setup.py reads this line; the package and the run folders import it."""
 
 __version__ = "0.7.0"

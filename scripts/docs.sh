@@ -6,12 +6,12 @@ usage() {
     cat <<'EOT'
 usage: scripts/docs.sh [--out FOLDER] [--help]
 
-Builds the documentation site. A warning is an error. The site needs no network: open FOLDER/index.html in a browser.
-Makes or repairs the environment first (scripts/setup.sh --with-tests).
+Builds the documentation site. Warnings are errors. The site works offline: open FOLDER/index.html in a browser.
+Creates or repairs the environment first (scripts/setup.sh --with-tests).
 
-  --out FOLDER   where the site goes (default: docs/_build/html)
+  --out FOLDER   output folder (default: docs/_build/html)
 
-Environment variables: those of scripts/setup.sh. Exit codes: those of scripts/setup.sh; 1 also if a page has an error.
+Environment variables and exit codes: see scripts/setup.sh --help. Exit code 1 also means that a page has an error.
 EOT
 }
 

@@ -1,5 +1,5 @@
-# Sourced by the other scripts: sets `root` to the project's folder and `python` to the Python of its environment. Exits
-# with a one-line error if there is no environment.
+# Sourced by the other scripts: sets `root` to the project's folder and `python` to the environment's interpreter. Exits
+# with a one-line error if no environment exists.
 # shellcheck shell=bash
 
 root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -11,7 +11,7 @@ if [[ ! -x "$python" ]]; then
     fi
     python=python3
     if ! "$python" -c 'import importlib.util as u, sys; sys.exit(not (u.find_spec("torch") and u.find_spec("fairseq")))'; then
-        printf 'no environment in %s, and python3 has no torch or no fairseq; run scripts/setup.sh\n' "$root/.venv" >&2
+        printf 'no environment in %s, and torch or fairseq is not installed for python3; run scripts/setup.sh\n' "$root/.venv" >&2
         exit 3
     fi
 fi

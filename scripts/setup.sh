@@ -1,30 +1,30 @@
 #!/usr/bin/env bash
-# Makes the virtual environment: a Python, torch, fairseq, this package. See usage() below.
+# Creates the virtual environment with torch, fairseq and this package. See usage() below.
 set -euo pipefail
 
 usage() {
     cat <<'EOT'
 usage: scripts/setup.sh [--python PYTHON] [--with-tests] [--help]
 
-Makes the virtual environment .venv with torch, fairseq and this package. Run it again to update or
-repair the environment; it ends at once if there is nothing to do.
+Creates the virtual environment .venv with torch, fairseq and this package. Run it again to update or
+repair the environment; it exits at once if there is nothing to do.
 
   --python PYTHON   a path, a command on PATH, or a version such as 3.12 (default: the newest of 3.13, 3.12,
                     3.11 and 3.10 on PATH or under pyenv). 3.11 and later get fairseq-fixed, 3.10 gets fairseq 0.12.2
-  --with-tests      also install what scripts/test.sh needs
+  --with-tests      also install the tools that scripts/test.sh needs
 
 Environment variables:
-  FAIRSEQ_RESID_VENV     folder of the environment          (default: .venv beside setup.py)
+  FAIRSEQ_RESID_VENV     folder of the environment          (default: .venv next to setup.py)
   FAIRSEQ_RESID_PYTHON   the same as --python
   FAIRSEQ_RESID_TORCH    a torch other than the pinned one, such as 'torch==2.11.0' or 'torch==2.13.0+cu130'
   FAIRSEQ_RESID_NEED_MB  free disk space required, in MB    (default: 2500)
-  PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...   pip's own. The index decides which build of torch is installed:
+  PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...   pip's variables. The index determines the build of torch:
       CPU only:     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu scripts/setup.sh
       CUDA 12.6:    PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cu126 scripts/setup.sh
-      On Linux, PyPI has a CUDA build, which needs 9000 MB.
+      On Linux, PyPI's build is for CUDA and needs 9000 MB.
 
 Exit codes: 0 success; 1 an installation step failed; 2 wrong usage;
-            3 this machine lacks something (Python, compiler, disk space, write permission)
+            3 something is missing on this machine (Python, compiler, disk space, write permission)
 EOT
 }
 
@@ -33,7 +33,7 @@ die() { # die CODE LINE...
     exit "$1"
 }
 
-# Prints the version of a Python that can be used. Otherwise fails and prints why not.
+# Prints the version of a usable Python. Otherwise prints the reason and fails.
 probe() { # probe PYTHON
     local answer
     answer=$("$1" -I -c '
@@ -54,7 +54,7 @@ print(version)' 2>&1 </dev/null) && [[ $answer =~ ^3\.1[0-3]$ ]] && printf '%s\n
     return 1
 }
 
-# Prints every Python of these versions on PATH and under pyenv, whose shims on PATH may be dead.
+# Prints every Python of these versions on PATH and under pyenv, whose shims on PATH may be broken.
 candidates() { # candidates VERSION...
     local version folder
     for version; do
@@ -65,7 +65,7 @@ candidates() { # candidates VERSION...
     done
 }
 
-# Sets python and version: to the first candidate that can be used, or to none.
+# Sets python and version to the first usable candidate; sets python to "" if there is none.
 choose() { # choose VERSION...
     local answer
     while IFS= read -r python; do
@@ -78,7 +78,7 @@ choose() { # choose VERSION...
     python=""
 }
 
-# Runs a command with its output in the log, and explains a failure.
+# Runs a command, writes its output to the log and explains a failure.
 step() { # step TEXT COMMAND...
     local status=0 output reason
     printf 'setup: %s\n' "$1"
@@ -89,8 +89,8 @@ step() { # step TEXT COMMAND...
         *'No space left'* | *'Errno 28'* | *'quota exceeded'*)
             reason="The disk is full. Free some space (pip cache purge), or choose another folder: FAIRSEQ_RESID_VENV" ;;
         *'Max retries'* | *'Connection'*'Error'* | *'resolution'* | *'unreachable'* | *'SSLError'* | *'from versions: none'*)
-            reason="The package index cannot be reached, or lacks this package. Check the network, https_proxy, PIP_INDEX_URL" ;;
-        *) reason="The whole output is in $log" ;;
+            reason="The package index cannot be reached or does not have this package. Check the network, https_proxy, PIP_INDEX_URL" ;;
+        *) reason="The full output is in $log" ;;
     esac
     tail -n 25 <<<"$output" | cut -c 1-300 >&2
     die 1 "failed: $1" "$reason" "Run scripts/setup.sh again to continue; downloads are kept"
@@ -121,7 +121,7 @@ venv=${venv%/}
 stamp=$venv/.setup-stamp log=$venv/setup.log
 torch=${FAIRSEQ_RESID_TORCH:-torch}
 
-# An environment keeps its Python unless another one is named.
+# An existing environment keeps its Python unless another one is requested.
 if [[ -z $python && -x $venv/bin/python ]] && probe "$venv/bin/python" >/dev/null; then
     python=$venv/bin/python
 fi
@@ -134,7 +134,7 @@ elif [[ -n $named ]]; then
 else
     choose 3.13 3.12 3.11 3.10 3 ""
 fi
-if [[ $from == --find-python ]]; then # .ci/run asks which Python of a version there is
+if [[ $from == --find-python ]]; then # .ci/run looks for a Python of this version
     [[ -n $python ]] || exit 3
     printf '%s\n' "$python"
     exit
@@ -146,13 +146,13 @@ fi
 fairseq=fairseq-fixed constraints=$root/constraints/fairseq-fixed.txt
 if [[ $version == 3.10 ]]; then fairseq=fairseq constraints=$root/constraints/fairseq-0.12.2.txt; fi
 
-# The environments of one tree are made one at a time. The commands started here hold the lock too.
+# Only one setup runs at a time in a source tree. The commands started here inherit the lock.
 if command -v flock >/dev/null; then
     exec 9<"$root"
-    flock -n 9 || { printf 'setup: waiting for another setup.sh to end\n' && flock 9; }
+    flock -n 9 || { printf 'setup: waiting for another setup.sh to finish\n' && flock 9; }
 fi
 
-# The stamp: where the environment is, what it was made from, and the packages in it.
+# The stamp records the location of the environment, its inputs and its packages.
 place="$root $venv $version"
 inputs="$(cat "$root"/{setup.py,pyproject.toml,fairseq_resid/version.py} "$constraints" | cksum) $torch"
 packages() { (cd "$venv/lib/python$version/site-packages" 2>/dev/null && printf '%s\n' *[!_] | grep -v 'dist-info$' | sort); }
@@ -167,9 +167,9 @@ if [[ -n $whole && $old_inputs == "$inputs" && $old_extra == "$extra" ]]; then
     exit
 fi
 
-# What this machine must have.
+# Check the requirements on this machine.
 if [[ ! -f $venv/pyvenv.cfg && -n $(ls -A "$venv" 2>/dev/null) ]]; then
-    die 3 "$venv: exists, and is not a Python environment. Choose another folder: FAIRSEQ_RESID_VENV=FOLDER"
+    die 3 "$venv: exists but is not a Python environment. Choose another folder: FAIRSEQ_RESID_VENV=FOLDER"
 fi
 folder=$venv
 until [[ -d $folder ]]; do folder=$(dirname "$folder"); done
@@ -177,13 +177,13 @@ until [[ -d $folder ]]; do folder=$(dirname "$folder"); done
 need=${FAIRSEQ_RESID_NEED_MB:-2500} free=$(df -Pm "$folder" | awk 'NR == 2 { print $4 }')
 [[ $need =~ ^[0-9]+$ ]] || die 2 "FAIRSEQ_RESID_NEED_MB=$need: not a whole number of MB"
 if [[ -z $whole ]]; then
-    ((free >= need)) || die 3 "$folder: $free MB of disk space free, $need MB needed (9000 MB for a CUDA build of torch)"
+    ((free >= need)) || die 3 "$folder: only $free MB of free disk space, $need MB needed (9000 MB for a CUDA build of torch)"
     if [[ $(uname) == Linux ]] && ! command -v nvidia-smi >/dev/null; then
-        printf 'setup: no NVIDIA GPU found. A CPU build of torch is smaller: see --help\n'
+        printf 'setup: no NVIDIA GPU found. The CPU build of torch is smaller: see --help\n'
     fi
 fi
 include=$("$python" -I -c 'import sysconfig; print(sysconfig.get_path("include"))')
-# CXX may hold options; without one, setuptools compiles with c++ or g++.
+# CXX may contain options; if it is not set, setuptools compiles with c++ or g++.
 read -r -a compiler <<<"${CXX:-$(command -v g++ c++ clang++ | head -n 1)}"
 printf '#include <Python.h>\n#include <vector>\n' | "${compiler[@]:-g++}" -std=c++11 -fsyntax-only "-I$include" -x c++ - 2>/dev/null ||
     die 3 "${compiler[*]:-g++}: cannot compile C++ with Python.h, which fairseq needs" \
@@ -193,7 +193,7 @@ start=$SECONDS
 unset PYTHONPATH PYTHONHOME
 export PYTHONNOUSERSITE=1 PIP_USER=0
 if [[ -z $whole ]]; then
-    # A Python cannot replace its own environment.
+    # The environment cannot be rebuilt by its own interpreter.
     python=$("$python" -I -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))')
     step "[1/4] environment $venv with $python" "$python" -I -m venv --clear "$venv"
 fi
@@ -202,20 +202,20 @@ pin() { sed -n "s/^$1==\([0-9.]*\).*/$1==\1/p" "$constraints"; }
 if [[ $torch == torch ]]; then
     cp "$constraints" "$venv/constraints.txt"
 else
-    # What depends on the version of torch follows the one that is installed.
+    # Packages that depend on the version of torch must match the installed one.
     grep -vE '^(torch|torchaudio|triton)==' "$constraints" >"$venv/constraints.txt"
 fi
 install=("$venv/bin/python" -I -m pip --disable-pip-version-check install --progress-bar off --no-input -c "$venv/constraints.txt")
 step "[2/4] $torch, numpy and build tools" "${install[@]}" "$(pin pip)" "$torch" numpy cython setuptools wheel
 installed=$("$venv/bin/python" -I -c 'from importlib.metadata import version; print("torch==" + version("torch"))')
 if [[ $torch != torch ]]; then printf '%s\n' "$installed" >>"$venv/constraints.txt"; fi
-text="[3/4] $(pin "$fairseq"), which is compiled the first time (up to 3 minutes)"
+text="[3/4] $(pin "$fairseq"), compiled the first time (up to 3 minutes)"
 if [[ $fairseq == fairseq ]]; then
-    # Its source lacks a file that setup.py compiles beside torch, so pip builds it in isolation. Unlike -c,
-    # PIP_CONSTRAINT also holds there: the binary must match our numpy.
+    # Its source lacks a file that setup.py only compiles if torch is installed, so pip builds it in isolation.
+    # Unlike -c, PIP_CONSTRAINT applies there too: the binary must match our numpy.
     step "$text" env "PIP_CONSTRAINT=$venv/constraints.txt" "${install[@]}" fairseq
 else
-    # In isolation pip would download a second torch.
+    # A build in isolation would download torch a second time.
     step "$text" "${install[@]}" --no-build-isolation fairseq-fixed
 fi
 step "[4/4] fairseq_resid" "${install[@]}" --no-build-isolation -e "${root}[fairseq${extra:+,$extra}]"

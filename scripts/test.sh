@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# Sets up with the test tools, then runs the linters (ruff, mypy, import-linter, shellcheck) and pytest.
+# Sets up the environment with the test tools, then runs the linters (ruff, mypy, import-linter, shellcheck) and pytest.
 set -euo pipefail
 
 usage() {
     cat <<'EOF'
 usage: scripts/test.sh [--all] [--no-lint] [--references] [--] [PYTEST ARGUMENTS]
 
-Makes or repairs the environment (scripts/setup.sh --with-tests), then runs ruff, mypy, import-linter,
-shellcheck and the core tests: mathematics, models, decoding, averaging, checkpoints. That takes about
-five minutes on two cores; --all takes about twenty. Every check runs, whatever the others found; the
-exit code is that of the first that failed.
+Creates or repairs the environment (scripts/setup.sh --with-tests), then runs ruff, mypy, import-linter,
+shellcheck and the core tests: mathematics, models, decoding, averaging, checkpoints. This takes about
+five minutes on two cores; --all takes about twenty. All checks run even if one fails; the exit code is
+that of the first failure.
 
-Arguments go to pytest, which then chooses among all tests:  scripts/test.sh --no-lint -k gate
+Further arguments are passed to pytest, which then selects from all tests:  scripts/test.sh --no-lint -k gate
 
-  --all          every test: also training, data, images, studies, reports and whole commands
+  --all          all tests: also training, data, images, studies, reports and whole commands
   --no-lint      pytest only
-  --references   also installs other people's implementations of some structures (constraints/references.txt), which
-                 ours are compared with; without them those tests are skipped
+  --references   also install reference implementations of some structures (constraints/references.txt) and
+                 compare ours with them; these tests are skipped otherwise
 
-Environment variables: those of scripts/setup.sh.
+Environment variables: see scripts/setup.sh --help.
 EOF
 }
 
@@ -44,12 +44,12 @@ done
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv=${FAIRSEQ_RESID_VENV:-$root/.venv}
 [[ $venv == /* ]] || venv=$PWD/$venv
-# One spelling for setup.sh and for everything that the tests start.
+# An absolute path, for setup.sh and for all commands that the tests start.
 export FAIRSEQ_RESID_VENV=$venv
 
 "$root/scripts/setup.sh" --with-tests
 
-# In a folder of their own, without what they ask for: see the list.
+# In a separate folder and without their dependencies: see constraints/references.txt.
 if [[ -n $references ]] && ! cmp -s "$root/constraints/references.txt" "$venv/references/list.txt"; then
     rm -rf "$venv/references"
     "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps --target "$venv/references" \
@@ -57,7 +57,7 @@ if [[ -n $references ]] && ! cmp -s "$root/constraints/references.txt" "$venv/re
     cp "$root/constraints/references.txt" "$venv/references/list.txt"
 fi
 
-# The commands of the environment (fairseq-train and the like) and its Python come first.
+# Put Python and the commands of the environment, such as fairseq-train, first on PATH.
 export PATH="$venv/bin:$PATH" VIRTUAL_ENV="$venv"
 unset PYTHONPATH PYTHONHOME
 first_failure=0
@@ -73,7 +73,7 @@ stage() { # stage NAME COMMAND...
     fi
 }
 
-# Every shell file that git tracks or would track; in a tree without git, every one outside hidden folders.
+# All shell files that git tracks or would track; without git, all outside hidden folders.
 # shellcheck disable=SC2329  # called through stage
 shell_files() {
     if git -C "$root" rev-parse --is-inside-work-tree >/dev/null 2>&1; then
@@ -99,6 +99,6 @@ if [[ -n $lint ]]; then
     stage shellcheck check_shell
 fi
 if (($# == 0)) && [[ -z $all ]]; then set -- --core; fi
-# Two workers, each with one thread (tests/conftest.py). A worker that crashes ends the run.
+# Two workers, each with one thread (tests/conftest.py). A crashed worker ends the run.
 stage pytest python -m pytest -n 2 --dist worksteal --max-worker-restart=0 "$@"
 exit "$first_failure"

@@ -1,1 +1,1 @@
-"""fairseq's commands: how they are run as children, and what their flags say."""
+"""Shared parts of the command line: parsers, errors, progress, worker pools, and fairseq's commands as subprocesses."""

@@ -1,4 +1,4 @@
-"""fairseq's own commands as subprocesses: where they are, how a user can repeat them, what they say to a log file."""
+"""fairseq's own commands as subprocesses: find them, print them for copying, follow their logs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..foreign import say
 from .machine import PACKAGE
 from .quiet import is_verbose
 
-POLL = 0.5  # seconds between two looks at a log
-TAIL = 25  # lines of a log that are shown when its command has failed
-# Seconds after which an interrupted command is asked to end.
+POLL = 0.5  # seconds between reads of a log
+TAIL = 25  # lines of a log that are shown when its command fails
+# Seconds after which an interrupted command receives SIGTERM.
 INTERRUPT_AFTER = 3.0
 
 
 def program(name: str) -> str:
-    """Return a fairseq command: its bare name if PATH finds this interpreter's own, else its path.
+    """Return a fairseq command: its bare name if PATH resolves to this interpreter's copy, else its path.
 
     Raises: ValueError if fairseq is not installed.
     """
@@ -35,32 +35,32 @@ def program(name: str) -> str:
     if own.is_file():
         return name if on_path and os.path.samefile(on_path, own) else str(own)
     if not on_path:
-        raise ValueError(f"{name}: not found beside {sys.executable} or on PATH; is fairseq installed?")
+        raise ValueError(f"{name}: not found next to {sys.executable} or on PATH; is fairseq installed?")
     return name
 
 
 def user_dir() -> str:
-    """Return the plugin's folder for --user-dir: `fairseq_resid` if the current folder holds it, else its path."""
+    """Return the plugin's folder for --user-dir: `fairseq_resid` if it is in the current folder, else its path."""
     here = Path(PACKAGE.name)
     return here.name if here.is_dir() and here.samefile(PACKAGE) else str(PACKAGE)
 
 
 def show(argv: Sequence[str], tail: str = "") -> None:
-    """Print a command as a line that can be pasted into a shell; `tail` is a redirection."""
+    """Print a command line that can be pasted into a shell; `tail` is a redirection."""
     say(f"+ {shlex.join(argv)}{tail}")
 
 
 def last_lines(log: Path) -> str:
-    """Return the end of a log, for the message about a command that failed."""
+    """Return the end of a log, for the error message of a failed command."""
     return "".join(f"\n    {line.rstrip()[:300]}" for line in files.last_lines(log, TAIL))
 
 
 @contextmanager
 def followed(log: Path, take: Callable[[str], None]) -> Iterator[None]:
-    """Give every line that is written to the end of `log` in the block to `take`, and "" if for POLL seconds none is.
+    """Call `take` with every line appended to `log` during the block, and with "" after POLL seconds without one.
 
     With --verbose the lines are printed too.
-    Raises: what `take` raises, when the block has ended.
+    Raises: whatever `take` raises, at the end of the block.
     """
     ended = threading.Event()
     failures: list[Exception] = []
@@ -87,7 +87,7 @@ def followed(log: Path, take: Callable[[str], None]) -> Iterator[None]:
     def keep_failure(file: IO[bytes]) -> None:
         try:
             follow(file)
-        except Exception as failure:  # whoever reads our output has gone, for example
+        except Exception as failure:  # for example, the reader of our output has exited
             failures.append(failure)
 
     log.touch()
@@ -112,32 +112,32 @@ def run(
     environment: Mapping[str, str] | None = None,
     notice: str = "",
 ) -> int:
-    """Run a command to its end and return its exit code; `output` takes its stdout, `errors` its stderr.
+    """Run a command, wait for it and return its exit code; `output` receives its stdout, `errors` its stderr.
 
-    environment: variables that it gets beside those that are set
-    notice: what is written to stderr at the first signal, for a command that takes its time to end
+    environment: additional environment variables
+    notice: message written to stderr at the first signal, for commands that take a while to stop
 
-    SIGTERM and SIGHUP are passed on to it. After SIGINT it is asked to end, unless it has ended by the same Ctrl-C. It
-    is waited for and never left behind. It inherits the file descriptor `lock`: a lock on a folder holds as long as
-    anybody works there.
+    SIGTERM and SIGHUP are forwarded. After SIGINT the command receives SIGTERM unless the same Ctrl-C has already
+    stopped it. The command never outlives this call. It inherits the file descriptor `lock`, so that a folder stays
+    locked while any process works in it.
 
-    Raises: SystemExit with 128 + signal if one came, after the command has ended.
+    Raises: SystemExit with 128 + signal if a signal was received, after the command has ended.
     """
     received: list[int] = []
-    # Whatever the locale is: fairseq prints sentences in it, and they are read as UTF-8.
+    # fairseq prints sentences in the encoding of the locale, and we read them as UTF-8.
     variables = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1", **(environment or {})}
     kept = () if lock is None else (lock,)
     with subprocess.Popen(argv, stdout=output, stderr=errors, env=variables, pass_fds=kept) as process:
 
         def handle(number: int, _: object) -> None:
             if not received:
-                os.write(2, notice.encode())  # no print: it may be in the middle of one
+                os.write(2, notice.encode())  # not print(), which the signal may have interrupted
             received.append(number)
             if number != signal.SIGINT:
                 process.send_signal(number)
             else:
-                # What has had Ctrl-C from the terminal too has ended by then. By SIGTERM: a command that a script
-                # began in the background ignores SIGINT.
+                # A command that got Ctrl-C from the terminal too has ended by now. SIGTERM, because commands that
+                # a script started in the background ignore SIGINT.
                 timer = threading.Timer(INTERRUPT_AFTER, process.terminate)
                 timer.daemon = True
                 timer.start()

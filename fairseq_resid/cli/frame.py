@@ -1,9 +1,9 @@
-"""The frame of every command line of the project: its parser, its errors, its exit codes, an interrupt, --verbose.
+"""What all commands share: parser, error messages, exit codes, interrupts, --verbose.
 
 exit code   0 done
-            1 a program that the command runs has failed, or a result is below what was asked for
-            2 bad input: one line on stderr names it
-            128 + N interrupted by signal N; 141 if the reader of its output has gone
+            1 a program that the command runs has failed, or a result is below the required minimum
+            2 bad input: one line on stderr describes it
+            128 + N interrupted by signal N; 141 if the reader of its output has exited
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Main = Callable[[Sequence[str] | None], int]
 def command(name: str, description: str, again: str = "", **settings: Any) -> Callable[[Work], Callable[..., int]]:
     """Make `work(parser, argv)` the main function of a command line: `main(argv)`, which returns the exit code.
 
-    name: what follows `fairseq-resid` on the command line
-    again: what the same command does after an interrupt, such as "resumes"
-    settings: of argparse.ArgumentParser
+    name: the command's name after `fairseq-resid`
+    again: what the same command does when it is run again after an interrupt, such as "resumes"
+    settings: keyword arguments of argparse.ArgumentParser
     """
 
     def decorate(work: Work) -> Callable[..., int]:
@@ -41,7 +41,7 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
         def main(argv: Sequence[str] | None = None) -> int:
             parser = argparse.ArgumentParser(prog=f"fairseq-resid {name}", description=description, **settings)
             parser.add_argument(
-                "--verbose", action=_Verbose, help="show all that fairseq and the other libraries say, and tracebacks"
+                "--verbose", action=_Verbose, help="show all output of fairseq and other libraries, and tracebacks"
             )
             try:
                 open_streams()
@@ -57,7 +57,7 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
                     traceback.print_exc()
                 say(f"{parser.prog}: error: {_reason(error)}", file=sys.stderr)
                 return 1 if isinstance(error, ChildProcessError) else 2
-            except SystemExit as end:  # after the others: compat.UserError is a ValueError too
+            except SystemExit as end:  # last, because compat.UserError is also a ValueError
                 if isinstance(end.code, int) and end.code > 128:
                     _interrupted(parser.prog, again, end.code)
                 raise
@@ -70,7 +70,7 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
 
 
 def refuse_module(work: Work, name: str) -> None:
-    """End a module that is run as a command, as versions before 0.7 allowed, with the command to type."""
+    """Exit if a module is run as a command, as versions before 0.7 allowed, and print the command to type instead."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if work.__module__ == "__main__" and spec is not None and spec.name.startswith("fairseq_resid."):
         print(f"python -m {spec.name}: removed in version 0.7; type: fairseq-resid {name}", file=sys.stderr)
@@ -86,22 +86,22 @@ class _Verbose(argparse.Action):
 
 
 def open_streams() -> None:
-    """Give a closed stdin, stdout or stderr to the null device, as far as a command can do without it.
+    """Redirect a closed stdin, stdout or stderr to the null device.
 
-    Else the next file that is opened takes its number, and what children say goes there. `sys.stdin` stays None.
+    Otherwise the next opened file gets its descriptor, and subprocesses write into that file. `sys.stdin` stays None.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)  # the lowest number that is free
+            os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)  # gets the lowest free number
             os.set_inheritable(number, True)
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def check_names(argv: Sequence[str]) -> None:
-    """Raise ValueError for a word that is not UTF-8: neither JSON nor fairseq can hold the name of such a file."""
+    """Raise ValueError for an argument that is not UTF-8: neither JSON nor fairseq supports such file names."""
     for word in map(str, argv):
         try:
             word.encode("utf-8")
@@ -110,7 +110,7 @@ def check_names(argv: Sequence[str]) -> None:
 
 
 def reader_has_gone() -> int:
-    """Return the exit code of a command whose output nobody reads any more; Python would complain at its end."""
+    """Return the exit code for a closed output pipe, and discard further output: Python would fail to flush at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
 
@@ -121,9 +121,9 @@ def _interrupted(prog: str, again: str, code: int) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """Return what an error says; of a full disk also what to do."""
+    """Return the message of an error, with advice if the disk is full."""
     copies = error.args[0] if isinstance(error, shutil.Error) else None
-    # shutil.copytree lists all files that it could not copy, as (from, to, reason).
+    # shutil.copytree lists all files that it failed to copy, as (source, target, reason).
     said = str(copies[0][2] if isinstance(copies, list) else error)
     full = any(os.strerror(number) in said for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-    return said + ("; make room and run the same command again: it goes on where it was stopped" if full else "")
+    return said + ("; free some space and run the same command again to resume" if full else "")

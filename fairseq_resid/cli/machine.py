@@ -1,4 +1,4 @@
-"""This machine: its processor, its software, the commit of the source tree, for records of what was measured."""
+"""Describe this machine: processor, software versions, commit of the source tree, for records of measurements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cores() -> int:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
+    """Return the versions of the packages that are installed."""
     found = {}
     for name in packages:
         try:
@@ -44,11 +44,11 @@ def python() -> str:
 
 
 def commit() -> str | None:
-    """Return the commit of the source tree that this runs from; None if it is in no git tree."""
+    """Return the commit of the source tree that this runs from; None outside a git checkout."""
     git = ["git", "-C", str(PACKAGE)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        # Quietly: another repository may hold the environment that this is installed in.
+        # The virtual environment may be inside another repository, which does not track this file.
         tracked = subprocess.run([*git, "ls-files", "--error-unmatch", "version.py"], capture_output=True)
         changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "."], capture_output=True)
     except (OSError, subprocess.CalledProcessError):

@@ -1,4 +1,4 @@
-"""How far a long step is: a bar on a terminal, a plain line now and then in a log."""
+"""Progress of a long step: a bar on a terminal, a plain line every 30 seconds in a log."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rich.progress import Progress as Bar
 from ..foreign import printable, say
 
 EVERY = 30.0  # seconds between two lines in a log
-POLL = 1.0  # seconds between two looks at what another process does
+POLL = 1.0  # seconds between checks on another process
 
 
 def amount(number: float, unit: str) -> str:
-    """Return a count of lines with its thousands parted, or bytes in the unit that fits."""
+    """Format a count with thousands separators, or a number of bytes in a suitable unit."""
     if unit != "B":
         return f"{number:,.0f}"
     for name in ("B", "KB", "MB"):
@@ -35,7 +35,7 @@ def clock(seconds: float) -> str:
 class Progress:
     """`with Progress(what, total, unit) as p: p.advance(n)`. Unit: "B" for bytes, or a word such as "lines".
 
-    Without a unit it shows the time that has passed: for work that cannot be counted.
+    Without a unit it shows the elapsed time, for work that cannot be counted.
     """
 
     def __init__(self, what: str, total: int | None = None, unit: str | None = None, done: int = 0) -> None:
@@ -76,7 +76,7 @@ class Progress:
         return f"{amount(self.done, self.unit)}{of}{unit}, {amount(rate, self.unit)}{unit}/s{left}"
 
     def advance(self, count: int, text: str | None = None) -> None:
-        """Count so much more as done; show `text`, if it is given, in place of count, rate and time left."""
+        """Add `count` to the finished amount; show `text`, if given, instead of count, rate and time left."""
         self.done += count
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=self.done, text=self._text() if text is None else text)

@@ -1,6 +1,6 @@
-"""What the libraries say that a user can do nothing about: named here, shown with --verbose or FAIRSEQ_RESID_VERBOSE=1.
+"""Library messages that users can do nothing about. --verbose or FAIRSEQ_RESID_VERBOSE=1 shows them.
 
-It holds in our own process. What fairseq's commands say goes to a log file (children.run).
+This covers our own process only. The output of fairseq's commands goes to a log file (children.run).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Loggers, up to which level they are silent, and what they would say.
+# Loggers and the level up to which they are silenced; the comments say what they would log.
 LOGGERS = {
-    "fairseq.tasks.text_to_speech": logging.WARNING,  # to install tensorboardX: no task of ours
+    "fairseq.tasks.text_to_speech": logging.WARNING,  # advice to install tensorboardX, which we do not need
     "fairseq.tasks.fairseq_task": logging.INFO,  # sizes of datasets and batches
     "fairseq.tasks.translation": logging.INFO,  # dictionaries
     "fairseq.data.data_utils": logging.INFO,  # which file a dataset is loaded from
@@ -23,12 +23,12 @@ LOGGERS = {
     "fairseq.file_utils": logging.INFO,
     "fairseq.models.fairseq_model": logging.INFO,
     "fairseq_resid.fairseq_patches": logging.INFO,
-    "fairseq_resid.ops.dispatch": logging.INFO,  # which backend: a training's log has it
+    "fairseq_resid.ops.dispatch": logging.INFO,  # the backend, which is in the log of a training anyway
     "root": logging.INFO,
 }
-# Beginnings of warnings' texts, as regular expressions.
+# Regular expressions that match the beginning of a warning.
 WARNINGS = (
-    r"[\s\S]*version_base",  # hydra 1.0's way of being called, by fairseq
+    r"[\s\S]*version_base",  # fairseq calls hydra as in version 1.0
     r"[\s\S]*'config' is validated",
     r"[\s\S]*strict flag",
     r"[\s\S]*hydra.experimental",
@@ -42,13 +42,13 @@ _verbose: bool | None = None  # --verbose; None: not given
 
 
 def set_verbose(on: bool | None) -> None:
-    """Show everything, or not; None leaves it to the environment."""
+    """Set whether to show all messages; None: as the environment variable says."""
     global _verbose
     _verbose = on
 
 
 def is_verbose() -> bool:
-    """Return whether everything is to be shown."""
+    """Return whether all messages are shown."""
     return os.environ.get("FAIRSEQ_RESID_VERBOSE", "") not in ("", "0") if _verbose is None else _verbose
 
 
@@ -58,7 +58,7 @@ def _is_wanted(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def libraries() -> Iterator[None]:
-    """Silence what is named here, until the end of the block."""
+    """Silence these loggers and warnings until the end of the block."""
     loggers = [logging.getLogger(None if name == "root" else name) for name in LOGGERS]
     for logger in loggers:
         logger.addFilter(_is_wanted)
@@ -69,7 +69,7 @@ def libraries() -> Iterator[None]:
             if is_verbose() or not any(re.match(text, str(message)) for text in WARNINGS):
                 show(message, *rest, **more)
 
-        # When a warning comes, not by a filter: --verbose has not been read yet.
+        # Checked at each warning, not by a filter: --verbose has not been parsed yet.
         warnings.showwarning = show_unless_named
         try:
             yield

@@ -1,4 +1,4 @@
-"""Work on all cores: a pool of processes that ends with this one, and results in the order of the work."""
+"""A process pool that yields results in order and ends together with this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 def context() -> ForkContext | SpawnContext:
-    """Return how processes are started: forked where that is safe, because importing fairseq again takes seconds."""
+    """Return the multiprocessing context: fork where that is safe, because importing fairseq again takes seconds."""
     return get_context("fork") if sys.platform == "linux" else get_context("spawn")
 
 
@@ -43,7 +43,7 @@ def ordered(function: Callable[[Item], Result], items: Iterable[Item], workers: 
             yield waiting.popleft().result()
     except BrokenProcessPool:
         raise ChildProcessError("a worker process died (out of memory?); try fewer --workers") from None
-    except BaseException:  # after Ctrl-C, or an error in one item, nobody needs the others
+    except BaseException:  # after Ctrl-C or an error in one item, the other results are not needed
         for child in active_children():
             child.terminate()
         raise
@@ -52,7 +52,7 @@ def ordered(function: Callable[[Item], Result], items: Iterable[Item], workers: 
 
 
 def start_worker() -> None:
-    """Prepare a worker process: it leaves Ctrl-C to its parent, and ends when its parent ends for whatever reason."""
+    """Prepare a worker process: ignore Ctrl-C, which the parent handles, and exit when the parent exits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
 

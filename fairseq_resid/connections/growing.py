@@ -18,7 +18,7 @@ class _Append(torch.autograd.Function):
     def forward(ctx: Any, state: Tensor, value: Tensor, width: int) -> Tensor:
         before = state.size(-1)
         after = before + value.size(-1)
-        # .data: autograd must not take this write for a change of the state, which it may have saved.
+        # .data: autograd must not mistake this write for a change of the state, which it may have saved.
         buffer = state.data if has_room(state, after, width) else moved(state, max(after, width))
         wide = buffer.as_strided((*state.shape[:-1], after), buffer.stride(), buffer.storage_offset())
         wide[..., before:] = value

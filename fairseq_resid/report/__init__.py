@@ -1,1 +1,1 @@
-"""One HTML page out of evaluation and analysis: what to look at, and to send to a colleague."""
+"""A self-contained HTML report on evaluated and analysed runs, to read or to send to a colleague."""

@@ -11,7 +11,7 @@ MOST = 12  # sentences
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a translation, and whether the reference has it there."""
+    """A word of a translation, and whether it differs from the reference."""
 
     text: str
     is_marked: bool
@@ -19,7 +19,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Sample:
-    """One sentence: its number from 1, the source, the reference, and of each system its words and chrF."""
+    """A sentence: its number from 1, source, reference, and the words and chrF of each system's translation."""
 
     number: int
     source: str
@@ -28,7 +28,7 @@ class Sample:
 
 
 def marked(line: str, reference: str) -> list[Word]:
-    """Return a translation's words; marked is what a shortest edit from the reference changes."""
+    """Return a translation's words; those changed by a shortest edit from the reference are marked."""
     words, other = line.split(), reference.split()
     kept: set[int] = set()
     for block in SequenceMatcher(None, other, words, autojunk=False).get_matching_blocks():
@@ -37,7 +37,7 @@ def marked(line: str, reference: str) -> list[Word]:
 
 
 def samples(sources: Sequence[str], references: Sequence[str], systems: Mapping[str, Sequence[str]]) -> list[Sample]:
-    """Return the sentences whose chrF differs most between the systems, most first; of equal ones the earlier."""
+    """Return the sentences whose chrF differs most between systems, largest difference first; ties by position."""
     from sacrebleu.metrics.chrf import CHRF
 
     metric = CHRF()
@@ -52,7 +52,7 @@ def samples(sources: Sequence[str], references: Sequence[str], systems: Mapping[
         spread = max(scores.values()) - min(scores.values())
         if len(systems) == 1 or len(set(lines.values())) > 1:
             found.append((-spread, number, source, reference, lines, scores))
-    if len(systems) == 1:  # nothing to compare: the worst ones
+    if len(systems) == 1:  # nothing to compare: show the worst translations
         found.sort(key=lambda row: (min(row[5].values()), row[1]))
     else:
         found.sort(key=lambda row: row[:2])

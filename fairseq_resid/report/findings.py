@@ -1,6 +1,6 @@
-"""Claims of the two papers about their structures, and the figures of an analysis that bear on them.
+"""Claims of the two papers about their structures, each with the corresponding numbers of an analysed model.
 
-The figures are of one model. Whether they agree with a claim is left to the reader.
+The numbers describe one model. Readers judge whether they agree with a claim.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HALVES = ("lower half", "upper half")
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim of a paper, its source, and the figures of one model."""
+    """A claim of a paper, its source, and the numbers of one model."""
 
     claim: str
     source: str
@@ -29,7 +29,7 @@ def mean_of(sites: Sequence[Site], name: str) -> float:
 
 
 def halves(analysis: Analysis, stack: str) -> tuple[list[Site], list[Site]] | None:
-    """Return the sites of the lower and the upper half of a stack's layers; None for a single layer."""
+    """Return the sites in the lower and in the upper half of a stack; None for a single layer."""
     sites = [site for site in analysis.sites.values() if site.stack == stack]
     layers = 1 + max((site.layer for site in sites), default=0)
     if layers < 2:
@@ -59,7 +59,7 @@ def open_gates(analysis: Analysis) -> Finding:
 
 
 def spreads(analysis: Analysis) -> dict[str, float]:
-    """Return the greatest gradient norm of each stack's sites over the least."""
+    """Return the ratio of the largest to the smallest gradient norm of the sites, for each stack."""
     found = {}
     for stack in stacks(analysis):
         norms = [site.gradient for site in analysis.sites.values() if site.stack == stack and site.gradient]
@@ -69,11 +69,11 @@ def spreads(analysis: Analysis) -> dict[str, float]:
 
 
 def flatness(analysis: Analysis, baseline: Analysis | None) -> Finding | None:
-    """Return how much the gradient norm differs over a stack's sites, here and in the baseline."""
+    """Compare the spread of gradient norms over each stack with the baseline's."""
     mine = spreads(analysis)
     theirs = spreads(baseline) if baseline is not None and baseline is not analysis else {}
     found = [
-        f"{stack}: greatest over least {ratio:.1f}" + (f", baseline {theirs[stack]:.1f}" if stack in theirs else "")
+        f"{stack}: largest / smallest {ratio:.1f}" + (f", baseline {theirs[stack]:.1f}" if stack in theirs else "")
         for stack, ratio in mine.items()
     ]
     if not found:
@@ -83,7 +83,7 @@ def flatness(analysis: Analysis, baseline: Analysis | None) -> Finding | None:
 
 
 def more_below(analysis: Analysis, baseline: Analysis | None) -> Finding | None:
-    """Return the mean gradient norm of the lower and the upper sites, here and in the baseline."""
+    """Compare the mean gradient norms of lower and upper sites with the baseline's."""
     found = []
     for stack in stacks(analysis):
         parts = halves(analysis, stack)
@@ -98,7 +98,7 @@ def more_below(analysis: Analysis, baseline: Analysis | None) -> Finding | None:
         found.append(line)
     if not found:
         return None
-    claim = "lower sites get more gradient than upper ones, and all more than in the baseline"
+    claim = "lower sites get larger gradients than upper ones, and all get larger ones than in the baseline"
     return Finding(claim, "SAS paper, section 5, figure 4 (images)", "; ".join(found))
 
 
@@ -114,14 +114,14 @@ def ratio(analysis: Analysis) -> Finding:
 
 
 def ahead(analysis: Analysis, baseline: Analysis | None) -> Finding | None:
-    """Compare the model's NLL with the baseline's, if both were read on the same text."""
+    """Compare the model's NLL with the baseline's, if both were analysed on the same text."""
     if baseline is None or baseline is analysis:
         return None
     if (analysis.data, analysis.subset, analysis.sentences) != (baseline.data, baseline.subset, baseline.sentences):
         return None
     found = f"{analysis.nll:.3f} {analysis.amount}"
     found += f", baseline {baseline.nll:.3f}"
-    claim = "it predicts better than the baseline (one run of each: no test)"
+    claim = "it predicts better than the baseline (one run of each, not tested)"
     return Finding(claim, "both papers, in BLEU and error", found)
 
 
@@ -130,22 +130,22 @@ def off(analysis: Analysis) -> Finding | None:
         return None
     shut = analysis.off()
     found = f"not used: {len(shut)} of {len(analysis.sites)}" + (f": {', '.join(shut)}" if shut else "")
-    return Finding("every branch is used", "our own question", found)
+    return Finding("every branch is used", "question of this project", found)
 
 
 def findings(
     analysis: Analysis, baseline: Analysis | None = None, failed: Callable[[Exception], None] | None = None
 ) -> list[Finding]:
-    """Return what can be said of one model, beside the baseline's if there is one.
+    """Return the findings for a model, with the baseline's numbers if a baseline is given.
 
-    failed: is told why a finding cannot be made; without it, the error is raised
+    failed: called with the error if a finding fails; without it, the error is raised
     """
     names = {name for site in analysis.sites.values() for name in site.coefficients}
     makers: list[Callable[[], Finding | None]] = [lambda: ahead(analysis, baseline)]
     if "alpha" in names:
         makers.append(lambda: open_gates(analysis))
         makers.append(lambda: trend(analysis, "beta", "β rises with depth"))
-        makers.append(lambda: trend(analysis, "gamma", "(1−α)(1−β) is larger low in the stack"))
+        makers.append(lambda: trend(analysis, "gamma", "(1−α)(1−β) is larger in the lower layers"))
         makers.append(lambda: more_below(analysis, baseline))
     if "ratio" in names:
         makers.append(lambda: ratio(analysis))
@@ -156,7 +156,7 @@ def findings(
     for make in makers:
         try:
             finding = make()
-        except Exception as error:  # the others are made all the same
+        except Exception as error:  # continue with the other findings
             if failed is None:
                 raise
             failed(error)

@@ -1,4 +1,4 @@
-"""The structures of a report, each with its formula as its docstring has it."""
+"""Entries for a report's structures, with the formulas from their docstrings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .. import connections
 
 @dataclass(frozen=True)
 class Entry:
-    """A structure: its name, what it does, and the fields of its docstring: Formula, Source, Start, State."""
+    """A structure: its name, a description, and the fields of its docstring: Formula, Source, Start, State."""
 
     name: str
     about: str
@@ -21,20 +21,20 @@ class Entry:
 
     @property
     def formulas(self) -> list[Markup]:
-        """The formula, a line for each of its parts."""
+        """The formula, one line per part."""
         return [typeset(part) for part in re.split(r"; ", self.fields.get("Formula", ""))]
 
 
 FIELD = re.compile(r"^ *(Formula|Source|Start|State):\s+(.*?)(?=\n *\w+:\s{2}|\n\n|\Z)", re.MULTILINE | re.DOTALL)
 
 
-# An index or an exponent: one sign, or what stands in braces or parentheses.
+# An index or an exponent: a single character, or a group in braces or parentheses.
 SCRIPT = re.compile(r"([_^])(?:\{([^{}]*)\}|\(([^()]*)\)|([^\W_]+'*|[.]))")
 TAGS = {"_": Markup("<sub>{}</sub>"), "^": Markup("<sup>{}</sup>")}
 
 
 def typeset(formula: str) -> Markup:
-    """Return a formula of a docstring as HTML, its indices and exponents lowered and raised.
+    """Convert a docstring's formula to HTML with subscripts and superscripts.
 
     >>> typeset("y_k = LN_k(x + y_{k-1})")
     Markup('y<sub>k</sub> = LN<sub>k</sub>(x + y<sub>k-1</sub>)')
@@ -48,11 +48,11 @@ def typeset(formula: str) -> Markup:
 
 
 def entry(name: str) -> Entry:
-    """Return the entry of a structure: the docstring of its class, and its formula and source from the registry."""
+    """Return the entry of a structure from the docstring of its class and from the registry."""
     made = connections.structure(name)
     text = inspect.getdoc(made.connection) or ""
     about = " ".join(text.split("\n\n")[0].split())
-    # A short formula has its source on the same line.
+    # After a short formula, the source is on the same line.
     body = re.sub(r" {4,}Source:", "\nSource:   ", text)
     registered = {"Formula": made.formula, "Source": made.source}
     return Entry(name, about, registered | {field: " ".join(value.split()) for field, value in FIELD.findall(body)})

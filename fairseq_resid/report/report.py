@@ -1,8 +1,8 @@
-"""One self-contained HTML page: of runs scores, findings, settings, curves, translations; of studies all figures.
+"""Write a self-contained HTML page: scores, findings, settings, curves and translations of runs; results of studies.
 
     fairseq-resid report RUN... [--study STUDY.yaml] [--out report.html]
 
-It takes what evaluation and analysis left in the run folders. What is missing is said in the page, the rest goes on.
+It reads the files that evaluation and analysis wrote to the run folders. The page lists missing or damaged parts.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from .differences import samples
 from .findings import Finding, findings
 from .glossary import Entry, entry
 
-SIZE = 5_000_000  # bytes that a page should stay below
+SIZE = 5_000_000  # bytes; larger pages cause a warning
 CAPTIONS = {
-    "coefficients": "Mean (line) and spread (band) of each coefficient by layer; dashed: before the first update.",
-    "histograms": "How often a coefficient lies where in [0, 1]; a row is a site, darker is more often.",
-    "places": "Means by place in the sentence and by the token's frequency; a line is a site.",
-    "learning": "Coefficients that are the same everywhere, over the training.",
-    "norms": "Norms of shortcut, branch and output, and how much of the output the branch makes up.",
-    "gradients": "Gradient norm of each site's output, mean over sentences or images; dashed: before the first update.",
-    "losses": "What the model loses in nats a token, or an image, if the branch of one site is set to 0.",
+    "coefficients": "Mean (line) and spread (band) of each coefficient by layer; dashed: at initialisation.",
+    "histograms": "Histogram of a coefficient over [0, 1]; each row is a site, darker is more frequent.",
+    "places": "Means by position in the sentence and by token frequency; each line is a site.",
+    "learning": "Coefficients that do not depend on the input, during training.",
+    "norms": "Norms of shortcut, branch and output, and the branch's share of the output.",
+    "gradients": "Gradient norm of each site's output, mean over sentences or images; dashed: at initialisation.",
+    "losses": "Increase of the NLL, in nats per token or per image, if the branch of one site is set to 0.",
 }
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot as the page has it: the file itself in base 64, and what it shows in words."""
+    """A plot embedded in the page: the file in base 64, and a caption."""
 
     data: str
     caption: str
@@ -62,7 +62,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class StudyPart:
-    """What the page says of one study."""
+    """The page's section on a study."""
 
     name: str
     title: str
@@ -73,7 +73,7 @@ class StudyPart:
 
 @dataclass(frozen=True)
 class LearnedPart:
-    """What the page says of one run's model."""
+    """The page's section on the model of a run."""
 
     run: str
     summary: list[str]
@@ -82,22 +82,22 @@ class LearnedPart:
 
     @property
     def anchor(self) -> str:
-        """A name that can be linked to."""
+        """The target of links to this section."""
         return "run-" + re.sub(r"[^A-Za-z0-9_-]", "-", self.run)
 
 
 def without_control(value: Any) -> Any:
-    """Return what the page shows of a value of the template: its text `printable`."""
+    """Convert a value of the template to text, escaped by `printable`."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def figure(path: Path, caption: str) -> Figure:
-    """Return a plot that was written to a file."""
+    """Return the plot in a file."""
     return Figure(base64.b64encode(read_bytes(path)).decode("ascii"), caption)
 
 
 def settings(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
-    """Return every flag of the runs' commands with its value in each run; those that differ come first."""
+    """Return every flag of the runs' commands with its value in each run; flags that differ come first."""
     values = []
     for run in runs:
         record = records.remembered(run.record, RunRecord)
@@ -113,7 +113,7 @@ def settings(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
 
 @contextmanager
 def fenced(notes: list[str], what: str) -> Iterator[None]:
-    """Make any error in the block a note, so that the rest of the page is made: `what` names the part, run and file."""
+    """Turn any error in the block into a note, so that the page is still written; what: the part, run and file."""
     try:
         yield
     except Exception as error:
@@ -121,7 +121,7 @@ def fenced(notes: list[str], what: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Return what an error says, in words if it is ours, else with its kind."""
+    """Return the message of an error, with its type unless it is one of ours."""
     if quiet.is_verbose():
         traceback.print_exception(error)
     return str(error) if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {error}"
@@ -142,7 +142,7 @@ def scores(
             notes.append(f"{run.name} has no scores here: {run.results(subset)}: {reason(error)}")
             continue
         if candidates and candidate.task is not candidates[0].task:
-            notes.append(f"{run.name} has no scores here: it is not of {candidates[0].task.folder.content}")
+            notes.append(f"{run.name} has no scores here: it was not trained on {candidates[0].task.folder.content}")
             continue
         candidates.append(candidate)
     if not candidates:
@@ -182,7 +182,7 @@ def read_analyses(runs: Sequence[Run], notes: list[str]) -> dict[Path, Analysis]
 def what_it_learned(
     run: Run, analysis: Analysis, baseline: Analysis | None, folder: Path, notes: list[str]
 ) -> LearnedPart:
-    """Return what the page says of a run's model; a plot or a finding that cannot be made is a note."""
+    """Return the section on a run's model; plots and findings that fail become notes."""
     what = f"{run.name}: {analyze.analysis_file(run)}"
 
     def note(part: str, error: Exception) -> None:
@@ -200,7 +200,7 @@ def what_it_learned(
 
 
 def draw_curves(runs: Sequence[Run], path: Path, notes: list[str]) -> list[Figure]:
-    """Draw the curves of every run that has a log; nothing if none has."""
+    """Plot the curves of all runs that have a log; returns no figure if none has."""
     logged: dict[str, list[curves.Curves]] = {}
     for label, alike in curves.group_by_setting(runs).items():
         for run in alike:
@@ -213,11 +213,11 @@ def draw_curves(runs: Sequence[Run], path: Path, notes: list[str]) -> list[Figur
     if not logged:
         return []
     curves.draw_curves(logged, path)
-    return [figure(path, "Training and validation, by updates.")]
+    return [figure(path, "Training and validation by update.")]
 
 
 def study_part(file: Path, folder: Path) -> StudyPart:
-    """Return what a study has found so far; its plots are drawn into `folder`."""
+    """Return the section on a study's results so far; its plots are drawn into `folder`."""
     study, name = plan.read_study(file), file.stem
     runs = archive.runs_folder(file.with_suffix(""))
     found = results.build_results(study, kept.load_notes(study, file, runs), runs)
@@ -263,7 +263,7 @@ def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = (), untest
     template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
         title=f"Report on {', '.join([*(file.stem for file in studies), *(run.name for run in runs)])}",
-        about=f"Made by fairseq_resid {__version__} from what is in the run folders. It needs no network.",
+        about=f"Made by fairseq_resid {__version__} from the files in the run folders. This page works offline.",
         notes=notes,
         studies=parts,
         scores=table,
@@ -278,22 +278,20 @@ def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = (), untest
 
 @frame.command(
     "report",
-    "Write one self-contained HTML page of several runs, or of a study: scores, findings, curves, translations.",
+    "Write a self-contained HTML page on runs or a study: scores, findings, curves and translations.",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Run `fairseq-resid report`."""
     add = parser.add_argument
     add("runs", nargs="*", type=Path, metavar="RUN", help="run folders; the first is the baseline")
-    add(
-        "--study", action="append", default=[], type=Path, metavar="STUDY.yaml", help="a study, too; can be given again"
-    )
-    add("--out", type=Path, default=Path("report.html"), metavar="FILE", help="the page (default report.html)")
-    add("--subset", default="test", metavar="NAME", help="the part of the data whose scores are shown (default test)")
+    add("--study", action="append", default=[], type=Path, metavar="STUDY.yaml", help="add a study; may be repeated")
+    add("--out", type=Path, default=Path("report.html"), metavar="FILE", help="output file (default: report.html)")
+    add("--subset", default="test", metavar="NAME", help="subset whose scores are shown (default: test)")
     add(
         "--untested",
         default="",
         metavar="REASON",
-        help="show scores without significance tests, and this reason below the table",
+        help="show scores without significance tests, with this reason below the table",
     )
     options = parser.parse_intermixed_args(argv)
     if not options.runs and not options.study:
@@ -306,5 +304,6 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     write_text(options.out, page)
     size = len(page.encode())
     if size > SIZE:
-        say(f"{parser.prog}: warning: {options.out}: {size:,} bytes: name fewer runs at once", file=sys.stderr)
+        large = f"{options.out}: {size:,} bytes; include fewer runs for a smaller page"
+        say(f"{parser.prog}: warning: {large}", file=sys.stderr)
     say(f"{options.out}: {size / 1e6:.1f} MB; open it in a browser")

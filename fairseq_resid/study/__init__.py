@@ -1,1 +1,1 @@
-"""Many runs under one plan: what is compared, how it is tuned, who runs it, what the figures say."""
+"""Studies: many runs under one plan. Planning, tuning, execution, statistics, tables and plots."""

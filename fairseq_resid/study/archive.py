@@ -1,7 +1,7 @@
-"""The archive of a complete study: NAME.tar.xz beside the plan contains its kept run folders, in place of NAME/RUN.
+"""The archive of a complete study: NAME.tar.xz next to the plan contains its kept run folders and replaces NAME/RUN.
 
-Readers unpack it once, into a cache folder named by the archive's SHA-256, and read run folders there. The cache is
-~/.cache/fairseq_resid, or the folder that FAIRSEQ_RESID_CACHE names.
+Readers unpack it once into a cache folder named after the archive's SHA-256, and read the run folders there. The cache
+is ~/.cache/fairseq_resid, or the folder in FAIRSEQ_RESID_CACHE.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def archive_file(kept: Path) -> Path:
 
 
 def run_folders(kept: Path) -> list[Path]:
-    """Return the kept runs that are folders, in alphabetical order."""
+    """Return the folders of the kept runs, in alphabetical order."""
     return sorted(note.parent for note in kept.glob("*/study.json") if note.parent.suffix != ".partial")
 
 
 def runs_folder(kept: Path) -> Path:
     """Return the folder that contains a study's kept runs: the study's own folder if it has any, else the cache.
 
-    Raises: ValueError naming the archive if it is damaged or not the one that results.json names; OSError.
+    Raises: ValueError naming the archive if it is damaged or its SHA-256 differs from results.json; OSError.
     """
     archive = archive_file(kept)
     if run_folders(kept) or not archive.is_file():
@@ -49,7 +49,7 @@ def runs_folder(kept: Path) -> Path:
             extract.unpack(archive, partial)
             os.rename(partial, folder)
         except OSError:
-            if not folder.is_dir():  # else another process was quicker
+            if not folder.is_dir():  # otherwise another process was faster
                 raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -57,10 +57,10 @@ def runs_folder(kept: Path) -> Path:
 
 
 def pack(kept: Path) -> Path:
-    """Write the archive of a study's run folders and remove these; return its path. Same content, same bytes.
+    """Pack a study's run folders into the archive, remove the folders and return its path. Same content, same bytes.
 
-    FILE.gz is stored as FILE: similar files of two runs compress better together.
-    Raises: OSError or ValueError naming the file that cannot be read, with the folders untouched.
+    FILE.gz is stored uncompressed, as FILE: similar files of several runs compress better together.
+    Raises: OSError or ValueError naming the unreadable file; the folders are kept in that case.
     """
     with (
         replacing(archive_file(kept)) as partial,
@@ -80,7 +80,7 @@ def pack(kept: Path) -> Path:
 
 
 def unpack(kept: Path) -> int:
-    """Copy the runs of the archive into the study's folder; return how many there are."""
+    """Copy the runs of the archive into the study's folder; return their number."""
     for folder in run_folders(runs_folder(kept)):
         with replacing(kept / folder.name) as partial:
             shutil.copytree(folder, partial)

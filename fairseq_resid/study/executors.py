@@ -1,4 +1,4 @@
-"""Who runs the runs of a study: this machine, or a cluster by submitit. Each run is a command in its own process."""
+"""Execute the runs of a study on this machine, or on a cluster through submitit. Each run is a separate process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any, Protocol
 
 
 class StartedRun(Protocol):
-    """A run that was started."""
+    """A run that has been started."""
 
     def code(self) -> int | None:
-        """Return its exit code; None as long as it runs."""
+        """Return its exit code, or None while it is running."""
 
 
 class Executor(Protocol):
-    """Starts runs; room: how many more it takes now; stop: ends all that it has started."""
+    """Starts runs. room: how many more runs can start now; stop: end all started runs."""
 
     def room(self) -> int: ...
 
@@ -33,7 +33,7 @@ class Executor(Protocol):
 
 @dataclass
 class Process:
-    """A run on this machine, in one of the slots."""
+    """A run on this machine, in one slot."""
 
     child: subprocess.Popen[bytes]
     slot: int
@@ -44,10 +44,10 @@ class Process:
 
 @dataclass
 class LocalExecutor:
-    """This machine: so many runs at a time, each with so many threads on cores of its own; without `threads` on all.
+    """Runs on this machine: `slots` at a time, each with `threads` threads on its own cores, or on all if it is None.
 
-    logs: the folder of what each run says, NAME.out
-    gpus: what CUDA_VISIBLE_DEVICES is in each slot, in turn; empty: every run sees what this process sees
+    logs: folder for the output of each run, NAME.out
+    gpus: CUDA_VISIBLE_DEVICES of each slot, in turn; empty: every run sees the same GPUs as this process
     """
 
     slots: int
@@ -61,7 +61,7 @@ class LocalExecutor:
         return [slot for slot in range(self.slots) if slot not in taken]
 
     def _cores(self, slot: int, threads: int) -> set[int]:
-        """Return the cores of a slot; if there are more threads than cores, the last slots share them."""
+        """Return the cores of a slot; if there are more threads than cores, the last slots share cores."""
         every = sorted(os.sched_getaffinity(0))
         return {every[(slot * threads + thread) % len(every)] for thread in range(threads)}
 
@@ -107,12 +107,12 @@ def group_gpus(visible: Sequence[str], each: int) -> list[str]:
 
 
 TIMEOUTS = 100
-ANNOUNCED = (signal.SIGUSR1, signal.SIGUSR2)  # what submitit asks Slurm to send before the time is over
-KILLED_WITHIN = 600  # seconds in which Slurm kills a job after SIGTERM: its KillWait or GraceTime
+ANNOUNCED = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm sends these before the time limit, at submitit's request
+KILLED_WITHIN = 600  # seconds from SIGTERM to SIGKILL, at most: Slurm's KillWait or GraceTime
 
 
 class Command:
-    """What submitit runs: a command. Preempted, it is queued again, and the same command goes on."""
+    """The command that submitit runs. If it is preempted, it is queued again and resumes."""
 
     def __init__(self, argv: Sequence[str], output: Path) -> None:
         self.argv = list(argv)
@@ -128,12 +128,12 @@ class Command:
         ):
             try:
                 code = child.wait()
-            except BaseException:  # preempted: submitit leaves, and nobody else would end the training
+            except BaseException:  # preempted: submitit exits without ending the training
                 child.terminate()
                 raise
         if code in (-signal.SIGTERM, 128 + signal.SIGTERM):
-            # Slurm tells all processes of a job that it preempts or cancels, submitit ignores it, and what is raised
-            # here would be the end of a run that Slurm has put back into the queue.
+            # Slurm signals all processes of a job that it preempts or cancels. submitit ignores this signal, and an
+            # exception here would mark a requeued run as failed.
             time.sleep(KILLED_WITHIN)
         if code:
             raise RuntimeError(f"exit code {code}")
@@ -145,17 +145,20 @@ class Command:
 
 
 def unannounced() -> None:
-    """Let this process and its children ignore what Slurm sends to all of a job and only submitit answers."""
+    """Ignore the signals that Slurm sends to all processes of a job, in this process and its children.
+
+    Only submitit handles them.
+    """
     for number in ANNOUNCED:
         signal.signal(number, signal.SIG_IGN)
 
 
 @dataclass
 class Submitted:
-    """A run that submitit has submitted."""
+    """A run submitted through submitit."""
 
     job: Any
-    is_debug: bool  # it runs when its exception is asked for; done() would open a debugger where it fails
+    is_debug: bool  # runs on the call of exception(); done() would open a debugger on failure
 
     def code(self) -> int | None:
         if not self.is_debug and not self.job.done():
@@ -164,11 +167,11 @@ class Submitted:
 
 
 class SubmititExecutor:
-    """Runs by submitit: Slurm, or submitit's own `local` and `debug`. All runs that can run are one job array.
+    """Runs through submitit: on Slurm, or its executors `local` and `debug`. All runs that are ready form a job array.
 
-    logs: the folder of what each run says, NAME.out, and of submitit's own files
+    logs: folder for the output of each run, NAME.out, and for submitit's own files
     parameters: of submitit's AutoExecutor.update_parameters, such as timeout_min, gpus_per_node, slurm_partition
-    Raises: ValueError if submitit is missing, the cluster is not there, or a parameter is none of submitit's.
+    Raises: ValueError if submitit is missing, the cluster is unavailable, or submitit does not know a parameter.
     """
 
     def __init__(self, kind: str, logs: Path, parameters: Mapping[str, Any]) -> None:
@@ -178,7 +181,7 @@ class SubmititExecutor:
         except ImportError:
             raise ValueError(f'--cluster {kind}: needs submitit: run pip install "fairseq_resid[cluster]"') from None
         try:
-            # A run may take more than one slot of time: it goes on.
+            # A run may need several time slots: it resumes in the next one.
             self.executor = submitit.AutoExecutor(
                 folder=logs / "submitit", cluster=kind, slurm_max_num_timeout=TIMEOUTS
             )

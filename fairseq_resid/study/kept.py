@@ -1,15 +1,15 @@
-"""What a study keeps of a run: a run folder without weights, small enough for a repository.
+"""The kept files of a study's run: a run folder without weights, small enough for a repository.
 
-KEPT/RUN/study.json                        the run's place in the study, its flags, how it ended, its scores
-KEPT/RUN/run.json, train.log.gz            the training: command, machine, versions; every record of its log
-KEPT/RUN/results*.json                     what evaluation found on each test set
+KEPT/RUN/study.json                        setting, arm, value and seed of the run, its flags, outcome and scores
+KEPT/RUN/run.json, train.log.gz            the training: command, machine, versions; all records of its log
+KEPT/RUN/results*.json                     evaluation results on each test set
 KEPT/RUN/decode/SUBSET.MODEL.nll.gz        NLL and tokens of every reference sentence
 KEPT/RUN/decode/SUBSET.averaged.hyp.gz     translations
-KEPT/RUN/decode/SUBSET.averaged.bleu.gz    of every sentence what BLEU adds up: lengths, n-grams matched, n-grams
+KEPT/RUN/decode/SUBSET.averaged.bleu.gz    BLEU statistics of every sentence: lengths, n-grams matched, n-grams
 KEPT/RUN/decode/SUBSET.epochs*.{hyp,bleu}.gz
-                                           both of the average of fixed epochs, if the study has one
-KEPT/RUN/decode/SUBSET.last.images.gz      of every image its class, the class that it was given, NLL
-KEPT/RUN/analysis/analysis.json            what the sites learned, where the run was analysed
+                                           both for the average of fixed epochs, if the study has one
+KEPT/RUN/decode/SUBSET.last.images.gz      class, predicted class and NLL of every image
+KEPT/RUN/analysis/analysis.json            learned coefficients of the sites, if the run was analysed
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ MOST_PARAMETERS = 1e15
 class Note:
     """study.json: one run of a study.
 
-    flags: all that do not depend on the machine, as on a command line
+    flags: all flags that do not depend on the machine, as on a command line
     scores: over all test sets together, by model and measure
-    valid: NLL on the valid set, by model; seconds: of training and evaluation
-    terms: what the study file said of the measure; data: a digest of dictionaries and reference texts
+    valid: NLL on the validation set, by model; seconds: duration of training and evaluation
+    terms: the study file's settings for scoring; data: a digest of dictionaries and reference texts
     """
 
     study: str
@@ -58,7 +58,7 @@ class Note:
 
     @property
     def nll(self) -> float:
-        """The NLL on the valid set, of the averaged model if there is one; infinite if the training diverged."""
+        """The NLL on the validation set, of the averaged model if it exists; infinite if the training diverged."""
         return self.valid.get("averaged", self.valid.get("last", math.inf))
 
 
@@ -68,9 +68,9 @@ def note_file(folder: Path) -> Path:
 
 
 def keep_run(run: Run, note: Note, folder: Path) -> None:
-    """Put what is kept of a run into FOLDER, whole or not at all."""
+    """Copy the kept files of a run into FOLDER, atomically."""
     with replacing(folder) as partial:
-        if partial.exists():  # of a run that was killed here
+        if partial.exists():  # left by a run that was killed at this point
             shutil.rmtree(partial)
         partial.mkdir(parents=True)
         record = run.read_record()
@@ -92,16 +92,16 @@ def keep_run(run: Run, note: Note, folder: Path) -> None:
 
 
 def command_without_paths(record: RunRecord) -> list[str]:
-    """Return a training's command without the folders of the machine that it ran on."""
+    """Return the command of a training without the local folders."""
     return TrainingCommand.parse(record.command).without(launch.PLACE_FLAGS).argv
 
 
 def write_log(run: Run, into: Run) -> None:
-    """Write the lines of train.log that hold a record; what else fairseq says is of the machine."""
+    """Write the lines of train.log that contain a record; the other lines only describe the machine."""
     plain = into.train_log
     with plain.open("w", encoding="utf-8") as log:
         for line in run.log_lines():
-            if SESSION in line:  # its time is needed: what lies between two sessions is no training
+            if SESSION in line:  # keep its time: the gap between two sessions is not training time
                 log.write(f"{line[:19]} | INFO | {SESSION}}}\n")
             elif log_record(line) is not None:
                 log.write(line)
@@ -110,7 +110,7 @@ def write_log(run: Run, into: Run) -> None:
 
 
 def scoring_terms(study: Study, run: Planned) -> dict[str, Any]:
-    """Return what a study file says of how a run is scored: no run may be scored otherwise than the others."""
+    """Return a study's settings for scoring, which must be the same for all runs."""
     tuning = study.tuning
     averages = study.task.has_averages
     by_measure = {measure: list(study.tests_of(measure)) for measure in study.task.measures}
@@ -125,26 +125,28 @@ def scoring_terms(study: Study, run: Planned) -> dict[str, Any]:
 
 
 def read_notes(folder: Path, study: str) -> dict[str, Note]:
-    """Return the note of every run that is kept of a study, by the run's name.
+    """Return the notes of all kept runs of a study, by run name.
 
     Raises: ValueError naming the folder that belongs to another study or another data folder, or the damaged file.
     """
     found: dict[str, Note] = {}
     for path in sorted(folder.glob("*/study.json")):
-        if path.parent.name.endswith(".partial"):  # of a run that is being kept, or was killed then
+        if path.parent.name.endswith(".partial"):  # a run is being copied, or was killed meanwhile
             continue
         try:
             note = records.read(path, Note, "fairseq-resid study")
-        except FileNotFoundError:  # it has just been renamed
+        except FileNotFoundError:  # just renamed
             continue
         if note.study != study or note.run.name != path.parent.name:
             raise ValueError(
-                f"{path.parent}: holds {printable(note.run.name)} of the study {printable(note.study)}, not of {study}"
+                f"{path.parent}: contains {printable(note.run.name)} of the study {printable(note.study)}, "
+                f"not of {study}"
             )
         other = next((name for name, it in found.items() if note.data and it.data not in ("", note.data)), None)
         if other is not None:
             raise ValueError(
-                f"{path.parent}: was scored on different data than {folder / other}: other words or references"
+                f"{path.parent}: was scored on different data than {folder / other}: "
+                "its dictionaries or references differ"
             )
         if wrong := next(faults(note), None):
             raise ValueError(f"{path}: damaged, or not written by fairseq-resid study: {printable(wrong)}")
@@ -170,7 +172,7 @@ def faults(note: Note) -> Iterator[str]:
 
 
 def check_scores(study: Study, notes: Mapping[str, Note], folder: Path) -> None:
-    """Check that the runs of a study that finished have the scores that its results are made of.
+    """Check that the finished runs of a study have the scores needed for its results.
 
     Raises: ValueError naming the file, the model and the measure.
     """
@@ -183,15 +185,15 @@ def check_scores(study: Study, notes: Mapping[str, Note], folder: Path) -> None:
 
 
 def load_notes(study: Study, file: Path, folder: Path) -> dict[str, Note]:
-    """Return the notes of the runs that are kept of a study file.
+    """Return the notes of the kept runs of a study file.
 
-    Raises: what `read` raises; ValueError naming the run that was made, or scored, otherwise than the file says now.
+    Raises: see `read_notes`; ValueError naming the run whose flags or scoring differ from the current study file.
     """
     notes = read_notes(folder, file.stem)
     check_scores(study, notes, folder)
     for name, note in notes.items():
         if note.run.arm not in study.arms or note.run.setting not in study.settings:
-            continue  # the file does not have it any more
+            continue  # removed from the file
         differences = TrainingCommand.parse(shlex.split(note.flags)).changes(flags_of(study, note.run))
         now = scoring_terms(study, note.run)
         differences += [

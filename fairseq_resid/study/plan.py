@@ -1,9 +1,9 @@
-"""A study: which runs there are to be, in which order, decided before the first of them. STUDY.yaml, read and checked.
+"""The plan of a study: which runs it needs and in which order, fixed before the first run. Reads and checks STUDY.yaml.
 
-A study compares arms (a structure with its options) in settings (a depth, say), each arm over several seeds. If it says
-so, one flag is tuned first, for every arm in every setting in the same way: each value of a grid, one seed that is not
-used again, a part of the length, chosen by the NLL on the valid set of the averaged checkpoint. If the best value lies
-on the edge of what was tried, the next one beyond it is tried too.
+A study compares arms (a structure with its options) in settings (such as a depth), each arm over several seeds.
+Optionally one flag is tuned first, in the same way for every arm in every setting: each value of a grid is trained with
+one seed that is not used again, for a part of the length, and the value with the lowest validation NLL of the averaged
+checkpoint is chosen. If the best value is at the edge of the tried range, the next value beyond it is tried too.
 """
 
 from __future__ import annotations
@@ -26,26 +26,25 @@ from ..tasks import kinds
 from ..tasks.protocol import Task
 
 LENGTHS = ("--max-epoch", "--max-update")
-LOWER = 3  # values below the grid that are tried if every value of it diverges
-MOST_SEEDS, MOST_RUNS = 1000, 10_000  # of a comparison, and of a whole plan: every command lists all runs
-# Names of arms and settings are parts of file names.
-# fairseq's flags that name a file or a folder.
+LOWER = 3  # number of values below the grid to try if every value of it diverges
+MOST_SEEDS, MOST_RUNS = 1000, 10_000  # of a comparison, of a whole plan; every command lists all runs
+# Flags of fairseq whose value is a file or a folder.
 FILE_FLAGS = {
     *("--restore-file", "--finetune-from-model", "--continue-once", "--user-dir", "--save-dir", "--log-file"),
     *("--tensorboard-logdir", "--encoder-embed-path", "--decoder-embed-path"),
 }
-ALLOWED = "letters, digits and _ + - ="
+ALLOWED = "letters, digits and _ + - ="  # in names of arms and settings, which become parts of file names
 
 
 class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
-    """How one flag is tuned.
+    """How a flag is tuned.
 
-    seed: of these runs alone; length: their part of a run's length; average: so many last checkpoints
-    factor: from the edge to the next value beyond it; least, most: no value beyond these
+    seed: used by tuning runs only; length: their length as a fraction of a run; average: number of last checkpoints
+    factor: ratio of the next value beyond the edge to the value at the edge; least, most: bounds on the values
     """
 
     flag: str
-    grid: tuple[float | str, ...]  # YAML takes 1e-3 for a text
+    grid: tuple[float | str, ...]  # YAML reads 1e-3 as a string
     seed: int
     length: float = 0.5
     average: int = 5
@@ -59,9 +58,9 @@ class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlanStep(Struct, frozen=True, forbid_unknown_fields=True):
-    """A comparison: these arms in a setting, so many seeds each, from 1; with 0 seeds the arms are tuned only.
+    """A comparison of arms in a setting, with the seeds 1 to `seeds`; with 0 seeds the arms are only tuned.
 
-    at: the value of the tuned flag: "own", each arm's best; "baseline", that of the baseline for all; or a number
+    at: the value of the tuned flag: "own" (each arm's best), "baseline" (the baseline's best for all), or a number
     """
 
     setting: str
@@ -71,27 +70,27 @@ class PlanStep(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def fixed(self) -> float | None:
-        """The value that the plan gives the tuned flag; None if tuning chooses it."""
+        """The value of the tuned flag that the plan fixes; None if tuning chooses it."""
         return None if self.at in ("own", "baseline") else float(self.at)
 
     @property
     def label(self) -> str:
-        """How results name the choice of the value: own, baseline, or the value."""
+        """The name of this choice in results: own, baseline, or the value."""
         return str(self.at) if self.fixed is None else f"{self.fixed:g}"
 
 
 class Study(Struct, frozen=True, forbid_unknown_fields=True):
     """A study file.
 
-    recipe: its name, or a file; data: a data folder in place of the recipe's
-    flags: of every run; arms, settings: their flags, by name; baseline: the arm that the others are compared with
-    measure: decided before the runs, NLL or BLEU; error: of images
-    tests: the test sets, taken together; or by measure
-    epochs: the first and last epoch of a further average, scored for every run that trains so long
-    average: so many last checkpoints, of translation models; analyze: so many seeds of each arm are analysed too
-    plan: the comparisons in the order in which they are worth running
-    contrasts: post-hoc comparisons, on all seeds of each group, "SETTING ARM [VALUE]": the first less
-        the second; of four, the difference of the first two less that of the last two
+    recipe: a recipe's name or file; data: a data folder to use instead of the recipe's
+    flags: flags of every run; arms, settings: their flags, by name; baseline: the arm that the others are compared with
+    measure: fixed before the runs: NLL or BLEU for translation, error for images
+    tests: the test sets, scored together; or test sets by measure
+    epochs: first and last epoch of an additional average, scored for every run that trains long enough
+    average: number of last checkpoints to average, for translation; analyze: number of seeds per arm to analyse
+    plan: the comparisons, most important first
+    contrasts: post-hoc comparisons on all seeds of each group, "SETTING ARM [VALUE]": the first minus the second, or
+        with four groups, the first minus the second, minus the same difference of the third and fourth
     """
 
     title: str
@@ -112,22 +111,22 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def task(self) -> Task[Any]:
-        """The kind of task of its models."""
+        """The task that its models are trained on."""
         return kinds.of_measure(self.measure)
 
     def tests_of(self, measure: str) -> tuple[str, ...]:
-        """Return the test sets that a measure is taken on."""
+        """Return the test sets of a measure."""
         return self.tests[measure] if isinstance(self.tests, dict) else self.tests
 
     @property
     def all_tests(self) -> tuple[str, ...]:
-        """Every test set that some measure is taken on."""
+        """The test sets of all measures."""
         return tuple(dict.fromkeys(test for measure in self.task.measures for test in self.tests_of(measure)))
 
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of an arm in a setting, at a value of the tuned flag; None: at its own best, or nothing is tuned."""
+    """The runs of an arm in a setting at a value of the tuned flag; None: at its own best, or without tuning."""
 
     setting: str
     arm: str
@@ -136,7 +135,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Planned:
-    """One run of a study. value: of the tuned flag, None without tuning; is_tuning: it is there to choose a value."""
+    """A run of a study. value: of the tuned flag, None without tuning; is_tuning: whether it is a tuning run."""
 
     setting: str
     arm: str
@@ -146,7 +145,7 @@ class Planned:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """The name of the run's folder."""
         value = "" if self.value is None else f".{self.value:g}"
         return f"{self.setting}.{self.arm}{value}.{'tuning' if self.is_tuning else f'seed{self.seed}'}"
 
@@ -154,7 +153,7 @@ class Planned:
 def read_study(path: Path) -> Study:
     """Read a study file.
 
-    Raises: ValueError naming the file and what is wrong with it; OSError.
+    Raises: ValueError naming the file and the invalid entry; OSError.
     """
     study = records.read(path, Study)
     try:
@@ -172,9 +171,10 @@ def _check(study: Study) -> None:
     if study.measure not in kinds.measures():
         raise ValueError(f"measure: {study.measure}: must be {' or '.join(kinds.measures())}")
     if study.baseline not in study.arms:
-        raise ValueError(f"baseline: {study.baseline}: no such arm; there are {', '.join(study.arms)}")
+        raise ValueError(f"baseline: {study.baseline}: no such arm; choose from {', '.join(study.arms)}")
     if isinstance(study.tests, dict) and study.tests.keys() != study.task.measures.keys():
-        raise ValueError(f"tests: {', '.join(study.tests)}: must be of {' and '.join(study.task.measures)}")
+        needed = " and ".join(study.task.measures)
+        raise ValueError(f"tests: {', '.join(study.tests)}: must be one list for each of {needed}")
     for measure in study.task.measures:
         tests = study.tests_of(measure)
         if not tests or len(set(tests)) < len(tests):
@@ -192,19 +192,20 @@ def _check(study: Study) -> None:
         except ValueError as error:
             raise ValueError(f"tuning: grid: {error}") from None
         if len(values) < 2 or values != sorted(set(values)) or not all(0 < value < math.inf for value in values):
-            raise ValueError("tuning: grid: must be two or more increasing positive numbers")
+            raise ValueError("tuning: grid: must be two or more increasing, positive, finite numbers")
         if not 1 < tuning.factor < math.inf:
-            raise ValueError(f"tuning: factor: {tuning.factor:g}: must be above 1, and finite")
+            raise ValueError(f"tuning: factor: {tuning.factor:g}: must be a finite number above 1")
         for name, bound in (("least", tuning.least), ("most", tuning.most)):
             if math.isnan(bound):
                 raise ValueError(f"tuning: {name}: {bound:g}: must be a number")
         if not 0 < tuning.length <= 1:
-            raise ValueError(f"tuning: length: {tuning.length:g}: must be above 0, and 1 at most")
+            raise ValueError(f"tuning: length: {tuning.length:g}: must be above 0 and at most 1")
     for number, step in enumerate(study.plan, start=1):
         if step.setting not in study.settings:
-            raise ValueError(f"plan, {number}: setting {step.setting}: there are {', '.join(study.settings)}")
+            choices = ", ".join(study.settings)
+            raise ValueError(f"plan, {number}: setting {step.setting}: no such setting; choose from {choices}")
         if strange := [arm for arm in step.arms if arm not in study.arms]:
-            raise ValueError(f"plan, {number}: arm {strange[0]}: there are {', '.join(study.arms)}")
+            raise ValueError(f"plan, {number}: arm {strange[0]}: no such arm; choose from {', '.join(study.arms)}")
         least = 0 if tuning is not None and step.at == "own" else 1
         if step.seeds < least:
             raise ValueError(f"plan, {number}: seeds: {step.seeds}: must be {least} or more")
@@ -217,18 +218,18 @@ def _check(study: Study) -> None:
         if fixed is not None and not 0 < fixed < math.inf:
             raise ValueError(f"plan, {number}: at: {step.at}: must be above 0")
         if step.at != "own" and tuning is None:
-            raise ValueError(f"plan, {number}: at: {step.at}: nothing is tuned")
+            raise ValueError(f"plan, {number}: at: {step.at}: needs `tuning`, which the study does not have")
         if tuning is not None and tuning.seed in range(1, step.seeds + 1):
-            raise ValueError(f"tuning: seed: {tuning.seed}: plan, {number} uses it too")
+            raise ValueError(f"tuning: seed: {tuning.seed}: plan, {number} uses this seed too; choose another")
     count = sum(len(step.arms) * (step.seeds + (len(tuning.grid) if tuning else 0)) for step in study.plan)
     if count > MOST_RUNS:
-        raise ValueError(f"plan: up to {count} runs: must be {MOST_RUNS} or less")
+        raise ValueError(f"plan: up to {count} runs: must be {MOST_RUNS} runs or fewer")
     for setting, label in dict.fromkeys((step.setting, step.label) for step in study.plan if step.seeds):
         at = "own" if label == "baseline" else label
         steps = [step for step in study.plan if (step.setting, step.label) == (setting, at) and step.seeds]
         if not any(study.baseline in step.arms for step in steps):
             where = "at its own value" if at == "own" else f"at {at}"
-            raise ValueError(f"plan: {setting}: no step has the baseline, {study.baseline}, {where}")
+            raise ValueError(f"plan: {setting}: no step runs the baseline, {study.baseline}, {where}")
     for number, contrast in enumerate(study.contrasts, start=1):
         if len(contrast) not in (2, 4):
             raise ValueError(f"contrasts, {number}: {len(contrast)} groups: must be 2 or 4")
@@ -240,7 +241,7 @@ def _check(study: Study) -> None:
 
 
 def group(study: Study, text: str) -> Group:
-    """Return the group of runs that a contrast names, "SETTING ARM [VALUE]".
+    """Parse a group of a contrast, "SETTING ARM [VALUE]", into a group of runs.
 
     Raises: ValueError if the plan has no such runs.
     """
@@ -250,20 +251,20 @@ def group(study: Study, text: str) -> Group:
         allowed = ", ".join(map(" ".join, planned))
         raise ValueError(f"must be SETTING ARM or SETTING ARM VALUE; the plan has {allowed}")
     if words[2:] and study.tuning is None:
-        raise ValueError(f"{words[2]}: nothing is tuned")
+        raise ValueError(f"{words[2]}: a value needs `tuning`, which the study does not have")
     return Group(words[0], words[1], float(words[2]) if words[2:] else None)
 
 
 def arguments(study: Study, run: Planned) -> tuple[str, list[str]]:
-    """Return the architecture of a run, and its flags beyond the recipe's.
+    """Return the architecture of a run, and its flags in addition to the recipe's.
 
-    Raises: ValueError naming the flag that is missing or wrong.
+    Raises: ValueError naming the missing or invalid flag.
     """
     own = shlex.split(" ".join([study.flags, study.settings[run.setting], study.arms[run.arm]]))
     given = TrainingCommand.parse([*recipe.read(study.recipe), *own])
     arch = given.get("--arch") or ()
     if len(arch) != 1:
-        raise ValueError(f"arm {run.arm}: neither it nor `flags` names the architecture (--arch)")
+        raise ValueError(f"arm {run.arm}: no architecture; add --arch to the arm or to `flags`")
     extra = TrainingCommand(study.data).and_then(TrainingCommand.parse(own).without(["--arch"])).arguments
     tuning = study.tuning
     if run.is_tuning and tuning is not None:
@@ -280,14 +281,14 @@ def arguments(study: Study, run: Planned) -> tuple[str, list[str]]:
 
 
 def flags_of(study: Study, run: Planned) -> TrainingCommand:
-    """Return every flag of a run, the recipe's too, as far as it does not depend on the machine."""
+    """Return all flags of a run that do not depend on the machine, including the recipe's."""
     arch, extra = arguments(study, run)
     base, own = launch.place_data(recipe.read(study.recipe), arch, extra)
     return base.and_then(TrainingCommand.parse(["--arch", arch])).and_then(own)
 
 
 def check_study(study: Study, path: Path) -> None:
-    """Check every flag that the study can give, as fairseq reads it.
+    """Check all flags of the study with fairseq's own parser.
 
     Raises: ValueError naming the file, the arm, the setting, and the flag.
     """
@@ -309,7 +310,7 @@ def check_study(study: Study, path: Path) -> None:
 
 
 def check_paths(given: TrainingCommand) -> None:
-    """Raise ValueError for a flag of a study file that names a file: a study reads its data folder alone."""
+    """Raise ValueError for a flag of a study file that names a file: a study only reads its data folder."""
     for flag, values in given.flags:
         for value in values:
             if flag in FILE_FLAGS or "/" in value or value.startswith("~"):
@@ -317,7 +318,7 @@ def check_paths(given: TrainingCommand) -> None:
 
 
 def check_kind(command: TrainingCommand, measure: str) -> None:
-    """Raise ValueError if the measure is not of what the recipe trains."""
+    """Raise ValueError if the measure does not fit the recipe's task."""
     name = command.value("--task", folders.TEXT.task)
     task = kinds.of_name(name)
     if kinds.of_measure(measure) is not task:
@@ -326,31 +327,32 @@ def check_kind(command: TrainingCommand, measure: str) -> None:
 
 
 def check_average(command: TrainingCommand, count: int) -> None:
-    """Raise ValueError if a training keeps fewer checkpoints than are averaged."""
+    """Raise ValueError if a training keeps fewer checkpoints than the average needs."""
     kept = command.integer("--keep-interval-updates", count)
     if kept is not None and kept < count:
         raise ValueError(f"average: {count}, but --keep-interval-updates {kept} keeps fewer checkpoints")
 
 
 def check_tests(command: TrainingCommand, tests: Sequence[str], is_tuning: bool = False) -> None:
-    """Raise ValueError if a training reads what it is judged by, or its data folder is there and lacks a test set."""
+    """Raise ValueError if a training uses its own evaluation data, or its data folder exists but lacks a test set."""
     trained = command.value("--train-subset", "train")
     judged = (*tests, "valid") if is_tuning else tests
     if wrong := [subset for subset in judged if share_splits(subset, trained)]:
-        raise ValueError(f"{'tuning' if wrong[0] == 'valid' else 'tests'}: {wrong[0]}: --train-subset has it too")
+        what = "tuning" if wrong[0] == "valid" else "tests"
+        raise ValueError(f"{what}: {wrong[0]}: is in --train-subset too; never train on evaluation data")
     data = Path(command.data)
     if missing := folders.of_folder(data).missing_split(data, ("valid", *tests)):
         raise ValueError(f"tests: {missing}")
 
 
-# ------------------------------------------------------------------------------------------------------ what is next
+# --------------------------------------------------------------------------------------------------------- next runs
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What tuning knows of an arm in a setting: the NLL of every value; the values to try; the best, if it is known.
+    """The state of tuning for an arm in a setting: NLL by value, values still to try, and the best value if known.
 
-    With neither of the last two no value trains.
+    With no value left to try and no best value, training diverges at every value.
     """
 
     tried: dict[float, float]
@@ -359,7 +361,7 @@ class Choice:
 
 
 def choose_value(tuning: Tuning, tried: Mapping[float, float]) -> Choice:
-    """Return the best value of those tried, or the values that are to be tried first.
+    """Return the best of the tried values, or the values that must be tried first.
 
     tried: NLL by value; infinite where the training failed
     """
@@ -379,7 +381,7 @@ def choose_value(tuning: Tuning, tried: Mapping[float, float]) -> Choice:
 
 
 def choices(study: Study, nll: Mapping[Planned, float]) -> dict[tuple[str, str], Choice]:
-    """Return what tuning knows of every arm in every setting of the plan. nll: of the runs that have ended."""
+    """Return the state of tuning for every arm in every setting of the plan. nll: of the finished runs."""
     if study.tuning is None:
         return {}
     found = {}
@@ -401,16 +403,16 @@ def _tuned(study: Study, step: PlanStep) -> tuple[str, ...]:
 
 
 def value_of(study: Study, step: PlanStep, arm: str, known: Mapping[tuple[str, str], Choice]) -> float | None:
-    """Return the value of the tuned flag for an arm in a step; None while it is not known."""
+    """Return the value of the tuned flag for an arm in a step; None while it is unknown."""
     if step.fixed is not None:
         return step.fixed
     return known[step.setting, arm if step.at == "own" else study.baseline].best
 
 
 def runs(study: Study, nll: Mapping[Planned, float]) -> Iterator[Planned]:
-    """Yield every run that is known to be needed, each once, in the order of the plan. nll: of those that have ended.
+    """Yield every run that is known to be needed, each once, in the order of the plan. nll: of the finished runs.
 
-    The runs of a step whose tuning has not ended cannot be named yet; those of the next steps follow.
+    The runs of a step are unknown until its tuning is complete; the runs of later steps are yielded nevertheless.
     """
     known = choices(study, nll)
     named: set[Planned] = set()
@@ -435,7 +437,7 @@ def runs(study: Study, nll: Mapping[Planned, float]) -> Iterator[Planned]:
 
 
 def undetermined_runs(study: Study, nll: Mapping[Planned, float]) -> int:
-    """Return how many runs cannot be named yet, because their value is not known."""
+    """Return the number of runs that are not determined yet because tuning has not chosen their value."""
     known = choices(study, nll)
     if study.tuning is None:
         return 0

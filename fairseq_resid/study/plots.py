@@ -1,4 +1,4 @@
-"""The plots of a study: effects, effects by setting, gap by epoch, tuning, curves."""
+"""The plots of a study: effects, effects by setting, gap by epoch, tuning and training curves."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ CAPTIONS = {
 
 
 def value_of(at: str) -> str:
-    """Return what the label of an arm says of the value of its tuned flag."""
+    """Return the suffix of an arm's label that describes the value of its tuned flag."""
     return {"own": "", "baseline": ", baseline's value", "": ""}.get(at, f", {at}")
 
 
 def look(study: Study, arm: str) -> dict[str, Any]:
-    """Return colour and mark of an arm, the same in every plot and no other arm's; after one round marks are hollow."""
+    """Return colour and marker of an arm: the same in every plot, and unique. After one round, markers are hollow."""
     turn, colour = divmod(list(study.arms).index(arm), len(COLOURS))
     mark = MARKS[(colour + turn) % len(MARKS)]
     return {"color": COLOURS[colour], "marker": mark, "markerfacecolor": "white" if turn else COLOURS[colour]}
@@ -55,9 +55,9 @@ def direction(results: StudyResults) -> str:
 
 
 def effects(results: StudyResults, path: Path) -> None:
-    """Draw the difference from the baseline of every arm with its interval, and of every seed of both.
+    """Plot the difference of every arm and of each of its seeds from the baseline, with intervals.
 
-    A panel with its own scale for each setting; the baseline's seeds come first.
+    Each setting has a panel with its own scale; the baseline's seeds come first.
     """
     panels: dict[str, list[Row]] = {}
     for row in compared(results):
@@ -73,7 +73,7 @@ def effects(results: StudyResults, path: Path) -> None:
             center = float(np.mean(rows[0].by_seed))
             for place, row in enumerate(rows):
                 colour = COLOURS[0] if row.against else "#666666"
-                # Seeds lie a little below the mean, so that neither hides the other.
+                # Seeds are drawn a little below the mean, so that neither hides the other.
                 seeds = [value - center for value in row.by_seed]
                 axis.plot(seeds, [place + 0.22] * len(seeds), ".", color=colour, markersize=5, alpha=0.7)
                 if row.against is None:
@@ -96,7 +96,7 @@ def effects(results: StudyResults, path: Path) -> None:
 
 
 def gap(study: Study, results: StudyResults, path: Path) -> bool:
-    """Draw the validation curve of every arm minus the baseline's, a panel for each setting."""
+    """Plot the validation curve of every arm minus the baseline's, with a panel for each setting."""
     panels: dict[str, list[Row]] = {}
     for row in compared(results):
         if len(row.gap) > 1:
@@ -120,10 +120,10 @@ def gap(study: Study, results: StudyResults, path: Path) -> bool:
 
 
 def by_setting(study: Study, results: StudyResults, path: Path) -> bool:
-    """Draw how the difference of each arm changes over its settings, at its own value and at the baseline's.
+    """Plot the difference of each arm by setting, at its own value and at the baseline's.
 
-    Settings in which an arm or the baseline did not train are left out: the difference there is larger by an order of
-    magnitude, and no test was made.
+    Settings in which an arm or the baseline did not train are omitted: the difference there is larger by an order of
+    magnitude, and was not tested.
     """
     series = [(arm, at, across(study, results.rows, arm, at)) for at in values_chosen(study) for arm in study.arms]
     tested = [
@@ -157,7 +157,7 @@ def by_setting(study: Study, results: StudyResults, path: Path) -> bool:
 
 
 def tuning(study: Study, results: StudyResults, path: Path) -> None:
-    """Draw the NLL on the valid set by the tuned flag, and the difference from the baseline at the same value."""
+    """Plot the validation NLL by value of the tuned flag, and the difference from the baseline at the same value."""
     settings = [name for name in study.settings if any(one.setting == name for one in results.tuned)]
     flag = study.tuning.flag if study.tuning else ""
     with figure(path, len(settings), 2, size=(7.5, 2.8)) as axes:
@@ -188,7 +188,7 @@ def tuning(study: Study, results: StudyResults, path: Path) -> None:
 
 
 def learning(study: Study, results: StudyResults, kept: Path, path: Path) -> bool:
-    """Draw the curves of every arm at its own value in the setting with most runs; seeds are a band."""
+    """Plot the curves of every arm at its own value in the setting with most runs; bands span the seeds."""
     found: dict[str, list[curves.Curves]] = {}
     settings = [row.setting for row in results.rows if row.at != "baseline" for _ in row.seeds]
     if not settings:
@@ -204,7 +204,7 @@ def learning(study: Study, results: StudyResults, kept: Path, path: Path) -> boo
 
 
 def draw_study(study: Study, results: StudyResults, kept: Path, folder: Path) -> list[Path]:
-    """Draw every plot that there are figures for into a folder; return their paths. kept: what is kept of the runs."""
+    """Draw every plot that has data into a folder; return their paths. kept: folder of the kept runs."""
     drawn = []
     if compared(results):
         effects(results, folder / "effects.svg")

@@ -1,4 +1,4 @@
-"""The figures of a study, from what is kept of its runs."""
+"""The results of a study, computed from its kept runs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .kept import Note
 from .plan import Choice, Group, Study
 from .statistics import Effect, effect, holm, pseudo_values
 
-# Of a difference, and of a difference of differences.
+# Signs of a difference, and of a difference of differences.
 SIGNS = (1.0, -1.0, -1.0, 1.0)
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over seeds, and its standard deviation; None with a single seed. count: of seeds."""
+    """A mean over seeds and its standard deviation (None for a single seed). count: number of seeds."""
 
     mean: float
     sd: float | None
@@ -37,17 +37,17 @@ class Mean:
         return cls(plain.fmean(values), plain.stdev(values) if len(values) > 1 else None, len(values))
 
     def text(self, digits: int) -> str:
-        """Return both as text."""
+        """Format mean and standard deviation."""
         return f"{self.mean:.{digits}f}" + ("" if self.sd is None else f" ± {self.sd:.{digits}f}")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference of two groups of runs, or of two differences, on all their finished seeds.
+    """The difference of two groups of runs, or of two such differences, over all finished seeds.
 
-    seeds: how many of each group; effects: by measure; without a finished run of every group there are none
-    untested: why there are neither intervals nor p: a training diverged, so that the seeds that are left are no fair
-        sample, or a group did not train; "" if there are
+    seeds: number in each group; effects: by measure, empty unless every group has a finished run
+    untested: reason for omitting intervals and p: a training diverged, so that the remaining seeds are a biased
+        sample, or a group did not train; "" if they were computed
     """
 
     seeds: list[int]
@@ -60,12 +60,12 @@ class Row:
     """An arm in a setting at one value of the tuned flag.
 
     at: "own", "baseline", a value that the plan fixes, or "" without tuning
-    seeds: that finished; diverged: seeds whose training did
-    parameters: of the model; hours: of a run, training and evaluation; means: by model and measure
-    by_seed: the measure of each of the seeds; curve: (epoch, validation), the mean over seeds
-    against: compared with the baseline in the same setting, at its own best or at the same fixed value
-    gap: the curve minus that of the baseline
-    holm: p over the arms that are compared in the same setting at the same value, `family` of them
+    seeds: finished seeds; diverged: seeds whose training diverged
+    parameters: number in the model; hours: training and evaluation of a run; means: by model and measure
+    by_seed: the measure for each seed; curve: (epoch, validation), the mean over seeds
+    against: comparison with the baseline in the same setting, at its own best or the same fixed value
+    gap: the curve minus the baseline's
+    holm: p corrected over the `family` arms that are compared in the same setting at the same value
     """
 
     setting: str
@@ -88,7 +88,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Interaction:
-    """How much more an arm gains on the baseline in one setting than in another; at: as of a row."""
+    """How much more an arm gains over the baseline in one setting than in another; at: as in `Row`."""
 
     arm: str
     at: str
@@ -99,7 +99,7 @@ class Interaction:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A comparison that was asked for after runs were known; groups: as the study file names them."""
+    """A post-hoc comparison; groups: as written in the study file."""
 
     groups: list[str]
     comparison: Comparison
@@ -107,7 +107,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning found of an arm in a setting: (value, valid NLL; None if it diverged) of each run."""
+    """The tuning runs of an arm in a setting: (value, validation NLL), with None if the run diverged."""
 
     setting: str
     arm: str
@@ -117,11 +117,11 @@ class Tuned:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """All figures of a study.
+    """All results of a study.
 
-    tests, sentences: by measure; machines: how many runs were made on what
-    missing: runs that have not ended; unnamed: how many cannot be named yet
-    without_data: runs that do not say which data they were made with
+    tests, sentences: by measure; machines: number of runs by machine
+    missing: unfinished runs; unnamed: number of runs that tuning has not determined yet
+    without_data: runs without a data fingerprint
     archive: the SHA-256 of the archive that contains the runs, if they are packed
     """
 
@@ -143,14 +143,14 @@ class StudyResults:
 
 
 class KeptRuns:
-    """The kept runs of a study, and what their scores are made of."""
+    """The kept runs of a study and their scores by sentence."""
 
     def __init__(self, study: Study, notes: Mapping[str, Note], folder: Path) -> None:
         self.study, self.notes, self.folder = study, notes, folder
         self.values = cache(self._values)
 
     def ended(self, group: Group | Cell | Row) -> list[Note]:
-        """Return the notes of all seeds of an arm, those of its tuning left out."""
+        """Return the notes of all seeds of an arm, without its tuning runs."""
         wanted = (group.setting, group.arm, group.value)
         found = [
             note
@@ -160,13 +160,13 @@ class KeptRuns:
         return sorted(found, key=lambda note: note.run.seed)
 
     def _values(self, name: str, measure: str) -> np.ndarray:
-        """Return a run's pseudo-value of a measure for every sentence of all test sets."""
+        """Return the pseudo-values of a measure for every sentence of all test sets, for one run."""
         run, of = Run(self.folder / name), self.study.task.measures[measure]
         parts = [row for subset in self.study.tests_of(measure) for row in of.parts(run, subset)]
         return pseudo_values(np.array(parts), of.score)
 
     def compare(self, groups: Sequence[Sequence[Note]], measures: Iterable[str]) -> Comparison:
-        """Compare two groups of runs that have ended, or the difference of the first two with that of the last two."""
+        """Compare two groups of finished runs, or the difference of the first two with that of the last two."""
         task = self.study.task
         finished = [[note for note in group if note.outcome == "finished"] for group in groups]
         seeds = [len(group) for group in finished]
@@ -195,7 +195,7 @@ class KeptRuns:
 
 
 def validation(run: Run, quantity: str) -> dict[int, float]:
-    """Return by epoch the last validation of a training, of a quantity of `curves`."""
+    """Return the last validation of every epoch of a training; quantity: as in `curves`."""
     keys, _, factor = curves.QUANTITIES[quantity]
     found: dict[int, float] = {}
     for record in run.log_records():
@@ -206,13 +206,13 @@ def validation(run: Run, quantity: str) -> dict[int, float]:
 
 
 def mean_curve(found: Sequence[Mapping[int, float]]) -> list[tuple[int, float]]:
-    """Return the mean of several curves where all have a point."""
+    """Return the mean of several curves at the epochs that all of them have."""
     common = sorted(set.intersection(*map(set, found))) if found else []
     return [(epoch, plain.fmean(one[epoch] for one in found)) for epoch in common]
 
 
 def machine(record: RunRecord) -> str:
-    """Return what a run was made on, in words."""
+    """Describe the hardware of a run."""
     hardware = record.sessions[-1].hardware
     if hardware.gpus:
         return f"{len(hardware.gpus)} x {hardware.gpus[0]}"
@@ -220,9 +220,9 @@ def machine(record: RunRecord) -> str:
 
 
 def build_results(study: Study, notes: Mapping[str, Note], folder: Path) -> StudyResults:
-    """Return the figures of what is kept.
+    """Compute the results of a study from its kept runs.
 
-    Raises: ValueError naming the file that is damaged.
+    Raises: ValueError naming the damaged file.
     """
     kept = KeptRuns(study, notes, folder)
     nll = {note.run: note.nll for note in notes.values()}
@@ -264,7 +264,7 @@ def build_results(study: Study, notes: Mapping[str, Note], folder: Path) -> Stud
 
 @dataclass(frozen=True)
 class Cell:
-    """An arm in a setting at one value, and the seeds that are planned of it."""
+    """An arm in a setting at one value, with its planned seeds."""
 
     setting: str
     arm: str
@@ -274,14 +274,14 @@ class Cell:
 
 
 def _cells(study: Study, known: Mapping[tuple[str, str], Choice]) -> list[Cell]:
-    """Return what is compared: by setting, and in each the arms at their own value, then at the baseline's."""
+    """Return the compared cells by setting: first the arms at their own value, then at the baseline's."""
     planned: dict[tuple[str, str, str], int] = {}
     for step in study.plan:
         for arm in step.arms if step.seeds else ():
             at = step.label if study.tuning else ""
             own, base = (known.get((step.setting, name)) for name in (arm, study.baseline))
             if at == "baseline" and own is not None and base is not None and own.best == base.best:
-                at = "own"  # these are the runs at its own value
+                at = "own"  # the same runs as at its own value
             key = (step.setting, at, arm)
             planned[key] = max(planned.get(key, 0), step.seeds)
     cells = []
@@ -300,18 +300,18 @@ def _cells(study: Study, known: Mapping[tuple[str, str], Choice]) -> list[Cell]:
 
 
 def values_chosen(study: Study) -> list[str]:
-    """Return how the tuned flag's values are chosen, in order: own, baseline, the fixed ones, "" without tuning."""
+    """Return the choices of the tuned value in order: own, baseline, fixed values; "" without tuning."""
     fixed = sorted({step.fixed for step in study.plan if step.fixed is not None})
     return ["own", "baseline", *(f"{value:g}" for value in fixed), ""]
 
 
 def fixed_value(at: str) -> float | None:
-    """Return the value that a plan fixes; None if tuning chooses it, or nothing is tuned."""
+    """Return the value that a plan fixes; None if tuning chooses it or the study has no tuning."""
     return None if at in ("own", "baseline", "") else float(at)
 
 
 def _row(kept: KeptRuns, cell: Cell) -> Row | None:
-    """Return the figures of a cell; None if no run of it has ended."""
+    """Return the results of a cell; None if none of its runs has finished."""
     task, measure = kept.study.task, kept.study.measure
     ended = kept.ended(cell)
     finished = [note for note in ended if note.outcome == "finished"]
@@ -343,7 +343,7 @@ def _row(kept: KeptRuns, cell: Cell) -> Row | None:
 
 
 def _against(kept: KeptRuns, row: Row, rows: Sequence[Row]) -> Row:
-    """Return the row with its comparison with the baseline, on all seeds of both."""
+    """Return the row with its comparison with the baseline, over all seeds of both."""
     base = baselines(kept.study, rows, row.at).get(row.setting)
     if base is None or row.arm == kept.study.baseline:
         return row
@@ -356,16 +356,16 @@ def _against(kept: KeptRuns, row: Row, rows: Sequence[Row]) -> Row:
 
 
 def baselines(study: Study, rows: Sequence[Row], at: str | None = None) -> dict[str, Row]:
-    """Return by setting the row of the baseline that rows at a value are compared with; without `at`, any."""
+    """Return, by setting, the baseline's row that rows at a value are compared with; without `at`, any of its rows."""
     label = "own" if at == "baseline" else at
     mine = [row for row in rows if row.arm == study.baseline and row.at != "baseline"]
     return {row.setting: row for row in mine if label in (None, row.at)}
 
 
 def compared_at(study: Study, rows: Sequence[Row], at: str) -> list[Row]:
-    """Return the rows that are compared with the baseline at their own value, or at the baseline's.
+    """Return the rows that are compared with the baseline at one choice of the value: their own, or the baseline's.
 
-    Where both values are the same, the row at its own value is the row at the baseline's too.
+    If both values are equal, the row at its own value belongs to both.
     """
     base = baselines(study, rows, "own")
 
@@ -377,12 +377,12 @@ def compared_at(study: Study, rows: Sequence[Row], at: str) -> list[Row]:
 
 
 def across(study: Study, rows: Sequence[Row], arm: str, at: str) -> dict[str, Row]:
-    """Return by setting the row of an arm that is compared at its own value, or at the baseline's."""
+    """Return, by setting, the row of an arm that is compared at its own value, or at the baseline's."""
     return {row.setting: row for row in compared_at(study, rows, at) if row.arm == arm}
 
 
 def _corrected(rows: Sequence[Row], study: Study) -> list[Row]:
-    """Return the rows with p of the measure corrected, over the arms that are compared in one setting at one value."""
+    """Return the rows with Holm-corrected p for the measure, over all arms compared in a setting at one value."""
     made = list(rows)
     for setting, at in dict.fromkeys((row.setting, row.at) for row in rows):
         family = [row for row in compared_at(study, rows, at) if row.setting == setting]
@@ -395,21 +395,21 @@ def _corrected(rows: Sequence[Row], study: Study) -> list[Row]:
 
 
 def _interactions(kept: KeptRuns, rows: Sequence[Row]) -> list[Interaction]:
-    """Return for every arm how its effect differs between the settings, each against every one before it."""
+    """Return the interactions of every arm: the difference of its effect between each two settings."""
     study, found = kept.study, []
     for arm, at in product(study.arms, values_chosen(study)):
         base = baselines(study, rows, at)
         mine = across(study, rows, arm, at)
         for than, setting in combinations(mine, 2):
             if at not in {mine[setting].at, mine[than].at}:
-                continue  # it is the one at its own value
+                continue  # the same as at its own value
             groups = [kept.ended(row) for row in (mine[setting], base[setting], mine[than], base[than])]
             found.append(Interaction(arm, at, setting, than, kept.compare(groups, [study.measure])))
     return found
 
 
 def _contrast(kept: KeptRuns, groups: Sequence[str], known: Mapping[tuple[str, str], Choice]) -> Contrast:
-    """Return what all seeds of these groups say of their difference, or of that of the first two and the last two."""
+    """Return the comparison of two or four groups over all of their seeds."""
     found = []
     for text in groups:
         group = plan.group(kept.study, text)

@@ -1,7 +1,7 @@
 """The difference between arms: its standard error over seeds and sentences, interval, p-value and power.
 
-Every score is the mean of a table of values, one row per seed and one column per sentence. Arms are trained with
-seeds of their own and are scored on the same sentences, so that a value has four parts:
+Every score is the mean of a table of values, with one row per seed and one column per sentence. Arms are trained with
+independent seeds and scored on the same sentences, so a value has four parts:
 
     value[arm, seed, sentence] = mean[arm] + seed[arm, seed] + sentence[arm, sentence] + residual
 
@@ -14,11 +14,11 @@ The variance of a difference of arm means, over new seeds and new sentences, is 
     V_residual   sum over arms of the residual mean square / (seeds · sentences)
 
 because the first two both contain the residual. V_sentences - V_residual estimates the variance due to sentences and is
-never taken below 0. The interval and p both use t with Satterthwaite's degrees of freedom for V. If all sentences
+clamped at 0. The interval and p both use t with Satterthwaite's degrees of freedom for V. If all sentences
 differ by the same amount, this is Welch's test over seeds. Searle, Casella & McCulloch 1992, "Variance Components".
 
 NLL, error and BLEU are functions of sums over sentences. Their values are jackknife pseudo-values, N·θ - (N - 1)·θ
-without the sentence: for a mean they are the sentences' own values, for BLEU its linearisation.
+without the sentence: for a mean they are the sentences' own values, for BLEU they linearise it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ import numpy as np
 from scipy import stats
 
 LEVEL, POWER = 0.05, 0.80
-Array = Any  # numpy's, whose types say little
+Array = Any  # a NumPy array; its type hints add little
 
 
 def pseudo_values(parts: Array, score: Callable[[Array], float]) -> Array:
-    """Return the jackknife pseudo-values of a score, one for each sentence, around the score itself.
+    """Return the jackknife pseudo-values of a score, one per sentence, around the score itself.
 
-    parts: (sentences, k), what is added up over sentences; score: from the k sums to the measure
+    parts: (sentences, k) terms that are summed over sentences; score: computes the measure from the k sums
     """
     total, count = parts.sum(axis=0), len(parts)
     whole = score(total)
@@ -50,12 +50,12 @@ def pseudo_values(parts: Array, score: Callable[[Array], float]) -> Array:
 
 @dataclass(frozen=True)
 class Effect:
-    """A difference of means, an arm's minus the baseline's.
+    """A difference of means: an arm's minus the baseline's.
 
     error: standard error over seeds and sentences; freedom: Satterthwaite's degrees of freedom
-    low, high: 95% interval; p: of no difference, two-sided, from the same standard error
-    visible: about the smallest true difference that would be found with 80% power
-    All but the difference are None if an arm has a single seed.
+    low, high: 95% interval; p: two-sided, for no difference, from the same standard error
+    visible: approximately the smallest true difference that the test detects with 80% power
+    All fields except the difference are None if an arm has a single seed.
     """
 
     difference: float
@@ -68,7 +68,7 @@ class Effect:
 
 
 def effect(combination: Sequence[tuple[float, Array]]) -> Effect:
-    """Return the sum of sign · mean over arms: (1, arm), (-1, baseline); with two more of them an interaction.
+    """Estimate the sum of sign · mean over arms: (1, arm), (-1, baseline), or four of them for an interaction.
 
     Each arm is a table of values, (seeds, sentences). All arms are scored on the same sentences.
     """
@@ -93,7 +93,7 @@ def two_way_variance(combination: Sequence[tuple[float, Array]]) -> tuple[float,
         count, by_seed, by_sentence = len(values), values.mean(axis=1), values.mean(axis=0)
         contrast += sign * by_sentence
         seeds.append((sign**2 * float(by_seed.var(ddof=1)) / count, count - 1))
-        # The sum of squares of the residuals: what is left of the table's after its rows and columns.
+        # Residual sum of squares: the table's, minus those of its rows and columns.
         squares = float(((values - by_seed[:, None] - by_sentence + by_seed.mean()) ** 2).sum())
         free = (count - 1) * (sentences - 1)
         residual.append((sign**2 * squares / free / (count * sentences) if free else 0.0, free))
@@ -108,7 +108,7 @@ def two_way_variance(combination: Sequence[tuple[float, Array]]) -> tuple[float,
 def holm(p: Sequence[float | None]) -> list[float | None]:
     """Return Holm-corrected p-values: the k-th smallest of m times m - k + 1, never less than the one before.
 
-    None stays None and does not count.
+    None stays None and is not counted.
     """
     known = np.array([value for value in p if value is not None])
     order = known.argsort()

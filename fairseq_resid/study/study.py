@@ -1,10 +1,10 @@
-"""Run what is missing of a study, and say what it found.
+"""Execute the missing runs of a study and write its results.
 
     fairseq-resid study STUDY.yaml [--jobs N] [--hours H]
 
-Runs are done in the order of the study's plan, each once. STUDY/RUN beside the file keeps what is needed of a run;
-unfinished runs are in --work. Stopped anywhere, the same command continues. --pack puts the kept runs of a complete
-study into one archive.
+The runs are executed once each, in the order of the study's plan. The files needed for the results are kept in
+STUDY/RUN next to the study file; unfinished runs are in --work. After an interrupt, the same command resumes the study.
+--pack packs the kept runs of a complete study into one archive.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .kept import Note
 from .plan import Planned, Study
 from .work import StudyFolders
 
-POLL = 1.0  # seconds between two looks at what runs
-MOST = 10_000  # runs at a time, threads or GPUs of one
-SHARED = 60.0  # seconds until what another machine wrote into a shared folder is seen here
+POLL = 1.0  # seconds between checks on the running processes
+MOST = 10_000  # limit for --jobs, --threads and --gpus
+SHARED = 60.0  # seconds until files written by another machine become visible in a shared folder
 
 
 @dataclass
 class State:
-    """What has been done of a study: the kept notes and the failed runs, by name."""
+    """The progress of a study: notes of kept runs, and reasons of failed runs, by run name."""
 
     study: Study
     place: StudyFolders
@@ -49,18 +49,18 @@ class State:
     failed: dict[str, str] = field(default_factory=dict)
 
     def nll(self) -> dict[Planned, float]:
-        """Return the NLL on the valid set of every run that has ended; infinite if it diverged."""
+        """Return the validation NLL of every finished run; infinite if it diverged."""
         return {note.run: note.nll for note in self.notes.values()}
 
     def missing(self) -> list[Planned]:
-        """Return the runs that are needed and not done, in order."""
+        """Return the runs that are still needed, in order."""
         return [run for run in plan.runs(self.study, self.nll()) if run.name not in self.notes]
 
     def undetermined(self) -> int:
         return plan.undetermined_runs(self.study, self.nll())
 
     def seconds(self, run: Planned) -> float | None:
-        """Return about how long a run takes, by those that are done; None if there is none to go by."""
+        """Estimate the duration of a run from similar finished ones; None without any."""
 
         def alike(note: Note, what: tuple[str, ...]) -> bool:
             return all(getattr(note.run, name) == getattr(run, name) for name in what)
@@ -72,23 +72,24 @@ class State:
         return None
 
     def left(self, slots: int) -> str:
-        """Say what is missing, and about how long it takes."""
+        """Describe the missing runs and the estimated time."""
         missing = self.missing()
         known = [seconds for run in missing if (seconds := self.seconds(run)) is not None]
         more = self.undetermined()
-        count = f"{len(missing)} runs missing" + (f", and {more} that tuning has yet to name" if more else "")
+        count = f"{len(missing)} {'run' if len(missing) == 1 else 'runs'} missing"
+        count += f", and {more} that depend on tuning" if more else ""
         if not missing and not more:
-            return "no run is missing"
+            return "no runs missing"
         if len(known) < len(missing) or not known:
             return count
         total = sum(known) + more * sum(known) / len(known)
-        return f"{count}: about {total / 3600:.1f} core-hours of runs like those done, {clock(total / slots)} here"
+        return f"{count}: about {total / 3600:.1f} core-hours by finished runs, {clock(total / slots)} here"
 
 
 def read_state(study: Study, place: StudyFolders) -> State:
-    """Return what has been done of a study.
+    """Return the progress of a study.
 
-    Raises: what `kept.load` raises.
+    Raises: see `kept.load_notes`.
     """
     notes = kept.load_notes(study, place.file, archive.runs_folder(place.kept))
     failures = {path.stem: "\n".join(read_lines(path)) for path in (place.work / "failed").glob("*.txt")}
@@ -96,19 +97,22 @@ def read_state(study: Study, place: StudyFolders) -> State:
 
 
 def command(place: StudyFolders, run: Planned, weights: bool) -> list[str]:
-    """Return the command that does one run."""
+    """Return the command that executes a run."""
     argv = [sys.executable, "-m", "fairseq_resid", "study", str(place.file), "--only", run.name]
     argv += ["--work", str(place.work), "--kept", str(place.kept)]
     return argv + (["--weights"] if weights else [])
 
 
 def run_missing(state: State, executor: Executor, slots: int, weights: bool, until: float) -> None:
-    """Do every missing run that can be named, as many at a time as the executor takes; start none after `until`."""
+    """Execute all missing runs that are determined, with as many at a time as the executor allows.
+
+    No run is started after `until`.
+    """
     place = state.place
     running: dict[str, StartedRun] = {}
     planned: dict[str, Planned] = {}
     for name in () if weights else state.notes:
-        shutil.rmtree(place.work / name, ignore_errors=True)  # of a run that was killed after it had been kept
+        shutil.rmtree(place.work / name, ignore_errors=True)  # of a run killed after it had been kept
     say(f"{place.name}: {state.left(slots)}")
     try:
         while True:
@@ -133,7 +137,7 @@ def run_missing(state: State, executor: Executor, slots: int, weights: bool, unt
 
 
 def ended(state: State, name: str, code: int) -> None:
-    """Take note of a run that has ended."""
+    """Record the outcome of a run that has ended."""
     place = state.place
     until = time.monotonic() + (SHARED if code == 0 else 0)
     while name not in (notes := kept.read_notes(place.kept, place.name)) and time.monotonic() < until:
@@ -146,7 +150,7 @@ def ended(state: State, name: str, code: int) -> None:
 
 
 def reason(place: StudyFolders, name: str, code: int) -> str:
-    """Return why a run failed: the last line that it said, and where the others are."""
+    """Return why a run failed: the last line of its output, and the path of its log."""
     out = place.work / "logs" / f"{name}.out"
     lines = last_lines(out, 1000) if out.is_file() else []
     errors = [line for line in lines if "error:" in line]
@@ -155,7 +159,7 @@ def reason(place: StudyFolders, name: str, code: int) -> str:
 
 
 def said(state: State, name: str) -> str:
-    """Say how a run ended."""
+    """Describe how a run ended."""
     if name in state.failed:
         return f"failed: {state.failed[name]}"
     note = state.notes[name]
@@ -167,26 +171,28 @@ def said(state: State, name: str) -> str:
 
 
 def find_run(state: State, name: str) -> Planned:
-    """Return the run of a name.
+    """Return the run with this name.
 
-    Raises: ValueError naming those that there are.
+    Raises: ValueError listing the known runs.
     """
     known = {run.name: run for run in plan.runs(state.study, state.nll())}
     if name not in known:
-        raise ValueError(f"--only {name}: no run of {state.place.file} so far; missing are {', '.join(known)}")
+        raise ValueError(f"--only {name}: no such run in {state.place.file}; choose from {', '.join(known)}")
     return known[name]
 
 
 def parameters(given: Sequence[str]) -> dict[str, Any]:
-    """Return NAME=VALUE of --cluster-option as submitit takes them; values are read as YAML.
+    """Parse NAME=VALUE of --cluster-option for submitit; values are read as YAML.
 
-    Raises: ValueError naming what has another form.
+    Raises: ValueError naming an option without "=".
     """
     found: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise ValueError(f"--cluster-option {text}: must be NAME=VALUE, a parameter of submitit's update_parameters")
+            raise ValueError(
+                f"--cluster-option {text}: must be NAME=VALUE, a parameter of submitit's update_parameters"
+            )
         try:
             found[name] = yaml.safe_load(value)
         except yaml.YAMLError:
@@ -195,7 +201,7 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
 
 
 def show_plan(state: State) -> None:
-    """Print every run that is known, with what is known of it."""
+    """Print all runs determined so far, with their outcome or estimated time."""
     for run in plan.runs(state.study, state.nll()):
         done = run.name in state.notes or run.name in state.failed
         seconds = state.seconds(run)
@@ -205,9 +211,9 @@ def show_plan(state: State) -> None:
 
 @frame.command(
     "study",
-    "Run what is missing of a study, in the order of its plan, and write its table and plots. What is kept of a run "
-    "lies beside the study file.",
-    again="goes on",
+    "Execute the missing runs of a study in the order of its plan, and write its tables and plots. The files kept of "
+    "each run are next to the study file.",
+    again="resumes",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Run `fairseq-resid study`."""
@@ -272,46 +278,52 @@ def interrupt(number: int, _: object) -> None:
 
 
 def make_executor(options: argparse.Namespace, place: StudyFolders) -> tuple[Executor, int]:
-    """Return who runs the runs, and how many at a time, as far as that is known."""
+    """Return the executor and the number of runs at a time (1 on a cluster, where it is unknown)."""
     if options.cluster:
         given = parameters(options.cluster_option)
         if options.cluster == "slurm" and not {"timeout_min", "slurm_time"} & given.keys():
-            raise ValueError("--cluster slurm: give --cluster-option timeout_min=MINUTES: Slurm would be asked for 5")
+            raise ValueError("--cluster slurm: needs --cluster-option timeout_min=MINUTES; submitit's default is 5")
         return SubmititExecutor(options.cluster, place.work / "logs", given), 1
     cores = machine.cores()
     visible = visible_gpus()
     gpus = group_gpus(visible, options.gpus) if options.gpus else []
-    # A run on a GPU has processes that load data: it is not held to one core.
+    # A run on a GPU has data loading processes: do not pin it to one core.
     threads = options.threads or (None if visible else 1)
     slots = options.jobs or len(gpus) or (1 if visible else max(1, cores // (threads or 1)))
     return LocalExecutor(slots, threads, place.work / "logs", gpus), slots
 
 
 def visible_gpus() -> list[str]:
-    """Return the names by which CUDA_VISIBLE_DEVICES can choose each GPU that this process sees."""
+    """Return the identifiers of this process's GPUs for CUDA_VISIBLE_DEVICES."""
     count = len(devices.gpus())
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return named[:count] or [str(number) for number in range(count)]
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the command line's options, checked."""
+    """Parse and check the options of the command line."""
     add = parser.add_argument
     add("study", type=Path, metavar="STUDY.yaml", help="the study file")
-    add("--work", type=Path, metavar="DIR", help="where runs are made (default: checkpoints/study-NAME)")
-    add("--kept", type=Path, metavar="DIR", help="what is kept (default: the study file's path without .yaml)")
-    add("--jobs", type=int, metavar="N", help="runs at a time (default: one for every --threads cores, or --gpus)")
-    add("--threads", type=int, metavar="N", help="threads, and cores of its own, of a run (default: 1; on GPUs all)")
-    add("--gpus", type=int, metavar="N", help="GPUs of a run; runs on other GPUs go beside it (default: all for each)")
-    add("--hours", type=float, metavar="H", help="start no run after so many hours")
+    add("--work", type=Path, metavar="DIR", help="working folder of unfinished runs (default: checkpoints/study-NAME)")
+    add("--kept", type=Path, metavar="DIR", help="folder of results (default: the study file's path without .yaml)")
+    add("--jobs", type=int, metavar="N", help="runs at a time (default: one per --threads cores, or per --gpus)")
+    add("--threads", type=int, metavar="N", help="threads per run, each on its own core (default: 1; on GPUs all)")
+    add("--gpus", type=int, metavar="N", help="GPUs per run; runs share the GPUs in groups of N (default: all)")
+    add("--hours", type=float, metavar="H", help="stop starting new runs after H hours")
     add("--retry", action="store_true", help="try failed runs again")
-    add("--weights", action="store_true", help="leave the checkpoints of finished runs in --work")
-    add("--plan", action="store_true", help="list the runs, and run none")
-    add("--pack", action="store_true", help="put the kept runs of a complete study into STUDY.tar.xz")
-    add("--unpack", action="store_true", help="make the run folders of STUDY.tar.xz again, and run nothing")
-    add("--results", action="store_true", help="write table and plots of what there is, and run nothing")
-    add("--cluster", choices=("slurm", "local", "debug"), help="by submitit, in place of this machine")
-    add("--cluster-option", action="append", default=[], metavar="NAME=VALUE", help="of submitit's update_parameters")
+    add("--weights", action="store_true", help="keep the checkpoints of finished runs in --work")
+    add("--plan", action="store_true", help="list the runs without running any")
+    add("--pack", action="store_true", help="pack the kept runs of a complete study into STUDY.tar.xz")
+    add("--unpack", action="store_true", help="unpack the run folders of STUDY.tar.xz without running any")
+    add("--results", action="store_true", help="write tables and plots of the finished runs without running any")
+    add("--cluster", choices=("slurm", "local", "debug"), help="run through submitit instead of on this machine")
+    add(
+        "--cluster-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter of submitit, such as timeout_min=60",
+    )
     add("--only", metavar="RUN", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     for name in ("jobs", "threads", "gpus", "hours"):
@@ -321,7 +333,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
         if value is not None and name != "hours" and value > MOST:
             parser.error(f"--{name} {value}: must be {MOST} or less")
     if here := [name for name in ("jobs", "threads", "gpus") if options.cluster and getattr(options, name)]:
-        parser.error(f"--{here[0]}: is for this machine; --cluster-option says what a run gets on a cluster")
+        parser.error(f"--{here[0]}: only for runs on this machine; with --cluster, set resources with --cluster-option")
     if options.cluster_option and not options.cluster:
-        parser.error("--cluster-option: is for --cluster")
+        parser.error("--cluster-option: needs --cluster")
     return options

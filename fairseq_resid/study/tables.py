@@ -1,4 +1,4 @@
-"""What a study found, as tables: STUDY/results.json, results.md."""
+"""The results of a study as files: STUDY/results.json and the tables of results.md."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .plan import Study
 from .results import Comparison, StudyResults, build_results
 from .statistics import LEVEL, POWER, Effect
 
-EPOCHS = 12  # columns of the gap by epoch at most
+EPOCHS = 12  # maximum number of columns of the gap by epoch
 
 
 @dataclass(frozen=True)
 class StudyTable:
-    """A table of a study; left: how many columns are text; plots: the names of those that show the same figures."""
+    """A table of a study; left: number of text columns; plots: names of the plots that show the same numbers."""
 
     title: str
     headings: Sequence[str]
@@ -33,7 +33,7 @@ class StudyTable:
 
 
 def at_of(at: str) -> str:
-    """Return how the value of the tuned flag was chosen, in words; a fixed value is itself."""
+    """Describe how the value of the tuned flag was chosen; a fixed value is returned unchanged."""
     return {"own": "own best", "baseline": "baseline's best", "": "recipe's"}.get(at, at)
 
 
@@ -57,7 +57,7 @@ EFFECT = ("difference", "95% interval", "p")
 
 
 def effect_cells(comparison: Comparison, measure: str, digits: int) -> list[str]:
-    """Return the cells of an effect: difference, interval, p or why there is none."""
+    """Return the cells of an effect: difference, interval, and p or the reason for its absence."""
     one = comparison.effects.get(measure)
     if one is None:
         return [""] * len(EFFECT)
@@ -70,7 +70,7 @@ def visible(one: Effect | None, digits: int) -> str:
 
 
 def tables(results: StudyResults) -> list[StudyTable]:
-    """Return the tables of a study that have rows."""
+    """Return the non-empty tables of a study."""
     task, main = kinds.of_measure(results.measure), results.measure
     digits = {name: one.digits for name, one in task.measures.items()}
     found = [scores(results)]
@@ -119,11 +119,11 @@ def tables(results: StudyResults) -> list[StudyTable]:
 
 
 def scores(results: StudyResults) -> StudyTable:
-    """Return the scores of every arm, with its size and how long a run took."""
+    """Return the table of scores of every arm, with its size and the duration of a run."""
     task = kinds.of_measure(results.measure)
     shown = {**{name: one.digits for name, one in task.measures.items()}, **dict.fromkeys(task.shown, 2)}
     columns = [(task.best, name, name, count) for name, count in shown.items()]
-    # The last checkpoint, and further averages that the study asks for, by the measure.
+    # Scores of the last checkpoint and of the study's additional averages.
     models = dict.fromkeys(model for row in results.rows for model in row.means if model != task.best)
     columns += [
         (
@@ -150,7 +150,7 @@ def scores(results: StudyResults) -> StudyTable:
 
 
 def gaps(results: StudyResults) -> StudyTable:
-    """Return how the validation of every arm differs from the baseline's, by epoch."""
+    """Return the table of validation differences from the baseline by epoch."""
     task = kinds.of_measure(results.measure)
     last = max((epoch for row in results.rows for epoch, _ in row.gap), default=0)
     step = -(-last // EPOCHS) if last else 1
@@ -165,7 +165,7 @@ def gaps(results: StudyResults) -> StudyTable:
 
 
 def notes(results: StudyResults) -> list[str]:
-    """Return what a reader has to know of the tables."""
+    """Return the notes that explain the tables."""
     task = kinds.of_measure(results.measure)
     where: dict[str, list[str]] = {}
     for measure, tests in results.tests.items():
@@ -201,7 +201,7 @@ def notes(results: StudyResults) -> list[str]:
         number_of = len(results.without_data)
         has = "1 run has" if number_of == 1 else f"{number_of} runs have"
         lines.append(f"{has} no data fingerprint, so that the data are unchecked: {', '.join(results.without_data)}.")
-    # A run's name begins with setting and arm.
+    # The name of a run starts with setting and arm.
     missing = Counter(" ".join(name.split(".")[:2]) for name in results.missing)
     listed = ", ".join(f"{count} of {what}" for what, count in missing.items()) or "none"
     more = f", and {results.unnamed} that depend on tuning" if results.unnamed else ""
@@ -212,7 +212,7 @@ def notes(results: StudyResults) -> list[str]:
 
 
 def markdown(results: StudyResults, drawn: Sequence[str] = ()) -> str:
-    """Return the tables as a page; drawn: the names of the plots beside it."""
+    """Return the tables as a Markdown page; drawn: names of the plots in the same folder."""
     listed = "\n".join(f"- {escaped(note)}" for note in notes(results))
     blocks = [f"# {escaped(results.title)}\n", listed + "\n"]
     for table in tables(results):

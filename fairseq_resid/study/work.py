@@ -1,4 +1,4 @@
-"""One run of a study, from nothing to what is kept of it: trained, evaluated, analysed. Begun again, it goes on."""
+"""Execute one run of a study: train, evaluate, analyse, and keep its results. An interrupted run is resumed."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ class StudyFolders:
         return self.file.stem
 
     def claim(self) -> None:
-        """Make the working folder this study's.
+        """Mark the working folder as belonging to this study.
 
-        Raises: ValueError if it is another's.
+        Raises: ValueError if it belongs to another study.
         """
         owner = self.work / "study.json"
         name = records.read_if_there(owner, str)
         if name not in (None, self.name):
-            raise ValueError(f"--work {self.work}: holds the runs of the study {name}, not of {self.name}")
+            raise ValueError(f"--work {self.work}: contains runs of the study {name}, not of {self.name}")
         if name is None:
             self.work.mkdir(parents=True, exist_ok=True)
             records.write(owner, self.name)
 
 
 def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> None:
-    """Train and evaluate a run, put into place.kept what is kept, and remove its folder unless the weights stay too.
+    """Train and evaluate a run, keep its results in place.kept, and remove its folder unless weights are kept too.
 
-    Raises: ValueError, ChildProcessError, OSError; a training that diverges is kept as what it is.
+    Raises: ValueError, ChildProcessError, OSError. A training that diverges is kept as diverged.
     """
     folder, target = Run(place.work / run.name), place.kept / run.name
-    # Another process can be at work in it: of an engine that was killed.
-    with locked(place.work / f"{run.name}.lock", f"{run.name}: another process is at work in it", wait=True):
+    # The process of an engine that was killed may still be running.
+    with locked(place.work / f"{run.name}.lock", f"{run.name}: another process is running it", wait=True):
         if kept.note_file(target).is_file():
             return
         arch, extra = arguments(study, run)
@@ -67,9 +67,7 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
         data = Path(requested.command.data)
         begun = time.monotonic()
         outcome: kept.Outcome = "finished"
-        with locked(
-            folder.path / ".lock", f"{folder.path}: a training that was left behind is at work in it", wait=True
-        ):
+        with locked(folder.path / ".lock", f"{folder.path}: a previous training is still running in it", wait=True):
             pass
         try:
             launch.train(requested.command, folder, requested.record(), requested.rank)
@@ -101,21 +99,21 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
 
 
 def has_diverged(run: Run) -> bool:
-    """Return whether a failed training failed because loss or gradient were no finite numbers."""
+    """Return whether a training failed because its loss or gradient was not finite."""
     return compat.DIVERGED in children.last_lines(run.train_log)
 
 
 def analyze(run: Run) -> None:
-    """Let `fairseq-resid analyze` say what the model learned; its plots are drawn again from the figures."""
+    """Run `fairseq-resid analyze`. Its plots are not kept, because they can be drawn again from its numbers."""
     code = children.run([sys.executable, "-m", "fairseq_resid", "analyze", str(run.path)])
     if code:
         raise ChildProcessError(f"fairseq-resid analyze {run.path} failed with exit code {code}")
 
 
 def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Note:
-    """Return the note with the scores of both models; they and what they are made of are left in the run folder.
+    """Return the note with the scores of both models. The scores by sentence are written to the run folder.
 
-    Raises: FloatingPointError if the weights are no finite numbers.
+    Raises: FloatingPointError if the weights are not finite.
     """
     tuning = study.tuning
     last = tuning.average if run.is_tuning and tuning else study.average
@@ -138,7 +136,7 @@ def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Not
 
 
 def valid_nll(valid: ScoringJob[Any]) -> dict[str, float]:
-    """Return the NLL on the valid set of every model of a run."""
+    """Return the validation NLL of every model of a run."""
     with valid.run.lock():
         evaluate.make_averages(valid)
         return {model.name: valid.task.nll(valid, model) for model in valid.models()}

@@ -1,4 +1,4 @@
-"""Names and text of others reach neither a terminal nor a page with what would control it."""
+"""Control characters and markup in foreign names and text never reach a terminal or a page unescaped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHOWN = r"\x1b[31m\x1b]0;title\x07\u202e"
 
 
 def assert_plain(capsys: Capture, times: int = 1) -> None:
-    """Assert that what was said shows the escape sequence as text."""
+    """Assert that the output shows the escape sequence as text."""
     said = "".join(capsys.readouterr()).replace("\\\\", "\\").replace("\\[", "[")  # Markdown's own escapes
     assert said.count(SHOWN) >= times and not CONTROL.search(said.replace("\n", ""))
 
@@ -48,7 +48,7 @@ def test_image_classes_are_shown_escaped(tmp_path: Path, capsys: Capture) -> Non
     words = ["custom", "--raw", str(raw), "--out", str(tmp_path / f"made{ESCAPE}"), "--valid", "3", "--workers", "1"]
     assert main(["prepare-images", *words]) == 0
     assert_plain(capsys)
-    assert main(["prepare-images", *words]) == 0  # it is there already
+    assert main(["prepare-images", *words]) == 0  # it exists already
     assert_plain(capsys)
 
 

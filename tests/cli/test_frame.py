@@ -25,7 +25,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def command(work: Callable[[], int | None]) -> Callable[..., int]:
-    @frame.command("try", "Try it.", again="goes on")
+    @frame.command("try", "Try it.", again="resumes")
     def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int | None:
         parser.parse_args(argv)
         return work()
@@ -46,7 +46,7 @@ def raising(error: BaseException) -> Callable[[], int]:
         (ValueError("--flag 3: wrong"), 2, "fairseq-resid try: error: --flag 3: wrong\n"),
         (FileNotFoundError("x: no such file"), 2, "fairseq-resid try: error: x: no such file\n"),
         (ChildProcessError("fairseq-train failed"), 1, "fairseq-resid try: error: fairseq-train failed\n"),
-        (KeyboardInterrupt(), 130, "fairseq-resid try: interrupted; the same command goes on\n"),
+        (KeyboardInterrupt(), 130, "fairseq-resid try: interrupted; the same command resumes\n"),
     ],
 )
 def test_errors_are_one_line_and_an_exit_code(error: BaseException, code: int, said: str, capsys: Capture) -> None:
@@ -60,13 +60,13 @@ def test_exit_code_is_the_return_value() -> None:
 
 def test_full_disk_error_says_what_to_do(capsys: Capture) -> None:
     assert command(raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "file")))([]) == 2
-    assert "make room and run the same command again" in capsys.readouterr().err
+    assert "free some space and run the same command again" in capsys.readouterr().err
 
 
 def test_signal_that_killed_a_child_is_an_interrupt(capsys: Capture) -> None:
     with pytest.raises(SystemExit) as end:
         command(raising(SystemExit(128 + signal.SIGTERM)))([])
-    assert end.value.code == 143 and "interrupted; the same command goes on" in capsys.readouterr().err
+    assert end.value.code == 143 and "interrupted; the same command resumes" in capsys.readouterr().err
 
 
 def test_wrong_usage_is_not_an_interrupt(capsys: Capture) -> None:
@@ -201,13 +201,13 @@ NOT_UTF8 = os.fsdecode(b"caf\xe9")
 def test_name_that_is_not_utf8_is_refused_by_every_command(name: str, tmp_path: Path, capsys: Capture) -> None:
     """JSON and fairseq cannot represent such a name."""
     assert console.main([name, str(tmp_path / NOT_UTF8)]) == 2
-    said = f"fairseq-resid {name}: error: {tmp_path}/caf\\xe9: not UTF-8; rename it, or give it a symbolic link"
+    said = f"fairseq-resid {name}: error: {tmp_path}/caf\\xe9: not UTF-8; rename it, or create a symbolic link"
     error = capsys.readouterr().err
     assert error.startswith(said) and error.count("\n") == 1
 
 
 def test_name_that_json_cannot_represent_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"run.json: cannot hold /data/caf\\xe9/x: not UTF-8"):
+    with pytest.raises(ValueError, match=r"run.json: cannot contain /data/caf\\xe9/x: not UTF-8"):
         records.write(tmp_path / "run.json", {"command": ["fairseq-train", f"/data/{NOT_UTF8}/x"]})
     assert list(tmp_path.iterdir()) == []
 

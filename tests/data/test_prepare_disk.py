@@ -50,17 +50,17 @@ def test_a_full_disk_while_files_are_copied_is_one_line(tmp_path: Path, capsys: 
     assert copy([]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fairseq-resid prepare: error: [Errno 28] No space left on device")
-    assert "; make room and run the same command again" in line and "[(" not in line
+    assert "; free some space and run the same command again" in line and "[(" not in line
 
 
 @pytest.mark.parametrize(
     "log, has_room, said, code",
     [
-        (b"", False, "No space left on device; make room and run the same command again", 2),
+        (b"", False, "No space left on device; free some space and run the same command again", 2),
         (
             b"OSError: [Errno 122] Disk quota exceeded\n",
             True,
-            "Disk quota exceeded; make room and run the same command",
+            "Disk quota exceeded; free some space and run the same command",
             1,
         ),
         (b"KeyError: 3\n", True, "failed with exit code 1:\nKeyError: 3\n", 1),

@@ -149,7 +149,7 @@ def test_evaluation_marks_subsets_used_in_training(recipe: Path, data: Path, tmp
         "tuning: {flag: --lr, grid: [0.1, 0.2], seed: 9}\n"
     )
     assert main(["study", str(file), "--work", str(tmp_path / "work")]) == 2
-    assert "tuning: valid: --train-subset has it too" in capsys.readouterr().err
+    assert "tuning: valid: is in --train-subset too" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The report: one page that opens from disk, says what is missing, and can be read by everybody."""
+"""The report: a page that opens from disk, lists missing parts and is accessible."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def analysed(run: Path, found: Analysis) -> None:
 
 
 class Page(html.parser.HTMLParser):
-    """What a page holds: ids, links, images, headings, text."""
+    """The content of a page: ids, links, images, headings, text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ def test_empty_runs_are_named(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "empty").mkdir()
     assert report.main([str(tmp_path / "empty"), "--out", str(tmp_path / "report.html")]) == 0
     said = " ".join(Page((tmp_path / "report.html").read_text()).text)
-    for missing in ("has no scores here", "has no analysis", "no records of a training"):
+    for missing in ("has no scores here", "has no analysis", "no training records"):
         assert missing in said
     assert "<section" not in (tmp_path / "report.html").read_text()
     assert report.main([str(tmp_path / "nowhere")]) == 2
@@ -203,7 +203,7 @@ def test_page_shows_a_study(tmp_path: Path, capsys: Any) -> None:
     assert "NLL minus the baseline's" in said and "-0.2000" in said and "Missing runs: none." in said
     with pytest.raises(SystemExit):
         report.main(["--out", str(out)])
-    assert "name one run folder or more, or a study" in capsys.readouterr().err
+    assert "give one or more run folders, or a study" in capsys.readouterr().err
 
 
 def luminance(colour: str) -> float:
@@ -214,7 +214,7 @@ def luminance(colour: str) -> float:
 
 
 def test_contrast_suffices_in_light_and_dark_mode(page: Path) -> None:
-    """WCAG 2 AA: 4.5 for text, on every ground that it stands on."""
+    """WCAG 2 AA requires a contrast of 4.5 for text, on every background."""
     schemes = re.findall(r":root \{([^}]*)\}", page.read_text())
     assert len(schemes) == 2
     for scheme in schemes:
@@ -226,7 +226,7 @@ def test_contrast_suffices_in_light_and_dark_mode(page: Path) -> None:
 
 
 def test_headings_and_tables_work_with_screen_readers(page: Path) -> None:
-    """Headings go down one level at a time; every table says what its columns are; what scrolls takes the focus."""
+    """Heading levels are not skipped, all tables have column headings, and scrollable parts are focusable."""
     text = page.read_text()
     levels = [int(tag[1]) for tag in Page(text).tags if re.fullmatch(r"h[1-6]", tag)]
     assert levels[0] == 1 and all(after - before <= 1 for before, after in pairwise(levels))
@@ -236,7 +236,7 @@ def test_headings_and_tables_work_with_screen_readers(page: Path) -> None:
 
 
 def altered(path: Path, *keys: str, value: Any) -> None:
-    """Set a value of a JSON file."""
+    """Change a value in a JSON file."""
     content = json.loads(path.read_text())
     place = content
     for key in keys[:-1]:
@@ -302,7 +302,7 @@ def test_parts_that_fail_are_notes_with_run_and_file(runs: list[Path], tmp_path:
 
 
 def test_sites_of_one_layer_or_without_a_coefficient_are_findings_all_the_same() -> None:
-    """A layer of the middle may be all there is, and not every site must have every coefficient."""
+    """The only layer may be a middle one, and a site may lack coefficients."""
     lonely = analysis("l", "sas", [site("encoder", 9, "ffn", alpha=0.9), site("encoder", 9, "conv")])
     found = {each.claim: each.found for each in findings.findings(lonely)}
     assert found["α is above 0.9 nearly everywhere"].startswith("α > 0.9 at 0 of 1 sites")
@@ -330,7 +330,7 @@ def test_findings_of_sas() -> None:
     found = {each.claim: each for each in findings.findings(sas())}
     assert "α > 0.9 at " in found["α is above 0.9 nearly everywhere"].found
     assert "encoder lower half 0.10, upper half 0.30" in found["β rises with depth"].found
-    assert "lower half" in found["(1−α)(1−β) is larger low in the stack"].found
+    assert "lower half" in found["(1−α)(1−β) is larger in the lower layers"].found
     assert found["every branch is used"].found.startswith("not used: 0 of ")
     assert findings.findings(sas(0.4))[0].found.startswith("α > 0.9 at 0 of ")
 
@@ -358,7 +358,7 @@ def test_findings_compare_gradients_with_the_baseline() -> None:
         next(each.found for each in findings.findings(mine, base) if "gradient" in each.claim)
         for mine, base in ((flat, steep), (flat, flat), (flat, None))
     ]
-    alone = "encoder: greatest over least 2.0"
+    alone = "encoder: largest / smallest 2.0"
     assert found == [f"{alone}, baseline 8.0", alone, alone]
 
 
@@ -406,7 +406,7 @@ def test_the_glossary_has_every_structure(name: str) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
 @pytest.mark.parametrize("width", [390, 1280])
 def test_page_renders_in_a_browser(page: Path, width: int, tmp_path: Path) -> None:
-    """Every figure is drawn, nothing is wider than the window but what scrolls by itself, no error on the console."""
+    """All figures render, only scrollable parts are wider than the window, and the console shows no error."""
     look = """
       <script>window.addEventListener("load", () => {
         const wide = [...document.querySelectorAll("body *")].filter(e => !e.closest(".wide, .formula"));

@@ -156,5 +156,5 @@ def test_incomplete_study_is_not_packed(tmp_path: Path, capsys: pytest.CaptureFi
     runs = [*studies.all_kept(folder, plan.read_study(file))]
     shutil.rmtree(folder / runs[-1])
     assert study.main([str(file), "--work", str(tmp_path / "work"), "--pack"]) == 2
-    assert "1 runs missing" in (error := capsys.readouterr().err) and "only a complete study is packed" in error
+    assert "1 run missing" in (error := capsys.readouterr().err) and "only a complete study is packed" in error
     assert len(archive.run_folders(folder)) == len(runs) - 1 and not archive.archive_file(folder).exists()

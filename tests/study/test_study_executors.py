@@ -42,7 +42,7 @@ def test_failed_run_is_named_and_others_continue(stub: Any, tmp_path: Path, caps
     assert study.main([*words, "--retry"]) == 0
     assert calls(tmp_path)[7:] == ["flat.base.0.002.tuning", "flat.base.0.002.seed1"]
     assert study.main(words) == 0 and len(calls(tmp_path)) == 9  # nothing runs twice
-    assert "no run is missing" in capsys.readouterr().out
+    assert "no runs missing" in capsys.readouterr().out
 
 
 def test_no_run_starts_after_the_given_hours(stub: Any, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_interrupt_stops_the_runs_too(stub: Any, tmp_path: Path) -> None:
         _, errors = child.communicate(timeout=30)
     finally:
         child.kill()
-    assert child.returncode == 143 and "interrupted; the same command goes on" in errors
+    assert child.returncode == 143 and "interrupted; the same command resumes" in errors
     assert not subprocess.run(["pgrep", "-f", str(tmp_path / "stub.py")], capture_output=True, text=True).stdout
     assert not (tmp_path / "work" / "failed").exists()
 
@@ -226,12 +226,12 @@ def test_preempted_run_exits_only_after_slurm_requeued_it(tmp_path: Path, monkey
         (["--jobs", "1000000000"], "--jobs 1000000000: must be 10000 or less"),
         (["--hours", "nan"], "--hours nan: must be above 0"),
         (["--hours", "-1"], "--hours -1: must be above 0"),
-        (["--cluster-option", "a=b"], "--cluster-option: is for --cluster"),
-        (["--cluster", "local", "--cluster-option", "nonsense"], "NAME=VALUE is needed"),
+        (["--cluster-option", "a=b"], "--cluster-option: needs --cluster"),
+        (["--cluster", "local", "--cluster-option", "nonsense"], "nonsense: must be NAME=VALUE"),
         (["--cluster", "local", "--cluster-option", "slurm_nonsense=1"], "slurm_nonsense"),
-        (["--cluster", "slurm"], "give --cluster-option timeout_min=MINUTES"),
+        (["--cluster", "slurm"], "needs --cluster-option timeout_min=MINUTES"),
         (["--cluster", "slurm", "--cluster-option", "timeout_min=9"], "--cluster slurm: Could not detect"),
-        (["--cluster", "local", "--jobs", "2"], "--jobs: is for this machine"),
+        (["--cluster", "local", "--jobs", "2"], "--jobs: only for runs on this machine"),
     ],
 )
 def test_bad_options_are_refused(
@@ -251,4 +251,4 @@ def test_unknown_run_or_file_is_named(file: Path, tmp_path: Path, capsys: Captur
     assert study.main([str(tmp_path / "nowhere.yaml")]) == 2
     assert "nowhere.yaml: no such file" in capsys.readouterr().err
     assert study.main([str(file), "--work", str(tmp_path / "work"), "--only", "flat.nobody"]) == 2
-    assert "--only flat.nobody: no run" in capsys.readouterr().err
+    assert "--only flat.nobody: no such run" in capsys.readouterr().err

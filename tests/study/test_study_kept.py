@@ -36,7 +36,7 @@ def test_diverged_training_ranks_last(file: Path, tmp_path: Path) -> None:
 def test_empty_study_lists_missing_runs(file: Path, tmp_path: Path, capsys: Capture) -> None:
     assert study.main([str(file), "--plan"]) == 0
     said = capsys.readouterr().out
-    assert "flat.base.0.001.tuning: missing" in said and "12 runs missing, and 9 that tuning has yet to name" in said
+    assert "flat.base.0.001.tuning: missing" in said and "12 runs missing, and 9 that depend on tuning" in said
 
 
 def test_damaged_kept_file_is_named(file: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -98,17 +98,17 @@ def test_arm_that_always_diverges_is_reported(file: Path, tmp_path: Path, capsys
     assert study.main([str(file), "--plan"]) == 1
     said = capsys.readouterr()
     assert "sas in flat: diverges at every value of --lr" in said.err
-    assert "and 7 that tuning has yet to name" in said.out  # the runs of base, and all runs in deep
+    assert "and 7 that depend on tuning" in said.out  # the runs of base, and all runs in deep
 
 
 def test_folders_of_another_study_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:
     trial = plan.read_study(file)
     keep(tmp_path / "trial", Planned("flat", "base", 0.001, 100, True), 3.0, trial, study="other")
     assert study.main([str(file), "--plan"]) == 2
-    assert "holds flat.base.0.001.tuning of the study other, not of trial" in capsys.readouterr().err
+    assert "contains flat.base.0.001.tuning of the study other, not of trial" in capsys.readouterr().err
     StudyFolders(file.with_name("other.yaml"), tmp_path / "work", tmp_path).claim()
     assert study.main([str(file), "--work", str(tmp_path / "work"), "--kept", str(tmp_path / "none")]) == 2
-    assert "work: holds the runs of the study other, not of trial" in capsys.readouterr().err
+    assert "work: contains runs of the study other, not of trial" in capsys.readouterr().err
 
 
 def test_kept_files_contain_no_local_paths(tmp_path: Path) -> None:

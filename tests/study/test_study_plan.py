@@ -26,24 +26,24 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("baseline: base", "baseline: nobody", "baseline: nobody: no such arm; there are base, sas"),
-        ("arms: [sas], seeds", "arms: [sars], seeds", "plan, 3: arm sars: there are base, sas"),
-        ("setting: deep", "setting: depp", "plan, 2: setting depp: there are flat, deep"),
+        ("baseline: base", "baseline: nobody", "baseline: nobody: no such arm; choose from base, sas"),
+        ("arms: [sas], seeds", "arms: [sars], seeds", "plan, 3: arm sars: no such arm; choose from base, sas"),
+        ("setting: deep", "setting: depp", "plan, 2: setting depp: no such setting; choose from flat, deep"),
         ("seeds: 1,", "seeds: 0,", "plan, 3: seeds: 0: must be 1 or more"),
         ("seeds: 1,", "seeds: 1000000000,", "plan, 3: seeds: 1000000000: must be 1000 or less"),
         (
             "arms: [base, sas], seeds: 2",
             f"arms: [{', '.join(['base'] * 200)}], seeds: 60",
-            "plan: up to .* 10000 or less",
+            "plan: up to .* 10000 runs or fewer",
         ),
-        ("seed: 100", "seed: 2", "tuning: seed: 2: plan, 1 uses it too"),
-        ("grid: [1e-3, 2e-3, 4e-3]", "grid: [1e-3]", "grid: two or more values"),
-        ("grid: [1e-3, 2e-3, 4e-3]", "grid: [2e-3, 1e-3]", "grid: two or more values"),
-        ("grid: [1e-3, 2e-3, 4e-3]", "grid: [1e-3, .inf]", "grid: two or more values .* finite"),
+        ("seed: 100", "seed: 2", "tuning: seed: 2: plan, 1 uses this seed too"),
+        ("grid: [1e-3, 2e-3, 4e-3]", "grid: [1e-3]", "grid: must be two or more increasing"),
+        ("grid: [1e-3, 2e-3, 4e-3]", "grid: [2e-3, 1e-3]", "grid: must be two or more increasing"),
+        ("grid: [1e-3, 2e-3, 4e-3]", "grid: [1e-3, .inf]", "grid: must be two or more increasing, positive, finite"),
         ("grid: [1e-3, 2e-3, 4e-3]", "grid: [low, high]", "could not convert string to float"),
         ("length: 0.25", "length: 1.5", "length: 1.5: must be above 0"),
-        ("most: 0.02", "factor: 1", "factor: 1: must be above 1"),
-        ("most: 0.02", "factor: .nan", "factor: nan: must be above 1, and finite"),
+        ("most: 0.02", "factor: 1", "factor: 1: must be a finite number above 1"),
+        ("most: 0.02", "factor: .nan", "factor: nan: must be a finite number above 1"),
         ("most: 0.02", "most: .nan", "tuning: most: nan: must be a number"),
         ("tests: [test, test1]", "tests: []", "tests: no test set"),
         ("tests: [test, test1]", "tests: [test, test]", "tests: test, test: each must be named once"),
@@ -51,7 +51,7 @@ ROOT = Path(__file__).resolve().parents[2]
         (
             "setting: deep, arms: [base, sas]",
             "setting: deep, arms: [sas]",
-            "plan: deep: no step has the baseline, base",
+            "plan: deep: no step runs the baseline, base",
         ),
         ("[deep sas, flat", "[deep sas, flat base, flat", "contrasts, 1: 3 groups: must be 2 or 4"),
         (
@@ -61,9 +61,9 @@ ROOT = Path(__file__).resolve().parents[2]
         ),
         ("sas 0.002,", "sas 0.002 1,", "contrasts, 2: flat sas 0.002 1: must be SETTING ARM or"),
         ("sas 0.002,", "sas low,", "contrasts, 2: flat sas low: could not convert string to float"),
-        ("tuning:", "tuning: null\n#", "plan, 3: at: baseline: nothing is tuned"),
+        ("tuning:", "tuning: null\n#", "plan, 3: at: baseline: needs `tuning`"),
         ("title: A trial", "titel: A trial", "titel"),
-        ("  sas: --", "  s/s: --", "arms: 's/s': a name is made of letters"),
+        ("  sas: --", "  s/s: --", "arms: 's/s': names may only contain letters"),
         ("recipe: quickstart", "measure: ROUGE\nrecipe: quickstart", "ROUGE"),
     ],
 )
@@ -84,7 +84,7 @@ def test_wrong_study_file_is_refused(tmp_path: Path, old: str, new: str, message
         (
             "flags: --arch transformer_resid",
             "flags: --log-interval 9",
-            "base in flat: arm base: .*names the architecture",
+            "base in flat: arm base: no architecture; add --arch",
         ),
         ("recipe: quickstart", "recipe: quikstart", "base in flat: quikstart: no such recipe; did you mean quickstart"),
     ],
@@ -203,7 +203,7 @@ def test_study_without_tuning_needs_no_values(tmp_path: Path) -> None:
     trial = plan.read_study(written(tmp_path, "\n".join(lines)))
     assert [run.name for run in plan.runs(trial, {})][:2] == ["flat.base.seed1", "flat.sas.seed1"]
     assert plan.undetermined_runs(trial, {}) == 0
-    with pytest.raises(ValueError, match=r"0\.002: nothing is tuned"):
+    with pytest.raises(ValueError, match=r"0\.002: a value needs `tuning`"):
         plan.group(trial, "flat sas 0.002")
 
 

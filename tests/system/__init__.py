@@ -1,1 +1,1 @@
-"""Tests of whole commands, pages and the environment."""
+"""System tests: whole commands, documentation pages, packaging and the environment."""

@@ -1,4 +1,4 @@
-"""The benchmarks run: at a size that says nothing about speed."""
+"""The benchmarks run, at a size that is too small to measure speed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_data_prep(tmp_path: Path) -> None:
 
 
 def test_depth(tmp_path: Path, corpus: Path) -> None:
-    """What trains, what does not within two updates, what is not finite; a second call runs nothing again."""
+    """Reports what trains, what does not within two updates and what is not finite; a second call repeats nothing."""
     flags = [corpus, "--layers", 4, 1, "--updates", 2, "--lr", 1e-3]
     flags += ["--structures", "post_ln", "xskip", "--json", tmp_path / "depth.json"]
     command = list(map(str, [sys.executable, ROOT / "benchmarks" / "depth.py", *flags]))
@@ -50,9 +50,9 @@ def test_depth(tmp_path: Path, corpus: Path) -> None:
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Import a benchmark of the residual structures by its name, as `python benchmarks/NAME.py` finds what it needs."""
+    """Import a benchmark of the residual structures by name, with the import path of `python benchmarks/NAME.py`."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    for file in (ROOT / "benchmarks").glob("*.py"):  # folders of tests have some of these names
+    for file in (ROOT / "benchmarks").glob("*.py"):  # some test folders have the same names
         monkeypatch.delitem(sys.modules, file.stem, raising=False)
     return importlib.import_module
 
@@ -62,7 +62,7 @@ def spread(median: float) -> dict[str, float]:
 
 
 def measured(gpu: str | None = None, **found: Any) -> dict[str, Any]:
-    """What a benchmark writes, as far as a goal looks at it; the figures are made up."""
+    """The parts of a benchmark's output that the goals read, with made-up numbers."""
     machine = {"gpu": gpu, "cpu": "CPU", "cores": 2, "threads": 1, "load_average": 0.1, "python": "3.11", "torch": "2"}
     return {"machine": machine, "command": "python benchmarks/made_up.py", **found}
 

@@ -1,4 +1,4 @@
-"""fairseq's commands with this plugin: every variant and option, every mistake, the features of stock's model."""
+"""fairseq's commands with this plugin: all variants and options, usage errors, features of the stock model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Shape = dict[str, torch.Size]
 
 
 def option_cases() -> list[tuple[str, dict[str, Any]]]:
-    """Every name without options, settings that together hold every value of every option, and every variant."""
+    """Every name without options, settings that together cover every value of every option, and every variant."""
     aliases = [(alias, {}) for name in structures.NAMES for alias in connections.aliases(name)]
     cases = [(name, options) for name in structures.NAMES for options in structures.option_cases(name)]
     return [*aliases, *cases, *(case for case in structures.variants().values() if case not in cases)]
@@ -33,13 +33,13 @@ def flags_of(residual: str, options: dict[str, Any]) -> list[str]:
 
 
 def last_update(output: str) -> dict[str, float]:
-    """Return the numbers of the last update that a JSON log reports."""
+    """Return the values that a JSON log reports for the last update."""
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{") and '"num_updates"' in line]
     return {name: float(value) for name, value in lines[-1].items()}
 
 
 def check(train: Command, generate: Command, folder: Path, *flags: object, without: tuple[str, ...] = ()) -> Path:
-    """Train two updates with these flags and decode the validation set; return the checkpoint."""
+    """Train for two updates with these flags, decode the validation set and return the checkpoint."""
     done = train(folder, "--max-update", 2, *flags, without=without)
     assert last_update(done.output)["num_updates"] == 2 and math.isfinite(last_update(done.output)["loss"])
     hypotheses = generate(folder / "checkpoint_last.pt", "--gen-subset", "valid", "--max-len-a", 0.4).hypotheses
@@ -66,7 +66,7 @@ def test_every_variant_and_option_trains_and_generates(
 def test_the_families_train_and_generate(
     arch: str, residual: str, flags: list[str], train: Command, generate: Command, tmp_path: Path
 ) -> None:
-    """--residual equal to what the architecture is contradicts nothing."""
+    """--residual that repeats the architecture's own structure is not a conflict."""
     file = check(train, generate, tmp_path, "--arch", arch, *([*flags, residual] if flags else []))
     assert torch.load(file, weights_only=False)["cfg"]["model"].residual == residual
 
@@ -158,7 +158,7 @@ def test_interactive_and_hub_translate_as_generate_does(
         assert typed_back[number].split("\t")[1] == text
         assert float(typed_back[number].split("\t")[0]) == pytest.approx(float(score), abs=1e-3)
         assert hub.translate(line, beam=4, lenpen=0.6, max_len_a=1, max_len_b=8) == text
-    assert len({text for text in texts.values()}) > 5  # not one answer to everything
+    assert len({text for text in texts.values()}) > 5  # not the same output for every input
 
 
 def test_validate_gives_the_loss_of_training(
@@ -178,7 +178,7 @@ def test_validate_gives_the_loss_of_training(
 
 
 def test_ensembles(sas_checkpoint: Path, stock_checkpoint: Path, generate: Command) -> None:
-    """Of a model with itself: as alone. Of ours with stock's: something else than either."""
+    """A model with itself decodes as alone. Ours with the stock model differs from both."""
     alone = generate(sas_checkpoint, "--gen-subset", "valid").hypotheses
     twice = generate(f"{sas_checkpoint}:{sas_checkpoint}", "--gen-subset", "valid").hypotheses
     for number, (score, text) in alone.items():
@@ -230,7 +230,7 @@ def test_activation_checkpointing_draws_the_same_dropout(train: Command, tmp_pat
     assert weights[0].keys() == weights[1].keys()
     for name, tensor in weights[0].items():
         if not name.endswith("._float_tensor"):  # 0.12.2 stores this empty marker without ever filling it
-            # Sums in another order, which Adam enlarges; another dropout moves weights by a hundred times as much.
+            # Adam amplifies a different summation order; different dropout changes weights a hundred times as much.
             torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=3e-4)
 
 
@@ -270,7 +270,7 @@ def test_a_stock_checkpoint_decodes_as_in_stock(shape: list[object], stock_check
 
 
 def test_the_override_takes_effect(stock_checkpoint: Path, generate: Command) -> None:
-    """Otherwise the test above compares stock with stock."""
+    """Otherwise the test above would compare the stock model with itself."""
     other = REROUTED.replace("post_ln", "xskip_ln").replace("}", ", 'skip_lambda': 1.5}")
     flags = ["--gen-subset", "valid", "--beam", 1]
     ours = generate(stock_checkpoint, *flags, "--model-overrides", other)
@@ -303,7 +303,7 @@ def test_what_a_stock_checkpoint_lacks_is_named(
 
 @pytest.mark.parametrize("more", [[], ["--update-freq", 2], ["--checkpoint-activations"]], ids=str)
 def test_coefficients_in_the_log(more: list[Any], train: Command, tmp_path: Path) -> None:
-    """At log intervals, for every site, and nothing of the training changes."""
+    """They are logged at log intervals, for every site, without changing the training."""
     flags = ["--arch", "transformer_sas_tiny", "--max-update", 5, "--log-interval", 2, *more]
     outputs = [train(tmp_path / name, *flags, *own).output for name, own in (("a", ["--log-coefficients"]), ("b", []))]
     logged, plain = (
@@ -320,5 +320,5 @@ def test_coefficients_in_the_log(more: list[Any], train: Command, tmp_path: Path
     assert [row["loss"] for row in logged] == [row["loss"] for row in plain]
     assert not [key for row in plain for key in row if key.startswith("alpha.")]
     models = [torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=False)["model"] for name in ("a", "b")]
-    for key, value in models[0].items():  # 0.12.2 keeps a buffer of no fixed value
+    for key, value in models[0].items():  # 0.12.2 keeps an uninitialised buffer
         assert torch.equal(value, models[1][key]) or key.endswith("_float_tensor"), key

@@ -1,4 +1,4 @@
-"""Pins, hashes and the version: they agree with each other and with what is installed."""
+"""Pins, hashes and the version agree with each other and with the installed packages."""
 
 import importlib.util
 import os
@@ -68,18 +68,18 @@ def test_every_requirement_is_pinned_within_its_bounds(fairseq, python_version):
 
 @pytest.mark.parametrize(("fairseq", "python_version"), PYTHONS)
 def test_pins_are_plain(fairseq, python_version):
-    # A local version (2.13.0+cpu) would take the choice between the CPU and the CUDA build from the index.
+    # With a local version (2.13.0+cpu), the index could no longer choose between the CPU and the CUDA build.
     for name, version in pins(CONSTRAINTS[fairseq], python_version).items():
-        # sphinx-basic-ng, which furo needs, has pre-releases alone.
+        # sphinx-basic-ng, which furo requires, only has pre-releases.
         assert re.fullmatch(r"[0-9.]+(b[0-9]+)?" if name == "sphinx-basic-ng" else r"[0-9.]+", version), name
         assert name == re.sub(r"[-_.]+", "-", name).lower()
 
 
 def test_what_stock_fairseq_needs():
     pinned = pins(CONSTRAINTS["fairseq"])
-    assert numbers(pinned["pip"]) < (24, 1), "omegaconf 2.0.6 is refused by later ones"
-    assert numbers(pinned["numpy"]) < (2,), "its binary does not load on numpy 2"
-    assert pinned["torchaudio"] == pinned["torch"], "torchaudio of this age demands the torch of its own number"
+    assert numbers(pinned["pip"]) < (24, 1), "later versions of pip refuse omegaconf 2.0.6"
+    assert numbers(pinned["numpy"]) < (2,), "fairseq's binary does not load with numpy 2"
+    assert pinned["torchaudio"] == pinned["torch"], "this torchaudio requires the torch of the same version"
 
 
 def test_the_markers_share_the_pythons():

@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a warning, needs no network, and no link in it is broken."""
+"""The documentation site builds without warnings, works offline, and has no broken links."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_formulas_are_mathml(pages: dict[Path, Page], site: Path) -> None:
 
 
 def browse(url: str, width: int, profile: Path, wait: int = 6000) -> tuple[str, str]:
-    """The page after its scripts, and what the browser logged. No name is resolved."""
+    """The page after running its scripts, and the browser's log. Host names are not resolved."""
     assert CHROMIUM is not None
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--enable-logging=stderr"]
     flags += [f"--user-data-dir={profile}", f"--virtual-time-budget={wait}", "--host-resolver-rules=MAP * ~NOTFOUND"]
@@ -144,7 +144,7 @@ LOOK = """<script>window.addEventListener("load", () => {
 @needs_browser
 @pytest.mark.parametrize("width", [390, 1280])
 def test_pages_fit_a_browser_window(width: int, site: Path, pages: dict[Path, Page], tmp_path: Path) -> None:
-    """No page is wider than the window, every image is drawn, nothing is fetched, the console has no error."""
+    """No page is wider than the window, all images render, nothing is fetched, and the console shows no error."""
     copy = shutil.copytree(site, tmp_path / "site")
     for name in ("index", "structures", "install", "api/connections"):
         file = copy / f"{name}.html"
@@ -167,12 +167,12 @@ def test_search_works_from_the_file_system(site: Path, tmp_path: Path) -> None:
     assert "CONSOLE" not in log, log[-2000:]
 
 
-# What LaTeX writes in place of a sign of the registry's formulas.
+# LaTeX for characters in the registry's formulas.
 SIGNS = {command: sign for sign, command in formulas.COMMANDS.items() if command != "-"}
 
 
 def plain(markdown: str) -> str:
-    """A formula in Markdown as the registry has it, without spaces and the signs of indices."""
+    """A Markdown formula in the registry's notation, without spaces and index characters."""
     text = markdown.replace("$", "")
     for command in sorted(SIGNS, key=len, reverse=True):
         text = re.sub(re.escape(command) + ("(?![a-zA-Z])" if command[-1].isalpha() else ""), SIGNS[command], text)
@@ -214,10 +214,10 @@ def test_math_is_told_from_prose(formula: str, markdown: str) -> None:
 
 @each
 def test_a_drawing_agrees_with_the_class(name: str) -> None:
-    """A norm in front of the branch is drawn if the branch sees something else than x."""
+    """The drawing has a norm in front of the branch if the branch input differs from x."""
     shown, made = drawings.site(name), connections.structure(name)
     reads = made.connection.branch_input is not connections.ResidualConnection.branch_input
-    if "`" not in made.formula:  # whose formula is that of another structure at some sites
+    if "`" not in made.formula:  # at some sites it uses another structure's formula
         assert bool(shown.before or shown.is_mixed) == reads
     assert shown.is_mixed <= shown.is_wide == connections.has_wide_state(name) or "`" in made.formula
     tree = ElementTree.fromstring(drawings.svg(name))

@@ -1,4 +1,4 @@
-"""The README and pages beside it: length, drawing, links, a structure in twelve lines, the quickstart's caveat."""
+"""The README and related pages: length, drawing, links, a structure in twelve lines, the quickstart's caveat."""
 
 from __future__ import annotations
 

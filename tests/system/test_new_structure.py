@@ -1,4 +1,4 @@
-"""The page that shows how to add a structure is followed to the letter, in a copy, against every test of structures."""
+"""Follow the page on adding a structure to the letter, in a copy, and run all structure tests on the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs" / "adding-a-structure.md").read_text(encoding="utf-8")
 FILES = re.findall(r"`([\w/]+/scaled_branch\.py)`.*?^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 COMMANDS = "".join(re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)).splitlines()
 CLASS, TEST_FILE = "fairseq_resid/connections/scaled_branch.py", "tests/structures/scaled_branch.py"
-# Generic tests that a structure must have passed, one of each kind.
+# Generic tests that a structure must pass, one of each kind.
 MATRIX = """
     test_equation test_gradcheck test_dtype_out_is_dtype_in test_torchscript test_every_leading_shape test_a_whole_stack
     test_a_stack_under_torchscript_and_autocast test_final_norms test_every_variant_and_option_trains_and_generates
@@ -35,7 +35,7 @@ MATRIX = """
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of the project with the class of the page in it."""
+    """A copy of the project that contains the page's class."""
     copy = tmp_path / "project"
     hidden = shutil.ignore_patterns(".*", "data-bin", "checkpoints", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, copy, ignore=hidden)
@@ -45,7 +45,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def shell(command: str, folder: Path) -> tuple[int, str]:
-    """Exit code and output of a command in the copy, whose package is found ahead of the installed one."""
+    """Exit code and output of a command in the copy, whose package precedes the installed one on the path."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -54,7 +54,7 @@ def shell(command: str, folder: Path) -> tuple[int, str]:
 
 
 def outcomes(report: Path) -> dict[str, list[str]]:
-    """{outcome: test functions} of a report of pytest."""
+    """{outcome: test functions} from a pytest report."""
     found: dict[str, list[str]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         kinds = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]

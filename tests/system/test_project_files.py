@@ -1,4 +1,4 @@
-"""The files around the code: citation, hooks before a commit, the workflow, the image, what a wheel is made of."""
+"""Project files: citation, pre-commit hooks, CI workflow, Docker image, files of a wheel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read_yaml(name: str) -> Any:
 
 
 def linters() -> dict[str, str]:
-    """{name: command} of the stages of scripts/test.sh before pytest."""
+    """{name: command} of the stages that scripts/test.sh runs before pytest."""
     stages = re.findall(r"^ *stage ([\w-]+) (.+)$", text_of("scripts/test.sh"), re.MULTILINE)
     return {name: command for name, command in stages if name != "pytest"}
 
@@ -61,7 +61,7 @@ def test_hooks_run_the_linters_of_the_test_script() -> None:
     found = linters()
     assert repository["repo"] == "local" and hooks.keys() == found.keys() and len(found) == 4
     for name, command in found.items():
-        if name == "shellcheck":  # git names the files to the one, a function lists them for the other
+        if name == "shellcheck":  # pre-commit passes the files to the hook, a function lists them in test.sh
             assert command == "check_shell" and hooks[name]["types"] == ["shell"]
         else:
             assert hooks[name]["entry"] == command and hooks[name]["pass_filenames"] is False
@@ -73,8 +73,8 @@ def test_workflow_runs_every_check() -> None:
     commands = [step["run"] for step in job["steps"] if "run" in step]
     assert commands == [".ci/run"] and workflow["permissions"] == {"contents": "read"}
     versions = [step["with"]["python-version"] for step in job["steps"] if "setup-python" in step.get("uses", "")]
-    assert versions == ["3.10", "3.13"], "stock fairseq needs 3.10, fairseq-fixed takes the newest"
-    assert workflow[True].keys() == {"push", "pull_request"}  # YAML reads `on` as true
+    assert versions == ["3.10", "3.13"], "stock fairseq needs 3.10, fairseq-fixed supports the newest"
+    assert workflow[True].keys() == {"push", "pull_request"}  # YAML parses `on` as true
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every command of every page runs, in a copy of the tree: the long ones with flags that make them short."""
+"""Run all commands of all pages in a copy of the tree; flags shorten the long ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support import mirror
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
-# In this order: what one page makes, the next one uses. Every other page follows.
+# In this order, because each page uses files of earlier ones. All other pages follow.
 FIRST = """
     docs/install.md docs/data.md docs/training.md docs/evaluation.md docs/quickstart.md docs/adding-a-structure.md
     README.md docs/analysis.md docs/images.md docs/studies.md
@@ -38,13 +38,13 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", "\n".join(PAGES.values()), flags=re
 SCRIPT = "".join(block for kind, block in BLOCKS if kind == "bash")
 COMMANDS = list(dict.fromkeys(re.sub(r"\\\n +", "", SCRIPT).splitlines()))  # a long command has several lines
 
-# Ten checkpoints are averaged, and the end of an epoch leaves none: 12 updates.
+# 12 updates, because ten checkpoints are averaged and the end of an epoch saves none.
 SIZE = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32"
 SIZE += " --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64"
 SMALL = SIZE + " --max-update 12 --save-interval-updates 1 --disable-validation"
 
 
-# Ten epochs, whose checkpoints are averaged.
+# Ten epochs; their checkpoints are averaged.
 PUBLISHED = SIZE + " --max-epoch 10 --max-tokens 8192"
 
 
@@ -52,17 +52,17 @@ def mirrored(target: str) -> str:
     return f"--mirror file://$PWD/mirrors/{target} --downloads downloads/{target} --allow-other-data --vocab-size 250"
 
 
-# The small texts of Multi30k.
+# Small texts in place of Multi30k.
 MULTI30K = ("val", "test_2016_flickr", "test_2017_flickr", "test_2017_mscoco", "test_2018_flickr")
-# What is put behind a command so that it ends soon. Whatever is not here runs as it stands.
+# Flags appended to commands so that they end soon. All other commands run unchanged.
 SHORTENED = {
     "data-prep/iwslt15-en-vi.sh": mirrored("vi"),
     "data-prep/wmt14-en-de.sh": mirrored("de"),
-    "data-prep/wmt14-en-fr.sh": f"{mirrored('fr')} --limit 100",  # the disk asked for is that of the real corpus
+    "data-prep/wmt14-en-fr.sh": f"{mirrored('fr')} --limit 100",  # the required disk space is that of the real corpus
     "data-prep/multi30k-en-de.sh --profile published": "--allow-other-data --allow-low-ceiling",
     "data-prep/multi30k-en-de.sh": "--allow-other-data",
     "scripts/train.sh multi30k-en-de-published": PUBLISHED,
-    # The folder that these two make is there.
+    # These two would create a folder that exists already.
     "fairseq-resid prepare phrasebook": "--train 400 --valid 20 --test 20",
     "fairseq-resid prepare custom": "--vocab-size 300 --out data-bin/second",
     "data-prep/cifar": "--mirror file://$PWD/mirrors/cifar --downloads downloads --allow-other-data --valid 10",
@@ -72,7 +72,7 @@ SHORTENED = {
     "torchrun": SMALL,
     "fairseq-train": "--max-update 2 --disable-validation",
 }
-# Commands that use what others make, and none of another group: two workers can share the groups.
+# Groups of commands that depend on each other but not on other groups, so that two workers can share them.
 GROUPS = {
     "corpora": r"data-prep/(iwslt|wmt)|scripts/train\.sh wmt14",
     "images": r"cifar|prepare-images",
@@ -82,7 +82,7 @@ GROUPS = {
     "studies": r"multi30k-en-de-4k|studies/",
     "multi30k": r"multi30k-en-de",
 }
-# Run by .ci/run: the quickstart whole, with what must come out of it; the tests run this very test. test_wheel.py
+# .ci/run runs the whole quickstart and checks its result; scripts/test.sh would run this test itself. test_wheel.py
 # installs with pip, test_new_structure.py runs the others.
 RUN_ELSEWHERE = (
     "scripts/quickstart.sh",
@@ -96,13 +96,13 @@ RUN_ELSEWHERE = (
 )
 
 
-# Nine runs of a study and their tuning: statistics of all 122 take longer, and test_study_plan.py makes them.
+# Nine runs of a study and their tuning: statistics of all 122 take longer, and test_study_plan.py covers them.
 KEPT_RUNS = re.compile(r"6\+6\.(post_ln|rskip_ln|sas)\.0\.004\.(seed[123]|tuning)")
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project whose environment is this one; multi30k/, flowers/, mirrors/ hold made-up data."""
+    """A copy of the project with this environment; multi30k/, flowers/ and mirrors/ contain made-up data."""
     copy = tmp_path_factory.mktemp("readme") / "project"
     hidden = shutil.ignore_patterns(".*", "data-bin", "checkpoints", "*.egg-info", "__pycache__")
 
@@ -112,7 +112,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for run in archive.run_folders(depth):
         if not KEPT_RUNS.fullmatch(run.name):
             shutil.rmtree(run)
-    (depth / "results.json").unlink()  # names the whole archive
+    (depth / "results.json").unlink()  # names the complete archive
     archive.pack(depth)
     setup = copy / "scripts" / "setup.sh"
     setup.write_text("#!/bin/sh\n# The environment is set up: these tests run in it.\n")
@@ -134,7 +134,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("cifar10", "cifar100"):
         mirror.cifar(copy / "mirrors" / "cifar", name, mirror.cifar_members(name, 50, 20))
     mirror.images(copy / "flowers", ("aster", "rose"), 10, 3)
-    # As scripts/quickstart.sh makes it.
+    # As created by scripts/quickstart.sh.
     phrasebook.write(copy / "raw", phrasebook.files(phrasebook.generate(1, 400, 20, 20)))
     prefixes = {split: copy / "raw" / split for split in ("train", "valid", "test")}
     custom.build("phrasebook-en-vi", prefixes, "en", "vi", 300, copy / "data-bin" / "phrasebook")
@@ -157,13 +157,13 @@ def shell(command: str, folder: Path) -> str:
 
 
 def group(command: str) -> str:
-    """The group of a command: the first whose pattern it contains."""
+    """The group of a command: the first one whose pattern occurs in it."""
     return next((name for name, pattern in GROUPS.items() if re.search(pattern, command)), "none")
 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_commands(name: str, tree: Path) -> None:
-    """One after the other: what one makes, the next uses."""
+    """In order, because each command uses the output of earlier ones."""
     if name == "documentation" and not find_spec("sphinx"):
         pytest.skip("no Sphinx: it is installed on Python 3.11 and later")
     for command in [each for each in COMMANDS if group(each) == name and each not in RUN_ELSEWHERE]:
@@ -209,7 +209,7 @@ def test_there_are_commands_and_every_script_is_among_them() -> None:
     shown = " ".join(COMMANDS)
     scripts = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.py"), *ROOT.glob("data-prep/*.sh")]
     scripts = [path for path in scripts if not path.is_symlink()]
-    parts = {"environment.sh", "removed.sh"}  # sourced or run by others
+    parts = {"environment.sh", "removed.sh"}  # sourced or run by other scripts
     assert {path.name for path in scripts if path.name not in shown} == parts
 
 

@@ -1,4 +1,4 @@
-"""scripts/setup.sh, run whole with a Python that only pretends: nothing is downloaded."""
+"""Run all of scripts/setup.sh with a fake Python, so that nothing is downloaded."""
 
 import os
 import shutil
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[2]
 BASH = shutil.which("bash") or "/bin/bash"
 
-# Writes its arguments to $CALLS and answers as Python 3.11 would. A venv that it makes contains the same program.
-# pip prints $PIP_PRINTS and fails, if that is set.
+# Writes its arguments to $CALLS and answers like Python 3.11. A venv created by it contains the same program.
+# If $PIP_PRINTS is set, pip prints it and fails.
 FAKE_PYTHON = rf"""
 printf '%s\n' "$*" >>"$CALLS"
 case "$2 $3" in
@@ -45,7 +45,7 @@ def program(path, body):
 
 
 class Tree:
-    """A copy of what setup.sh reads, a fake Python beside it, and what that Python was called with."""
+    """A copy of the files that setup.sh reads, with a fake Python and the record of its calls."""
 
     def __init__(self, folder):
         self.root, self.calls_file = folder / "a tree", folder / "calls"
@@ -235,7 +235,7 @@ def test_broken_environment_is_rebuilt(made, tmp_path):
 
 def test_full_disk_is_refused_before_anything_is_written(tree):
     output, calls = tree.make(code=3, FAIRSEQ_RESID_NEED_MB="999999999")
-    assert "MB of disk space free, 999999999 MB needed" in output and not calls and not tree.venv.exists()
+    assert "MB of free disk space, 999999999 MB needed" in output and not calls and not tree.venv.exists()
     assert "not a whole number of MB" in tree.make(code=2, FAIRSEQ_RESID_NEED_MB="5 GB")[0]
 
 
@@ -261,7 +261,7 @@ def test_folder_of_somebody_else_is_left_alone(tree):
         ("NewConnectionError: Temporary failure in name resolution", "The package index cannot be reached"),
         ("ssl.SSLError: CERTIFICATE_VERIFY_FAILED", "The package index cannot be reached"),
         ("ERROR: Could not find a version (from versions: none)", "The package index cannot be reached"),
-        ("error: command '/usr/bin/g++' failed", "The whole output is in "),
+        ("error: command '/usr/bin/g++' failed", "The full output is in "),
     ],
 )
 def test_failure_of_pip_is_explained_and_next_run_rebuilds(tree, line, reason):
@@ -277,7 +277,7 @@ def test_second_setup_waits_for_the_first(made):
     holder = subprocess.Popen(["flock", str(made.root), "sh", "-c", "echo held; sleep 1"], stdout=subprocess.PIPE)
     assert holder.stdout.readline() == b"held\n"
     output, _ = made.setup()
-    assert output.startswith("setup: waiting for another setup.sh to end\nsetup: nothing to do")
+    assert output.startswith("setup: waiting for another setup.sh to finish\nsetup: nothing to do")
     holder.communicate()
 
 

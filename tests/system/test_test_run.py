@@ -1,4 +1,4 @@
-"""The test run itself: a crash or a test that was not run fails it, and threads do not decide a test."""
+"""The test run itself: crashes and tests that did not run make it fail, and its number of threads is fixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: the messages that it explains are messages of this version."""
+"""docs/troubleshooting.md explains messages that exist in this version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-# Messages of Python, torch and fairseq.
+# Messages from Python, torch and fairseq.
 FOREIGN = {
     "invalid choice: 'transformer_sas'",
     "FileNotFoundError",
@@ -25,13 +25,13 @@ ROWS = re.findall(r"^\| (`[^`]*`) \|", PAGE, flags=re.MULTILINE)
 
 
 def quoted() -> list[str]:
-    """The messages in headings and tables. A part in ... is different each time."""
+    """The messages in headings and tables. "..." stands for a variable part."""
     spans = [span for text in (*HEADINGS, *ROWS) for span in re.findall(r"`([^`]+)`", text)]
     return [span for span in spans if not re.match(r"--[\w-]+ \w+$", span)]
 
 
 def texts() -> list[str]:
-    """Every string of the package but docstrings, an f-string in its parts, and every script."""
+    """All strings of the package except docstrings, with f-strings split into parts, and all scripts."""
     found = [script.read_text(encoding="utf-8") for script in (ROOT / "scripts").glob("*.sh")]
     for source in (ROOT / "fairseq_resid").rglob("*.py"):
         nodes = list(ast.walk(ast.parse(source.read_text(encoding="utf-8"))))

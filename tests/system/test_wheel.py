@@ -1,4 +1,4 @@
-"""A wheel is whole: outside the source tree its command does the main job, and its structures need torch only."""
+"""A wheel is complete: its command works outside the source tree, and its structures only need torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fairseq_resid.__main__ import COMMANDS
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
-# As pip makes them of fairseq's entry points: this environment has no fairseq of its own.
+# As pip creates them from fairseq's entry points: fairseq is not installed in this environment itself.
 SCRIPTS = {"fairseq-train": "train", "fairseq-generate": "generate", "fairseq-preprocess": "preprocess"}
 SMALL = """
     data-bin/tiny --share-all-embeddings --optimizer adam --lr 0.005 --criterion label_smoothed_cross_entropy
@@ -40,7 +40,7 @@ def copy_of_source(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A wheel, and everything that pip and setuptools printed when they built it."""
+    """A wheel, and the output of pip and setuptools while building it."""
     folder = tmp_path_factory.mktemp("built")
     source = copy_of_source(folder / "source")
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -52,7 +52,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def environment_with(wheel: Path, folder: Path) -> Path:
-    """Make FOLDER/venv with nothing but the wheel in it, without its dependencies; return its site-packages."""
+    """Create FOLDER/venv with only the wheel, without its dependencies; return its site-packages."""
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     python = folder / "venv" / "bin" / "python"
     subprocess.run([*PIP, "--quiet", "--python", python, "install", wheel, *OFFLINE], check=True)
@@ -61,7 +61,7 @@ def environment_with(wheel: Path, folder: Path) -> Path:
 
 
 def with_dependencies(name: str, seen: set[str]) -> Iterator[metadata.Distribution]:
-    """A distribution of this environment and, once each, all that it requires here."""
+    """A distribution of this environment and, once each, all of its requirements here."""
     seen.add(name)
     distribution = metadata.distribution(name)
     yield distribution
@@ -86,7 +86,7 @@ def torch_only(built: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def installed(built: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with nothing but the wheel in it; it borrows the packages of the one that runs the tests."""
+    """An environment with only the wheel; it borrows the packages of the environment that runs the tests."""
     folder = tmp_path_factory.mktemp("wheel")
     site = environment_with(built[0], folder)
     python = folder / "venv" / "bin" / "python"
@@ -104,7 +104,7 @@ def shell(command: str, folder: Path, text: str | None = None, timeout: float = 
         "PATH": f"{folder / 'venv' / 'bin'}:{os.environ['PATH']}",
         "HOME": str(folder),
         "OMP_NUM_THREADS": "1",
-        **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},  # which index, mostly
+        **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},  # mostly the package index
     }
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(
@@ -176,14 +176,14 @@ def test_help_and_user_dir_work_without_fairseq(torch_only: Path) -> None:
 
 @pytest.mark.long
 def test_pip_installs_structures_and_then_everything(tmp_path: Path) -> None:
-    """From the package index, into an empty environment, with the versions that scripts/setup.sh installs."""
+    """Install from the package index into an empty environment, with the same versions as scripts/setup.sh."""
     source = copy_of_source(tmp_path / "source")
     venv.create(tmp_path / "venv", with_pip=True, symlinks=True)
     pins = "fairseq-0.12.2" if sys.version_info < (3, 11) else "fairseq-fixed"
     pins = ROOT / "constraints" / f"{pins}.txt"
     pip = f"PIP_CONSTRAINT={pins} python -m pip install --quiet"
     if sys.version_info < (3, 11):
-        shell(f"{pip} --upgrade pip", tmp_path)  # later ones refuse fairseq 0.12.2
+        shell(f"{pip} --upgrade pip", tmp_path)  # later versions refuse fairseq 0.12.2
     shell(f"{pip} {source}", tmp_path, timeout=1800)
     assert "fairseq" not in shell("python -m pip list | grep -v fairseq_resid", tmp_path)
     shell("python -c 'from fairseq_resid import connections; connections.build(\"sas\", 8)'", tmp_path)
