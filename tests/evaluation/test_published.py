@@ -183,7 +183,7 @@ def test_folder_without_some_test_sets_is_another_corpus(
     assert f"{out}: contains another corpus (skipped is test1, test3, not None)" in capsys.readouterr().err
     assert run_prepare(raw, tmp_path / "whole", "--allow-other-data") == 0
     assert run_prepare(without_two, tmp_path / "whole", "--allow-other-data") == 2
-    assert "holds another corpus (skipped is None, not test1, test3)" in capsys.readouterr().err
+    assert "contains another corpus (skipped is None, not test1, test3)" in capsys.readouterr().err
     assert content(out) == before
 
 
