@@ -370,7 +370,7 @@ sentence|The {trade} has a {toy} at {hour}.|{hour:vi} {trade:vi} có {toy:vi}.|n
         ("sentence|A {toy}.|{toy:vi}.|name: has; held out: toy", "name 'has': already used by a row above"),
         ("sentence|A {toy}.|{toy:vi}.|name: a; held out: trade", "held out 'trade': must be slots of the sentence"),
         ("sentence|A {toy}.|{toy:vi}.|name: a; held out: toy toy", "held out 'toy toy': must be slots of the sentence"),
-        ("sentence|It is {minute}.|{minute:vi}.|name: a; held out: minute", '{minute}: "{n} o\'clock" lacks a number'),
+        ("sentence|It is {minute}.|{minute:vi}.|name: a; held out: minute", '{minute}: "{n} o\'clock" needs a number'),
         ("plce|market|chợ", "slot 'plce': no row below uses it"),
     ],
 )

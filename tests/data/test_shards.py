@@ -296,7 +296,7 @@ def test_changed_inputs_restart_cleaning(tmp_path: Path, monkeypatch: pytest.Mon
 def test_dead_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     monkeypatch.setattr(shards, "SHARD_LINES", 2)
     files = write(tmp_path, b"a\n" * 40, b"b\n" * 40)
-    with pytest.raises(ChildProcessError, match="a worker process ended"):
+    with pytest.raises(ChildProcessError, match="a worker process died"):
         shards.transform("test", [files], (tmp_path / "o.en", tmp_path / "o.de"), die, workers)
     assert not active_children()
     counts = shards.transform("test", [files], (tmp_path / "o.en", tmp_path / "o.de"), copy, workers)

@@ -152,7 +152,7 @@ def test_cifar10_from_image_files_is_not_the_release(tmp_path: Path, capsys: Cap
     assert record["unverified"] == ["train", "test"] and record["classes"] == list(CIFAR10.classes)
     assert stored(tmp_path / "data", "valid")[0].tolist() == list(range(10))
     said = capsys.readouterr().out
-    assert "train: 20 images, 2 of every class\nvalid: 10 images, 1 of every class\n" in said
+    assert "train: 20 images, 2 per class\nvalid: 10 images, 1 per class\n" in said
     assert "not verified (no known checksum): train, test\n" in said
 
 
@@ -192,8 +192,8 @@ def test_uneven_classes_are_held_out_in_proportion(by_classes: Path, tmp_path: P
     assert record_of(tmp_path / "data")["counts"] == {"train": 8, "valid": 5, "test": 4}
     assert stored(tmp_path / "data", "valid")[0].tolist() == [0, 1, 1, 2, 2]
     said = capsys.readouterr().out
-    assert "train: 8 images, 1 (dog) to 4 (cat) of a class\n" in said
-    assert "test: 4 images, 0 (emu) to 2 (cat) of a class\n" in said
+    assert "train: 8 images, 1 (dog) to 4 (cat) per class\n" in said
+    assert "test: 4 images, 0 (emu) to 2 (cat) per class\n" in said
 
 
 def test_hold_out_is_proportional_to_class_sizes() -> None:
