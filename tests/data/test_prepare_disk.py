@@ -163,9 +163,9 @@ def test_small_mirror_or_folder_needs_little_disk_space(
         ReportsSizes.requested.clear()
         checked(name, tmp_path, url)
         assert sorted(ReportsSizes.requested) == sorted(f"/{file}" for file in files if file != "dev.tgz")
-    with web(host, HidesSizes) as url, pytest.raises(ValueError, match="GB are needed"):
+    with web(host, HidesSizes) as url, pytest.raises(ValueError, match="GB needed"):
         checked(name, tmp_path, url)
-    with pytest.raises(ValueError, match="GB are needed"):
+    with pytest.raises(ValueError, match="GB needed"):
         checked(name, tmp_path)
 
 
@@ -186,5 +186,5 @@ def test_large_mirror_needs_much_disk_space(tmp_path: Path, monkeypatch: pytest.
     for name in manifests.read(manifests.MANIFESTS / "wmt14-en-de.yaml").files:
         with (tmp_path / name).open("wb") as file:
             file.truncate(20 * 10**9 if "europarl" in name else 1000)
-    with pytest.raises(ValueError, match=r"20\.0 GB are needed"):
+    with pytest.raises(ValueError, match=r"20\.0 GB needed"):
         checked("wmt14-en-de", tmp_path / "out", tmp_path.as_uri())

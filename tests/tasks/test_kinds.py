@@ -64,7 +64,7 @@ def test_folder_without_the_record_of_another_kind_holds_text(tmp_path: Path) ->
     assert folders.of_folder(tmp_path) is folders.of_folder(tmp_path / "none") is folders.TEXT
     (tmp_path / "images.json").write_text("{}")
     assert folders.of_folder(tmp_path) is folders.IMAGES
-    with pytest.raises(ValueError, match="holds images, and the recipe's task reads text"):
+    with pytest.raises(ValueError, match="contains images, but the recipe's task needs text"):
         folders.TEXT.check(tmp_path)
     assert (
         folders.of_log({"valid_error": "1"}).unit == "images" and folders.of_log({"loss": "1"}).unit == "target tokens"
