@@ -1,1 +1,1 @@
-"""From a source to a data folder: text and images, archives, downloads."""
+"""Data preparation: from downloads, archives or files on disk to a data folder of text or images."""

@@ -1,10 +1,10 @@
-"""Texts out of archives and markup, as plain files of one sentence a line; other files out of archives as they are.
+"""Extract texts from archives and markup as plain files with one sentence per line; other files stay unchanged.
 
-An archive with a member that climbs out of its folder is refused, and links are never followed. The size of what is
-unpacked is bounded. Of texts only the wanted members are written, under names of our own.
+An archive with a member outside its folder is refused, and links are never followed. The unpacked size is limited. Only
+the requested texts are written, under names that we choose.
 
-Formats by name: .tgz .tar.gz .tar.xz .tar .zip (archives), .gz (one text, compressed), .sgm .xml (segments of a WMT or
-IWSLT test set), train.tags.* (IWSLT's training text with <tag> lines), anything else as it is.
+Formats by name: .tgz .tar.gz .tar.xz .tar .zip (archives), .gz (one compressed text), .sgm .xml (segments of a WMT or
+IWSLT test set), train.tags.* (IWSLT training text with <tag> lines). Any other text is copied unchanged.
 """
 
 from __future__ import annotations
@@ -27,28 +27,30 @@ from ..cli.progress import Progress, amount
 from ..files import open_any_size, replacing
 
 BLOCK = 1 << 20
-LEADS_OUT = "leads out of the archive's folder; it is not used"
-MEMBERS = 2_000_000  # of an archive
-UNPACKED_FACTOR = 100  # an archive and a .gz are unpacked to no more than so many times their size,
-UNPACKED_BYTES = 1 << 30  # or to so many bytes. Text becomes some 4 times as large.
-FILE_BYTES = 8192  # that a file counts beyond its content: hundreds of thousands of empty ones fill a disk, too
-MARKUP_BYTES = 1 << 28  # of a test set, which is read as a whole
-GZIP = b"\x1f\x8b"  # how a gzip file begins
-XZ = b"\xfd7zXZ\0"  # and an xz file
+LEADS_OUT = "leads outside the archive's folder; it is not used"
+MEMBERS = 2_000_000  # most members per archive
+# An archive or .gz may unpack to this many times its size, or to this many bytes if that is more. Text typically
+# expands about 4 times.
+UNPACKED_FACTOR = 100
+UNPACKED_BYTES = 1 << 30
+FILE_BYTES = 8192  # counted per file in addition to its content: hundreds of thousands of empty files fill a disk, too
+MARKUP_BYTES = 1 << 28  # largest marked-up test set, because it is read into memory
+GZIP = b"\x1f\x8b"  # first bytes of a gzip file
+XZ = b"\xfd7zXZ\0"  # first bytes of an xz file
 DECOMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {
     GZIP: lambda file: gzip.GzipFile(fileobj=file),
     XZ: lzma.LZMAFile,
 }
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
-# What markup may be laid out with. A no-break space is part of the sentence.
+# White space used to lay out markup. A no-break space is part of the sentence.
 LAYOUT = re.compile(r"[ \t\r\n\f\v]+")
-# Lines of IWSLT's training files that are no sentences: <url>...</url> and so on, with nothing around.
+# Lines of IWSLT training files that are not sentences: an element such as <url>...</url> that fills the line.
 TAG_LINE = re.compile(rb"\s*<(\w+)( [^>]*)?>.*</\1>\s*")
 WEB_PAGE = re.compile(rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype\s+)?html\b", re.DOTALL | re.IGNORECASE)
 
 
 class Damaged(ValueError):
-    """A file's content cannot be read to its end, or is not what the file's name says."""
+    """The content of a file is truncated or corrupt, or does not match the format in its name."""
 
 
 def is_archive(name: str) -> bool:
@@ -56,21 +58,21 @@ def is_archive(name: str) -> bool:
 
 
 def is_tagged(name: str) -> bool:
-    """Say whether a text is IWSLT's training text, whose <tag> lines are no sentences."""
+    """Return whether a text is IWSLT training text, which contains <tag> lines."""
     return PurePosixPath(name).name.startswith("train.tags.")
 
 
 def is_plain(name: str) -> bool:
-    """Say whether a text is one sentence a line as it is."""
+    """Return whether a text already has one sentence per line and needs no conversion."""
     return not name.endswith((".gz", ".sgm", ".xml")) and not is_tagged(name)
 
 
 def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None) -> None:
-    """Write members of an archive as texts: `wanted` says which, and to what file each goes.
+    """Extract texts from an archive; `wanted` maps each member to its output file.
 
-    The texts appear together, when the archive has been read to its end and its checksums are right: those of gzip and
-    xz of the whole archive, zip's of the wanted members. With `limit`, only so many lines of each are written, and
-    reading stops there: the rest of the archive is not checked.
+    All outputs appear together after the archive has been read to the end and its checksums match: for gzip and xz the
+    checksum of the whole archive, for zip those of the wanted members. With `limit`, only that many lines of each text
+    are written and reading stops there, so the rest of the archive is not checked.
     Raises: Damaged naming the archive; ValueError naming archive and member if one is missing or not allowed.
     """
     left, seen = dict(wanted), []
@@ -87,15 +89,15 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
             if not left and limit is not None:
                 break
         if left:
-            # A tar without compression that was cut off between two members looks like a whole one.
-            size = f"{archive.stat().st_size:,} bytes, is it whole?"
+            # An uncompressed tar that was truncated between two members looks complete.
+            size = f"{archive.stat().st_size:,} bytes; is it complete?"
             raise ValueError(f"{archive} ({size}): member {', '.join(left)} is missing; it contains {_some(seen)}")
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Write every file of an archive to FOLDER, as it is, under its own name.
+    """Extract every file of an archive to FOLDER, unchanged and under its own name.
 
-    Raises: Damaged naming the archive; ValueError naming archive and member if one appears twice or not allowed.
+    Raises: Damaged naming the archive; ValueError naming archive and member if one appears twice or is not allowed.
     """
     with _reading(archive) as members:
         room = _Room(archive)
@@ -111,7 +113,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 class _Room:
-    """The bytes that a file may be unpacked to, in all: a small one can claim to hold any number."""
+    """Limits the total unpacked size of a packed file, because a small one can unpack to any size."""
 
     def __init__(self, packed: Path) -> None:
         self.packed, self.most = packed, max(UNPACKED_BYTES, UNPACKED_FACTOR * packed.stat().st_size)
@@ -120,7 +122,7 @@ class _Room:
     def write(self, blocks: Iterable[bytes], output: Path) -> None:
         """Write a file.
 
-        Raises: ValueError naming the packed file if it unpacks to too much.
+        Raises: ValueError naming the packed file if the total exceeds the limit.
         """
         self._take(FILE_BYTES)
         with output.open("wb") as file:
@@ -133,19 +135,19 @@ class _Room:
         if self.written > self.most:
             raise ValueError(
                 f"{self.packed}: unpacks to more than {amount(self.most, 'B')}; if you trust it, unpack it yourself "
-                "and name the folder with --raw"
+                "and pass the folder with --raw"
             )
 
 
-Member = tuple[str, bool, Callable[[], IO[bytes]]]  # its name, whether it is a folder, and what opens a plain file
+Member = tuple[str, bool, Callable[[], IO[bytes]]]  # name, whether it is a folder, function that opens a regular file
 
 
 @contextmanager
 def _reading(archive: Path) -> Iterator[Iterator[Member]]:
-    """Open an archive; yields its members, each to be used before the next one is asked for.
+    """Open an archive and yield an iterator over its members. Use each member before advancing to the next.
 
-    Raises: Damaged naming the archive, also at the end; ValueError naming a member that is not allowed: it leads out of
-    the archive's folder, by its name or as a link, it is neither file nor folder, or there are too many.
+    Raises: Damaged naming the archive, possibly on exit; ValueError naming a member that is not allowed: its name or
+    link target is outside the archive's folder, it is neither a file nor a folder, or there are too many members.
     """
     with (
         _damage_named(archive),
@@ -170,28 +172,28 @@ def _allowed(archive: Path, members: Iterator[Member]) -> Iterator[Member]:
 
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
-    """Turn the errors of damaged compression and archives into Damaged; the disk's errors are raised as they are."""
+    """Convert errors caused by damaged compression or archives to Damaged. Disk errors are raised unchanged."""
     try:
         yield
     except tarfile.FilterError as error:
-        said = "is no plain file" if isinstance(error, tarfile.SpecialFileError) else LEADS_OUT
+        said = "is not a regular file" if isinstance(error, tarfile.SpecialFileError) else LEADS_OUT
         raise ValueError(f"{path}: member {error.tarinfo.name!r} {said}") from None
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
-        # The disk's errors have a number. EINVAL: a damaged zip points before the file's beginning.
+        # Disk errors have an errno. EINVAL: a damaged zip points to an offset before the beginning of the file.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
-        raise Damaged(f"{path}: damaged or cut off ({error})") from None
-    except RuntimeError as error:  # a zip with a password, or packed oddly
+        raise Damaged(f"{path}: damaged or truncated ({error})") from None
+    except RuntimeError as error:  # a zip with a password or an unsupported compression method
         raise ValueError(f"{path}: cannot be read: {error}") from None
 
 
 def is_web_page(beginning: bytes) -> bool:
-    """Say whether a file begins as HTML does: some servers send a web page in place of the file."""
+    """Return whether a file begins like HTML: some servers send a web page instead of the file."""
     return WEB_PAGE.match(beginning) is not None
 
 
 def instead(name: str, beginning: bytes) -> str | None:
-    """Name what a file's beginning shows it to be; None if that can be what the file's name says."""
+    """Describe what a file really is, judging by its first bytes; None if they match the format in its name."""
     if not beginning:
         return "an empty file"
     if is_web_page(beginning):
@@ -204,12 +206,12 @@ def instead(name: str, beginning: bytes) -> str | None:
     elif is_archive(name):
         fits = is_gzip or is_tar
     else:
-        fits = is_gzip == name.endswith(".gz")  # a text never begins as gzip does
+        fits = is_gzip == name.endswith(".gz")  # a text never begins with the bytes of a gzip header
     return None if fits else "data of another format"
 
 
 class _Counted:
-    """A file whose reading is shown as progress."""
+    """A file that advances the progress bar as it is read."""
 
     def __init__(self, file: IO[bytes], progress: Progress) -> None:
         self.file, self.progress = file, progress
@@ -231,20 +233,20 @@ def _tarred(archive: Path, file: IO[bytes], progress: Progress) -> Iterator[Memb
     counted: IO[bytes] = _Counted(file, progress)  # type: ignore[assignment]
     beginning = file.read(len(XZ))
     file.seek(0)
-    # Decompressed here, because tarfile's streams miss a cut-off end, and the checksum that stands there.
+    # Decompressed here, because tarfile's streams do not notice a truncated end or check the checksum stored there.
     stream = next((opened(counted) for magic, opened in DECOMPRESSED.items() if beginning.startswith(magic)), counted)
     with tarfile.open(fileobj=stream, mode="r|*") as members:
         while (member := members.next()) is not None:
-            tarfile.data_filter(member, str(archive))  # refuses links that lead out, devices and pipes
+            tarfile.data_filter(member, str(archive))  # refuses devices, pipes and links to the outside
             yield member.name, member.isdir(), partial(_open_tarred, members, member)
             members.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every header
-        # The tar ends before the stream does, and checksums are compared at the stream's end.
+        # The tar ends before the stream does, and the checksum is only compared at the end of the stream.
         while members.fileobj.read(BLOCK):
             pass
 
 
 def _open_tarred(members: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    opened = members.extractfile(member) if member.isfile() else None  # it would follow links
+    opened = members.extractfile(member) if member.isfile() else None  # extractfile would follow links
     if opened is None:
         raise tarfile.SpecialFileError(member)
     return opened
@@ -256,9 +258,9 @@ def _some(names: list[str]) -> str:
 
 
 def write_text(stream: IO[bytes], name: str, output: Path, room: _Room, limit: int | None = None) -> None:
-    """Write a text, decompressed and without markup, by the format that its name says.
+    """Write a text, decompressed and without markup, depending on the format in its name.
 
-    Raises: ValueError naming the text if its format is broken; errors of damaged compression.
+    Raises: ValueError naming the text if its format is invalid; decompression errors.
     """
     room.write(_blocks(stream, name, limit), output)
 
@@ -275,7 +277,7 @@ def _blocks(stream: IO[bytes], name: str, limit: int | None) -> Iterator[bytes]:
         yield from ((line + "\n").encode() for line in segments(markup, name)[:limit])
     elif is_tagged(name) or limit is not None:
         kept = 0
-        for line in iter(partial(stream.readline, BLOCK), b""):  # a longer one in pieces
+        for line in iter(partial(stream.readline, BLOCK), b""):  # a longer line arrives in pieces
             if kept == limit:
                 break
             if not (is_tagged(name) and TAG_LINE.fullmatch(line)):
@@ -287,10 +289,10 @@ def _blocks(stream: IO[bytes], name: str, limit: int | None) -> Iterator[bytes]:
 
 
 def segments(markup: bytes, name: str) -> list[str]:
-    """Return the text of every <seg> of an SGM or XML test set, its ASCII white space joined.
+    """Return the text of every <seg> of an SGM or XML test set, with runs of ASCII white space collapsed.
 
-    Unlike sacrebleu, it keeps no-break spaces, and undoes `&amp;` and the other entities of XML: they are markup.
-    Raises: ValueError naming the file if it is not UTF-8 or has no segment.
+    Unlike sacrebleu, it keeps no-break spaces and replaces `&amp;` and the other XML entities, because they are markup.
+    Raises: ValueError naming the file if it is not UTF-8 or contains no segments.
     """
     try:
         text = markup.decode("utf-8")
@@ -303,12 +305,12 @@ def segments(markup: bytes, name: str) -> list[str]:
 
 
 def undo_entities(text: str) -> str:
-    """Return text without the five entities of XML."""
+    """Replace the five XML entities by their characters."""
     return unescape(text, {"&quot;": '"', "&apos;": "'"})
 
 
 def convert(path: Path, name: str, output: Path, limit: int | None = None) -> None:
-    """As `write_text`, for a file on disk; OUTPUT appears when it is whole. With `limit`, the rest is not checked.
+    """Like `write_text`, for a file on disk. OUTPUT appears when it is complete; with `limit`, the rest is not checked.
 
     Raises: Damaged naming the file; ValueError.
     """

@@ -1,6 +1,6 @@
-"""Downloads that can be interrupted anywhere: resumed, retried, verified, whole or not there.
+"""Downloads that can be interrupted at any point: they are resumed, retried, verified and only then renamed.
 
-FOLDER/NAME is a whole, verified file and FOLDER/NAME.json its fingerprint; FOLDER/NAME.partial is unfinished.
+FOLDER/NAME is a complete, verified file and FOLDER/NAME.json its fingerprint; FOLDER/NAME.partial is unfinished.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from ..foreign import say
 from .extract import Damaged, instead
 
 BLOCK = 1 << 20
-ATTEMPTS = 4  # for each address
-PAUSE = 2.0  # seconds before the second attempt; twice as long before each later one
-SILENCE = 60  # seconds without a byte before a connection counts as lost
-PATIENCE = 5  # seconds for a question that a download does not depend on
-# Not worth another attempt: what is asked for is not there, or not for us. (416: also not as a whole.)
+ATTEMPTS = 4  # per URL
+PAUSE = 2.0  # seconds before the second attempt; doubled before each further attempt
+SILENCE = 60  # seconds without data before a connection counts as lost
+PATIENCE = 5  # seconds to wait for the answer to an optional request
+# Not retried: the file does not exist or is not accessible. (416: not even without a range.)
 FINAL = {400, 401, 403, 404, 405, 406, 410, 416, 451}
-BEGINNING = 512  # bytes that show what a file is
+BEGINNING = 512  # bytes needed to recognise the format of a file
 ENDED = "the connection ended after {:,} of {:,} bytes"
 RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")  # a Content-Range
 
 
-# Written by hand, in a corpus' manifest: a field that is none of these is an error.
+# Written by hand in the manifest of a corpus, so an unknown field is an error.
 class RemoteFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A file to download: its name, where it is (in order of preference), and what is known of its content."""
+    """A file to download: its name, its URLs in order of preference, and its known size and checksums."""
 
     name: str = ""
     urls: tuple[str, ...] = ()
     bytes: int | None = None
-    about: int | None = None  # bytes, if the exact size is not known: for the check of free disk
+    about: int | None = None  # approximate bytes if the exact size is unknown, for the check of free disk space
     sha256: str | None = None
     md5: str | None = None
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What identifies a file: its size, time of change and checksums; `url` is where it was downloaded, if it was."""
+    """Size, modification time and checksums of a file; `url` is its source if it was downloaded."""
 
     bytes: int
     mtime_ns: int
@@ -63,28 +63,28 @@ class Fingerprint:
 
 
 class FetchError(ValueError):
-    """No address gave the file."""
+    """The file could not be downloaded from any URL."""
 
 
 class _Refused(Exception):
-    """This address does not give the file, however often it is asked."""
+    """This URL does not provide the file, and retrying does not help."""
 
 
 class _Lost(Exception):
-    """The connection failed or ended too soon: worth another attempt."""
+    """The connection failed or ended early: try again."""
 
 
 def fetch(
     file: RemoteFile, folder: Path, mirror: str | None, allow_other: bool, sleep: Callable[[float], None] = time.sleep
 ) -> Fingerprint:
-    """Download FOLDER/NAME unless it is there; return its fingerprint.
+    """Download FOLDER/NAME unless it exists; return its fingerprint.
 
-    With a mirror the only address is MIRROR/NAME. A file that is not the manifest's is refused; with `allow_other` it
-    is accepted, and a line says so.
-    Raises: FetchError saying what happened at each address; OSError if the disk is full.
+    With a mirror the only URL is MIRROR/NAME. A file that differs from the manifest is refused; with `allow_other` it
+    is accepted and the difference is printed.
+    Raises: FetchError with the error of each URL; OSError if the disk is full.
     """
     target = folder / file.name
-    with locked(folder / f".{file.name}.lock", f"{file.name}: another process downloads it", wait=True):
+    with locked(folder / f".{file.name}.lock", f"{file.name}: another process is downloading it", wait=True):
         known = _known(target)
         if known is not None and (allow_other or not problem(file, known)):
             return known
@@ -98,24 +98,26 @@ def fetch(
             raise FetchError(f"{file.name}: no download address is known; pass the folder that contains it with --raw")
         refusals = []
         for url in urls:
-            say(f"{file.name}: from {url}")
+            say(f"{file.name}: downloading from {url}")
             try:
                 return _from(url, file, target, allow_other, sleep)
             except _Refused as refusal:
                 refusals.append(f"  {url}: {refusal}")
                 say(f"{file.name}: {refusal}")
     raise FetchError(
-        "\n".join([f"{file.name} could not be downloaded:", *refusals, "  --raw DIR or --mirror URL can help"])
+        "\n".join(
+            [f"{file.name}: download failed:", *refusals, "  use --mirror URL, or --raw DIR if you have the file"]
+        )
     )
 
 
 def address(name: str, mirror: str) -> str:
-    """Return where a mirror has a file."""
+    """Return the URL of a file on a mirror."""
     return f"{mirror.rstrip('/')}/{urllib.parse.quote(name)}"
 
 
 def size_at(url: str) -> int | None:
-    """Return the size of a file by what the server says; None if it does not say it, for whatever reason."""
+    """Return the size of a file according to the server; None if the server does not report it or cannot be reached."""
     try:
         with urllib.request.urlopen(_request(url, method="HEAD"), timeout=PATIENCE) as answer:
             return _length(answer)
@@ -125,9 +127,9 @@ def size_at(url: str) -> int | None:
 
 @contextmanager
 def usable(path: Path, known: Fingerprint) -> Iterator[None]:
-    """Remove a download if its reading raises Damaged, so that the next run downloads it again.
+    """Remove a download if reading it raises Damaged, so that the next run downloads it again.
 
-    A file whose fingerprint has no `url` was not downloaded: it is the user's, and stays.
+    A file whose fingerprint has no `url` was provided by the user and is not removed.
     Raises: ValueError naming the file and what to do.
     """
     try:
@@ -145,7 +147,7 @@ def _record(target: Path) -> Path:
 
 
 def _known(target: Path) -> Fingerprint | None:
-    """Return NAME.json if it is of the very file that is there."""
+    """Return NAME.json if it describes the file on disk."""
     known = records.remembered(_record(target), Fingerprint)
     if known is None or not target.is_file():
         return None
@@ -165,7 +167,7 @@ def describe(path: Path) -> Fingerprint:
 
 
 def problem(file: RemoteFile, found: Fingerprint) -> str | None:
-    """Say how a file differs from the manifest; None if it does not."""
+    """Describe how a file differs from the manifest; None if it does not."""
     for kind in ("bytes", "sha256", "md5"):
         expected, actual = getattr(file, kind), getattr(found, kind)
         if expected is not None and actual != expected:
@@ -175,13 +177,13 @@ def problem(file: RemoteFile, found: Fingerprint) -> str | None:
 
 def _wrong(kind: str, actual: object, expected: object) -> str:
     label = "size" if kind == "bytes" else f"{kind} checksum"
-    return f"wrong {label}: {actual}, but {expected} is expected"
+    return f"wrong {label}: {actual}; expected {expected}"
 
 
 def _from(url: str, file: RemoteFile, target: Path, allow_other: bool, sleep: Callable[[float], None]) -> Fingerprint:
-    """Download from one address, with resumed attempts.
+    """Download from one URL; every attempt resumes the one before.
 
-    Raises: _Refused if it gives no file, or another one.
+    Raises: _Refused if the URL does not provide the file, or provides a different one.
     """
     partial = partial_of(target)
     resumed = partial.is_file() and partial.stat().st_size > 0
@@ -197,18 +199,18 @@ def _from(url: str, file: RemoteFile, target: Path, allow_other: bool, sleep: Ca
         found = describe(partial)
         wrong = problem(file, found)
         if wrong and resumed:
-            # What an earlier run left may have been the beginning of another file.
-            say(f"{file.name}: {wrong}; downloaded again from its beginning")
+            # The partial file of an earlier run may belong to a different file.
+            say(f"{file.name}: {wrong}; downloading it again from the beginning")
             partial.unlink()
             resumed = False
             continue
         if wrong and not allow_other:
             partial.unlink()
-            raise _Refused(f"{wrong} (--allow-other-data accepts it)")
+            raise _Refused(f"{wrong} (use --allow-other-data to accept it)")
         if wrong:
             say(f"{file.name}: {wrong}; accepted")
         if not (file.sha256 or file.md5):
-            say(f"{file.name}: its checksum is not known; sha256 {found.sha256}")
+            say(f"{file.name}: not verified, because the manifest has no checksum; sha256 {found.sha256}")
         os.replace(partial, target)
         known = replace(found, url=url)
         records.write(_record(target), known)
@@ -217,10 +219,10 @@ def _from(url: str, file: RemoteFile, target: Path, allow_other: bool, sleep: Ca
 
 
 def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> None:
-    """Download what PARTIAL lacks of the length that the server says.
+    """Download the rest of PARTIAL, up to the length that the server reports.
 
-    PARTIAL is not changed until the answer's size and beginning show that it is the file.
-    Raises: _Lost; _Refused if the answer is another file; OSError of the disk.
+    PARTIAL is not changed until the size and the first bytes of the response match the expected file.
+    Raises: _Lost; _Refused if the response is a different file; OSError of the disk.
     """
     expected = None if allow_other else file.bytes
     start = partial.stat().st_size if partial.is_file() else 0
@@ -229,7 +231,7 @@ def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> No
     answer, start, total = _ask(url, start if expected is None or start < expected else 0)
     with answer:
         if expected is not None and total not in (None, expected):
-            raise _Refused(f"{_wrong('bytes', total, expected)} (--allow-other-data accepts it)")
+            raise _Refused(f"{_wrong('bytes', total, expected)} (use --allow-other-data to accept it)")
         if start and start == total:
             return
         block, end = _read(answer), expected if total is None else total
@@ -242,7 +244,7 @@ def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> No
         with partial.open("r+b") as output, Progress(file.name, total, "B", start) as progress:
             output.seek(start)
             while block:
-                # The same bytes, if they are there, stay: a lost connection must not shorten the file.
+                # Keep bytes that are already correct: a lost connection must not shorten the file.
                 place = output.tell()
                 if output.read(len(block)) != block:
                     output.seek(place)
@@ -264,10 +266,10 @@ def _request(url: str, **settings: Any) -> urllib.request.Request:
 
 
 def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
-    """Ask for a file from a byte on; return the answer, the byte where it begins, the file's size (None: not known).
+    """Request a file from byte `start`; return the response, its first byte and the file size (None if unknown).
 
-    If the answer begins at the file's size, nothing is left to read.
-    Raises: _Lost; _Refused if the address or the answer cannot be used.
+    If the first byte equals the file size, nothing is left to read.
+    Raises: _Lost; _Refused if the URL or the response is unusable.
     """
     try:
         request = _request(url)
@@ -278,16 +280,16 @@ def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
         if error.code == 416 and start:
             if error.headers.get("Content-Range", "").endswith(f"/{start}"):
                 return error, start, start
-            return _ask(url, 0)  # what is here is longer than the server's file
+            return _ask(url, 0)  # the partial file is longer than the server's file
         raise (_Refused if error.code in FINAL else _Lost)(f"HTTP {error.code} {error.reason}") from None
     except (http.client.InvalidURL, ValueError) as error:
-        raise _Refused(f"no address: {error}") from None
+        raise _Refused(f"invalid URL: {error}") from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__
         raise (_Refused if isinstance(reason, FileNotFoundError) else _Lost)(str(reason)) from None
     length = _length(answer)
     if answer.status != 206:
-        return answer, 0, length  # the whole, whatever was asked for
+        return answer, 0, length  # the whole file, even if a range was requested
     part = RANGE.fullmatch(answer.headers.get("Content-Range", ""))
     if part is not None and int(part[1]) == start:
         return answer, start, int(part[2]) if part[2] != "*" else length and start + length
@@ -298,7 +300,7 @@ def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
 
 
 def _length(answer: Any) -> int | None:
-    """Return the length of an answer, None if the server does not say it."""
+    """Return the length of a response, None if the server does not report it."""
     length = answer.headers.get("Content-Length", "")
     return int(length) if length.isdecimal() and "Transfer-Encoding" not in answer.headers else None
 

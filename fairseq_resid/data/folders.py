@@ -1,4 +1,4 @@
-"""The kinds of data folders, text and images: which fairseq task reads one, what makes one, what must be in it."""
+"""The kinds of data folders, text and images: the fairseq task that reads each, its command and its required files."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .text import folder as text
 class FolderKind(ABC):
     """A kind of data folder.
 
-    content: what it holds, and the room of this package that has its manifests; command: what prepares one
-    record: the file that only such a folder has; task: fairseq's, that reads it
-    unit: what a training counts as tokens; logged: how a name ends that only its training logs
-    has_running_statistics: its models normalise over batches, so that 16-bit forms of them need --amp
+    content: its type of data, also the subpackage with its manifests; command: the command that prepares it
+    record: a file that only this kind of folder contains; task: the fairseq task that reads it
+    unit: what training counts as tokens; logged: suffix of a metric that only its training logs
+    has_running_statistics: its models use batch normalisation, so 16-bit training needs --amp
     """
 
     content: str
@@ -32,9 +32,10 @@ class FolderKind(ABC):
 
     @abstractmethod
     def check(self, data: Path, hint: str = "") -> None:
-        """Check that a data folder is whole, before a training; hint: what makes one, for messages.
+        """Check before training that a data folder is complete.
 
-        Raises: ValueError naming what is missing or damaged.
+        hint: appended to error messages: how to make such a folder
+        Raises: ValueError naming the missing or damaged files.
         """
 
     @abstractmethod
@@ -43,36 +44,36 @@ class FolderKind(ABC):
 
     @abstractmethod
     def missing_split(self, data: Path, names: Sequence[str]) -> str | None:
-        """Return the first split that a data folder lacks, in words; None if it has all, or is not there yet."""
+        """Describe the first split that is missing; None if none is, or if the folder does not exist yet."""
 
     def fingerprint(self, data: Path) -> str:
-        """Return by what the content of a data folder is recognised."""
+        """Return a hash that identifies the content of a data folder."""
         return hashlib.sha256("".join(self.digests(data)).encode()).hexdigest()[:16]
 
 
 class TextFolderKind(FolderKind):
-    """fairseq's binarised text, with ref/ and corpus.json."""
+    """Text binarised by fairseq, with ref/ and corpus.json."""
 
     content, command, task, unit = "text", "prepare", "translation", "target tokens"
 
     def check(self, data: Path, hint: str = "") -> None:
         held = of_folder(data)
         if held is not self:
-            raise ValueError(f"{data}: holds {held.content}, and the recipe's task reads {self.content}")
+            raise ValueError(f"{data}: contains {held.content}, but the recipe's task needs {self.content}")
         for pattern in ("dict.*.txt", "train*.bin", "train*.idx"):
             if len(list(data.glob(pattern))) < 2:
                 raise ValueError(f"{data}: incomplete data folder: {pattern} is missing for a language{hint}")
         text.check(data)
 
     def digests(self, data: Path) -> Iterable[str]:
-        """Yield those of dictionaries and reference texts."""
+        """Yield the checksums of the dictionaries and the reference texts."""
         return map(sha256, [*sorted(data.glob("dict.*.txt")), *sorted((data / "ref").iterdir())])
 
     def missing_split(self, data: Path, names: Sequence[str]) -> str | None:
         for name in names if data.is_dir() else ():
             reference = text.Corpus.read(data).reference(name)
             if not reference.is_file():
-                return f"{name}: there is no reference text {reference}"
+                return f"{name}: reference text {reference} does not exist"
         return None
 
 
@@ -100,15 +101,15 @@ KINDS: tuple[FolderKind, ...] = (TEXT, IMAGES)
 
 
 def of_task(name: str) -> FolderKind:
-    """Return the kind that a task of fairseq reads; text for tasks that are not ours."""
+    """Return the kind of folder that a fairseq task reads; text for other tasks than ours."""
     return next((kind for kind in KINDS if kind.task == name), TEXT)
 
 
 def of_folder(data: Path) -> FolderKind:
-    """Return the kind of a data folder; text without the record of another kind."""
+    """Return the kind of a data folder: text unless it contains the record of another kind."""
     return next((kind for kind in KINDS if kind.record and (data / kind.record).is_file()), TEXT)
 
 
 def of_log(record: Mapping[str, Any]) -> FolderKind:
-    """Return the kind of a training by a record of its log."""
+    """Return the kind of data that a run was trained on, given a record of its log."""
     return next((kind for kind in KINDS if kind.logged and any(name.endswith(kind.logged) for name in record)), TEXT)

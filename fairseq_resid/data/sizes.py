@@ -1,4 +1,4 @@
-"""Whether the files of a data folder are still as they were written."""
+"""Check the files of a data folder against their recorded sizes and checksums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..files import sha256
 
 
 def check_sizes(data: Path, record: str, sizes: Mapping[str, int], checksums: Mapping[str, str]) -> None:
-    """Compare the files of a data folder with what its record says of them.
+    """Compare the files of a data folder with the sizes and checksums in its record.
 
     Raises: ValueError naming every file that is missing or damaged.
     """
@@ -21,6 +21,6 @@ def check_sizes(data: Path, record: str, sizes: Mapping[str, int], checksums: Ma
         elif name in sizes and file.stat().st_size != sizes[name]:
             damaged.append(f"{name} has {file.stat().st_size:,} bytes, not {sizes[name]:,}")
         elif name in checksums and sha256(file) != checksums[name]:
-            damaged.append(f"{name} has another checksum than {record} says")
+            damaged.append(f"{name} does not have the checksum recorded in {record}")
     if damaged:
         raise ValueError(f"{data}: damaged: {'; '.join(damaged)}; remove the folder and prepare it again")

@@ -1,4 +1,4 @@
-"""References that no model can produce, and white space that no model sees."""
+"""References that no model can produce, and white space that models never receive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from fairseq_resid.data.text.forms import TextForm
 from support import mirror
-from support.released import Released, build, told
+from support.released import Released, build, record_of
 
 pytestmark = pytest.mark.once
 
@@ -26,20 +26,20 @@ def test_unreachable_references_are_refused_with_their_cause(
     decompose(raw)
     assert build(raw, tmp_path / "data") == 2
     error = capsys.readouterr().err
-    assert "a perfect model would score BLEU" in error and "sentencepiece's normaliser nmt_nfkc" in error
+    assert "the best possible BLEU on the" in error and "sentencepiece's normaliser nmt_nfkc" in error
     assert "NFC" in error and "--spm-normalizer identity" in error and "--allow-low-ceiling" in error
     assert not (tmp_path / "data").exists()
     assert build(raw, tmp_path / "data", "--allow-low-ceiling") == 0
     output = capsys.readouterr().out
-    assert output.count("done before") == 4 and "warning: a perfect model would score" in output
-    assert told(tmp_path / "data")["round_trip"]["test"]["bleu"] < 95
-    assert told(tmp_path / "data")["round_trip"]["test"]["lost"] == {"unknown": 0, "normalizer": 203, "form": 0}
+    assert output.count("already done") == 4 and "warning: the best possible BLEU on the" in output
+    assert record_of(tmp_path / "data")["round_trip"]["test"]["bleu"] < 95
+    assert record_of(tmp_path / "data")["round_trip"]["test"]["lost"] == {"unknown": 0, "normalizer": 203, "form": 0}
 
 
 def test_identity_normalizer_keeps_text_unchanged(raw: dict[str, Path], tmp_path: Path) -> None:
     decompose(raw)
     assert build(raw, tmp_path / "data", "--spm-normalizer", "identity") == 0
-    corpus = told(tmp_path / "data")
+    corpus = record_of(tmp_path / "data")
     assert corpus["subwords"]["normalizer"] == "identity"
     assert corpus["round_trip"]["test"]["exact"] == 203 and corpus["round_trip"]["test"]["bleu"] == 100.0
 
@@ -50,7 +50,9 @@ def test_unseen_characters_are_refused_but_only_warned_in_samples(
     file = Path(f"{raw['test']}.xx")
     file.write_text(file.read_text().replace("a", "ж"), encoding="utf-8")
     assert build(raw, tmp_path / "own") == 2
-    assert "have characters that the subwords were not learned from" in capsys.readouterr().err
+    assert (
+        "contain characters that are missing in the text that the subwords were learned from" in capsys.readouterr().err
+    )
     host, main = released
     left, right = mirror.sides(mirror.pairs(20, ("en", "de"), 8))
     stem = "test-full/newstest2014-deen"
@@ -58,7 +60,7 @@ def test_unseen_characters_are_refused_but_only_warned_in_samples(
     mirror.archive(host / "test-full.tgz", dict(strange))
     flags = ["--raw", host, "--allow-other-data", "--vocab-size", 200]
     assert main("limited", *flags, "--limit", 15) == 0
-    assert "warning: a perfect model would score" in capsys.readouterr().out
+    assert "warning: the best possible BLEU on the" in capsys.readouterr().out
     assert main("uncut", *flags, "--limit", 1000) == 2
     assert main("whole", *flags) == 2
 
@@ -66,6 +68,6 @@ def test_unseen_characters_are_refused_but_only_warned_in_samples(
 @pytest.mark.parametrize("space", ["\u00a0", "\u2028", "\u0085", "\u3000", "\x1f"])
 @pytest.mark.parametrize("form", ["plain", "moses", "escaped"])
 def test_model_sees_only_plain_spaces(space: str, form: str) -> None:
-    """fairseq parts a line of pieces at every white space: a piece that holds one would be two."""
+    """fairseq splits a line of pieces at all white space, so a piece that contained some would become two."""
     line = TextForm("en", form).to_model(f"one{space}two three")
     assert "two three" in line and not any(letter.isspace() for letter in line.replace(" ", ""))

@@ -1,4 +1,4 @@
-"""text/{clean,tokenise,subwords}.py: which pairs stay, and what the text becomes."""
+"""text/{clean,tokenise,subwords}.py: which pairs are kept, and how the text changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(
     forms: tuple[TextForm, TextForm] = PLAIN,
     workers: int = 1,
 ) -> tuple[list[bytes], list[bytes], PairCounts]:
-    """Tokenise a text; return both sides' lines and what was counted."""
+    """Tokenise a text; return the lines of both sides and the counts."""
     outputs = (folder / "out.en", folder / "out.de")
     counts = tokenise("test", [write(folder, source, target)], outputs, forms, cleaned, workers)
     left, right = (path.read_bytes().split(b"\n")[:-1] for path in outputs)
@@ -69,7 +69,7 @@ def test_each_reason_to_drop_pairs_is_counted(tmp_path: Path, reason: str, side:
     "line, is_dropped",
     [
         (b"tab\tand\xc2\xa0no-break space", False),
-        ("U+2028 \u2028 is no control character".encode(), False),
+        ("U+2028 \u2028 is not a control character".encode(), False),
         (b"carriage \r return inside", True),
         (b"nul \0", True),
         ("next line \u0085".encode(), True),
@@ -171,7 +171,7 @@ def test_pairs_with_too_many_subwords_are_dropped_and_counted(tmp_path: Path) ->
     assert sides == (sum(len(left) for left, _ in kept), sum(len(right) for _, right in kept))
     for side, path in enumerate(outputs):
         assert path.read_text().split("\n")[:-1] == [" ".join(pair[side]) for pair in kept]
-    # Off: every pair stays.
+    # Without limits every pair is kept.
     outputs = (tmp_path / "all.en", tmp_path / "all.de")
     assert subwords.encode("test", files, outputs, "sentencepiece", tmp_path / "spm.model", None, 1)[0].kept == 600
 

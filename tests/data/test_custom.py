@@ -1,4 +1,4 @@
-"""data/text/custom.py: what a data folder holds, what is refused, and that nothing half made is left."""
+"""data/text/custom.py: content of the data folder, refused input, and no half-made folders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def flags(prefixes: dict[str, Path], out: Path, **changed: object) -> list[str]:
 
 
 def content(folder: Path) -> dict[str, str]:
-    """Return every file of a folder and the hash of its bytes."""
+    """Return the hash of every file in a folder."""
     return {
         str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(folder.rglob("*"))
@@ -38,7 +38,7 @@ def content(folder: Path) -> dict[str, str]:
 
 
 def copy(prefixes: dict[str, Path], folder: Path) -> dict[str, Path]:
-    """Copy the raw text, to be damaged."""
+    """Copy the raw text, so that a test can damage it."""
     shutil.copytree(prefixes["train"].parent, folder)
     return {split: folder / split for split in prefixes}
 
@@ -58,27 +58,27 @@ def test_data_folder_has_expected_files(corpus: Path, raw_text: dict[str, Path])
 def test_corpus_json(corpus: Path, raw_text: dict[str, Path]) -> None:
     import sentencepiece
 
-    told = json.loads((corpus / "corpus.json").read_text())
-    assert (told["name"], told["source"], told["target"], told["vocab_size"]) == ("tiny", "en", "xx", 90)
-    assert {split: lines["in"] for split, lines in told["lines"].items()} == COUNTS
-    assert {split: lines["out"] for split, lines in told["lines"].items()} == COUNTS
-    assert told["lines"]["train"]["dropped"] == {} and told["differences"] == []
-    assert told["restore"] == {"post_process": "sentencepiece", "model": "spm.model"}
-    assert told["text"] == {"form": "plain", "normalize": "none", "split_hyphens": False}
-    assert told["subwords"] == {"model": "bpe", "normalizer": "nmt_nfkc"} and told["bleu_tokenize"] == "13a"
-    assert told["unverified"] == []  # a corpus of one's own promises nothing
-    assert len(told["texts"]) == 6
-    for label, item in told["texts"].items():
+    record = json.loads((corpus / "corpus.json").read_text())
+    assert (record["name"], record["source"], record["target"], record["vocab_size"]) == ("tiny", "en", "xx", 90)
+    assert {split: lines["in"] for split, lines in record["lines"].items()} == COUNTS
+    assert {split: lines["out"] for split, lines in record["lines"].items()} == COUNTS
+    assert record["lines"]["train"]["dropped"] == {} and record["differences"] == []
+    assert record["restore"] == {"post_process": "sentencepiece", "model": "spm.model"}
+    assert record["text"] == {"form": "plain", "normalize": "none", "split_hyphens": False}
+    assert record["subwords"] == {"model": "bpe", "normalizer": "nmt_nfkc"} and record["bleu_tokenize"] == "13a"
+    assert record["unverified"] == []  # the user's own corpus has no release to compare with
+    assert len(record["texts"]) == 6
+    for label, item in record["texts"].items():
         split, file = label.split(" ")
         raw = Path(f"{raw_text[split]}.{file.split('.')[1]}").read_bytes()
         digest = hashlib.sha256(raw).hexdigest()
         unknown = {"member": None, "origin": None, "status": "unverified"}
         assert item == {"file": file, "lines": COUNTS[split], "sha256": digest, "file_sha256": digest, **unknown}
-    assert told["round_trip"]["test"]["exact"] == told["round_trip"]["test"]["of"] == 203
-    assert told["sizes"] == {name: (corpus / name).stat().st_size for name in told["checksums"]}
-    assert told["checksums"] == {name: digest for name, digest in content(corpus).items() if name != "corpus.json"}
+    assert record["round_trip"]["test"]["exact"] == record["round_trip"]["test"]["of"] == 203
+    assert record["sizes"] == {name: (corpus / name).stat().st_size for name in record["checksums"]}
+    assert record["checksums"] == {name: digest for name, digest in content(corpus).items() if name != "corpus.json"}
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(corpus / "spm.model"))
-    for split, counts in told["tokens"].items():
+    for split, counts in record["tokens"].items():
         for side, count in counts.items():
             lines = Path(f"{raw_text[split]}.{side}").read_text().splitlines()
             assert count == sum(len(pieces.encode(line)) for line in lines)
@@ -103,9 +103,9 @@ def test_same_corpus_is_reused(
     shutil.copytree(corpus, data)
     before = {file: file.stat().st_mtime_ns for file in data.rglob("*")}
     assert custom.main(flags(raw_text, data)) == 0
-    assert "holds this corpus already" in capsys.readouterr().out
+    assert "already contains this corpus" in capsys.readouterr().out
     assert {file: file.stat().st_mtime_ns for file in data.rglob("*")} == before
-    # Moved raw text is the same text.
+    # Moving the raw text does not change it.
     assert custom.main(flags(copy(raw_text, tmp_path / "moved"), data)) == 0
 
 
@@ -134,12 +134,12 @@ def test_another_corpus_is_refused(
 
 
 def spoil(kind: str, prefixes: dict[str, Path]) -> tuple[Path, str]:
-    """Damage the raw text; return the file that must be named, and what must be said of it."""
+    """Damage the raw text; return the file that the error must name, and part of the message."""
     file = Path(f"{prefixes['valid']}.xx")
     lines = file.read_bytes().split(b"\n")
     if kind == "unequal":
         file.write_bytes(b"\n".join(lines[1:]))
-        return file, "has 42:"
+        return file, "has 42;"
     if kind == "not UTF-8":
         lines[4] = b"la \xff\xfe vulpo"
         file.write_bytes(b"\n".join(lines))
@@ -147,7 +147,7 @@ def spoil(kind: str, prefixes: dict[str, Path]) -> tuple[Path, str]:
     if kind == "NUL":
         lines[6] = b"la \0 vulpo"
         file.write_bytes(b"\n".join(lines))
-        return file, ":7: holds a NUL"
+        return file, ":7: contains a NUL"
     if kind == "missing":
         file.unlink()
         return file, "no such file"
@@ -188,8 +188,8 @@ def test_texts_may_share_a_name_in_different_folders(raw_text: dict[str, Path], 
             shutil.copy(f"{prefix}.{side}", f"{prefixes[split]}.{side}")
     for _ in range(2):
         assert custom.main(flags(prefixes, tmp_path / "data")) == 0
-    told = json.loads((tmp_path / "data" / "corpus.json").read_text())
-    assert [item["lines"] for item in told["texts"].values()] == [301, 301, 43, 43, 203, 203]
+    record = json.loads((tmp_path / "data" / "corpus.json").read_text())
+    assert [item["lines"] for item in record["texts"].values()] == [301, 301, 43, 43, 203, 203]
 
 
 def test_impossible_vocabulary_size_is_named(
@@ -208,7 +208,7 @@ def test_only_newlines_end_lines_of_custom_corpora(tmp_path: Path) -> None:
 
 
 def test_killed_preparation_can_be_repeated(corpus: Path, raw_text: dict[str, Path], tmp_path: Path) -> None:
-    """Killed while it works, OUT is not there; run again, over what is left and with 2 workers: the same bytes."""
+    """A killed run leaves no OUT; the next one, on its remains and with 2 workers, gives the same bytes."""
     data = tmp_path / "data"
     partial = tmp_path / "data.partial"
     command = [sys.executable, "-m", "fairseq_resid", "prepare", "custom", *flags(raw_text, data)]
@@ -229,7 +229,7 @@ def test_killed_preparation_can_be_repeated(corpus: Path, raw_text: dict[str, Pa
 
 
 def test_sentencepiece_model_contains_no_path(corpus: Path) -> None:
-    """Otherwise the same corpus made in another folder has another spm.model, and a shared one tells of a machine."""
+    """Otherwise spm.model would depend on the folder, and a shared one would reveal local paths."""
     assert str(corpus.parent).encode() not in (corpus / "spm.model").read_bytes()
 
 

@@ -13,7 +13,7 @@ from fairseq_resid.data.text import folder as data_folder
 from fairseq_resid.data.text.folder import Corpus
 from fairseq_resid.data.text.forms import TextForm
 from fairseq_resid.runs.training_command import TrainingCommand
-from support.released import Released, build, told
+from support.released import Released, build, record_of
 
 pytestmark = pytest.mark.once
 
@@ -25,7 +25,7 @@ def test_damaged_data_folder_is_not_called_complete(
     assert main("data", "--raw", host) == 0
     data = tmp_path / "data"
     assert main("data", "--raw", host) == 0
-    assert "holds this corpus already (its sizes are right)" in capsys.readouterr().out
+    assert "already contains this corpus (sizes verified)" in capsys.readouterr().out
     binary = data / "train.en-de.de.bin"
     whole = binary.read_bytes()
     binary.write_bytes(whole[:100])
@@ -35,25 +35,25 @@ def test_damaged_data_folder_is_not_called_complete(
     assert f"train.en-de.de.bin has 100 bytes, not {len(whole):,}" in error and "ref/test.de is missing" in error
     binary.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
     (tmp_path / "test.de").rename(data / "ref" / "test.de")
-    assert main("data", "--raw", host) == 0  # the size alone does not show it
+    assert main("data", "--raw", host) == 0  # the size alone does not reveal it
     assert main("data", "--raw", host, "--verify") == 2
-    assert "train.en-de.de.bin has another checksum than corpus.json says" in capsys.readouterr().err
+    assert "train.en-de.de.bin does not have the checksum recorded in corpus.json" in capsys.readouterr().err
     binary.write_bytes(whole)
-    # A folder of an earlier version has checksums and no sizes, and was asked for less.
-    corpus = told(data)
+    # A folder of an earlier version has checksums but no sizes, and fewer settings.
+    corpus = record_of(data)
     del corpus["sizes"], corpus["overlap"], corpus["unverified"]
     corpus["asked"] = {name: corpus["asked"][name] for name in ("name", "source", "target", "vocab_size", "limit")}
     corpus["asked"] |= {"normalize": "source", "clean": True}
     (data / "corpus.json").write_text(json.dumps(corpus))
     assert main("data", "--raw", host) == 0
     output = capsys.readouterr().out
-    assert "sizes unknown: an earlier version made it; --verify compares checksums" in output
-    assert "not verified, because no checksum of them is known: all texts (an earlier version did not compare" in output
+    assert "sizes not recorded by the earlier version that made it; use --verify to compare checksums" in output
+    assert "not verified (no known checksum): all texts (an earlier version did not compare" in output
     assert Corpus.read(data).unverified == ("all texts (an earlier version did not compare them)",)
     assert main("data", "--raw", host, "--verify") == 0
-    assert "its checksums are right" in capsys.readouterr().out
+    assert "(checksums verified)" in capsys.readouterr().out
     assert main("data", "--raw", host, "--show") == 2
-    assert "did not compare it with the training text" in capsys.readouterr().err
+    assert "has no record of repeated sentences" in capsys.readouterr().err
     for flags, said in (
         (["--max-ratio", "3"], "max_ratio is 1.5, not 3.0"),
         (["--profile", "tensor2tensor"], "form is moses, not plain"),
@@ -73,12 +73,12 @@ def test_invalid_corpus_json_is_a_one_line_error(
     change: dict[str, Any], raw: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert build(raw, tmp_path / "data") == 0
-    (tmp_path / "data" / "corpus.json").write_text(json.dumps({**told(tmp_path / "data"), **change}))
+    (tmp_path / "data" / "corpus.json").write_text(json.dumps({**record_of(tmp_path / "data"), **change}))
     assert build(raw, tmp_path / "data", "--show") == 2
     assert "corpus.json" in capsys.readouterr().err
 
 
-# Parts of corpus.json as earlier versions wrote it.
+# Parts of corpus.json as written by earlier versions.
 EARLIER: dict[str, dict[str, Any]] = {
     "0.1.0": {
         "sentencepiece": "bpe",
@@ -123,7 +123,7 @@ def test_training_refuses_a_damaged_data_folder(corpus: Path, tmp_path: Path) ->
     (data / "corpus.json").write_text("[]")
     with pytest.raises(ValueError, match=r"corpus\.json: damaged"):
         data_folder.check(data)
-    (data / "corpus.json").unlink()  # made by fairseq-preprocess alone: nothing is known of it
+    (data / "corpus.json").unlink()  # made by fairseq-preprocess alone, so it cannot be checked
     launch.check_data(TrainingCommand.parse([str(data), "--arch", "transformer"]))
 
 

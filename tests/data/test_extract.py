@@ -1,4 +1,4 @@
-"""data/extract.py: texts out of archives and markup, and the archives that are refused."""
+"""data/extract.py: texts from archives and markup, and archives that are refused."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ def test_truncated_archive_is_named(tmp_path: Path, name: str, kept: float) -> N
     text = mirror.sides(mirror.pairs(3000, ("en", "de")))[0]
     mirror.archive(tmp_path / name, {"a.en": text})
     whole = (tmp_path / name).read_bytes()
-    # A tar file ends in zeros that nobody misses.
+    # A tar file ends in zeros that may be missing.
     size = len(whole) if name != "a.tar" else len(text.encode())
     (tmp_path / name).write_bytes(whole[: int(size * kept)])
-    with pytest.raises(extract.Damaged, match=rf"{name}: damaged or cut off "):
+    with pytest.raises(extract.Damaged, match=rf"{name}: damaged or truncated "):
         out_of(tmp_path / name, ["a.en"], tmp_path / "out")
     assert list((tmp_path / "out").glob("text?")) == []
 
@@ -104,14 +104,15 @@ def test_truncated_archive_is_named(tmp_path: Path, name: str, kept: float) -> N
 def test_truncated_compressed_member_is_named(tmp_path: Path) -> None:
     packed = gzip.compress(mirror.sides(mirror.pairs(3000, ("en", "de")))[0].encode())
     mirror.archive(tmp_path / "a.tar", {"a.en.gz": packed[: len(packed) // 2]})
-    with pytest.raises(ValueError, match=r"a\.tar: damaged or cut off"):
+    with pytest.raises(ValueError, match=r"a\.tar: damaged or truncated"):
         out_of(tmp_path / "a.tar", ["a.en.gz"], tmp_path / "out")
 
 
 def test_missing_member_error_lists_existing_members(tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.tgz", {f"x/{i}": "1\n" for i in range(10)})
     with pytest.raises(
-        ValueError, match=r"a\.tgz \(.* bytes, is it whole\?\): has no member x/ten; it has x/0, .*, x/7 and 2 more"
+        ValueError,
+        match=r"a\.tgz \(.* bytes; is it complete\?\): member x/ten is missing; it contains x/0, .*, x/7 and 2 more",
     ):
         out_of(tmp_path / "a.tgz", ["x/0", "x/ten"], tmp_path / "out")
 
@@ -119,19 +120,19 @@ def test_missing_member_error_lists_existing_members(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil"])
 def test_archive_escaping_its_folder_is_refused(tmp_path: Path, name: str) -> None:
     archive = tar(tmp_path / "a.tgz", [tarfile.TarInfo("good"), tarfile.TarInfo(name)])
-    with pytest.raises(ValueError, match="leads out of the archive's folder"):
+    with pytest.raises(ValueError, match="leads outside the archive's folder"):
         out_of(archive, ["good", name], tmp_path / "out")
     assert not list(tmp_path.rglob("evil")) and not Path("/evil").exists()
 
 
 def test_damaged_zip_is_named(tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.zip", {"a.en": mirror.sides(mirror.pairs(3000, ("en", "de")))[0], "../evil": "x"})
-    with pytest.raises(ValueError, match="leads out of the archive's folder"):
+    with pytest.raises(ValueError, match="leads outside the archive's folder"):
         out_of(tmp_path / "a.zip", ["a.en", "b"], tmp_path / "out")
     whole = bytearray((tmp_path / "a.zip").read_bytes())
     whole[5000] ^= 255
     (tmp_path / "a.zip").write_bytes(whole)
-    with pytest.raises(ValueError, match=r"a\.zip: damaged or cut off"):
+    with pytest.raises(ValueError, match=r"a\.zip: damaged or truncated"):
         out_of(tmp_path / "a.zip", ["a.en"], tmp_path / "bad")
 
 
@@ -156,13 +157,13 @@ def test_extract_all_keeps_every_file_unchanged(tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize(
     "kind, name, said",
     [
-        (tarfile.REGTYPE, "../evil", "leads out of the archive's folder"),
-        (tarfile.REGTYPE, "/evil", "leads out of the archive's folder"),
-        (tarfile.SYMTYPE, "evil", "leads out of the archive's folder"),
-        (tarfile.LNKTYPE, "evil", "leads out of the archive's folder"),
-        (tarfile.FIFOTYPE, "evil", "is no plain file"),
-        (tarfile.CHRTYPE, "evil", "is no plain file"),
-        (tarfile.REGTYPE, "good", "is there twice"),
+        (tarfile.REGTYPE, "../evil", "leads outside the archive's folder"),
+        (tarfile.REGTYPE, "/evil", "leads outside the archive's folder"),
+        (tarfile.SYMTYPE, "evil", "leads outside the archive's folder"),
+        (tarfile.LNKTYPE, "evil", "leads outside the archive's folder"),
+        (tarfile.FIFOTYPE, "evil", "is not a regular file"),
+        (tarfile.CHRTYPE, "evil", "is not a regular file"),
+        (tarfile.REGTYPE, "good", "appears twice"),
     ],
 )
 def test_unpack_refuses_links_and_special_members(tmp_path: Path, kind: bytes, name: str, said: str) -> None:
@@ -178,11 +179,11 @@ def test_unpack_refuses_links_and_special_members(tmp_path: Path, kind: bytes, n
 
 @pytest.mark.parametrize("linked", ["good", "/etc/passwd", "../../secret"])
 def test_links_are_never_followed(linked: str, tmp_path: Path) -> None:
-    """The text that they stand for is not written, wherever it is."""
+    """The text that a link points to is not extracted, wherever it is."""
     link = tarfile.TarInfo("a.en")
     link.type, link.linkname = tarfile.SYMTYPE, linked
     archive = tar(tmp_path / "a.tgz", [tarfile.TarInfo("good"), link])
-    said = r"member 'a\.en' (is no plain file|leads out of the archive's folder)"
+    said = r"member 'a\.en' (is not a regular file|leads outside the archive's folder)"
     with pytest.raises(ValueError, match=said):
         out_of(archive, ["a.en"], tmp_path / "out")
     with pytest.raises(ValueError, match=said):
@@ -190,16 +191,16 @@ def test_links_are_never_followed(linked: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "text0").exists() and not (tmp_path / "all" / "a.en").exists()
 
 
-def test_a_folder_in_a_zip_is_no_text(tmp_path: Path) -> None:
+def test_folder_in_a_zip_is_not_a_text(tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.zip", {"a.en/": ""})
     with pytest.raises(ValueError, match=r"a\.zip: member 'a\.en' is not a regular file"):
         out_of(tmp_path / "a.zip", ["a.en"], tmp_path / "out")
 
 
-def test_a_zip_with_a_password_is_named(tmp_path: Path) -> None:
+def test_zip_with_a_password_is_named(tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.zip", {"a.en": "text\n"})
     raw = bytearray((tmp_path / "a.zip").read_bytes())
-    raw[6] |= 1  # encrypted, says the member, and the list of members
+    raw[6] |= 1  # sets the encryption bit of the member and of its directory entry
     raw[raw.index(b"PK\x01\x02") + 8] |= 1
     (tmp_path / "a.zip").write_bytes(raw)
     with pytest.raises(ValueError, match=r"a\.zip: cannot be read: .*a\.en.* encrypted"):
@@ -217,8 +218,10 @@ def test_too_many_members_are_refused(name: str, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz", "a.zip", "nested.tar", "a.en.gz"])
-def test_what_unpacks_to_too_much_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line of zeros without end: refused where so much has been written, and nothing of it stays."""
+def test_archive_that_unpacks_to_too_much_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An endless line of zeros is refused when the limit is reached, and the output is removed."""
     zeros = bytes(20_000_000)
     packed = gzip.compress(zeros, mtime=0)
     if name == "a.en.gz":
@@ -245,7 +248,7 @@ def test_what_unpacks_to_too_much_is_refused(name: str, tmp_path: Path, monkeypa
             extract.unpack(tmp_path / name, tmp_path / "all")
 
 
-def test_markup_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_markup_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extract, "MARKUP_BYTES", 1000)
     (tmp_path / "a.sgm").write_text("<seg>x</seg>" + "\n" * 988)
     extract.convert(tmp_path / "a.sgm", "a.sgm", tmp_path / "out")
@@ -255,8 +258,8 @@ def test_markup_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("last", ["", "\n"])
-def test_a_limit_counts_whole_lines(last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line that is read in pieces is one line."""
+def test_limit_counts_whole_lines(last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that is read in pieces counts once."""
     monkeypatch.setattr(extract, "BLOCK", 10)
     text = "x" * 35 + "\n" + "y" * 10 + "\nthree" + last
     (tmp_path / "a.en").write_text(text)
@@ -284,7 +287,7 @@ def test_flipped_bit_is_harmless_or_detected(tmp_path: Path, name: str) -> None:
     whole = (tmp_path / name).read_bytes()
     expected = [text.encode() for text in TEXTS.values()]
     found = 0
-    # gzip's checksum and length are its last 8 bytes, a zip's list of members its last 200.
+    # The last 8 bytes of a gzip are its checksum and length, the last 200 of this zip its directory.
     for place in [*range(0, len(whole), 9), *range(len(whole) - 40, len(whole))]:
         raw = bytearray(whole)
         raw[place] ^= 1 << place % 8
@@ -304,10 +307,10 @@ def test_flipped_bit_is_harmless_or_detected(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("missing", [*range(1, 9), 20])
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz"])
 def test_compressed_archive_missing_its_last_bytes_is_named(tmp_path: Path, name: str, missing: int) -> None:
-    """The tar in it is whole: only the compression's own end is not there."""
+    """The tar inside is complete; only the end of the compressed stream is missing."""
     mirror.archive(tmp_path / name, dict(TEXTS))
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-missing])
-    with pytest.raises(extract.Damaged, match=rf"{name}: damaged or cut off"):
+    with pytest.raises(extract.Damaged, match=rf"{name}: damaged or truncated"):
         out_of(tmp_path / name, list(TEXTS), tmp_path / "out")
     assert not list((tmp_path / "out").glob("text?"))
 
@@ -343,7 +346,7 @@ def test_damaged_compressed_text_is_named(tmp_path: Path) -> None:
     packed[-6] ^= 1  # in its checksum
     for raw in (bytes(packed), PACKED["a.en.gz"][:-4]):
         (tmp_path / "a.en.gz").write_bytes(raw)
-        with pytest.raises(extract.Damaged, match=r"a\.en\.gz: damaged or cut off"):
+        with pytest.raises(extract.Damaged, match=r"a\.en\.gz: damaged or truncated"):
             extract.convert(tmp_path / "a.en.gz", "a.en.gz", tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
@@ -371,7 +374,7 @@ def test_file_type_is_detected_from_first_bytes(name: str, beginning: bytes, sai
 
 
 def test_archive_of_countless_empty_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their bytes are none, but each takes a block of the disk and an entry of its folder."""
+    """The files are empty, but each needs a directory entry and disk space."""
     with tarfile.open(tmp_path / "a.tar.xz", "w:xz") as made:
         for number in range(300):
             made.addfile(tarfile.TarInfo(f"run{number}/x"))

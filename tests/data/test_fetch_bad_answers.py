@@ -21,7 +21,7 @@ def test_wrong_response_falls_back_to_next_address(server: Server, tmp_path: Pat
     urls = (f"{server.url}/bad", f"{server.url}/good")
     file = known(server, urls=urls, bytes=None, sha256=None, md5=None)
     assert get(file, tmp_path, allow_other=True).url == urls[1]
-    assert server.asked == [("/bad", None), ("/good", None)]
+    assert server.requests == [("/bad", None), ("/good", None)]
     only_whole(tmp_path)
 
 
@@ -54,7 +54,7 @@ def test_good_partial_file_survives_bad_response(
     monkeypatch.setattr(fetching, "ATTEMPTS", 1)
     monkeypatch.setattr(fetching, "SILENCE", 2)
     server.honours_ranges = ranges
-    server.script = [act, act] if act == "416" else [act]  # asked again without a range
+    server.script = [act, act] if act == "416" else [act]  # requested again without a range
     (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:123_456])
     with pytest.raises(FetchError):
         get(known(server), tmp_path)
@@ -62,7 +62,7 @@ def test_good_partial_file_survives_bad_response(
     assert there == CONTENT[: len(there)] and len(there) >= 123_456
     server.honours_ranges = True
     get(known(server), tmp_path)
-    assert server.asked[-1] == ("/a.tgz", f"bytes={len(there)}-")
+    assert server.requests[-1] == ("/a.tgz", f"bytes={len(there)}-")
     only_whole(tmp_path)
 
 
@@ -74,17 +74,17 @@ def test_wrong_size_is_refused_before_download(
     server.script = ["huge"]
     if start:
         (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:start])
-    said = rf"wrong size: {10**12}, but 300000 is expected \(--allow-other-data accepts it\)"
+    said = rf"wrong size: {10**12}; expected 300000 \(use --allow-other-data to accept it\)"
     with pytest.raises(FetchError, match=said):
         get(known(server), tmp_path)
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 def test_oversized_response_without_length_is_refused(server: Server, tmp_path: Path) -> None:
     server.script = ["no length, too much"]
-    with pytest.raises(FetchError, match="sends more than the 300000 bytes that are expected"):
+    with pytest.raises(FetchError, match="sent more than the expected 300000 bytes"):
         get(known(server), tmp_path)
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
     get(known(server), tmp_path)
     only_whole(tmp_path)
 
@@ -102,24 +102,24 @@ def test_response_without_length_ends_with_the_connection(server: Server, tmp_pa
 def test_short_response_without_length_is_retried(server: Server, tmp_path: Path) -> None:
     server.script = ["no length, cut off"]
     get(known(server), tmp_path)
-    assert [asked for _, asked in server.asked] == [None, "bytes=50000-"]
+    assert [requested for _, requested in server.requests] == [None, "bytes=50000-"]
     only_whole(tmp_path)
 
 
 def test_other_data_resumes_after_lost_connection(server: Server, tmp_path: Path) -> None:
-    """What this address has sent a moment ago is no other file's beginning."""
+    """A partial file from the same URL in the same run is not mistaken for another file's beginning."""
     server.script = ["drop", "drop"]
     get(known(server, sha256="0" * 64), tmp_path, allow_other=True)
-    assert [asked for _, asked in server.asked] == [None, "bytes=100000-", "bytes=200000-"]
+    assert [requested for _, requested in server.requests] == [None, "bytes=100000-", "bytes=200000-"]
     only_whole(tmp_path)
 
 
 def test_wrong_range_is_not_appended(server: Server, tmp_path: Path) -> None:
-    """Nothing is known of the file, so that no checksum would tell."""
+    """Nothing is known about the file, so no checksum would reveal the mistake."""
     server.script = ["other part"]
     (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:1000])
     get(known(server, bytes=None, sha256=None, md5=None), tmp_path)
-    assert [asked for _, asked in server.asked] == ["bytes=1000-", None]
+    assert [requested for _, requested in server.requests] == ["bytes=1000-", None]
     only_whole(tmp_path)
 
 
@@ -133,7 +133,7 @@ def test_partial_of_another_file_is_detected_by_content(server: Server, tmp_path
 
 @pytest.mark.parametrize("mirror", ["nowhere", "http://exa mple", "http://h\u0000st", "http://[", "odd://host"])
 def test_invalid_mirror_is_a_one_line_error(tmp_path: Path, mirror: str) -> None:
-    with pytest.raises(FetchError, match=r"a\.tgz could not be downloaded"):
+    with pytest.raises(FetchError, match=r"a\.tgz: download failed"):
         get(RemoteFile("a.tgz"), tmp_path, mirror)
     assert fetching.size_at(fetching.address("a.tgz", mirror)) is None
 

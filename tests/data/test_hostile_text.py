@@ -1,4 +1,4 @@
-"""Text of every kind through preparation, translation and scores: no crash, no line lost, none out of its order."""
+"""Hostile text in preparation, translation and scoring: no crash, no lost line, no change of order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from support import hostile_lines
 
 
 def cases(count: int) -> pytest.MarkDecorator:
-    """Try so many lines in the normal run: a fiftieth of them."""
+    """Try `count` lines in long runs, and a fiftieth of them in normal runs."""
     return pytest.mark.parametrize("count", [pytest.param(count // 50), pytest.param(count, marks=pytest.mark.long)])
 
 
@@ -41,7 +41,7 @@ FORMS = [
 @pytest.mark.once
 @cases(20_000)
 def test_any_line_survives_tokenising_and_restoring(count: int, fault: Callable[..., None]) -> None:
-    """To the model and back: one line with no white space but plain spaces, and of untokenised text nothing else."""
+    """To the model and back: one line with only plain spaces; untokenised text does not change otherwise."""
     for number, line in enumerate(hostile_lines.valid(1, count)):
         form = FORMS[number % len(FORMS)]
         found = form.to_model(line)
@@ -63,7 +63,7 @@ def test_escapes_are_undone(line: str) -> None:
 
 
 def usable(raw: bytes) -> str | None:
-    """Return a raw line's text, written anew: what cleaning must let through."""
+    """Return the text of a raw line if cleaning must keep it, by an independent implementation."""
     raw = raw[:-1] if raw.endswith(b"\r") else raw
     try:
         line = raw.decode("utf-8")
@@ -77,7 +77,7 @@ def is_control(character: str) -> bool:
 
 
 def numbered(lines: Iterator[bytes]) -> list[bytes]:
-    """Return lines, every third short one with its number at its end, to be known again."""
+    """Append the line number to every third short line, so that it can be recognised later."""
     return [
         line.rstrip(b"\r") + b" %d" % number if number % 3 == 0 and len(line) < 9000 else line
         for number, line in enumerate(lines)
@@ -93,7 +93,7 @@ def write(folder: Path, name: str, sides: tuple[list[bytes], list[bytes]]) -> Pa
 @pytest.mark.once
 @cases(30_000)
 def test_cleaning_keeps_usable_pairs_in_order(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
-    """Bytes and text in one file: each pair is kept as it must be, or dropped and counted."""
+    """Bytes and text in one file: each pair is kept correctly, or dropped and counted."""
     sides = tuple(numbered(hostile_lines.any_lines(seed, count // 2, 0.1)) for seed in (2, 3))
     prefix = write(tmp_path, "raw", sides)
     both, outputs = ((Path(f"{stem}.en"), Path(f"{stem}.xx")) for stem in (prefix, tmp_path / "out"))
@@ -121,7 +121,7 @@ def test_cleaning_keeps_usable_pairs_in_order(count: int, tmp_path: Path, fault:
 @pytest.mark.once
 @cases(2_000)
 def test_unusable_line_is_named(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
-    """Without cleaning, and in a valid or test text: file and number of the first such line."""
+    """Without cleaning, and in valid or test text, the error names the file and the first such line."""
     choose = random.Random(4)
     good = [line.encode() for line in hostile_lines.valid(5, 200, without=("long", "a mark at the beginning"))]
     for wrong in hostile_lines.bad(6, count):
@@ -141,7 +141,7 @@ def test_unusable_line_is_named(count: int, tmp_path: Path, fault: Callable[...,
 
 
 def read_back(data: Path, split: str, language: str) -> list[list[str]]:
-    """Return the subwords of every line of a data folder, as fairseq reads it."""
+    """Return the subwords of every line of a data folder as read by fairseq."""
     from fairseq.data import Dictionary, data_utils
 
     words = Dictionary.load(str(data / f"dict.{language}.txt"))
@@ -155,7 +155,7 @@ def read_back(data: Path, split: str, language: str) -> list[list[str]]:
 def test_data_folder_contains_the_text_it_was_given(
     normalizer: str, count: int, tmp_path: Path, fault: Callable[..., None]
 ) -> None:
-    """`prepare custom`: every line is there, in its place, as sentencepiece cuts it; references are untouched."""
+    """`prepare custom`: every line is in its place, as segmented by sentencepiece; references are unchanged."""
     import sentencepiece
 
     splits = {"train": count * 3 // 10, "valid": count // 10, "test": count // 10}
@@ -173,8 +173,8 @@ def test_data_folder_contains_the_text_it_was_given(
     flags += [word for split in splits for word in (f"--{split}", str(tmp_path / split))]
     flags += ["--out", str(tmp_path / "data"), "--workers", "2", "--allow-low-ceiling", "--spm-normalizer", normalizer]
     assert custom.main(flags) == 0
-    told = json.loads((tmp_path / "data" / "corpus.json").read_text())
-    assert {split: lines["out"] for split, lines in told["lines"].items()} == splits
+    record = json.loads((tmp_path / "data" / "corpus.json").read_text())
+    assert {split: lines["out"] for split, lines in record["lines"].items()} == splits
 
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "data" / "spm.model"))
     unknown = 0
@@ -192,16 +192,16 @@ def test_data_folder_contains_the_text_it_was_given(
                 assert (tmp_path / "data" / "ref" / f"{split}.{language}").read_bytes() == b"".join(
                     line + b"\n" for line in lines
                 )
-    trip = told["round_trip"]["test"]
+    trip = record["round_trip"]["test"]
     fault(
         f"`prepare custom` of text of every kind, {normalizer}",
         2 * sum(splits.values()),
-        f"every line in its place, subword by subword; {trip['exact']:,} of {trip['of']:,} test lines come back",
+        f"every line in its place, subword by subword; {trip['exact']:,} of {trip['of']:,} test lines restored",
     )
 
 
 def test_fairseq_symbols_in_text_become_unknown_subwords(tmp_path: Path) -> None:
-    """A vocabulary without Latin letters: `</s>` in a text is one unknown subword, and must not end the sentence."""
+    """Without Latin letters in the vocabulary, `</s>` in a text becomes unknown and must not end the sentence."""
     odd = ["да <s> нет", "</s>", "<pad> да<pad>", "нет <unk>", "да"]
     choose = random.Random(8)
     for split, size in (("train", 400), ("valid", 20), ("test", 0)):
@@ -215,15 +215,15 @@ def test_fairseq_symbols_in_text_become_unknown_subwords(tmp_path: Path) -> None
         ["▁нет", "<unk>", "<unk>"], ["▁да"],
     ]  # fmt: skip
     trip = json.loads((tmp_path / "data" / "corpus.json").read_text())["round_trip"]["test"]
-    assert trip["lost"] == {"unknown": 3, "normalizer": 0, "form": 0}  # `<unk>` comes back by chance
+    assert trip["lost"] == {"unknown": 3, "normalizer": 0, "form": 0}  # `<unk>` is restored by chance
 
 
 @pytest.mark.once
 @cases(10_000)
 def test_any_text_survives_log_and_scoring(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
-    """fairseq-generate's log gives its hypotheses back in order; every score of every text is a number."""
+    """Hypotheses are read from fairseq-generate's log in order, and every text gets a valid score."""
     choose = random.Random(11)
-    # As a dictionary can have it: to_model leaves plain spaces alone.
+    # As dictionaries can contain it: to_model keeps plain spaces.
     found = [re.sub(r"\s", " ", line).strip() for line in hostile_lines.valid(12, count)]
     log = tmp_path / "test.log"
     order = list(range(len(found)))
@@ -264,7 +264,7 @@ def translator(sas_checkpoint: Path, corpus: Path, tmp_path_factory: pytest.Temp
 def test_translations_keep_the_order_of_lines(
     count: int, translator: Translator, corpus: Path, fault: Callable[..., None], capsysbinary: Any, monkeypatch: Any
 ) -> None:
-    """Known sentences among hostile lines keep their translations; what the model cannot take is named."""
+    """Known sentences among hostile lines keep their translations; lines that are too long are named."""
     sentences = read_lines(corpus / "ref" / "test.en")[:20]
     known = translator.translate(sentences)
     lines, refused = [], 0
@@ -275,7 +275,7 @@ def test_translations_keep_the_order_of_lines(
             assert re.fullmatch(rf"line {number}: 1?\d,\d\d\d subwords; the model accepts at most 1,024", str(error))
             refused += 1
             continue
-        if len(line) < 300:  # beyond, the tiny model writes long nonsense for minutes
+        if len(line) < 300:  # for longer lines the tiny model generates nonsense for minutes
             lines.append(line)
         if number % 5 == 0:
             lines.append(sentences[number % 20])
@@ -314,7 +314,7 @@ def test_untranslatable_line_is_named_after_translating_earlier_lines(
         assert out.decode() == "".join(f"{of[one]}\n" for one in before)
         said = f"fairseq-resid translate: error: line {len(before) + 1}: "
         assert error.decode().startswith(said) and error.count(b"\n") == 1, error
-    fault("a line that is no UTF-8 after up to 8 that are", count, "named by number, those before it translated")
+    fault("a line that is not UTF-8 after up to 8 that are", count, "named by number, those before it translated")
 
 
 def test_source_that_looks_like_fairseq_symbols_translates(

@@ -1,4 +1,4 @@
-"""Much of everything: pairs of text, lines to translate, checkpoints. Memory and disk stay bounded, nothing is lost."""
+"""Large inputs: pairs of text, lines to translate, checkpoints. Memory and disk stay bounded, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reas
 
 
 def write_pairs(folder: Path, count: int) -> dict[str, Path]:
-    """Write so many short training pairs, all different, and small valid and test texts; return their prefixes."""
+    """Write `count` different short training pairs, and small valid and test texts; return their prefixes."""
     folder.mkdir()
     choose = random.Random(3)
     known = [sentence_pair(choose) for _ in range(2000)]
@@ -52,7 +52,7 @@ def bytes_below(folder: Path) -> int:
 
 
 class Peaks:
-    """The most memory that every step of a preparation takes, and fairseq-preprocess within the last of them."""
+    """Peak memory of every step of a preparation, and of fairseq-preprocess within the last step."""
 
     def __init__(self, process: subprocess.Popen[bytes], work: Path) -> None:
         self.process, self.work = process, work
@@ -68,13 +68,13 @@ class Peaks:
             theirs = sum(size for command, size in found.items() if "fairseq-preprocess" in command)
             self.most["fairseq-preprocess"] = max(self.most["fairseq-preprocess"], theirs)
             self.most[step] = max(self.most[step], sum(found.values()) - theirs)
-            with contextlib.suppress(FileNotFoundError):  # renamed just now
+            with contextlib.suppress(FileNotFoundError):  # just renamed
                 self.disk = max(self.disk, bytes_below(self.work))
             time.sleep(0.5)
 
 
 def test_preparing_millions_of_pairs_uses_bounded_memory(tmp_path: Path, fault: Callable[..., None]) -> None:
-    """Our own steps take no more memory for 5,000,000 pairs than for 1,000,000; fairseq's is measured."""
+    """Our own steps need no more memory for 5,000,000 pairs than for 1,000,000; fairseq's use is only measured."""
     peaks, figures = {}, {}
     for count in (1_000_000, 5_000_000):
         folder = tmp_path / str(count)
@@ -91,34 +91,35 @@ def test_preparing_millions_of_pairs_uses_bounded_memory(tmp_path: Path, fault: 
         found.watcher.join()
         seconds = time.monotonic() - start
         assert process.returncode == 0, output
-        told = json.loads((data / "corpus.json").read_text())
-        assert told["lines"]["train"] == {"in": count, "out": count, "dropped": {}}
+        record = json.loads((data / "corpus.json").read_text())
+        assert record["lines"]["train"] == {"in": count, "out": count, "dropped": {}}
         assert (data / "train.en-xx.en.idx").stat().st_size == 26 + count * 12
         raw = sum(Path(f"{prefix}.{side}").stat().st_size for prefix in prefixes.values() for side in ("en", "xx"))
         figures[count] = {"seconds": seconds, "text": raw, "work": found.disk, "data": bytes_below(data)}
         peaks[count] = found.most
-        assert found.disk <= disk.WORK_FACTOR * raw + disk.WORK_BYTES  # what was asked for beforehand
+        assert found.disk <= disk.WORK_FACTOR * raw + disk.WORK_BYTES  # the estimate of the disk check
         shutil.rmtree(folder)
     few, many = peaks.values()
     for step in ("tokenise", "learn", "encode", "binarise"):
         assert many[step] < 1.1 * few[step] + 10e6, (step, few, many)
 
-    def told_of(name: str) -> str:
+    def megabytes(name: str) -> str:
         return f"{few[name] / 1e6:.0f} and {many[name] / 1e6:.0f} MB"
 
     last = figures[5_000_000]
     fault(
         "5,000,000 pairs of text, after 1,000,000",
         2,
-        f"peak of our steps: tokenise {told_of('tokenise')}, learn {told_of('learn')}, encode {told_of('encode')}; of "
-        f"fairseq-preprocess with its workers {told_of('fairseq-preprocess')}; {last['seconds']:.0f} s, "
-        f"{last['text'] / 1e6:.0f} MB of text, {last['work'] / 1e6:.0f} MB at work, {last['data'] / 1e6:.0f} MB made",
+        f"peak of our steps: tokenise {megabytes('tokenise')}, learn {megabytes('learn')}, "
+        f"encode {megabytes('encode')}; of fairseq-preprocess with its workers {megabytes('fairseq-preprocess')}; "
+        f"{last['seconds']:.0f} s, {last['text'] / 1e6:.0f} MB of text, {last['work'] / 1e6:.0f} MB at work, "
+        f"{last['data'] / 1e6:.0f} MB made",
     )
 
 
 @pytest.fixture(scope="module")
 def smallest(train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder of a model of 1 + 1 layers and 16 channels, trained until its translations end."""
+    """The run folder of a model with 1 + 1 layers and 16 channels, trained until its translations terminate."""
     run = tmp_path_factory.mktemp("smallest") / "run"
     sizes = [(f"--{stack}-{what}", size) for stack in ("encoder", "decoder") for what, size in SMALLEST.items()]
     train(run, *itertools.chain(*sizes), "--residual", "pre_ln", "--lr", 0.01, "--batch-size", 64, "--max-update", 200)
@@ -131,7 +132,7 @@ SMALLEST = {"layers": 1, "embed-dim": 16, "ffn-embed-dim": 16, "attention-heads"
 def test_translating_many_lines_uses_constant_memory(
     smallest: Path, corpus: Path, tmp_path: Path, fault: Callable[..., None]
 ) -> None:
-    """`translate` answers every line in its place, and takes no more memory at the end than after 10,000 lines."""
+    """`translate` answers every line in order, and needs no more memory at the end than after 10,000 lines."""
     choose = random.Random(6)
     sentences = ["", *read_lines(corpus / "ref" / "test.en")]
     lines = choose.choices(sentences, k=LINES)
@@ -171,7 +172,7 @@ def test_translating_many_lines_uses_constant_memory(
     )
 
 
-# A checkpoint every second update; three and the last one are kept.
+# A checkpoint every second update; the newest three and the last one are kept.
 CHECKPOINTS, KEPT = 200, 3
 WEEK = """
     --optimizer adam --adam-betas '(0.9, 0.98)' --lr 0.005 --lr-scheduler inverse_sqrt --warmup-updates 4 --seed 1 --cpu
@@ -191,7 +192,7 @@ def week(corpus: Path, tmp_path: Path) -> list[str]:
 
 
 class Watched:
-    """A run folder while a training writes to it: the most that it held, and what the training's process held."""
+    """Watches a run folder during training: its largest size, and the memory and open files of the process."""
 
     def __init__(self, run: Path) -> None:
         self.run = run
@@ -200,7 +201,7 @@ class Watched:
 
     def look(self, process: subprocess.Popen[Any]) -> None:
         """Look once."""
-        with contextlib.suppress(OSError):  # a file or a process that has just gone
+        with contextlib.suppress(OSError):  # a file or process has just disappeared
             found = [file for file in self.run.iterdir() if file.name.startswith("checkpoint")]
             sizes = [file.stat().st_size for file in found]
             self.files, self.size = max(self.files, len(found)), max(self.size, sum(sizes))
@@ -214,19 +215,19 @@ class Watched:
                 self.held[self.newest] = held
 
     def until(self, process: subprocess.Popen[Any], newest: int = CHECKPOINTS + 1) -> None:
-        """Look until the training has ended, or has written so many checkpoints."""
+        """Look until the training ends, or has written this number of checkpoints."""
         while process.poll() is None and self.newest < newest:
             self.look(process)
             time.sleep(0.02)
 
     def check(self) -> int:
-        """Check that it never held more than what is kept, the next one, and copies; return the bytes of one."""
+        """Check that there were never more than the kept checkpoints, one more and copies; return the size of one."""
         one = (self.run / "checkpoint_last.pt").stat().st_size
         assert 0 < self.files <= KEPT + 3 and self.size <= (KEPT + 3) * 1.1 * one
         return one
 
     def check_end(self) -> None:
-        """Check that a finished run's folder holds what it is to hold, and nothing half written."""
+        """Check that the folder of a finished run contains exactly the expected files, and no half-written ones."""
         numbers = range(2 * (CHECKPOINTS - KEPT + 1), 2 * CHECKPOINTS + 1, 2)
         found = {file.name.rsplit("_")[-1] for file in self.run.glob("checkpoint_*_*.pt")}
         assert found == {f"{number}.pt" for number in numbers}
@@ -259,7 +260,7 @@ def test_long_training_keeps_disk_and_memory_bounded(
 def test_long_training_with_kills_leaves_nothing_half_written(
     week: list[str], tmp_path: Path, fault: Callable[..., None]
 ) -> None:
-    """The same, killed at eight moments and begun again by the same command."""
+    """The same, killed at eight moments and resumed by the same command."""
     choose = random.Random(9)
     watched = Watched(tmp_path / "run")
     ends = [*sorted(choose.sample(range(10, CHECKPOINTS - 10), 8)), CHECKPOINTS + 1]

@@ -1,4 +1,4 @@
-"""The manifests of the corpora, and test sets that come from sacrebleu."""
+"""The manifests of the corpora, and test sets from sacrebleu."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.once
 
 
 @pytest.mark.parametrize("name", manifests.names())
-def test_every_manifest_is_whole(name: str) -> None:
+def test_every_manifest_is_complete(name: str) -> None:
     found = manifests.read(manifests.MANIFESTS / f"{name}.yaml")
     assert found.name == name and (ROOT / "data-prep" / f"{name}.sh").is_file()
     assert found.text_bytes > 0 and found.vocab_size >= 1000
@@ -33,14 +33,14 @@ def test_every_manifest_is_whole(name: str) -> None:
         assert file.sha256 is None or len(file.sha256) == 64
 
 
-def test_a_file_of_two_corpora_is_the_same_file() -> None:
+def test_files_shared_by_corpora_are_declared_equally() -> None:
     read = [manifests.read(manifests.MANIFESTS / f"{name}.yaml").files for name in manifests.names()]
     for one in read:
         for other in read:
             assert all(one[name] == other[name] for name in one.keys() & other.keys())
 
 
-def test_the_corpora_have_the_papers_sizes() -> None:
+def test_line_counts_match_the_papers() -> None:
     lines = {
         name: {split: sum(part.lines or 0 for part in read.parts[split]) for split in SPLITS}
         for name in manifests.names()
@@ -67,7 +67,7 @@ def test_the_corpora_have_the_papers_sizes() -> None:
         (lambda text: text.replace("vocab_size", "vocabulary"), "unknown field `vocabulary`"),
     ],
 )
-def test_a_broken_manifest_is_named(change: Callable[[str], str], said: str, tmp_path: Path) -> None:
+def test_broken_manifest_is_named(change: Callable[[str], str], said: str, tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     file.write_text(change((manifests.MANIFESTS / "wmt14-en-de.yaml").read_text()))
     with pytest.raises(ValueError, match=r"m\.yaml: ") as error:
@@ -75,10 +75,10 @@ def test_a_broken_manifest_is_named(change: Callable[[str], str], said: str, tmp
     assert said in str(error.value)
 
 
-def test_a_test_set_comes_from_sacrebleu_or_its_archive(
+def test_test_set_comes_from_sacrebleu_if_possible(
     hosts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """sacrebleu's own code, on a host and in a cache of this test: once as it should be, once with no network."""
+    """Runs sacrebleu's own code with a local host and cache: once successfully, once without network."""
     import sacrebleu.dataset.base
     import sacrebleu.utils
 
@@ -92,15 +92,15 @@ def test_a_test_set_comes_from_sacrebleu_or_its_archive(
         monkeypatch.setattr(module, "SACREBLEU_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(dataset, "_outdir", str(tmp_path / "cache" / "wmt14_full"), raising=False)
     monkeypatch.setattr(dataset, "_rawdir", str(tmp_path / "cache" / "wmt14_full" / "raw"), raising=False)
-    way = sources.Way((), None, tmp_path / "downloads", False)
-    bring = lambda: sources._from_sacrebleu(read, way, "test", part, "wmt14/full")  # noqa: E731
+    options = sources.TextSourceOptions((), None, tmp_path / "downloads", False)
+    bring = lambda: sources._from_sacrebleu(read, options, "test", part, "wmt14/full")  # noqa: E731
     texts = bring()
     assert texts is not None and "sacrebleu -t wmt14/full -l en-de" in capsys.readouterr().out
     assert all(text.is_verified and text.address == "sacrebleu -t wmt14/full -l en-de" for text in texts)
     paths = sources.extract_all(texts, tmp_path / "out", None)
     expected = mirror.sides(mirror.pairs(20, ("en", "de"), 8))
     assert [path.read_text() for path in paths.values()] == list(expected)
-    # Half a file in its cache, as a killed run leaves it.
+    # Half a file in its cache, as left by a killed run.
     texts[1].file.write_bytes(texts[1].file.read_bytes()[:500])
     assert bring() is None
     assert "wrong md5 checksum" in capsys.readouterr().out

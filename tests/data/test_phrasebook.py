@@ -1,4 +1,4 @@
-"""The embedded phrasebook: its sentences, splits and files, and the two baselines under a model's BLEU on it."""
+"""The built-in phrasebook: its sentences, splits and files, and two simple baselines for BLEU on it."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from fairseq_resid.evaluation.baselines import baselines, nearest
 
 pytestmark = pytest.mark.once
 
-# of the default files one after the other by name; change it only together with the figures in the documentation
+# Hash of the default files, concatenated by name. Change it only together with the figures in the documentation.
 DEFAULT_SHA256 = "3e74879c5382524aa5e09d5c5a24e0a131537ff07c2c9b028cd8393f0718923e"
 SPLITS = ("train", "valid", "test")
 
 
 @pytest.fixture(scope="module")
 def default() -> dict[str, list[Example]]:
-    """The default corpus with its combinations; no test changes it."""
+    """The default corpus with its combinations. Read-only."""
     return phrasebook.draw()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default corpus as the command writes it; no test changes it."""
+    """The default corpus as written by the command. Read-only."""
     out = tmp_path_factory.mktemp("phrasebook") / "made" / "here"
     assert main(["--out", str(out)]) == 0
     return out
 
 
 def words(text: str) -> list[str]:
-    """The words of a sentence in lower case, hyphens and apostrophes inside them kept."""
+    """The words of a sentence in lower case, with their hyphens and apostrophes."""
     return re.findall(r"[\w'-]+", text.lower())
 
 
 def raw_examples(per_template: int = 900) -> Iterator[Example]:
-    """Examples straight from the grammar, before sentences already seen are passed over."""
+    """Examples straight from the grammar, before repeated sentences are skipped."""
     generator = random.Random(7)
     for spaces in phrasebook._spaces().values():
         for space in spaces:
@@ -58,7 +58,7 @@ def raw_examples(per_template: int = 900) -> Iterator[Example]:
 # ---- the sentences ----
 
 
-def test_every_filler_is_one_english_and_one_vietnamese() -> None:
+def test_fillers_of_a_slot_are_unique_in_both_languages() -> None:
     for slot, fillers in table.read().fillers.items():
         assert len({filler.english for filler in fillers}) == len(fillers), slot
         assert len({filler.forms["vi"] for filler in fillers}) == len(fillers), slot
@@ -74,7 +74,7 @@ def test_subjects_agree_with_their_verbs() -> None:
 
 
 def test_sentences_translate_one_to_one() -> None:
-    """Straight from the grammar, because the draw would hide a second translation by passing it over."""
+    """Straight from the grammar, because drawing would skip a second translation and hide it."""
     translations: dict[str, set[str]] = defaultdict(set)
     sources: dict[str, set[str]] = defaultdict(set)
     for example in raw_examples():
@@ -85,7 +85,7 @@ def test_sentences_translate_one_to_one() -> None:
     assert not [entry for entry in sources.items() if len(entry[1]) > 1]
 
 
-def test_form_of_the_sentences() -> None:
+def test_sentences_are_well_formed() -> None:
     for example in raw_examples(300):
         for text in (example.english, example.vietnamese):
             assert text == " ".join(text.split())
@@ -109,7 +109,7 @@ def test_default_output_is_frozen(folder: Path) -> None:
     assert hashlib.sha256(content).hexdigest() == DEFAULT_SHA256
 
 
-def test_generate_is_what_is_written(folder: Path) -> None:
+def test_generate_equals_the_written_files(folder: Path) -> None:
     pairs = phrasebook.generate()
     assert {split: len(pairs[split]) for split in SPLITS} == {"train": 8000, "valid": 500, "test": 500}
     for split in SPLITS:
@@ -118,7 +118,7 @@ def test_generate_is_what_is_written(folder: Path) -> None:
             assert text == "".join(f"{pair[side]}\n" for pair in pairs[split])
 
 
-def test_sizes_and_seeds() -> None:
+def test_output_depends_on_seed_but_not_on_training_size() -> None:
     first = phrasebook.generate(seed=3, train=300, valid=40, test=50)
     assert [len(first[split]) for split in SPLITS] == [300, 40, 50]
     assert first == phrasebook.generate(seed=3, train=300, valid=40, test=50)
@@ -128,14 +128,14 @@ def test_sizes_and_seeds() -> None:
     assert larger["test"] == first["test"] and larger["valid"] == first["valid"]
 
 
-def test_no_sentence_twice(default: dict[str, list[Example]]) -> None:
+def test_no_sentence_occurs_twice(default: dict[str, list[Example]]) -> None:
     examples = [example for split in SPLITS for example in default[split]]
     assert len({example.english for example in examples}) == len(examples) == 9000
     assert len({example.vietnamese for example in examples}) == len(examples)
 
 
 def test_combinations_are_held_out(default: dict[str, list[Example]]) -> None:
-    """Also over seeds, and with the words of a combination in any order."""
+    """Also across seeds, and for the words of a combination in any order."""
     train = [*default["train"], *phrasebook.draw(seed=2, train=4000, valid=1, test=1)["train"]]
     held = {
         split: {(item.template, tuple(sorted(item.combination))) for item in examples}
@@ -160,8 +160,8 @@ def test_combinations_are_held_out(default: dict[str, list[Example]]) -> None:
         (r"Are there any (\w+ \w+) at the .+\?", 5),
     ],
 )
-def test_combinations_read_from_the_sentences(folder: Path, pattern: str, fewest: int) -> None:
-    """What the generator says of itself, seen in the files: the captured words together are in test or in train."""
+def test_held_out_combinations_are_visible_in_the_files(folder: Path, pattern: str, fewest: int) -> None:
+    """Checked in the files themselves: the captured words occur together either in test or in train."""
     found = {}
     for split in ("train", "test"):
         lines = (folder / f"{split}.en").read_text(encoding="utf-8").splitlines()
@@ -170,7 +170,7 @@ def test_combinations_read_from_the_sentences(folder: Path, pattern: str, fewest
     assert not found["train"] & found["test"]
 
 
-def test_test_words_are_in_training(default: dict[str, list[Example]]) -> None:
+def test_words_of_evaluation_occur_in_training(default: dict[str, list[Example]]) -> None:
     for side in ("english", "vietnamese"):
         train = Counter(word for item in default["train"] for word in words(getattr(item, side)))
         for split in ("valid", "test"):
@@ -179,7 +179,7 @@ def test_test_words_are_in_training(default: dict[str, list[Example]]) -> None:
             assert not rare, f"{split} {side}"
 
 
-def test_all_words_of_the_grammar_are_in_training(default: dict[str, list[Example]]) -> None:
+def test_all_words_of_the_grammar_occur_in_training(default: dict[str, list[Example]]) -> None:
     train = {word for item in default["train"] for word in words(item.vietnamese)}
     contents = table.read()
     slots = {table.kind(slot) for template in contents.sentences for slot in template.slots}
@@ -189,9 +189,9 @@ def test_all_words_of_the_grammar_are_in_training(default: dict[str, list[Exampl
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("size", [0, -1, 10**15])
-def test_impossible_sizes(split: str, size: int) -> None:
+def test_impossible_sizes_are_refused(split: str, size: int) -> None:
     sizes = {"train": 10, "valid": 10, "test": 10, split: size}
-    with pytest.raises(ValueError, match=f"{split}: {size} pairs asked for, (at least 1|the grammar holds)"):
+    with pytest.raises(ValueError, match=f"--{split} {size}: (must be 1 or more|too many pairs)"):
         phrasebook.generate(**sizes)
 
 
@@ -206,11 +206,11 @@ SMALL = ["--train", "30", "--valid", "5", "--test", "5"]
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:
-    """Every path below a folder, with its bytes."""
+    """Every path in a folder, with its bytes."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-def test_same_folder_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_phrasebook_is_not_rewritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "data"
     assert main(["--out", str(out), *SMALL]) == 0
     times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
@@ -221,7 +221,7 @@ def test_same_folder_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("change", ["seed", "extra", "missing", "edited"])
-def test_folder_with_other_content(tmp_path: Path, change: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_with_other_files_is_refused(tmp_path: Path, change: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "data"
     assert main(["--out", str(out), *SMALL]) == 0
     if change == "extra":
@@ -234,11 +234,13 @@ def test_folder_with_other_content(tmp_path: Path, change: str, capsys: pytest.C
     capsys.readouterr()
     assert main(["--out", str(out), *SMALL, "--seed", "2" if change == "seed" else "1"]) == 2
     captured = capsys.readouterr()
-    assert str(out) in captured.err and "other content" in captured.err and not captured.out
+    assert str(out) in captured.err and "other files" in captured.err and not captured.out
     assert snapshot(tmp_path) == before
 
 
-def test_stopped_run_is_taken_up_and_foreign_files_are_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_run_is_replaced_but_unrelated_files_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, partial = tmp_path / "data", tmp_path / "data.partial"
     partial.mkdir()
     (partial / "train.en").write_text("half a fi")
@@ -246,7 +248,7 @@ def test_stopped_run_is_taken_up_and_foreign_files_are_not(tmp_path: Path, capsy
     assert not partial.exists() and len(list(out.iterdir())) == 6
     partial.mkdir()
     (partial / "thesis.tex").write_text("mine")
-    assert main(["--out", str(tmp_path / "data"), *SMALL]) == 0  # nothing to write, nothing in the way
+    assert main(["--out", str(tmp_path / "data"), *SMALL]) == 0  # nothing to write, so .partial does not matter
     assert main(["--out", str(out), *SMALL, "--seed", "2"]) == 2
     for path in out.iterdir():
         path.unlink()
@@ -259,7 +261,7 @@ def test_stopped_run_is_taken_up_and_foreign_files_are_not(tmp_path: Path, capsy
     "arguments",
     [["--train", "0"], ["--test", "-3"], ["--valid", "1000000000000000"], ["--train", "many"], ["--seed", "x"]],
 )
-def test_bad_arguments(tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments_are_refused(tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
         code: object = main(["--out", str(tmp_path / "data"), *arguments])
     except SystemExit as leave:
@@ -270,7 +272,7 @@ def test_bad_arguments(tmp_path: Path, arguments: list[str], capsys: pytest.Capt
     assert not list(tmp_path.iterdir())
 
 
-def test_out_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data").write_text("mine")
     assert main(["--out", str(tmp_path / "data"), *SMALL]) == 2
     assert main(["--out", str(tmp_path / "data" / "below"), *SMALL]) == 2
@@ -288,10 +290,10 @@ def test_baselines_of_the_default_corpus(folder: Path) -> None:
     assert "tok:13a" in result.signature and "version:" in result.signature
 
 
-def test_nearest_by_words_first_of_equals_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nearest_takes_first_of_ties_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     choices = ["a b c d", "x b c", "a b y", "a b c", "a b c", "abc", ""]
     queries = ["a b c", "a b z", "q", "x b c e f", "abd"]
-    # "a b z": "a b y" and "a b c" are equally near; "q": nothing is shared, so the very first
+    # "a b z": "a b y" and "a b c" are equally near. "q": no words are shared, so the first choice wins.
     expected = [3, 2, 0, 1, 0]
     assert nearest(queries, choices) == expected
     monkeypatch.setattr(baselines_module, "QUERIES", 2)
@@ -300,7 +302,7 @@ def test_nearest_by_words_first_of_equals_over_blocks(monkeypatch: pytest.Monkey
 
 
 def parallel(folder: Path, **sides: str) -> Path:
-    """Write a small corpus, with other text where a side is named."""
+    """Write a small corpus, replacing the text of the given sides."""
     texts = {"train_en": "a b\nc d e\n", "train_vi": "A B\nC D E F\n", "test_en": "c d x\n", "test_vi": "C D E F\n"}
     for name, text in {**texts, **sides}.items():
         (folder / name.replace("_", ".")).write_bytes(text.encode("utf-8"))
@@ -329,7 +331,7 @@ def test_baselines_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ("train_en", None, ["train.en: no such file"]),
     ],
 )
-def test_baselines_errors(
+def test_bad_baseline_input_is_refused(
     tmp_path: Path, name: str, text: str | None, message: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     parallel(tmp_path)
@@ -345,7 +347,7 @@ def test_baselines_errors(
     assert not out.exists()
 
 
-def test_baselines_of_empty_and_of_other_encodings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_baselines_refuse_empty_and_wrongly_encoded_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parallel(tmp_path, test_en="", test_vi="")
     arguments = ["--raw", str(tmp_path), "--source", "en", "--target", "vi"]
     assert baselines_module.main(arguments) == 2

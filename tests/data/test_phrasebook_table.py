@@ -1,4 +1,4 @@
-"""The table of the phrasebook: numbers in words, sentences written by hand, and mistakes in the table."""
+"""The table of the phrasebook: spelled numbers, hand-written sentences, and mistakes in the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairseq_resid.data.text.phrasebook.numbers import english_number, vietnames
 
 pytestmark = pytest.mark.once
 
-# ---- words of numbers ----
+# ---- spelled numbers ----
 
 
 @pytest.mark.parametrize(
@@ -58,26 +58,26 @@ pytestmark = pytest.mark.once
         ),
     ],
 )
-def test_numbers(number: int, english: str, vietnamese: str) -> None:
+def test_numbers_are_spelled_in_both_languages(number: int, english: str, vietnamese: str) -> None:
     assert english_number(number) == english
     assert vietnamese_number(number) == vietnamese
 
 
-def test_numbers_are_all_different() -> None:
+def test_spelled_numbers_are_unique() -> None:
     sample = [*range(2200), *range(9_990, 10_120), *range(99_900, 101_200), *range(998_900, 1_000_000)]
     assert len({english_number(number) for number in sample}) == len(set(sample))
     assert len({vietnamese_number(number) for number in sample}) == len(set(sample))
 
 
 @pytest.mark.parametrize("number", [-1, 1_000_000])
-def test_numbers_out_of_range(number: int) -> None:
+def test_numbers_out_of_range_are_refused(number: int) -> None:
     with pytest.raises(ValueError, match=str(number)):
         english_number(number)
     with pytest.raises(ValueError, match=str(number)):
         vietnamese_number(number)
 
 
-# ---- the table: sentences written by hand ----
+# ---- the table: hand-written sentences ----
 
 HAND_WRITTEN = [
     (
@@ -286,7 +286,7 @@ def test_hand_written_sentence(name: str, fillers: dict[str, str], english: str,
     assert template.render(chosen) == (english, vietnamese)
 
 
-# ---- the table: what it must hold ----
+# ---- the table: its structure ----
 
 
 def test_sentences_fill_the_same_slots_in_both_languages() -> None:
@@ -325,7 +325,7 @@ def test_rows_expand_in_order(tmp_path: Path) -> None:
     assert [filler.english for filler in fillers["when"]] == ["two days ago", "six days ago", "ten days ago"]
 
 
-# ---- the table: mistakes in it ----
+# ---- the table: mistakes ----
 
 ROWS = """\
 toy|ball|bóng|plural: balls
@@ -340,41 +340,41 @@ sentence|The {trade} has a {toy} at {hour}.|{hour:vi} {trade:vi} có {toy:vi}.|n
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("when|now", "2 columns: a row has 3 or 4, separated by tabs"),
+        ("when|now", "2 columns: a row must have 3 or 4, separated by tabs"),
         ("when|now|bây giờ|present: base|x", "5 columns"),
-        ("when||bây giờ", "column '': empty"),
-        ("when|right  now|bây giờ", "column 'right  now': empty, or with superfluous spaces"),
-        ("when|now|bây giờ ", "column 'bây giờ ': empty, or with superfluous spaces"),
+        ("when||bây giờ", "column '': empty or"),
+        ("when|right  now|bây giờ", "column 'right  now': empty or has superfluous spaces"),
+        ("when|now|bây giờ ", "column 'bây giờ ': empty or has superfluous spaces"),
         ("when|now|bây\u00a0giờ", "superfluous spaces"),
-        ("place1|market|chợ", "slot 'place1': lower-case letters"),
-        ("food|crème|kem", "'crème': the English is ASCII"),
-        ("toy|doll|búp bê|plural: dolls", "slot 'toy': a row above uses it"),
-        ("n|one|một", "slot 'n': a row above uses it"),
-        ("when|now|bây giờ|soon", "'soon': notes are NAME: TEXT"),
-        ("when|now|bây giờ|past: then; past: once", "'past: once': notes are NAME: TEXT"),
-        ("when|now|bây giờ|vi: giờ", "'vi: giờ': notes are NAME: TEXT"),
-        ("when|{n} days|{n:vi} ngày|n: 2 to 4", "n: '2 to 4': FIRST-LAST"),
-        ("when|{n} days|{n:vi} ngày|n: 4-2", "n: '4-2': FIRST-LAST"),
+        ("place1|market|chợ", "slot 'place1': invalid name"),
+        ("food|crème|kem", "'crème': not ASCII"),
+        ("toy|doll|búp bê|plural: dolls", "slot 'toy': already used by a row above"),
+        ("n|one|một", "slot 'n': already used by a row above"),
+        ("when|now|bây giờ|soon", "'soon': invalid note; notes are NAME: TEXT"),
+        ("when|now|bây giờ|past: then; past: once", "'past: once': invalid note; notes are NAME: TEXT"),
+        ("when|now|bây giờ|vi: giờ", "'vi: giờ': invalid note; notes are NAME: TEXT"),
+        ("when|{n} days|{n:vi} ngày|n: 2 to 4", "n: '2 to 4': must be FIRST-LAST"),
+        ("when|{n} days|{n:vi} ngày|n: 4-2", "n: '4-2': must be FIRST-LAST"),
         ("when|days|ngày|n: 2-4", "'days': fills 'when' twice"),
         ("size|big|to/size|large|to", "'to': fills 'size' twice"),
-        ("size|big {toy|to {toy:vi}", "'big {toy': slots are written {slot} or {slot:form}"),
+        ("size|big {toy|to {toy:vi}", "'big {toy': invalid slot; slots are written {slot} or {slot:form}"),
         ("size|big {ball}|{ball:vi} to", "{ball}: no row above fills it"),
         ("size|big {toy:past}|{toy:vi} to", "{toy:past}: 'ball' has no form 'past'"),
         ("size|big {toy:{trade:do}}|{trade:vi} {toy:vi}", "{toy:{trade:do}}: 'ball' has no form 'does'"),
         ("size|big {toy}|to", "the English has {toy}, the rest has no slot"),
         ("size|big|to|plural: big {toy}", "the English has no slot, the rest has no slot or {toy}"),
-        ("size|big {toy}|{toy} to", "{toy}: Vietnamese takes {toy:vi}"),
-        ("sentence|A {toy}.|{toy:vi}.", "a sentence has the notes"),
-        ("sentence|A {toy}.|{toy:vi}.|name: a", "a sentence has the notes"),
-        ("sentence|A {toy}.|{toy:vi}.|name: a; held out: toy; rare: no", "a sentence has the notes"),
-        ("sentence|A {toy}.|{toy:vi}.|name: has; held out: toy", "name 'has': used by a row above"),
-        ("sentence|A {toy}.|{toy:vi}.|name: a; held out: trade", "held out 'trade': slots of the sentence"),
-        ("sentence|A {toy}.|{toy:vi}.|name: a; held out: toy toy", "held out 'toy toy': slots of the sentence"),
-        ("sentence|It is {minute}.|{minute:vi}.|name: a; held out: minute", '{minute}: "{n} o\'clock" lacks a number'),
+        ("size|big {toy}|{toy} to", "{toy}: the Vietnamese needs {toy:vi}"),
+        ("sentence|A {toy}.|{toy:vi}.", "invalid notes: a sentence has"),
+        ("sentence|A {toy}.|{toy:vi}.|name: a", "invalid notes: a sentence has"),
+        ("sentence|A {toy}.|{toy:vi}.|name: a; held out: toy; rare: no", "invalid notes: a sentence has"),
+        ("sentence|A {toy}.|{toy:vi}.|name: has; held out: toy", "name 'has': already used by a row above"),
+        ("sentence|A {toy}.|{toy:vi}.|name: a; held out: trade", "held out 'trade': must be slots of the sentence"),
+        ("sentence|A {toy}.|{toy:vi}.|name: a; held out: toy toy", "held out 'toy toy': must be slots of the sentence"),
+        ("sentence|It is {minute}.|{minute:vi}.|name: a; held out: minute", '{minute}: "{n} o\'clock" needs a number'),
         ("plce|market|chợ", "slot 'plce': no row below uses it"),
     ],
 )
-def test_mistake_in_the_table(tmp_path: Path, row: str, message: str) -> None:
+def test_mistake_in_the_table_is_named(tmp_path: Path, row: str, message: str) -> None:
     path = tmp_path / "table.tsv"
     path.write_text(ROWS, encoding="utf-8")
     assert len(table.read(path).fillers["hour"]) == 12
@@ -385,7 +385,7 @@ def test_mistake_in_the_table(tmp_path: Path, row: str, message: str) -> None:
     assert line.startswith(f"{path}:{8 + row.count('/')}: ") and message in line
 
 
-def test_table_missing_or_not_utf8(tmp_path: Path) -> None:
+def test_missing_or_wrongly_encoded_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"table\.tsv: no such file"):
         table.read(tmp_path / "table.tsv")
     (tmp_path / "table.tsv").write_bytes(ROWS.encode() + b"toy\tdoll\tb\xfap b\xea\n")

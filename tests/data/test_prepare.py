@@ -1,4 +1,4 @@
-"""The data-prep scripts from archives to a data folder, on mirrors with made-up text: what comes out."""
+"""Preparation from archives to a data folder, on mirrors with made-up text: the results."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from fairseq_resid.data.text.forms import TextForm, escape, unescape
 from fairseq_resid.data.text.manifest import SPLITS
 from fairseq_resid.files import read_lines
 from support import mirror
-from support.preparing import content, decoded, fail, main, told
+from support.preparing import content, decoded, fail, main, record_of
 
 pytestmark = pytest.mark.once
 
 
 @pytest.mark.parametrize("target", ["de", "fr"])
-def test_wmt14(target: str, hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
+def test_wmt14_data_folder_matches_its_sources(
+    target: str, hosts: dict[str, Path], en_de: Path, tmp_path: Path
+) -> None:
     data = en_de
     if target == "fr":
         data = tmp_path / "data"
         assert main("wmt14-en-fr", data, "--mirror", hosts["fr"].as_uri()) == 0
-    corpus = told(data)
+    corpus = record_of(data)
     parts = {"de": 3, "fr": 5}[target]
     expected = {"train": 120 * parts - 60, "valid": {"de": 20, "fr": 40}[target], "test": 20}
     assert {split: counts["in"] for split, counts in corpus["lines"].items()} == expected
@@ -37,7 +39,7 @@ def test_wmt14(target: str, hosts: dict[str, Path], en_de: Path, tmp_path: Path)
     assert corpus["lines"]["train"]["dropped"]["ratio"] > 0
     assert corpus["lines"]["test"]["dropped"] == corpus["lines"]["valid"]["dropped"] == {}
     assert corpus["text"] == {"form": "moses", "normalize": "source", "split_hyphens": False}
-    # The reference is the text of the test set, the source of the same line its translation.
+    # The reference is the text of the test set, and its source has the same order.
     left, right = mirror.sides(mirror.pairs(20, ("en", target), 8))
     assert (data / "ref" / "test.en").read_text() == left and (data / f"ref/test.{target}").read_text() == right
     model_text = [TextForm(target, "moses").to_model(line) for line in right.split("\n")[:-1]]
@@ -49,8 +51,8 @@ def test_wmt14(target: str, hosts: dict[str, Path], en_de: Path, tmp_path: Path)
     assert not list(data.parent.glob("*.partial"))
 
 
-def test_the_training_text_is_all_parts_in_order(en_de: Path) -> None:
-    corpus = told(en_de)
+def test_training_text_contains_all_parts_in_order(en_de: Path) -> None:
+    corpus = record_of(en_de)
     pairs = [pair for seed, count in ((1, 120), (2, 120), (3, 60)) for pair in mirror.pairs(count, ("en", "de"), seed)]
     forms = TextForm("en", "moses", True), TextForm("de", "moses")
     texts = [(forms[0].to_model(left), forms[1].to_model(right)) for left, right in pairs]
@@ -60,13 +62,13 @@ def test_the_training_text_is_all_parts_in_order(en_de: Path) -> None:
     assert len(found) == corpus["lines"]["train"]["out"]
 
 
-def test_same_bytes_from_disk_from_elsewhere_and_with_three_workers(
+def test_result_does_not_depend_on_source_path_or_workers(
     hosts: dict[str, Path], en_de: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "SHARD_LINES", 50)
     assert main("wmt14-en-de", tmp_path / "other" / "name", "--raw", hosts["de"], "--workers", 3) == 0
     assert content(tmp_path / "other" / "name") == content(en_de)
-    # Unpacked by hand, partly: the texts are the same, the files that they come in are others.
+    # Partly unpacked by hand: the same texts from different files.
     unpacked = tmp_path / "unpacked"
     unpacked.mkdir()
     for file in hosts["de"].iterdir():
@@ -80,7 +82,7 @@ def test_same_bytes_from_disk_from_elsewhere_and_with_three_workers(
 
 
 def test_parts_are_not_joined_within_a_line(tmp_path: Path) -> None:
-    """EN-FR's valid set has two parts; the first one's last line may lack its line end."""
+    """EN-FR's valid set has two parts, and the last line of the first may lack its line end."""
     host = mirror.wmt14(tmp_path / "host", "fr")
     members: dict[str, str | bytes] = {}
     for year in (2012, 2013):
@@ -88,11 +90,11 @@ def test_parts_are_not_joined_within_a_line(tmp_path: Path) -> None:
             members[f"dev/newstest{year}.{language}"] = f"{language} {year} one .\n{language} {year} two ."
     mirror.archive(host / "dev.tgz", members)
     assert main("wmt14-en-fr", tmp_path / "data", "--raw", host) == 0
-    assert told(tmp_path / "data")["lines"]["valid"]["out"] == 4
+    assert record_of(tmp_path / "data")["lines"]["valid"]["out"] == 4
     assert len(read_lines(tmp_path / "data" / "ref" / "valid.fr")) == 4
 
 
-def test_raw_text_may_be_moved_between_two_runs(tmp_path: Path) -> None:
+def test_raw_text_may_be_moved_between_runs(tmp_path: Path) -> None:
     raw = mirror.iwslt15(tmp_path / "raw", "plain")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fairseq_resid.data.text.tokenise.tokenise", fail)
@@ -101,30 +103,30 @@ def test_raw_text_may_be_moved_between_two_runs(tmp_path: Path) -> None:
     assert main("iwslt15-en-vi", tmp_path / "data", "--raw", tmp_path / "moved") == 0
 
 
-def test_the_next_run_uses_the_alternate_already_downloaded(hosts: dict[str, Path], tmp_path: Path) -> None:
-    """Otherwise the corpus changed in the middle when the first host answers again."""
+def test_already_downloaded_alternate_is_used(hosts: dict[str, Path], tmp_path: Path) -> None:
+    """Otherwise the corpus would change halfway when the first host responds again."""
     flags = ["--mirror", hosts["de"].as_uri()]
     read = manifests.read(manifests.MANIFESTS / "wmt14-en-de.yaml")
     part = read.parts["train"][0]
-    way = sources.Way((), hosts["de"].as_uri(), tmp_path / "downloads", True)
-    assert not sources._is_there(way, part, 1)
+    options = sources.TextSourceOptions((), hosts["de"].as_uri(), tmp_path / "downloads", True)
+    assert not sources._is_there(options, part, 1)
     with tarfile.open(hosts["de"] / "training-parallel-europarl-v7.tgz") as tar:
         members = {item.name: tar.extractfile(item).read() for item in tar}  # type: ignore[union-attr]
-    way.downloads.mkdir()
-    mirror.archive(way.downloads / "training-parallel-europarl-v7.zip", dict(members))
-    assert sources._is_there(way, part, 1)
+    options.downloads.mkdir()
+    mirror.archive(options.downloads / "training-parallel-europarl-v7.zip", dict(members))
+    assert sources._is_there(options, part, 1)
     mirror.archive(hosts["de"].parent / "training-parallel-europarl-v7.zip", dict(members))
     shutil.copytree(hosts["de"], tmp_path / "host")
     shutil.copy(hosts["de"].parent / "training-parallel-europarl-v7.zip", tmp_path / "host")
     assert main("wmt14-en-de", tmp_path / "data", "--mirror", (tmp_path / "host").as_uri(), *flags[2:]) == 0
-    files = {item["file"] for label, item in told(tmp_path / "data")["texts"].items() if "europarl" in label}
+    files = {item["file"] for label, item in record_of(tmp_path / "data")["texts"].items() if "europarl" in label}
     assert files == {"training-parallel-europarl-v7.zip"}
 
 
-def test_a_second_host_serves_where_the_first_does_not(
+def test_second_host_replaces_missing_archives(
     hosts: dict[str, Path], en_de: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same members in zip archives, as the alternates have them."""
+    """The alternates contain the same members in zip archives."""
     other = tmp_path / "other"
     shutil.copytree(hosts["de"], other)
     for name in ("training-parallel-europarl-v7", "training-parallel-commoncrawl", "training-parallel-nc-v9"):
@@ -139,27 +141,27 @@ def test_a_second_host_serves_where_the_first_does_not(
     assert found.pop("corpus.json") != expected.pop("corpus.json") and found == expected
 
 
-def test_what_is_asked_for_is_made(hosts: dict[str, Path], tmp_path: Path) -> None:
+def test_flags_determine_the_data_folder(hosts: dict[str, Path], tmp_path: Path) -> None:
     flags = ["--raw", hosts["de"], "--no-clean", "--normalize", "both", "--limit", 7, "--vocab-size", 120]
     assert main("wmt14-en-de", tmp_path / "data", *flags) == 0
-    corpus = told(tmp_path / "data")
+    corpus = record_of(tmp_path / "data")
     assert corpus["lines"]["train"] == {"in": 21, "out": 21, "dropped": {}}
     assert (corpus["text"]["normalize"], corpus["vocab_size"], corpus["asked"]["limit"]) == ("both", 120, 7)
     assert corpus["lines"]["valid"]["in"] == corpus["lines"]["test"]["in"] == 7
     assert len(read_lines(tmp_path / "data" / "dict.en.txt")) <= 120
 
 
-def test_a_finished_folder_is_reused(
+def test_finished_folder_is_reused(
     hosts: dict[str, Path], en_de: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data"
     shutil.copytree(en_de, data)
     before = {file: file.stat().st_mtime_ns for file in data.rglob("*")}
-    (tmp_path / "data.partial").mkdir()  # killed at its very end
+    (tmp_path / "data.partial").mkdir()  # left by a run killed at its very end
     (tmp_path / "data.partial" / "text.json").write_text("{}")
     for flags in (["--mirror", "file:///nowhere"], ["--raw", hosts["de"]]):
         assert main("wmt14-en-de", data, *flags) == 0
-        assert "holds this corpus already" in capsys.readouterr().out
+        assert "already contains this corpus" in capsys.readouterr().out
     assert not (tmp_path / "data.partial").exists()
     assert {file: file.stat().st_mtime_ns for file in data.rglob("*")} == before
 
@@ -169,7 +171,7 @@ def test_a_finished_folder_is_reused(
 
 @pytest.fixture(scope="module")
 def en_vi(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """IWSLT'15 EN-VI made from each of its forms; the same sentences. FORM is the data folder, FORM.raw the text."""
+    """IWSLT'15 EN-VI made from each of its forms, with equal sentences: FORM is the data folder, FORM.raw the text."""
     folder = tmp_path_factory.mktemp("en-vi")
     found = {}
     for form in ("stanford", "plain", "xml"):
@@ -179,25 +181,25 @@ def en_vi(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def test_the_three_forms_hold_the_same_text(en_vi: dict[str, Path]) -> None:
+def test_all_three_forms_contain_the_same_text(en_vi: dict[str, Path]) -> None:
     for split in SPLITS:
         for language in ("en", "vi"):
             texts = [decoded(en_vi[form], split, language) for form in ("stanford", "plain", "xml")]
             assert texts[0] == texts[1] == texts[2] and len(texts[0]) == (200 if split == "train" else 25)
-    assert {form: told(en_vi[form])["text"]["form"] for form in ("stanford", "plain", "xml")} == {
+    assert {form: record_of(en_vi[form])["text"]["form"] for form in ("stanford", "plain", "xml")} == {
         "stanford": "escaped",
         "plain": "moses",
         "xml": "moses",
     }
-    assert told(en_vi["stanford"])["bleu_tokenize"] == "none" and told(en_vi["xml"])["bleu_tokenize"] == "13a"
+    assert record_of(en_vi["stanford"])["bleu_tokenize"] == "none" and record_of(en_vi["xml"])["bleu_tokenize"] == "13a"
     raw = en_vi["stanford.raw"] / "tst2013.vi"
     assert (en_vi["stanford"] / "ref" / "test.vi").read_bytes() == raw.read_bytes()
     assert b"&quot;" in raw.read_bytes()
-    # What was escaped is escaped again; nothing else is lost.
-    assert told(en_vi["stanford"])["round_trip"]["test"]["exact"] == 25
+    # Escaped characters are escaped again, and nothing else changes.
+    assert record_of(en_vi["stanford"])["round_trip"]["test"]["exact"] == 25
 
 
-def test_forms_are_told_and_not_mixed(
+def test_forms_are_recognised_and_not_mixed(
     en_vi: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for form in ("stanford", "plain", "xml"):
@@ -208,36 +210,36 @@ def test_forms_are_told_and_not_mixed(
     shutil.copy(en_vi["plain.raw"] / "tst2013.vi", mixed)
     assert main("iwslt15-en-vi", tmp_path / "out", "--raw", mixed) == 2
     error = capsys.readouterr().err
-    assert "mixes forms" in error and "test tst2013.vi is plain" in error and "is stanford" in error
-    # Tests of one folder, training text of another.
+    assert "several releases of the corpus" in error and "test tst2013.vi is plain" in error and "is stanford" in error
+    # Test sets from one folder, training text from another.
     for side in ("en", "vi"):
         (mixed / f"train.{side}").unlink()
         shutil.copy(en_vi["stanford.raw"] / f"tst2013.{side}", mixed)
     assert main("iwslt15-en-vi", tmp_path / "out", "--raw", mixed, "--raw", en_vi["xml.raw"]) == 2
     assert "train train.vi is xml" in capsys.readouterr().err
     assert main("iwslt15-en-vi", tmp_path / "out", "--raw", mixed) == 2
-    assert "the train text train not found: none of " in capsys.readouterr().err
+    assert "train text train not found: none of " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_another_line_count_needs_allow_other_data(
+def test_wrong_line_count_needs_allow_other_data(
     en_vi: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raw = ["iwslt15-en-vi", "--raw", str(en_vi["plain.raw"]), "--out", str(tmp_path / "out"), "--vocab-size", "150"]
-    for _ in range(2):  # the second time from the extraction that is there
+    for _ in range(2):  # the second time with the texts already extracted
         assert prepare.main(raw) == 2
-        assert "train train has 200 pairs, and 133,317 are expected" in capsys.readouterr().err
+        assert "train train has 200 pairs; expected 133,317" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert prepare.main([*raw, "--allow-other-data"]) == 0
-    assert told(tmp_path / "out")["differences"][0] == "train train has 200 pairs, and 133,317 are expected"
-    assert prepare.main(raw) == 0  # it is there, and says what it is
+    assert record_of(tmp_path / "out")["differences"][0] == "train train has 200 pairs; expected 133,317"
+    assert prepare.main(raw) == 0  # the folder exists and records its differences
 
 
-def test_the_released_test_sets_are_known_by_their_checksums(en_vi: dict[str, Path]) -> None:
-    assert "test tst2013.vi is not the released text (its sha256 differs)" in told(en_vi["stanford"])["differences"]
-    assert not any("sha256" in line for line in told(en_vi["plain"])["differences"])
+def test_released_test_sets_are_recognised_by_checksum(en_vi: dict[str, Path]) -> None:
+    assert "test tst2013.vi is not the released text (sha256 differs)" in record_of(en_vi["stanford"])["differences"]
+    assert not any("sha256" in line for line in record_of(en_vi["plain"])["differences"])
 
 
 @pytest.mark.parametrize("text", ["", "&", "&amp;", "&amp;amp; |", "a &quot;b&quot; [c] <d> 'e'", "&#124;"])
-def test_escapes_come_back(text: str) -> None:
+def test_escapes_are_reversible(text: str) -> None:
     assert unescape(escape(text)) == text

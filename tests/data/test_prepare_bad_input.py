@@ -1,4 +1,4 @@
-"""What preparation refuses: damaged archives, dirty text, folders of something else, wrong flags."""
+"""Errors of preparation: damaged archives, dirty text, unrelated folders, wrong flags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairseq_resid import records
 from fairseq_resid.data import fetch
 from fairseq_resid.data.text import prepare
 from support import mirror
-from support.preparing import content, fail, main, told
+from support.preparing import content, fail, main, record_of
 
 pytestmark = pytest.mark.once
 
@@ -28,13 +28,13 @@ def spoiled(hosts: dict[str, Path], folder: Path, name: str, change: Callable[[b
 @pytest.mark.parametrize(
     "name, change, said",
     [
-        ("training-parallel-commoncrawl.tgz", lambda raw: raw[:-100], "commoncrawl.tgz: damaged or cut off"),
-        ("training-parallel-nc-v9.tgz", lambda raw: raw[:-5] + b"?" + raw[-4:], "nc-v9.tgz: damaged or cut off (CRC"),
+        ("training-parallel-commoncrawl.tgz", lambda raw: raw[:-100], "commoncrawl.tgz: damaged or truncated"),
+        ("training-parallel-nc-v9.tgz", lambda raw: raw[:-5] + b"?" + raw[-4:], "nc-v9.tgz: damaged or truncated (CRC"),
         ("test-full.tgz", lambda raw: b"<html>503</html>", "the server sent a web page instead of the file"),
         ("dev.tgz", lambda raw: b"503", "the server sent data of another format instead of the file"),
     ],
 )
-def test_bad_archive_is_refused_and_a_good_one_accepted_later(
+def test_bad_archive_is_refused_and_good_one_accepted_later(
     name: str,
     change: Callable[[bytes], bytes],
     said: str,
@@ -45,7 +45,7 @@ def test_bad_archive_is_refused_and_a_good_one_accepted_later(
 ) -> None:
     bad = spoiled(hosts, tmp_path / "bad", name, change)
     out = tmp_path / "data"
-    for _ in range(2):  # the first run leaves nothing that the second takes for whole
+    for _ in range(2):  # the first run must not leave a file that the second accepts
         assert main("wmt14-en-de", out, "--mirror", bad.as_uri()) == 2
         assert said in capsys.readouterr().err and not out.exists()
         assert not list((tmp_path / "downloads").glob(f"{name}*"))
@@ -54,7 +54,7 @@ def test_bad_archive_is_refused_and_a_good_one_accepted_later(
 
 
 @pytest.mark.parametrize("cached", ["<html>503</html>", "503"])
-def test_cached_download_that_is_no_archive_is_removed(
+def test_cached_download_that_is_not_an_archive_is_removed(
     cached: str, hosts: dict[str, Path], en_de: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     downloads = tmp_path / "downloads"
@@ -70,7 +70,7 @@ def test_cached_download_that_is_no_archive_is_removed(
     assert content(tmp_path / "data") == content(en_de)
 
 
-def test_a_damaged_archive_of_the_users_stays(
+def test_damaged_archive_of_the_user_is_kept(
     hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "training-parallel-nc-v9.tgz"
@@ -79,7 +79,7 @@ def test_a_damaged_archive_of_the_users_stays(
     for _ in range(2):
         assert main("wmt14-en-de", tmp_path / "data", "--raw", bad) == 2
         error = capsys.readouterr().err
-        assert f"{bad / name}: damaged or cut off" in error and "replace the file" in error
+        assert f"{bad / name}: damaged or truncated" in error and "replace the file" in error
     assert content(bad) == before and not (tmp_path / "data").exists()
 
 
@@ -89,11 +89,11 @@ def test_wrong_checksums_are_refused(
     flags = ["--mirror", hosts["de"].as_uri(), "--out", str(tmp_path / "data"), "--downloads", str(tmp_path / "dl")]
     assert prepare.main(["wmt14-en-de", *flags]) == 2
     error = capsys.readouterr().err
-    assert "training-parallel-europarl-v7.tgz: wrong size" in error and "657632379 is expected" in error
+    assert "training-parallel-europarl-v7.tgz: wrong size" in error and "expected 657632379" in error
     assert not (tmp_path / "data").exists()
 
 
-def test_sides_of_unequal_length_in_an_archive(
+def test_sides_of_unequal_length_are_refused(
     hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = tmp_path / "bad"
@@ -103,10 +103,10 @@ def test_sides_of_unequal_length_in_an_archive(
     mirror.archive(bad / "training-parallel-commoncrawl.tgz", dict(members))
     assert main("wmt14-en-de", tmp_path / "data", "--raw", bad) == 2
     error = capsys.readouterr().err
-    assert "commoncrawl.en has 30 lines" in error and "commoncrawl.de has 31: they must be equal" in error
+    assert "commoncrawl.en has 30 lines" in error and "commoncrawl.de has 31; both must have the same number" in error
 
 
-def test_dirty_training_text_is_dropped_dirty_test_text_refused(
+def test_dirty_training_text_is_dropped_but_test_text_refused(
     hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = tmp_path / "bad"
@@ -121,14 +121,14 @@ def test_dirty_training_text_is_dropped_dirty_test_text_refused(
     }
     for position, line in zip(choose.sample(range(60), 4), dirt.values(), strict=True):
         items[position] = (line, items[position][1])
-    # Normalised and tokenised, these two sides would not be the same any more.
+    # After normalisation and tokenisation these two sides would differ.
     items.append(("Berlin’s „wall“".encode(), " Berlin’s „wall“".encode()))
     stem = "training/news-commentary-v9.de-en"
     sides = [b"\xef\xbb\xbf" + b"".join(pair[side] + b"\r\n" for pair in items) for side in (0, 1)]
     members: dict[str, str | bytes] = {f"{stem}.en": sides[0], f"{stem}.de": sides[1]}
     mirror.archive(bad / "training-parallel-nc-v9.tgz", members)
     assert main("wmt14-en-de", tmp_path / "data", "--raw", bad) == 0
-    dropped = told(tmp_path / "data")["lines"]["train"]["dropped"]
+    dropped = record_of(tmp_path / "data")["lines"]["train"]["dropped"]
     assert {reason: dropped[reason] for reason in (*dirt, "source_equals_target")} == dict.fromkeys(
         (*dirt, "source_equals_target"), 1
     )
@@ -158,14 +158,14 @@ def test_another_corpus_in_the_folder_is_refused(
     for name, flags, said in cases:
         assert main(name, data, *flags) == 2
         error = capsys.readouterr().err
-        assert "holds another corpus" in error and said in error
+        assert "contains another corpus" in error and said in error
     (data / "corpus.json").write_text("[]")
     assert main("wmt14-en-de", data, "--raw", hosts["de"]) == 2
     assert "no corpus.json that this version can read" in capsys.readouterr().err
     assert content(data).keys() == before.keys()
 
 
-def test_unfinished_work_on_another_text_is_not_thrown_away(
+def test_unfinished_work_on_another_text_is_kept(
     hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fairseq_resid.data.text.binarise.preprocess", fail)
@@ -178,26 +178,26 @@ def test_unfinished_work_on_another_text_is_not_thrown_away(
     error = capsys.readouterr().err
     assert "limit is None, not 5" in error and "name is wmt14-en-de, not wmt14-en-fr" in error
     assert content(tmp_path / "data.partial") == before
-    # The same again begins where it was stopped.
+    # The same command resumes.
     assert main("wmt14-en-de", out, "--raw", hosts["de"]) == 1
-    assert capsys.readouterr().out.count("done before") == 4
+    assert capsys.readouterr().out.count("already done") == 4
 
 
-def test_a_folder_that_is_not_ours_is_left_alone(
+def test_unrelated_working_folder_is_not_touched(
     hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "data.partial" / "thesis").mkdir(parents=True)
     (tmp_path / "data.partial" / "thesis" / "text").write_text("years of work")
     assert main("wmt14-en-de", tmp_path / "data", "--raw", hosts["de"]) == 2
-    assert "holds thesis and is none of ours" in capsys.readouterr().err
+    assert "contains thesis, which this command did not create" in capsys.readouterr().err
     assert (tmp_path / "data.partial" / "thesis" / "text").exists()
 
 
-def test_no_place_for_the_text_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_text_error_lists_expected_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     assert main("multi30k-en-de", tmp_path / "data", "--raw", tmp_path / "empty") == 2
     error = capsys.readouterr().err
-    assert "the train text train not found: none of train.en, train.en.gz" in error
+    assert "train text train not found: none of train.en, train.en.gz" in error
     assert not (tmp_path / "data").exists()
 
 
@@ -210,10 +210,10 @@ def test_no_place_for_the_text_is_told(tmp_path: Path, capsys: pytest.CaptureFix
         (["wmt14-en-de", "--vocab-size", "x"], "invalid int value"),
         (["wmt14-en-de", "--out", "."], "--out .: must be a new folder"),
         (["wmt14-en-de", "--raw", "/nowhere"], "--raw /nowhere: no such folder"),
-        (["wmt14-en-de", "--raw", ".", "--mirror", "file:///x"], "not from both"),
+        (["wmt14-en-de", "--raw", ".", "--mirror", "file:///x"], "--raw and --mirror: give only one of them"),
     ],
 )
-def test_wrong_flags(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_are_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
         prepare.main(flags)
     assert error.value.code == 2 and said in capsys.readouterr().err
@@ -229,7 +229,7 @@ def test_wrong_flags(flags: list[str], said: str, capsys: pytest.CaptureFixture[
         (["phrasebook"], "fairseq-resid prepare phrasebook: error: the following arguments are required: --out"),
     ],
 )
-def test_the_first_word_chooses_the_command(argv: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_argument_selects_the_subcommand(argv: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         prepare.main(argv)
     assert error in capsys.readouterr().err
@@ -238,6 +238,9 @@ def test_the_first_word_chooses_the_command(argv: list[str], error: str, capsys:
     assert f"fairseq-resid prepare {argv[0]} ..." in capsys.readouterr().out
 
 
-def test_normalisation_of_text_that_is_not_tokenised_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_normalising_untokenised_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("multi30k-en-de", tmp_path / "data", "--normalize", "both") == 2
-    assert "--normalize both: the text of multi30k-en-de is not tokenised here" in capsys.readouterr().err
+    assert (
+        "--normalize both: has no effect, because this command does not tokenise multi30k-en-de"
+        in capsys.readouterr().err
+    )

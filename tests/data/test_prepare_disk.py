@@ -1,4 +1,4 @@
-"""Preparation and the disk: full, or with too little room for the corpus."""
+"""Preparation on a full disk, or on a disk with too little space for the corpus."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ pytestmark = pytest.mark.once
 
 
 @pytest.mark.both
-def test_full_disk_is_one_line_and_the_next_run_succeeds(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
-    """No file may grow beyond 8 KB: the tokenised training text does."""
+def test_full_disk_gives_one_line_and_next_run_succeeds(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
+    """No file may grow beyond 8 KB, which the tokenised training text does."""
     small = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))  # noqa: E731
     run = subprocess.run(command(hosts, tmp_path / "data"), cwd=ROOT, preexec_fn=small, capture_output=True, text=True)
     assert run.returncode == 2 and not (tmp_path / "data").exists()
-    line = run.stderr.splitlines()[-1]  # what other packages say of files that they cannot write stands before
+    line = run.stderr.splitlines()[-1]  # other packages print their own errors before
     assert "File too large" in line and "run the same command again" in line and "Traceback" not in run.stderr
     assert subprocess.run(command(hosts, tmp_path / "data"), cwd=ROOT, capture_output=True).returncode == 0
     assert content(tmp_path / "data") == content(en_de)
 
 
-def test_a_full_disk_while_files_are_copied_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """shutil.copytree says it in an error of its own."""
+def test_full_disk_while_copying_gives_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """shutil.copytree wraps the error in its own."""
     for folder in ("from", "to"):
         (tmp_path / folder).mkdir()
     for name in ("valid.en", "valid.de"):
@@ -66,7 +66,7 @@ def test_a_full_disk_while_files_are_copied_is_one_line(tmp_path: Path, capsys: 
         (b"KeyError: 3\n", True, "failed with exit code 1:\nKeyError: 3\n", 1),
     ],
 )
-def test_a_full_disk_in_fairseq_preprocess_is_told(
+def test_full_disk_in_fairseq_preprocess_is_reported(
     log: bytes,
     has_room: bool,
     said: str,
@@ -75,7 +75,7 @@ def test_a_full_disk_in_fairseq_preprocess_is_told(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its log says so, unless the log's own disk is the full one."""
+    """Its log contains the error, unless the log itself is on the full disk."""
 
     def failing(argv: list[str], output: IO[bytes], lock: int | None, errors: IO[bytes]) -> int:
         errors.write(log)
@@ -93,29 +93,29 @@ def test_a_full_disk_in_fairseq_preprocess_is_told(
     assert said in capsys.readouterr().err
 
 
-class Tells(SimpleHTTPRequestHandler):
-    """A mirror that tells the size of a file by HEAD."""
+class ReportsSizes(SimpleHTTPRequestHandler):
+    """A mirror that reports file sizes to HEAD requests."""
 
-    asked: list[str]
+    requested: list[str]
 
     def do_HEAD(self) -> None:
-        self.asked.append(self.path)
+        self.requested.append(self.path)
         super().do_HEAD()
 
     def log_message(self, *_: Any) -> None:
         pass
 
 
-class TellsNot(Tells):
-    """One that does not."""
+class HidesSizes(ReportsSizes):
+    """A mirror that does not report file sizes."""
 
     def do_HEAD(self) -> None:
         self.send_error(405)
 
 
 @contextlib.contextmanager
-def web(folder: Path, handler: type[Tells]) -> Iterator[str]:
-    handler.asked = []
+def web(folder: Path, handler: type[ReportsSizes]) -> Iterator[str]:
+    handler.requested = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -124,52 +124,52 @@ def web(folder: Path, handler: type[Tells]) -> Iterator[str]:
 
 
 def checked(name: str, folder: Path, mirror: str | None = None, raw: Path | None = None) -> None:
-    """The check alone of a run into FOLDER."""
+    """Run only the disk check of a preparation in FOLDER."""
     read = manifests.read(manifests.MANIFESTS / f"{name}.yaml")
-    way = sources.Way((raw,) if raw else (), mirror, folder / "downloads", True)
-    disk.check(read, way, folder / "data", None, sources.find(read, way) if raw else None)
+    options = sources.TextSourceOptions((raw,) if raw else (), mirror, folder / "downloads", True)
+    disk.check(read, options, folder / "data", None, sources.find(read, options) if raw else None)
 
 
 def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**12, 10**12 - size, size))
 
 
-def test_too_little_disk_is_said_before_anything_is_done(
+def test_too_little_disk_space_is_reported_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free(monkeypatch, 10**9)
     assert main("wmt14-en-fr", tmp_path / "data", "--mirror", "file:///nowhere") == 2
     captured = capsys.readouterr()
-    assert "GB are needed on its disk and 1.0 GB are free" in captured.err and "--out" in captured.err
+    assert "GB needed, 1.0 GB free" in captured.err and "--out" in captured.err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("target", ["de", "fr"])
-def test_a_small_mirror_or_folder_needs_little_disk(
+def test_small_mirror_or_folder_needs_little_disk_space(
     target: str, hosts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some 50 MB are for whatever the corpus."""
+    """About 50 MB are needed for a corpus of any size."""
     free(monkeypatch, 60_000_000)
     name, host = f"wmt14-en-{target}", hosts[target]
     checked(name, tmp_path, raw=host)
     checked(name, tmp_path, host.as_uri())
-    with web(host, Tells) as url:
+    with web(host, ReportsSizes) as url:
         checked(name, tmp_path, url)
-        # Every file once, alternates too; then those that are not there yet.
+        # Every file once, including alternates; then only those that are not downloaded yet.
         files = list(manifests.read(manifests.MANIFESTS / f"{name}.yaml").files)
-        assert sorted(Tells.asked) == sorted(f"/{file}" for file in files)
+        assert sorted(ReportsSizes.requested) == sorted(f"/{file}" for file in files)
         (tmp_path / "downloads").mkdir()
         shutil.copy(host / "dev.tgz", tmp_path / "downloads")
-        Tells.asked.clear()
+        ReportsSizes.requested.clear()
         checked(name, tmp_path, url)
-        assert sorted(Tells.asked) == sorted(f"/{file}" for file in files if file != "dev.tgz")
-    with web(host, TellsNot) as url, pytest.raises(ValueError, match="GB are needed"):
+        assert sorted(ReportsSizes.requested) == sorted(f"/{file}" for file in files if file != "dev.tgz")
+    with web(host, HidesSizes) as url, pytest.raises(ValueError, match="GB needed"):
         checked(name, tmp_path, url)
-    with pytest.raises(ValueError, match="GB are needed"):
+    with pytest.raises(ValueError, match="GB needed"):
         checked(name, tmp_path)
 
 
-def test_a_mirror_that_has_only_the_alternates_needs_little_disk(
+def test_mirror_with_only_alternates_needs_little_disk_space(
     hosts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free(monkeypatch, 60_000_000)
@@ -179,12 +179,12 @@ def test_a_mirror_that_has_only_the_alternates_needs_little_disk(
     checked("wmt14-en-de", tmp_path / "out", tmp_path.as_uri())
 
 
-def test_a_large_mirror_needs_much_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """20 GB in a file of its own, in place of the manifest's 0.7 GB."""
+def test_large_mirror_needs_much_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mirror's file has 20 GB instead of the manifest's 0.7 GB."""
     free(monkeypatch, 15 * 10**9)
     checked("wmt14-en-de", tmp_path / "out")
     for name in manifests.read(manifests.MANIFESTS / "wmt14-en-de.yaml").files:
         with (tmp_path / name).open("wb") as file:
             file.truncate(20 * 10**9 if "europarl" in name else 1000)
-    with pytest.raises(ValueError, match=r"20\.0 GB are needed"):
+    with pytest.raises(ValueError, match=r"20\.0 GB needed"):
         checked("wmt14-en-de", tmp_path / "out", tmp_path.as_uri())

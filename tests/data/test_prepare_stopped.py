@@ -1,4 +1,4 @@
-"""Preparation that is killed, interrupted, damaged or run twice at once: the next run makes the same bytes."""
+"""Preparation that is killed, interrupted, damaged or run twice at once: the next run gives the same bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fairseq_resid import records
-from fairseq_resid.data.text.steps import Record, Step, Steps
+from fairseq_resid.data.text.steps import Step, StepRecord, Steps
 from fairseq_resid.data.text.text_steps import Kept
 from support.preparing import ROOT, command, content, fail, main
 
@@ -24,14 +24,14 @@ STEPS = ["extract", "tokenise", "learn", "encode", "binarise"]
 
 
 def stopping(where: str, hosts: dict[str, Path], out: Path, **settings: Any) -> subprocess.Popen[bytes]:
-    """Start the program of `command`, which stops where support/stop_in_step.py is told to."""
+    """Start the command of `command` under support/stop_in_step.py, which stops it at `where`."""
     environment = {**os.environ, "PREPARE_TEST_STOP": where, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     argv = [sys.executable, "-m", "support.stop_in_step", *command(hosts, out)[4:]]
     return subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, **settings)
 
 
 def killed(where: str, hosts: dict[str, Path], out: Path) -> str:
-    """Run until a step is half done, then SIGKILL the process and all it started; return what it said."""
+    """Run until a step is half done, then SIGKILL the whole process group; return the output."""
     process = stopping(where, hosts, out, start_new_session=True)
     assert process.stdout is not None
     seen = b""
@@ -48,7 +48,7 @@ def killed(where: str, hosts: dict[str, Path], out: Path) -> str:
 
 @pytest.mark.both
 @pytest.mark.parametrize("step", ["download", *STEPS])
-def test_killed_at_any_step_the_next_run_makes_same_bytes(
+def test_run_after_kill_in_any_step_gives_same_bytes(
     step: str, hosts: dict[str, Path], en_de: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "data"
@@ -56,14 +56,14 @@ def test_killed_at_any_step_the_next_run_makes_same_bytes(
     done = subprocess.run(command(hosts, out), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     finished = STEPS[: STEPS.index(step)] if step != "download" else []
-    assert done.stdout.count("done before") == len(finished)
+    assert done.stdout.count("already done") == len(finished)
     assert content(out) == content(en_de)
     assert {path.name for path in tmp_path.iterdir()} == {"data", "dl"}
 
 
 @pytest.mark.both
-def test_killed_within_a_step_finished_shards_are_kept(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
-    """Killed again and again, with two workers; the bytes are those of one worker and one shard."""
+def test_finished_shards_survive_a_kill(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
+    """Killed repeatedly with two workers; the result equals that of one worker and one shard."""
     out = tmp_path / "data"
     for stop, text, least in (
         ("tokenise train/3", "", 0),
@@ -75,27 +75,27 @@ def test_killed_within_a_step_finished_shards_are_kept(hosts: dict[str, Path], e
         ("encode train/6", "encode train", 40),
         ("encode valid/1", "encode train", 160),
     ):
-        told = killed(stop, hosts, out)
-        kept = re.findall(r"  (\w+ \w+): goes on after (\d+) pairs\n", told)
+        output = killed(stop, hosts, out)
+        kept = re.findall(r"  (\w+ \w+): resuming after (\d+) pairs\n", output)
         assert [name for name, _ in kept] == ([text] if text else [])
         assert not kept or int(kept[0][1]) >= least
     with stopping("never", hosts, out) as process:
         assert process.stdout is not None
-        assert b"encode valid: goes on after 20 pairs" in process.stdout.read()
+        assert b"encode valid: resuming after 20 pairs" in process.stdout.read()
     assert process.returncode == 0
     assert content(out) == content(en_de)
 
 
 @pytest.mark.both
-def test_work_in_shards_of_another_size_begins_anew(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
+def test_other_shard_size_restarts_the_step(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
     killed("tokenise train/5", hosts, tmp_path / "data")
     done = subprocess.run(command(hosts, tmp_path / "data"), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and "goes on" not in done.stdout
+    assert done.returncode == 0 and "resuming after" not in done.stdout
     assert content(tmp_path / "data") == content(en_de)
 
 
 @pytest.mark.both
-def test_unfinished_work_of_version_0_6_begins_anew(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
+def test_unfinished_work_of_version_0_6_restarts(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
     work = tmp_path / "data.partial"
     for file in ("extract-00c7/record.json", "extract-00c7/train.one.en", "tokenise-19bf.partial/train.en.journal"):
         (work / file).parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def test_unfinished_work_of_version_0_6_begins_anew(hosts: dict[str, Path], en_d
 
 
 class Work:
-    """Three steps that each write a file; `ran` lists those that were run."""
+    """Three steps that each write a file; `ran` lists the steps that ran."""
 
     def __init__(self, work: Path, settings: str = "abc", stop: str = "") -> None:
         self.ran: list[str] = []
@@ -140,28 +140,28 @@ def test_files_that_no_later_step_reads_are_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings, ran", [("abd", ["one", "two", "three"]), ("xbc", ["one", "two", "three"])])
-def test_other_settings_never_meet_an_old_result(settings: str, ran: list[str], tmp_path: Path) -> None:
+def test_results_of_other_settings_are_not_used(settings: str, ran: list[str], tmp_path: Path) -> None:
     before = Work(tmp_path).folders
     after = Work(tmp_path, settings)
     assert after.ran == ran and not before[2].exists()
     assert {path for path in tmp_path.iterdir() if path.is_dir()} == {*after.folders}
 
 
-def test_settings_of_a_later_step_keep_the_earlier_ones(tmp_path: Path) -> None:
+def test_changed_settings_of_a_step_keep_earlier_steps(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         Work(tmp_path, stop="three")
     assert Work(tmp_path, "abd").ran == ["three"]
 
 
-def test_a_damaged_step_and_those_after_it_run_again(tmp_path: Path) -> None:
+def test_damaged_step_and_its_inputs_run_again(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         Work(tmp_path, stop="three")
     (next(tmp_path.glob("two-*")) / "text").write_text("tex")
-    assert Work(tmp_path).ran == ["one", "two", "three"]  # what the first one wrote is deleted by now
+    assert Work(tmp_path).ran == ["one", "two", "three"]  # the files of the first step have been deleted
 
 
-def test_a_step_killed_before_its_rename_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its record is there already; it is no file of the step."""
+def test_step_killed_before_rename_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record already exists, but must not be listed as a file of the step."""
 
     def rename(source: Path, target: Path) -> None:
         raise KeyboardInterrupt
@@ -173,7 +173,7 @@ def test_a_step_killed_before_its_rename_is_run_again(tmp_path: Path, monkeypatc
     (partial / "record.json.partial").write_text("{")
     work = Work(tmp_path)
     assert work.ran == ["one", "two", "three"]
-    assert records.read(work.folders[0] / "record.json", Record[Kept]) == Record(Kept({}), {"text": 4})
+    assert records.read(work.folders[0] / "record.json", StepRecord[Kept]) == StepRecord(Kept({}), {"text": 4})
 
 
 # ------------------------------------------------------------------------------------------------ processes
@@ -182,12 +182,12 @@ def test_a_step_killed_before_its_rename_is_run_again(tmp_path: Path, monkeypatc
 @pytest.mark.both
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("where", ["worker", "learner"])
-def test_ended_by_a_signal_nothing_runs_on(
+def test_signal_ends_all_child_processes(
     where: str, number: signal.Signals, hosts: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The main process alone gets it: those that it started end too, and the next run is not in their way."""
+    """Only the main process receives the signal; its children end too, and the next run succeeds."""
     out = tmp_path / "data"
-    # What a shell has put in the background ignores SIGINT, and so does all that it starts.
+    # Background jobs of a shell ignore SIGINT, and their children inherit this.
     hearing = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
     with stopping(where, hosts, out, stderr=subprocess.PIPE, preexec_fn=hearing) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -198,7 +198,7 @@ def test_ended_by_a_signal_nothing_runs_on(
             workers += [int(line.split()[1])] if line.startswith(b"WORKER") else []
         process.send_signal(number)
         if number == signal.SIGINT:
-            assert b"interrupted; the same command goes on\n" in process.stderr.read()
+            assert b"interrupted; the same command resumes\n" in process.stderr.read()
         assert process.wait(20) == (130 if number == signal.SIGINT else -number)
         deadline = time.monotonic() + 20
         while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < deadline:
@@ -208,8 +208,8 @@ def test_ended_by_a_signal_nothing_runs_on(
 
 
 @pytest.mark.both
-def test_a_result_that_was_damaged_is_made_again(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
-    """Every step's files, cut off between two runs: their size is remembered."""
+def test_damaged_step_results_are_made_again(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
+    """The files of every step are truncated between two runs; their recorded size reveals it."""
     out = tmp_path / "data"
     flags = ["--mirror", hosts["de"].as_uri()]
     with pytest.MonkeyPatch.context() as patch:
@@ -222,12 +222,12 @@ def test_a_result_that_was_damaged_is_made_again(hosts: dict[str, Path], en_de: 
 
 
 @pytest.mark.both
-def test_two_at_once_make_one_corpus(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
+def test_two_simultaneous_runs_make_one_corpus(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
     processes = [
         subprocess.Popen(command(hosts, tmp_path / "data"), cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in "ab"
     ]
     outputs = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    assert any("another process is at work in it; waiting" in text for text in outputs)
+    assert any("another process is using this folder; waiting" in text for text in outputs)
     assert content(tmp_path / "data") == content(en_de)
     assert {path.name for path in tmp_path.iterdir()} == {"data", "dl"}

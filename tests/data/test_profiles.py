@@ -1,4 +1,4 @@
-"""Limits of cleaning, and the profiles of other projects."""
+"""Cleaning limits, and profiles that follow other projects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from fairseq_resid.data.text import folder as data_folder
 from fairseq_resid.data.text import prepare
 from support import mirror
-from support.released import Released, told
+from support.released import Released, record_of
 
 pytestmark = pytest.mark.once
 
@@ -21,7 +21,7 @@ def test_cleaning_limits_drop_pairs_or_are_refused(
     dropped = {}
     for out, flags in {"default": [], "loose": ["--max-ratio", "9"], "short": ["--max-pieces", "14"]}.items():
         assert main(out, "--raw", host, *flags) == 0
-        dropped[out] = told(tmp_path / out)["lines"]["train"]["dropped"]
+        dropped[out] = record_of(tmp_path / out)["lines"]["train"]["dropped"]
     assert dropped["loose"]["ratio"] == 0 < dropped["default"]["ratio"]
     assert dropped["default"]["length"] == 0 < dropped["short"]["length"]
     capsys.readouterr()
@@ -50,20 +50,22 @@ def test_profiles_prepare_like_other_projects(
     )
     flags = ["--raw", host, "--allow-other-data", "--allow-low-ceiling", "--vocab-size", 250]
     assert main("t2t", *flags, "--profile", "tensor2tensor") == 0
-    corpus = told(tmp_path / "t2t")
+    corpus = record_of(tmp_path / "t2t")
     assert corpus["text"] == {"form": "plain", "normalize": "none", "split_hyphens": False}
     assert corpus["lines"]["train"]["dropped"] == {} and corpus["subwords"]["normalizer"] == "identity"
     assert corpus["round_trip"]["test"]["exact"] == 20
     assert main("fairseq", *flags, "--profile", "fairseq") == 0
-    corpus = told(tmp_path / "fairseq")
+    corpus = record_of(tmp_path / "fairseq")
     assert corpus["text"] == {"form": "moses", "normalize": "both", "split_hyphens": True}
     form = data_folder.read(tmp_path / "fairseq").forms()["de"]
     assert form.to_model(lines[0]) == 'Ein wohl @-@ bekannter " Satz " .'
     assert form.restore(form.to_model("Ein wohl-bekannter Satz.")) == "Ein wohl-bekannter Satz."
-    assert prepare.PROFILES["fairseq"]["vocab_size"] == 40_000  # a flag wins over it, as above
+    assert prepare.PROFILES["fairseq"]["vocab_size"] == 40_000  # the flag above overrides it
     capsys.readouterr()
     assert main("again", *flags, "--profile", "tensor2tensor", "--split-hyphens") == 2
-    assert "--split-hyphens: the text of wmt14-en-de is not tokenised here" in capsys.readouterr().err
+    assert (
+        "--split-hyphens: has no effect, because this command does not tokenise wmt14-en-de" in capsys.readouterr().err
+    )
 
 
 def test_profiles_handle_tokenised_and_plain_releases(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -76,11 +78,11 @@ def test_profiles_handle_tokenised_and_plain_releases(capsys: pytest.CaptureFixt
         return prepare.main(["iwslt15-en-vi", *flags, "--profile", profile])
 
     assert main("stanford", "fairseq") == 2
-    assert "iwslt15-en-vi: comes tokenised, as Stanford released it: --profile fairseq" in capsys.readouterr().err
+    assert "iwslt15-en-vi: Stanford's release is already tokenised; --profile fairseq" in capsys.readouterr().err
     found = {}
     for form, profile in (("stanford", "tensor2tensor"), ("plain", "tensor2tensor"), ("plain", "fairseq")):
         assert main(form, profile) == 0
-        found[form, profile] = told(tmp_path / f"{form}-{profile}")["text"]
+        found[form, profile] = record_of(tmp_path / f"{form}-{profile}")["text"]
     assert found["stanford", "tensor2tensor"]["form"] == "escaped"
     assert found["plain", "tensor2tensor"] == {"form": "plain", "normalize": "none", "split_hyphens": False}
     assert found["plain", "fairseq"] == {"form": "moses", "normalize": "both", "split_hyphens": True}

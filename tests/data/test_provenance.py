@@ -1,4 +1,4 @@
-"""Where text comes from: checksums, other text under an official name, line counts, fingerprints."""
+"""The origin of texts: checksums, other text under an official name, line counts, fingerprints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from fairseq_resid.data.text import prepare
 from fairseq_resid.data.text.fingerprints import Fingerprints
 from support import mirror
-from support.released import Released, other_text, told, unpack
+from support.released import Released, other_text, record_of, unpack
 
 pytestmark = pytest.mark.once
 
@@ -28,10 +28,10 @@ def test_other_text_under_official_name_is_refused_or_recorded(
     assert main("data", way, source) == 2
     error = capsys.readouterr().err
     assert "training-parallel-commoncrawl.tgz" in error and "wrong md5 checksum" in error
-    assert "--allow-other-data accepts" in error and not (tmp_path / "data").exists()
+    assert "use --allow-other-data to accept" in error and not (tmp_path / "data").exists()
     assert main("data", way, source, "--allow-other-data") == 0
     assert "not as released: training-parallel-commoncrawl.tgz: wrong md5" in capsys.readouterr().out
-    corpus = told(tmp_path / "data")
+    corpus = record_of(tmp_path / "data")
     (difference,) = corpus["differences"]
     assert difference.startswith("training-parallel-commoncrawl.tgz: wrong md5 checksum: ")
     for label, item in corpus["texts"].items():
@@ -47,29 +47,32 @@ def test_text_without_known_checksum_is_recorded_as_unverified(
 ) -> None:
     host, main = released
     assert main("data", "--raw", unpack(host, tmp_path / "unpacked")) == 0
-    corpus = told(tmp_path / "data")
+    corpus = record_of(tmp_path / "data")
     assert corpus["differences"] == [] and len(corpus["unverified"]) == 10
     assert all((item["status"], item["origin"]) == ("unverified", None) for item in corpus["texts"].values())
-    assert "not verified, because no checksum of them is known: train europarl-v7.en" in capsys.readouterr().out
-    # As is a mirror's zip, in place of an archive that the mirror does not have.
+    assert "not verified (no known checksum): train europarl-v7.en" in capsys.readouterr().out
+    # The same holds for a zip on a mirror that lacks the released archive.
     host_of_zips = shutil.copytree(host, tmp_path / "zips")
     (host_of_zips / "training-parallel-nc-v9.tgz").unlink()
     stem = "training/news-commentary-v9.de-en"
     members = {f"{stem}.{side}": (tmp_path / "unpacked" / f"{stem}.{side}").read_text() for side in ("en", "de")}
     mirror.archive(host_of_zips / "training-parallel-nc-v9.zip", dict(members))
     assert main("zipped", "--mirror", host_of_zips.as_uri()) == 0
-    assert told(tmp_path / "zipped")["unverified"] == ["train news-commentary-v9.en", "train news-commentary-v9.de"]
-    assert told(tmp_path / "zipped")["checksums"] == corpus["checksums"]
+    assert record_of(tmp_path / "zipped")["unverified"] == [
+        "train news-commentary-v9.en",
+        "train news-commentary-v9.de",
+    ]
+    assert record_of(tmp_path / "zipped")["checksums"] == corpus["checksums"]
 
 
 def test_limit_is_recorded_as_a_difference(released: Released, tmp_path: Path) -> None:
     host, main = released
     assert main("data", "--raw", host, "--limit", 9, "--vocab-size", 120) == 0
-    said = "no more than the first 9 pairs of a text are used (--limit 9)"
-    assert told(tmp_path / "data")["differences"] == [said]
-    # One that cuts nothing is no difference.
+    said = "only the first 9 pairs of each text are used (--limit 9)"
+    assert record_of(tmp_path / "data")["differences"] == [said]
+    # A limit larger than the text is not a difference.
     assert main("whole", "--raw", host, "--limit", 1000) == 0
-    assert told(tmp_path / "whole")["differences"] == []
+    assert record_of(tmp_path / "whole")["differences"] == []
 
 
 def test_wrong_line_count_is_refused_even_after_all_steps(
@@ -91,9 +94,9 @@ def test_wrong_line_count_is_refused_even_after_all_steps(
         patch.setattr(os, "replace", killed)
         assert main("data", "--raw", raw, "--allow-other-data") == 130
     assert main("data", "--raw", raw) == 2
-    assert "train commoncrawl has 121 pairs, and 120 are expected (--allow-other" in capsys.readouterr().err
+    assert "train commoncrawl has 121 pairs; expected 120 (use --allow-other" in capsys.readouterr().err
     assert main("data", "--raw", raw, "--allow-other-data") == 0
-    status = {label: item["status"] for label, item in told(tmp_path / "data")["texts"].items()}
+    status = {label: item["status"] for label, item in record_of(tmp_path / "data")["texts"].items()}
     assert {label for label, kind in status.items() if kind == "other"} == {
         "train commoncrawl.en", "train commoncrawl.de",
     }  # fmt: skip
@@ -103,7 +106,7 @@ def test_known_checksum_is_compared_despite_limit(tmp_path: Path, capsys: pytest
     raw = mirror.iwslt15(tmp_path / "raw", "stanford")
     flags = ["--raw", str(raw), "--out", str(tmp_path / "data"), "--downloads", str(tmp_path / "dl")]
     assert prepare.main(["iwslt15-en-vi", *flags, "--limit", "20", "--vocab-size", "150"]) == 2
-    assert "test tst2013.vi is not the released text (its sha256 differs)" in capsys.readouterr().err
+    assert "test tst2013.vi is not the released text (sha256 differs)" in capsys.readouterr().err
 
 
 def test_archives_and_unpacked_files_give_same_reference(released: Released, tmp_path: Path) -> None:
@@ -119,7 +122,7 @@ def test_archives_and_unpacked_files_give_same_reference(released: Released, tmp
     assert main("unpacked", "--raw", unpack(host, tmp_path / "u"), "--allow-other-data") == 0
     for out in ("data", "unpacked"):
         assert (tmp_path / out / "ref" / "test.de").read_text() == right
-    assert told(tmp_path / "data")["round_trip"]["test"]["lost"]["normalizer"] == 1
+    assert record_of(tmp_path / "data")["round_trip"]["test"]["lost"]["normalizer"] == 1
 
 
 def test_checksum_reads_a_file_once(released: Released, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,9 +134,9 @@ def test_checksum_reads_a_file_once(released: Released, tmp_path: Path, monkeypa
     monkeypatch.setattr(fingerprints, "describe", lambda path: read.append(path.name) or whole(path))  # type: ignore
     assert main("data", "--raw", host) == 0
     assert sorted(read) == sorted(file.name for file in host.iterdir())
-    assert main("data", "--raw", host) == 0 and len(read) == 5  # nothing to do, nothing read
+    assert main("data", "--raw", host) == 0 and len(read) == 5  # nothing to do, so nothing is read
     other_text(host, "training-parallel-commoncrawl.tgz")
-    assert main("data", "--raw", host, "--allow-other-data") == 2  # holds another corpus
+    assert main("data", "--raw", host, "--allow-other-data") == 2  # contains another corpus
     assert read[5:] == ["training-parallel-commoncrawl.tgz"]
     assert main("data", "--raw", host, "--allow-other-data", "--verify") == 2 and len(read) == 11
 
@@ -146,7 +149,7 @@ def test_changed_file_gets_a_new_fingerprint(tmp_path: Path) -> None:
     known = Fingerprints(tmp_path / "memory.json").of(file)
     assert known.sha256 == hashlib.sha256(b"one").hexdigest()
     times = file.stat().st_atime_ns, file.stat().st_mtime_ns
-    file.write_text("two")  # the same size, and made to look as old
+    file.write_text("two")  # same size and modification time
     os.utime(file, ns=times)
     assert Fingerprints(tmp_path / "memory.json").of(file).sha256 == hashlib.sha256(b"two").hexdigest()
     (tmp_path / "memory.json").write_text("[1")

@@ -1,4 +1,4 @@
-"""Evaluation text that is in training, and repeated pairs."""
+"""Evaluation text that occurs in the training text, and repeated pairs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from fairseq_resid.data.text import repeats
 from fairseq_resid.data.text.folder import Overlap, PairCounts
 from fairseq_resid.files import read_lines
-from support.released import build, told
+from support.released import build, record_of
 
 pytestmark = pytest.mark.once
 
@@ -19,7 +19,7 @@ def test_evaluation_pairs_in_training_are_counted_listed_and_removed(
 ) -> None:
     train = {side: read_lines(Path(f"{raw['train']}.{side}")) for side in ("en", "xx")}
     valid = {side: read_lines(Path(f"{raw['valid']}.{side}")) for side in ("en", "xx")}
-    # Unlike anything else: a pair that is in training twice, a source alone, a target alone.
+    # Sentences that occur nowhere else: a pair that is in training twice, only a source, only a target.
     pair, alone = ("the zebra sings .", "la zebro kantas ."), ("the zebra sits .", "la zebro sidas .")
     valid["en"][3:6] = [pair[0], alone[0], valid["en"][5]]
     valid["xx"][3:6] = [pair[1], valid["xx"][4], alone[1]]
@@ -30,13 +30,13 @@ def test_evaluation_pairs_in_training_are_counted_listed_and_removed(
             Path(f"{raw[name]}.{side}").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     assert build(raw, tmp_path / "data", "--show") == 0
     output = capsys.readouterr().out
-    found = told(tmp_path / "data")["overlap"]["valid"]
+    found = record_of(tmp_path / "data")["overlap"]["valid"]
     assert 4 in found["pair"] and 4 in found["source"] and 4 in found["target"]
     assert 5 in found["source"] and 5 not in found["target"] and 5 not in found["pair"]
     assert 6 in found["target"] and 6 not in found["source"]
     assert f"; also in the training text: {len(found['source'])} sources, " in output
     assert f"valid:4 pair: {pair[0]} ||| {pair[1]}" in output and f"valid:6 target: {alone[1]}" in output
-    # On a folder that is there, too.
+    # Also for an existing folder.
     assert build(raw, tmp_path / "data", "--show") == 0
     assert f"valid:5 source: {alone[0]}" in capsys.readouterr().out
 
@@ -45,12 +45,12 @@ def test_evaluation_pairs_in_training_are_counted_listed_and_removed(
     held_out |= {*zip(*(read_lines(Path(f"{raw['test']}.{side}")) for side in ("en", "xx")), strict=True)}
     kept = [one for number, one in enumerate(everything) if one not in held_out and one not in everything[:number]]
     assert build(raw, tmp_path / "less", "--deduplicate", "--allow-low-ceiling") == 0
-    counts = told(tmp_path / "less")["lines"]["train"]
+    counts = record_of(tmp_path / "less")["lines"]["train"]
     assert counts["out"] == len(kept) and counts["in"] == len(everything)
     in_evaluation = sum(one in held_out for one in everything)
     repeated = len(everything) - len(kept) - in_evaluation
     assert counts["dropped"] == {"repeated": repeated, "in_evaluation": in_evaluation} and repeated >= 7
-    assert told(tmp_path / "less")["overlap"]["valid"]["pair"] == []
+    assert record_of(tmp_path / "less")["overlap"]["valid"]["pair"] == []
     assert build(raw, tmp_path / "data", "--deduplicate") == 2
     assert "deduplicate is False, not True" in capsys.readouterr().err
 

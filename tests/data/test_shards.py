@@ -1,4 +1,4 @@
-"""data/text/shards.py, cli/workers.py: neither kills nor the number of workers change what becomes of text."""
+"""data/text/shards.py, cli/workers.py: kills and the number of workers do not change the output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ pytestmark = pytest.mark.once
 @pytest.mark.parametrize("lengths", [(5, 6), (6, 5), (0, 1), (2500, 2501)])
 def test_sides_of_unequal_length_are_named(tmp_path: Path, lengths: tuple[int, int], workers: int) -> None:
     with pytest.raises(
-        ValueError, match=rf"in\.en has {lengths[0]} lines, \S*in\.de has {lengths[1]}: they must be equal"
+        ValueError,
+        match=rf"in\.en has {lengths[0]} lines, but \S*in\.de has {lengths[1]}; both must have the same number",
     ):
         run(tmp_path, b"a\n" * lengths[0], b"b\n" * lengths[1], workers=workers)
 
@@ -53,7 +54,7 @@ def test_number_of_workers_does_not_change_output(tmp_path: Path, monkeypatch: p
 
 
 def lossy(text: bytes) -> list[bytes]:
-    """Split as the definition says: at LF alone, a last empty line is none."""
+    """Split by definition: only at LF, and a last empty line does not count."""
     lines = text.split(b"\n")
     return lines[:-1] if lines[-1] == b"" else lines
 
@@ -79,10 +80,10 @@ def test_only_newlines_end_a_line(tmp_path: Path, text: bytes, limit: int, monke
 
 @pytest.mark.parametrize("end", [b"", b"\n"])
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 9, 40])
-def test_shards_are_all_lines_once_in_order(
+def test_shards_contain_every_line_once_in_order(
     count: int, end: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the blocks in which the file is read."""
+    """For any block size used to read the file."""
     choose = random.Random(count)
     expected = [b"x" * choose.randrange(12) + str(number).encode() for number in range(count)]
     file = tmp_path / "text"
@@ -99,7 +100,7 @@ def test_shards_are_all_lines_once_in_order(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
-    """The peak of a process of its own, over 20 times the text: 380,000 pairs more, 24 MB, in less than 3 MB more."""
+    """Peak memory of a separate process: 380,000 more pairs (24 MB, 20 times the text) need less than 3 MB more."""
     code = textwrap.dedent("""
         import sys
         from pathlib import Path
@@ -119,7 +120,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
 
 
 def interrupted_text(folder: Path) -> list[tuple[Path, Path]]:
-    """Write two texts: with a mark, lines that are dropped, one that is cut, CRLF, and a last line without its end."""
+    """Write two texts with a byte-order mark, dropped lines, a truncated line, CRLF, and no LF at the end."""
     pairs = []
     for part, count in enumerate((23, 9)):
         sides = [bytearray(b"\xef\xbb\xbf"), bytearray()]
@@ -133,7 +134,7 @@ def interrupted_text(folder: Path) -> list[tuple[Path, Path]]:
 
 
 class Work:
-    """A tokenisation of some texts in shards of 4 pairs, that can be stopped and run again."""
+    """A tokenisation in shards of 4 pairs that can be interrupted and resumed."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(shards, "SHARD_LINES", 4)
@@ -143,9 +144,9 @@ class Work:
         self.outputs = (self.folder / "out.en", self.folder / "out.de")
 
     def run(self, workers: int = 1, stop: int | None = None, cleaned: bool = True) -> tuple[int, list[bytes], object]:
-        """Tokenise, from the beginning or from where it was stopped; with `stop`, no more than so many shards.
+        """Tokenise, starting or resuming; with `stop`, interrupt after this number of shards.
 
-        Returns how many shards were done, what both outputs hold, and the counts.
+        Returns the number of shards done, the content of both outputs, and the counts.
         """
         done: list[int] = []
 
@@ -175,7 +176,7 @@ class Work:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_stopped_after_any_shard_only_the_others_are_done(
+def test_only_missing_shards_are_processed_after_interrupt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = Work(tmp_path, monkeypatch)
@@ -189,13 +190,13 @@ def test_stopped_after_any_shard_only_the_others_are_done(
         assert finished == stop or (workers > 1 and finished > stop)
         capsys.readouterr()
         assert work.run(workers) == (9 - finished, *whole[1:])
-        assert finished > stop or f"test: goes on after {pairs} pairs\n" in capsys.readouterr().out
-        assert work.run(workers) == (0, *whole[1:])  # finished, it is not done again
+        assert finished > stop or f"test: resuming after {pairs} pairs\n" in capsys.readouterr().out
+        assert work.run(workers) == (0, *whole[1:])  # finished work is not repeated
         assert len(list(work.folder.iterdir())) == 3  # both sides and their record
 
 
 @pytest.mark.parametrize("place", range(18))
-def test_stopped_while_joining_no_shard_is_done_again(
+def test_interrupted_joining_resumes_without_repeating_shards(
     place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work, copied = Work(tmp_path, monkeypatch), []
@@ -215,7 +216,7 @@ def test_stopped_while_joining_no_shard_is_done_again(
     assert work.run() == (0, *whole[1:])
 
 
-def test_errors_after_a_stop_name_the_same_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_after_interrupt_name_the_same_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work(tmp_path, monkeypatch)
     for path in work.texts[0]:
         path.write_bytes(path.read_bytes().replace(BAD["not_utf8"], b"a caf"))
@@ -226,7 +227,7 @@ def test_errors_after_a_stop_name_the_same_lines(tmp_path: Path, monkeypatch: py
         with pytest.raises(ValueError, match=r"1/in\.de:7: not UTF-8"):
             work.run(workers, cleaned=False)
     second.write_bytes(second.read_bytes() + b"\none more")
-    with pytest.raises(ValueError, match=r"in\.en has 9 lines, \S*in\.de has 10: they must be equal"):
+    with pytest.raises(ValueError, match=r"in\.en has 9 lines, but \S*in\.de has 10; both must have the same number"):
         work.run()
 
 
@@ -253,7 +254,7 @@ def test_damaged_shards_are_made_again(
 
 
 @pytest.mark.parametrize("spoil", ["short\n", None])
-def test_damage_while_joining_begins_the_text_anew(
+def test_damaged_output_while_joining_restarts_the_text(
     spoil: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Work(tmp_path, monkeypatch)
@@ -271,7 +272,7 @@ def test_damage_while_joining_begins_the_text_anew(
 
 
 def _failing_at(name: str) -> Callable[[Path, object], None]:
-    """Return records.write, interrupted where it writes a record whose name begins like this."""
+    """Return a records.write that raises KeyboardInterrupt for records whose name starts with `name`."""
     write = records.write
 
     def write_or_stop(path: Path, value: object) -> None:
@@ -314,8 +315,8 @@ def copy(shard: shards.Shard, counts: Counter[str]) -> Iterator[tuple[str, str]]
         yield source.decode().rstrip(), target.decode().rstrip()
 
 
-def test_an_error_in_one_shard_ends_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one in order is told, though a later one is there first."""
+def test_error_in_one_shard_ends_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first error in order is reported, even if a later shard fails earlier."""
     monkeypatch.setattr(shards, "SHARD_LINES", 2)
     files = write(tmp_path, b"a\n" * 40, b"b\n" * 40)
     with pytest.raises(ValueError, match="line 5"):

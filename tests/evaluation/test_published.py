@@ -112,15 +112,18 @@ def test_facts_that_differ_are_refused_and_named(
     assert "multi30k-en-de" in capsys.readouterr().err
     assert run_prepare(raw, tmp_path / "data", "--allow-other-data") == 0
     differences = Corpus.read(tmp_path / "data").differences
-    assert any(line.startswith("reference tokens of test: ") and "1 are published" in line for line in differences)
+    assert any(line.startswith("reference tokens of test: ") and "published: 1" in line for line in differences)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["multi30k-en-de", "--vocab-size", "8000"], "--vocab-size 8000: --profile published fixes it (10000)"),
-        (["multi30k-en-de", "--normalize", "both"], "--normalize both: --profile published fixes it"),
-        (["wmt14-en-de"], "--profile published: wmt14-en-de has none; multi30k-en-de has"),
+        (
+            ["multi30k-en-de", "--vocab-size", "8000"],
+            "--vocab-size 8000: not allowed with --profile published, which fixes it (10000)",
+        ),
+        (["multi30k-en-de", "--normalize", "both"], "--normalize both: not allowed with --profile published"),
+        (["wmt14-en-de"], "--profile published: not available for wmt14-en-de; available for multi30k-en-de"),
     ],
 )
 def test_published_profile_cannot_be_changed(words: list[str], message: str, tmp_path: Path, capsys: Capture) -> None:

@@ -1,1 +1,1 @@
-"""Tests of images."""
+"""Tests of image data and image models."""

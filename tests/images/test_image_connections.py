@@ -1,4 +1,4 @@
-"""Residual connections on images: channels first, batch norm, start values."""
+"""Residual connections on images: channels first, batch norm, initial values."""
 
 from __future__ import annotations
 

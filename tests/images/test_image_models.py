@@ -1,4 +1,4 @@
-"""Networks for images: sizes, layers, gradients, and which forms are refused."""
+"""Networks for images: sizes, layers, gradients, and refused shapes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_every_architecture_classifies_images(arch: str) -> None:
 
 
 def reference(model: Any, x: torch.Tensor, join: Any) -> torch.Tensor:
-    """Return the logits of a full pre-activation ResNet by He 2016b's figure, with y = join(x, F)."""
+    """Return the logits of a full pre-activation ResNet after the figure in He 2016b, with y = join(x, F)."""
 
     def norm(module: Any, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(nn.functional.batch_norm(
@@ -121,7 +121,7 @@ def test_block_orders_match_figure_4() -> None:
 @pytest.mark.parametrize("name", allowed_structures())
 @pytest.mark.parametrize("norm", ["layer", "batch"])
 def test_every_structure_trains(name: str, norm: str) -> None:
-    """Every parameter gets a gradient: several GPUs would wait for one that does not."""
+    """Every parameter gets a gradient; otherwise training on several GPUs would hang."""
     extra = {"admin_start": "closed"} if name == "admin" else {}
     model = build("preact_resnet20", stage_blocks="2,1,1", stage_channels="8,16,16", residual=name, norm=norm, **extra)
     loss = nn.functional.cross_entropy(model(torch.randn(2, 3, 8, 8)), torch.tensor([0, 1]))
@@ -131,7 +131,7 @@ def test_every_structure_trains(name: str, norm: str) -> None:
     assert not without
 
 
-# Forward and backward until a write outside of a buffer has ended the process.
+# Forward and backward until a write outside a buffer crashes the process.
 STRIDED = """
 import sys
 import torch
@@ -160,7 +160,7 @@ def train_strided(layer: str) -> int:
 
 @pytest.mark.both
 def test_narrow_strided_convolution_of_torch_corrupts_memory() -> None:
-    """The reason for NarrowProjection, seen in oneDNN 3.12. A skip means that it may be removed: read its text."""
+    """The oneDNN bug that NarrowProjection avoids. If skipped, the message tells when to remove the class."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.is_file() or "avx2" not in cpuinfo.read_text().split():
         pytest.skip("this CPU has no AVX2, so oneDNN's AVX2 kernels do not run here")
@@ -238,7 +238,7 @@ def test_fully_connected_network_equals_its_formula(arch: str) -> None:
         y = x @ layer.weight.T
         if is_hidden and "plain" not in arch and "resnet_fc" not in arch:
             y = y + torch.cat([x[:, :4], torch.zeros(3, 4)], 1)
-        return y / math.sqrt(1 + 1e-5)  # the running statistics of a new BatchNorm are 0 and 1
+        return y / math.sqrt(1 + 1e-5)  # a new BatchNorm has running statistics 0 and 1
 
     h = torch.relu(linear(model.stem[0], x.reshape(3, -1), is_hidden=False))
     for block in model.blocks:

@@ -1,4 +1,4 @@
-"""Studies of image models: their measures, a whole study, what is refused."""
+"""Studies of image models: their measures, a whole study, refused measures."""
 
 from __future__ import annotations
 

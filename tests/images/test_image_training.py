@@ -1,4 +1,4 @@
-"""Trainings on images: learning, resuming, several processes, workers, bad flags."""
+"""Training on images: learning, resuming, several processes, workers, bad flags."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.mark.both
 def test_amp_step_uses_the_unscaled_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGD, whose step shows by what its gradient was divided; Adam's would not."""
+    """Uses SGD, because its step reveals the scale of the gradient; Adam's does not."""
     from fairseq.optim.amp_optimizer import AMPOptimizer
     from fairseq.optim.sgd import SGD
 
@@ -73,7 +73,7 @@ def test_resuming_is_bitwise_equal_for_any_number_of_workers(recipe: Path, runs:
 
 @pytest.mark.both
 def test_two_processes_train_one_model(recipe: Path, tmp_path: Path) -> None:
-    """fairseq's own gradient buffers take no weight that is channels-last."""
+    """fairseq's own gradient buffers do not support channels-last weights."""
     run = tmp_path / "two"
     train_sh = [str(ROOT / "scripts" / "train.sh"), str(recipe), "--arch", "preact_resnet20", "--residual", "sas"]
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "--no-python", "--"]
@@ -101,7 +101,7 @@ def test_data_workers_end_with_their_epoch(data: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     counts = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("CHILDREN")]
-    # A worker of training and one of validation, and one that is just ending; one more for every epoch would be 7.
+    # One worker for training, one for validation, and one that is just ending. One more per epoch would be 7.
     assert len(counts) == 4 and max(counts) <= 4 and "AssertionError" not in done.stderr
 
 
@@ -141,7 +141,7 @@ def test_evaluation_marks_subsets_used_in_training(recipe: Path, data: Path, tmp
     assert main(["analyze", str(run), "--sentences", "8", "--no-ablation", "--cpu"]) == 0
     assert "on 8 images of valid (training data)" in capsys.readouterr().out
     assert main(["train", "multi30k-en-de-small", str(data), "--arch", "transformer_sas", "--run", str(run) + "2"]) == 2
-    assert "holds images, and the recipe's task reads text" in capsys.readouterr().err
+    assert "contains images, but the recipe's task needs text" in capsys.readouterr().err
     file = tmp_path / "farm.yaml"
     file.write_text(
         f"title: Farm\nrecipe: {recipe}\nmeasure: error\nflags: --arch preact_resnet20 --train-subset train+valid\n"

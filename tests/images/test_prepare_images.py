@@ -1,4 +1,4 @@
-"""Images of releases and of folders by class become a data folder, pixel by pixel."""
+"""Data folders made from releases and from folders by class, compared pixel by pixel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 
 from fairseq_resid.data.images import by_class, manifest, prepare
 from support import mirror
-from support.image_folders import CIFAR10, RELEASES, content, error_of, main, release, stored, told
+from support.image_folders import CIFAR10, RELEASES, content, error_of, main, record_of, release, stored
 
 pytestmark = pytest.mark.once
 
@@ -39,7 +39,7 @@ def test_release_is_stored_pixel_by_pixel(name: str, tmp_path: Path, capsys: Cap
             assert isinstance(raw, bytes)
             size = len(known.labels) + 3072
             for start in range(0, len(raw), size):
-                labels.append(raw[start + size - 3073])  # the byte before the pixels: of CIFAR-100 the fine label
+                labels.append(raw[start + size - 3073])  # the byte before the pixels; the fine label in CIFAR-100
                 pixels.append(raw[start + size - 3072 : start + size])
     sizes = {"train": 26, "valid": 4, "test": 10}
     place = 0
@@ -48,7 +48,7 @@ def test_release_is_stored_pixel_by_pixel(name: str, tmp_path: Path, capsys: Cap
         assert found[0].tolist() == labels[place : place + size]
         assert [image.tobytes() for image in found[1]] == pixels[place : place + size]
         place += size
-    record = told(out)
+    record = record_of(out)
     assert record["counts"] == sizes and record["classes"] == list(known.classes) and record["source"] == "release"
     assert record["sizes"] == {f"{split}.npy": (out / f"{split}.npy").stat().st_size for split in sizes}
     assert record["checksums"] == content(out, "images.json")
@@ -56,8 +56,8 @@ def test_release_is_stored_pixel_by_pixel(name: str, tmp_path: Path, capsys: Cap
     wrong, *counted = record["differences"]
     assert wrong.startswith(f"{archive.name}: wrong md5 checksum: ") and record["unverified"] == []
     assert counted == [
-        "train has 30 images, and 50,000 are expected",
-        "test has 10 images, and 10,000 are expected",
+        "train has 30 images; expected 50,000",
+        "test has 10 images; expected 10,000",
     ]
     assert f"not as released: {wrong}\n" in capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} == {"raw", "data"}
@@ -67,7 +67,7 @@ def test_mean_and_deviation_come_from_training_images(tmp_path: Path) -> None:
     out = tmp_path / "data"
     assert main("cifar10", out, "--raw", release(tmp_path / "raw"), "--allow-other-data", "--valid", 5) == 0
     pixels = stored(out, "train")[1].astype(np.float64) / 255
-    record = told(out)
+    record = record_of(out)
     np.testing.assert_allclose(record["mean"], pixels.mean((0, 2, 3)), rtol=1e-13)
     np.testing.assert_allclose(record["deviation"], pixels.std((0, 2, 3)), rtol=1e-13)
     assert record["mean"][0] < 0.25 < record["mean"][1] < 0.45 < record["mean"][2]
@@ -92,7 +92,7 @@ def test_release_with_matching_checksum_has_no_differences(tmp_path: Path, monke
     monkeypatch.setattr(manifest, "MANIFESTS", tmp_path)
     host = ["--mirror", archive.parent.as_uri()]
     assert main("cifar10", tmp_path / "data", *host) == 0
-    record = told(tmp_path / "data")
+    record = record_of(tmp_path / "data")
     assert record["differences"] == record["unverified"] == []
     assert record["counts"] == {"train": 25, "valid": 5, "test": 10}
     copied = tmp_path / "renamed.tar.gz"
@@ -101,12 +101,12 @@ def test_release_with_matching_checksum_has_no_differences(tmp_path: Path, monke
         out = tmp_path / f"data{len(str(raw))}"
         assert main("cifar10", out, *raw) == 0
         assert content(out, "images.json") == content(tmp_path / "data", "images.json")
-        assert told(out)["differences"] == []
+        assert record_of(out)["differences"] == []
 
 
 def test_folder_is_stored_pixel_by_pixel(by_classes: Path, made: Path) -> None:
-    """In the order of classes and names; the last of each class are held out."""
-    record = told(made)
+    """Images are sorted by class and name, and the last of each class are held out."""
+    record = record_of(made)
     assert record["classes"] == ["cat", "dog", "emu"] and record["name"] == "animals"
     assert record["counts"] == {"train": 12, "valid": 3, "test": 6} and record["source"] == "folder"
     assert record["differences"] == record["unverified"] == [] and record["shape"] == [3, 32, 32]
@@ -143,17 +143,17 @@ def test_archive_of_a_folder_gives_same_data(name: str, by_classes: Path, made: 
 def test_cifar10_from_image_files_is_not_the_release(tmp_path: Path, capsys: Capture) -> None:
     raw = mirror.images(tmp_path / "raw", CIFAR10.classes, 3, 1)
     assert error_of(capsys, "cifar10", tmp_path / "data", "--raw", raw) == (
-        "not the images of cifar10: train has 30 images, and 50,000 are expected; "
-        "test has 10 images, and 10,000 are expected (--allow-other-data accepts this)"
+        "not the images of cifar10: train has 30 images; expected 50,000; "
+        "test has 10 images; expected 10,000 (use --allow-other-data to accept this)"
     )
     assert main("cifar10", tmp_path / "data", "--raw", raw, "--allow-other-data", "--valid", 10) == 0
-    record = told(tmp_path / "data")
+    record = record_of(tmp_path / "data")
     assert record["differences"][0] == "read from image files, not from the release" and len(record["differences"]) == 3
     assert record["unverified"] == ["train", "test"] and record["classes"] == list(CIFAR10.classes)
     assert stored(tmp_path / "data", "valid")[0].tolist() == list(range(10))
     said = capsys.readouterr().out
-    assert "train: 20 images, 2 of every class\nvalid: 10 images, 1 of every class\n" in said
-    assert "not verified, because no checksum of them is known: train, test\n" in said
+    assert "train: 20 images, 2 per class\nvalid: 10 images, 1 per class\n" in said
+    assert "not verified (no known checksum): train, test\n" in said
 
 
 @pytest.mark.parametrize("mode, suffix", [("RGB", "bmp"), ("L", "png"), ("1", "png"), ("P", "gif"), ("RGBA", "png")])
@@ -177,7 +177,7 @@ def test_jpeg_images_of_another_shape_are_accepted(tmp_path: Path) -> None:
         path.unlink()
         decoded[jpeg] = np.array(Image.open(jpeg)).transpose(2, 0, 1)
     assert main("custom", tmp_path / "data", "--raw", raw, "--valid", 1) == 0
-    assert told(tmp_path / "data")["shape"] == [3, 12, 20]
+    assert record_of(tmp_path / "data")["shape"] == [3, 12, 20]
     first = [image for path, image in decoded.items() if "train" in path.parts][:5]
     np.testing.assert_array_equal(stored(tmp_path / "data", "train")[1][:5], first)
 
@@ -187,13 +187,13 @@ def test_uneven_classes_are_held_out_in_proportion(by_classes: Path, tmp_path: P
     shutil.copytree(by_classes, raw)
     for number in (3, 4):
         (raw / "train" / "dog" / f"{number:04}.png").unlink()
-    shutil.rmtree(raw / "test" / "emu")  # a class need not be tested
+    shutil.rmtree(raw / "test" / "emu")  # a class may have no test images
     assert main("custom", tmp_path / "data", "--raw", raw, "--valid", 5) == 0
-    assert told(tmp_path / "data")["counts"] == {"train": 8, "valid": 5, "test": 4}
+    assert record_of(tmp_path / "data")["counts"] == {"train": 8, "valid": 5, "test": 4}
     assert stored(tmp_path / "data", "valid")[0].tolist() == [0, 1, 1, 2, 2]
     said = capsys.readouterr().out
-    assert "train: 8 images, 1 (dog) to 4 (cat) of a class\n" in said
-    assert "test: 4 images, 0 (emu) to 2 (cat) of a class\n" in said
+    assert "train: 8 images, 1 (dog) to 4 (cat) per class\n" in said
+    assert "test: 4 images, 0 (emu) to 2 (cat) per class\n" in said
 
 
 def test_hold_out_is_proportional_to_class_sizes() -> None:
@@ -217,7 +217,7 @@ def test_hold_out_is_proportional_to_class_sizes() -> None:
 def test_custom_folder_holds_out_a_tenth_by_default(tmp_path: Path) -> None:
     raw = mirror.images(tmp_path / "raw", ("a", "b"), 15, 1)
     assert main("custom", tmp_path / "data", "--raw", raw) == 0
-    assert told(tmp_path / "data")["counts"] == {"train": 27, "valid": 3, "test": 2}
+    assert record_of(tmp_path / "data")["counts"] == {"train": 27, "valid": 3, "test": 2}
 
 
 def test_link_within_the_folder_is_followed(by_classes: Path, made: Path, tmp_path: Path) -> None:

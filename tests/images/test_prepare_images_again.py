@@ -1,4 +1,4 @@
-"""prepare-images if its output exists: finished, different, damaged, interrupted."""
+"""prepare-images with existing output: finished, different, damaged, interrupted."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def test_finished_preparation_is_not_repeated(by_classes: Path, made: Path, tmp_
     out = tmp_path / "animals"
     shutil.copytree(made, out)
     before = content(out)
-    (tmp_path / "animals.partial" / "raw").mkdir(parents=True)  # of a run that was killed at its very end
+    (tmp_path / "animals.partial" / "raw").mkdir(parents=True)  # left by a run killed at its very end
     for flags, checked in (([], "sizes"), (["--verify"], "checksums")):
         assert main("custom", out, "--raw", by_classes, "--valid", 3, *flags) == 0
-        assert capsys.readouterr().out == f"{out}: holds these images already (its {checked} are right)\n"
+        assert capsys.readouterr().out == f"{out}: already contains these images ({checked} verified)\n"
     assert content(out) == before and {path.name for path in tmp_path.iterdir()} == {"animals"}
 
 
@@ -44,7 +44,9 @@ def test_other_settings_are_refused(by_classes: Path, made: Path, tmp_path: Path
     (raw / "train" / "cat" / "0000.png").rename(raw / "train" / "cat" / "0009.png")
     assert said("custom", "--raw", raw, "--valid", 3) == f"{other}not made from raw); choose another folder"
     (out / "images.json").write_text("{}")
-    expected = f"{out}: exists and contains no images.json that this version can read; remove it or choose another folder"
+    expected = (
+        f"{out}: exists, but contains no images.json that this version can read; remove it or choose another folder"
+    )
     assert said("custom", "--raw", by_classes, "--valid", 3) == expected
 
 
@@ -56,7 +58,9 @@ def test_damaged_image_data_is_detected(by_classes: Path, made: Path, tmp_path: 
     (out / "train.npy").write_bytes(raw)
     flags = ["--raw", by_classes, "--valid", 3]
     assert main("custom", out, *flags) == 0
-    assert "train.npy has another checksum than images.json says" in error_of(capsys, "custom", out, *flags, "--verify")
+    assert "train.npy does not have the checksum recorded in images.json" in error_of(
+        capsys, "custom", out, *flags, "--verify"
+    )
     (out / "train.npy").write_bytes(raw[:-5])
     (out / "test.npy").unlink()
     said = error_of(capsys, "custom", out, *flags)
@@ -74,9 +78,9 @@ def test_interrupted_preparation_gives_same_result_when_repeated(
     with monkeypatch.context() as patch:
         patch.setattr(f"fairseq_resid.data.images.prepare.{stop}", interrupt)
         assert main("custom", out, *flags) == 130
-    assert capsys.readouterr().err.endswith("interrupted; the same command begins again, and a download goes on\n")
+    assert capsys.readouterr().err.endswith("interrupted; the same command starts again and resumes a download\n")
     assert list(tmp_path.iterdir()) == []
-    # Killed: nothing was cleared away.
+    # Killed: nothing was cleaned up.
     for name in ("data/train.npy", "data/more", "raw/train/cat/0000.png", ".lock"):
         (tmp_path / "animals.partial" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "animals.partial" / name).write_text("half of")
@@ -89,5 +93,5 @@ def test_unrelated_working_folder_is_not_touched(by_classes: Path, tmp_path: Pat
     work.mkdir()
     (work / "text.json").write_text("{}")
     assert main("custom", tmp_path / "animals", "--raw", by_classes) == 2
-    assert f"{work}: holds text.json which this command did not create; remove it" in capsys.readouterr().err
+    assert f"{work}: contains text.json, which this command did not create; remove it" in capsys.readouterr().err
     assert (work / "text.json").read_text() == "{}"

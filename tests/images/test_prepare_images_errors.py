@@ -1,4 +1,4 @@
-"""Errors of prepare-images: bad releases, folders and flags each give one line."""
+"""Errors of prepare-images: bad releases, folders and flags each give a one-line error."""
 
 from __future__ import annotations
 
@@ -30,15 +30,18 @@ IMAGE = bytes([3]) + bytes(3072)
     [
         (
             {"data_batch_2_bin": IMAGE * 2 + IMAGE[:-1]},
-            f"{TRAIN} has 9,218 bytes, and images of 3,073 bytes are expected",
+            f"{TRAIN} has 9,218 bytes; expected images of 3,073 bytes each",
         ),
-        ({"data_batch_2_bin": b""}, f"{TRAIN} has 0 bytes, and images of 3,073 bytes are expected; is the file complete?"),
-        ({"data_batch_2_bin": None}, f"has no member {TRAIN}; it has "),
+        (
+            {"data_batch_2_bin": b""},
+            f"{TRAIN} has 0 bytes; expected images of 3,073 bytes each; is the file complete?",
+        ),
+        ({"data_batch_2_bin": None}, f"member {TRAIN} is missing; it contains "),
         (
             {"data_batch_2_bin": IMAGE * 2 + b"\x0a" + IMAGE[1:]},
-            f"{TRAIN}: image 3 has the label 10, and the labels of cifar10 are 0 to 9",
+            f"{TRAIN}: image 3 has label 10; the labels of cifar10 are 0 to 9",
         ),
-        ({"meta_txt": "airplane\nship\n"}, f"{CIFAR10.names} does not name the classes of cifar10"),
+        ({"meta_txt": "airplane\nship\n"}, f"{CIFAR10.names} does not list the classes of cifar10"),
     ],
 )
 def test_release_with_wrong_members_is_refused(
@@ -65,29 +68,29 @@ def flipped(archive: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage, said",
-    [(web_page, "is a web page, not an archive"), (cut_off, "damaged or cut off"), (flipped, "damaged or cut off")],
+    [(web_page, "is a web page, not an archive"), (cut_off, "damaged or truncated"), (flipped, "damaged or truncated")],
 )
 def test_damaged_release_is_refused(damage: Callable[[Path], None], said: str, tmp_path: Path, capsys: Capture) -> None:
     archive = release(tmp_path / "raw")
     damage(archive)
     found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", archive)
-    assert found.startswith(f"not the released file (--allow-other-data accepts it): {archive}: wrong md5 checksum: ")
+    assert found.startswith(f"not the released file: {archive}: wrong md5 checksum: ")
     found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", archive.parent, "--allow-other-data")
     assert found.startswith(f"{archive}: {said}") and found.endswith("replace the file")
     if damage is not web_page:
         host = ["--mirror", archive.parent.as_uri()]
-        assert error_of(capsys, "cifar10", tmp_path / "data", *host).endswith("--raw DIR or --mirror URL can help")
+        assert error_of(capsys, "cifar10", tmp_path / "data", *host).endswith("--raw DIR if you have the file")
         found = error_of(capsys, "cifar10", tmp_path / "data", *host, "--allow-other-data")
         assert found.endswith("the file was removed; run the same command to download it again")
         assert not (tmp_path / "downloads" / archive.name).exists()
 
 
 def test_wrong_number_of_images_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """Also in an archive whose checksum is right."""
+    """Even in an archive with the right checksum."""
     archive = release(tmp_path / "raw")
     monkeypatch.setattr("fairseq_resid.data.images.sources.problem", lambda *_: None)
     found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", archive)
-    assert "train has 30 images, and 50,000 are expected; test has 10 images, and 10,000 are expected" in found
+    assert "train has 30 images; expected 50,000; test has 10 images; expected 10,000" in found
 
 
 def changed(path: Path, change: Callable[[bytes], bytes]) -> None:
@@ -103,36 +106,51 @@ def link(target: str, name: str = "train/dog/0009.png") -> Callable[[Path], None
 
 
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "size": (to("RGB", (33, 32)), "train/dog/0001.png: 33x32 pixels, and 32x32 are expected"),
-    "high": (to("RGB", (32, 40)), "train/dog/0001.png: 32x40 pixels, and 32x32 are expected"),
-    "16 bits": (to("I;16"), "train/dog/0001.png: more than 8 bits a channel (I;16)"),
-    "floats": (to("F", form="tiff"), "train/dog/0001.png: more than 8 bits a channel (F)"),
-    "format": (to("RGB", form="pcx"), "train/dog/0001.png: no image of a format that is read (BMP, GIF, JPEG,"),
-    "text": (lambda raw: (raw / "train/dog/a.txt").write_text("x"), "train/dog/a.txt: no image of a format that is"),
-    "empty": (lambda raw: changed(raw / "test/dog/0001.png", lambda _: b""), "test/dog/0001.png: no image of a format"),
+    "size": (to("RGB", (33, 32)), "train/dog/0001.png: 33x32 pixels; expected 32x32"),
+    "high": (to("RGB", (32, 40)), "train/dog/0001.png: 32x40 pixels; expected 32x32"),
+    "16 bits": (to("I;16"), "train/dog/0001.png: more than 8 bits per channel (I;16)"),
+    "floats": (to("F", form="tiff"), "train/dog/0001.png: more than 8 bits per channel (F)"),
+    "format": (to("RGB", form="pcx"), "train/dog/0001.png: not an image in a supported format (BMP, GIF, JPEG,"),
+    "text": (
+        lambda raw: (raw / "train/dog/a.txt").write_text("x"),
+        "train/dog/a.txt: not an image in a supported format",
+    ),
+    "empty": (
+        lambda raw: changed(raw / "test/dog/0001.png", lambda _: b""),
+        "test/dog/0001.png: not an image in a supported format",
+    ),
     "cut off": (
         lambda raw: changed(raw / "train/emu/0004.png", lambda data: data[:-700]),
-        "train/emu/0004.png: no image that can be read: ",
+        "train/emu/0004.png: cannot decode this image: ",
     ),
     "damaged": (
         lambda raw: changed(raw / "train/emu/0004.png", lambda data: data[:900] + b"damage" + data[906:]),
-        "train/emu/0004.png: no image that can be read: ",
+        "train/emu/0004.png: cannot decode this image: ",
     ),
-    "first": (lambda raw: changed(raw / "train/cat/0000.png", lambda data: data[:60]), "train/cat/0000.png: no image"),
+    "first": (
+        lambda raw: changed(raw / "train/cat/0000.png", lambda data: data[:60]),
+        "train/cat/0000.png: cannot decode this image",
+    ),
     "no train": (lambda raw: (raw / "train").rename(raw / "training"), "images not found: none of a folder"),
-    "no test": (lambda raw: (raw / "test").rename(raw / "tests"), ": has no folder test/; it needs train/CLASS/IMAGE"),
-    "valid": (lambda raw: (raw / "valid").mkdir(), "/valid: valid is made of training images (--valid N)"),
+    "no test": (lambda raw: (raw / "test").rename(raw / "tests"), ": folder test/ is missing; train/CLASS/IMAGE"),
+    "valid": (
+        lambda raw: (raw / "valid").mkdir(),
+        "/valid: the validation set is taken from the training images (--valid N)",
+    ),
     "no class": (lambda raw: (shutil.rmtree(raw / "test"), (raw / "test").mkdir()), "/test: contains no images"),
     "empty class": (lambda raw: (raw / "train/fox").mkdir(), "train/fox: contains no images"),
     "unknown class": (
         lambda raw: shutil.copytree(raw / "test/dog", raw / "test/fox"),
-        "test/fox: no class; the classes are those of ",
+        "test/fox: unknown class; the classes are those of ",
     ),
     "file": (lambda raw: (raw / "train/notes.txt").write_text("x"), "train/notes.txt: not a folder; "),
-    "folder": (lambda raw: (raw / "train/dog/more").mkdir(), "train/dog/more: is no file; the folder of a class holds"),
-    "link out": (link("/etc/hostname"), "train/dog/0009.png: a link that leads out of the folder"),
-    "class out": (link("../..", "train/fox"), "train/fox: a link that leads out of the folder"),
-    "link to nothing": (link("nothing"), "train/dog/0009.png: is no file"),
+    "folder": (
+        lambda raw: (raw / "train/dog/more").mkdir(),
+        "train/dog/more: not a file; the folder of a class may contain",
+    ),
+    "link out": (link("/etc/hostname"), "train/dog/0009.png: links outside the folder are not followed"),
+    "class out": (link("../..", "train/fox"), "train/fox: links outside the folder are not followed"),
+    "link to nothing": (link("nothing"), "train/dog/0009.png: not a file"),
     "one value": (
         lambda raw: [Image.new("RGB", (32, 32)).save(file) for file in (raw / "train").rglob("*.png")],
         "a channel of the training images is constant and cannot be normalised",
@@ -154,13 +172,13 @@ def test_bad_folder_is_refused(case: str, workers: int, by_classes: Path, tmp_pa
 def test_known_corpus_requires_its_classes(by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
     found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", by_classes)
     assert found == (
-        f"{by_classes}/train/emu: no class; the classes are those airplane, automobile, bird, cat, deer, dog, frog, "
+        f"{by_classes}/train/emu: unknown class; the classes are airplane, automobile, bird, cat, deer, dog, frog, "
         "horse, ship, truck"
     )
     raw = mirror.images(tmp_path / "raw", CIFAR10.classes, 1, 1)
     shutil.rmtree(raw / "test" / "frog")
     found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", raw)
-    assert found == f"{raw}/test: there is no folder for the class frog"
+    assert found == f"{raw}/test: folder for class frog is missing"
     assert len(CIFAR100.classes) == len(set(CIFAR100.classes)) == 100 and list(CIFAR100.classes) == sorted(
         CIFAR100.classes
     )
@@ -169,10 +187,10 @@ def test_known_corpus_requires_its_classes(by_classes: Path, tmp_path: Path, cap
 def test_decompression_bomb_is_refused(
     by_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    for limit in (1000, 500):  # Pillow warns, and refuses
+    for limit in (1000, 500):  # Pillow warns at the first, and raises at the second
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
         found = error_of(capsys, "custom", tmp_path / "data", "--raw", by_classes)
-        assert f"{by_classes}/train/cat/0000.png: no image that can be read: Image size (1024 pixels) exceeds" in found
+        assert f"{by_classes}/train/cat/0000.png: cannot decode this image: Image size (1024 pixels) exceeds" in found
 
 
 def test_bad_image_in_archive_is_named(by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -180,10 +198,10 @@ def test_bad_image_in_archive_is_named(by_classes: Path, tmp_path: Path, capsys:
     archive = tmp_path / "raw.tar.xz"
     mirror.archive(archive, {**inside, "train/cat/0002.png": b"no image"})
     found = error_of(capsys, "custom", tmp_path / "data", "--raw", archive)
-    assert found.startswith(f"{archive}/train/cat/0002.png: no image of a format that is read")
+    assert found.startswith(f"{archive}/train/cat/0002.png: not an image in a supported format")
     mirror.archive(archive, {f"top/{name}": data for name, data in inside.items()})
     found = error_of(capsys, "custom", tmp_path / "data", "--raw", archive)
-    assert found.startswith(f"{archive}: has no folder train/; it needs train/CLASS/IMAGE")
+    assert found.startswith(f"{archive}: folder train/ is missing; train/CLASS/IMAGE")
 
 
 def die(*_: Any, **__: Any) -> None:
@@ -205,9 +223,9 @@ def test_dead_image_worker_is_reported(
         ("cifar10", ["--valid", 0], "--valid 0: must be 1 or more"),
         ("cifar10", ["--workers", 0], "--workers 0: must be 1 or more"),
         ("cifar10", ["--raw", "nowhere"], "--raw nowhere: no such file or folder"),
-        ("cifar10", ["--raw", ".", "--mirror", "file:///"], "--raw and --mirror: images come from disk or from"),
-        ("custom", [], "custom: name the folder of your images with --raw"),
-        ("custom", ["--mirror", "file:///"], "custom: name the folder of your images with --raw"),
+        ("cifar10", ["--raw", ".", "--mirror", "file:///"], "--raw and --mirror: give only one of them"),
+        ("custom", [], "custom: --raw is missing; pass the folder of your images"),
+        ("custom", ["--mirror", "file:///"], "custom: --raw is missing; pass the folder of your images"),
         ("cifar1000", [], "invalid choice: 'cifar1000'"),
         (
             "cifar10",

@@ -213,7 +213,7 @@ def test_missing_test_set_is_reported_before_any_run(tmp_path: Path, corpus: Pat
     )
     (tmp_path / "recipe.txt").write_text(FLAGS)
     path = written(tmp_path, text, "real")
-    with pytest.raises(ValueError, match=r"base in recipe: tests: test7: there is no reference text .*test7\.xx"):
+    with pytest.raises(ValueError, match=r"base in recipe: tests: test7: reference text .*test7\.xx does not exist"):
         plan.check_study(plan.read_study(path), path)
     path = written(tmp_path, text.replace("[test, test7]", "[test]").replace("average: 2", "average: 20"), "real")
     (tmp_path / "recipe.txt").write_text(f"{FLAGS} --keep-interval-updates 3")

@@ -39,7 +39,7 @@ def error_of(capsys: Capture, name: str, out: Path, *flags: object) -> str:
     return said[-1].removeprefix("fairseq-resid prepare-images: error: ")
 
 
-def told(data: Path) -> dict[str, Any]:
+def record_of(data: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((data / "images.json").read_text())
     return found
 

@@ -26,7 +26,7 @@ def main(name: str, out: Path, *flags: object) -> int:
     return prepare.main([name, *map(str, given)])
 
 
-def told(data: Path) -> dict[str, Any]:
+def record_of(data: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((data / "corpus.json").read_text())
     return found
 
@@ -36,7 +36,7 @@ def decoded(data: Path, split: str, language: str) -> list[str]:
     from fairseq.data import Dictionary, data_utils
 
     words = Dictionary.load(str(data / f"dict.{language}.txt"))
-    pair = "-".join(told(data)[side] for side in ("source", "target"))
+    pair = "-".join(record_of(data)[side] for side in ("source", "target"))
     stored = data_utils.load_indexed_dataset(str(data / f"{split}.{pair}.{language}"), words, "mmap")
     return [words.string(item, bpe_symbol="sentencepiece") for item in stored]
 

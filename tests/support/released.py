@@ -14,7 +14,7 @@ from support import mirror
 Released = tuple[Path, Callable[..., int]]
 
 
-def told(data: Path) -> dict[str, Any]:
+def record_of(data: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((data / "corpus.json").read_text())
     return found
 

@@ -25,7 +25,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.script: list[str] = []
-        self.asked: list[tuple[str, str | None]] = []
+        self.requests: list[tuple[str, str | None]] = []
         self.honours_ranges = True
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -42,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_HEAD(self) -> None:
-        self.server.asked.append((self.path, "HEAD"))
+        self.server.requests.append((self.path, "HEAD"))
         code, length = {"/no-head": (405, 0), "/no-length": (200, None)}.get(self.path, (200, len(CONTENT)))
         self.answer(code, length, b"")
 
@@ -57,8 +57,8 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = length != len(body)
 
     def do_GET(self) -> None:
-        asked = self.headers.get("Range")
-        self.server.asked.append((self.path, asked))
+        requested = self.headers.get("Range")
+        self.server.requests.append((self.path, requested))
         act = self.server.script.pop(0) if self.server.script else "serve"
         size = len(CONTENT)
         if act.isdigit():
@@ -86,13 +86,17 @@ class Handler(BaseHTTPRequestHandler):
             with contextlib.suppress(OSError):  # the client may close the connection early
                 self.answer(200, None, CONTENT * 50)
         elif act == "huge":  # declares a huge length and sends nothing
-            part = f"{asked.replace('=', ' ')}{10**12 - 1}/{10**12}" if asked and self.server.honours_ranges else None
+            part = (
+                f"{requested.replace('=', ' ')}{10**12 - 1}/{10**12}"
+                if requested and self.server.honours_ranges
+                else None
+            )
             self.answer(206 if part else 200, 10**12, b"", part)
             self.rfile.read(1)
         elif act == "other part":
             self.answer(206, size, CONTENT, f"bytes 0-{size - 1}/{size}")
         else:
-            start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.server.honours_ranges else 0
+            start = int(requested.removeprefix("bytes=").rstrip("-")) if requested and self.server.honours_ranges else 0
             if start >= size:
                 self.answer(416, 0, b"", f"bytes */{size}")
                 return

@@ -1,1 +1,1 @@
-"""Images: from the binary release or from image files to a data folder, and from there to a model."""
+"""Images: from the binary release or image files to a data folder, and from there to a model."""

@@ -1,4 +1,4 @@
-"""Pixels on their way to a model: cropped and flipped at random in training, then normalised."""
+"""Image augmentation and normalisation: random crops and flips in training."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Draws:
-    """What chance decides of every image in one epoch.
+    """The random choices for every image in one epoch.
 
-    down, right: (N,), where the crop begins in the padded image, 0 to 2·padding; flip: (N,), whether it is mirrored
+    down, right: (N,), offset of the crop in the padded image, 0 to 2·padding; flip: (N,), whether it is mirrored
     """
 
     down: np.ndarray
@@ -22,7 +22,7 @@ class Draws:
 
 
 def draw(seed: int, epoch: int, images: int, padding: int, flips: bool) -> Draws:
-    """Return the draws of an epoch: the same for the same arguments, whoever draws them and in whatever order."""
+    """Return the draws of an epoch. They depend only on the arguments, not on the process or the order of calls."""
     generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
     down, right = generator.integers(0, 2 * padding + 1, (2, images))
     flip = generator.integers(0, 2, images).astype(bool) & flips
@@ -30,7 +30,7 @@ def draw(seed: int, epoch: int, images: int, padding: int, flips: bool) -> Draws
 
 
 def normalise(pixels: np.ndarray, mean: Sequence[float], deviation: Sequence[float]) -> np.ndarray:
-    """Return (pixels / 255 − mean) / deviation of every channel.
+    """Return (pixels / 255 − mean) / deviation for every channel.
 
     Shapes:   (N, C, H, W) bytes -> the same in fp32
     """
@@ -41,10 +41,10 @@ def normalise(pixels: np.ndarray, mean: Sequence[float], deviation: Sequence[flo
 
 
 def shift(images: np.ndarray, numbers: np.ndarray, draws: Draws, padding: int) -> np.ndarray:
-    """Return normalised images, each padded with 0 on all sides, cropped to its size, and mirrored, as was drawn.
+    """Pad normalised images with 0 on all sides, then crop each to its original size and mirror it, as drawn.
 
-    0 is the mean of a channel: the padding is as in He 2016b's code, and not black.
-    Shapes:   images (N, C, H, W); numbers: (N,), which images of the data they are
+    After normalisation 0 is the mean of a channel, so the padding is not black. This follows He 2016b's code.
+    Shapes:   images (N, C, H, W); numbers: (N,), the indices of these images in the data
     """
     height, width = images.shape[-2:]
     out = np.zeros_like(images)

@@ -1,6 +1,6 @@
-"""Image files in a folder for each class: FOLDER/train/CLASS/FILE and FOLDER/test/CLASS/FILE.
+"""Image files in one folder per class: FOLDER/train/CLASS/FILE and FOLDER/test/CLASS/FILE.
 
-The images of a part are in the order of their classes' labels, and within a class of the names of their files.
+The images of each part are sorted by class label, and by file name within a class.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ...cli.workers import ordered
 from ...files import read_bytes
 from .manifest import PARTS
 
-# Formats of single images whose decoders run no other program; a file's content says which it is, not its name.
+# Single-image formats whose decoders run no other program. The format is detected from the content, not the file name.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-# Pillow's pixel formats of 8 bits a channel, or 1. From more bits it would cut the bright ones off.
+# Pillow modes with 8 bits or 1 bit per channel. Converting from more bits would clip bright pixels.
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 CHUNK_IMAGES = 250
 CHUNK_BYTES = 1 << 23
@@ -33,7 +33,7 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class ImageFile:
-    """A file on disk, and the name by which messages call it."""
+    """A file on disk, and its name in messages."""
 
     path: Path
     name: str
@@ -41,10 +41,10 @@ class ImageFile:
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """The image files of a folder by class.
+    """The image files of a folder with one subfolder per class.
 
-    classes: in the order of the labels; files, labels: of each part, one label (N,) a file
-    sha256: of the names and sizes of all files
+    classes: in the order of the labels; files, labels: for each part, with one label per file (N,)
+    sha256: hash of the names and sizes of all files
     """
 
     classes: tuple[str, ...]
@@ -60,9 +60,9 @@ class ImageFolder:
         return _decode(self.files["train"][0]).shape  # type: ignore[return-value]
 
     def blocks(self, part: str, shape: Shape, workers: int) -> Generator[np.ndarray, None, None]:
-        """Yield the pixels of a part's images, decoded by so many processes, in blocks (n, C, H, W) of bytes.
+        """Yield the pixels of the images of one part in blocks (n, C, H, W) of bytes, decoded by `workers` processes.
 
-        Raises: ValueError naming the file that cannot be read, or is of another size; ChildProcessError.
+        Raises: ValueError naming a file that cannot be read or has another size; ChildProcessError.
         """
         files = self.files[part]
         count = max(1, min(CHUNK_IMAGES, CHUNK_BYTES // int(np.prod(shape))))
@@ -71,10 +71,10 @@ class ImageFolder:
 
 
 def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
-    """List the images of a folder; none of them is opened.
+    """List the images of a folder without opening them.
 
-    name: how messages call the folder; known: the classes that it must have; none: whatever `train` has, by name
-    Raises: ValueError naming the file or folder that is missing, empty, or not where one of its kind can be.
+    name: the folder's name in messages; known: the required classes; if empty, the subfolders of `train`, by name
+    Raises: ValueError naming the file or folder that is missing, empty or misplaced.
     """
     classes = tuple(known)
     files: dict[str, list[ImageFile]] = {}
@@ -82,20 +82,29 @@ def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
     digest = hashlib.sha256()
     inside = root.resolve()
     if (root / "valid").exists():
-        raise ValueError(f"{name}/valid: the validation set is taken from the training images (--valid N); move these into {name}/train")
+        raise ValueError(
+            f"{name}/valid: the validation set is taken from the training images (--valid N); "
+            f"move these images to {name}/train"
+        )
     for part in PARTS:
         if not (root / part).is_dir():
             raise ValueError(f"{name}: folder {part}/ is missing; train/CLASS/IMAGE and test/CLASS/IMAGE are needed")
         folders = {entry.name: entry for entry in _entries(root / part, f"{name}/{part}", inside)}
         for entry in folders.values():
             if not entry.is_dir():
-                raise ValueError(f"{name}/{part}/{entry.name}: not a folder; {name}/{part} has one for each class")
+                raise ValueError(
+                    f"{name}/{part}/{entry.name}: not a folder; {name}/{part} may only contain one folder per class"
+                )
         classes = classes or tuple(folders)
         if unknown := [folder for folder in folders if folder not in classes]:
-            those = f"of {name}/train" if not known else f"{', '.join(classes[:10])}{', ...' if classes[10:] else ''}"
-            raise ValueError(f"{name}/{part}/{unknown[0]}: unknown class; the classes are those {those}")
+            shown = (
+                f"those of {name}/train"
+                if not known
+                else ", ".join([*classes[:10], *(["..."] if classes[10:] else [])])
+            )
+            raise ValueError(f"{name}/{part}/{unknown[0]}: unknown class; the classes are {shown}")
         if known and (missing := [label for label in classes if label not in folders]):
-            raise ValueError(f"{name}/{part}: there is no folder for the class {missing[0]}")
+            raise ValueError(f"{name}/{part}: folder for class {missing[0]} is missing")
         files[part], counts = [], []
         for label in classes:
             found = _images(folders[label], f"{name}/{part}/{label}", inside) if label in folders else []
@@ -122,9 +131,9 @@ def _images(folder: os.DirEntry[str], name: str, inside: Path) -> list[ImageFile
 
 
 def _entries(folder: Path, name: str, inside: Path) -> list[os.DirEntry[str]]:
-    """Return what a folder holds, by name.
+    """Return the entries of a folder, sorted by name.
 
-    Raises: ValueError naming a link that leads out of the folder `inside`.
+    Raises: ValueError naming a link to a target outside the folder `inside`.
     """
     with os.scandir(folder) as found:
         entries = sorted(found, key=lambda entry: entry.name)
@@ -143,26 +152,26 @@ def _decode_all(files: Sequence[ImageFile], shape: Shape) -> np.ndarray:
 
 
 def _decode(file: ImageFile, shape: Shape | None = None) -> np.ndarray:
-    """Return the pixels of an image in RGB: (C, H, W) bytes. Transparency and the camera's orientation are left out.
+    """Return the pixels of an image in RGB: (C, H, W) bytes. Transparency and EXIF orientation are ignored.
 
-    Raises: ValueError naming the file if it is no whole image, or not of this shape; OSError of the disk.
+    Raises: ValueError naming the file if it is not a complete image or has another shape; OSError of the disk.
     """
     raw = read_bytes(file.path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # So large that it must be meant to fill the memory: Pillow warns, and refuses twice that.
+            # Refuse decompression bombs: Pillow only warns at this size, and raises at twice the size.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(raw), formats=FORMATS) as image:
                 width, height = image.size
                 if shape is not None and (height, width) != shape[1:]:
-                    found = f"{width}x{height} pixels, and {shape[2]}x{shape[1]} are expected"
+                    found = f"{width}x{height} pixels; expected {shape[2]}x{shape[1]}"
                 elif image.mode not in MODES:
-                    found = f"more than 8 bits a channel ({image.mode})"
+                    found = f"more than 8 bits per channel ({image.mode}); convert it to 8 bits"
                 else:
                     return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
     except UnidentifiedImageError:
-        found = f"no image of a format that is read ({', '.join(FORMATS)})"
-    except Exception as error:  # Pillow's decoders raise errors of any kind, also on damage that they do not expect
-        found = f"no image that can be read: {str(error) or type(error).__name__}"
+        found = f"not an image in a supported format ({', '.join(FORMATS)})"
+    except Exception as error:  # Pillow's decoders raise any kind of error on damaged files
+        found = f"cannot decode this image: {str(error) or type(error).__name__}"
     raise ValueError(f"{file.name}: {found}")

@@ -1,6 +1,7 @@
-"""The data folder of an image corpus: DATA/images.json, and one memory-mapped file of images for each split.
+"""The data folder of an image corpus: DATA/images.json, and one memory-mapped file of images per split.
 
-DATA/SPLIT.npy is a NumPy array of records (label, pixels): the class, from 0, and (C, H, W) bytes. It is never pickled.
+DATA/SPLIT.npy is a NumPy array of records (label, pixels): the class index from 0, and (C, H, W) bytes. It contains no
+pickled data.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ... import records
 from ..sizes import check_sizes
 
 RECORD = "images.json"
-TASK = "image_classification"  # fairseq's, that reads such a folder
+TASK = "image_classification"  # the fairseq task that reads such a folder
 WRITER = "fairseq-resid prepare-images"
 SPLITS = ("train", "valid", "test")
 
@@ -24,12 +25,12 @@ SPLITS = ("train", "valid", "test")
 class ImageRecord:
     """DATA/images.json.
 
-    classes: their names, in the order of the labels; shape: channels, height, width; counts: images of each split
-    mean, deviation: of each channel over the split train, of pixels from 0 to 1
-    source: what the images were read from: "release", the binary archive, or "folder", image files by class
-    read: SHA-256 of what was read, by name: of an archive, or of the names and sizes of the files in a folder
-    differences: how it differs from the corpus that its name promises; unverified: files that no checksum vouches for
-    asked: the settings that the folder was made with; tools: versions of what decoded the images
+    classes: class names in the order of the labels; shape: channels, height, width; counts: images per split
+    mean, deviation: per channel over the training split, for pixels from 0 to 1
+    source: "release" for images from the binary archive, "folder" for image files by class
+    read: SHA-256 of the input by name: of an archive, or of the names and sizes of the files in a folder
+    differences: differences from the corpus of this name; unverified: files that were not verified by a checksum
+    asked: the settings that the folder was made with; tools: versions of the libraries that decoded the images
     sizes, checksums: bytes and SHA-256 of every other file of the folder
     """
 
@@ -55,14 +56,14 @@ def dtype(shape: tuple[int, int, int]) -> np.dtype[Any]:
 
 
 def begin(file: IO[bytes], shape: tuple[int, int, int], count: int) -> None:
-    """Write the beginning of SPLIT.npy; the records of `count` images must follow, as bytes."""
+    """Write the header of SPLIT.npy. The caller must then write the records of `count` images, as bytes."""
     header = {"descr": np.lib.format.dtype_to_descr(dtype(shape)), "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_1_0(file, header)
 
 
 @dataclass(frozen=True)
 class ImageData:
-    """A data folder of images: images.json, and where it is."""
+    """A data folder of images: its path and its images.json."""
 
     path: Path
     record: ImageRecord
@@ -87,7 +88,7 @@ class ImageData:
 def read(data: Path) -> ImageRecord:
     """Read DATA/images.json.
 
-    Raises: ValueError naming the folder or the file, and what is wrong; OSError.
+    Raises: ValueError naming the folder or file and the problem; OSError.
     """
     if not data.is_dir():
         raise ValueError(f"{data}: no such data folder")
@@ -95,9 +96,9 @@ def read(data: Path) -> ImageRecord:
 
 
 def check(data: Path, verify: bool = False) -> ImageRecord:
-    """Compare the files of a data folder with images.json: their sizes, and with `verify` their checksums.
+    """Compare the sizes of the files in a data folder with images.json, and with `verify` their checksums too.
 
-    Raises: ValueError naming every file that is missing or damaged; what `read` raises.
+    Raises: ValueError naming every file that is missing or damaged; the errors of `read`.
     """
     known = read(data)
     check_sizes(data, RECORD, known.sizes, known.checksums if verify else {})
@@ -105,20 +106,20 @@ def check(data: Path, verify: bool = False) -> ImageRecord:
 
 
 def open_split(data: Path, split: str, known: ImageRecord) -> np.memmap[Any, Any]:
-    """Return the images of a split, read from the disk as they are used.
+    """Return the images of a split as a memory map: they are read from disk when they are used.
 
-    Raises: ValueError naming the file that is missing, or not of the type and number that images.json says.
+    Raises: ValueError naming the file if it is missing, or does not have the type and length recorded in images.json.
     """
     file = data / f"{split}.npy"
     if not file.is_file():
         raise ValueError(f"{file}: no such file; {data} has {', '.join(known.counts)}")
     try:
-        # Not np.load, which reads other kinds of files too.
+        # Not np.load, which also reads other kinds of files.
         images: np.memmap[Any, Any] = np.lib.format.open_memmap(file, mode="r")
-    except Exception as error:  # it parses the header as Python
+    except Exception as error:  # NumPy parses the header as Python, which can raise any error
         raise ValueError(f"{file}: damaged: {' '.join(str(error).split())}") from None
     if images.dtype != dtype(known.shape) or images.shape != (known.counts.get(split),):
         raise ValueError(
-            f"{file}: not the {split} split of {data / RECORD}: its images are {images.shape} of another type"
+            f"{file}: not the {split} split of {data / RECORD}: shape {images.shape} or image type differs"
         )
     return images

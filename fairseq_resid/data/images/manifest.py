@@ -1,4 +1,4 @@
-"""What an image corpus is made of: manifests/NAME.yaml, read and checked."""
+"""Read and check the manifest of an image corpus: manifests/NAME.yaml."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ... import records
 from ..fetch import RemoteFile
 
 MANIFESTS = Path(__file__).with_name("manifests")
-PARTS = ("train", "test")  # what every corpus comes in; `valid` is taken from the images of `train`
+PARTS = ("train", "test")  # of every corpus; `valid` is taken from the images of `train`
 
 
-# Written by hand: a field that is none of these is an error.
+# Written by hand, so an unknown field is an error.
 class ImageManifest(Struct, frozen=True, forbid_unknown_fields=True):
-    """An image corpus; whatever is not given is not known beforehand, and taken from the images.
+    """An image corpus. Fields that are not set are not known in advance and are taken from the images.
 
-    classes: their names, in the order of the labels; shape: channels, height, width; counts: images of each part
-    valid: images of `train` that become `valid`; None: a tenth of them
-    file: the archive of the release; members: its members that hold each part; names: the one that lists the classes
-    labels: what the bytes before the pixels of an image are; the one called "class" is its class
+    classes: class names in the order of the labels; shape: channels, height, width; counts: images per part
+    valid: number of `train` images that become `valid`; None: a tenth of them
+    file: the archive of the release; members: its members for each part; names: the member that lists the classes
+    labels: names of the label bytes before the pixels of each image; "class" is the image's class
     """
 
     name: str
@@ -46,6 +46,6 @@ def names() -> list[str]:
 def read(name: str) -> ImageManifest:
     """Read the manifest of a corpus.
 
-    Raises: ValueError naming the file and what is wrong; OSError.
+    Raises: ValueError naming the file and the problem; OSError.
     """
     return CUSTOM if name == CUSTOM.name else records.read(MANIFESTS / f"{name}.yaml", ImageManifest)

@@ -1,8 +1,7 @@
-"""From a release, or from image files by class, to a data folder of images: fairseq-resid prepare-images NAME ...
+"""Make a data folder of images from a release or from image files by class: fairseq-resid prepare-images NAME ...
 
-folder.py says what the data folder holds. The images keep the order of the release; those of a folder are in
-the order of their classes, and within a class of their files' names. `valid` is the last images of the release's
-training part; of a folder the last of every class.
+folder.py describes the data folder. Images from a release keep its order; images from a folder are sorted by class and
+then by file name. `valid` consists of the last training images of a release, or the last of every class of a folder.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ from .sources import Images, ImageSourceOptions, Source
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """How a data folder of images is made, apart from what the manifest says.
+    """Options of the preparation that are not in the manifest.
 
-    valid: training images that become the split `valid`; None: as many as the manifest says
+    valid: number of training images that become the split `valid`; None: the number in the manifest
     verify: compare the checksums of a finished data folder, not only its sizes
     """
 
@@ -50,26 +49,32 @@ class ImageOptions:
     verify: bool = False
 
 
-@command("prepare-images", "Make a data folder of images.", again="begins again, and a download goes on")
+@command("prepare-images", "Make a data folder of images.", again="starts again and resumes a download")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Command line of `fairseq-resid prepare-images`."""
     add = parser.add_argument
-    add("name", choices=manifests.names(), help="the corpus; custom: a folder of images by class, of your own")
+    add("name", choices=manifests.names(), help="the corpus; custom: your own folder of images by class")
     add(
         "--raw",
         action="append",
         type=Path,
         default=[],
         metavar="PATH",
-        help="the release's archive, a folder that has it, or a folder (or archive) with train/CLASS/IMAGE and "
+        help="the release archive, a folder with this archive, or a folder (or archive) with train/CLASS/IMAGE and "
         "test/CLASS/IMAGE; may be repeated",
     )
     add("--mirror", metavar="URL", help="download the archive from URL/NAME (file:// too)")
-    add("--out", type=Path, metavar="DATA", help="the folder to make (default data-bin/NAME)")
-    add("--downloads", type=Path, default=Path("data-bin/downloads"), metavar="DIR", help="where downloads are kept")
-    add("--valid", type=int, metavar="N", help="training images held out as the split valid (default: a tenth)")
-    add("--allow-other-data", action="store_true", help="accept another checksum and other counts than the corpus has")
-    add("--verify", action="store_true", help="compare a finished data folder by checksums, not only by sizes")
+    add("--out", type=Path, metavar="DATA", help="output folder (default: data-bin/NAME)")
+    add(
+        "--downloads",
+        type=Path,
+        default=Path("data-bin/downloads"),
+        metavar="DIR",
+        help="folder for downloads (default: %(default)s)",
+    )
+    add("--valid", type=int, metavar="N", help="training images to hold out as the split valid (default: a tenth)")
+    add("--allow-other-data", action="store_true", help="accept files and image counts that differ from the manifest")
+    add("--verify", action="store_true", help="compare the checksums of a finished data folder, not only its sizes")
     add(
         "--workers",
         type=int,
@@ -90,64 +95,68 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
             parser.error(f"--raw {path}: no such file or folder")
     manifest = manifests.read(args.name)
     if manifest.file is None and not args.raw:
-        parser.error(f"{args.name}: name the folder of your images with --raw")
+        parser.error(f"{args.name}: --raw is missing; pass the folder of your images")
     source = ImageSourceOptions(tuple(args.raw), args.mirror, args.downloads, args.allow_other_data)
     out = args.out or Path("data-bin") / args.name
     prepare(manifest, ImageOptions(source, out, args.workers, args.valid, args.verify))
 
 
 def prepare(manifest: ImageManifest, options: ImageOptions) -> bool:
-    """Make the data folder OUT; return False if it holds these very images already.
+    """Make the data folder OUT; return False if it already contains exactly these images.
 
-    Raises: ValueError for bad input, or if OUT holds other images; ChildProcessError; OSError.
+    Raises: ValueError for bad input, or if OUT contains other images; ChildProcessError; OSError.
     """
     out, work = options.out, partial_of(options.out)
-    asked = {"name": manifest.name, "valid": options.valid or manifest.valid}
+    settings = {"name": manifest.name, "valid": options.valid or manifest.valid}
     source = sources.on_disk(manifest, options.source) if options.source.raw else None
     if not out.exists():
-        with locked(work / ".lock", f"{work}: another process is at work in it", wait=True):
+        with locked(work / ".lock", f"{work}: another process is using this folder", wait=True):
             if not out.exists():
-                _make(manifest, options, source, asked, work)
+                _make(manifest, options, source, settings, work)
                 return True
             (work / ".lock").unlink()
             work.rmdir()
-    record = _check_same(out, asked, source)
+    record = _check_same(out, settings, source)
     image_folder.check(out, options.verify)
-    if (work / "raw").is_dir():  # the run was killed after it had renamed its result
+    if (work / "raw").is_dir():  # the run was killed after renaming its result
         shutil.rmtree(work, ignore_errors=True)
     _show_differences(record)
-    say(f"{out}: holds these images already ({'its checksums' if options.verify else 'its sizes'} are right)")
+    say(f"{out}: already contains these images ({'checksums' if options.verify else 'sizes'} verified)")
     return False
 
 
-def _check_same(out: Path, asked: dict[str, Any], source: Source | None) -> ImageRecord:
+def _check_same(out: Path, settings: dict[str, Any], source: Source | None) -> ImageRecord:
     """Return OUT's images.json.
 
-    Raises: ValueError unless it is of the images that are asked for, and made from this source if it is known.
+    Raises: ValueError if OUT was made with other settings, or from another source (if one is given).
     """
     record = records.remembered(out / RECORD, ImageRecord)
     if record is None:
         raise ValueError(
-            f"{out}: exists, but has no {RECORD} that this version can read; remove it or choose another folder"
+            f"{out}: exists, but contains no {RECORD} that this version can read; remove it or choose another folder"
         )
-    if differing := [key for key in asked if record.asked.get(key) != asked[key]]:
-        changes = ", ".join(f"{key} is {record.asked.get(key)}, not {asked[key]}" for key in differing)
+    if differing := [key for key in settings if record.asked.get(key) != settings[key]]:
+        changes = ", ".join(f"{key} is {record.asked.get(key)}, not {settings[key]}" for key in differing)
         raise ValueError(f"{out}: contains other images ({changes}); choose another folder")
     if source is not None and set(source.read.values()) != set(record.read.values()):
-        raise ValueError(f"{out}: contains other images (not made from {', '.join(source.read)}); choose another folder")
+        raise ValueError(
+            f"{out}: contains other images (not made from {', '.join(source.read)}); choose another folder"
+        )
     return record
 
 
 def _make(
-    manifest: ImageManifest, options: ImageOptions, source: Source | None, asked: dict[str, Any], work: Path
+    manifest: ImageManifest, options: ImageOptions, source: Source | None, settings: dict[str, Any], work: Path
 ) -> None:
-    """Write the data folder, and rename it when it is whole; WORK goes, whatever happens."""
+    """Write the data folder and rename it when it is complete. WORK is removed in any case."""
     data, raw = work / "data", work / "raw"
     if strangers := [path.name for path in work.iterdir() if path.name not in (".lock", data.name, raw.name)]:
-        raise ValueError(f"{work}: holds {strangers[0]} which this command did not create; remove it or choose another --out")
+        raise ValueError(
+            f"{work}: contains {strangers[0]}, which this command did not create; remove it or choose another --out"
+        )
     try:
         for folder in (data, raw):
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+            shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
             folder.mkdir()
         source = source or sources.downloaded(manifest, options.source)
         images = source.open(raw, options.workers)
@@ -156,12 +165,14 @@ def _make(
         total = " and ".join(f"{count:,} {part}" for part, count in counts.items())
         say(f"{', '.join(source.read)}: {total} images of {len(images.classes)} classes, {width}x{height}")
         wrong = [
-            f"{part} has {counts[part]:,} images, and {expected:,} are expected"
+            f"{part} has {counts[part]:,} images; expected {expected:,}"
             for part, expected in manifest.counts.items()
             if counts[part] != expected
         ]
         if wrong and not options.source.allow_other:
-            raise ValueError(f"not the images of {manifest.name}: {'; '.join(wrong)} (--allow-other-data accepts this)")
+            raise ValueError(
+                f"not the images of {manifest.name}: {'; '.join(wrong)} (use --allow-other-data to accept this)"
+            )
         held = options.valid or manifest.valid or max(1, counts["train"] // 10)
         mask = hold_out(images.parts["train"].labels, held, source.by_class, images.classes)
         mean, deviation = _write(images, mask, data)
@@ -176,7 +187,7 @@ def _make(
             read=source.read,
             differences=[*source.differences, *wrong],
             unverified=list(source.unverified),
-            asked=asked,
+            asked=settings,
             tools=_tools(),
             sizes={file.name: file.stat().st_size for file in sorted(data.iterdir())},
             checksums={file.name: sha256(file) for file in sorted(data.iterdir())},
@@ -191,17 +202,17 @@ def _make(
 
 
 def hold_out(labels: np.ndarray, count: int, by_class: bool, classes: Sequence[str]) -> np.ndarray:
-    """Return which training images (N,) become the split `valid`: so many in all.
+    """Return a mask (N,) of the `count` training images that become the split `valid`.
 
-    The last ones; `by_class`: the last of every class, in proportion to its images.
-    Raises: ValueError naming --valid, or the class of which nothing would be left to train on.
+    These are the last images, or with `by_class` the last of every class, in proportion to its size.
+    Raises: ValueError if --valid is too large, naming a class without any training image left.
     """
     if count >= len(labels):
         raise ValueError(f"--valid {count}: must be less than the {len(labels):,} training images")
     if not by_class:
         return np.arange(len(labels)) >= len(labels) - count
     counts = np.bincount(labels, minlength=len(classes))
-    # Rounded so that they come to `count`: the shares up to each class, less those before it.
+    # Differences of rounded cumulative shares, so that they add up to `count`.
     held = np.diff(np.cumsum(counts) * count // len(labels), prepend=0)
     if len(lost := np.flatnonzero((counts > 0) & (held >= counts))):
         raise ValueError(f"--valid {count}: would take all {counts[lost[0]]:,} training images of {classes[lost[0]]}")
@@ -210,12 +221,12 @@ def hold_out(labels: np.ndarray, count: int, by_class: bool, classes: Sequence[s
 
 
 def _write(images: Images, held: np.ndarray, data: Path) -> tuple[list[float], list[float]]:
-    """Write SPLIT.npy of every split; return `moments` of the split train."""
+    """Write SPLIT.npy for every split; return the `moments` of the training split."""
     taken = {
         "train": {"train": ~held, "valid": held},
         "test": {"test": np.ones(len(images.parts["test"].labels), bool)},
     }
-    histogram = np.zeros((images.shape[0], 256), np.int64)  # of each channel, how often each value occurs
+    histogram = np.zeros((images.shape[0], 256), np.int64)  # how often each value occurs in each channel
     with ExitStack() as opened:
         files = {split: opened.enter_context((data / f"{split}.npy").open("wb")) for split in SPLITS}
         for part, splits in taken.items():
@@ -225,7 +236,7 @@ def _write(images: Images, held: np.ndarray, data: Path) -> tuple[list[float], l
                 image_folder.begin(files[split], images.shape, int(mask.sum()))
                 balance = np.bincount(labels[mask], minlength=len(images.classes))
                 say(f"{split}: {mask.sum():,} images, {_balance(balance, images.classes)}")
-            first = next(blocks)  # forks the workers: before the progress bar starts a thread
+            first = next(blocks)  # forks the workers, so it must come before the progress bar starts a thread
             with Progress(f"read {part}", len(labels), "images") as progress:
                 for pixels in chain([first], blocks):
                     rows = np.empty(len(pixels), image_folder.dtype(images.shape))
@@ -244,10 +255,11 @@ def _write(images: Images, held: np.ndarray, data: Path) -> tuple[list[float], l
 
 
 def moments(histogram: np.ndarray) -> tuple[list[float], list[float]]:
-    """Return mean and deviation of each channel, of pixels from 0 to 1; in whole numbers up to the last division.
+    """Return the mean and standard deviation of each channel for pixels from 0 to 1.
 
+    All sums are exact integers; only the last division rounds.
     Shapes:   (C, 256), how often each of the values 0 to 255 occurs
-    Raises: ValueError if a channel has one value everywhere: normalising would divide by 0.
+    Raises: ValueError if a channel is constant, because normalising would divide by 0.
     """
     mean, deviation = [], []
     for channel in histogram.tolist():
@@ -262,11 +274,11 @@ def moments(histogram: np.ndarray) -> tuple[list[float], list[float]]:
 
 
 def _balance(counts: np.ndarray, classes: Sequence[str]) -> str:
-    """Say how many images there are of a class."""
+    """Describe the number of images per class."""
     low, high = int(np.argmin(counts)), int(np.argmax(counts))
     if counts[low] == counts[high]:
-        return f"{counts[low]:,} of every class"
-    return f"{counts[low]:,} ({classes[low]}) to {counts[high]:,} ({classes[high]}) of a class"
+        return f"{counts[low]:,} per class"
+    return f"{counts[low]:,} ({classes[low]}) to {counts[high]:,} ({classes[high]}) per class"
 
 
 def _numbers(values: Sequence[float]) -> str:
@@ -274,7 +286,7 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def _tools() -> dict[str, str]:
-    """Return the versions of what decodes images: another libjpeg may round otherwise."""
+    """Return the versions of the libraries that decode images: another libjpeg may round differently."""
     return versions(["pillow"]) | {"libjpeg": features.version("libjpeg_turbo") or str(features.version("jpg"))}
 
 
@@ -282,4 +294,4 @@ def _show_differences(record: ImageRecord) -> None:
     for difference in record.differences:
         say(f"not as released: {difference}")
     if record.unverified:
-        say(f"not verified, because no checksum of them is known: {', '.join(record.unverified)}")
+        say(f"not verified (no known checksum): {', '.join(record.unverified)}")

@@ -1,4 +1,4 @@
-"""Where the images of a corpus come from: the archive of the release, or image files by class."""
+"""Sources of the images of a corpus: the archive of the release, or image files by class."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BLOCK_IMAGES = 1000
 
 @dataclass(frozen=True)
 class ImageSourceOptions:
-    """Where images may come from: --raw, else --mirror, else the address of the release."""
+    """Where to look for images: --raw, else --mirror, else the URL of the release."""
 
     raw: tuple[Path, ...]
     mirror: str | None
@@ -34,7 +34,7 @@ class ImageSourceOptions:
 
 @dataclass(frozen=True)
 class Part:
-    """The images of one part: the label of each (N,), and their pixels in blocks (n, C, H, W) of bytes, in order."""
+    """The images of one part: their labels (N,), and their pixels in the same order in blocks (n, C, H, W) of bytes."""
 
     labels: np.ndarray
     blocks: Callable[[], Generator[np.ndarray, None, None]]
@@ -50,11 +50,11 @@ class Images:
 
 
 class Source(ABC):
-    """One place that has the images.
+    """One source of the images.
 
-    kind: as images.json says it; read: SHA-256 of what is read, by name
-    by_class: whether the images are sorted by class, so that the last of every class are held out, and not the last
-    differences: how it is not the release; unverified: files that no checksum vouches for
+    kind: `source` in images.json; read: SHA-256 of the input, by name
+    by_class: whether images are sorted by class; then the last images of every class are held out, not the last overall
+    differences: differences from the release; unverified: files that were not verified by a checksum
     """
 
     kind: str
@@ -65,14 +65,14 @@ class Source(ABC):
 
     @abstractmethod
     def open(self, work: Path, workers: int) -> Images:
-        """Return the images; WORK is an empty folder for what must be unpacked.
+        """Return the images; WORK is an empty folder for unpacked files.
 
-        Raises: ValueError naming what is damaged or missing; OSError.
+        Raises: ValueError naming the damaged or missing file; OSError.
         """
 
 
 class Release(Source):
-    """The binary archive: each of its members is images of one size, label bytes before the pixels."""
+    """The binary archive: each member contains images of one size, with label bytes before the pixels."""
 
     kind = "release"
     by_class = False
@@ -92,7 +92,7 @@ class Release(Source):
             extract.extract(self.archive, files)
         named = tuple(read_bytes(files[manifest.names]).decode("utf-8", "replace").split())
         if named != manifest.classes:
-            raise ValueError(f"{self.archive}: {manifest.names} does not name the classes of {manifest.name}")
+            raise ValueError(f"{self.archive}: {manifest.names} does not list the classes of {manifest.name}")
         layout = np.dtype([("labels", "u1", (len(manifest.labels),)), ("pixels", "u1", shape)])
         parts = {}
         for part in PARTS:
@@ -104,20 +104,20 @@ class Release(Source):
     def _member(self, member: str, file: Path, layout: np.dtype[Any]) -> np.ndarray:
         """Return the images of one member.
 
-        Raises: ValueError naming the archive, the member, and the image if there is no such class.
+        Raises: ValueError naming the archive and the member, and the image if its label is invalid.
         """
         size, classes = file.stat().st_size, len(self.manifest.classes)
         if size == 0 or size % layout.itemsize:
             raise ValueError(
-                f"{self.archive}: {member} has {size:,} bytes, and images of {layout.itemsize:,} bytes are expected; "
-                "is it whole?"
+                f"{self.archive}: {member} has {size:,} bytes; expected images of {layout.itemsize:,} bytes each; "
+                "is the file complete?"
             )
         with open_any_size(file) as opened:
             images = np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), layout)
         labels = images["labels"][:, self.manifest.labels.index("class")]
         if len(wrong := np.flatnonzero(labels >= classes)):
             raise ValueError(
-                f"{self.archive}: {member}: image {wrong[0] + 1:,} has the label {labels[wrong[0]]}, and the labels of "
+                f"{self.archive}: {member}: image {wrong[0] + 1:,} has label {labels[wrong[0]]}; the labels of "
                 f"{self.manifest.name} are 0 to {classes - 1}"
             )
         return images
@@ -130,7 +130,7 @@ def _pixels(images: list[np.ndarray]) -> Generator[np.ndarray, None, None]:
 
 
 class Files(Source):
-    """Image files by class: a folder, or an archive of one."""
+    """Image files by class, in a folder or in an archive of such a folder."""
 
     kind = "folder"
     by_class = True
@@ -139,7 +139,7 @@ class Files(Source):
         self.manifest, self.raw = manifest, raw
         self.folder = by_class.find(raw, str(raw), manifest.classes) if raw.is_dir() else None
         self.read = {raw.resolve().name: self.folder.sha256 if self.folder else describe(raw).sha256}
-        if manifest.file is not None:  # the user's own images promise nothing
+        if manifest.file is not None:  # the user's own images have no release to compare with
             self.differences = ["read from image files, not from the release"]
             self.unverified = list(PARTS)
 
@@ -154,9 +154,9 @@ class Files(Source):
 
 
 def on_disk(manifest: ImageManifest, chosen: ImageSourceOptions) -> Source:
-    """Return the first source that --raw names.
+    """Return the first source found in the --raw paths.
 
-    Raises: ValueError naming what is in none of the folders, or is not the released file.
+    Raises: ValueError naming the files that are missing, or a file that is not the released one.
     """
     file = manifest.file
     for raw in chosen.raw:
@@ -172,11 +172,11 @@ def on_disk(manifest: ImageManifest, chosen: ImageSourceOptions) -> Source:
             return Files(manifest, raw)
     wanted = [file.name] if file is not None else []
     wanted += ["a folder with train/CLASS/IMAGE and test/CLASS/IMAGE", "an archive of such a folder"]
-    raise ValueError(f"--raw {', '.join(map(str, chosen.raw))}: images not found: none of {', '.join(wanted)}")
+    raise ValueError(f"--raw {', '.join(map(str, chosen.raw))}: images not found: none of {', '.join(wanted)} exists")
 
 
 def downloaded(manifest: ImageManifest, chosen: ImageSourceOptions) -> Source:
-    """Return the archive of the release; download it unless it is here.
+    """Return the archive of the release, downloading it if necessary.
 
     Raises: FetchError; OSError.
     """
@@ -189,6 +189,6 @@ def _release(manifest: ImageManifest, archive: Path, known: Fingerprint, chosen:
     release = Release(manifest, archive, known)
     if release.differences and not chosen.allow_other:
         raise ValueError(
-            f"not the released file (--allow-other-data accepts it): {archive.parent}/{release.differences[0]}"
+            f"not the released file: {archive.parent}/{release.differences[0]} (use --allow-other-data to accept it)"
         )
     return release

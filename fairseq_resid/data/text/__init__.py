@@ -1,1 +1,1 @@
-"""Corpora: from text on disk, or from the built-in phrasebook grammar, to a binarised data folder."""
+"""Text corpora: from raw text, or the built-in phrasebook grammar, to a binarised data folder."""

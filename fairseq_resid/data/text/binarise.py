@@ -1,4 +1,4 @@
-"""From subwords to the data folder: fairseq-preprocess, and corpus.json beside what it makes."""
+"""From subwords to the data folder: run fairseq-preprocess and write corpus.json."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def preprocess(
     size: int,
     lock: int | None = None,
 ) -> None:
-    """Run fairseq-preprocess on TEXT/SPLIT of every split and write DATA; show the command and how far it is.
+    """Run fairseq-preprocess on TEXT/SPLIT of every split and write DATA; print the command and show its progress.
 
-    splits: train, valid, test; further test sets test1, test2, ..., of which some may be missing
-    size: the bytes that its .bin files will have
+    splits: train, valid, test, and further test sets test1, test2, ..., possibly with gaps
+    size: expected total size of the .bin files in bytes
     Raises: ChildProcessError if it fails; OSError if the disk is full.
     """
     tests = sorted((split for split in splits if split.startswith("test")), key=number_of_test)
@@ -50,25 +50,25 @@ def preprocess(
         code = children.run(argv, file, lock, errors=file)
     if code:
         tail = "\n".join(last_lines(log, 5))
-        # On a full disk the log has no room for the reason. This write then raises it.
+        # On a full disk the log cannot contain the reason. This write then raises the OSError.
         room = data.with_name(data.name + ".room")
         room.write_bytes(bytes(1 << 20))
         room.unlink()
         raise ChildProcessError(f"fairseq-preprocess failed with exit code {code}:\n{tail}")
     log.unlink()
-    # fairseq-preprocess numbers the test sets by their position. The last one first: no name is taken then.
+    # fairseq-preprocess numbers the test sets by position. Rename the last one first, so that no name is in use.
     for position, split in reversed([*enumerate(tests)]):
         numbered = f"test{position or ''}"
         if numbered != split:
             for path in data.glob(f"{numbered}.{source}-{target}.*"):
                 path.rename(path.with_name(split + path.name.removeprefix(numbered)))
-    # It names folders that do not exist any more when the data folder is whole.
+    # It mentions folders that no longer exist when the data folder is complete.
     (data / "preprocess.log").unlink(missing_ok=True)
 
 
 @contextmanager
 def _watched(data: Path, size: int) -> Iterator[None]:
-    """Show how far fairseq-preprocess is, by the size of the files that it writes: it reports nothing itself."""
+    """Show the progress of fairseq-preprocess, which reports none itself, by the size of its output files."""
     ended = Event()
 
     def watch() -> None:
@@ -78,7 +78,7 @@ def _watched(data: Path, size: int) -> Iterator[None]:
         with Progress("fairseq-preprocess", size, "B") as progress:
             while not ended.wait(POLL):
                 written = 0
-                for file in data.glob("*.bin"):  # its workers' too
+                for file in data.glob("*.bin"):  # those of its workers too
                     with suppress(FileNotFoundError):
                         written += file.stat().st_size
                 progress.advance(min(written, size) - progress.done)
@@ -93,9 +93,9 @@ def _watched(data: Path, size: int) -> Iterator[None]:
 
 
 def bleu_tokenize(form: TextForm) -> str:
-    """Return sacrebleu's name of the tokenisation to score with.
+    """Return the name of the sacrebleu tokenizer to score with.
 
-    Text that is released or published tokenised is scored by its own tokens, as the publications on it do.
+    Text that is released or published in tokenised form is scored on its own tokens, as in publications that use it.
     """
     return "none" if form.form in TOKENISED else "13a"
 
@@ -103,11 +103,11 @@ def bleu_tokenize(form: TextForm) -> str:
 def make(
     record: CorpusRecord, text: Path, references: Path, model: Path, data: Path, workers: int, lock: int | None = None
 ) -> None:
-    """Make DATA from TEXT/SPLIT (subwords), the reference texts and the subword model; corpus.json comes after it.
+    """Make DATA from TEXT/SPLIT (subwords), the reference texts and the subword model, but without corpus.json.
 
     Raises: ChildProcessError if fairseq-preprocess fails.
     """
-    # With an end of sentence on each side of every pair; a token's bytes are fairseq's best_fitting_int_dtype.
+    # Each side of every pair ends in </s>. The bytes per token follow fairseq's best_fitting_int_dtype.
     tokens = sum(sum(record.tokens[split].values()) + 2 * lines.kept for split, lines in record.lines.items())
     size = tokens * (2 if record.vocab_size < 65500 else 4)
     preprocess(text, data, record.source, record.target, record.lines, workers, size, lock)
@@ -116,7 +116,7 @@ def make(
 
 
 def write_record(record: CorpusRecord, data: Path) -> None:
-    """Write DATA/corpus.json: the record with the tools, and the sizes and checksums of the files."""
+    """Write DATA/corpus.json: the record with tool versions, file sizes and checksums added."""
     files = {str(file.relative_to(data)): file for file in sorted(data.rglob("*")) if file.is_file()}
     whole = replace(
         record,

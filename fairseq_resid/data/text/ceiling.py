@@ -1,10 +1,10 @@
-"""How well a perfect model could score: text cut into subwords and restored, against the untouched reference.
+"""The best possible score: text segmented into subwords and restored, compared with the original reference.
 
-No training brings back what is lost there. Every line that does not come back is counted under its first cause:
+No training can recover what this round trip loses. Every changed line is counted under its first cause:
 
-    unknown      a subword of it is not in the vocabulary: that of the sentencepiece model, or of the training text
-    normalizer   sentencepiece's normaliser changed it before it was cut (nmt_nfkc: Unicode's NFKC, and spaces)
-    form         normalisation, tokenisation or escapes are not undone exactly (fairseq_resid/data/text/forms.py)
+    unknown      a subword is not in the vocabulary of the sentencepiece model or the training text
+    normalizer   sentencepiece's normaliser changed the line before segmentation (nmt_nfkc: NFKC and spaces)
+    form         normalisation, tokenisation or escapes cannot be undone exactly (fairseq_resid/data/text/forms.py)
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .forms import TextForm
 from .segmentation import Segmenter
 
 CAUSES = ("unknown", "normalizer", "form")
-REFUSED = 95.0  # BLEU: below it the corpus is not worth training on
+REFUSED = 95.0  # BLEU; below it the corpus is not worth training on
 WARNED = 99.0
 
 
 def vocabulary(segmenter: Segmenter, training: Sequence[Path]) -> set[str]:
-    """Return the subwords that a model can write.
+    """Return the subwords that a model can produce.
 
-    training: both sides of the training text, cut into subwords
+    training: both sides of the training text, as subwords
     """
     known = segmenter.known()
     if known is not None:
@@ -41,10 +41,10 @@ def vocabulary(segmenter: Segmenter, training: Sequence[Path]) -> set[str]:
 def round_trip(
     subwords: Path, reference: Path, form: TextForm, tokenize: str, model: Path, kind: str, training: Sequence[Path]
 ) -> RoundTrip:
-    """Score a reference text that was cut into subwords and is restored.
+    """Score a reference text after the round trip through subwords.
 
-    subwords: the reference as the model shall write it; model, kind: of the subwords; tokenize: sacrebleu's name
-    training: both sides of the training text, cut into subwords
+    subwords: the segmented reference; model, kind: the subword model; tokenize: name of the sacrebleu tokenizer
+    training: both sides of the training text, as subwords
     """
     from sacrebleu.metrics.bleu import BLEU
 
@@ -65,7 +65,7 @@ def round_trip(
         cause = "unknown" if not known.issuperset(wanted) else "normalizer" if is_changed else "form"
         lost[cause] += 1
         example = example or LostLine(number, cause, line, restored[-1])
-    # Text scored by its own tokens is tokenised on purpose: no warning.
+    # Text scored on its own tokens is tokenised on purpose, so suppress sacrebleu's warning.
     metric = BLEU(tokenize=tokenize, force=tokenize == "none")
     bleu = round(metric.corpus_score(restored, [references]).score, 2)
     exact = len(references) - sum(lost.values())
@@ -73,7 +73,7 @@ def round_trip(
 
 
 def _normaliser(kind: str, model: Path) -> Callable[[str], str]:
-    """Return what changes text before it is cut; subword-nmt changes nothing."""
+    """Return the normalisation before segmentation; subword-nmt has none."""
     if kind != "sentencepiece":
         return str
     import sentencepiece
@@ -83,33 +83,33 @@ def _normaliser(kind: str, model: Path) -> Callable[[str], str]:
 
 
 def judge(name: str, trips: Mapping[str, RoundTrip], normalizer: str, sampled: bool, accepted: bool) -> None:
-    """Warn of a ceiling below 99 BLEU.
+    """Warn if the best possible BLEU is below 99.
 
-    sampled: by --limit: a small training text lacks characters of the other texts; accepted: --allow-low-ceiling
-    Raises: ValueError below 95, saying why, unless it is sampled or accepted.
+    sampled: --limit is used; a small training text lacks characters of the other texts; accepted: --allow-low-ceiling
+    Raises: ValueError with the causes if it is below 95, unless sampled or accepted.
     """
     for split, trip in trips.items():
         if trip.bleu >= WARNED:
             continue
         message = (
-            f"a perfect model would score BLEU {trip.bleu:.2f} on the {split} text: "
-            f"{trip.of - trip.exact:,} of {trip.of:,} lines do not come back: {why(trip, normalizer)}"
+            f"the best possible BLEU on the {split} text is {trip.bleu:.2f}, because subwords cannot reproduce "
+            f"{trip.of - trip.exact:,} of its {trip.of:,} lines: {why(trip, normalizer)}"
         )
         if trip.bleu < REFUSED and not (sampled or accepted):
-            raise ValueError(f"{name}: {message} (--allow-low-ceiling accepts this)")
+            raise ValueError(f"{name}: {message} (use --allow-low-ceiling to accept this)")
         say(f"warning: {message}")
 
 
 def why(trip: RoundTrip, normalizer: str) -> str:
-    """Return the causes with their remedies, the most frequent first, and the first line that is lost."""
+    """Return the causes with their remedies, most frequent first, and the first line that changes."""
     remedies = {
-        "unknown": "have characters that the subwords were not learned from",
-        "normalizer": "hold ▁ (U+2581), which sentencepiece takes for a space, or spaces that it joins"
+        "unknown": "contain characters that are missing in the text that the subwords were learned from",
+        "normalizer": "contain ▁ (U+2581), which sentencepiece treats as a space, or repeated spaces, which it merges"
         if normalizer == "identity"
-        else f"are changed by sentencepiece's normaliser {normalizer}: convert the text to Unicode's NFC form, "
-        "or give --spm-normalizer identity",
-        "form": "are not restored exactly: punctuation normalisation of the target (--normalize source or none "
-        "leaves it), or a tokenisation that cannot be undone",
+        else f"are changed by sentencepiece's normaliser {normalizer}: convert the text to Unicode NFC, "
+        "or use --spm-normalizer identity",
+        "form": "cannot be restored exactly: the target's punctuation is normalised (--normalize source or none "
+        "avoids this), or its tokenisation cannot be undone",
     }
     ordered = sorted(CAUSES, key=lambda cause: -trip.lost[cause])
     counts = "; ".join(f"{trip.lost[cause]:,} {remedies[cause]}" for cause in ordered if trip.lost[cause])

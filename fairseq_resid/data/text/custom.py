@@ -1,9 +1,9 @@
-"""A data folder from raw parallel text of your own.
+"""Make a data folder from your own raw parallel text.
 
     fairseq-resid prepare custom --name NAME --source SRC --target TGT --vocab-size N
         --train PREFIX --valid PREFIX --test PREFIX... --out DATA
 
-PREFIX.SRC and PREFIX.TGT are the two sides. The text goes to sentencepiece as it is.
+PREFIX.SRC and PREFIX.TGT are the two sides. The text is passed to sentencepiece without tokenisation.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 from ...cli.frame import command
 from . import flags, sources
 from .fingerprints import Fingerprints
-from .manifest import SPLITS, Manifest, Part
+from .manifest import SPLITS, Part, TextManifest
 from .preparation import prepare_data
-from .text_steps import Options
+from .text_steps import TextOptions
 
 
-@command("prepare custom", "Make a data folder from raw parallel text of your own.", again="goes on")
+@command("prepare custom", "Make a data folder from your own raw parallel text.", again="resumes")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Command line of `fairseq-resid prepare custom`."""
-    parser.add_argument("--name", required=True, help="name of the corpus, for corpus.json")
+    parser.add_argument("--name", required=True, help="name of the corpus in corpus.json")
     for split in SPLITS[:2]:
         parser.add_argument(f"--{split}", required=True, type=Path, metavar="PREFIX", help=f"raw {split} text")
     parser.add_argument(
@@ -33,11 +33,11 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         type=Path,
         nargs="+",
         metavar="PREFIX",
-        help="raw test text, and further ones",
+        help="raw test text; several are allowed",
     )
     parser.add_argument("--source", required=True, metavar="LANG")
     parser.add_argument("--target", required=True, metavar="LANG")
-    parser.add_argument("--vocab-size", required=True, type=int, help="subwords of the joined vocabulary")
+    parser.add_argument("--vocab-size", required=True, type=int, help="number of subwords in the joined vocabulary")
     parser.add_argument("--out", required=True, type=Path, metavar="DATA")
     flags.add(parser)
     args = parser.parse_args(argv)
@@ -75,7 +75,7 @@ def build(
     show: bool = False,
     **settings: Any,
 ) -> bool:
-    """Make the data folder OUT from PREFIX.SRC and PREFIX.TGT of each split, as `preparation.prepare_data` does.
+    """Make the data folder OUT from PREFIX.SRC and PREFIX.TGT of each split; see `preparation.prepare_data`.
 
     settings: other fields of the manifest, such as `clean`
     """
@@ -90,8 +90,8 @@ def build(
             if not path.is_file():
                 raise ValueError(f"{path}: no such file")
             texts.append(sources.Text(split, part, language, path, None, fingerprints.of(path)))
-    manifest = Manifest(name, source, target, vocab_size, parts, **settings)
+    manifest = TextManifest(name, source, target, vocab_size, parts, **settings)
     flags.check_limits(manifest, settings)
-    way = sources.Way((), None, out.parent, False)
-    options = Options(way, out, workers, None, allow_low_ceiling, verify, show)
+    source_options = sources.TextSourceOptions((), None, out.parent, False)
+    options = TextOptions(source_options, out, workers, None, allow_low_ceiling, verify, show)
     return prepare_data(manifest, options, texts)

@@ -1,4 +1,4 @@
-"""Free disk: how much a preparation needs. It is checked before anything else is done."""
+"""Check that there is enough free disk space, before a preparation does anything else."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from ...files import partial_of
 from ...foreign import say
 from ..extract import is_archive
 from . import sources
-from .manifest import Manifest
+from .manifest import TextManifest
 
-# Peak of the work, as a multiple of the raw text: the tokenised text with its subwords, or the subwords with fairseq's
-# binary files, which exist twice while fairseq joins those of its workers.
+# Peak disk use as a multiple of the raw text: the tokenised text and its subwords, or the subwords and fairseq's binary
+# files, which exist twice while fairseq joins the files of its workers.
 WORK_FACTOR = 2.6
-WORK_BYTES = 50_000_000  # whatever the corpus
-UNPACKED = 4  # the text of an archive or .gz is at most so many times its size
+WORK_BYTES = 50_000_000  # needed for a corpus of any size
+UNPACKED = 4  # upper bound for the expansion of an archive or .gz
 
 
 def check(
-    manifest: Manifest, way: sources.Way, out: Path, limit: int | None, texts: Sequence[sources.Text] | None
+    manifest: TextManifest,
+    options: sources.TextSourceOptions,
+    out: Path,
+    limit: int | None,
+    texts: Sequence[sources.Text] | None,
 ) -> None:
-    """Print how much disk is needed.
+    """Print how much disk space is needed.
 
     Raises: ValueError if less is free.
     """
@@ -34,7 +38,7 @@ def check(
     if texts is not None:
         sizes = {item.file: item.known.bytes for item in texts}
     else:
-        sizes = way.sizes(manifest)
+        sizes = options.sizes(manifest)
         for path, size in sizes.items():
             partial = partial_of(path)
             if not path.is_file():
@@ -45,12 +49,12 @@ def check(
         total = sum(known.values())
         text = min(total + (UNPACKED - 1) * packed, max(total, manifest.text_bytes))
     if limit is not None and (pairs := sum(part.lines or 0 for part in manifest.parts["train"])):
-        asked = sum(min(part.lines or limit, limit) for part in manifest.parts["train"])
-        text = text * asked // pairs
-    # An earlier run may have done a part of the work.
+        limited = sum(min(part.lines or limit, limit) for part in manifest.parts["train"])
+        text = text * limited // pairs
+    # An earlier run may have done part of the work.
     work = int(WORK_FACTOR * text) + WORK_BYTES - size_of(partial_of(out))
     needed: dict[int, int] = {}
-    for folder, size in ((way.downloads, download), (out, max(work, 0))):
+    for folder, size in ((options.downloads, download), (out, max(work, 0))):
         parent = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
         disk, free = parent.stat().st_dev, shutil.disk_usage(parent).free
         needed[disk] = needed.get(disk, 0) + size
@@ -58,13 +62,13 @@ def check(
             say(f"disk: about {amount(size, 'B')} needed for {folder}, {amount(free, 'B')} free")
         if needed[disk] > free:
             raise ValueError(
-                f"{folder}: about {amount(needed[disk], 'B')} are needed on its disk and {amount(free, 'B')} are free; "
-                "make room, or choose another place with --out and --downloads"
+                f"{folder}: not enough disk space: about {amount(needed[disk], 'B')} needed, {amount(free, 'B')} free; "
+                "free some space, or use --out and --downloads to choose another disk"
             )
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files in a folder, which another process may be changing."""
+    """Return the total size of a folder in bytes, even if another process is changing it."""
     size = 0
     for place, _, names in os.walk(folder):
         for name in names:

@@ -13,7 +13,7 @@ from ..fetch import Fingerprint, describe
 
 @dataclass(frozen=True)
 class Remembered:
-    """The fingerprint of a file, and its stamp at that time."""
+    """The fingerprint of a file, and its stamp when the fingerprint was computed."""
 
     stamp: tuple[int, ...]
     fingerprint: Fingerprint
@@ -22,8 +22,8 @@ class Remembered:
 class Fingerprints:
     """The fingerprints of files on disk.
 
-    A file is unchanged if its path, size, inode and both times are the same: of its content, and of its inode, which no
-    program can set. `memory` is the file that keeps this for the next run, None for this process alone.
+    A file counts as unchanged if its path, size, inode, mtime and ctime are the same. No program can set ctime.
+    `memory` is the file that stores the fingerprints for the next run; None keeps them in this process only.
     """
 
     def __init__(self, memory: Path | None) -> None:
@@ -45,7 +45,7 @@ class Fingerprints:
     def _keep(self) -> None:
         if self.memory is None:
             return
-        # Without it the next run computes again: not worth an error.
+        # Without this file the next run computes the checksums again: not worth an error.
         with contextlib.suppress(OSError):
             self.memory.parent.mkdir(parents=True, exist_ok=True)
             records.write(self.memory, self.known)

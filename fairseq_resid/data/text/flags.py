@@ -1,4 +1,4 @@
-"""The flags that every command of the preparation has."""
+"""Flags shared by all preparation commands."""
 
 from __future__ import annotations
 
@@ -10,57 +10,57 @@ from msgspec.structs import fields
 
 from ...cli.machine import cores
 from . import subwords
-from .manifest import Manifest
+from .manifest import TextManifest
 from .preparation import LIMITS, SETTINGS
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags to a command."""
     add = parser.add_argument
-    default = {item.name: item.default for item in fields(Manifest)}
+    default = {item.name: item.default for item in fields(TextManifest)}
     add("--workers", type=int, default=cores(), metavar="N", help="processes (default: all cores)")
     add(
         "--clean",
         action=argparse.BooleanOptionalAction,
-        help="drop training pairs that are empty, too long, ... or not",
+        help="drop training pairs that are empty, too long, ...; or keep them",
     )
     add(
         "--max-pieces",
         type=int,
         metavar="N",
-        help=f"cleaning: drop pairs with more subwords on a side (default {default['max_pieces']})",
+        help=f"with --clean: drop pairs with more than N subwords on a side (default: {default['max_pieces']})",
     )
     add(
         "--max-ratio",
         type=float,
         metavar="X",
-        help="cleaning: drop pairs with more than X times as many subwords on one side as on the other "
-        f"(default {default['max_ratio']})",
+        help="with --clean: drop pairs with more than X times as many subwords on one side as on the other "
+        f"(default: {default['max_ratio']})",
     )
     add(
         "--deduplicate",
         action="store_true",
         default=None,
-        help="drop training pairs that came before, and those that are valid or test pairs",
+        help="drop repeated training pairs, and training pairs that are also valid or test pairs",
     )
     add(
         "--spm-normalizer",
         choices=subwords.NORMALIZERS,
-        help=f"how sentencepiece normalises text before it cuts it (default {default['spm_normalizer']})",
+        help=f"sentencepiece's normalisation before segmentation (default: {default['spm_normalizer']})",
     )
-    add("--allow-low-ceiling", action="store_true", help="go on if not even a perfect model could score 95 BLEU")
-    add("--verify", action="store_true", help="compare a finished data folder by checksums, not only by sizes")
-    add("--show", action="store_true", help="list the valid and test sentences that are in the training text too")
+    add("--allow-low-ceiling", action="store_true", help="continue even if a perfect model could not reach 95 BLEU")
+    add("--verify", action="store_true", help="compare the checksums of a finished data folder, not only its sizes")
+    add("--show", action="store_true", help="list valid and test sentences that also occur in the training text")
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of the manifest that flags have given."""
+    """Return the manifest fields that were set by flags."""
     names = [name for name in SETTINGS if name not in ("name", "source", "target", "profile")]
     return {name: value for name in names if (value := getattr(args, name, None)) is not None}
 
 
-def check_limits(manifest: Manifest, given: Mapping[str, Any]) -> None:
-    """Raise ValueError if limits are given to a preparation that does not clean, or a ratio that drops everything."""
+def check_limits(manifest: TextManifest, given: Mapping[str, Any]) -> None:
+    """Raise ValueError for cleaning limits without --clean, or for a ratio that would drop every pair."""
     for name in LIMITS:
         if name in given and not manifest.clean:
             raise ValueError(f"--{name.replace('_', '-')} {given[name]}: only has an effect with --clean")
@@ -69,7 +69,7 @@ def check_limits(manifest: Manifest, given: Mapping[str, Any]) -> None:
 
 
 def check_positive(parser: argparse.ArgumentParser, args: argparse.Namespace, *names: str) -> None:
-    """End with an error that names the flag if a number below 1 is given."""
+    """Exit with an error that names the flag if a number is below 1."""
     for name in names:
         value = getattr(args, name)
         if value is not None and value < 1:

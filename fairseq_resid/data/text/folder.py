@@ -1,4 +1,4 @@
-"""The data folder: what DATA/corpus.json says of it, and whether its files are still as they were written."""
+"""The data folder of a text corpus: read DATA/corpus.json, and check the files against it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WRITER = "fairseq-resid prepare"
 
 
 class PairCounts(msgspec.Struct, frozen=True):
-    """How many pairs a text had, how many are left, and how many were dropped for each reason."""
+    """Number of pairs read, kept, and dropped for each reason."""
 
     read: int = msgspec.field(name="in")
     kept: int = msgspec.field(name="out")
@@ -34,9 +34,9 @@ class PairCounts(msgspec.Struct, frozen=True):
 class SourceText:
     """One side of one raw text.
 
-    file, member: the file, and the member if it is an archive
-    origin: the address of the released text; None unless a checksum shows that this is the released text
-    status: "released", "unverified" or "other"; None if a version before 0.3.2 made it
+    file, member: the file, and the member if the file is an archive
+    origin: the URL of the released text; None unless a checksum verifies that this is the released text
+    status: "released", "unverified" or "other"; None in folders made before 0.3.2
     """
 
     file: str
@@ -50,7 +50,7 @@ class SourceText:
 
 @dataclass(frozen=True)
 class LostLine:
-    """The first line that does not come back from subwords."""
+    """The first line that the subword round trip changes."""
 
     line: int
     cause: str
@@ -60,9 +60,9 @@ class LostLine:
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """The reference text cut into subwords and restored: what a perfect model would score.
+    """The reference text segmented into subwords and restored: the score of a perfect model.
 
-    exact, of: how many lines come back unchanged, of how many; lost: the others by cause
+    exact, of: number of unchanged lines, and of all lines; lost: changed lines by cause
     """
 
     exact: int
@@ -75,7 +75,7 @@ class RoundTrip:
 
 @dataclass(frozen=True)
 class Overlap:
-    """The lines of a valid or test text, from 1, whose source, target or both as one pair are in the training text."""
+    """Line numbers (from 1) of valid or test sentences whose source, target or pair is also in the training text."""
 
     source: tuple[int, ...]
     target: tuple[int, ...]
@@ -84,7 +84,7 @@ class Overlap:
 
 @dataclass(frozen=True)
 class TextSettings:
-    """The form of the text, as fairseq_resid/data/text/forms.py explains it."""
+    """The form of the text, see fairseq_resid/data/text/forms.py."""
 
     form: str = "plain"
     normalize: str = "none"
@@ -101,7 +101,7 @@ class SubwordSettings:
 
 @dataclass(frozen=True)
 class Restore:
-    """How decoded text becomes plain text: fairseq's --post-process, and the subword model in the data folder."""
+    """How to convert decoded text to plain text: fairseq's --post-process, and the subword model in the data folder."""
 
     post_process: str | None
     model: str | None = None
@@ -109,15 +109,15 @@ class Restore:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusRecord:
-    """DATA/corpus.json. Fields with a default are absent from the files of some earlier version.
+    """DATA/corpus.json. Fields with a default are missing in files of some earlier version.
 
     asked: the settings that the folder was made with
-    differences: how it differs from the corpus that its name promises
-    unverified: texts that no checksum vouches for; None if a version before 0.3.2 made it
-    skipped: test sets of the corpus that were not on disk, by split, with their names
-    lines, tokens: pairs of each split; subwords of each split and language
-    profile: as whom the text was prepared; facts: what was counted to compare it with their text
-    sizes, checksums: bytes and SHA-256 of every other file of the folder
+    differences: differences from the corpus of this name
+    unverified: texts that were not verified by a checksum; None in folders made before 0.3.2
+    skipped: names of the test sets that were not on disk, by split
+    lines, tokens: pairs per split; subwords per split and language
+    profile: the preparation that was reproduced; facts: counts to compare with that preparation
+    sizes, checksums: bytes and SHA-256 of every other file in the folder
     """
 
     name: str
@@ -145,9 +145,9 @@ class CorpusRecord:
 
     @property
     def unverified_texts(self) -> tuple[str, ...]:
-        """The texts that no checksum vouches for.
+        """The texts that were not verified by a checksum.
 
-        Before 0.3.2 text from --raw was compared with nothing, and its official origin was named all the same.
+        Before 0.3.2 text from --raw was not verified, but its official origin was recorded nevertheless.
         """
         if self.unverified is not None:
             return self.unverified
@@ -157,7 +157,7 @@ class CorpusRecord:
     def forms(self) -> dict[str, TextForm]:
         """Return the form of each language's text.
 
-        Raises: ValueError for a form that this version does not know.
+        Raises: ValueError for a form that this version does not support.
         """
         text = self.text
         return TextForm.of_sides(self.source, self.target, text.form, text.normalize, text.split_hyphens)
@@ -166,7 +166,7 @@ class CorpusRecord:
 def read(data: Path) -> CorpusRecord:
     """Read DATA/corpus.json.
 
-    Raises: OSError if there is none, ValueError naming it and what is wrong.
+    Raises: OSError if it does not exist, ValueError naming the file and the problem.
     """
     return records.read(data / CORPUS, CorpusRecord, WRITER)
 
@@ -183,16 +183,16 @@ class Corpus:
     tokenize: str
     form: TextForm
     profile: str = ""
-    differences: tuple[str, ...] = ()  # from the corpus that its name promises
-    unverified: tuple[str, ...] = ()  # texts of which no checksum is known
+    differences: tuple[str, ...] = ()  # from the corpus of this name
+    unverified: tuple[str, ...] = ()  # texts without a known checksum
     preparation: dict[str, Any] = field(default_factory=dict)  # the settings that it was made with
-    skipped: dict[str, str] = field(default_factory=dict)  # test sets that were not on disk, with their names
+    skipped: dict[str, str] = field(default_factory=dict)  # names of the test sets that were not on disk, by split
 
     @classmethod
     def read(cls, path: Path) -> Corpus:
         """Read DATA/corpus.json.
 
-        Raises: OSError if there is none, ValueError naming it and what is wrong.
+        Raises: OSError if it does not exist, ValueError naming the file and the problem.
         """
         if not path.is_dir():
             raise ValueError(f"{path}: no such data folder; pass it with --data")
@@ -218,13 +218,13 @@ class Corpus:
 
     @property
     def post_process(self) -> str | None:
-        """What fairseq-generate's --post-process is."""
+        """The value of --post-process for fairseq-generate."""
         return self.restore.post_process
 
     def segmenter(self) -> Segmenter:
         """Return the subword model.
 
-        Raises: ValueError if the folder has none.
+        Raises: ValueError if the folder does not contain one.
         """
         if not self.restore.model:
             raise ValueError(f"{self.path}: contains no subword model")
@@ -245,10 +245,10 @@ class Corpus:
 
 
 def check(data: Path, verify: bool = False) -> bool:
-    """Compare the files of a data folder with corpus.json: their sizes, and with `verify` their checksums.
+    """Compare the sizes of the files in a data folder with corpus.json, and with `verify` their checksums too.
 
-    Returns: whether the sizes are known. A folder that fairseq-preprocess made alone has no corpus.json, and one that a
-    version before 0.3.2 made has checksums only.
+    Returns: whether the sizes are known. A folder made by fairseq-preprocess alone has no corpus.json, and one made
+    before 0.3.2 has only checksums.
     Raises: ValueError naming every file that is missing or damaged, or corpus.json if it cannot be read.
     """
     known = records.read_if_there(data / CORPUS, CorpusRecord, WRITER)

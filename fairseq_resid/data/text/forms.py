@@ -1,17 +1,16 @@
-"""Between a corpus' own text and the text that is cut into subwords: one `TextForm` per language, both ways.
+"""Conversion between the text of a corpus and the model's text (before segmentation), with one `TextForm` per language.
 
     form        to the model                                   back to the text that is scored
     plain       unchanged                                      unchanged
     moses       Moses punctuation normalisation (optional),    Moses detokenisation
                 Moses tokenisation without escapes
-    escaped     for text that was tokenised and escaped by     the escapes put back
+    escaped     for text that was tokenised and escaped by     escaped again
                 Moses: &quot; &apos; &amp; ... become characters
-    lowercased  Moses punctuation normalisation, lower case,   unchanged: the tokens are scored, against the reference
-                Moses tokenisation with escapes                that was prepared in the same way
+    lowercased  Moses punctuation normalisation, lower case,   unchanged: the tokens are scored against the reference
+                Moses tokenisation with escapes                prepared in the same way
 
-On the way to the model every white space is made a plain space: fairseq parts pieces at all of them, a no-break space
-or U+2028 within a piece too. DATA/corpus.json names the form, so that whoever decodes restores text the way preparation
-took it apart.
+For the model every white-space character becomes a plain space, because fairseq splits at all of them, even at a
+no-break space or U+2028 within a piece. DATA/corpus.json records the form, so that decoding can reverse the conversion.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from functools import lru_cache
 from typing import Any
 
 FORMS = ("plain", "moses", "escaped", "lowercased")
-TOKENISED = ("escaped", "lowercased")  # scored by their own tokens
-NORMALIZE = ("none", "source", "both")  # which sides' punctuation is normalised
+TOKENISED = ("escaped", "lowercased")  # scored on their own tokens
+NORMALIZE = ("none", "source", "both")  # sides with punctuation normalisation
 WHITE_SPACE = re.compile(r"[^\S ]")
 
-# What Moses' escape-special-chars.perl writes, in its order: & first, or the others would be escaped twice.
+# The escapes of Moses' escape-special-chars.perl in its order: & first, so that the others are not escaped twice.
 ESCAPES = {
     "&": "&amp;",
     "|": "&#124;",
@@ -39,12 +38,13 @@ ESCAPES = {
     "]": "&#93;",
 }
 
-# fairseq's own words, which text must not write. A run of unknown characters is a subword as it stands.
+# fairseq's special symbols, which must not occur in text. sentencepiece turns a run of unknown characters into one
+# subword without changing it.
 SPECIAL = frozenset(("<s>", "<pad>", "</s>"))
 
 
 def plain_words(subwords: Iterable[str]) -> list[str]:
-    """Return subwords of text for fairseq: unknown characters that read as one of its own words are <unk>."""
+    """Return subwords for fairseq, with <unk> for unknown characters that spell one of its special symbols."""
     return ["<unk>" if subword in SPECIAL else subword for subword in subwords]
 
 
@@ -73,19 +73,19 @@ def _plain_normalizer(language: str) -> Any:
 def _normalizer(language: str) -> Any:
     from sacremoses import MosesPunctNormalizer
 
-    # Also removes soft hyphens, zero-width marks and the like.
+    # Also removes soft hyphens, zero-width marks and similar characters.
     return MosesPunctNormalizer(language, post_remove_control_chars=True)
 
 
 def escape(line: str) -> str:
-    """Return a tokenised line with Moses' eight escapes, as its tokenizer.perl writes it."""
+    """Return a tokenised line with Moses' eight escapes, like the output of its tokenizer.perl."""
     for character, entity in ESCAPES.items():
         line = line.replace(character, entity)
     return line
 
 
 def unescape(line: str) -> str:
-    """Return a line without Moses' escapes, undone once: `&amp;quot;` becomes `&quot;`."""
+    """Return a line with Moses' escapes undone once: `&amp;quot;` becomes `&quot;`."""
     for character, entity in reversed(ESCAPES.items()):
         line = line.replace(entity, character)
     return line
@@ -93,10 +93,10 @@ def unescape(line: str) -> str:
 
 @dataclass(frozen=True)
 class TextForm:
-    """How one language's text is taken to the model and back.
+    """The conversion of one language's text to the model and back.
 
-    normalize: Moses punctuation normalisation; split_hyphens: well-known becomes well @-@ known, and comes back
-    Raises: ValueError for a form that is none of FORMS, or an option of text that is not tokenised here.
+    normalize: Moses punctuation normalisation; split_hyphens: well-known becomes well @-@ known, reversed by `restore`
+    Raises: ValueError for an unknown form, or for an option that the form does not support.
     """
 
     language: str
@@ -118,7 +118,7 @@ class TextForm:
     ) -> dict[str, TextForm]:
         """Return the forms of both languages.
 
-        Raises: ValueError for what is none of FORMS or NORMALIZE, or if they exclude each other.
+        Raises: ValueError for an unknown form or normalisation, or if they cannot be combined.
         """
         if normalize not in NORMALIZE:
             raise ValueError(f"normalize {normalize!r}: must be one of {', '.join(NORMALIZE)}")
@@ -128,16 +128,16 @@ class TextForm:
         }
 
     def to_model(self, line: str) -> str:
-        """Return a line of the corpus as it is cut into subwords."""
+        """Convert a line of the corpus to the text that is segmented into subwords."""
         if self.form == "escaped":
             line = unescape(line)
         if self.form == "lowercased":
-            # One of the normaliser's patterns, for a quotation mark after a full stop, looks for the end of the line.
+            # One pattern of the normaliser, for a quotation mark after a full stop, needs the line end.
             line = _plain_normalizer(self.language).normalize(f"{line}\n").lower()
             line = _tokenizer(self.language).tokenize(line, return_str=True, escape=True)
         if self.form == "moses":
             if self.normalize:
-                # The normaliser deletes what does not print, also where it parts two words.
+                # The normaliser deletes non-printing characters, even if they separate two words.
                 line = _normalizer(self.language).normalize(line.replace("\t", " ").replace("\u200b", " "))
             line = _tokenizer(self.language).tokenize(
                 line, return_str=True, escape=False, aggressive_dash_splits=self.split_hyphens
@@ -145,7 +145,7 @@ class TextForm:
         return WHITE_SPACE.sub(" ", line)
 
     def restore(self, line: str) -> str:
-        """Return a decoded line (its pieces joined) in the form that is scored."""
+        """Convert a decoded line, with its pieces joined, to the form that is scored."""
         if self.form == "escaped":
             return escape(line)
         if self.form == "moses":
@@ -153,15 +153,15 @@ class TextForm:
         return line
 
     def to_raw(self, line: str) -> str:
-        """Return a decoded line in the form of the corpus' raw text; what was lower-cased stays lower-cased."""
+        """Convert a decoded line to the form of the raw text of the corpus; lower-cased text stays lower-cased."""
         return self.plain(line) if self.form == "lowercased" else self.restore(line)
 
     def reference(self, line: str) -> str:
-        """Return a line of the untouched reference text in the form that is scored."""
+        """Convert a line of the original reference text to the form that is scored."""
         return self.to_model(line) if self.form == "lowercased" else line
 
     def plain(self, line: str) -> str:
-        """Return a line in the form that is scored as plain text, without tokenisation and escapes."""
+        """Convert a line from the form that is scored to plain text without tokenisation and escapes."""
         if self.form in TOKENISED:
             return _detokenizer(self.language).detokenize(unescape(line).split(), unescape=False)
         return line

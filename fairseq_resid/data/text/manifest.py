@@ -1,7 +1,7 @@
-"""What a corpus is made of: manifests/NAME.yaml, read and checked.
+"""Read and check the manifest of a text corpus: manifests/NAME.yaml.
 
-A manifest names the texts of train, valid and test with their expected line counts, the files (archives mostly) that
-hold them with URLs and checksums, and how text goes to the model. manifests/wmt14-en-de.yaml explains every field.
+A manifest lists the texts of train, valid and test with their expected line counts, their files (mostly archives) with
+URLs and checksums, and how to convert text for the model. manifests/wmt14-en-de.yaml explains every field.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FURTHER = re.compile(r"test[1-9]\d*")
 MANIFESTS = Path(__file__).with_name("manifests")
 
 
-# Written by hand: a field that is none of these is an error.
+# Written by hand, so an unknown field is an error.
 class Part(Struct, frozen=True, forbid_unknown_fields=True):
     """One parallel text: for each language its places, FILE or FILE/MEMBER, in order of preference."""
 
@@ -33,8 +33,8 @@ class Part(Struct, frozen=True, forbid_unknown_fields=True):
     sacrebleu: str | None = None
 
 
-class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
-    """A whole corpus; see the module's docstring."""
+class TextManifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A corpus; see the module docstring."""
 
     name: str
     source: str
@@ -42,7 +42,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: int
     parts: Mapping[str, tuple[Part, ...]]
     form: str = "plain"
-    plain_form: str = "moses"  # the form of the same text that comes plain, if `form` is "escaped"
+    plain_form: str = "moses"  # the form if `form` is "escaped", but the text found is not tokenised
     normalize: str = "none"
     clean: bool = False
     max_pieces: int = 250
@@ -51,8 +51,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     split_hyphens: bool = False
     spm_normalizer: str = "nmt_nfkc"
     subwords: str = "sentencepiece"  # or "subword_nmt", with `vocab_size` merges
-    profile: str = ""  # as whom the text is prepared, if the data folder depends on more than the settings
-    facts: Mapping[str, Mapping[str, int]] = {}  # counts that the prepared text must have
+    profile: str = ""  # the preparation to reproduce, if the data folder depends on more than the settings
+    facts: Mapping[str, Mapping[str, int]] = {}  # expected counts of the prepared text
     text_bytes: int = 0
     files: Mapping[str, RemoteFile] = {}
 
@@ -63,12 +63,12 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def further_tests(self) -> list[str]:
-        """The test sets beyond the first, by number; a preparation without some of them leaves gaps."""
+        """The further test sets, by number; there are gaps if some are skipped."""
         return sorted(self.parts.keys() - {*SPLITS}, key=number_of_test)
 
     @property
     def evaluated(self) -> tuple[str, ...]:
-        """Those whose text stays untouched."""
+        """The splits for evaluation, whose text is never changed."""
         return self.splits[1:]
 
     @property
@@ -76,7 +76,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         return self.source, self.target
 
     def file(self, place: str) -> RemoteFile:
-        """Return the file that a place FILE or FILE/MEMBER names."""
+        """Return the file of a place, FILE or FILE/MEMBER."""
         name = place.split("/")[0]
         return replace(self.files.get(name, RemoteFile()), name=name)
 
@@ -87,16 +87,16 @@ def number_of_test(split: str) -> int:
 
 
 def check_further_tests(splits: Iterable[str]) -> None:
-    """Check that the test sets beyond the first are test1, test2, ..., without a gap.
+    """Check that the further test sets are test1, test2, ... without gaps.
 
-    Raises: ValueError naming an unknown split, or the test set that is missing.
+    Raises: ValueError naming an unknown split or a missing test set.
     """
     others = [split for split in splits if split not in SPLITS]
     if strange := [split for split in others if not FURTHER.fullmatch(split)]:
-        raise ValueError(f"`parts` has {strange[0]}: allowed are {', '.join(SPLITS)}, test1, test2, ...")
+        raise ValueError(f"`parts` has unknown split {strange[0]}: must be {', '.join(SPLITS)}, test1, test2, ...")
     expected = [f"test{number}" for number in range(1, len(others) + 1)]
     if missing := [split for split in expected if split not in others]:
-        raise ValueError(f"`parts` has no {missing[0]}, but {max(others)}")
+        raise ValueError(f"`parts` has {max(others)}, but {missing[0]} is missing")
 
 
 def names() -> list[str]:
@@ -104,12 +104,12 @@ def names() -> list[str]:
     return sorted(path.stem for path in MANIFESTS.glob("*.yaml"))
 
 
-def read(path: Path) -> Manifest:
+def read(path: Path) -> TextManifest:
     """Read a manifest.
 
-    Raises: ValueError naming the file and what is wrong; OSError.
+    Raises: ValueError naming the file and the problem; OSError.
     """
-    manifest = records.read(path, Manifest)
+    manifest = records.read(path, TextManifest)
     try:
         _check(manifest)
     except ValueError as error:
@@ -117,15 +117,17 @@ def read(path: Path) -> Manifest:
     return manifest
 
 
-def _check(manifest: Manifest) -> None:
+def _check(manifest: TextManifest) -> None:
     check_further_tests(manifest.parts)
     TextForm.of_sides(*manifest.languages, manifest.form, manifest.normalize, manifest.split_hyphens)
     for split in manifest.splits:
         for part in manifest.parts.get(split, ()):
             if part.places.keys() != {*manifest.languages}:
-                raise ValueError(f"{split} {part.name}: `places` must be of {' and '.join(manifest.languages)}")
+                raise ValueError(
+                    f"{split} {part.name}: `places` must have the languages {' and '.join(manifest.languages)}"
+                )
             if len({len(alternatives) for alternatives in part.places.values()}) != 1:
-                raise ValueError(f"{split} {part.name}: its sides have different numbers of alternatives")
+                raise ValueError(f"{split} {part.name}: both sides must have the same number of alternatives")
             for place in (place for alternatives in part.places.values() for place in alternatives):
                 if place.split("/")[0] not in manifest.files:
                     raise ValueError(f"{split} {part.name}: {place}: `files` has no {place.split('/')[0]}")

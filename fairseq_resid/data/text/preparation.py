@@ -1,16 +1,16 @@
-"""From nothing, or from files on disk, to a binarised data folder: the whole preparation of a corpus.
+"""The whole preparation of a corpus: from downloads or files on disk to a binarised data folder.
 
     download -> extract -> tokenise and clean -> learn a joined BPE -> encode and clean -> fairseq-preprocess -> DATA
 
-The data folder, as every other tool of the project reads it:
+The data folder, as all other commands read it:
 
-    DATA/dict.SRC.txt, dict.TGT.txt   the joined dictionary, and fairseq's binary files beside it
-    DATA/spm.model, DATA/bpe.codes    the model that cut the text into subwords, sentencepiece's or subword-nmt's
-    DATA/ref/SPLIT.{SRC,TGT}          the untouched valid and test texts: what BLEU is scored against
-    DATA/corpus.json                  sources, checksums, counts, versions, how text is restored
+    DATA/dict.SRC.txt, dict.TGT.txt   the joined dictionary, next to fairseq's binary files
+    DATA/spm.model, DATA/bpe.codes    the subword model, of sentencepiece or subword-nmt
+    DATA/ref/SPLIT.{SRC,TGT}          the unchanged valid and test texts: the references for BLEU
+    DATA/corpus.json                  sources, checksums, counts, versions, how to restore text
 
-DATA appears when it is whole; until then everything is in DATA.partial. Nothing in it depends on the time, the
-place, or the number of workers.
+DATA appears when it is complete; until then everything is in DATA.partial. Its content does not depend on the time, the
+path or the number of workers.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ...foreign import say
 from . import disk, sources, text_steps
 from . import folder as data_folder
 from .folder import CorpusRecord
-from .manifest import Manifest
-from .text_steps import Job, Options
+from .manifest import TextManifest
+from .text_steps import Job, TextOptions
 
-# These fields of the manifest, --limit and the test sets that were skipped determine what a data folder holds.
+# These manifest fields, --limit and the skipped test sets determine the content of a data folder.
 SETTINGS = (
     "name",
     "source",
@@ -50,80 +50,82 @@ SETTINGS = (
     "subwords",
     "profile",
 )
-# Those of them that only cleaning reads.
+# The settings that only matter with `clean`.
 LIMITS = ("max_pieces", "max_ratio")
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """text.json in the working folder: which text the unfinished work is on."""
+    """text.json in the working folder: the text that the unfinished work belongs to."""
 
     name: str
     limit: int | None
 
 
-def prepare_data(manifest: Manifest, options: Options, texts: list[sources.Text] | None = None) -> bool:
-    """Make the data folder OUT; return False if it holds this very corpus already.
+def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sources.Text] | None = None) -> bool:
+    """Make the data folder OUT; return False if it already contains exactly this corpus.
 
-    texts: the texts of the corpus; None: they are searched for, or downloaded, as the manifest says
-    Raises: ValueError for bad input, or if OUT holds another corpus; ChildProcessError; OSError.
+    texts: the texts of the corpus; None: find or download them as described in the manifest
+    Raises: ValueError for bad input, or if OUT contains another corpus; ChildProcessError; OSError.
     """
     out = options.out
-    skipped = sources.absent_tests(manifest, options.way) if texts is None else {}
+    skipped = sources.absent_tests(manifest, options.source) if texts is None else {}
     for split, name in skipped.items():
-        folders = ", ".join(map(str, options.way.raw))
-        print(f"skipped: test set {split} ({name}): no file of it is in --raw {folders}", flush=True)
+        folders = ", ".join(map(str, options.source.raw))
+        print(f"skipped: test set {split} ({name}): none of its files is in --raw {folders}", flush=True)
     manifest = replace(
         manifest, parts={split: manifest.parts[split] for split in manifest.parts if split not in skipped}
     )
-    asked = {**{name: getattr(manifest, name) for name in SETTINGS}, "limit": options.limit}
-    asked["skipped"] = [*skipped] or None
+    settings = {**{name: getattr(manifest, name) for name in SETTINGS}, "limit": options.limit}
+    settings["skipped"] = [*skipped] or None
     if not manifest.clean:
-        asked |= dict.fromkeys(LIMITS)
-    if texts is None and options.way.raw:
-        texts = sources.find(manifest, options.way)
+        settings |= dict.fromkeys(LIMITS)
+    if texts is None and options.source.raw:
+        texts = sources.find(manifest, options.source)
     work = partial_of(out)
     if not out.exists():
-        disk.check(manifest, options.way, out, options.limit, texts)
-        with locked(work / ".lock", f"{work}: another process is at work in it", wait=True) as lock:
+        disk.check(manifest, options.source, out, options.limit, texts)
+        with locked(work / ".lock", f"{work}: another process is using this folder", wait=True) as lock:
             if not out.exists():
                 if texts is None:
-                    texts = sources.find(manifest, options.way)
-                _make(Job(manifest, options, texts, asked, lock, skipped), work)
+                    texts = sources.find(manifest, options.source)
+                _make(Job(manifest, options, texts, settings, lock, skipped), work)
                 _show_result(out, options.show)
                 return True
             (work / ".lock").unlink()
             work.rmdir()
-    record = _check_same(out, asked, texts or [])
+    record = _check_same(out, settings, texts or [])
     sizes_known = data_folder.check(out, options.verify)
-    if (work / "text.json").is_file():  # the run was killed after it had renamed its result
+    if (work / "text.json").is_file():  # the run was killed after renaming its result
         shutil.rmtree(work, ignore_errors=True)
     _show_differences(record)
     if options.show:
         _show_overlap(out, record)
-    checked = "its checksums are right" if options.verify else "its sizes are right"
+    checked = "checksums verified" if options.verify else "sizes verified"
     if not (sizes_known or options.verify):
-        checked = "sizes unknown: an earlier version made it; --verify compares checksums"
-    say(f"{out}: holds this corpus already ({checked})")
+        checked = "sizes not recorded by the earlier version that made it; use --verify to compare checksums"
+    say(f"{out}: already contains this corpus ({checked})")
     return False
 
 
 def _make(job: Job, work: Path) -> None:
-    """Run the steps that are not finished in the working folder, then rename the result.
+    """Run the unfinished steps in the working folder, then rename the result.
 
-    Raises: ValueError if the working folder holds unfinished work on another text.
+    Raises: ValueError if the working folder contains unfinished work on another text.
     """
     file = work / "text.json"
     strangers = [path.name for path in work.iterdir() if path.name != ".lock"]
     if strangers and not file.is_file():
-        raise ValueError(f"{work}: holds {strangers[0]} which this command did not create; remove it or choose another --out")
+        raise ValueError(
+            f"{work}: contains {strangers[0]}, which this command did not create; remove it or choose another --out"
+        )
     mine = Unfinished(job.manifest.name, job.options.limit)
     found = records.read_if_there(file, Unfinished)
     if found is not None and found != mine:
         values = {key: (getattr(found, key), value) for key, value in asdict(mine).items()}
         changes = ", ".join(f"{key} is {old}, not {new}" for key, (old, new) in values.items() if old != new)
         raise ValueError(
-            f"{work}: contains unfinished work on another text ({changes}); remove it or choose another folder with --out"
+            f"{work}: contains unfinished work on another text ({changes}); remove it or choose another --out"
         )
     records.write(file, mine)
     os.replace(text_steps.run(job, work) / "data", job.options.out)
@@ -131,14 +133,14 @@ def _make(job: Job, work: Path) -> None:
 
 
 def _show_result(out: Path, show: bool) -> None:
-    """Print what a data folder holds."""
+    """Print a summary of a data folder."""
     record = data_folder.read(out)
     for split, lines in record.lines.items():
         sides = " and ".join(f"{count:,} {language}" for language, count in record.tokens[split].items())
         phrases = [f"{split}: {lines.kept:,} of {lines.read:,} pairs, {sides} subwords"]
         if trip := record.round_trip.get(split):
             best = "" if trip.exact == trip.of else f" (a perfect model's BLEU {trip.bleu:.2f} {trip.signature})"
-            phrases.append(f"{trip.exact:,} of {trip.of:,} {record.target} lines come back from subwords{best}")
+            phrases.append(f"{trip.exact:,} of {trip.of:,} {record.target} lines survive the subword round trip{best}")
         if overlap := record.overlap.get(split):
             counts = [f"{len(getattr(overlap, kind)):,} {kind}s" for kind in ("source", "target", "pair")]
             phrases.append(f"also in the training text: {', '.join(counts)}")
@@ -152,9 +154,12 @@ def _show_result(out: Path, show: bool) -> None:
 
 
 def _show_overlap(out: Path, record: CorpusRecord) -> None:
-    """Print the valid and test sentences that are in the training text too, from the untouched text."""
+    """Print the valid and test sentences that also occur in the training text, in their original form."""
     if not record.overlap:
-        raise ValueError(f"{out}: --show: made by an earlier version, which did not compare it with the training text")
+        raise ValueError(
+            f"{out}: --show: this data folder has no record of repeated sentences, because an earlier version made it; "
+            "prepare it again"
+        )
     for split, overlap in record.overlap.items():
         source = read_lines(out / "ref" / f"{split}.{record.source}")
         target = read_lines(out / "ref" / f"{split}.{record.target}")
@@ -165,7 +170,7 @@ def _show_overlap(out: Path, record: CorpusRecord) -> None:
             ("pair", overlap.pair, pairs),
         ):
             if not all(1 <= line <= len(text) for line in lines):
-                raise ValueError(f"{out}: damaged: corpus.json names a line of {split} that is not in ref/")
+                raise ValueError(f"{out}: damaged: corpus.json refers to a line of {split} that does not exist in ref/")
             for line in lines:
                 say(f"{split}:{line} {kind}: {text[line - 1]}")
 
@@ -180,29 +185,29 @@ def _show_differences(record: CorpusRecord) -> None:
     for difference in record.differences:
         say(f"not as released: {difference}")
     if unverified := record.unverified_texts:
-        say(f"not verified, because no checksum of them is known: {', '.join(unverified)}")
+        say(f"not verified (no known checksum): {', '.join(unverified)}")
 
 
-def _check_same(out: Path, asked: dict[str, Any], texts: list[sources.Text]) -> CorpusRecord:
+def _check_same(out: Path, settings: dict[str, Any], texts: list[sources.Text]) -> CorpusRecord:
     """Return OUT's corpus.json.
 
-    Raises: ValueError unless it is of the corpus that is asked for, and made from these texts if they are known.
+    Raises: ValueError if OUT was made with other settings, or from other texts.
     """
     record = records.remembered(out / data_folder.CORPUS, CorpusRecord)
     sums = {label: text.file_sha256 for label, text in record.texts.items()} if record else {}
     if record is None or not record.asked or None in sums.values():
         raise ValueError(
-            f"{out}: exists, but has no corpus.json that this version can read; remove it or choose another folder"
+            f"{out}: exists, but contains no corpus.json that this version can read; remove it or choose another folder"
         )
-    # A setting that an earlier version did not have was as its default is now.
-    found = {**{item.name: item.default for item in fields(Manifest) if item.name in SETTINGS}, **record.asked}
+    # A setting that did not exist in an earlier version had the effect of today's default.
+    found = {**{item.name: item.default for item in fields(TextManifest) if item.name in SETTINGS}, **record.asked}
     if "form" not in record.asked:
         is_plain = record.text.form == "plain"
-        found["form"] = asked["form"] if is_plain == (asked["form"] == "plain") else record.text.form
+        found["form"] = settings["form"] if is_plain == (settings["form"] == "plain") else record.text.form
     if not found["clean"]:
         found |= dict.fromkeys(LIMITS)
-    if differing := [key for key in asked if found.get(key) != asked[key]]:
-        changes = ", ".join(f"{key} is {shown(found.get(key))}, not {shown(asked[key])}" for key in differing)
+    if differing := [key for key in settings if found.get(key) != settings[key]]:
+        changes = ", ".join(f"{key} is {shown(found.get(key))}, not {shown(settings[key])}" for key in differing)
         raise ValueError(f"{out}: contains another corpus ({changes}); choose another folder")
     for text in texts:
         if text.known.sha256 != sums.get(text.label):

@@ -1,4 +1,4 @@
-"""Command line of the preparation of a corpus.
+"""Command line for preparing a text corpus.
 
 fairseq-resid prepare NAME [--raw DIR] [--mirror URL] [--limit N] [--workers N] [--out DATA] ...
 fairseq-resid prepare custom ...
@@ -22,9 +22,9 @@ from .fingerprints import Fingerprints
 from .forms import NORMALIZE
 from .phrasebook import command as phrasebook
 from .preparation import prepare_data
-from .text_steps import Options
+from .text_steps import TextOptions
 
-# How others prepare the same text, as far as these settings can express it; the README names what they cannot.
+# The preparation of other toolkits, as far as these settings can express it. The README lists the differences.
 PROFILES: dict[str, dict[str, Any]] = {
     "tensor2tensor": {
         "form": "plain",
@@ -43,9 +43,9 @@ PROFILES: dict[str, dict[str, Any]] = {
         "vocab_size": 40_000,
     },
 }
-# The text of one publication, to the token. It is fixed: whoever changes a setting prepares other text.
+# The text of one publication, identical in every token. These settings cannot be changed by flags.
 PUBLISHED: dict[str, dict[str, Any]] = {
-    # Wu et al. 2021, "Good for Misconceived Reasons", the text-only Transformer.
+    # Wu et al. 2021, "Good for Misconceived Reasons", text-only Transformer.
     "multi30k-en-de": {
         "form": "lowercased",
         "subwords": "subword_nmt",
@@ -60,8 +60,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 COMMANDS = {"custom": custom.main, "phrasebook": phrasebook.main}
 MORE = """\
-fairseq-resid prepare custom ...      makes a data folder from raw parallel text of your own
-fairseq-resid prepare phrasebook ...  writes the built-in English to Vietnamese phrasebook, as raw text
+fairseq-resid prepare custom ...      makes a data folder from your own raw parallel text
+fairseq-resid prepare phrasebook ...  writes the built-in English to Vietnamese phrasebook as raw text
 """
 
 
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 @command(
     "prepare",
     "Download, clean, tokenise and binarise a corpus.",
-    again="goes on",
+    again="resumes",
     epilog=MORE,
     formatter_class=argparse.RawDescriptionHelpFormatter,
 )
@@ -89,26 +89,34 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
         type=Path,
         default=[],
         metavar="DIR",
-        help="texts or archives on disk; may be repeated",
+        help="folder with texts or archives on disk; may be repeated",
     )
     add("--mirror", metavar="URL", help="download every archive from URL/NAME (file:// too)")
-    add("--out", type=Path, metavar="DATA", help="the folder to make (default data-bin/NAME)")
-    add("--downloads", type=Path, default=Path("data-bin/downloads"), metavar="DIR", help="where downloads are kept")
-    add("--limit", type=int, metavar="N", help="only the first N pairs of every text, to try it out")
+    add("--out", type=Path, metavar="DATA", help="output folder (default: data-bin/NAME)")
+    add(
+        "--downloads",
+        type=Path,
+        default=Path("data-bin/downloads"),
+        metavar="DIR",
+        help="folder for downloads (default: %(default)s)",
+    )
+    add("--limit", type=int, metavar="N", help="use only the first N pairs of every text, for a quick trial")
     add(
         "--profile",
         choices=(*PROFILES, "published"),
-        help="prepare as others do: another form, cleaning and vocabulary; published: exactly the text of a "
+        help="prepare the text as in another toolkit (form, cleaning, vocabulary); published: exactly the text of a "
         f"publication ({', '.join(PUBLISHED)})",
     )
-    add("--vocab-size", type=int, metavar="N", help="subwords of the joined vocabulary")
-    add("--normalize", choices=NORMALIZE, help="Moses punctuation normalisation of these sides")
+    add("--vocab-size", type=int, metavar="N", help="number of subwords in the joined vocabulary")
+    add("--normalize", choices=NORMALIZE, help="sides to apply Moses punctuation normalisation to")
     add(
         "--split-hyphens",
         action=argparse.BooleanOptionalAction,
-        help="split words at hyphens, as Moses' tokenizer does with -a, or not",
+        help="split words at hyphens, like Moses' tokenizer with -a; or do not",
     )
-    add("--allow-other-data", action="store_true", help="accept other checksums and line counts than the corpus has")
+    add(
+        "--allow-other-data", action="store_true", help="accept checksums and line counts that differ from the manifest"
+    )
     flags.add(parser)
     args = parser.parse_args(argv)
     flags.check_positive(parser, args, "workers", "limit", "vocab_size", "max_pieces")
@@ -131,9 +139,9 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
     tokenising = {"normalize": manifest.normalize != "none", "split_hyphens": manifest.split_hyphens}
     if wrong := [name for name, on in tokenising.items() if on and manifest.form == "plain"]:
         flag = f"--{wrong[0].replace('_', '-')} {given.get(wrong[0], '')}".removesuffix(" True")
-        raise ValueError(f"{flag}: {args.name} is not tokenised by this command")
+        raise ValueError(f"{flag}: has no effect, because this command does not tokenise {args.name}")
     flags.check_limits(manifest, given)
-    way = sources.Way(
+    source = sources.TextSourceOptions(
         tuple(args.raw),
         args.mirror,
         args.downloads,
@@ -141,13 +149,17 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
         Fingerprints(None if args.verify else args.downloads / "fingerprints.json"),
     )
     out = args.out or Path("data-bin") / (f"{args.name}-{manifest.profile}" if manifest.profile else args.name)
-    prepare_data(manifest, Options(way, out, args.workers, args.limit, args.allow_low_ceiling, args.verify, args.show))
+    prepare_data(
+        manifest, TextOptions(source, out, args.workers, args.limit, args.allow_low_ceiling, args.verify, args.show)
+    )
 
 
 def check_published(args: argparse.Namespace, given: Mapping[str, Any]) -> None:
-    """Raise ValueError if a corpus has no published profile, or a flag would change it."""
+    """Raise ValueError if a corpus has no published profile, or if a flag would change it."""
     if args.name not in PUBLISHED:
-        raise ValueError(f"--profile published: {args.name} has none; {', '.join(PUBLISHED)} has")
+        raise ValueError(f"--profile published: not available for {args.name}; available for {', '.join(PUBLISHED)}")
     for name, value in given.items():
-        fixed = PUBLISHED[args.name].get(name, "the corpus's own")
-        raise ValueError(f"--{name.replace('_', '-')} {value}: --profile published fixes it ({fixed})")
+        fixed = PUBLISHED[args.name].get(name, "the corpus's default")
+        raise ValueError(
+            f"--{name.replace('_', '-')} {value}: not allowed with --profile published, which fixes it ({fixed})"
+        )

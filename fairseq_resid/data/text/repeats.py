@@ -1,6 +1,6 @@
-"""Sentences that occur twice: valid and test sentences that are in the training text too, and repeated training pairs.
+"""Find repeated sentences: valid and test sentences that also occur in the training text, and repeated training pairs.
 
-Lines are compared as the model sees them, exactly: after normalisation, tokenisation and cleaning.
+Lines are compared exactly, in the form that the model receives: after normalisation, tokenisation and cleaning.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ...files import open_any_size
 from .folder import Overlap, PairCounts
 
 Sides = tuple[Path, Path]
-# Pairs between two updates of the progress.
+# Pairs per update of the progress bar.
 TOGETHER = 10_000
 
 
 def overlap(train: Sides, evaluation: Mapping[str, Sides], total: int | None) -> dict[str, Overlap]:
-    """Return which lines of each evaluation text are in the training text, by split."""
-    # Where each evaluation sentence is: (split, line).
+    """Return the lines of each evaluation text that also occur in the training text, by split."""
+    # The places of each evaluation sentence: (split, line).
     places: tuple[dict[bytes, list[tuple[str, int]]], ...] = (defaultdict(list), defaultdict(list))
     pairs: dict[tuple[bytes, bytes], list[tuple[str, int]]] = defaultdict(list)
     for split, files in evaluation.items():
@@ -56,10 +56,10 @@ def overlap(train: Sides, evaluation: Mapping[str, Sides], total: int | None) ->
 
 
 def deduplicate(train: Sides, evaluation: Iterable[Sides], outputs: Sides, total: int | None) -> PairCounts:
-    """Write the training pairs without those that came before, and without those that are valid or test pairs.
+    """Write the training pairs without repeated pairs (`repeated`) and valid or test pairs (`in_evaluation`).
 
-    Dropped are those `repeated` and those `in_evaluation`. Pairs are compared by 64 bits of a hash: 36M pairs take 0.3
-    GB, and one pair is dropped by mistake in 1 of 28,000 corpora.
+    Pairs are compared by 64-bit hashes: 36M pairs take 0.3 GB, and in 1 of 28,000 corpora of this size a pair is
+    dropped by mistake.
     """
     held_out = {pair for files in evaluation for pair in _pairs(files)}
     hashes = np.fromiter((_hash(pair) for pair in _shown("hash", _pairs(train), total)), dtype=np.uint64)
@@ -82,7 +82,7 @@ def _hash(pair: tuple[bytes, bytes]) -> int:
 
 
 def _pairs(files: Sides) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the pairs of a text that this preparation wrote: every line ends in LF."""
+    """Yield the pairs of a text written by this preparation, in which every line ends in LF."""
     with ExitStack() as stack:
         source, target = (stack.enter_context(open_any_size(file)) for file in files)
         yield from zip(source, target, strict=True)

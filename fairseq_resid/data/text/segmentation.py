@@ -1,9 +1,9 @@
-"""From text to subwords and back, by the model in a data folder.
+"""Segment text into subwords and join them again, with the model in a data folder.
 
-Each kind has the name that fairseq's --post-process gives it:
+The kinds of models have the names of fairseq's --post-process:
 
     sentencepiece   spm.model, a sentencepiece BPE: "▁" marks the beginning of a word
-    subword_nmt     bpe.codes, the merges of subword-nmt: "@@" marks a subword that the word continues after
+    subword_nmt     bpe.codes, the merges of subword-nmt: "@@" marks a subword that does not end its word
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILES = {"sentencepiece": "spm.model", "subword_nmt": "bpe.codes"}
 
 
 class Segmenter:
-    """Cuts text into subwords with the model of a data folder, and joins them again.
+    """Segments text into subwords with the model of a data folder, and joins them again.
 
     kind: a key of FILES; model: the path of the model
     Raises: ValueError if the kind is unknown, or the model is missing or damaged.
@@ -27,7 +27,7 @@ class Segmenter:
 
     def __init__(self, kind: str | None, model: Path) -> None:
         if kind not in FILES:
-            raise ValueError(f"{model}: subwords of the kind {kind}: must be one of {', '.join(FILES)}")
+            raise ValueError(f"{model}: unknown kind of subwords {kind}: must be one of {', '.join(FILES)}")
         if not model.is_file():
             raise ValueError(f"{model}: no such subword model")
         self.kind = kind
@@ -44,13 +44,13 @@ class Segmenter:
         return [self._model.process_line(line).split() for line in lines]
 
     def join(self, subwords: str) -> str:
-        """Return the text of a line of subwords, as fairseq's --post-process does."""
+        """Join a line of subwords to text, like fairseq's --post-process."""
         if self.kind == "sentencepiece":
             return subwords.replace(" ", "").replace("\u2581", " ").strip()
         return f"{subwords} ".replace("@@ ", "").rstrip()
 
     def known(self) -> set[str] | None:
-        """Return the subwords in the model's vocabulary; None if it has none: subword-nmt's is the training text's."""
+        """Return the model's vocabulary; None for subword-nmt, whose vocabulary comes from the training text."""
         if self.kind != "sentencepiece":
             return None
         numbers = [number for number in range(self._model.vocab_size()) if not self._model.is_unknown(number)]

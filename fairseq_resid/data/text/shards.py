@@ -1,13 +1,13 @@
-"""Parallel text through a function, shard by shard, on all cores.
+"""Apply a function to parallel text, shard by shard, on all cores.
 
-A shard is SHARD_LINES consecutive lines of a text, whatever the number of workers. A worker writes what the function
-makes of a shard to files of its own, each whole or not there. When all shards are done, their files are joined in
-order. A run that is killed loses the shards in progress; the next run does the missing ones.
+A shard is SHARD_LINES consecutive lines of a text, independent of the number of workers. A worker writes the result for
+a shard to separate files, which only appear when they are complete. When all shards are done, their files are joined in
+order. A killed run loses the shards in progress; the next run processes the missing ones.
 
     OUTPUT-KEY/NUMBER.source, .target, .json   a finished shard: both sides, and then its counts
-    OUTPUT, OUTPUT-KEY.json                    the joined text, and its counts; KEY is a hash of the input
+    OUTPUT, OUTPUT-KEY.json                    the joined text and its counts; KEY is a hash of the input
 
-A shard is read and written line by line: memory does not depend on the length of the text.
+Shards are read and written line by line, so memory does not depend on the length of the text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ...files import open_any_size, replacing
 from ...foreign import say
 
 SHARD_LINES = 10_000
-# More than any line that clean.decode accepts can come to, also when spaces part its characters.
+# Longer than any line that clean.decode accepts, even with a space after every character.
 LINE_BYTES = 1 << 18
 BLOCK = 1 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -42,7 +42,7 @@ Sides = tuple[Path, Path]
 
 @dataclass(frozen=True)
 class Shard:
-    """Some lines of a parallel text: its two files, the number of the first line from 1, and the byte it begins at."""
+    """Part of a parallel text: its two files, the number of the first line from 1, and that line's byte offsets."""
 
     files: Sides
     first: int
@@ -56,22 +56,22 @@ class Shard:
             yield from islice(zip(lines(source), lines(target), strict=False), SHARD_LINES)
 
 
-# What is made of a shard: the pairs of lines to write. It counts in the Counter; "in" are the pairs that it has read.
+# Returns the pairs of lines to write for a shard, and updates the Counter; "in" counts the pairs read.
 Function = Callable[[Shard, Counter[str]], Iterable[tuple[str, str]]]
 
 
 @dataclass(frozen=True)
 class Written:
-    """What was counted in a shard, or in the whole text, and the bytes of both files."""
+    """The counts of a shard or of the whole text, and the size of both files in bytes."""
 
     counts: dict[str, int]
     sizes: tuple[int, int]
 
 
 def lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file, split at LF alone; of one longer than LINE_BYTES only the first LINE_BYTES.
+    """Yield the lines of a file, split only at LF and truncated to LINE_BYTES.
 
-    A byte-order mark at the file's beginning is left out.
+    A byte-order mark at the beginning of the file is removed.
     """
     first = file.tell() == 0
     while line := file.readline(LINE_BYTES):
@@ -84,7 +84,7 @@ def lines(file: IO[bytes]) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class Measured:
-    """A file's number of lines, its SHA-256, and the byte at which each of its shards begins."""
+    """Number of lines of a file, its SHA-256, and the byte offset of each shard."""
 
     lines: int
     sha256: str
@@ -92,7 +92,7 @@ class Measured:
 
 
 def measure(path: Path, progress: Progress | None = None) -> Measured:
-    """Measure a text file; a last line without LF counts."""
+    """Measure a text file. A last line without LF counts as a line."""
     count, place, last, digest, starts = 0, 0, 10, hashlib.sha256(), [0]
     with open_any_size(path) as file:
         while block := file.read(BLOCK):
@@ -109,14 +109,14 @@ def measure(path: Path, progress: Progress | None = None) -> Measured:
 def check_equal(files: Sides, source: int, target: int) -> None:
     """Raise ValueError naming both files unless both have the same number of lines."""
     if source != target:
-        raise ValueError(f"{files[0]} has {source} lines, {files[1]} has {target}: they must be equal")
+        raise ValueError(f"{files[0]} has {source} lines, but {files[1]} has {target}; both must have the same number")
 
 
 def transform(what: str, texts: Sequence[Sides], outputs: Sides, function: Function, workers: int) -> Counter[str]:
-    """Write what `function` makes of one or more parallel texts, one after the other; return the sum of its counts.
+    """Apply `function` to parallel texts, one after the other; write the result and return the total counts.
 
-    Shards that an earlier run finished are not done again: the same outputs must always come from the same function.
-    Raises: ValueError naming both files and their line counts if they differ; whatever `function` raises;
+    Shards finished by an earlier run are reused, so the same outputs must always be made with the same function.
+    Raises: ValueError naming both files and their line counts if they differ; the errors of `function`;
     ChildProcessError if a worker dies; OSError if writing fails.
     """
     shards: list[Shard] = []
@@ -136,9 +136,9 @@ def transform(what: str, texts: Sequence[Sides], outputs: Sides, function: Funct
         written = _finished(folder, parts, outputs)
         todo = [(shard, part) for shard, part in zip(shards, parts, strict=True) if part not in written]
         if done := sum(found.counts["in"] for found in written.values()):
-            say(f"  {what}: goes on after {done:,} pairs")
+            say(f"  {what}: resuming after {done:,} pairs")
         with closing(ordered(partial(_write, function), todo, min(workers, len(todo)))) as results:
-            first = next(results, None)  # forks the workers: before the progress bar starts a thread
+            first = next(results, None)  # forks the workers, so it must come before the progress bar starts a thread
             with Progress(what, total, "pairs", done) as progress:
                 for (_, part), result in zip(todo, chain([first] if first else [], results), strict=True):
                     written[part] = result
@@ -152,7 +152,7 @@ def transform(what: str, texts: Sequence[Sides], outputs: Sides, function: Funct
 
 
 def _write(function: Function, task: tuple[Shard, Path]) -> Written:
-    """Write what `function` makes of a shard, and then its record."""
+    """Write the result of `function` for a shard, and then its record."""
     shard, part = task
     counts: Counter[str] = Counter()
     files = _files(part)
@@ -171,9 +171,9 @@ def _write(function: Function, task: tuple[Shard, Path]) -> Written:
 
 
 def _finished(folder: Path, parts: Sequence[Path], outputs: Sides) -> dict[Path, Written]:
-    """Return the shards that an earlier run finished; none if a file of theirs is damaged, and all begin anew.
+    """Return the shards that an earlier run finished. If any of their files is damaged, remove all and return none.
 
-    A file is in its place, or joined: that begins when all shards are finished, with the first one.
+    A missing file has already been joined to the output. Joining starts with the first shard, after all are finished.
     """
     folder.mkdir(exist_ok=True)
     found = {part: record for part in parts if (record := records.remembered(part.with_suffix(".json"), Written))}
@@ -189,14 +189,14 @@ def _finished(folder: Path, parts: Sequence[Path], outputs: Sides) -> dict[Path,
 
 
 def _join(parts: Sequence[Path], written: dict[Path, Written], outputs: Sides) -> None:
-    """Append the files of all shards to the outputs, and delete each: the text never takes its disk space twice."""
+    """Append the files of all shards to the outputs, deleting each: the text never occupies disk space twice."""
     for side, output in enumerate(outputs):
         end = 0
         with output.open("ab") as file:
             for part in parts:
                 place, end = end, end + written[part].sizes[side]
                 one = _files(part)[side]
-                if one.is_file():  # a run that was killed may have appended a piece of it
+                if one.is_file():  # a killed run may have appended part of it
                     file.truncate(place)
                     with one.open("rb") as opened:
                         shutil.copyfileobj(opened, file, BLOCK)
@@ -210,5 +210,5 @@ def _files(part: Path) -> Sides:
 
 
 def _size(file: Path) -> int:
-    """Return the bytes of a file, -1 if it is not there."""
+    """Return the size of a file in bytes, -1 if it does not exist."""
     return file.stat().st_size if file.is_file() else -1

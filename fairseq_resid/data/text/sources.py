@@ -1,6 +1,6 @@
-"""The raw texts of a corpus as files on disk: from the user's folders, from sacrebleu, or downloaded.
+"""Find the raw texts of a corpus: in the user's folders, through sacrebleu, or by download.
 
-IWSLT'15 EN-VI exists in three forms. The content of the files shows which one it is:
+IWSLT'15 EN-VI exists in three forms, which are recognised by their content:
 
     stanford   tokenised, with Moses' escapes
     plain      not tokenised
@@ -24,14 +24,14 @@ from ...foreign import say
 from .. import extract
 from ..fetch import SILENCE, FetchError, Fingerprint, RemoteFile, address, fetch, problem, size_at, usable
 from .fingerprints import Fingerprints
-from .manifest import Manifest, Part
+from .manifest import Part, TextManifest
 
-SNIFFED = 2000  # lines that show whether a text is tokenised
+SNIFFED = 2000  # lines read to find out whether a text is tokenised
 
 
 @dataclass(frozen=True)
 class Text:
-    """One side of one part: the file on disk that holds it, and the member if the file is an archive."""
+    """One side of one part: its file on disk, and its member if the file is an archive."""
 
     split: str
     part: Part
@@ -39,17 +39,17 @@ class Text:
     file: Path
     member: str | None
     known: Fingerprint  # of `file`
-    expected: RemoteFile | None = None  # what the manifest, or sacrebleu, knows of `file`
+    expected: RemoteFile | None = None  # size and checksums of `file` according to the manifest or sacrebleu
     address: str | None = None  # where `expected` can be downloaded
 
     @property
     def name(self) -> str:
-        """The name that shows the format."""
+        """The name that determines the format."""
         return self.member or self.file.name
 
     @property
     def is_ready(self) -> bool:
-        """Whether `file` itself is the text, one sentence a line."""
+        """Whether `file` itself is the text, with one sentence per line."""
         return self.member is None and extract.is_plain(self.name)
 
     @property
@@ -58,7 +58,7 @@ class Text:
 
     @property
     def difference(self) -> str | None:
-        """Say how `file` differs from the expected one; None if it does not, or nothing is known of it."""
+        """Describe how `file` differs from the expected one; None if it does not, or if nothing is known about it."""
         return problem(self.expected, self.known) if self.expected else None
 
     @property
@@ -68,13 +68,13 @@ class Text:
         return expected is not None and bool(expected.sha256 or expected.md5) and self.difference is None
 
     def output(self, folder: Path) -> Path:
-        """Where extraction puts the text."""
+        """Return the path of the extracted text."""
         return folder / f"{self.split}.{self.part.name}.{self.language}"
 
 
 @dataclass(frozen=True)
-class Way:
-    """Where texts may come from: --raw, else --mirror, else the manifest's addresses and sacrebleu."""
+class TextSourceOptions:
+    """Where to look for texts: --raw, else --mirror, else the URLs of the manifest and sacrebleu."""
 
     raw: tuple[Path, ...]
     mirror: str | None
@@ -82,96 +82,98 @@ class Way:
     allow_other: bool
     fingerprints: Fingerprints = field(default_factory=lambda: Fingerprints(None))
 
-    def sizes(self, manifest: Manifest) -> dict[Path, int | None]:
-        """Return the files that a run without --raw uses, each with its size; None if it is not known.
+    def sizes(self, manifest: TextManifest) -> dict[Path, int | None]:
+        """Return the files that a run without --raw uses, with their sizes (None if unknown).
 
-        The size is that of the file if it has been downloaded, else the mirror's answer, else the manifest's.
+        The size comes from the file if it has been downloaded, else from the mirror, else from the manifest.
         """
         parts = [part for split in manifest.splits for part in manifest.parts[split]]
-        # For each part its alternatives, each the names of its files.
+        # The alternatives of each part, each a list of file names.
         places = [list(zip(*part.places.values(), strict=True)) for part in parts]
         files = [[[place.split("/")[0] for place in both] for both in alternatives] for alternatives in places]
         names = list(dict.fromkeys(name for alternatives in files for both in alternatives for name in both))
         here = {name: (self.downloads / name).stat().st_size for name in names if (self.downloads / name).is_file()}
         sizes = dict(here)
         if self.mirror:
-            asked = [name for name in names if name not in here]
-            with ThreadPoolExecutor(len(names)) as pool:  # all at once: a silent host costs one timeout
-                answers = pool.map(size_at, [address(name, self.mirror) for name in asked])
-            sizes |= {name: size for name, size in zip(asked, answers, strict=True) if size is not None}
+            missing = [name for name in names if name not in here]
+            with ThreadPoolExecutor(len(names)) as pool:  # in parallel, so that a silent host costs one timeout
+                answers = pool.map(size_at, [address(name, self.mirror) for name in missing])
+            sizes |= {name: size for name, size in zip(missing, answers, strict=True) if size is not None}
         used: dict[Path, int | None] = {}
         for alternatives in files:
-            # As `find` chooses: what has been downloaded, else the first that the mirror has, else the first.
+            # Same choice as in `find`: downloaded files, else the first that the mirror has, else the first.
             best = min(alternatives, key=lambda both: (not here.keys() >= {*both}, not sizes.keys() >= {*both}))
             for file in map(manifest.file, best):
                 used[self.downloads / file.name] = sizes.get(file.name, file.bytes or file.about)
         return used
 
 
-def find(manifest: Manifest, way: Way) -> list[Text]:
-    """Return both sides of every part; download them unless they are here.
+def find(manifest: TextManifest, options: TextSourceOptions) -> list[Text]:
+    """Return both sides of every part, downloading them if necessary.
 
-    Raises: ValueError naming the text that is in none of the --raw folders, or the file that is not the released one;
+    Raises: ValueError naming a text that is in none of the --raw folders, or a file that is not the released one;
     FetchError.
     """
     texts = [
         text
         for split in manifest.splits
         for part in manifest.parts[split]
-        for text in _part(manifest, way, split, part)
+        for text in _part(manifest, options, split, part)
     ]
     wrong = dict.fromkeys(f"{text.file}: {text.difference}" for text in texts if text.difference)
-    if wrong and not way.allow_other:
-        raise ValueError("\n  ".join(["not the released files (--allow-other-data accepts them):", *wrong]))
+    if wrong and not options.allow_other:
+        raise ValueError("\n  ".join(["not the released files (use --allow-other-data to accept them):", *wrong]))
     return texts
 
 
-def absent_tests(manifest: Manifest, way: Way) -> dict[str, str]:
-    """Return the test sets beyond the first of which the --raw folders have no file, by split, with their names.
+def absent_tests(manifest: TextManifest, options: TextSourceOptions) -> dict[str, str]:
+    """Return the names, by split, of further test sets without any file in the --raw folders.
 
-    A test set that is there in part is not among them: `find` then names what is missing. Without --raw none is absent:
-    a host that does not answer must not change the corpus.
+    An incomplete test set is not included: `find` reports its missing files. Without --raw the result is empty, because
+    a host that does not respond must not change the corpus.
     """
-    if not way.raw:
+    if not options.raw:
         return {}
     absent = {}
     for split in manifest.further_tests:
         places = [place for part in manifest.parts[split] for both in part.places.values() for place in both]
         files = {name for place in places for name, _ in _candidates(place)}
-        if not any((folder / name).is_file() for folder in way.raw for name in files):
+        if not any((folder / name).is_file() for folder in options.raw for name in files):
             absent[split] = ", ".join(part.name for part in manifest.parts[split])
     return absent
 
 
-def _part(manifest: Manifest, way: Way, split: str, part: Part) -> list[Text]:
-    if way.raw:
-        return _on_disk(manifest, way, split, part)
-    # Earlier downloads come first: a host that is down for a while must not change the corpus.
+def _part(manifest: TextManifest, options: TextSourceOptions, split: str, part: Part) -> list[Text]:
+    if options.raw:
+        return _on_disk(manifest, options, split, part)
+    # Earlier downloads come first: a host that is temporarily down must not change the corpus.
     indices = range(len(part.places[manifest.source]))
-    downloaded = [index for index in indices if _is_there(way, part, index)]
-    if part.sacrebleu and not (way.mirror or downloaded):
-        texts = _from_sacrebleu(manifest, way, split, part, part.sacrebleu)
+    downloaded = [index for index in indices if _is_there(options, part, index)]
+    if part.sacrebleu and not (options.mirror or downloaded):
+        texts = _from_sacrebleu(manifest, options, split, part, part.sacrebleu)
         if texts:
             return texts
     refusals = []
     for index in [*downloaded, *(index for index in indices if index not in downloaded)]:
         try:
-            return [_downloaded(manifest, way, split, part, language, index) for language in manifest.languages]
+            return [_downloaded(manifest, options, split, part, language, index) for language in manifest.languages]
         except FetchError as error:
             refusals.append(str(error))
     raise FetchError("\n".join(refusals))
 
 
-def _is_there(way: Way, part: Part, index: int) -> bool:
-    """Whether the files of one alternative have been downloaded."""
-    return all((way.downloads / places[index].split("/")[0]).is_file() for places in part.places.values())
+def _is_there(options: TextSourceOptions, part: Part, index: int) -> bool:
+    """Return whether the files of one alternative have been downloaded."""
+    return all((options.downloads / places[index].split("/")[0]).is_file() for places in part.places.values())
 
 
-def _downloaded(manifest: Manifest, way: Way, split: str, part: Part, language: str, index: int) -> Text:
+def _downloaded(
+    manifest: TextManifest, options: TextSourceOptions, split: str, part: Part, language: str, index: int
+) -> Text:
     place = part.places[language][index]
     file = manifest.file(place)
-    known = fetch(file, way.downloads, way.mirror, way.allow_other)
-    return Text(split, part, language, way.downloads / file.name, _member(place), known, file, _address(file))
+    known = fetch(file, options.downloads, options.mirror, options.allow_other)
+    return Text(split, part, language, options.downloads / file.name, _member(place), known, file, _address(file))
 
 
 def _address(file: RemoteFile) -> str | None:
@@ -184,7 +186,7 @@ def _member(place: str) -> str | None:
 
 
 def _candidates(place: str) -> list[tuple[str, str | None]]:
-    """Return the (file, member) that a place can be on a user's disk: the archive, or the extracted text."""
+    """Return the possible (file, member) of a place on the user's disk: in the archive, or extracted."""
     member = _member(place)
     if member is None:
         plain: list[tuple[str, str | None]] = [(place, None)]
@@ -194,33 +196,35 @@ def _candidates(place: str) -> list[tuple[str, str | None]]:
     return uncompressed + plain
 
 
-def _on_disk(manifest: Manifest, way: Way, split: str, part: Part) -> list[Text]:
+def _on_disk(manifest: TextManifest, options: TextSourceOptions, split: str, part: Part) -> list[Text]:
     looked_for: list[str] = []
     for index in range(len(part.places[manifest.source])):
         found = {}
         for language in manifest.languages:
             candidates = _candidates(part.places[language][index])
             looked_for += [name for name, _ in candidates]
-            hits = [(folder / name, member) for folder in way.raw for name, member in candidates]
+            hits = [(folder / name, member) for folder in options.raw for name, member in candidates]
             if hit := next((hit for hit in hits if hit[0].is_file()), None):
                 found[language] = hit
         if len(found) == len(manifest.languages):
             texts = []
             for language, (file, member) in found.items():
-                known, expected = way.fingerprints.of(file), manifest.file(file.name)
+                known, expected = options.fingerprints.of(file), manifest.file(file.name)
                 texts.append(Text(split, part, language, file, member, known, expected, _address(expected)))
             return texts
-    folders = ", ".join(map(str, way.raw))
+    folders = ", ".join(map(str, options.raw))
     raise ValueError(
-        f"--raw {folders}: the {split} text {part.name} not found: none of {', '.join(dict.fromkeys(looked_for))}"
+        f"--raw {folders}: {split} text {part.name} not found: none of {', '.join(dict.fromkeys(looked_for))} exists"
     )
 
 
-def _from_sacrebleu(manifest: Manifest, way: Way, split: str, part: Part, test_set: str) -> list[Text] | None:
-    """Return a test set's texts in the archive that sacrebleu has downloaded; None if it cannot.
+def _from_sacrebleu(
+    manifest: TextManifest, options: TextSourceOptions, split: str, part: Part, test_set: str
+) -> list[Text] | None:
+    """Return the texts of a test set from the archive that sacrebleu downloads; None if the download fails.
 
-    The archive is used and not sacrebleu's plain text, in which every no-break space has become a space: the reference
-    must be the same from every source. The checksum that sacrebleu knows is compared here too, because a killed run can
+    We read the archive and not sacrebleu's plain text, which replaces every no-break space by a space: the reference
+    must be the same from every source. The checksum known to sacrebleu is checked here again, because a killed run can
     leave half a file in its cache.
     """
     from sacrebleu.utils import DATASETS
@@ -232,12 +236,12 @@ def _from_sacrebleu(manifest: Manifest, way: Way, split: str, part: Part, test_s
     socket.setdefaulttimeout(SILENCE)
     try:
         dataset: Any = DATASETS[test_set]
-        # It prints messages, and ends the process if it cannot go on.
+        # It prints messages, and exits the process on errors.
         with contextlib.redirect_stdout(None):
             dataset.maybe_download()
         file = Path(dataset._rawdir) / dataset._get_tarball_filename(dataset.data[0])
         expected = RemoteFile(file.name, md5=dataset.md5[0])
-        known = way.fingerprints.of(file)
+        known = options.fingerprints.of(file)
         if wrong := problem(expected, known):
             raise ValueError(f"{file}: {wrong}")
         members = dataset.langpairs[pair]
@@ -253,9 +257,9 @@ def _from_sacrebleu(manifest: Manifest, way: Way, split: str, part: Part, test_s
 
 
 def extract_all(texts: Sequence[Text], folder: Path, limit: int | None) -> dict[str, Path]:
-    """Write every text to FOLDER as a plain file, unless it is one already; return the paths by label.
+    """Write every text to FOLDER as a plain file, unless it already is one; return the paths by label.
 
-    Raises: ValueError naming the file that is damaged, or the member that is missing.
+    Raises: ValueError naming a damaged file or a missing member.
     """
     paths = {}
     archives: dict[Path, dict[str, Path]] = {}
@@ -267,7 +271,7 @@ def extract_all(texts: Sequence[Text], folder: Path, limit: int | None) -> dict[
         if text.is_ready and limit is None:
             paths[text.label] = text.file
         elif output.is_file():
-            continue  # from an earlier call that was stopped; the file appears when it is whole
+            continue  # from an interrupted call; the file only appears when it is complete
         elif text.member is not None and extract.is_archive(text.file.name):
             archives.setdefault(text.file, {})[text.member] = output
         else:
@@ -280,7 +284,7 @@ def extract_all(texts: Sequence[Text], folder: Path, limit: int | None) -> dict[
 
 
 def form_of(path: Path, name: str) -> str:
-    """Return the form of an EN-VI text: "stanford", "plain" or "xml"; `name` is the name of the file it comes from."""
+    """Return the form of an EN-VI text: "stanford", "plain" or "xml"; `name` is the name of its source file."""
     if name.endswith(".xml") or extract.is_tagged(name):
         return "xml"
     attached = detached = 0
@@ -292,12 +296,14 @@ def form_of(path: Path, name: str) -> str:
 
 
 def one_form(forms: dict[str, str]) -> str:
-    """Return the form that all texts have; `forms` is the form of each text by label.
+    """Return the common form of all texts; `forms` is the form of each text by label.
 
-    Raises: ValueError naming a text of each form if they differ.
+    Raises: ValueError naming one text of each form if they differ.
     """
     examples = {form: label for label, form in forms.items()}
     if len(examples) > 1:
         mixed = ", ".join(f"{label} is {form}" for form, label in sorted(examples.items()))
-        raise ValueError(f"--raw contains several releases of the corpus: {mixed}; all texts must come from one")
+        raise ValueError(
+            f"--raw contains several releases of the corpus: {mixed}; all texts must come from the same release"
+        )
     return next(iter(examples))

@@ -1,8 +1,8 @@
-"""Steps that can be killed anywhere and are done once, each in a folder whose name depends on all of its input.
+"""Resumable steps: each can be killed at any point and runs once, in a folder whose name depends on all of its input.
 
-WORK/NAME-KEY/ is a finished step with record.json, its result; WORK/NAME-KEY.partial/ an unfinished one, renamed when
-it is whole. KEY is a hash of the settings of the step and of all steps before it: a step never sees the result of other
-settings. Files that no later step reads are deleted; the record stays.
+WORK/NAME-KEY/ is a finished step with its result in record.json. WORK/NAME-KEY.partial/ is an unfinished one, renamed
+when it is complete. KEY is a hash of the settings of the step and of all steps before it, so a step never reads a
+result made with other settings. Files that no later step reads are deleted; the record is kept.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ...files import partial_of
 from ...foreign import say
 
 T = TypeVar("T")
-# Part of every key: raised when a new version of a step makes another result of the same input.
+# Part of every key. Increase it when a step produces a different result from the same input.
 FORMAT = 3
 RECORD = "record.json"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step; reads: the names of the steps whose files it reads."""
+    """One step. reads: names of the steps whose files it reads."""
 
     name: str
     title: str
@@ -38,23 +38,23 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Record(Generic[T]):
-    """record.json of a finished step: its result, and the size of each of its files."""
+class StepRecord(Generic[T]):
+    """record.json of a finished step: its result and its file sizes."""
 
     result: T
     files: dict[str, int]
 
 
 @dataclass(frozen=True)
-class Done(Generic[T]):
-    """A finished step: its result, a dataclass whose str() says what was counted, and its folder."""
+class FinishedStep(Generic[T]):
+    """A finished step: its folder and its result, a dataclass whose str() is printed as a summary."""
 
     result: T
     folder: Path
 
 
 class Steps:
-    """The steps in the folder WORK. What other settings have left there is deleted."""
+    """The steps in the folder WORK. Folders left by runs with other settings are deleted."""
 
     def __init__(self, work: Path, steps: Sequence[Step]) -> None:
         self.steps, self.folders, key = steps, {}, f"format {FORMAT}"
@@ -68,14 +68,14 @@ class Steps:
                 shutil.rmtree(path)
 
     def _needed(self, number: int) -> set[str]:
-        """Return the steps whose files are read by the step with this number or a later one."""
+        """Return the steps whose files are read by step `number` or a later one."""
         return {name for step in self.steps[number:] for name in step.reads} or {self.steps[-1].name}
 
     def _can_begin(self, first: int) -> bool:
-        """Return whether all steps before this one are finished, and the files that are still read have their size."""
+        """Return whether all steps before `first` are finished, and the files that are still needed are complete."""
         for step in self.steps[:first]:
             folder = self.folders[step.name]
-            record = records.remembered(folder / RECORD, Record[Any])
+            record = records.remembered(folder / RECORD, StepRecord[Any])
             if record is None:
                 return False
             files = record.files.items() if step.name in self._needed(first) else ()
@@ -83,17 +83,17 @@ class Steps:
                 return False
         return True
 
-    def run(self, name: str, kind: type[T], make: Callable[[Path], T]) -> Done[T]:
-        """Run the next step unless it is finished. `make(folder)` works over what an interrupted run left there.
+    def run(self, name: str, kind: type[T], make: Callable[[Path], T]) -> FinishedStep[T]:
+        """Run the next step unless it is finished. `make(folder)` may find files of an interrupted run in the folder.
 
         kind: the type of its result
-        Raises: whatever `make` raises; nothing of the step looks finished then.
+        Raises: the errors of `make`; the step then counts as unfinished.
         """
         number, step = next(found for found in enumerate(self.steps) if found[1].name == name)
         title, folder = f"[{number + 1}/{len(self.steps)}] {step.title}", self.folders[name]
         if number < self.first:
-            say(f"{title}: done before")
-            return Done(records.read(folder / RECORD, Record[kind]).result, folder)  # type: ignore[valid-type]
+            say(f"{title}: already done")
+            return FinishedStep(records.read(folder / RECORD, StepRecord[kind]).result, folder)  # type: ignore[valid-type]
         began, partial = time.monotonic(), partial_of(folder)
         if folder.exists():
             shutil.rmtree(folder)
@@ -102,10 +102,10 @@ class Steps:
         sizes = {
             str(file.relative_to(partial)): file.stat().st_size
             for file in sorted(partial.rglob("*"))
-            # A record is there of a run that was killed before it renamed the folder.
+            # A run that was killed before it renamed the folder leaves a record.
             if file.is_file() and not file.name.startswith(RECORD)
         }
-        records.write(partial / RECORD, Record(result, sizes))
+        records.write(partial / RECORD, StepRecord(result, sizes))
         os.replace(partial, folder)
         say(f"{title}: {result}, {time.monotonic() - began:.1f} s")
         for other in self.steps[:number]:
@@ -113,4 +113,4 @@ class Steps:
                 for file in self.folders[other.name].rglob("*"):
                     if file.is_file() and file.name != RECORD:
                         file.unlink()
-        return Done(result, folder)
+        return FinishedStep(result, folder)

@@ -1,4 +1,4 @@
-"""A joined BPE, by sentencepiece or subword-nmt: learned from the training text, then applied to all of it."""
+"""A joined BPE with sentencepiece or subword-nmt: learned from the training text, then applied to all texts."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from .folder import PairCounts
 from .forms import plain_words
 from .segmentation import Segmenter
 
-# Learned from at most so many training pairs, evenly spread, so that memory does not grow with the corpus.
+# Most training pairs to learn from. They are sampled evenly, so that memory does not grow with the corpus.
 SAMPLED = 1_000_000
-TOGETHER = 100  # lines that are encoded at once
+TOGETHER = 100  # lines encoded per call
 SENTENCEPIECE: dict[str, Any] = {
     "model_type": "bpe",
     "character_coverage": 1.0,
     "num_threads": 1,  # the model must not depend on the machine
     "minloglevel": 1,
 }
-# sentencepiece's names: NFKC with more rules for machine translation, Unicode's NFKC, nothing.
+# sentencepiece's names: NFKC with extra rules for machine translation, plain NFKC, no normalisation.
 NORMALIZERS = ("nmt_nfkc", "nfkc", "identity")
 
 
 def sample(files: tuple[Path, Path], pairs: int) -> Iterator[str]:
-    """Yield both sides of at most SAMPLED of the `pairs` of a text, evenly spread over it."""
+    """Yield both sides of at most SAMPLED pairs, spread evenly over a text of `pairs` pairs."""
     step = max(1, -(-pairs // SAMPLED))
     with (
         files[0].open(encoding="utf-8", newline="\n") as source,
@@ -48,7 +48,7 @@ def sample(files: tuple[Path, Path], pairs: int) -> Iterator[str]:
 
 
 def settings_of(kind: str, vocab_size: int, normalizer: str) -> dict[str, Any]:
-    """Return the settings that a library learns with: all that its model depends on, beside the text."""
+    """Return the library's settings for learning: everything that the model depends on besides the text."""
     if kind == "subword_nmt":
         return {"num_symbols": vocab_size}
     return {**SENTENCEPIECE, "normalization_rule_name": normalizer, "vocab_size": vocab_size}
@@ -62,22 +62,22 @@ def learn(
     model: Path,
     normalizer: str = NORMALIZERS[0],
 ) -> int:
-    """Learn one model over both sides of the training text; return from how many pairs.
+    """Learn one model from both sides of the training text; return the number of pairs used.
 
-    kind: of the model, as in segmentation.py; vocab_size: its subwords; with subword-nmt its merges
-    normalizer: how sentencepiece normalises text before it cuts it, one of NORMALIZERS
-    Raises: ValueError if the text holds fewer subwords or merges than `vocab_size`; ChildProcessError if the library's
-    process is killed.
+    kind: kind of model, see segmentation.py; vocab_size: number of subwords, or of merges with subword-nmt
+    normalizer: sentencepiece's normalisation before segmentation, one of NORMALIZERS
+    Raises: ValueError if the text contains fewer subwords or merges than `vocab_size`; ChildProcessError if the
+    library's process is killed.
     """
     settings = settings_of(kind, vocab_size, normalizer)
     used = -(-pairs // max(1, -(-pairs // SAMPLED)))
     if quiet.is_verbose():
         say(f"  {kind}: {' '.join(f'{key}={value}' for key, value in settings.items())}")
-    # In a process of its own: the library works for minutes, in which Python would not see Ctrl-C.
+    # In a separate process: the library runs for minutes during which Python would not handle Ctrl-C.
     receiver, sender = context().Pipe(duplex=False)
     process = context().Process(target=_learn, args=(sender, LEARNERS[kind], files, pairs, settings))
     received: int | bytes = 0
-    process.start()  # before a progress bar starts a thread
+    process.start()  # must come before the progress bar starts a thread
     try:
         sender.close()
         with Progress("read", 2 * used, "sentences") as progress:
@@ -100,7 +100,7 @@ Learner = Callable[[Iterator[str], dict[str, Any]], bytes]
 def _learn(
     sender: Connection, learner: Learner, files: tuple[Path, Path], pairs: int, settings: dict[str, Any]
 ) -> None:
-    """Learn the model; send how many sentences were read, every 10,000, and at the end the model or an exception."""
+    """Learn the model. Send the count after every 10,000 sentences read, and finally the model or an exception."""
     start_worker()
 
     def counted() -> Iterator[str]:
@@ -130,18 +130,18 @@ def _learn_sentencepiece(sentences: Iterator[str], settings: dict[str, Any]) -> 
             **settings,
         )
     except RuntimeError as error:
-        raise ValueError(f"--vocab-size {settings['vocab_size']}: sentencepiece could not learn it: {error}") from None
+        raise ValueError(f"--vocab-size {settings['vocab_size']}: sentencepiece failed: {error}") from None
     return content.getvalue()
 
 
 def _learn_subword_nmt(sentences: Iterator[str], settings: dict[str, Any]) -> bytes:
     from subword_nmt import learn_bpe
 
-    learn_bpe.tqdm = iter  # its own progress bar
+    learn_bpe.tqdm = iter  # disables its progress bar
     content, messages = io.StringIO(), io.StringIO()
     with redirect_stderr(messages):
         learn_bpe.learn_bpe(sentences, content, **settings)
-    merges = content.getvalue().count("\n") - 1  # below the line with the version
+    merges = content.getvalue().count("\n") - 1  # without the version line
     if merges < settings["num_symbols"]:
         raise ValueError(
             f"--vocab-size {settings['num_symbols']}: the training text has no more than {merges:,} merges"
@@ -153,9 +153,9 @@ LEARNERS: dict[str, Learner] = {"sentencepiece": _learn_sentencepiece, "subword_
 
 
 def _receive(receiver: Connection) -> int | bytes:
-    """Return what `_learn` sends, or 0 if it sends nothing for POLL seconds.
+    """Return the next message of `_learn`, or 0 if none arrives within POLL seconds.
 
-    Raises: the exception that it sends; ChildProcessError if it ended without one.
+    Raises: an exception that it sent; ChildProcessError if the process died.
     """
     if not receiver.poll(POLL):
         return 0
@@ -170,13 +170,13 @@ def _receive(receiver: Connection) -> int | bytes:
 
 @lru_cache(maxsize=1)
 def _segmenter(kind: str, model: Path) -> Segmenter:
-    """Return the model, loaded once in each process."""
+    """Return the model; each process loads it once."""
     return Segmenter(kind, model)
 
 
 @dataclass(frozen=True)
 class Encode:
-    """The work on one shard."""
+    """Encode one shard."""
 
     kind: str
     model: Path
@@ -205,9 +205,9 @@ def encode(
     limits: clean.Limits | None,
     workers: int,
 ) -> tuple[PairCounts, tuple[int, int]]:
-    """Write a parallel text as subwords with spaces between; with limits, without the pairs that are beyond them.
+    """Write a parallel text as subwords separated by spaces; drop pairs that exceed the limits, if there are any.
 
-    Returns: the pairs kept and dropped, and the number of subwords written of each side.
+    Returns: the pairs kept and dropped, and the number of subwords written for each side.
     """
     counts = shards.transform(what, [files], outputs, Encode(kind, model, limits), workers)
     reasons = clean.SUBWORD_REASONS if limits else ()

@@ -2,7 +2,7 @@
 
     extract -> tokenise and clean -> (deduplicate) -> learn a joined BPE -> encode and clean -> fairseq-preprocess
 
-Each is a function of the job and of the steps before it: it fills a folder and returns a dataclass.
+Each step is a function of the job and the previous steps. It fills a folder and returns a dataclass.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from ...files import open_any_size, read_bytes, read_lines
 from . import binarise, ceiling, clean, repeats, shards, sources, subwords, tokenise
 from .folder import CorpusRecord, Overlap, PairCounts, Restore, RoundTrip, SourceText, SubwordSettings, TextSettings
 from .forms import TextForm
-from .manifest import Manifest
+from .manifest import TextManifest
 from .segmentation import FILES
 from .shards import Sides
-from .steps import Done, Step, Steps
+from .steps import FinishedStep, Step, Steps
 
-ACCEPTS = "--allow-other-data accepts this"
+ACCEPTS = "use --allow-other-data to accept this"
 
 
 @dataclass(frozen=True)
-class Options:
-    """How a corpus is made, apart from what its manifest says.
+class TextOptions:
+    """Options of the preparation that are not in the manifest.
 
     verify: compare the checksums of a finished data folder, not only its sizes
-    show: list the valid and test sentences that are in the training text too
+    show: list valid and test sentences that also occur in the training text
     """
 
-    way: sources.Way
+    source: sources.TextSourceOptions
     out: Path
     workers: int
     limit: int | None = None
@@ -48,14 +48,14 @@ class Options:
 class Job:
     """A corpus to prepare from its texts.
 
-    asked: the settings that the data folder depends on; lock: descriptor of the working folder's lock
-    skipped: the test sets without files, by split, with their names; the manifest does not contain them
+    settings: the settings that the data folder depends on; lock: file descriptor of the working folder's lock
+    skipped: names of the test sets without files, by split; they are not in `manifest`
     """
 
-    manifest: Manifest
-    options: Options
+    manifest: TextManifest
+    options: TextOptions
     texts: list[sources.Text]
-    asked: dict[str, Any]
+    settings: dict[str, Any]
     lock: int
     skipped: Mapping[str, str] = field(default_factory=dict)
 
@@ -68,7 +68,7 @@ class Job:
         return folder / f"{split}.{self.manifest.source}", folder / f"{split}.{self.manifest.target}"
 
     def check_left(self, split: str, counts: PairCounts) -> None:
-        """Raise ValueError if no pair of a split is left."""
+        """Raise ValueError if no pairs of a split are left."""
         if not counts.kept:
             raise ValueError(f"{self.manifest.name}: all pairs of the {split} text were dropped: {counts}")
 
@@ -80,8 +80,8 @@ class Job:
 class ExtractedText:
     """One side of one part as a plain file.
 
-    file: its name in the step's folder; None if the text stays where it is
-    form: sources.form_of, for a corpus that exists in several forms
+    file: its name in the step's folder; None if the text is used in its original place
+    form: result of sources.form_of, for a corpus that exists in several forms
     """
 
     lines: int
@@ -92,7 +92,7 @@ class ExtractedText:
 
 @dataclass(frozen=True)
 class Extracted:
-    """The texts by label, and how many pairs each part of a split has."""
+    """The texts by label, and the number of pairs of each part of a split."""
 
     texts: dict[str, ExtractedText]
     pairs: dict[str, dict[str, int]]
@@ -111,7 +111,7 @@ class Extracted:
 
 @dataclass(frozen=True)
 class Kept:
-    """How many pairs of each split a step has kept and dropped."""
+    """Number of pairs of each split that a step kept and dropped."""
 
     pairs: dict[str, PairCounts]
 
@@ -131,7 +131,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Encoded(Kept):
-    """The subwords of each split and language as well, and what the encoded text was compared with."""
+    """Also the number of subwords per split and language, and the results of the checks on the encoded text."""
 
     tokens: dict[str, dict[str, int]]
     round_trip: dict[str, RoundTrip]
@@ -154,7 +154,7 @@ class Binarised:
 
 
 def run(job: Job, work: Path) -> Path:
-    """Run the steps that are not finished in the folder WORK; return the folder that holds the result, `data`."""
+    """Run the unfinished steps in the folder WORK; return the folder that contains the result, `data`."""
     manifest, and_clean = job.manifest, " and clean" if job.manifest.clean else ""
     files = {text.label: [text.file.name, text.member, text.known.sha256] for text in job.texts}
     form = [manifest.form, manifest.plain_form, manifest.normalize, manifest.split_hyphens, version("sacremoses")]
@@ -168,11 +168,11 @@ def run(job: Job, work: Path) -> Path:
         Step("deduplicate", "deduplicate", [], ["tokenise"]),
         Step("learn", f"learn a joined BPE of {units}", learner, [train]),
         Step("encode", f"encode{and_clean}", job.limits and asdict(job.limits), ["tokenise", train, "learn"]),
-        Step("binarise", "fairseq-preprocess", job.asked, ["encode", "learn"]),
+        Step("binarise", "fairseq-preprocess", job.settings, ["encode", "learn"]),
     ]
     steps = Steps(work, [step for step in declared if step.name != "deduplicate" or manifest.deduplicate])
     extracted = steps.run("extract", Extracted, lambda folder: extract(job, folder))
-    refuse_other_text(job, extracted.result)  # also if an earlier run accepted it
+    refuse_other_text(job, extracted.result)  # even if an earlier run accepted it
     tokenised = steps.run("tokenise", Kept, lambda folder: tokenise_text(job, extracted, folder))
     training = tokenised
     if manifest.deduplicate:
@@ -192,7 +192,7 @@ def run(job: Job, work: Path) -> Path:
 
 
 def extract(job: Job, folder: Path) -> Extracted:
-    """Make every text a plain file, and count its lines. A text that is one already stays where it is."""
+    """Convert every text to a plain file and count its lines. A text that already is one is used in place."""
     paths = sources.extract_all(job.texts, folder, job.options.limit)
     found: dict[str, ExtractedText] = {}
     with Progress("count lines", sum(path.stat().st_size for path in paths.values()), "B") as progress:
@@ -200,7 +200,7 @@ def extract(job: Job, folder: Path) -> Extracted:
             path = paths[text.label]
             measured = shards.measure(path, progress)
             form = sources.form_of(path, text.name) if job.manifest.form == "escaped" else None
-            # The name alone: the folder is renamed when the step is done.
+            # Only the name, because the folder is renamed when the step is done.
             name = path.name if path.parent == folder else None
             found[text.label] = ExtractedText(measured.lines, measured.sha256, name, form)
     pairs: dict[str, dict[str, int]] = {split: {} for split in job.manifest.splits}
@@ -215,20 +215,22 @@ def extract(job: Job, folder: Path) -> Extracted:
 
 
 def _check_evaluation_text(path: Path) -> None:
-    """Raise ValueError naming the file if a valid or test text cannot be used as it is; it is never changed."""
+    """Raise ValueError naming the file if a valid or test text is unusable: such text is never changed."""
     with open_any_size(path) as file:
         if file.read(3) == shards.BYTE_ORDER_MARK:
-            raise ValueError(f"{path}: begins with a byte-order mark; validation and test text is never changed; remove the mark")
+            raise ValueError(
+                f"{path}: begins with a byte-order mark; validation and test text is never changed; remove the mark"
+            )
     lines = read_lines(path)
     if not lines:
-        raise ValueError(f"{path}: empty")
+        raise ValueError(f"{path}: file is empty")
     for number, line in enumerate(lines, start=1):
         if len(line) > clean.MAX_CHARACTERS:
-            raise ValueError(f"{path}:{number}: a line of more than {clean.MAX_CHARACTERS:,} characters")
+            raise ValueError(f"{path}:{number}: {tokenise.PROBLEMS['too_long']}")
 
 
-def tokenise_text(job: Job, extracted: Done[Extracted], folder: Path) -> Kept:
-    """Convert all text to the form that is cut into subwords; keep the untouched valid and test text."""
+def tokenise_text(job: Job, extracted: FinishedStep[Extracted], folder: Path) -> Kept:
+    """Convert all text to the form that is segmented into subwords; also keep the original valid and test text."""
     by_language = forms(job, extracted.result)
     source, target = (by_language[language] for language in job.manifest.languages)
     counts = {}
@@ -253,9 +255,9 @@ def tokenise_text(job: Job, extracted: Done[Extracted], folder: Path) -> Kept:
     return Kept(counts)
 
 
-def _raw(job: Job, extracted: Done[Extracted], split: str) -> list[Sides]:
+def _raw(job: Job, extracted: FinishedStep[Extracted], split: str) -> list[Sides]:
     """Return the raw texts of a split, part by part."""
-    # A text that needed no extraction is where it is now: it may have been moved since it was counted.
+    # A text that needed no extraction may have been moved since its lines were counted, so use its current path.
     files = [
         extracted.folder / name if (name := extracted.result.texts[text.label].file) else text.file
         for text in job.texts
@@ -265,21 +267,21 @@ def _raw(job: Job, extracted: Done[Extracted], split: str) -> list[Sides]:
 
 
 def forms(job: Job, extracted: Extracted) -> dict[str, TextForm]:
-    """Return how each language's text goes to the model."""
+    """Return the text form of each language."""
     manifest = job.manifest
     form, normalize, split_hyphens = manifest.form, manifest.normalize, manifest.split_hyphens
     if form == "escaped" and sources.one_form(extracted.forms()) != "stanford":
         form = manifest.plain_form
     if form == "escaped" and (normalize != "none" or split_hyphens):
         raise ValueError(
-            f"{manifest.name}: comes tokenised, as Stanford released it: --profile fairseq, --normalize and "
-            "--split-hyphens are for plain text"
+            f"{manifest.name}: Stanford's release is already tokenised; --profile fairseq, --normalize and "
+            "--split-hyphens need plain text"
         )
     return TextForm.of_sides(*manifest.languages, form, normalize, split_hyphens)
 
 
-def deduplicate(job: Job, tokenised: Done[Kept], folder: Path) -> Kept:
-    """Drop training pairs that came before, or that are valid or test pairs."""
+def deduplicate(job: Job, tokenised: FinishedStep[Kept], folder: Path) -> Kept:
+    """Drop repeated training pairs, and training pairs that are also valid or test pairs."""
     train, *evaluation = (job.sides(tokenised.folder, split) for split in job.manifest.splits)
     total = tokenised.result.pairs["train"].kept
     counts = repeats.deduplicate(train, evaluation, job.sides(folder, "train"), total)
@@ -287,15 +289,17 @@ def deduplicate(job: Job, tokenised: Done[Kept], folder: Path) -> Kept:
     return Kept({"train": counts})
 
 
-def learn(job: Job, training: Done[Kept], folder: Path) -> Learned:
+def learn(job: Job, training: FinishedStep[Kept], folder: Path) -> Learned:
     """Learn the BPE from the training text."""
     files, total = job.sides(training.folder, "train"), training.result.pairs["train"].kept
     kind, size, normalizer = job.manifest.subwords, job.manifest.vocab_size, job.manifest.spm_normalizer
     return Learned(subwords.learn(kind, files, total, size, folder / FILES[kind], normalizer))
 
 
-def encode(job: Job, form: TextForm, tokenised: Done[Kept], training: Done[Kept], model: Path, folder: Path) -> Encoded:
-    """Cut all text into subwords; score a perfect model; find the evaluation text that is in the training text.
+def encode(
+    job: Job, form: TextForm, tokenised: FinishedStep[Kept], training: FinishedStep[Kept], model: Path, folder: Path
+) -> Encoded:
+    """Segment all text into subwords, score a perfect model, and find evaluation text that is in the training text.
 
     form: of the target side
     """
@@ -322,22 +326,22 @@ def encode(job: Job, form: TextForm, tokenised: Done[Kept], training: Done[Kept]
 def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folder: Path) -> Binarised:
     """Run fairseq-preprocess and write corpus.json.
 
-    Raises: ValueError if not even a perfect model could score well, or if published counts differ.
+    Raises: ValueError if even a perfect model would score badly, or if published counts differ.
     """
     manifest, data = job.manifest, folder / "data"
-    shutil.rmtree(data, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(data, ignore_errors=True)  # left by a run that was killed
     cut = [label for label, source in record.texts.items() if source.lines == job.options.limit]
     is_cut = any(label.startswith("train ") for label in cut)
     ceiling.judge(manifest.name, record.round_trip, manifest.spm_normalizer, is_cut, job.options.allow_low_ceiling)
     binarise.make(record, text, text / "ref", model, data, job.options.workers, job.lock)
     facts = _facts(record, data) if manifest.facts else {}
     wrong = tuple(
-        f"{fact} of {what}: {facts[fact][what]:,}, and {count:,} are published"
+        f"{fact} of {what}: {facts[fact][what]:,}; published: {count:,}"
         for fact, counts in manifest.facts.items()
         for what, count in counts.items()
         if what not in job.skipped and facts[fact].get(what, 0) != count
     )
-    if wrong and not job.options.way.allow_other:
+    if wrong and not job.options.source.allow_other:
         raise ValueError(f"not the text of --profile {manifest.profile}: {'; '.join(wrong)} ({ACCEPTS})")
     binarise.write_record(replace(record, facts=facts, differences=record.differences + wrong), data)
     return Binarised(len(read_lines(data / f"dict.{manifest.source}.txt")))
@@ -347,62 +351,59 @@ def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folde
 
 
 def judge(job: Job, text: sources.Text, extracted: ExtractedText) -> tuple[str, list[str]]:
-    """Return the status of a text, and how it differs from that of the manifest.
+    """Return the status of a text, and its differences from the manifest.
 
-    Status: "released" if a checksum vouches for it, "other" if its checksum or its line count is wrong, else
-    "unverified".
+    Status: "released" if verified by a checksum, "other" if the checksum or the line count is wrong, else "unverified".
     """
     limit, expected = job.options.limit, text.part.lines
     if expected is not None and limit is not None:
         expected = min(expected, limit)
-    # The checksum of the text itself is of Stanford's form, and of the whole text.
+    # The manifest's checksums are of the complete texts in Stanford's form.
     digest = text.known.sha256 if text.is_ready else None if limit else extracted.sha256
     known = text.part.sha256.get(text.language) if extracted.form == "stanford" and digest else None
     differences = [f"{text.file.name}: {text.difference}"] if text.difference else []
     if expected is not None and extracted.lines != expected:
-        differences.append(
-            f"{text.split} {text.part.name} has {extracted.lines:,} pairs, and {expected:,} are expected"
-        )
+        differences.append(f"{text.split} {text.part.name} has {extracted.lines:,} pairs; expected {expected:,}")
     if known and digest != known:
-        differences.append(f"{text.label} is not the released text (its sha256 differs)")
+        differences.append(f"{text.label} is not the released text (sha256 differs)")
     if differences:
         return "other", differences
     return "released" if text.is_verified or known else "unverified", []
 
 
 def differences(job: Job, extracted: Extracted) -> list[str]:
-    """Return how the texts differ from those of the manifest."""
+    """Return the differences of the texts from the manifest."""
     found = (judge(job, text, extracted.texts[text.label])[1] for text in job.texts)
     return list(dict.fromkeys(difference for some in found for difference in some))
 
 
 def refuse_other_text(job: Job, extracted: Extracted) -> None:
-    """Raise ValueError if the texts differ from those of the manifest, unless --allow-other-data is given."""
-    if (found := differences(job, extracted)) and not job.options.way.allow_other:
+    """Raise ValueError if the texts differ from the manifest, unless --allow-other-data is given."""
+    if (found := differences(job, extracted)) and not job.options.source.allow_other:
         raise ValueError(f"not the corpus {job.manifest.name}: {'; '.join(found)} ({ACCEPTS})")
 
 
 def corpus_record(
     job: Job, form: TextForm, extracted: Extracted, tokenised: Kept, training: Kept, encoded: Encoded, model: str
 ) -> CorpusRecord:
-    """Return corpus.json as far as it is known before the text is binarised.
+    """Return the part of corpus.json that is known before the text is binarised.
 
-    form: of the target side; model: the name of the subword model's file
+    form: of the target side; model: file name of the subword model
     """
     manifest, limit = job.manifest, job.options.limit
     dropped = {split: dict(counts.dropped) for split, counts in tokenised.pairs.items()}
     dropped["train"] |= training.pairs["train"].dropped
     texts = {text.label: _source(job, text, extracted.texts[text.label]) for text in job.texts}
-    limited = f"no more than the first {limit:,} pairs of a text are used (--limit {limit})" if limit else ""
+    limited = f"only the first {limit:,} pairs of each text are used (--limit {limit})" if limit else ""
     is_cut = any(text.lines == limit for text in texts.values())
-    # The user's own corpus promises nothing.
+    # The user's own corpus has no release to compare with.
     unverified = [label for label, text in texts.items() if manifest.files and text.status == "unverified"]
     return CorpusRecord(
         name=manifest.name,
         source=manifest.source,
         target=manifest.target,
         vocab_size=manifest.vocab_size,
-        asked=job.asked,
+        asked=job.settings,
         texts=texts,
         differences=(*differences(job, extracted), *([limited] if is_cut else [])),
         unverified=tuple(unverified),
@@ -425,18 +426,18 @@ def corpus_record(
 
 
 def _source(job: Job, text: sources.Text, extracted: ExtractedText) -> SourceText:
-    """Return what corpus.json says of a text."""
+    """Return the entry of a text in corpus.json."""
     status, _ = judge(job, text, extracted)
-    # Only a checksum shows that this is the text of that address.
+    # Only a checksum proves that this is the text from that URL.
     origin = text.address if status == "released" else None
     return SourceText(text.file.name, text.member, origin, text.known.sha256, status, extracted.lines, extracted.sha256)
 
 
 def _facts(record: CorpusRecord, data: Path) -> dict[str, dict[str, int]]:
-    """Return what others can count in their own copy of the prepared text.
+    """Return counts that others can compare with their own copy of the prepared text.
 
-    training tokens: subwords and end marks by language; reference tokens: words of each test set's target side, in
-    the form that is scored; dictionary: its types, with fairseq's four special ones
+    training tokens: subwords and </s> per language; reference tokens: words of the target side of each test set, in the
+    form that is scored; dictionary: number of types, including fairseq's four special symbols
     """
     form, pairs = record.forms()[record.target], record.lines["train"].kept
     words = {

@@ -1,4 +1,4 @@
-"""From raw text to the text that is cut into subwords. Training pairs that cannot be used are dropped, or an error."""
+"""From raw text to the text for subword segmentation. Unusable training pairs are dropped or raise an error."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .forms import TextForm
 PROBLEMS = {
     "not_utf8": "not UTF-8",
     "control_characters": "contains a NUL byte",
-    "too_long": f"a line of more than {clean.MAX_CHARACTERS:,} characters",
+    "too_long": f"more than {clean.MAX_CHARACTERS:,} characters in a line",
 }
 
 
 @dataclass(frozen=True)
 class Tokenise:
-    """The work on one shard."""
+    """Tokenise one shard."""
 
     forms: tuple[TextForm, TextForm]
     cleaned: bool
@@ -36,7 +36,7 @@ class Tokenise:
             pair = (decoded[0][0], decoded[1][0])
             reason = reason or (clean.raw_reason(*pair) if self.cleaned else None)
             if not reason:
-                # sentencepiece takes the control characters that are left for spaces. A line must stay one line.
+                # sentencepiece treats the remaining control characters as spaces. A line must stay one line.
                 pair = (self.forms[0].to_model(pair[0]), self.forms[1].to_model(pair[1]))
                 reason = clean.text_reason(*pair) if self.cleaned else None
             counts[reason or "out"] += 1
@@ -52,9 +52,9 @@ def tokenise(
     cleaned: bool,
     workers: int,
 ) -> PairCounts:
-    """Write one or more parallel texts, one after the other, as they are cut into subwords.
+    """Write one or more parallel texts, one after the other, in the form that is segmented into subwords.
 
-    Raises: ValueError naming file and line of text that cannot be used, if cleaning is off.
+    Raises: ValueError naming the file and line of unusable text, if cleaning is off.
     """
     counts = shards.transform(what, texts, outputs, Tokenise(forms, cleaned), workers)
     reasons = clean.RAW_REASONS if cleaned else ()

@@ -1,1 +1,1 @@
-"""The embedded corpus: an English to Vietnamese phrasebook, made from a grammar and a lexicon of its own."""
+"""The built-in corpus: an English to Vietnamese phrasebook generated from its own grammar and lexicon."""

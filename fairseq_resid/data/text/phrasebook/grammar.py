@@ -2,9 +2,9 @@
 
     fairseq-resid prepare phrasebook --out DIR [--seed 1] [--train 8000] [--valid 500] [--test 500]
 
-writes DIR/{train,valid,test}.{en,vi}. In every template the fillers of some slots (its combination: a noun with its
-adjective, a verb with its place ...) are dealt once and for all, whatever the seed, to training, validation or test:
-a combination of the test set occurs in that template in no training sentence, whatever stands in the other slots.
+writes DIR/{train,valid,test}.{en,vi}. In every template, each combination of fillers for certain slots (a noun and its
+adjective, a verb and its place ...) belongs to training, validation or test, independently of the seed. A combination
+in the test set therefore never occurs in this template in a training sentence, whatever fills the other slots.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .table import Filler, Template, kind
 
 SPLITS = ("train", "valid", "test")
 LANGUAGES = ("en", "vi")
-HELD_OUT = 0.1  # share of each template's combinations kept for test, and as much again for validation
+HELD_OUT = 0.1  # share of each template's combinations reserved for test; the same share is reserved for validation
 
 
 class Example(NamedTuple):
-    """A sentence pair, with the template and the combination of fillers that decided its split."""
+    """A sentence pair, with its template and the combination of fillers that determines its split."""
 
     template: str
     combination: tuple[str, ...]
@@ -39,7 +39,7 @@ class Example(NamedTuple):
 
 
 class _Space(NamedTuple):
-    """The sentences of one template in one split: one choice from every group of slots, the held-out slots first."""
+    """All sentences of one template in one split: one choice per group of slots, starting with the held-out slots."""
 
     template: Template
     groups: list[tuple[tuple[str, ...], list[tuple[Filler, ...]]]]
@@ -48,7 +48,7 @@ class _Space(NamedTuple):
         return math.prod(len(choices) for _, choices in self.groups)
 
     def example(self, index: int) -> Example:
-        """Return the sentence pair of this number, from 0 to size - 1."""
+        """Return the sentence pair with this index, from 0 to size - 1."""
         fillers: dict[str, Filler] = {}
         for slots, choices in self.groups:
             index, position = divmod(index, len(choices))
@@ -59,11 +59,11 @@ class _Space(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _spaces() -> dict[str, list[_Space]]:
-    """Deal every template's combinations to the splits."""
+    """Distribute the combinations of every template over the splits."""
     contents = table.read()
 
     def choices(slots: Sequence[str]) -> list[tuple[Filler, ...]]:
-        """Return every way to fill these slots, two slots of one kind never with the same filler."""
+        """Return every way to fill these slots without using a filler in two slots of the same kind."""
         ways = itertools.product(*(contents.fillers[kind(slot)] for slot in slots))
         return [way for way in ways if len(set(way)) == len(way)]
 
@@ -80,10 +80,12 @@ def _spaces() -> dict[str, list[_Space]]:
 
 
 def _deal(template: str, combinations: Sequence[tuple[Filler, ...]]) -> dict[str, list[tuple[Filler, ...]]]:
-    """Return the combinations of each split; those first in the order of their digests are held out."""
+    """Return the combinations of each split; those with the smallest digests are held out."""
 
     def words(combination: tuple[Filler, ...]) -> tuple[str, ...]:
-        return tuple(sorted(filler.english for filler in combination))  # two words swapped make no new combination
+        return tuple(
+            sorted(filler.english for filler in combination)
+        )  # swapping two words does not make a new combination
 
     def digest(english: tuple[str, ...]) -> bytes:
         return hashlib.sha256("\t".join([template, *english]).encode()).digest()
@@ -91,24 +93,24 @@ def _deal(template: str, combinations: Sequence[tuple[Filler, ...]]) -> dict[str
     order = sorted(set(map(words, combinations)), key=digest)
     count = math.ceil(HELD_OUT * len(order))
     held_out = {**dict.fromkeys(order[:count], "test"), **dict.fromkeys(order[count : 2 * count], "valid")}
-    dealt: dict[str, list[tuple[Filler, ...]]] = {split: [] for split in SPLITS}
+    by_split: dict[str, list[tuple[Filler, ...]]] = {split: [] for split in SPLITS}
     for combination in combinations:
-        dealt[held_out.get(words(combination), "train")].append(combination)
-    return dealt
+        by_split[held_out.get(words(combination), "train")].append(combination)
+    return by_split
 
 
 def capacity() -> dict[str, int]:
-    """Return how many pairs the grammar holds for each split."""
+    """Return how many pairs the grammar can generate for each split."""
     return {split: sum(space.size() for space in spaces) for split, spaces in _spaces().items()}
 
 
 def _below(generator: random.Random, bound: int) -> int:
-    # random() is the one method whose numbers Python promises never to change
+    # random() is the only method whose sequence Python guarantees never to change
     return int(generator.random() * bound)
 
 
 def _permutation(size: int, generator: random.Random) -> Iterator[int]:
-    """Yield 0 ... size - 1 in random order, in memory that grows only with the numbers taken."""
+    """Yield 0 ... size - 1 in random order, using memory in proportion to the numbers drawn."""
     moved: dict[int, int] = {}
     for last in range(size - 1, -1, -1):
         index = _below(generator, last + 1)
@@ -117,18 +119,18 @@ def _permutation(size: int, generator: random.Random) -> Iterator[int]:
 
 
 def draw(seed: int = 1, train: int = 8000, valid: int = 500, test: int = 500) -> dict[str, list[Example]]:
-    """Return the examples of each split, the templates in turn as long as each holds enough.
+    """Return the examples of each split, drawn from the templates in turn until they run out.
 
     Test and validation examples do not depend on the number of training pairs.
 
-    Raises: ValueError if a size is not positive, or larger than the grammar.
+    Raises: ValueError if a size is not positive, or exceeds the capacity of the grammar.
     """
     sizes = {"train": train, "valid": valid, "test": test}
     for split, held in capacity().items():
         if sizes[split] < 1:
-            raise ValueError(f"{split}: {sizes[split]} pairs asked for, at least 1 is needed")
+            raise ValueError(f"--{split} {sizes[split]}: must be 1 or more")
         if sizes[split] > held:
-            raise ValueError(f"{split}: {sizes[split]} pairs asked for, the grammar holds {held}")
+            raise ValueError(f"--{split} {sizes[split]}: too many pairs; the grammar can generate {held}")
     seen: tuple[set[str], set[str]] = (set(), set())
     drawn = {}
     for split in ("test", "valid", "train"):
@@ -136,7 +138,7 @@ def draw(seed: int = 1, train: int = 8000, valid: int = 500, test: int = 500) ->
         generator = random.Random(int.from_bytes(state, "big"))
         examples = _draw_split(_spaces()[split], sizes[split], generator, seen)
         if len(examples) < sizes[split]:
-            raise ValueError(f"{split}: {sizes[split]} pairs asked for, the grammar holds {len(examples)}")
+            raise ValueError(f"--{split} {sizes[split]}: too many pairs; the grammar can generate {len(examples)}")
         drawn[split] = [examples[index] for index in _permutation(len(examples), generator)]
     return {split: drawn[split] for split in SPLITS}
 
@@ -144,7 +146,7 @@ def draw(seed: int = 1, train: int = 8000, valid: int = 500, test: int = 500) ->
 def _draw_split(
     spaces: list[_Space], size: int, generator: random.Random, seen: tuple[set[str], set[str]]
 ) -> list[Example]:
-    """Take examples from the templates in turn, passing over sentences already in `seen`, which grows."""
+    """Draw examples from the templates in turn, skipping sentences in `seen` and adding the new ones to it."""
     order = [spaces[index] for index in _permutation(len(spaces), generator)]
     streams = {space.template: map(space.example, _permutation(space.size(), generator)) for space in order}
     examples: list[Example] = []
@@ -170,14 +172,14 @@ def _draw_split(
 def generate(seed: int = 1, train: int = 8000, valid: int = 500, test: int = 500) -> dict[str, list[tuple[str, str]]]:
     """Return the (English, Vietnamese) pairs of train, valid and test.
 
-    Raises: ValueError if a size is not positive, or larger than the grammar.
+    Raises: ValueError if a size is not positive, or exceeds the capacity of the grammar.
     """
     drawn = draw(seed, train, valid, test)
     return {split: [(item.english, item.vietnamese) for item in examples] for split, examples in drawn.items()}
 
 
 def files(pairs: dict[str, list[tuple[str, str]]]) -> dict[str, bytes]:
-    """Return the content of each file of the corpus, by name: UTF-8, LF, one sentence a line."""
+    """Return the content of each file of the corpus, by name: UTF-8, LF, one sentence per line."""
     return {
         f"{split}.{language}": "".join(f"{pair[side]}\n" for pair in pairs[split]).encode("utf-8")
         for split in SPLITS
@@ -186,10 +188,10 @@ def files(pairs: dict[str, list[tuple[str, str]]]) -> dict[str, bytes]:
 
 
 def write(folder: Path, contents: dict[str, bytes]) -> bool:
-    """Write the files into a new folder, all or none; leave it alone if it holds them already.
+    """Write the files to a new folder, all or none; do nothing if the folder already contains them.
 
     Returns: whether anything was written.
-    Raises: ValueError if the folder, or its .partial, holds something else.
+    Raises: ValueError if the folder, or its .partial, contains anything else.
     """
     if folder.exists() or folder.is_symlink():
         if not folder.is_dir():
@@ -200,10 +202,10 @@ def write(folder: Path, contents: dict[str, bytes]) -> bool:
         ):
             return False
         if names:
-            raise ValueError(f"{folder}: exists with other content; choose another folder or remove it")
+            raise ValueError(f"{folder}: exists and contains other files; remove it or choose another folder")
     left = partial_of(folder)
     if left.exists() or left.is_symlink():
-        # A run that was stopped leaves some of our files. Anything else is the user's.
+        # An interrupted run leaves some of our files. Anything else belongs to the user.
         if left.is_symlink() or not left.is_dir() or {path.name for path in left.iterdir()} - set(contents):
             raise ValueError(f"{left}: already exists, and this command did not create it; remove it first")
         shutil.rmtree(left)

@@ -25,7 +25,7 @@ def english_number(number: int) -> str:
 
 
 def vietnamese_number(number: int) -> str:
-    """Return a whole number from 0 to 999,999 in Vietnamese words, as said in the north ("linh", "nghìn")."""
+    """Return a whole number from 0 to 999,999 in Vietnamese words, in the northern variety ("linh", "nghìn")."""
     _check(number)
     thousands, rest = divmod(number, 1000)
     if not thousands:
@@ -35,7 +35,7 @@ def vietnamese_number(number: int) -> str:
 
 
 def _vietnamese_below_1000(number: int, after_thousands: bool = False) -> str:
-    """Return up to three digits in words; after thousands the hundreds are said even if they are zero."""
+    """Return up to three digits in words; after thousands the hundreds are spoken even if they are zero."""
     hundreds, rest = divmod(number, 100)
     tens, unit = divmod(rest, 10)
     words = []
@@ -58,4 +58,4 @@ def _vietnamese_below_1000(number: int, after_thousands: bool = False) -> str:
 
 def _check(number: int) -> None:
     if not 0 <= number <= 999_999:
-        raise ValueError(f"{number}: numbers are spelled from 0 to 999999")
+        raise ValueError(f"{number}: cannot be spelled; must be from 0 to 999999")

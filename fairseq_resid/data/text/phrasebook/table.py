@@ -1,6 +1,6 @@
-"""The words and sentence patterns of the phrasebook: phrasebook.tsv, read and checked.
+"""Read and check the words and sentence patterns of the phrasebook, phrasebook.tsv.
 
-The comment at the top of phrasebook.tsv says what its columns are.
+The comment at the top of phrasebook.tsv explains its columns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUMBERS = re.compile(r"(\d{1,6})-(\d{1,6})(?: by ([1-9]\d*))?")
 
 @dataclass(frozen=True, eq=False)
 class Filler:
-    """A word or phrase that fills a slot: its English (form ""), its Vietnamese (form "vi"), and further forms."""
+    """A word or phrase that fills a slot: English (form ""), Vietnamese (form "vi") and further forms."""
 
     forms: Mapping[str, str]
 
@@ -36,11 +36,11 @@ class Filler:
         return self.forms[form]
 
 
-ANY_NUMBER = Filler({"": "{n}", "vi": "{n:vi}"})  # leaves {n} as it is, for a row that has numbers
+ANY_NUMBER = Filler({"": "{n}", "vi": "{n:vi}"})  # leaves {n} unchanged, for a row with numbers
 
 
 class Template(NamedTuple):
-    """A sentence pattern in both languages; `key` names the slots whose fillers together are held out."""
+    """A sentence pattern in both languages; `key` names the slots whose combined fillers are held out."""
 
     name: str
     key: tuple[str, ...]
@@ -50,19 +50,19 @@ class Template(NamedTuple):
 
     @property
     def slots(self) -> list[str]:
-        """The slots of the English pattern, in order and once each."""
+        """The slots of the English pattern in order, without repetitions."""
         return list(dict.fromkeys(re.findall(r"{(\w+)", self.english)))
 
     def render(self, fillers: Mapping[str, Filler]) -> tuple[str, str]:
-        """Return the English and the Vietnamese sentence with these fillers, by slot."""
+        """Return the English and the Vietnamese sentence for these fillers, given by slot."""
         english = self.english.format_map(fillers)
-        # "an" before the sound of a vowel
+        # "an" before a vowel sound
         english = re.sub(r"\ba (?=(?!useful)[aeiou]|honest)", "an ", english)
         return _capitalised(english), _capitalised(self.vietnamese.format_map(fillers))
 
 
 def kind(slot: str) -> str:
-    """Return whose fillers a slot takes: those of `place` if it is `place2`."""
+    """Return the kind of fillers that a slot takes: `place` for `place2`."""
     return slot.rstrip("0123456789")
 
 
@@ -77,20 +77,20 @@ class Table:
     def add(self, columns: list[str]) -> str:
         """Add a row, and return its slot.
 
-        Raises: ValueError saying what is wrong with the row.
+        Raises: ValueError describing the problem with the row.
         """
         if len(columns) not in (3, 4):
-            raise ValueError(f"{len(columns)} columns: a row has 3 or 4, separated by tabs")
+            raise ValueError(f"{len(columns)} columns: a row must have 3 or 4, separated by tabs")
         for column in columns:
             if not column or column != " ".join(column.split()):
-                raise ValueError(f"column {column!r}: empty, or with superfluous spaces")
+                raise ValueError(f"column {column!r}: empty or has superfluous spaces")
         slot, english, vietnamese, *rest = columns
         if not re.fullmatch("[a-z_]+", slot):
-            raise ValueError(f"slot {slot!r}: lower-case letters and _ are allowed")
+            raise ValueError(f"slot {slot!r}: invalid name; only lower-case letters and _ are allowed")
         if not english.isascii():
-            raise ValueError(f"{english!r}: the English is ASCII")
+            raise ValueError(f"{english!r}: not ASCII; the English must be ASCII")
         if slot in self.used:
-            raise ValueError(f"slot {slot!r}: a row above uses it, and needs all of its rows")
+            raise ValueError(f"slot {slot!r}: already used by a row above; move this row before it")
         notes = _notes(rest[0]) if rest else {}
         if slot == "sentence":
             self._add_sentence(english, vietnamese, notes)
@@ -103,14 +103,14 @@ class Table:
         for slot in slots:
             for filler in self.fillers[kind(slot)]:
                 if "{" in filler.english:
-                    raise ValueError(f"{{{slot}}}: {filler.english!r} lacks a number")
+                    raise ValueError(f"{{{slot}}}: {filler.english!r} needs a number")
         if not {"name", "held out"} <= set(notes) <= {"name", "held out", "rare"} or notes.get("rare", "yes") != "yes":
-            raise ValueError("a sentence has the notes `name: NAME`, `held out: SLOTS` and, if it is rare, `rare: yes`")
+            raise ValueError("invalid notes: a sentence has `name: NAME`, `held out: SLOTS` and optionally `rare: yes`")
         name, key = notes["name"], tuple(notes["held out"].split())
         if name in [template.name for template in self.sentences]:
-            raise ValueError(f"name {name!r}: used by a row above")
+            raise ValueError(f"name {name!r}: already used by a row above")
         if len(set(key)) < len(key) or not set(key) <= set(slots):
-            raise ValueError(f"held out {' '.join(key)!r}: slots of the sentence, once each, are expected")
+            raise ValueError(f"held out {' '.join(key)!r}: must be slots of the sentence, without repetitions")
         self.sentences.append(Template(name, key, english, vietnamese, "rare" in notes))
 
     def _add_fillers(self, slot: str, english: str, vietnamese: str, notes: dict[str, str]) -> None:
@@ -133,22 +133,24 @@ class Table:
                 raise ValueError(f"{text!r}: fills {slot!r} twice")
 
     def _check_pattern(self, english: str, vietnamese: str, *forms: str) -> list[str]:
-        """Check the slots of a row, and return those of its Vietnamese but {n}, once each."""
+        """Check the slots of a row; return those of its Vietnamese except {n}, without repetitions."""
         for text in (english, vietnamese, *forms):
             if re.search("[{}]", REFERENCE.sub("", text)):
-                raise ValueError(f"{text!r}: slots are written {{slot}} or {{slot:form}}")
+                raise ValueError(f"{text!r}: invalid slot; slots are written {{slot}} or {{slot:form}}")
             for slot, form in REFERENCE.findall(text):
                 self._check_forms(slot, form)
         slots, *others = [list(dict.fromkeys(re.findall(r"{(\w+)", text))) for text in (english, vietnamese, *forms)]
         if set(slots) != set(others[0]) or not all(set(slots) >= set(each) for each in others):
-            raise ValueError(f"the English has {_listed(slots)}, the rest has {' or '.join(map(_listed, others))}")
+            raise ValueError(
+                f"different slots: the English has {_listed(slots)}, the rest has {' or '.join(map(_listed, others))}"
+            )
         wrong = [slot for slot, form in REFERENCE.findall(vietnamese) if form != "vi"]
         if wrong:
-            raise ValueError(f"{{{wrong[0]}}}: Vietnamese takes {{{wrong[0]}:vi}}")
+            raise ValueError(f"{{{wrong[0]}}}: the Vietnamese needs {{{wrong[0]}:vi}}")
         return [slot for slot in others[0] if slot != "n"]
 
     def _check_forms(self, slot: str, form: str) -> set[str]:
-        """Check that every filler of a slot has a form, and return these texts."""
+        """Check that every filler of a slot has this form; return the texts of the form."""
         fillers = self.fillers.get(kind(slot))
         if fillers is None:
             raise ValueError(f"{{{slot}}}: no row above fills it")
@@ -164,7 +166,7 @@ class Table:
 def read(path: Path = PATH) -> Table:
     """Read a table.
 
-    Raises: ValueError naming file, line and what is wrong there.
+    Raises: ValueError naming the file, the line and the problem.
     """
     table = Table()
     lines: dict[str, int] = {}
@@ -187,7 +189,9 @@ def _notes(text: str) -> dict[str, str]:
     for note in text.split("; "):
         name, _, value = note.partition(": ")
         if not value or name in notes or name in ("vi", ""):
-            raise ValueError(f"{note!r}: notes are NAME: TEXT, separated by semicolons, no name twice")
+            raise ValueError(
+                f"{note!r}: invalid note; notes are NAME: TEXT, separated by semicolons, with unique names"
+            )
         notes[name] = value
     return notes
 
@@ -196,7 +200,7 @@ def _numbers(text: str) -> Iterable[int]:
     match = NUMBERS.fullmatch(text)
     numbers = range(int(match[1]), int(match[2]) + 1, int(match[3] or 1)) if match else range(0)
     if not numbers:
-        raise ValueError(f"n: {text!r}: FIRST-LAST or FIRST-LAST by STEP is expected")
+        raise ValueError(f"n: {text!r}: must be FIRST-LAST or FIRST-LAST by STEP")
     return numbers
 
 
