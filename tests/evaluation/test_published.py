@@ -306,7 +306,7 @@ def test_a_run_that_differs_is_refused_as_published(trained: tuple[Path, Path], 
     assert evaluated(trained[1], "--as-published") == 2
     error = capsys.readouterr().err
     assert (
-        "--as-published: " in error and "pairs, and 29,000 are expected" in error and "--max-len-b 50, not 200" in error
+        "--as-published: " in error and "pairs; expected 29,000" in error and "--max-len-b 50, not 200" in error
     )
 
 
