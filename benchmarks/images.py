@@ -136,7 +136,7 @@ def main() -> None:
     measure.add_flags(parser, rounds=10)
     args = parser.parse_args()
     measure.check_flags(parser, args)
-    if not images.is_image_folder(args.data):
+    if not (args.data / images.RECORD).is_file():
         parser.error(f"--data {args.data}: not a data folder of images; fairseq-resid prepare-images makes one")
     found = {
         "machine": machine(args.device),

@@ -138,8 +138,7 @@ import torch
 if sys.argv[1] == "torch":
     layer = torch.nn.Conv2d(4, 8, 1, stride=2, bias=False)
 else:
-    from fairseq_resid.models.fully_connected import ARCHITECTURES as FULLY_CONNECTED
-from fairseq_resid.models.residual_network import NarrowProjection
+    from fairseq_resid.models.residual_network import NarrowProjection
     layer = NarrowProjection(4, 8, 2)
 layer.to(memory_format=torch.channels_last)
 x = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
