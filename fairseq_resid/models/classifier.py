@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fairseq.models import BaseFairseqModel
+from fairseq.models import BaseFairseqModel, register_model_architecture
 from torch import Tensor, nn
 
 from .. import connections
@@ -162,3 +162,23 @@ class ImageClassifier(Structured, BaseFairseqModel):  # type: ignore[misc]
 
     def max_positions(self) -> None:
         return None
+
+
+def register_architectures(
+    model: str,
+    network: type[ImageClassifier],
+    defaults: Mapping[str, Any],
+    architectures: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Register the named architectures of an image model, each with the defaults that it does not change."""
+
+    def preset(own: Mapping[str, Any]) -> Callable[[argparse.Namespace], None]:
+        def architecture(args: argparse.Namespace) -> None:
+            require_namespace(args)
+            fill(args, {**defaults, **own})
+            network.settle(argparse.Namespace(**vars(args)))  # checks the flags before the data is loaded
+
+        return architecture
+
+    for name, own in architectures.items():
+        register_model_architecture(model, name)(preset(own))

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from torch import Tensor, nn
 
 from .. import connections
 from ..connections import Place
 from ..fairseq_patches import UserError
-from .classifier import NORMS, ImageClassifier, build_site, fill, he_normal, refuse_structure_without_sites
-from .structures import require_namespace
+from .classifier import (
+    NORMS,
+    ImageClassifier,
+    build_site,
+    fill,
+    he_normal,
+    refuse_structure_without_sites,
+    register_architectures,
+)
 from .two_streams import TwoStreamLinear
 
 LIMITS = {"hidden_blocks": 1000, "hidden_width": 65_536, "block_layers": 100}
@@ -124,16 +131,4 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-def preset(own: dict[str, Any]) -> Callable[[argparse.Namespace], None]:
-    """Return the function that sets the values of an architecture in a namespace."""
-
-    def architecture(args: argparse.Namespace) -> None:
-        require_namespace(args)
-        fill(args, {**DEFAULTS, **own})
-        FullyConnectedNetwork.settle(argparse.Namespace(**vars(args)))  # checks the flags before the data is loaded
-
-    return architecture
-
-
-for _name, _own in ARCHITECTURES.items():
-    register_model_architecture("fully_connected_resid", _name)(preset(_own))
+register_architectures("fully_connected_resid", FullyConnectedNetwork, DEFAULTS, ARCHITECTURES)

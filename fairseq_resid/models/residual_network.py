@@ -12,10 +12,9 @@ A block is a branch of convolutions and a site that joins it to the shortcut. It
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import Any
 
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from torch import Tensor, nn
 
 from .. import connections
@@ -30,8 +29,8 @@ from .classifier import (
     he_normal,
     last,
     refuse_structure_without_sites,
+    register_architectures,
 )
-from .structures import require_namespace
 from .two_streams import TwoStreamConv2d
 
 ORDERS = ("full_preact", "relu_preact", "original", "bn_after_add", "relu_before_add")
@@ -265,16 +264,4 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-def preset(own: dict[str, Any]) -> Callable[[argparse.Namespace], None]:
-    """Return the function that sets the values of an architecture in a namespace."""
-
-    def architecture(args: argparse.Namespace) -> None:
-        require_namespace(args)
-        fill(args, {**DEFAULTS, **own})
-        ResidualNetwork.settle(argparse.Namespace(**vars(args)))  # checks the flags before the data is loaded
-
-    return architecture
-
-
-for _name, _own in ARCHITECTURES.items():
-    register_model_architecture("resnet_resid", _name)(preset(_own))
+register_architectures("resnet_resid", ResidualNetwork, DEFAULTS, ARCHITECTURES)
