@@ -74,6 +74,7 @@ register(
         formula="y₁ = LN₁(x + F); y_k = LN_k(x + y_{k−1}), k = 2..λ",
         source="Liu 2020 (rSkip)",
         family="Scaling",
-        use_when="Post-norm models, at almost no cost. Compare it with `xskip_ln` to see what the recursion adds.",
+        use_when="Post-norm models. It costs almost no time or memory. "
+        "Compare it with `xskip_ln` to see what the recursion adds.",
     ),
 )

@@ -305,9 +305,7 @@ def test_evaluation_follows_the_recipe_and_scores_tokens(trained: tuple[Path, Pa
 def test_a_run_that_differs_is_refused_as_published(trained: tuple[Path, Path], capsys: Capture) -> None:
     assert evaluated(trained[1], "--as-published") == 2
     error = capsys.readouterr().err
-    assert (
-        "--as-published: " in error and "pairs; expected 29,000" in error and "--max-len-b 50, not 200" in error
-    )
+    assert "--as-published: " in error and "pairs; expected 29,000" in error and "--max-len-b 50, not 200" in error
 
 
 def test_evaluation_as_published_is_labelled(
