@@ -317,7 +317,7 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
             repair_last_checkpoint(run, command)
             records.write(run.record, record)
         argv = [children.program(PROGRAM), *command.arguments]
-        log = run.train_log if is_first else run.path / f"train.rank{rank.rank if rank else 0}.log"
+        log = run.train_log if is_first else run.file(f"train.rank{rank.rank if rank else 0}.log")
         log.parent.mkdir(parents=True, exist_ok=True)  # any process may be the first
         done = run.training_summary().num_updates if has_begun else 0
         if is_first:

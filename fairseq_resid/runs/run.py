@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from .. import records
 from ..data import folders
-from ..files import locked, reading
+from ..files import inside, locked, matching, reading
 
 Numbering = Literal["epoch", "update"]
 NUMBERED = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"checkpoint_\d+_(\d+)\.pt")}
@@ -158,9 +158,21 @@ class FileState:
 
 @dataclass(frozen=True)
 class Run:
-    """The folder of a training run, and the paths of the files in it."""
+    """The folder of a training run, and the paths of the files in it.
+
+    The folder may come from somebody else: the path of every file but a checkpoint is checked by `inside`, and raises
+    ValueError for a link that leads out of the folder.
+    """
 
     path: Path
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file or folder in it."""
+        return inside(self.path, name)
+
+    def files(self, pattern: str) -> list[Path]:
+        """Return the existing files that match a pattern, sorted."""
+        return matching(self.path, pattern)
 
     @property
     def name(self) -> str:
@@ -168,7 +180,7 @@ class Run:
 
     @property
     def train_log(self) -> Path:
-        return self.path / "train.log"
+        return self.file("train.log")
 
     @property
     def last(self) -> Path:
@@ -196,15 +208,15 @@ class Run:
 
     @property
     def decode(self) -> Path:
-        return self.path / "decode"
+        return self.file("decode")
 
     @property
     def record(self) -> Path:
-        return self.path / "run.json"
+        return self.file("run.json")
 
     @property
     def card(self) -> Path:
-        return self.path / "card.md"
+        return self.file("card.md")
 
     @contextmanager
     def lock(self) -> Iterator[int]:
@@ -231,7 +243,7 @@ class Run:
         return records.read(self.results(subset), Results, f"{EVALUATE} {self.path}")
 
     def results(self, subset: str = "test") -> Path:
-        return self.path / ("results.json" if subset == "test" else f"results.{subset}.json")
+        return self.file("results.json" if subset == "test" else f"results.{subset}.json")
 
     def numbered(self, by: Numbering) -> list[Path]:
         """Return the epoch- or update-numbered checkpoints, oldest first; never checkpoint_best or checkpoint_last."""

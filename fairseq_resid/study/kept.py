@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .. import records
-from ..files import MOST_NUMBER, copy, pack, replacing
+from ..files import MOST_NUMBER, copy, matching, pack, replacing
 from ..foreign import printable
 from ..runs import launch, recipe
 from ..runs.run import MOST_SECONDS, SESSION, Run, RunRecord, Scored, log_record
@@ -77,12 +77,12 @@ def keep_run(run: Run, note: Note, folder: Path) -> None:
         if record is not None:
             records.write(Run(partial).record, replace(record, command=command_without_paths(record)))
         write_log(run, Run(partial))
-        for path in sorted(run.path.glob("results*.json")):
+        for path in run.files("results*.json"):
             copy(path, partial / path.name)
         for pattern in (pattern for task in kinds.TASKS for pattern in task.kept_files):
-            for path in sorted(run.decode.glob(pattern)):
+            for path in run.files(f"decode/{pattern}"):
                 pack(path, Run(partial).decode)
-        analysis = run.path / "analysis" / "analysis.json"
+        analysis = run.file("analysis/analysis.json")
         if analysis.is_file():
             (partial / "analysis").mkdir()
             copy(analysis, partial / "analysis" / analysis.name)
@@ -130,7 +130,7 @@ def read_notes(folder: Path, study: str) -> dict[str, Note]:
     Raises: ValueError naming the folder that belongs to another study or another data folder, or the damaged file.
     """
     found: dict[str, Note] = {}
-    for path in sorted(folder.glob("*/study.json")):
+    for path in matching(folder, "*/study.json"):
         if path.parent.name.endswith(".partial"):  # a run is being copied, or was killed meanwhile
             continue
         try:

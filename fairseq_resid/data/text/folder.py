@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ... import records
-from ...files import read_lines
+from ...files import inside, read_lines
 from ..sizes import check_sizes
 from .forms import TextForm
 from .segmentation import Segmenter
@@ -168,7 +168,7 @@ def read(data: Path) -> CorpusRecord:
 
     Raises: OSError if it does not exist, ValueError naming the file and the problem.
     """
-    return records.read(data / CORPUS, CorpusRecord, WRITER)
+    return records.read(inside(data, CORPUS), CorpusRecord, WRITER)
 
 
 @dataclass(frozen=True)
@@ -228,10 +228,10 @@ class Corpus:
         """
         if not self.restore.model:
             raise ValueError(f"{self.path}: contains no subword model")
-        return Segmenter(self.restore.post_process, self.path / self.restore.model)
+        return Segmenter(self.restore.post_process, inside(self.path, self.restore.model))
 
     def reference(self, subset: str) -> Path:
-        return self.path / "ref" / f"{subset}.{self.target}"
+        return inside(self.path, f"ref/{subset}.{self.target}")
 
     def references(self, subset: str) -> list[str]:
         """Return the reference text in the form that is scored."""
@@ -251,7 +251,7 @@ def check(data: Path, verify: bool = False) -> bool:
     before 0.3.2 has only checksums.
     Raises: ValueError naming every file that is missing or damaged, or corpus.json if it cannot be read.
     """
-    known = records.read_if_there(data / CORPUS, CorpusRecord, WRITER)
+    known = records.read_if_there(inside(data, CORPUS), CorpusRecord, WRITER)
     if known is None:
         return False
     check_sizes(data, CORPUS, known.sizes, known.checksums if verify else {})

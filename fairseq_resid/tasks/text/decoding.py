@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...cli import children
 from ...cli.progress import Progress
-from ...files import read_lines
+from ...files import create, read_lines
 from ...runs.settings import DECODING
 
 
@@ -55,12 +55,10 @@ def decode(argv: list[str], log: Path, lock: int | None = None, sentences: int |
     children.show(argv, f" > {shlex.quote(str(log))}")
     log.parent.mkdir(parents=True, exist_ok=True)
     messages = log.with_suffix(".err")
-    for old in (log, messages):  # a link or pipe of this name would redirect the output
-        old.unlink(missing_ok=True)
     with (
-        log.open("wb") as output,
+        create(log) as output,
         # Separate until the end, so that a message cannot split the line of a hypothesis.
-        messages.open("w+b") as errors,
+        create(messages) as errors,
         Progress(f"decode {log.stem}", sentences, "sentences") as progress,
         children.followed(log, lambda line: progress.advance(line.startswith("D-"))),
     ):
