@@ -47,7 +47,7 @@ one seed. It says which structures start, not which are better. [Benchmarks](ben
 
 
 def speed(benchmark: str, name: str) -> str:
-    """Return the median speed of a structure relative to stock, in the latest benchmark of small models."""
+    """Return the median speed of a structure relative to stock fairseq, in the latest benchmark of small models."""
     files = (RESULTS / "cpu-family").glob(f"{benchmark}-small*.json")
     results = sorted((json.loads(file.read_text(encoding="utf-8")) for file in files), key=lambda one: one["date"])
     found = [one["structures"][name]["to_stock"]["median"] for one in results if name in one["structures"]]
@@ -99,7 +99,7 @@ def section(name: str) -> str:
     values = [table.polynomial(name), speed("training", name), speed("decoding", name)]
     lines += [f"| {' | '.join([*values, starts_deep(name)])} |", ""]
     lines += [f"- Source: {marked(fields.get('Source', made.source))}"]
-    lines += [f"- Start values: {marked(fields['Start'])}"] if "Start" in fields else []
+    lines += [f"- Initial values: {marked(fields['Start'])}"] if "Start" in fields else []
     lines += [f"- State: {marked(fields['State'])}"] if "State" in fields else []
     lines += [f"- Other names: {aliases}"] if aliases else []
     return "\n".join([*lines, ""])

@@ -1,6 +1,6 @@
 """Claims of the two papers about their structures, each with the corresponding numbers of an analysed model.
 
-The numbers describe one model. Readers judge whether they agree with a claim.
+The numbers describe one model. It is up to the reader whether they support the claim.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ A recipe's --distributed-world-size, --max-tokens and --update-freq define its e
 
 fairseq's --max-tokens is the number of sentences in a batch × its longest side. With --batch-size instead, examples
 are counted: sentence pairs or images. On another number of devices, update-freq is adapted to keep the effective batch,
-and max-tokens too if update-freq alone cannot.
+and max-tokens too if update-freq alone is not enough.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a training, and its flags for fairseq-train."""
+    """The plan of a training run, and its flags for fairseq-train."""
 
     devices: str
     batches: Batches

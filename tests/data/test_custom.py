@@ -55,7 +55,7 @@ def test_data_folder_has_expected_files(corpus: Path, raw_text: dict[str, Path])
     assert not corpus.with_name("data.partial").exists()
 
 
-def test_corpus_json(corpus: Path, raw_text: dict[str, Path]) -> None:
+def test_corpus_json_records_the_preparation(corpus: Path, raw_text: dict[str, Path]) -> None:
     import sentencepiece
 
     record = json.loads((corpus / "corpus.json").read_text())

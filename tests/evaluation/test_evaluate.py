@@ -240,4 +240,4 @@ def test_average_uses_the_requested_checkpoints(here: Run, capsys: Capture) -> N
 def test_evaluation_is_refused_during_training(here: Run, capsys: Capture) -> None:
     with here.lock():
         assert main([str(here.path), "--last", "2", "--cpu"]) == 2
-    assert "in use by another training or evaluation" in capsys.readouterr().err
+    assert "in use by another training or evaluation process" in capsys.readouterr().err

@@ -43,7 +43,7 @@ def logged(tmp_path: Path) -> Callable[[list[str]], Any]:
     return summarise
 
 
-def test_training_summary(logged: Callable[[list[str]], Any]) -> None:
+def test_training_summary_counts_updates_tokens_and_seconds(logged: Callable[[list[str]], Any]) -> None:
     summary = logged(FIRST)
     assert (summary.num_updates, summary.epochs, summary.best_valid_loss) == (15, 2, 4.5)
     assert summary.target_tokens == 10 * 100 + 5 * 120

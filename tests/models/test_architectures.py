@@ -1,4 +1,4 @@
-"""Architectures, options, start values and places of the translation models."""
+"""Architectures, options, initial values and places of the translation models."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_names_of_architectures_are_registered():
 
 
 @pytest.mark.parametrize("width", STOCK)
-def test_parameters_of_stock(width):
+def test_stock_models_have_known_parameter_counts(width):
     arch = {64: "transformer", 512: "transformer", 1024: "transformer_vaswani_wmt_en_de_big"}[width]
     with torch.device("meta"):
         model = TransformerModel.build_model(settings(arch, **(TINY if width == 64 else {})), TASK)
@@ -76,7 +76,7 @@ def test_parameters_of_stock(width):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("family", ADDED)
-def test_architecture(family, suffix):
+def test_architectures_have_their_published_sizes(family, suffix):
     arch = family + suffix
     c, ffn, heads, layers, dropout = SUFFIXES[suffix]
     args = settings(arch)
@@ -220,7 +220,7 @@ def test_wrong_options_stop_before_the_data_is_loaded(arch, given, text):
         settings(arch, **given)
 
 
-def test_command_line():
+def test_flags_survive_parser_and_config():
     """Flags survive fairseq's parser and its conversion to a config, from which generation builds the model."""
     parser = fairseq_options.get_training_parser()
     line = "data --task translation --arch transformer_resid_tiny --residual rskip_ln --skip-lambda 3 --dropout 0.2"
@@ -253,7 +253,7 @@ def test_residual_backend_on_the_command_line(capsys):
     assert "--residual-backend: invalid choice: 'cuda'" in capsys.readouterr().err
 
 
-def test_residual_backend_of_a_checkpoint():
+def test_checkpoint_without_backend_flag_uses_auto():
     """A checkpoint from before the flag is auto; one trained with triton translates without a GPU."""
     args = settings("transformer_rskip_ln_tiny")
     assert not hasattr(args, "residual_backend")
@@ -306,7 +306,7 @@ def test_invalid_options_are_user_errors():
         build("transformer_sas_tiny", other, share_all_embeddings=True)
 
 
-# --- start values, ends of stacks, places ---------------------------------------------------------------------------
+# --- initial values, ends of stacks, places ---------------------------------------------------------------------------
 
 
 def test_feed_forward_starts_as_in_tensor2tensor():
@@ -319,12 +319,12 @@ def test_feed_forward_starts_as_in_tensor2tensor():
         for linear in (layer.fc1, layer.fc2):
             assert 0.97 * bound < linear.weight.abs().max() <= bound and not linear.bias.any()
             assert linear.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
-    with pytest.raises(UserError, match="--ffn-init xavier: the residual deep_norm has its own start values"):
+    with pytest.raises(UserError, match="--ffn-init xavier: the residual deep_norm has its own initial values"):
         build(residual="deep_norm", ffn_init="xavier")
 
 
 def test_start_values_are_those_of_stock_by_default():
-    """The same draws in the same order: a structure without random start values leaves the generator unchanged."""
+    """The same draws in the same order: a structure without random initial values leaves the generator unchanged."""
     torch.manual_seed(0)
     theirs = TransformerModel.build_model(settings("transformer", **TINY), TASK)
     torch.manual_seed(0)

@@ -82,7 +82,7 @@ def test_stock_equality_under_other_options(given):
 
 
 @pytest.mark.parametrize("final_norm", [True, False])
-def test_no_decoder_final_norm(final_norm):
+def test_no_decoder_final_norm_equals_stock(final_norm):
     given = {"no_decoder_final_norm": not final_norm}
     model = stock(**PRE, **given)
     copy = adopted(model, {"residual": "pre_ln", **given})
@@ -156,7 +156,7 @@ def test_internal_error_while_loading_is_not_hidden(monkeypatch):
         model.load_state_dict(copied(model))
 
 
-# --- one layer beside stock's --------------------------------------------------------------------------------------
+# --- one layer and fairseq's ---------------------------------------------------------------------------------------
 
 GENERATOR = torch.Generator().manual_seed(9)
 X, ENCODED = torch.randn(4, 3, 64, generator=GENERATOR), torch.randn(5, 3, 64, generator=GENERATOR)

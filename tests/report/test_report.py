@@ -326,7 +326,7 @@ def test_files_with_other_strange_values_are_notes(where: str, runs: list[Path],
     assert where == "run.json" or f"{where}: " in text
 
 
-def test_findings_of_sas() -> None:
+def test_findings_report_gates_of_sas() -> None:
     found = {each.claim: each for each in findings.findings(sas())}
     assert "α > 0.9 at " in found["α is above 0.9 nearly everywhere"].found
     assert "encoder lower half 0.10, upper half 0.30" in found["β rises with depth"].found
@@ -335,7 +335,7 @@ def test_findings_of_sas() -> None:
     assert findings.findings(sas(0.4))[0].found.startswith("α > 0.9 at 0 of ")
 
 
-def test_findings_of_other_structures() -> None:
+def test_findings_report_ratio_and_unused_branches() -> None:
     sites = [site("encoder", 0, "ffn", ratio=2.7), site("decoder", 0, "ffn", without=3.001, ratio=2.3)]
     found = {each.claim: each for each in findings.findings(analysis("r", "rskip_ln", sites, skip_lambda=2))}
     ratio = next(each for claim, each in found.items() if "ratio" in claim)
@@ -365,7 +365,7 @@ def test_findings_compare_gradients_with_the_baseline() -> None:
 def test_findings_compare_nll_with_the_baseline() -> None:
     base, better = sas(), replace(sas(), nll=2.5)
     (first,) = [each for each in findings.findings(better, base) if "predicts" in each.claim]
-    assert first.found == "2.500 nats a token on 10 sentences of valid, baseline 3.000"
+    assert first.found == "2.500 nats per token on 10 sentences of valid, baseline 3.000"
     for other in (None, base, replace(better, sentences=9), replace(better, data="elsewhere")):
         assert not any("predicts" in each.claim for each in findings.findings(base, other))
 

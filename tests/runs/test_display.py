@@ -1,4 +1,4 @@
-"""The progress display of a training, and the log records that it reads."""
+"""The progress display of a training run, and the log records that it reads."""
 
 from __future__ import annotations
 

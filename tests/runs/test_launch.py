@@ -116,7 +116,7 @@ def test_launcher_locks_the_run_and_stops_its_child(fake_train: Path, capsys: Ca
     while not Path("run/checkpoint_1_9.pt").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert launch.main(words) == 2
-    assert "run: in use by another training or evaluation" in capsys.readouterr().err
+    assert "run: in use by another training or evaluation process" in capsys.readouterr().err
     process.terminate()
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
     assert calls(fake_train)[-1] == "stopped by a signal"

@@ -28,7 +28,7 @@ def difference(row: results.Row) -> float:
     return row.against.effects["NLL"].difference
 
 
-def test_results_of_a_whole_study(file: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_complete_study_gives_all_results(file: Path, tmp_path: Path, capsys: Capture) -> None:
     trial = plan.read_study(file)
     folder = tmp_path / "trial"
     all_kept(folder, trial)

@@ -121,7 +121,7 @@ def test_smallest_visible_effect_matches_known_values(count: int, visible: float
 
 
 def test_smallest_visible_effect_has_80_percent_power() -> None:
-    """80% of studies detect the smallest visible effect at level 5%."""
+    """80% of studies detect the smallest detectable effect at level 5%."""
     generator = np.random.default_rng(0)
     error = math.sqrt(2 / 5)
     effect = error * (stats.t.ppf(0.975, 8) + stats.t.ppf(0.8, 8))

@@ -95,7 +95,7 @@ def text_data(folder: Path) -> None:
 
 
 def log(folder: Path) -> None:
-    """Read train.log as evaluation and a training that is resumed do."""
+    """Read train.log as evaluation and resumed training do."""
     from fairseq_resid.runs.display import Display
     from fairseq_resid.runs.training_command import TrainingCommand
 
@@ -362,7 +362,7 @@ def lost_of_report(words: str, code: int) -> str:
     if code != 0:
         return f"report lost: exit code {code}"
     page = Path("page.html").read_text(encoding="utf-8")
-    parts = {"curves": "Training and validation, by updates.", "settings": "--seed"}
+    parts = {"curves": "Training and validation by update.", "settings": "--seed"}
     if healthy == ["a"]:
         parts["analysis"] = 'id="run-a"'
         if "--study" in words:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_data_prep(tmp_path: Path) -> None:
+def test_data_prep_benchmark_measures_both_tools(tmp_path: Path) -> None:
     for side, text in zip(("en", "de"), mirror.sides(mirror.pairs(300, ("en", "de"))), strict=True):
         (tmp_path / f"text.{side}").write_text(text)
     flags = ["--text", tmp_path / "text", "--source", "en", "--target", "de", "--rounds", 1, "--only", "extract"]
@@ -31,7 +31,7 @@ def test_data_prep(tmp_path: Path) -> None:
     assert all(row["pairs_per_second"] > 0 for row in found["steps"].values())
 
 
-def test_depth(tmp_path: Path, corpus: Path) -> None:
+def test_depth_benchmark_reuses_its_results(tmp_path: Path, corpus: Path) -> None:
     """Reports what trains, what does not within two updates and what is not finite; a second call repeats nothing."""
     flags = [corpus, "--layers", 4, 1, "--updates", 2, "--lr", 1e-3]
     flags += ["--structures", "post_ln", "xskip", "--json", tmp_path / "depth.json"]
@@ -105,7 +105,7 @@ def test_every_benchmark_runs(tmp_path: Path, corpus: Path) -> None:
     assert set(trained["figures"]) == {"tiny, fp32, random, wall clock", "tiny, fp32, data, wall clock"}
 
 
-def test_goals_of_a_gpu(load: Any) -> None:
+def test_goals_on_a_gpu_are_judged(load: Any) -> None:
     goals = load("goals")
     timings = [
         row("rskip_ln-2", "forward+backward", speed_to={"eager": spread(2.6), "torch.compile": spread(1.1)}),
@@ -161,7 +161,7 @@ def test_goals_of_a_gpu(load: Any) -> None:
     }
 
 
-def test_goals_of_a_cpu(load: Any) -> None:
+def test_goals_on_a_cpu_are_judged(load: Any) -> None:
     goals = load("goals")
     found = verdicts(
         goals,

@@ -6,7 +6,7 @@ The data folder, as all other commands read it:
 
     DATA/dict.SRC.txt, dict.TGT.txt   the joined dictionary, next to fairseq's binary files
     DATA/spm.model, DATA/bpe.codes    the subword model, of sentencepiece or subword-nmt
-    DATA/ref/SPLIT.{SRC,TGT}          the unchanged valid and test texts: the references for BLEU
+    DATA/ref/SPLIT.{SRC,TGT}          the unchanged validation and test texts: the references for BLEU
     DATA/corpus.json                  sources, checksums, counts, versions, how to restore text
 
 DATA appears when it is complete; until then everything is in DATA.partial. Its content does not depend on the time, the
@@ -154,7 +154,7 @@ def _show_result(out: Path, show: bool) -> None:
 
 
 def _show_overlap(out: Path, record: CorpusRecord) -> None:
-    """Print the valid and test sentences that also occur in the training text, in their original form."""
+    """Print the validation and test sentences that also occur in the training text, in their original form."""
     if not record.overlap:
         raise ValueError(
             f"{out}: --show: this data folder has no record of repeated sentences, because an earlier version made it; "
