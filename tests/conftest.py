@@ -175,7 +175,7 @@ def one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def preprocess_in_this_process() -> Iterator[None]:
-    """Let preparations that run in this process call fairseq-preprocess here: a process of its own takes seconds.
+    """Let preparations that run in this process call fairseq-preprocess here: a separate process takes seconds.
 
     Preparations that tests start as commands run it as users do.
     """

@@ -10,7 +10,7 @@ from fairseq_resid import connections
 
 WIDTH, HEIGHT = 420, 136
 SUM_HEIGHT = 34  # of a part of the sum that reads both paths
-# In light and dark mode. The drawing has a background of its own, in case page and system differ.
+# In light and dark mode. The drawing has its own background, in case page and system differ.
 COLOURS = {
     "page": ("#ffffff", "#0d1117"),
     "text": ("#1f2328", "#e6edf3"),

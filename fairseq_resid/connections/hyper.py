@@ -212,7 +212,7 @@ register(
         formula="n streams, mixed by doubly stochastic matrices",
         source="Xie 2025",
         family="Several streams",
-        use_when="Several streams whose mixing must not amplify. It decodes more slowly than every other structure.",
+        use_when="Several streams, mixed without amplification. It decodes more slowly than every other structure.",
     ),
 )
 register(

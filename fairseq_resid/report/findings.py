@@ -130,7 +130,7 @@ def off(analysis: Analysis) -> Finding | None:
         return None
     shut = analysis.off()
     found = f"not used: {len(shut)} of {len(analysis.sites)}" + (f": {', '.join(shut)}" if shut else "")
-    return Finding("every branch is used", "question of this project", found)
+    return Finding("every branch is used", "this project's question", found)
 
 
 def findings(

@@ -63,7 +63,7 @@ PLACE_FLAGS = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
 
 
 def check_architecture(arch: str, given: TrainingCommand) -> None:
-    """Check that fairseq knows an architecture and that its size is the recipe's.
+    """Check that fairseq knows an architecture and that its size matches the recipe.
 
     Raises: ValueError naming similar architectures, or both sizes.
     """
@@ -78,7 +78,7 @@ def check_architecture(arch: str, given: TrainingCommand) -> None:
         near = difflib.get_close_matches(arch, ours, n=4, cutoff=0.5) or ["transformer", "transformer_sas"]
         raise ValueError(f"--arch {arch}: no such architecture; similar ones: {', '.join(near)}")
     if arch in families:
-        return  # a family has no size of its own
+        return  # a family does not set a size
     preset = argparse.Namespace()
     ARCH_CONFIG_REGISTRY[arch](preset)
     for flag, values in dict(given.flags).items():
@@ -277,14 +277,14 @@ def is_finished(command: TrainingCommand, run: Run) -> bool:
         differences += begun.only(plan.PLANNED_FLAGS).changes(command.only(plan.PLANNED_FLAGS))
     if differences:
         raise ValueError(
-            f"{run.path}: was started with other settings ({'; '.join(differences)}); repeat those, choose another "
+            f"{run.path}: was started with different settings ({'; '.join(differences)}); repeat those, choose another "
             "--run folder or remove this one"
         )
     return record.finished
 
 
 def reached_end(command: TrainingCommand, run: Run) -> bool:
-    """Return whether a training run ended by --max-update or --max-epoch and not by --stop-time-hours."""
+    """Return whether a training run ended by --max-update or --max-epoch rather than --stop-time-hours."""
     if "--stop-time-hours" not in command:
         return True
     done = run.training_summary()
@@ -415,8 +415,8 @@ def changes(before: RunRecord, now: RunRecord) -> list[str]:
         found.append(f"{new.product} instead of {old.product}: {rest}")
     if before.sessions:
         last, this = before.sessions[-1], now.sessions[-1]
-        found += ["other commit"] if last.commit != this.commit else []
-        found += ["other versions"] if last.versions != this.versions else []
+        found += ["a different commit"] if last.commit != this.commit else []
+        found += ["different versions"] if last.versions != this.versions else []
     return found
 
 

@@ -1,6 +1,6 @@
 """Recipes: readable files of fairseq-train flags, with `#` comments.
 
-Below a line `[evaluate]` a recipe can state the flags of `fairseq-resid evaluate` that its runs are scored with.
+After a line `[evaluate]`, a recipe can set flags of `fairseq-resid evaluate` for its runs.
 """
 
 from __future__ import annotations

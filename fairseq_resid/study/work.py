@@ -54,7 +54,7 @@ class StudyFolders:
 def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> None:
     """Train and evaluate a run, keep its results in place.kept, and remove its folder unless weights are kept too.
 
-    Raises: ValueError, ChildProcessError, OSError. A training run that diverges is kept as diverged.
+    Raises: ValueError, ChildProcessError, OSError. A diverged run is kept with this outcome.
     """
     folder, target = Run(place.work / run.name), place.kept / run.name
     # The process of an engine that was killed may still be running.

@@ -129,7 +129,7 @@ def test_another_corpus_is_refused(
     assert custom.main(flags(prefixes, data, **changed)) == 2
     error = capsys.readouterr().err
     assert str(data) in error and "Traceback" not in error
-    assert ("corpus.json" if "corpus.json" in change else "another corpus") in error
+    assert ("corpus.json" if "corpus.json" in change else "a different corpus") in error
     assert content(data) == before
 
 

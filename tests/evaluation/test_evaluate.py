@@ -118,7 +118,7 @@ def test_only_changed_parts_are_evaluated_again(copy: Run, decoder: Decoder, cap
     copy.last.write_bytes(content)  # a new file, as after further training
     assert main(arguments(copy)) == 0
     assert [words[words.index("--path") + 1] for words in decoder.commands[2:]] == [str(copy.last)]
-    assert main([*arguments(copy), "--last", "1"]) == 0  # another average
+    assert main([*arguments(copy), "--last", "1"]) == 0  # a different average
     assert [words[words.index("--path") + 1] for words in decoder.commands[3:]] == [str(copy.averaged)]
     assert len(load_checkpoint(copy.averaged)["averaged_from"]) == 1
     (copy.decode / "test.last.hyp").unlink()

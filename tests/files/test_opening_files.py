@@ -42,7 +42,7 @@ WRITING = {"w", "wb", "a", "ab", "x", "xb"}  # the modes in which `open` cannot 
 
 STREAM = "what files.open_any_size or files.read_bytes returned"
 NO_FILE = "a method of our own that opens no file by itself"
-CHECKPOINT = "a checkpoint, with checks of its own"
+CHECKPOINT = "a checkpoint, with its own checks"
 OWN_TEXT = "a text of any size that this preparation has just written"
 ALLOWED = {
     "cli/frame.py:open_streams": "the null device",

@@ -352,7 +352,7 @@ def test_start_values_of_a_seed_are_frozen(residual):
 
 
 @pytest.mark.parametrize("residual", ["post_ln", "sas", "rskip_ln", "xskip"])
-def test_every_structure_takes_a_final_norm(residual):
+def test_every_structure_accepts_a_final_norm(residual):
     plain, normed = build(residual=residual), build(residual=residual, final_norm="layer")
     ends = {f"{stack}.layer_norm.{name}" for stack in ("encoder", "decoder") for name in ("weight", "bias")}
     assert normed.state_dict().keys() - plain.state_dict().keys() == ends

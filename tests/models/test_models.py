@@ -101,7 +101,7 @@ def test_every_parameter_learns(name, options):
     LabelSmoothedCrossEntropyCriterion(TASK, False, 0.1)(model, sample())[0].backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
-        if not name.endswith("k_proj.bias"):  # softmax does not see what all keys share
+        if not name.endswith("k_proj.bias"):  # softmax ignores what all keys have in common
             assert parameter.grad.abs().sum() > 0, name
 
 

@@ -59,7 +59,7 @@ def like(choose: Choose, value: Any) -> Any:
 
 
 def altered(choose: Choose, value: Any) -> Any:
-    """Return a copy of what JSON has in which one value is strange or missing, or a key is added."""
+    """Return a copy of a JSON value in which one value is strange or missing, or a key is added."""
     value = json.loads(json.dumps(value))
     path = choose.choice(list(paths(value)))
     how = choose.random()

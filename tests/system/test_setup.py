@@ -247,7 +247,7 @@ def test_compiler_that_does_not_work_is_named(tree, compiler, named):
     assert f"{named}: cannot compile C++ with Python.h" in output and "apt-get install g++" in output and not calls
 
 
-def test_folder_of_somebody_else_is_left_alone(tree):
+def test_folder_of_someone_else_is_left_alone(tree):
     tree.venv.mkdir()
     (tree.venv / "thesis.tex").write_text("years of work")
     assert "is not a Python environment" in tree.make(code=3)[0]
