@@ -184,7 +184,7 @@ class ResidualTransformerEncoder(TransformerEncoderBase):
         self.layer_norm = stack_end(cfg, "encoder", len(self.KINDS))
 
     def build_encoder_layer(self, cfg):  # type: ignore[no-untyped-def]
-        self.built = getattr(self, "built", 0) + 1  # stock builds layers in order and passes no index
+        self.built = getattr(self, "built", 0) + 1  # fairseq builds layers in order and passes no index
         places = layer_places(cfg, "encoder", self.KINDS, self.built - 1)
         return wrap(ResidualEncoderLayer(cfg, places, return_fc=self.return_fc), cfg)
 

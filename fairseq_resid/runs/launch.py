@@ -192,7 +192,7 @@ class Argument(str):
 def place_data(argv: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[TrainingCommand, TrainingCommand]:
     """Return the recipe's command, with the user's data folder if one is given, and the user's flags.
 
-    Raises: ValueError unless there is one data folder; what `check_flags` raises.
+    Raises: ValueError unless there is exactly one data folder; see also `check_flags`.
     """
     recipes = list(takewhile(lambda word: not FLAG.match(word), argv))
     rest, mine = (list(map(Argument, part)) for part in (argv[len(recipes) :], extra))

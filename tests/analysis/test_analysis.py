@@ -353,7 +353,7 @@ def test_labels_of_plots_show_any_name_as_text(name: str, tmp_path: Path) -> Non
     ElementTree.parse(tmp_path / "attention.svg")
 
 
-def test_curves_survive_truncated_logs_and_restarted_trainings(tmp_path: Path, capsys: Any) -> None:
+def test_curves_survive_truncated_logs_and_restarted_runs(tmp_path: Path, capsys: Any) -> None:
     began = "2026-01-01 02:00:00 | INFO | fairseq_cli.train | {'_name': None}"
     lines = [
         record(10, 100, loss=8), record(20, 200, loss=7, valid_loss=6), record(30, 300, loss="nan", valid_loss=5),

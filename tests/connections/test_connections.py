@@ -208,7 +208,7 @@ lambdas = st.sampled_from(["xskip", "xskip_ln", "rskip_ln"])
     mu=st.floats(0.125, 4),
     seed=st.integers(0, 99),
 )
-def test_any_lambda_and_shape(name, lam, shape, dim, mu, seed):
+def test_any_lambda_and_shape_equal_the_formula(name, lam, shape, dim, mu, seed):
     options = {"skip_lambda": lam} if name == "rskip_ln" else {"skip_lambda": lam / 2, "branch_scale": mu}
     site = make(name, options, dim=dim)
     x, f = inputs(*shape, dim, seed=seed)

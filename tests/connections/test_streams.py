@@ -77,7 +77,7 @@ def test_states_under_autocast_keep_their_dtype(name: str) -> None:
 
 
 @each_variant
-def test_a_stack_under_torchscript_and_autocast(name: str, options: dict[str, Any]) -> None:
+def test_stack_works_under_torchscript_and_autocast(name: str, options: dict[str, Any]) -> None:
     made = moved_stack(name, **options).float()
     x = torch.randn(5, 2, C)
     expected = made(x)

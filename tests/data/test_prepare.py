@@ -136,7 +136,7 @@ def test_second_host_replaces_missing_archives(
         (other / f"{name}.tgz").unlink()
     assert main("wmt14-en-de", tmp_path / "data", "--mirror", other.as_uri()) == 0
     output = capsys.readouterr().out
-    assert output.index("europarl-v7.tgz: ") < output.index("europarl-v7.zip: from")
+    assert output.index("europarl-v7.tgz: ") < output.index("europarl-v7.zip: downloading from")
     found, expected = content(tmp_path / "data"), content(en_de)
     assert found.pop("corpus.json") != expected.pop("corpus.json") and found == expected
 

@@ -142,5 +142,5 @@ def test_reading_calls_are_recognised(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["path.open('wb')", "open(p, mode='w')", "files.read_bytes(p)", "read_lines(p)"])
-def test_writing_and_checked_calls_are_not(source: str) -> None:
+def test_writing_and_checked_calls_are_not_reading_calls(source: str) -> None:
     assert not found(source)

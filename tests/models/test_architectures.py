@@ -155,7 +155,7 @@ def test_normalize_before_of_one_stack_is_refused(stack):
 
 
 @pytest.mark.parametrize("given", [PRE, {"residual": "pre_ln"}, {**PRE, "residual": "pre_ln"}], ids=str)
-def test_ways_to_say_pre_ln(given):
+def test_all_spellings_of_pre_ln_agree(given):
     args = settings("transformer_resid_tiny", **given)
     ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)
     assert (args.residual, args.encoder_normalize_before, args.decoder_normalize_before) == ("pre_ln", True, True)
@@ -233,7 +233,7 @@ def test_flags_survive_parser_and_config():
     assert model.cfg.encoder.embed_dim == 64
 
 
-def test_residual_backend_on_the_command_line(capsys):
+def test_command_line_sets_the_residual_backend(capsys):
     line = ["data", "--task", "translation", "--arch", "transformer_sas_tiny"]
 
     def parsed(*given):
@@ -323,7 +323,7 @@ def test_feed_forward_starts_as_in_tensor2tensor():
         build(residual="deep_norm", ffn_init="xavier")
 
 
-def test_start_values_are_those_of_stock_by_default():
+def test_initial_values_equal_those_of_stock_by_default():
     """The same draws in the same order: a structure without random initial values leaves the generator unchanged."""
     torch.manual_seed(0)
     theirs = TransformerModel.build_model(settings("transformer", **TINY), TASK)
@@ -343,7 +343,7 @@ STARTS = {
 
 
 @pytest.mark.parametrize("residual", STARTS)
-def test_start_values_of_a_seed_are_frozen(residual):
+def test_initial_values_of_a_seed_are_frozen(residual):
     args = settings("transformer_resid_tiny", residual=residual)
     torch.manual_seed(0)
     model = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)

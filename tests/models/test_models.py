@@ -229,7 +229,7 @@ def test_layers_to_keep_prunes_both_stacks(name, options):
 
 
 @as_stock
-def test_layers_to_keep_of_a_stock_checkpoint(theirs, ours):
+def test_pruned_stock_checkpoint_equals_stock(theirs, ours):
     full = stock(**theirs, **DEEP)
     expected = pruned(copied(full), stock, "transformer", **theirs)
     model = pruned(copied(full), build, "transformer_resid_tiny", **ours)

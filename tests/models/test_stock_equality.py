@@ -50,7 +50,7 @@ def test_stock_equality_bitwise(theirs, ours, mode):
 
 
 @as_stock
-def test_stock_equality_of_beam_search(theirs, ours):
+def test_beam_search_equals_stock(theirs, ours):
     model = stock(**theirs)
     rows = sentences(3, (2, 4, 6, 6))
     for expected, found in zip(translate(model, rows), translate(adopted(model, ours), rows), strict=True):
@@ -76,7 +76,7 @@ def test_stock_equality_of_beam_search(theirs, ours):
     ],
     ids=str,
 )
-def test_stock_equality_under_other_options(given):
+def test_models_with_other_options_equal_stock(given):
     model = stock(**given)
     assert torch.equal(logits(adopted(model, given)), logits(model))
 

@@ -269,7 +269,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize(("keys", "value", "said"), STRANGE.values(), ids=STRANGE)
-def test_strange_analysis_is_a_note_and_the_rest_goes_on(
+def test_strange_analysis_becomes_a_note(
     keys: tuple[str, ...], value: Any, said: str, runs: list[Path], tmp_path: Path
 ) -> None:
     analysed(runs[0], sas())
@@ -301,7 +301,7 @@ def test_parts_that_fail_are_notes_with_run_and_file(runs: list[Path], tmp_path:
     assert "β rises with depth" in text and "run-sas" in out.read_text()
 
 
-def test_sites_of_one_layer_or_without_a_coefficient_are_findings_all_the_same() -> None:
+def test_findings_include_single_layers_and_missing_coefficients() -> None:
     """The only layer may be a middle one, and a site may lack coefficients."""
     lonely = analysis("l", "sas", [site("encoder", 9, "ffn", alpha=0.9), site("encoder", 9, "conv")])
     found = {each.claim: each.found for each in findings.findings(lonely)}

@@ -203,7 +203,7 @@ def test_runs_without_a_data_fingerprint_are_named(file: Path, tmp_path: Path) -
     )
 
 
-def test_results_of_an_incomplete_study(file: Path, tmp_path: Path) -> None:
+def test_incomplete_study_gives_results_so_far(file: Path, tmp_path: Path) -> None:
     trial = plan.read_study(file)
     folder = tmp_path / "trial"
     notes = all_kept(folder, trial)

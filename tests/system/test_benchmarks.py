@@ -182,7 +182,7 @@ def test_goals_on_a_cpu_are_judged(load: Any) -> None:
     assert others == {"not measured: no GPU", "not measured"}
 
 
-def test_the_worst_figure_is_shown_with_where_it_was_measured(load: Any) -> None:
+def test_worst_figure_is_shown_with_its_measurement(load: Any) -> None:
     goals = load("goals")
     goal = next(goal for goal in goals.GOALS if goal.what == "training on a CPU, sas / stock")
     results = {"training-small": translated(size="small", sas=0.7), "training-base": translated(sas=0.5994)}
@@ -190,7 +190,7 @@ def test_the_worst_figure_is_shown_with_where_it_was_measured(load: Any) -> None
     assert (shown["measured"], shown["verdict"]) == ("0.599 [0.589, 0.609] (base, bf16, random, wall clock)", "fail")
 
 
-def test_the_readme_shows_what_was_measured(load: Any) -> None:
+def test_readme_shows_the_measured_results(load: Any) -> None:
     goals = load("goals")
     results = goals.read(ROOT / "benchmarks" / "results" / "cpu")
     shown = (ROOT / "benchmarks" / "README.md").read_text().splitlines()
@@ -229,7 +229,7 @@ def test_bad_input_is_refused(
     assert error.format(empty=tmp_path) in capsys.readouterr().err + str(refused.value.code)
 
 
-def test_a_gpu_that_is_not_there(load: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_missing_gpu_is_a_one_line_error(load: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -236,7 +236,7 @@ def test_activation_checkpointing_draws_the_same_dropout(train: Command, tmp_pat
             torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=3e-4)
 
 
-def test_pre_ln_without_final_norm_of_the_decoder(train: Command, generate: Command, tmp_path: Path) -> None:
+def test_pre_ln_works_without_the_final_decoder_norm(train: Command, generate: Command, tmp_path: Path) -> None:
     both = ["--encoder-normalize-before", "--decoder-normalize-before"]
     for flags, norms in ((["--residual", "pre_ln"], 2), ([*both, "--no-decoder-final-norm"], 1)):
         folder = tmp_path / str(norms)
@@ -290,7 +290,7 @@ def test_training_starts_from_a_stock_checkpoint(stock_checkpoint: Path, train: 
     [(["--arch", "transformer_sas_tiny"], "gate"), (["--residual", "rskip_ln", "--skip-lambda", "2"], "norm")],
     ids=["sas", "rskip_ln"],
 )
-def test_what_a_stock_checkpoint_lacks_is_named(
+def test_parameters_missing_in_a_stock_checkpoint_are_named(
     flags: list[str], missing: str, stock_checkpoint: Path, train: Command, tmp_path: Path
 ) -> None:
 
