@@ -68,9 +68,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def fault(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """Record a row of a table in tests/faults/README.md: `fault("what was done to it", tried, "what came of it")`.
+    """Record a row of a table in tests/faults/README.md: `fault("the fault", tried, "the outcome")`.
 
-    tried: how often. The test that made the row is added. A row counts if its test passes.
+    tried: number of attempts. The name of the test is added. A row is only written if its test passes.
     """
     test = f"`{request.path.relative_to(ROOT / 'tests')}` `{request.node.originalname}`"
     when = "" if request.node.get_closest_marker("long") else ", in every run"
@@ -115,16 +115,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what is in the test file of a structure."""
+    """Mark the tests in the test file of a structure."""
     if item.path.parent == ROOT / "tests" / "structures":
         item.add_marker(pytest.mark.once)  # torch alone
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `long` unless -m names it, and with --core what is marked `slow`.
+    """Deselect tests marked `long` unless -m names this mark, and with --core those marked `slow`.
 
-    With --structure, leave out what is of no or another structure.
-    Begin with the longest test: other workers do the rest.
+    With --structure, deselect all tests that are not of this structure.
+    The longest test runs first, so that other workers can run the rest meanwhile.
     """
     if (name := config.getoption("--structure")) is not None:
         own = ROOT / "tests" / "structures" / f"{name}.py"
@@ -274,7 +274,7 @@ def cli() -> Callable[..., Result]:
     """Run a fairseq command in this process: `cli("fairseq-generate", data, "--path", file) -> Result`.
 
     Adds --user-dir and --cpu, and no worker processes. A command that exits with a code other than 0 fails the test
-    unless `check=False`; any other exception comes through. `stdin` is the text it reads.
+    unless `check=False`; any other exception is raised. `stdin` is the text it reads.
     """
 
     def run(command: str, *flags: object, stdin: str = "", check: bool = True) -> Result:

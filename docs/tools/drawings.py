@@ -22,10 +22,10 @@ COLOURS = {
 
 @dataclass(frozen=True)
 class Site:
-    """What a drawing shows of a structure.
+    """The parts of a structure that its drawing shows.
 
-    shortcut, branch: what the two paths are multiplied by or go through; before: what the branch sees x through
-    sums: parts of the sum that read both paths; after: the norm of the sum; repeats: how often that is done again
+    shortcut, branch: the factor or function on each path; before: the function on the input of the branch
+    sums: parts of the sum that read both paths; after: the norm of the sum; repeats: how often both are repeated
     is_wide: the state has more than C channels; is_mixed: the branch is read off the state and written back to it
     """
 

@@ -3,7 +3,7 @@
 >>> markdown("LN(αx + F), α and initialisation by depth")
 '$\\\\mathrm{LN}(\\\\alpha x + F)$, $\\\\alpha$ and initialisation by depth'
 
-Math are names of one letter and what is written with them: sums, products, indices, LN(...), dropout(...), √, σ.
+Names of one letter and expressions of them are math: sums, products, indices, LN(...), dropout(...), √, σ.
 A word of two letters or more is prose, except products such as αx and aF.
 """
 

@@ -87,7 +87,7 @@ def calls(tree: ast.AST, where: str = "") -> Iterator[tuple[str, ast.Call]]:
 
 
 def opens(call: ast.Call) -> str:
-    """Return what a call that may read a file is called; "" for another call."""
+    """Return the name of a call that may read a file; "" for any other call."""
     function = call.func
     if isinstance(function, ast.Name):
         name, of = function.id, ""
@@ -124,7 +124,7 @@ def test_only_listed_functions_open_files_themselves() -> None:
     assert not strange, (
         "open files by fairseq_resid.files, or list the function in ALLOWED with a reason:\n" + "\n".join(strange)
     )
-    assert used == ALLOWED.keys(), "these open nothing any more: remove them from ALLOWED"
+    assert used == ALLOWED.keys(), "these no longer open files: remove them from ALLOWED"
 
 
 @pytest.mark.parametrize(

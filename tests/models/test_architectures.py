@@ -52,7 +52,7 @@ SUFFIXES = {
     "_wmt_en_fr_big": (1024, 4096, 16, 6, 0.1),
     "_tiny": (64, 128, 4, 2, 0.1),
 }
-# With 54 entries in each dictionary, nothing shared; and what the structures add.
+# Parameters by width, with 54 entries in each dictionary and nothing shared: of stock models, and added by families.
 STOCK = {64: 177_792, 512: 44_221_440, 1024: 176_523_264}
 ADDED = {
     "transformer_resid": {64: 0, 512: 0, 1024: 0},

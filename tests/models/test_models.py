@@ -288,7 +288,7 @@ def test_product_quantisation_noise_spares_the_sites(arch):
     before = copied(model)
     logits(model.train())
     changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
-    # fairseq's attention takes the weights without calling its projections, whose noise so stays out.
+    # fairseq's attention reads the weights without calling its projections, so their noise is never applied.
     assert {f"{name}.weight" for name in linears if name.endswith(("fc1", "fc2"))} <= changed
     assert changed <= {f"{name}.weight" for name in hooked(model)}
 

@@ -90,7 +90,8 @@ def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype, backend
     half = torch.finfo(dtype).max / 2
     fits = {key: right.abs() <= half for key, right in exact.items()}
     in_range = all(bool(fits[key].all()) for key in ("dx", "dF"))
-    # A gate's logit, a sum of huge numbers of both signs, may come out as anything; so may a row of equal numbers.
+    # The logit of a gate sums huge numbers of both signs, so rounding may give any value; the same holds for a row of
+    # equal numbers.
     is_compared = not spec(name).has_gate
     spread = x.isclose(x[:, :1]).all(-1).logical_not()
     tolerance = 24 * torch.finfo(dtype).eps
@@ -148,7 +149,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     """For every training step: the loss scale before and after, whether it counts, and whether weights changed."""
     from fairseq.trainer import Trainer
 
-    import fairseq_resid.models  # noqa: F401  (the bridges, before what is put around them)
+    import fairseq_resid.models  # noqa: F401  (the patches must be applied before those below)
 
     seen: Steps = []
     original = Trainer.train_step

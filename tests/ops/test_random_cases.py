@@ -23,10 +23,10 @@ pytestmark = pytest.mark.once
 Fault = Callable[[str, int, str], None]
 
 
-ALL_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]  # the kernels have all but the first
+ALL_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]  # the kernels support all but fp64
 LAYOUTS = ["contiguous", "transposed", "sliced", "strided", "expanded"]
 SAMPLES, ROUNDINGS, SLACK = 2, 4, 8
-# What sums products: its error is of the order of the sum of their magnitudes.
+# Operations that sum products: their error is of the order of the sum of the magnitudes.
 SUMS = {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.sum, torch.ops.aten.mean}
 
 

@@ -1,4 +1,4 @@
-"""Strange values in place of every field of what JSON, YAML, a log or a line of fields has, by a seed."""
+"""Replace any field of a JSON or YAML file, a log or a line of fields by a strange value, chosen by a seed."""
 
 from __future__ import annotations
 

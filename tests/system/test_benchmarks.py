@@ -32,7 +32,7 @@ def test_data_prep_benchmark_measures_both_tools(tmp_path: Path) -> None:
 
 
 def test_depth_benchmark_reuses_its_results(tmp_path: Path, corpus: Path) -> None:
-    """Reports what trains, what does not within two updates and what is not finite; a second call repeats nothing."""
+    """It reports structures that train, do not train within two updates, or diverge; a second call repeats nothing."""
     flags = [corpus, "--layers", 4, 1, "--updates", 2, "--lr", 1e-3]
     flags += ["--structures", "post_ln", "xskip", "--json", tmp_path / "depth.json"]
     command = list(map(str, [sys.executable, ROOT / "benchmarks" / "depth.py", *flags]))
