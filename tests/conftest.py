@@ -199,13 +199,13 @@ def preprocess_in_this_process() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def raw_text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The prefix of each split of the tiny corpus's raw text; languages en and xx. Not to be written to."""
+    """The prefix of each split of the tiny corpus's raw text; languages en and xx. Tests must not write to it."""
     return write_corpus(tmp_path_factory.mktemp("raw"))
 
 
 @pytest.fixture(scope="session")
 def corpus(raw_text: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny corpus as a binarised data folder (vocabulary of 90 pieces, joined). Not to be written to."""
+    """The tiny corpus as a binarised data folder (vocabulary of 90 pieces, joined). Tests must not write to it."""
     from fairseq_resid.data.text import custom
 
     data = tmp_path_factory.mktemp("corpus") / "data"
@@ -318,7 +318,7 @@ def train(corpus: Path, cli: Callable[..., Result]) -> Callable[..., Result]:
 
 @pytest.fixture(scope="session")
 def sas_checkpoint(train: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A transformer_sas_tiny, trained for a second; with Adam's state. Not to be written to."""
+    """A transformer_sas_tiny, trained for a second; with Adam's state. Tests must not write to it."""
     folder = tmp_path_factory.mktemp("sas")
     train(folder, "--arch", "transformer_sas_tiny", "--batch-size", 64, "--max-update", 50)
     return folder / "checkpoint_last.pt"
@@ -326,7 +326,7 @@ def sas_checkpoint(train: Callable[..., Result], tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def stock_checkpoint(train: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """fairseq's own `transformer`, small, trained for a second; with Adam's state. Not to be written to."""
+    """fairseq's own `transformer`, small, trained for a second; with Adam's state. Tests must not write to it."""
     folder = tmp_path_factory.mktemp("stock")
     train(folder, *STOCK, "--batch-size", 64, "--max-update", 50)
     return folder / "checkpoint_last.pt"
