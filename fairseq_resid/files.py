@@ -23,7 +23,7 @@ T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 
 
-# Limits on files of a run, study or data folder, which may come from somebody else. The largest real ones are logs of a
+# Limits on files of a run, study or data folder, which may come from someone else. The largest real ones are logs of a
 # few MB. Memory is bounded too: a list of all lines has at most MOST_LINES entries.
 MOST_BYTES, MOST_LINES, MOST_LINE_BYTES = 256 << 20, 10_000_000, 4 << 20
 MOST_NUMBER, MOST_COUNT = 1e38, 1e12  # of a measured value (fp32 range); of a count, such as tokens per line

@@ -49,9 +49,9 @@ def _writing(path: str, size: int) -> Iterator[None]:
 
 
 def keep_last_optimizer_state() -> None:
-    """Keep the optimizer state in checkpoint_last.pt under --no-save-optimizer-state, so that the training can resume.
+    """Keep the optimizer state in checkpoint_last.pt under --no-save-optimizer-state, so that training can resume.
 
-    fairseq removes it there too: a resumed training would reset Adam and the number of updates. We write the complete
+    fairseq removes it there too: a resumed run would reset Adam and the number of updates. We write the complete
     state first and then remove it from the other files. A kill in between leaves one of them larger than necessary.
     """
     from fairseq import checkpoint_utils
@@ -93,8 +93,8 @@ def _strip(file: Path) -> None:
 def write_whole() -> None:
     """Write checkpoints atomically, under each of their names, and name the file if that fails.
 
-    fairseq writes checkpoint_last.pt and checkpoint_best.pt as plain copies of a numbered file: after a full disk or a
-    kill the copy would be incomplete, and the old file lost.
+    fairseq writes checkpoint_last.pt and checkpoint_best.pt as plain copies of a numbered file. If the disk is full or
+    the process is killed, the copy would be incomplete and the old file lost.
     """
     from fairseq import checkpoint_utils
     from fairseq.file_io import PathManager

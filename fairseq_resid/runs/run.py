@@ -35,7 +35,7 @@ NUMBERED = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"
 LOGGED = re.compile(r"(?:[^|{]*\|){0,3} ?(\{.*\})\s*")
 # The first line of a training session in the log: its settings.
 SESSION = "fairseq_cli.train | {"
-MOST_SECONDS = 1e12  # maximum duration of a training; still within the range of timedelta
+MOST_SECONDS = 1e12  # maximum duration of a training run; still within the range of timedelta
 TRAIN, EVALUATE = "fairseq-resid train", "fairseq-resid evaluate"
 
 
@@ -66,7 +66,7 @@ class Session:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """run.json: the command, plan and sessions of a training.
+    """run.json: the command, plan and sessions of a training run.
 
     plan: from runs/plan.py, in readable form; evaluate: the evaluation options in the recipe
     """
@@ -81,7 +81,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """Totals of a training over all its sessions, from train.log; None for values that the log does not contain.
+    """Totals of a training run over all its sessions, from train.log; None for values that the log does not contain.
 
     train_seconds: time spent in training steps, excluding validation, saving and start-up
     target_tokens: target tokens trained on, including EOS, or images; `unit` says which
@@ -225,7 +225,7 @@ class Run:
         Raises: ValueError if another process has locked it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with locked(self.path / ".lock", f"{self.path}: in use by another training or evaluation") as lock:
+        with locked(self.path / ".lock", f"{self.path}: in use by another training or evaluation process") as lock:
             yield lock
 
     def read_record(self) -> RunRecord | None:

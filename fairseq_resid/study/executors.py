@@ -130,7 +130,7 @@ class Command:
         ):
             try:
                 code = child.wait()
-            except BaseException:  # preempted: submitit exits without ending the training
+            except BaseException:  # preempted: submitit exits without ending training
                 child.terminate()
                 raise
         if code in (-signal.SIGTERM, 128 + signal.SIGTERM):

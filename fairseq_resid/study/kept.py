@@ -1,7 +1,7 @@
 """The kept files of a study's run: a run folder without weights, small enough for a repository.
 
 KEPT/RUN/study.json                        setting, arm, value and seed of the run, its flags, outcome and scores
-KEPT/RUN/run.json, train.log.gz            the training: command, machine, versions; all records of its log
+KEPT/RUN/run.json, train.log.gz            training: command, machine, versions; all records of its log
 KEPT/RUN/results*.json                     evaluation results on each test set
 KEPT/RUN/decode/SUBSET.MODEL.nll.gz        NLL and tokens of every reference sentence
 KEPT/RUN/decode/SUBSET.averaged.hyp.gz     translations
@@ -58,7 +58,7 @@ class Note:
 
     @property
     def nll(self) -> float:
-        """The NLL on the validation set, of the averaged model if it exists; infinite if the training diverged."""
+        """The NLL on the validation set, of the averaged model if it exists; infinite if training diverged."""
         return self.valid.get("averaged", self.valid.get("last", math.inf))
 
 
@@ -92,7 +92,7 @@ def keep_run(run: Run, note: Note, folder: Path) -> None:
 
 
 def command_without_paths(record: RunRecord) -> list[str]:
-    """Return the command of a training without the local folders."""
+    """Return the command of a training run without the local folders."""
     return TrainingCommand.parse(record.command).without(launch.PLACE_FLAGS).argv
 
 

@@ -41,7 +41,7 @@ SHARED = 60.0  # seconds until files written by another machine become visible i
 
 @dataclass
 class State:
-    """The progress of a study: notes of kept runs, and reasons of failed runs, by run name."""
+    """The progress of a study: notes of kept runs, and reasons for failures, by run name."""
 
     study: Study
     place: StudyFolders
@@ -83,7 +83,8 @@ class State:
         if len(known) < len(missing) or not known:
             return count
         total = sum(known) + more * sum(known) / len(known)
-        return f"{count}: about {total / 3600:.1f} core-hours by finished runs, {clock(total / slots)} here"
+        hours = f"about {total / 3600:.1f} core-hours, estimated from finished runs"
+        return f"{count}: {hours}; {clock(total / slots)} here"
 
 
 def read_state(study: Study, place: StudyFolders) -> State:

@@ -54,7 +54,7 @@ class StudyFolders:
 def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> None:
     """Train and evaluate a run, keep its results in place.kept, and remove its folder unless weights are kept too.
 
-    Raises: ValueError, ChildProcessError, OSError. A training that diverges is kept as diverged.
+    Raises: ValueError, ChildProcessError, OSError. A diverged run is kept with this outcome.
     """
     folder, target = Run(inside(place.work, run.name)), inside(place.kept, run.name)
     # The process of an engine that was killed may still be running.
@@ -67,7 +67,7 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
         data = Path(requested.command.data)
         begun = time.monotonic()
         outcome: kept.Outcome = "finished"
-        with locked(folder.path / ".lock", f"{folder.path}: a previous training is still running in it", wait=True):
+        with locked(folder.path / ".lock", f"{folder.path}: a previous training run is still running in it", wait=True):
             pass
         try:
             launch.train(requested.command, folder, requested.record(), requested.rank)
@@ -99,7 +99,7 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
 
 
 def has_diverged(run: Run) -> bool:
-    """Return whether a training failed because its loss or gradient was not finite."""
+    """Return whether a training run failed because its loss or gradient was not finite."""
     return compat.DIVERGED in children.last_lines(run.train_log)
 
 

@@ -43,7 +43,7 @@ def test_extracts_only_wanted_members(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["giga.tar", "giga.tgz", "giga.zip"])
-def test_compressed_members(tmp_path: Path, name: str) -> None:
+def test_compressed_members_are_unpacked(tmp_path: Path, name: str) -> None:
     text = "".join(f"line {i}\n" for i in range(50_000))
     mirror.archive(tmp_path / name, {"a.en.gz": gzip.compress(text.encode()), "a.fr.gz": gzip.compress(b"un\n")})
     found = out_of(tmp_path / name, ["a.en.gz", "a.fr.gz"], tmp_path / "out")

@@ -82,7 +82,7 @@ def test_result_does_not_depend_on_source_path_or_workers(
 
 
 def test_parts_are_not_joined_within_a_line(tmp_path: Path) -> None:
-    """EN-FR's valid set has two parts, and the last line of the first may lack its line end."""
+    """EN-FR's validation set has two parts, and the last line of the first may lack its line end."""
     host = mirror.wmt14(tmp_path / "host", "fr")
     members: dict[str, str | bytes] = {}
     for year in (2012, 2013):

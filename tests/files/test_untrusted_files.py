@@ -89,7 +89,7 @@ def test_folder_in_place_of_a_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_lock_and_partial_name_do_not_follow_links(tmp_path: Path) -> None:
-    """A run folder of somebody else may contain links out of it under every name that we write."""
+    """Someone else's run folder may contain links out of it under every name that we write."""
     precious = tmp_path / "precious"
     precious.write_text("mine")
     for name in (".lock", "results.json.partial", "train.log"):

@@ -75,7 +75,7 @@ class RoundTrip:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Line numbers (from 1) of valid or test sentences whose source, target or pair is also in the training text."""
+    """Line numbers (from 1) of validation or test sentences with source, target or both in the training text."""
 
     source: tuple[int, ...]
     target: tuple[int, ...]
