@@ -28,7 +28,7 @@ from ..data import folders
 from ..files import inside, locked, matching, reading
 
 Numbering = Literal["epoch", "update"]
-NUMBERED = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"checkpoint_\d+_(\d+)\.pt")}
+NUMBERED = {"epoch": re.compile(r"checkpoint([0-9]+)\.pt"), "update": re.compile(r"checkpoint_[0-9]+_([0-9]+)\.pt")}
 
 
 # A JSON record in fairseq's log, alone on its line or after time, level and logger.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from ... import records
-from ...files import inside, read_lines
+from ...files import inside, open_any_size, read_lines
 from ..sizes import check_sizes
 from .forms import TextForm
 from .segmentation import Segmenter
@@ -99,11 +99,17 @@ class SubwordSettings:
     normalizer: str = "nmt_nfkc"
 
 
+PostProcess = Literal["sentencepiece", "subword_nmt", "@@ ", "@@", "wordpiece", "letter", "silence", "_EOW", "none"]
+
+
 @dataclass(frozen=True)
 class Restore:
-    """How to convert decoded text to plain text: fairseq's --post-process, and the subword model in the data folder."""
+    """How to convert decoded text to plain text: fairseq's --post-process, and the subword model in the data folder.
 
-    post_process: str | None
+    Only values that fairseq knows: another one, such as --user-dir=X, would become an option of fairseq-generate.
+    """
+
+    post_process: PostProcess | None
     model: str | None = None
 
 
@@ -244,6 +250,16 @@ class Corpus:
         )
 
 
+def check_regular(data: Path) -> None:
+    """Check that fairseq can open the dictionaries and binarised texts: opening a named pipe would wait forever.
+
+    Raises: ValueError naming the file.
+    """
+    for pattern in ("dict.*", "*.bin", "*.idx"):
+        for file in data.glob(pattern):
+            open_any_size(file).close()
+
+
 def check(data: Path, verify: bool = False) -> bool:
     """Compare the sizes of the files in a data folder with corpus.json, and with `verify` their checksums too.
 
@@ -251,6 +267,7 @@ def check(data: Path, verify: bool = False) -> bool:
     before 0.3.2 has only checksums.
     Raises: ValueError naming every file that is missing or damaged, or corpus.json if it cannot be read.
     """
+    check_regular(data)
     known = records.read_if_there(inside(data, CORPUS), CorpusRecord, WRITER)
     if known is None:
         return False

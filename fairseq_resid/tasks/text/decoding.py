@@ -37,7 +37,8 @@ def generate_command(
     settings: Mapping[str, str] = DECODING,
 ) -> list[str]:
     """Return the fairseq-generate command that translates DATA's `subset` with a checkpoint."""
-    argv = [children.program("fairseq-generate"), str(data), "--user-dir", children.user_dir()]
+    folder = f"./{data}" if str(data).startswith("-") else str(data)  # otherwise read as an option
+    argv = [children.program("fairseq-generate"), folder, "--user-dir", children.user_dir()]
     argv += ["--task", "translation", "--path", str(checkpoint)]
     argv += ["--gen-subset", subset]
     argv += [item for name, value in settings.items() for item in (f"--{name}", value)]
