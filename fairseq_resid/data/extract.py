@@ -1,7 +1,7 @@
 """Extract texts from archives and markup as plain files with one sentence per line; other files stay unchanged.
 
-An archive with a member outside its folder is refused, and links are never followed. The unpacked size is limited. Only
-the requested texts are written, under names that we choose.
+An archive with a member outside its folder is refused, and links are never followed. The unpacked size is limited, see
+unpacking.py. Only the requested texts are written, under names that we choose.
 
 Formats by name: .tgz .tar.gz .tar.xz .tar .zip (archives), .gz (one compressed text), .sgm .xml (segments of a WMT or
 IWSLT test set), train.tags.* (IWSLT training text with <tag> lines). Any other text is copied unchanged.
@@ -9,48 +9,39 @@ IWSLT test set), train.tags.* (IWSLT training text with <tag> lines). Any other 
 
 from __future__ import annotations
 
-import errno
-import gzip
-import lzma
 import re
-import tarfile
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO
 from xml.sax.saxutils import unescape
 
-from ..cli.progress import Progress, amount
+from ..cli.progress import Progress
 from ..files import open_any_size, replacing
+from .unpacking import (
+    BLOCK,
+    GZIP,
+    NOT_A_FILE,
+    XZ,
+    Damaged,
+    Member,
+    Room,
+    damage_named,
+    decompressed,
+    members,
+    shortened,
+)
 
-BLOCK = 1 << 20
-LEADS_OUT = "leads outside the archive's folder; it is not used"
-MEMBERS = 2_000_000  # most members per archive
-# An archive or .gz may unpack to this many times its size, or to this many bytes if that is more. Text typically
-# expands about 4 times.
-UNPACKED_FACTOR = 100
-UNPACKED_BYTES = 1 << 30
-FILE_BYTES = 8192  # counted per file in addition to its content: hundreds of thousands of empty files fill a disk, too
-MARKUP_BYTES = 1 << 28  # largest marked-up test set, because it is read into memory
-GZIP = b"\x1f\x8b"  # first bytes of a gzip file
-XZ = b"\xfd7zXZ\0"  # first bytes of an xz file
-DECOMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {
-    GZIP: lambda file: gzip.GzipFile(fileobj=file),
-    XZ: lzma.LZMAFile,
-}
-SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
+MARKUP_BYTES = 1 << 26  # largest marked-up test set, because it is read into memory
+SHOWN_MEMBERS = 8  # in the message that one is missing
 # White space used to lay out markup. A no-break space is part of the sentence.
 LAYOUT = re.compile(r"[ \t\r\n\f\v]+")
 # Lines of IWSLT training files that are not sentences: an element such as <url>...</url> that fills the line.
 TAG_LINE = re.compile(rb"\s*<(\w+)( [^>]*)?>.*</\1>\s*")
-WEB_PAGE = re.compile(rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype\s+)?html\b", re.DOTALL | re.IGNORECASE)
-
-
-class Damaged(ValueError):
-    """The content of a file is truncated or corrupt, or does not match the format in its name."""
+# A web page: any number of these, and then a tag. One expression for both would take exponential time.
+BEFORE_HTML = re.compile(rb"\s+|<\?xml[^>]*>|<!--.*?-->", re.DOTALL | re.IGNORECASE)
+HTML = re.compile(rb"<(!doctype\s+)?html\b", re.IGNORECASE)
 
 
 def is_archive(name: str) -> bool:
@@ -75,23 +66,25 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
     are written and reading stops there, so the rest of the archive is not checked.
     Raises: Damaged naming the archive; ValueError naming archive and member if one is missing or not allowed.
     """
-    left, seen = dict(wanted), []
-    with ExitStack() as outputs, _reading(archive) as members:
-        room = _Room(archive)
-        for name, is_folder, open_member in members:
-            seen.append(name)
-            if name not in left:
+    left, seen, count = dict(wanted), [], 0
+    with ExitStack() as outputs, _reading(archive) as (found, room):
+        for count, member in enumerate(found, start=1):
+            if count <= SHOWN_MEMBERS:
+                seen.append(member.name)
+            if member.name not in left:
                 continue
-            if is_folder:
-                raise ValueError(f"{archive}: member {name!r} is not a regular file")
-            with open_member() as opened:
-                write_text(opened, name, outputs.enter_context(replacing(left.pop(name))), room, limit)
+            if member.open is None:
+                raise ValueError(f"{archive}: member {member.name!r} {NOT_A_FILE}")
+            with member.open() as opened:
+                write_text(opened, member.name, outputs.enter_context(replacing(left.pop(member.name))), room, limit)
             if not left and limit is not None:
                 break
         if left:
             # An uncompressed tar that was truncated between two members looks complete.
             size = f"{archive.stat().st_size:,} bytes; is it complete?"
-            raise ValueError(f"{archive} ({size}): member {', '.join(left)} is missing; it contains {_some(seen)}")
+            more = f" and {count - len(seen):,} more" if count > len(seen) else ""
+            listed = ", ".join(seen) or "none"
+            raise ValueError(f"{archive} ({size}): member {', '.join(left)} is missing; it contains {listed}{more}")
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -99,97 +92,52 @@ def unpack(archive: Path, folder: Path) -> None:
 
     Raises: Damaged naming the archive; ValueError naming archive and member if one appears twice or is not allowed.
     """
-    with _reading(archive) as members:
-        room = _Room(archive)
-        for name, is_folder, open_member in members:
-            if is_folder:
+    made = {PurePosixPath(".")}
+    with _reading(archive) as (found, room):
+        for member in found:
+            if member.is_folder:
                 continue
+            name = PurePosixPath(member.name)
+            if member.open is None:
+                raise ValueError(f"{archive}: member {shortened(member.name)} {NOT_A_FILE}")
+            for parent in name.parents:
+                if parent in made:
+                    break
+                room.take()
+                made.add(parent)
             target = folder / name
-            if target.exists():
-                raise ValueError(f"{archive}: member {name} appears twice")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with open_member() as opened:
-                room.write(iter(partial(opened.read, BLOCK), b""), target)
-
-
-class _Room:
-    """Limits the total unpacked size of a packed file, because a small one can unpack to any size."""
-
-    def __init__(self, packed: Path) -> None:
-        self.packed, self.most = packed, max(UNPACKED_BYTES, UNPACKED_FACTOR * packed.stat().st_size)
-        self.written = 0
-
-    def write(self, blocks: Iterable[bytes], output: Path) -> None:
-        """Write a file.
-
-        Raises: ValueError naming the packed file if the total exceeds the limit.
-        """
-        self._take(FILE_BYTES)
-        with output.open("wb") as file:
-            for block in blocks:
-                self._take(len(block))
-                file.write(block)
-
-    def _take(self, size: int) -> None:
-        self.written += size
-        if self.written > self.most:
-            raise ValueError(
-                f"{self.packed}: unpacks to more than {amount(self.most, 'B')}; if you trust it, unpack it yourself "
-                "and pass the folder with --raw"
-            )
-
-
-Member = tuple[str, bool, Callable[[], IO[bytes]]]  # name, whether it is a folder, function that opens a regular file
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with member.open() as opened, target.open("xb") as output:
+                    output.writelines(iter(partial(opened.read, BLOCK), b""))
+            except (FileExistsError, NotADirectoryError):
+                raise ValueError(f"{archive}: member {shortened(member.name)} appears twice") from None
 
 
 @contextmanager
-def _reading(archive: Path) -> Iterator[Iterator[Member]]:
-    """Open an archive and yield an iterator over its members. Use each member before advancing to the next.
+def _reading(archive: Path) -> Iterator[tuple[Iterator[Member], Room]]:
+    """Open an archive and yield an iterator over its members, and the limit on its unpacked size.
 
-    Raises: Damaged naming the archive, possibly on exit; ValueError naming a member that is not allowed: its name or
-    link target is outside the archive's folder, it is neither a file nor a folder, or there are too many members.
+    Raises: Damaged naming the archive, possibly on exit; see `members`.
     """
     with (
-        _damage_named(archive),
+        damage_named(archive),
         open_any_size(archive) as file,
         Progress(f"extract {archive.name}", archive.stat().st_size, "B") as progress,
     ):
         if is_web_page(file.read(BLOCK)):
             raise Damaged(f"{archive}: is a web page, not an archive")
         file.seek(0)
-        members = _zipped(file, progress) if archive.name.endswith(".zip") else _tarred(archive, file, progress)
-        yield _allowed(archive, members)
-
-
-def _allowed(archive: Path, members: Iterator[Member]) -> Iterator[Member]:
-    for number, (name, is_folder, open_member) in enumerate(members):
-        if number == MEMBERS:
-            raise ValueError(f"{archive}: has more than {MEMBERS:,} members")
-        if name.startswith("/") or ".." in PurePosixPath(name).parts:
-            raise ValueError(f"{archive}: member {name!r} {LEADS_OUT}")
-        yield str(PurePosixPath(name)), is_folder, open_member
-
-
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    """Convert errors caused by damaged compression or archives to Damaged. Disk errors are raised unchanged."""
-    try:
-        yield
-    except tarfile.FilterError as error:
-        said = "is not a regular file" if isinstance(error, tarfile.SpecialFileError) else LEADS_OUT
-        raise ValueError(f"{path}: member {error.tarinfo.name!r} {said}") from None
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
-        # Disk errors have an errno. EINVAL: a damaged zip points to an offset before the beginning of the file.
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-            raise
-        raise Damaged(f"{path}: damaged or truncated ({error})") from None
-    except RuntimeError as error:  # a zip with a password or an unsupported compression method
-        raise ValueError(f"{path}: cannot be read: {error}") from None
+        room = Room(archive)
+        yield members(archive, file, room, progress), room
 
 
 def is_web_page(beginning: bytes) -> bool:
     """Return whether a file begins like HTML: some servers send a web page instead of the file."""
-    return WEB_PAGE.match(beginning) is not None
+    place = 0
+    while before := BEFORE_HTML.match(beginning, place):
+        place = before.end()
+    return HTML.match(beginning, place) is not None
 
 
 def instead(name: str, beginning: bytes) -> str | None:
@@ -210,65 +158,19 @@ def instead(name: str, beginning: bytes) -> str | None:
     return None if fits else "data of another format"
 
 
-class _Counted:
-    """A file that advances the progress bar as it is read."""
-
-    def __init__(self, file: IO[bytes], progress: Progress) -> None:
-        self.file, self.progress = file, progress
-
-    def read(self, size: int = -1) -> bytes:
-        block = self.file.read(size)
-        self.progress.advance(len(block))
-        return block
-
-
-def _zipped(file: IO[bytes], progress: Progress) -> Iterator[Member]:
-    with zipfile.ZipFile(file) as opened:
-        for item in opened.infolist():
-            yield item.filename, item.is_dir(), partial(opened.open, item)
-            progress.advance(item.compress_size)
-
-
-def _tarred(archive: Path, file: IO[bytes], progress: Progress) -> Iterator[Member]:
-    counted: IO[bytes] = _Counted(file, progress)  # type: ignore[assignment]
-    beginning = file.read(len(XZ))
-    file.seek(0)
-    # Decompressed here, because tarfile's streams do not notice a truncated end or check the checksum stored there.
-    stream = next((opened(counted) for magic, opened in DECOMPRESSED.items() if beginning.startswith(magic)), counted)
-    with tarfile.open(fileobj=stream, mode="r|*") as members:
-        while (member := members.next()) is not None:
-            tarfile.data_filter(member, str(archive))  # refuses devices, pipes and links to the outside
-            yield member.name, member.isdir(), partial(_open_tarred, members, member)
-            members.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every header
-        # The tar ends before the stream does, and the checksum is only compared at the end of the stream.
-        while members.fileobj.read(BLOCK):
-            pass
-
-
-def _open_tarred(members: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    opened = members.extractfile(member) if member.isfile() else None  # extractfile would follow links
-    if opened is None:
-        raise tarfile.SpecialFileError(member)
-    return opened
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:8])
-    return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown or "none"
-
-
-def write_text(stream: IO[bytes], name: str, output: Path, room: _Room, limit: int | None = None) -> None:
+def write_text(stream: IO[bytes], name: str, output: Path, room: Room, limit: int | None = None) -> None:
     """Write a text, decompressed and without markup, depending on the format in its name.
 
     Raises: ValueError naming the text if its format is invalid; decompression errors.
     """
-    room.write(_blocks(stream, name, limit), output)
+    with output.open("wb") as file:
+        file.writelines(_blocks(stream, name, room, limit))
 
 
-def _blocks(stream: IO[bytes], name: str, limit: int | None) -> Iterator[bytes]:
+def _blocks(stream: IO[bytes], name: str, room: Room, limit: int | None) -> Iterator[bytes]:
     if name.endswith(".gz"):
-        with gzip.open(stream) as opened:
-            yield from _blocks(opened, name[: -len(".gz")], limit)  # type: ignore[arg-type]
+        with decompressed(stream, room) as opened:
+            yield from _blocks(opened, name[: -len(".gz")], room, limit)
         return
     if name.endswith((".sgm", ".xml")):
         markup = stream.read(MARKUP_BYTES + 1)
@@ -295,13 +197,30 @@ def segments(markup: bytes, name: str) -> list[str]:
     Raises: ValueError naming the file if it is not UTF-8 or contains no segments.
     """
     try:
-        text = markup.decode("utf-8")
+        markup.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name}: not UTF-8 ({error.reason} at byte {error.start})") from None
-    found = [LAYOUT.sub(" ", undo_entities(segment)).strip(" ") for segment in SEGMENT.findall(text)]
+    found = [LAYOUT.sub(" ", undo_entities(raw.decode("utf-8"))).strip(" ") for raw in _segments(markup, name)]
     if not found:
         raise ValueError(f"{name}: contains no <seg>")
     return found
+
+
+def _segments(markup: bytes, name: str) -> Iterator[bytes]:
+    """Yield the content of every <seg>. A regular expression would search to the end for each that is not closed."""
+    lower = markup.lower()
+    place = 0
+    while (start := lower.find(b"<seg", place)) >= 0:
+        place = start + len(b"<seg")
+        following = lower[place : place + 1]
+        if following.isalnum() or following == b"_":
+            continue  # another tag
+        begin = lower.find(b">", place) + 1
+        end = lower.find(b"</seg>", begin) if begin else -1
+        if end < 0:
+            raise ValueError(f"{name}: the <seg> at byte {start:,} is not closed")
+        yield markup[begin:end]
+        place = end + len(b"</seg>")
 
 
 def undo_entities(text: str) -> str:
@@ -314,5 +233,5 @@ def convert(path: Path, name: str, output: Path, limit: int | None = None) -> No
 
     Raises: Damaged naming the file; ValueError.
     """
-    with _damage_named(path), open_any_size(path) as stream, replacing(output) as unfinished:
-        write_text(stream, name, unfinished, _Room(path), limit)
+    with damage_named(path), open_any_size(path) as stream, replacing(output) as unfinished:
+        write_text(stream, name, unfinished, Room(path), limit)

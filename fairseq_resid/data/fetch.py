@@ -36,7 +36,7 @@ PATIENCE = 5  # seconds to wait for the answer to an optional request
 FINAL = {400, 401, 403, 404, 405, 406, 410, 416, 451}
 BEGINNING = 512  # bytes needed to recognise the format of a file
 ENDED = "the connection ended after {:,} of {:,} bytes"
-RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")  # a Content-Range
+RANGE = re.compile(r"bytes (\d{1,18})-\d+/(\d{1,18}|\*)")  # a Content-Range
 
 
 # Written by hand in the manifest of a corpus, so an unknown field is an error.
@@ -302,7 +302,8 @@ def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
 def _length(answer: Any) -> int | None:
     """Return the length of a response, None if the server does not report it."""
     length = answer.headers.get("Content-Length", "")
-    return int(length) if length.isdecimal() and "Transfer-Encoding" not in answer.headers else None
+    is_known = length.isdecimal() and len(length) <= 18 and "Transfer-Encoding" not in answer.headers
+    return int(length) if is_known else None
 
 
 def _read(answer: Any) -> bytes:

@@ -1,11 +1,21 @@
-"""Check the files of a data folder against their recorded sizes and checksums."""
+"""Check the files of a data folder against their record: names, sizes and checksums."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
 
 from ..files import sha256
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Check the names of files in a record, which may come from somebody else.
+
+    Raises: ValueError naming the first file outside the data folder.
+    """
+    for name in names:
+        if not name or "\0" in name or name.startswith("/") or ".." in PurePosixPath(name).parts:
+            raise ValueError(f"{name!r}: not a file of the data folder; a relative path without .. is allowed")
 
 
 def check_sizes(data: Path, record: str, sizes: Mapping[str, int], checksums: Mapping[str, str]) -> None:

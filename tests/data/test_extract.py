@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_resid.data import extract
+from fairseq_resid.data import extract, unpacking
 from support import mirror
 
 pytestmark = pytest.mark.once
@@ -210,9 +210,9 @@ def test_zip_with_a_password_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
 def test_too_many_members_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mirror.archive(tmp_path / name, {str(number): "1\n" for number in range(6)})
-    monkeypatch.setattr(extract, "MEMBERS", 6)
+    monkeypatch.setattr(unpacking, "MEMBERS", 6)
     assert len(out_of(tmp_path / name, ["5"], tmp_path / "out")) == 1
-    monkeypatch.setattr(extract, "MEMBERS", 5)
+    monkeypatch.setattr(unpacking, "MEMBERS", 5)
     with pytest.raises(ValueError, match=rf"{name}: has more than 5 members"):
         out_of(tmp_path / name, ["5"], tmp_path / "out")
 
@@ -239,7 +239,7 @@ def test_archive_that_unpacks_to_too_much_is_refused(
 
     unpacked()
     (tmp_path / "out" / "text0").unlink()
-    monkeypatch.setattr(extract, "UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(unpacking, "UNPACKED_BYTES", 1 << 20)
     with pytest.raises(ValueError, match=rf"{name}: unpacks to more than [1-3] MB; .* --raw"):
         unpacked()
     assert list((tmp_path / "out").iterdir()) == []
@@ -378,7 +378,7 @@ def test_archive_of_countless_empty_files_is_refused(tmp_path: Path, monkeypatch
     with tarfile.open(tmp_path / "a.tar.xz", "w:xz") as made:
         for number in range(300):
             made.addfile(tarfile.TarInfo(f"run{number}/x"))
-    monkeypatch.setattr(extract, "UNPACKED_BYTES", 100 * extract.FILE_BYTES)
-    monkeypatch.setattr(extract, "UNPACKED_FACTOR", 1)
+    monkeypatch.setattr(unpacking, "UNPACKED_BYTES", 100 * unpacking.FILE_BYTES)
+    monkeypatch.setattr(unpacking, "UNPACKED_FACTOR", 1)
     with pytest.raises(ValueError, match=r"a\.tar\.xz: unpacks to more than"):
         extract.unpack(tmp_path / "a.tar.xz", tmp_path / "out")

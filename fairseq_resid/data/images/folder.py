@@ -14,7 +14,7 @@ import numpy as np
 
 from ... import records
 from ...files import inside
-from ..sizes import check_sizes
+from ..sizes import check_names, check_sizes
 
 RECORD = "images.json"
 TASK = "image_classification"  # the fairseq task that reads such a folder
@@ -49,6 +49,9 @@ class ImageRecord:
     tools: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_names([*self.sizes, *self.checksums])
 
 
 def dtype(shape: tuple[int, int, int]) -> np.dtype[Any]:

@@ -10,7 +10,7 @@ import msgspec
 
 from ... import records
 from ...files import inside, open_any_size, read_lines
-from ..sizes import check_sizes
+from ..sizes import check_names, check_sizes
 from .forms import TextForm
 from .segmentation import Segmenter
 
@@ -148,6 +148,12 @@ class CorpusRecord:
     tools: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for language in (self.source, self.target):  # the suffix of file names
+            if not language or "/" in language or "\0" in language:
+                raise ValueError(f"{language!r}: not a language; a language code such as en is allowed")
+        check_names([*self.sizes, *self.checksums, *([self.restore.model] if self.restore.model else [])])
 
     @property
     def unverified_texts(self) -> tuple[str, ...]:

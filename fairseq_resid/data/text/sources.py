@@ -15,6 +15,7 @@ import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,7 +27,7 @@ from ..fetch import SILENCE, FetchError, Fingerprint, RemoteFile, address, fetch
 from .fingerprints import Fingerprints
 from .manifest import Part, TextManifest
 
-SNIFFED = 2000  # lines read to find out whether a text is tokenised
+SNIFFED, SNIFFED_BYTES = 2000, 1 << 16  # lines, and bytes of each, to find out whether a text is tokenised
 
 
 @dataclass(frozen=True)
@@ -289,7 +290,7 @@ def form_of(path: Path, name: str) -> str:
         return "xml"
     attached = detached = 0
     with open_any_size(path) as file:
-        for line in islice(file, SNIFFED):
+        for line in islice(iter(partial(file.readline, SNIFFED_BYTES), b""), SNIFFED):
             attached += len(re.findall(rb"[^\W\d_][.,?!](?=\s|$)", line))
             detached += len(re.findall(rb"\s[.,?!](?=\s|$)", line))
     return "stanford" if detached > attached else "plain"
