@@ -85,8 +85,9 @@ def train(args: argparse.Namespace, name: str, lr: float, log: Path) -> dict[str
         )
     found = figures(log)
     is_finite = done.returncode == 0 and found["valid_nll"] is not None and math.isfinite(found["valid_nll"])
-    if done.returncode and "training diverged at update" not in last_lines(log):
-        raise SystemExit(f"depth.py: error: {name} at lr {lr} failed:{last_lines(log)}")
+    last = "\n".join(last_lines(log))
+    if done.returncode and "training diverged at update" not in last:
+        raise SystemExit(f"depth.py: error: {name} at lr {lr} failed:\n{last}")
     return {**found, "is_finite": is_finite, "seconds": time.monotonic() - start}
 
 

@@ -24,8 +24,10 @@ Number = TypeVar("Number", int, float)
 
 
 # Limits on files of a run, study or data folder, which may come from someone else. The largest real ones are logs of a
-# few MB. Memory is bounded too: a list of all lines has at most MOST_LINES entries.
+# few MB. Memory is bounded too: a list of all lines has at most MOST_LINES entries. A training run logs a line per 100
+# updates, so that the longest log has some 10,000.
 MOST_BYTES, MOST_LINES, MOST_LINE_BYTES = 256 << 20, 10_000_000, 4 << 20
+MOST_LOG_BYTES, MOST_LOG_LINES = 64 << 20, 200_000
 MOST_NUMBER, MOST_COUNT = 1e38, 1e12  # of a measured value (fp32 range); of a count, such as tokens per line
 ANY_SIZE = 1 << 63
 LAST_BYTES = 64 << 10
@@ -127,7 +129,7 @@ def _packed_of(path: Path) -> Path:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[Iterable[bytes]]:
+def reading(path: Path, most_bytes: int = MOST_BYTES, most_lines: int = MOST_LINES) -> Iterator[Iterable[bytes]]:
     """Yield the lines of a file or, if it does not exist, of its compressed form FILE.gz, as kept by a study.
 
     Raises: FileNotFoundError if neither exists; ValueError naming the file if it is damaged, not a regular file, or
@@ -135,27 +137,27 @@ def reading(path: Path) -> Iterator[Iterable[bytes]]:
     """
     packed = _packed_of(path)
     if packed.is_file() and not path.is_file():
-        with open_regular(packed) as file:
+        with open_regular(packed, most_bytes) as file:
             try:
                 with gzip.GzipFile(fileobj=file) as unpacked:
-                    yield _bounded_lines(unpacked, packed)
+                    yield _bounded_lines(unpacked, packed, most_bytes, most_lines)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise ValueError(f"{packed}: damaged: {error}") from None
     else:
-        with open_regular(path) as plain:
-            yield _bounded_lines(plain, path)
+        with open_regular(path, most_bytes) as plain:
+            yield _bounded_lines(plain, path, most_bytes, most_lines)
 
 
-def _bounded_lines(file: BinaryIO | gzip.GzipFile, path: Path) -> Iterator[bytes]:
+def _bounded_lines(file: BinaryIO | gzip.GzipFile, path: Path, most_bytes: int, most_lines: int) -> Iterator[bytes]:
     size = 0
     for number in itertools.count(1):
         line = file.readline(MOST_LINE_BYTES + 1)
         size += len(line)
         if not line:
             return
-        if len(line) > MOST_LINE_BYTES or number > MOST_LINES or size > MOST_BYTES:
+        if len(line) > MOST_LINE_BYTES or number > most_lines or size > most_bytes:
             raise ValueError(
-                f"{path}:{number}: too large: at most {MOST_BYTES:,} bytes in {MOST_LINES:,} lines of "
+                f"{path}:{number}: too large: at most {most_bytes:,} bytes in {most_lines:,} lines of "
                 f"{MOST_LINE_BYTES:,} bytes are read"
             )
         yield line

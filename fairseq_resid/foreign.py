@@ -1,23 +1,30 @@
 """Escape text from outside the project for display: folder names, JSON values, lines of a corpus or a log.
 
-printable    on a terminal, in a log, in a plot: control characters escaped
-say          print such text, escaped
+printable    on a terminal, in a log, in a plot: on one line, control characters escaped
+say          print such text, escaped; each argument is one line
+with_lines   an error whose message has further lines, such as the end of a log
 markdown     in a Markdown page, as plain text; code: as a code span
 """
 
 from __future__ import annotations
 
 import re
-from typing import TextIO
+from collections.abc import Iterable
+from typing import TextIO, TypeVar
+
+Error = TypeVar("Error", bound=BaseException)
 
 # Control characters except tabs, line and paragraph separators, text direction overrides, and lone surrogates, which
 # include Python's representation of file name bytes that are not UTF-8.
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # Markdown syntax: brackets only where they make a link, underscores only outside words.
 MARKUP = re.compile(r"[\\`*~$]|\](?=[(\[:])|(?<!\w)_|_(?!\w)")
-# Characters that can start a tag, an entity or a block quote.
-HTML = re.compile(r"<(?=[\w/!?])|&(?=#?\w+;)|^>")
-ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+# At the start of a line: what precedes the mark of a heading, list, check box, block quote, rule or table, which is the
+# number in a numbered list. A code fence and *** are MARKUP.
+BLOCK = re.compile(r"^(?:(?=[#=>|:]|[-+](?!-?[\w.])|\[[ xX]\])|\d{1,9}(?=[.)](?:\s|$)))")
+# Characters that can start a tag or an entity.
+HTML = re.compile(r"<(?=[\w/!?])|&(?=#?\w+;)")
+ENTITIES = {"&": "&amp;", "<": "&lt;"}
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -36,21 +43,34 @@ def printable(text: object) -> str:
     return CONTROL.sub(_escaped, str(text))
 
 
-def printable_lines(text: object) -> str:
-    """As `printable`, for a text of several lines."""
-    return "\n".join(map(printable, str(text).split("\n")))
+def say(*lines: object, file: TextIO | None = None) -> None:
+    """Print lines that may contain foreign names or words, escaped by `printable`, and flush; file: default stdout."""
+    print(*map(printable, lines), sep="\n", file=file, flush=True)
 
 
-def say(text: object, file: TextIO | None = None) -> None:
-    """Print a text that may contain foreign names or words, escaped by `printable`, and flush; file: default stdout."""
-    print(printable_lines(text), file=file, flush=True)
+def with_lines(error: Error, lines: Iterable[str]) -> Error:
+    """Return an error with further lines, which are printed below its message.
+
+    A line break in the message itself is escaped: it would come from a foreign name. The lines are the notes of PEP
+    678, which Python 3.10 has no method for.
+    """
+    error.__notes__ = [*further_lines(error), *lines]  # type: ignore[attr-defined]
+    return error
+
+
+def further_lines(error: BaseException) -> list[str]:
+    """Return the lines below an error's message."""
+    return list(getattr(error, "__notes__", ()))
 
 
 def markdown(text: object, in_table: bool = False) -> str:
-    """Escape a text for Markdown, on one line; HTML in it is shown as text."""
+    """Escape a text for Markdown, on one line; HTML in it is shown as text.
+
+    in_table: for a cell; any other text may be at the start of a line, where leading blanks would make it code.
+    """
     shown = MARKUP.sub(lambda match: f"\\{match[0]}", printable(text))
     shown = HTML.sub(lambda match: ENTITIES[match[0]], shown)
-    return shown.replace("|", "\\|") if in_table else shown
+    return shown.replace("|", "\\|") if in_table else BLOCK.sub(r"\g<0>\\", shown.lstrip(" \t"))
 
 
 def code(text: object) -> str:

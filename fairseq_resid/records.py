@@ -6,8 +6,9 @@ Unknown fields are ignored, because a later version may have written them. Field
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import yaml
@@ -16,7 +17,9 @@ from .files import read_bytes, write_text
 from .foreign import printable
 
 T = TypeVar("T")
-MOST_JSON, MOST_YAML = 32 << 20, 1 << 20  # bytes
+MOST_JSON, MOST_YAML = 32 << 20, 1 << 18  # bytes
+# Of a YAML file: characters of a value and of a number, levels of lists and dicts.
+MOST_SCALAR, MOST_DIGITS, MOST_DEPTH = 10_000, 40, 32
 
 
 def read(path: Path, kind: type[T], writer: str = "") -> T:
@@ -32,15 +35,71 @@ def read(path: Path, kind: type[T], writer: str = "") -> T:
         raise FileNotFoundError(f"{path}: no such file" + (f": run {writer} first" if writer else "")) from None
     try:
         if path.suffix == ".yaml":
-            # A few nested aliases can expand to more values than fit into memory.
-            if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content)):
-                raise ValueError("aliases (*name) are not allowed")
-            # Not msgspec's decoder: it uses PyYAML's C parser, where deep nesting crashes the process.
-            return msgspec.convert(yaml.safe_load(content), kind)
+            return msgspec.convert(from_yaml(content), kind)
         return msgspec.json.decode(content, type=kind)
     except Exception as error:  # RecursionError for deep nesting; YAML's constructors raise many types
         by = f", or not written by {writer}" if writer else ""
         raise ValueError(f"{path}: damaged{by}: {_reason(error)}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads the types of YAML 1.2's core schema: null, booleans, integers, floats, strings, lists and dicts.
+
+    YAML 1.1, PyYAML's own, also has dates, and integers in base 60, whose conversion takes quadratic time. A few nested
+    aliases expand to more values than fit into memory. A tag would choose another type.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        at = f"line {event.start_mark.line + 1}"
+        what = "an alias" if isinstance(event, yaml.AliasEvent) else "a tag" if getattr(event, "tag", None) else ""
+        if what:
+            raise ValueError(f"{at}: {what} is not allowed")
+        if self.depth == MOST_DEPTH:
+            raise ValueError(f"{at}: nested too deeply; at most {MOST_DEPTH} levels are read")
+        if len(getattr(event, "value", "")) > MOST_SCALAR:
+            raise ValueError(f"{at}: {len(event.value):,} characters in one value; at most {MOST_SCALAR:,} are read")
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+    def number(self, node: yaml.ScalarNode) -> int | float:
+        """Return a number; unlike PyYAML's, not in base 60."""
+        text: str = node.value.lower()
+        if len(text) > MOST_DIGITS:  # it could not be printed either
+            raise ValueError(f"line {node.start_mark.line + 1}: a number of more than {MOST_DIGITS} characters")
+        if text.lstrip("+-").startswith("."):
+            return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+        return float(text) if node.tag == FLOAT else int(text, 0 if text[:2] in ("0x", "0o") else 10)
+
+
+INTEGER, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+for tag, pattern, starts in (
+    ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    (INTEGER, r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        FLOAT,
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+):
+    _Loader.add_implicit_resolver(tag, re.compile(rf"(?:{pattern})\Z"), starts)
+_Loader.add_constructor(INTEGER, _Loader.number)
+_Loader.add_constructor(FLOAT, _Loader.number)
+
+
+def from_yaml(content: bytes | str) -> Any:
+    """Return the value of a YAML text.
+
+    Raises: ValueError, yaml.YAMLError or RecursionError.
+    """
+    return yaml.load(content, _Loader)
 
 
 def read_if_there(path: Path, kind: type[T], writer: str = "") -> T | None:

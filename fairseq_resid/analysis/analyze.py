@@ -8,7 +8,6 @@ writes RUN/analysis/analysis.json (analysis/results.py) and its plots, RUN/analy
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -92,7 +91,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             if len(options.runs) == 1:
                 raise
             failed += 1
-            say(f"{parser.prog}: error: {error}", file=sys.stderr)
+            frame.show_error(parser.prog, error)
             continue
         written = plots.draw_analysis(found, analysis_file(run).parent)
         for line in summary(found):

@@ -20,7 +20,7 @@ from typing import Any
 from .. import records
 from ..cli import frame
 from ..foreign import say
-from ..runs.run import SESSION, Run, RunRecord, log_record
+from ..runs.run import SESSION, Run, RunRecord, drop_later, log_record
 from ..runs.training_command import TrainingCommand
 from .results import MOST, MOST_UPDATES
 from .style import COLOURS, figure, plain
@@ -66,8 +66,7 @@ def read_curves(run: Run) -> Curves:
         if record is None or updates is None or not 0 <= updates <= MOST_UPDATES:
             continue
         for key, rows in found.items():
-            for later in [at for at in rows if at > updates]:
-                del rows[later]
+            drop_later(rows, updates)
             value = number(record.get(key))
             if value is not None:
                 rows[updates] = (passed, value)
@@ -85,8 +84,8 @@ def read_curves(run: Run) -> Curves:
 def time_of(line: str) -> float | None:
     """Return the timestamp of a log line in seconds, or None if it has none."""
     try:
-        return datetime.strptime(line[:19], "%Y-%m-%d %H:%M:%S").timestamp()
-    except ValueError:
+        return datetime.fromisoformat(line[:19]).timestamp()
+    except (ValueError, OverflowError):
         return None
 
 

@@ -20,6 +20,7 @@ KINDS = {
     "ffn": "feed-forward",
     "conv": "convolution",
 }
+MOST_LABEL = 80  # characters
 LETTERS = {"alpha": "α", "beta": "β", "gamma": "γ", "ratio": "effective ratio of x to F", "w": "w"}
 SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # ships with matplotlib and contains the Greek letters
@@ -37,8 +38,13 @@ SETTINGS: dict[Any, Any] = {
 
 
 def plain(name: str) -> str:
-    """Return a user-supplied name as a plot label; unescaped, matplotlib would read a pair of $ as a formula."""
-    return printable(name).replace("$", r"\$")
+    """Return a user-supplied name as a plot label, cut if it is long.
+
+    Unescaped, matplotlib would read a pair of $ as a formula, and leave a name that starts with _ out of the legend.
+    """
+    shown = printable(name)
+    shown = shown if len(shown) <= MOST_LABEL else f"{shown[: MOST_LABEL - 1]}…"
+    return ("\u200b" if shown.startswith("_") else "") + shown.replace("$", r"\$")
 
 
 def letter(coefficient: str) -> str:

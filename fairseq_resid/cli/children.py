@@ -50,9 +50,9 @@ def show(argv: Sequence[str], tail: str = "") -> None:
     say(f"+ {shlex.join(argv)}{tail}")
 
 
-def last_lines(log: Path) -> str:
+def last_lines(log: Path) -> list[str]:
     """Return the end of a log, for the error message of a failed command."""
-    return "".join(f"\n    {line.rstrip()[:300]}" for line in files.last_lines(log, TAIL))
+    return [f"    {line.rstrip()[:300]}" for line in files.last_lines(log, TAIL)]
 
 
 @contextmanager

@@ -17,11 +17,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from ..foreign import say
+from ..foreign import further_lines, printable, say
 from . import quiet
 
+MOST_SHOWN = 20_000  # characters of an error, which may quote a value of any length
 Work = Callable[[argparse.ArgumentParser, Sequence[str] | None], int | None]
 Main = Callable[[Sequence[str] | None], int]
 
@@ -39,7 +40,7 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
 
         @functools.wraps(work)
         def main(argv: Sequence[str] | None = None) -> int:
-            parser = argparse.ArgumentParser(prog=f"fairseq-resid {name}", description=description, **settings)
+            parser = _Parser(prog=f"fairseq-resid {name}", description=description, **settings)
             parser.add_argument(
                 "--verbose", action=_Verbose, help="show all output of fairseq and other libraries, and tracebacks"
             )
@@ -55,7 +56,7 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
             except (ValueError, OSError) as error:
                 if quiet.is_verbose():
                     traceback.print_exc()
-                say(f"{parser.prog}: error: {_reason(error)}", file=sys.stderr)
+                show_error(parser.prog, error)
                 return 1 if isinstance(error, ChildProcessError) else 2
             except SystemExit as end:  # last, because compat.UserError is also a ValueError
                 if isinstance(end.code, int) and end.code > 128:
@@ -75,6 +76,11 @@ def refuse_module(work: Work, name: str) -> None:
     if work.__module__ == "__main__" and spec is not None and spec.name.startswith("fairseq_resid."):
         print(f"python -m {spec.name}: removed in version 0.7; type: fairseq-resid {name}", file=sys.stderr)
         raise SystemExit(2)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
 
 
 class _Verbose(argparse.Action):
@@ -113,6 +119,12 @@ def reader_has_gone() -> int:
     """Return the exit code for a closed output pipe, and discard further output: Python would fail to flush at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
+
+
+def show_error(prog: str, error: Exception) -> None:
+    """Print an error as a command's one line, with the further lines of its own, such as the end of a log, below."""
+    lines = [f"{prog}: error: {_reason(error)}", *further_lines(error)]
+    say(*(line if len(line) <= MOST_SHOWN else f"{line[:MOST_SHOWN]}…" for line in lines), file=sys.stderr)
 
 
 def _interrupted(prog: str, again: str, code: int) -> int:

@@ -24,7 +24,7 @@ from msgspec import Struct
 from .. import records
 from ..cli.progress import Progress
 from ..files import locked, open_any_size, partial_of
-from ..foreign import say
+from ..foreign import say, with_lines
 from .extract import Damaged, instead
 
 BLOCK = 1 << 20
@@ -104,11 +104,8 @@ def fetch(
             except _Refused as refusal:
                 refusals.append(f"  {url}: {refusal}")
                 say(f"{file.name}: {refusal}")
-    raise FetchError(
-        "\n".join(
-            [f"{file.name}: download failed:", *refusals, "  use --mirror URL, or --raw DIR if you have the file"]
-        )
-    )
+    failure = FetchError(f"{file.name}: download failed:")
+    raise with_lines(failure, [*refusals, "  use --mirror URL, or --raw DIR if you have the file"])
 
 
 def address(name: str, mirror: str) -> str:

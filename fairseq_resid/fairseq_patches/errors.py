@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..foreign import printable_lines
+from ..foreign import printable
 
 
 class UserError(ValueError, SystemExit):
@@ -10,4 +10,4 @@ class UserError(ValueError, SystemExit):
 
     def __init__(self, message: str) -> None:
         ValueError.__init__(self, message)
-        self.code = f"fairseq_resid: error: {printable_lines(message)}"
+        self.code = f"fairseq_resid: error: {printable(message)}"

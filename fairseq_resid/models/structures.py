@@ -113,7 +113,7 @@ class Structured:
         except RuntimeError as error:
             if not str(error).startswith("Error(s) in loading state_dict"):
                 raise
-            raise UserError(f"the checkpoint does not fit {self.named()}: {error}") from None
+            raise UserError(f"the checkpoint does not fit {self.named()}: {' '.join(str(error).split())}") from None
 
     def named(self) -> str:
         """Return the flag that names the model."""

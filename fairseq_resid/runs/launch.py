@@ -28,7 +28,7 @@ from .. import records
 from ..cli import children, frame, machine
 from ..data import folders
 from ..files import open_to_append, replacing, zip_damage
-from ..foreign import say
+from ..foreign import say, with_lines
 from . import devices, plan, recipe
 from .display import Display, summary
 from .run import Hardware, Run, RunRecord, Session
@@ -332,9 +332,8 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
         if code > 128:
             raise SystemExit(code)  # killed by a signal that this process did not receive
         if code:
-            raise ChildProcessError(
-                f"fairseq-train failed with exit code {code}; the last lines of {log}:{children.last_lines(log)}"
-            )
+            failure = ChildProcessError(f"fairseq-train failed with exit code {code}; the last lines of {log}:")
+            raise with_lines(failure, children.last_lines(log))
         if is_first:
             records.write(run.record, replace(record, finished=reached_end(command, run)))
             say(f"{run.path}: trained: {summary(run.training_summary())}")

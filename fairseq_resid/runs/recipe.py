@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import difflib
 import re
-import shlex
 from pathlib import Path
 
 from ..files import read_lines
+from .training_command import split
 
 FOLDER = Path(__file__).with_name("recipes")  # scripts/recipes, and package data in a wheel
 
@@ -55,6 +55,6 @@ def _sections(name: str) -> tuple[list[str], list[str]]:
         training, *others = re.split(r"(?m)^\[evaluate\]\s*$", text)
         if len(others) > 1:
             raise ValueError("the line [evaluate] appears twice")
-        return shlex.split(training), shlex.split("".join(others))
+        return split(training), split("".join(others))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

@@ -21,12 +21,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from .. import records
 from ..data import folders
-from ..files import inside, locked, matching, reading
+from ..files import MOST_LOG_BYTES, MOST_LOG_LINES, inside, locked, matching, reading
+from .training_command import check_size
 
+T = TypeVar("T")
 Numbering = Literal["epoch", "update"]
 NUMBERED = {"epoch": re.compile(r"checkpoint([0-9]+)\.pt"), "update": re.compile(r"checkpoint_[0-9]+_([0-9]+)\.pt")}
 
@@ -36,6 +38,7 @@ LOGGED = re.compile(r"(?:[^|{]*\|){0,3} ?(\{.*\})\s*")
 # The first line of a training session in the log: its settings.
 SESSION = "fairseq_cli.train | {"
 MOST_SECONDS = 1e12  # maximum duration of a training run; still within the range of timedelta
+MOST_SCORES = 100
 TRAIN, EVALUATE = "fairseq-resid train", "fairseq-resid evaluate"
 
 
@@ -78,6 +81,9 @@ class RunRecord:
     sessions: list[Session] = field(default_factory=list)
     evaluate: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        check_size([*self.command, *self.evaluate])
+
 
 @dataclass(frozen=True)
 class TrainingSummary:
@@ -116,6 +122,14 @@ class Scored:
     signature: str
 
 
+def check_number_of_scores(scores: dict[str, dict[str, Scored]]) -> None:
+    """Raise ValueError for more scores than can be shown: a card has a row for each score, with a cell per model."""
+    labels = {label for of_model in scores.values() for label in of_model}
+    if max(len(scores), len(labels)) > MOST_SCORES:
+        what = f"{len(scores):,} models and {len(labels):,} scores"
+        raise ValueError(f"scores: {what}: must be {MOST_SCORES} or fewer of each")
+
+
 @dataclass(frozen=True)
 class Results:
     """results.json: the scores of a run on one subset of the data.
@@ -140,6 +154,9 @@ class Results:
     unverified: list[str] = field(default_factory=list)
     preparation: dict[str, Any] = field(default_factory=dict)
     is_training_data: bool = False
+
+    def __post_init__(self) -> None:
+        check_number_of_scores(self.scores)
 
 
 @dataclass(frozen=True)
@@ -264,9 +281,12 @@ class Run:
                 yield record
 
     def log_lines(self) -> Iterator[str]:
-        """Yield the lines of train.log; nothing if the file does not exist."""
+        """Yield the lines of train.log; nothing if the file does not exist.
+
+        Raises: ValueError if it is damaged or longer than the log of any training.
+        """
         try:
-            with reading(self.train_log) as log:
+            with reading(self.train_log, MOST_LOG_BYTES, MOST_LOG_LINES) as log:
                 yield from (line.decode("utf-8", "replace") for line in log)
         except FileNotFoundError:
             return
@@ -289,10 +309,10 @@ class Run:
             if updates is None:
                 continue
             num_updates = updates
-            losses = {at: loss for at, loss in losses.items() if at <= updates}
+            drop_later(losses, updates)
             if "train_num_updates" in record and "epoch" in record:
                 epoch = int(record["epoch"])
-                epochs = {number: kept for number, kept in epochs.items() if number < epoch}
+                drop_later(epochs, epoch - 1)
                 epochs[epoch] = record
             elif (loss := record.get("valid_loss", record.get("test_loss"))) is not None:  # --valid-subset test
                 losses[updates] = float(loss)
@@ -315,6 +335,12 @@ class Run:
             best_valid_loss=min(finite, default=None),
             unit=folders.of_log(next(iter(epochs.values()), {})).unit,
         )
+
+
+def drop_later(rows: dict[int, T], last: int) -> None:
+    """Remove the entries after `last` from a dict whose keys increase: a training restarted from there."""
+    while rows and next(reversed(rows)) > last:
+        rows.popitem()
 
 
 def log_record(line: str) -> dict[str, Any] | None:

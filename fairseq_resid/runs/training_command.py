@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 PROGRAM = "fairseq-train"
+MOST_CHARACTERS, MOST_WORDS = 1 << 17, 10_000  # of a command line in a file
 FLAG = re.compile(r"--?[A-Za-z]")
 # Flags that fairseq knows by two names.
 SYNONYMS = {"--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
+
+
+def split(text: str) -> list[str]:
+    """Return the words of a command line, split as by a shell.
+
+    Raises: ValueError if it is too long, for which a shell's rules would take minutes, or a quotation is not closed.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"{len(text):,} characters of flags: at most {MOST_CHARACTERS:,} are read")
+    return shlex.split(text)
+
+
+def check_size(words: Sequence[str]) -> None:
+    """Raise ValueError for a command line that is too long for one."""
+    if len(words) > MOST_WORDS or sum(map(len, words)) > MOST_CHARACTERS:
+        raise ValueError(
+            f"a command of {len(words):,} words and {sum(map(len, words)):,} characters: at most {MOST_WORDS:,} words "
+            f"and {MOST_CHARACTERS:,} characters are read"
+        )
 
 
 @dataclass(frozen=True)
@@ -29,17 +50,16 @@ class TrainingCommand:
         >>> TrainingCommand.parse(["data", "--lr", "0.1", "--fp16", "--adam-betas=(0.9, 0.98)"]).flags
         (('--lr', ('0.1',)), ('--fp16', ()), ('--adam-betas', ('(0.9, 0.98)',)))
         """
-        data, found = "", list[tuple[str, tuple[str, ...]]]()
+        data, found = "", list[tuple[str, list[str]]]()
         for word in argv[1:] if argv[:1] == [PROGRAM] else argv:
             if FLAG.match(word):
                 flag, equals, value = word.partition("=")
-                found.append((SYNONYMS.get(flag, flag), (value,) if equals else ()))
+                found.append((SYNONYMS.get(flag, flag), [value] if equals else []))
             elif found:
-                flag, values = found.pop()
-                found.append((flag, (*values, word)))
+                found[-1][1].append(word)
             else:
                 data = word
-        return cls(data, tuple(found))
+        return cls(data, tuple((flag, tuple(values)) for flag, values in found))
 
     @property
     def arguments(self) -> list[str]:

@@ -15,7 +15,6 @@ KEPT/RUN/analysis/analysis.json            learned coefficients of the sites, if
 from __future__ import annotations
 
 import math
-import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,8 +25,8 @@ from .. import records
 from ..files import MOST_NUMBER, copy, matching, pack, replacing
 from ..foreign import printable
 from ..runs import launch, recipe
-from ..runs.run import MOST_SECONDS, SESSION, Run, RunRecord, Scored, log_record
-from ..runs.training_command import TrainingCommand
+from ..runs.run import MOST_SECONDS, SESSION, Run, RunRecord, Scored, check_number_of_scores, log_record
+from ..runs.training_command import TrainingCommand, split
 from ..tasks import kinds
 from .plan import Planned, Study, flags_of
 
@@ -55,6 +54,9 @@ class Note:
     parameters: int | None = None
     terms: dict[str, Any] = field(default_factory=dict)
     data: str = ""
+
+    def __post_init__(self) -> None:
+        check_number_of_scores(self.scores)
 
     @property
     def nll(self) -> float:
@@ -194,7 +196,11 @@ def load_notes(study: Study, file: Path, folder: Path) -> dict[str, Note]:
     for name, note in notes.items():
         if note.run.arm not in study.arms or note.run.setting not in study.settings:
             continue  # removed from the file
-        differences = TrainingCommand.parse(shlex.split(note.flags)).changes(flags_of(study, note.run))
+        try:
+            before = TrainingCommand.parse(split(note.flags))
+        except ValueError as error:
+            raise ValueError(f"{note_file(folder / name)}: flags: {error}") from None
+        differences = before.changes(flags_of(study, note.run))
         now = scoring_terms(study, note.run)
         differences += [
             f"{key} was {note.terms[key]}, now {now.get(key)}" for key in note.terms if note.terms[key] != now.get(key)

@@ -9,7 +9,6 @@ checkpoint is chosen. If the best value is at the edge of the tried range, the n
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +20,14 @@ from .. import records
 from ..data import folders
 from ..runs import launch, recipe
 from ..runs.trained_on import share_splits
-from ..runs.training_command import TrainingCommand
+from ..runs.training_command import TrainingCommand, split
 from ..tasks import kinds
 from ..tasks.protocol import Task
 
 LENGTHS = ("--max-epoch", "--max-update")
 LOWER = 3  # number of values below the grid to try if every value of it diverges
 MOST_SEEDS, MOST_RUNS = 1000, 10_000  # of a comparison, of a whole plan; every command lists all runs
+MOST_PAIRS = 200  # of a setting and an arm; fairseq's parser checks the flags of each, which takes a moment
 # Flags of fairseq whose value is a file or a folder.
 FILE_FLAGS = {
     *("--restore-file", "--finetune-from-model", "--continue-once", "--user-dir", "--save-dir", "--log-file"),
@@ -44,17 +44,13 @@ class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     flag: str
-    grid: tuple[float | str, ...]  # YAML reads 1e-3 as a string
+    grid: tuple[float, ...]
     seed: int
     length: float = 0.5
     average: int = 5
     factor: float = 2.0
     least: float = 0.0
     most: float = math.inf
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        return tuple(map(float, self.grid))
 
 
 class PlanStep(Struct, frozen=True, forbid_unknown_fields=True):
@@ -187,10 +183,7 @@ def _check(study: Study) -> None:
             raise ValueError(f"{name}: {value}: must be 1 or more")
     tuning = study.tuning
     if tuning is not None:
-        try:
-            values = list(tuning.values)
-        except ValueError as error:
-            raise ValueError(f"tuning: grid: {error}") from None
+        values = list(tuning.grid)
         if len(values) < 2 or values != sorted(set(values)) or not all(0 < value < math.inf for value in values):
             raise ValueError("tuning: grid: must be two or more increasing, positive, finite numbers")
         if not 1 < tuning.factor < math.inf:
@@ -221,6 +214,9 @@ def _check(study: Study) -> None:
             raise ValueError(f"plan, {number}: at: {step.at}: needs `tuning`, which the study does not have")
         if tuning is not None and tuning.seed in range(1, step.seeds + 1):
             raise ValueError(f"tuning: seed: {tuning.seed}: plan, {number} uses this seed too; choose another")
+    pairs = len({(step.setting, arm) for step in study.plan for arm in step.arms})
+    if pairs > MOST_PAIRS:
+        raise ValueError(f"plan: {pairs:,} pairs of a setting and an arm: must be {MOST_PAIRS} or fewer")
     count = sum(len(step.arms) * (step.seeds + (len(tuning.grid) if tuning else 0)) for step in study.plan)
     if count > MOST_RUNS:
         raise ValueError(f"plan: up to {count} runs: must be {MOST_RUNS} runs or fewer")
@@ -260,7 +256,7 @@ def arguments(study: Study, run: Planned) -> tuple[str, list[str]]:
 
     Raises: ValueError naming the missing or invalid flag.
     """
-    own = shlex.split(" ".join([study.flags, study.settings[run.setting], study.arms[run.arm]]))
+    own = split(" ".join([study.flags, study.settings[run.setting], study.arms[run.arm]]))
     given = TrainingCommand.parse([*recipe.read(study.recipe), *own])
     arch = given.get("--arch") or ()
     if len(arch) != 1:
@@ -292,7 +288,7 @@ def check_study(study: Study, path: Path) -> None:
 
     Raises: ValueError naming the file, the arm, the setting, and the flag.
     """
-    value = study.tuning.values[0] if study.tuning else None
+    value = study.tuning.grid[0] if study.tuning else None
     for setting, arm in dict.fromkeys((step.setting, arm) for step in study.plan for arm in step.arms):
         for is_tuning in (False, True) if study.tuning else (False,):
             run = Planned(setting, arm, value, 1, is_tuning)
@@ -366,13 +362,13 @@ def choose_value(tuning: Tuning, tried: Mapping[float, float]) -> Choice:
     tried: NLL by value; infinite if training failed
     """
     known = {value: tried[value] for value in sorted(tried)}
-    if to_try := tuple(value for value in tuning.values if value not in known):
+    if to_try := tuple(value for value in tuning.grid if value not in known):
         return Choice(known, to_try, None)
     best = min(known, key=lambda value: known[value])
     values = list(known)
     if not math.isfinite(known[best]):
         lower = values[0] / tuning.factor
-        is_tried = values[0] <= tuning.values[0] / tuning.factor**LOWER
+        is_tried = values[0] <= tuning.grid[0] / tuning.factor**LOWER
         return Choice(known, () if is_tried or lower < tuning.least else (float(f"{lower:g}"),), None)
     beyond = {values[0]: values[0] / tuning.factor, values[-1]: values[-1] * tuning.factor}.get(best)
     if beyond is not None and tuning.least <= beyond <= tuning.most:

@@ -23,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from .. import records
 from ..cli import frame, machine
 from ..cli.progress import clock
 from ..files import inside, last_lines, locked, matching, read_lines, write_text
@@ -196,8 +197,8 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
                 f"--cluster-option {text}: must be NAME=VALUE, a parameter of submitit's update_parameters"
             )
         try:
-            found[name] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            found[name] = records.from_yaml(value)
+        except (ValueError, yaml.YAMLError):
             found[name] = value
     return found
 

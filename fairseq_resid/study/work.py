@@ -100,7 +100,7 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
 
 def has_diverged(run: Run) -> bool:
     """Return whether a training run failed because its loss or gradient was not finite."""
-    return compat.DIVERGED in children.last_lines(run.train_log)
+    return any(compat.DIVERGED in line for line in children.last_lines(run.train_log))
 
 
 def analyze(run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,28 @@ def test_printable_escapes_terminal_control_characters(text: str, shown: str) ->
 )
 def test_markdown_escapes_markup(text: str, shown: str) -> None:
     assert markdown(text) == shown and markdown("a|b") == "a|b" and markdown("a|b", in_table=True) == "a\\|b"
+
+
+BLOCKS = [
+    *("# H", "###### H", "- a", "-", "+ a", "* a", "1. a", "12) a", "===", "---", "***", "___", "- - -", "> a", "```"),
+    *("~~~", "|a|", ":-|-:", "-|-", "<div>", "<!-- a", "    code", "\tcode", " # H", "- [ ] a", "[x] a", "[a]: b"),
+]
+
+
+@pytest.mark.parametrize("text", BLOCKS)
+def test_markdown_starts_no_block(text: str) -> None:
+    assert re.match(r"\\|&lt;|\w+\\|code|\[a\\\]", markdown(text))
+
+
+@pytest.mark.parametrize("text", ["3 runs", "-0.5", "--lr 3", "2026-11-25", "1.5", "a - b", "a # b", "[95%]"])
+def test_markdown_leaves_plain_text_as_it_is(text: str) -> None:
+    assert markdown(text) == markdown(text, in_table=True) == text
+
+
+def test_corpus_name_is_no_heading_below_a_table(tmp_path: Path, capsys: Capture) -> None:
+    path = evaluated(data_folder(tmp_path / "data"), "one", 0.7, corpus="# HEADING")
+    assert table.main([str(path), "--markdown"]) == 0
+    assert "\n\n\\# HEADING test" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

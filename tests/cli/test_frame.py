@@ -18,6 +18,8 @@ import pytest
 from fairseq_resid import __main__ as console
 from fairseq_resid import records
 from fairseq_resid.cli import children, frame, quiet
+from fairseq_resid.fairseq_patches import UserError
+from fairseq_resid.foreign import with_lines
 
 pytestmark = pytest.mark.once
 
@@ -52,6 +54,28 @@ def raising(error: BaseException) -> Callable[[], int]:
 def test_errors_are_one_line_and_an_exit_code(error: BaseException, code: int, said: str, capsys: Capture) -> None:
     assert command(raising(error))([]) == code
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("separator", ["\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"])
+def test_foreign_line_break_never_forges_an_error_line(separator: str, capsys: Capture) -> None:
+    forged = f"x{separator}fairseq-resid try: error: all of it is well"
+    failure = with_lines(
+        ChildProcessError(f"{forged} failed; the last lines of its log:"), [f"    {forged}", "    end"]
+    )
+    for error, count in ((ValueError(forged), 1), (UserError(forged), 1), (failure, 3)):
+        command(raising(error))([])
+        first, *others = capsys.readouterr().err.splitlines()
+        assert len(others) == count - 1 and first.startswith("fairseq-resid try: error: x\\")
+    assert others[-1] == "    end"
+    assert len(str(UserError(forged).code).splitlines()) == 1  # as fairseq-train prints it
+    with pytest.raises(SystemExit):
+        command(lambda: 0)([forged])
+    assert capsys.readouterr().err.splitlines()[-1].endswith("all of it is well")
+
+
+def test_error_that_quotes_a_long_value_is_cut(capsys: Capture) -> None:
+    assert command(raising(ValueError("x" * 8_000_000)))([]) == 2
+    assert len(capsys.readouterr().err) == 20_002
 
 
 def test_exit_code_is_the_return_value() -> None:
@@ -138,7 +162,7 @@ def test_log_is_followed_to_its_last_line(tmp_path: Path) -> None:
         file.write(b"cut in the mid")
         file.flush()
     assert [line for line in taken if line] == ["0", "1", "2", "cut in the mid"]
-    assert children.last_lines(log).splitlines()[-2:] == ["    2", "    cut in the mid"]
+    assert children.last_lines(log)[-2:] == ["    2", "    cut in the mid"]
 
 
 def test_log_is_followed_from_its_first_line(tmp_path: Path) -> None:
@@ -161,8 +185,6 @@ def test_error_while_following_a_log_is_raised_at_the_end(tmp_path: Path) -> Non
 
 
 def test_user_error_in_models_is_bad_input(capsys: Capture) -> None:
-    from fairseq_resid.fairseq_patches import UserError
-
     assert command(raising(UserError("--residual xskip: no")))([]) == 2
     assert capsys.readouterr().err == "fairseq-resid try: error: --residual xskip: no\n"
 

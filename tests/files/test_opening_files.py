@@ -66,12 +66,11 @@ ALLOWED = {
     "fairseq_patches/loading.py": CHECKPOINT,
     "fairseq_patches/reader.py": CHECKPOINT,
     "fairseq_patches/writing.py": CHECKPOINT,
-    "records.py:read": "YAML that files.read_bytes returned, in the safe way, without aliases",
+    "records.py:from_yaml": "YAML that files.read_bytes returned, in the safe way, without aliases and tags",
     "report/report.py:build": "a file of this package",
     "runs/launch.py:repair_last_checkpoint": CHECKPOINT,
     "study/archive.py:pack": "an archive that is written",
     "study/archive.py:unpack": "run folders that data/extract.py unpacked",
-    "study/study.py:parameters": "a word of the command line",
     "tasks/images.py:ImageClassificationTask.load_dataset": NO_FILE,
 }
 

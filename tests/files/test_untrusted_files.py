@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import json
+import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fairseq_resid import files, records
+from fairseq_resid.analysis import curves
+from fairseq_resid.runs import recipe
 from fairseq_resid.runs.run import Run, RunRecord
 
 pytestmark = pytest.mark.once
@@ -71,12 +76,85 @@ def test_long_lines_are_refused_and_ordinary_ones_read(tmp_path: Path) -> None:
     assert [len(line) for line in files.read_lines(tmp_path / "a")] == [files.MOST_LINE_BYTES - 1, 4]
 
 
+def test_log_longer_than_that_of_any_training_is_refused(tmp_path: Path) -> None:
+    line = '{"epoch": 1, "num_updates": 3, "loss": 2}\n'
+    (tmp_path / "train.log").write_text(line * 200_001)
+    for read in (Run(tmp_path).training_summary, lambda: curves.read_curves(Run(tmp_path))):
+        with pytest.raises(
+            ValueError, match=r"train\.log:200001: too large: at most 67,108,864 bytes in 200,000 lines"
+        ):
+            read()
+
+
+def test_log_that_restarts_at_every_line_is_read_quickly(tmp_path: Path) -> None:
+    for count in (range(150_000), range(150_000, 0, -1)):
+        (tmp_path / "train.log").write_text(
+            "".join(f'{{"epoch": {n}, "valid_loss": 2, "train_num_updates": {n}}}\n' for n in count)
+        )
+        begun = time.monotonic()
+        Run(tmp_path).training_summary()
+        curves.read_curves(Run(tmp_path))
+        assert time.monotonic() - begun < 20
+
+
+def test_results_of_many_models_with_many_scores_are_refused(tmp_path: Path) -> None:
+    """The card of 5,000 models with a score of its own each would have 25 million cells."""
+    scores = {f"m{n}": {f"s{n}": {"score": 1, "signature": "s"}} for n in range(5000)}
+    summary = {"architecture": "a", "parameters": 1, "corpus": "c", "subset": "test", "training": {}}
+    (tmp_path / "results.json").write_text(json.dumps({**summary, "scores": scores}))
+    with pytest.raises(ValueError, match=r"results\.json: .*scores: 5,000 models and 5,000 scores: must be 100 or"):
+        Run(tmp_path).read_results()
+
+
+@pytest.mark.parametrize("words", [["a"] * 10_001, ["a" * 200_000]])
+def test_recorded_command_longer_than_any_is_refused(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"command": ["fairseq-train", *words], "finished": True}))
+    with pytest.raises(ValueError, match=r"run\.json: damaged, .*characters: at most 10,000 words and 131,072 char"):
+        Run(tmp_path).read_record()
+    (tmp_path / "recipe.txt").write_text("--lr " + " ".join(words) + " a" * 70_000)
+    with pytest.raises(ValueError, match=r"recipe\.txt: .* characters of flags: at most 131,072 are read"):
+        recipe.read(str(tmp_path / "recipe.txt"))
+
+
+HOSTILE_YAML = {
+    "an integer in base 60": ("a: " + "1:" * 4000 + "1", "1:1"),
+    "such an integer by its tag": ("a: !!int " + "1:" * 4000 + "1", "line 1: a tag is not allowed"),
+    "a longer one": ("a: " + "1:" * 100_000 + "1", "line 1: 200,001 characters in one value; at most 10,000 are read"),
+    "a number of 41 digits": ("a:\n- " + "9" * 41, "line 2: a number of more than 40 characters"),
+    "a deep list": ("a: " + "[" * 200_000, "line 1: nested too deeply; at most 32 levels are read"),
+    "deep lists of a line each": ("- " * 100_000, "line 1: nested too deeply"),
+    "a date that does not exist": ("a: 2024-99-99", "2024-99-99"),
+    "a merge": ("<<: {a: x}", ""),
+    "many items": ("a: [" + "x," * 130_000 + "]", "x"),
+    "more than 256 KB": ("a: x\n" + "#" * (1 << 18), "262,149 bytes; at most 262,144 are read"),
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE_YAML)
+def test_hostile_yaml_is_refused_or_read_as_text(text: str, tmp_path: Path) -> None:
+    content, expected = HOSTILE_YAML[text]
+    (tmp_path / "study.yaml").write_text(content)
+    begun = time.monotonic()
+    try:
+        found = str(records.read(tmp_path / "study.yaml", dict).get("a", ""))
+    except ValueError as error:
+        found = str(error)
+        assert found.startswith(f"{tmp_path / 'study.yaml'}: ") and "\n" not in found
+    assert expected in found and time.monotonic() - begun < 20
+
+
+def test_yaml_has_the_types_of_version_1_2() -> None:
+    values = "[1, -2, 010, 0x1F, 0o17, .5, 1e-3, -.inf, ~, true, yes, 1_0, 1:30, 2024-01-01, '1']"
+    expected = [1, -2, 10, 31, 15, 0.5, 0.001, -math.inf, None, True, "yes", "1_0", "1:30", "2024-01-01", "1"]
+    assert records.from_yaml(values) == expected
+
+
 def test_aliases_in_yaml_are_refused(tmp_path: Path) -> None:
     """Nine levels of nine aliases expand to 9^9 values."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
     (tmp_path / "study.yaml").write_text("\n".join(lines))
-    with pytest.raises(ValueError, match=r"study\.yaml: damaged: aliases"):
+    with pytest.raises(ValueError, match=r"study\.yaml: damaged: line 2: an alias is not allowed"):
         records.read(tmp_path / "study.yaml", dict)
 
 

@@ -48,6 +48,21 @@ def test_damaged_kept_file_is_named(file: Path, tmp_path: Path, capsys: Capture)
     assert "test.averaged.nll.gz: damaged" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [("a " * 1_000_000, "2,000,000 characters of flags: at most 131,072 are read"), ("--lr '", "No closing quotation")],
+)
+def test_kept_flags_that_are_no_command_line_are_refused(
+    flags: str, said: str, file: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    trial = plan.read_study(file)
+    run = Planned("flat", "base", 0.001, 100, True)
+    record = replace(keep(tmp_path / "trial", run, 3.0, trial), flags=flags)
+    records.write(kept.note_file(tmp_path / "trial" / run.name), record)
+    assert study.main([str(file), "--plan"]) == 2
+    assert capsys.readouterr().err.endswith(f"flat.base.0.001.tuning/study.json: flags: {said}\n")
+
+
 def test_changed_settings_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:
     trial = plan.read_study(file)
     keep(tmp_path / "trial", Planned("flat", "base", 0.001, 100, True), 3.0, trial)

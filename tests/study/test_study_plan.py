@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("grid: [1e-3, 2e-3, 4e-3]", "grid: [1e-3]", "grid: must be two or more increasing"),
         ("grid: [1e-3, 2e-3, 4e-3]", "grid: [2e-3, 1e-3]", "grid: must be two or more increasing"),
         ("grid: [1e-3, 2e-3, 4e-3]", "grid: [1e-3, .inf]", "grid: must be two or more increasing, positive, finite"),
-        ("grid: [1e-3, 2e-3, 4e-3]", "grid: [low, high]", "could not convert string to float"),
+        ("grid: [1e-3, 2e-3, 4e-3]", "grid: [low, high]", "Expected `float`, got `str` - at `tuning.grid[0]"),
         ("length: 0.25", "length: 1.5", "length: 1.5: must be above 0"),
         ("most: 0.02", "factor: 1", "factor: 1: must be a finite number above 1"),
         ("most: 0.02", "factor: .nan", "factor: nan: must be a finite number above 1"),
@@ -93,6 +93,15 @@ def test_unknown_flags_are_refused(tmp_path: Path, old: str, new: str, message: 
     path = written(tmp_path, TEXT.replace(old, new, 1))
     with pytest.raises(ValueError, match="trial.yaml: " + message):
         plan.check_study(plan.read_study(path), path)
+
+
+def test_study_of_too_many_arms_is_refused(tmp_path: Path) -> None:
+    names = [f"sas{number}" for number in range(200)]
+    arms = "".join(f"  {name}: --residual sas\n" for name in names)
+    text = TEXT.replace("  sas: --residual sas\n", f"  sas: --residual sas\n{arms}")
+    text = text.replace("arms: [base, sas], seeds: 2", f"arms: [base, sas, {', '.join(names)}], seeds: 2", 1)
+    with pytest.raises(ValueError, match="plan: 204 pairs of a setting and an arm: must be 200 or fewer"):
+        plan.read_study(written(tmp_path, text))
 
 
 def same(one: Any, other: Any) -> bool:

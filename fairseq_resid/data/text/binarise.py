@@ -14,6 +14,7 @@ from ...cli import children
 from ...cli.machine import versions
 from ...cli.progress import POLL, Progress
 from ...files import last_lines, sha256
+from ...foreign import with_lines
 from . import folder as data_folder
 from .folder import CorpusRecord
 from .forms import TOKENISED, TextForm
@@ -49,12 +50,12 @@ def preprocess(
     with log.open("wb") as file, _watched(data, size):
         code = children.run(argv, file, lock, errors=file)
     if code:
-        tail = "\n".join(last_lines(log, 5))
+        tail = last_lines(log, 5)
         # On a full disk the log cannot contain the reason. This write then raises the OSError.
         room = data.with_name(data.name + ".room")
         room.write_bytes(bytes(1 << 20))
         room.unlink()
-        raise ChildProcessError(f"fairseq-preprocess failed with exit code {code}:\n{tail}")
+        raise with_lines(ChildProcessError(f"fairseq-preprocess failed with exit code {code}:"), tail)
     log.unlink()
     # fairseq-preprocess numbers the test sets by position. Rename the last one first, so that no name is in use.
     for position, split in reversed([*enumerate(tests)]):

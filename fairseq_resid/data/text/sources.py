@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...files import open_any_size
-from ...foreign import say
+from ...foreign import further_lines, say, with_lines
 from .. import extract
 from ..fetch import SILENCE, FetchError, Fingerprint, RemoteFile, address, fetch, problem, size_at, usable
 from .fingerprints import Fingerprints
@@ -123,7 +123,8 @@ def find(manifest: TextManifest, options: TextSourceOptions) -> list[Text]:
     ]
     wrong = dict.fromkeys(f"{text.file}: {text.difference}" for text in texts if text.difference)
     if wrong and not options.allow_other:
-        raise ValueError("\n  ".join(["not the released files (use --allow-other-data to accept them):", *wrong]))
+        failure = ValueError("not the released files (use --allow-other-data to accept them):")
+        raise with_lines(failure, [f"  {one}" for one in wrong])
     return texts
 
 
@@ -154,13 +155,14 @@ def _part(manifest: TextManifest, options: TextSourceOptions, split: str, part: 
         texts = _from_sacrebleu(manifest, options, split, part, part.sacrebleu)
         if texts:
             return texts
-    refusals = []
+    refusals: list[FetchError] = []
     for index in [*downloaded, *(index for index in indices if index not in downloaded)]:
         try:
             return [_downloaded(manifest, options, split, part, language, index) for language in manifest.languages]
         except FetchError as error:
-            refusals.append(str(error))
-    raise FetchError("\n".join(refusals))
+            refusals.append(error)
+    first, *others = refusals
+    raise with_lines(first, [line for other in others for line in (str(other), *further_lines(other))])
 
 
 def _is_there(options: TextSourceOptions, part: Part, index: int) -> bool:
