@@ -138,7 +138,7 @@ def steps(args: argparse.Namespace, text: Path) -> dict[str, dict[str, str]]:
             "ours": ours(TOKENISE, cores, prefix, "ours.tok"),
             "sacremoses": " && ".join(chains),
         },
-        f"learn a joined BPE of {args.vocab_size}": {
+        f"learn a joint BPE of {args.vocab_size}": {
             "ours": ours(LEARN, args.vocab_size, "ours.tok", "spm.model"),
             "subword-nmt": f"cat {both} | {subword} learn-bpe -s {args.vocab_size} > codes",
         },

@@ -18,6 +18,7 @@ FIELDS = [
     "Returns",
     "Raises",
     "Formula",
+    "Scales",
     "Source",
     "Start",
     "State",

@@ -26,7 +26,7 @@ from fairseq_resid.connections.options import Option  # noqa: E402
 PAGE = ROOT / "docs" / "structures.md"
 DRAWINGS = ROOT / "docs" / "drawings" / "structures"
 RESULTS = ROOT / "benchmarks" / "results"
-FIELD = re.compile(r"^ *(Source|Start|State):\s+(.*?)(?=\n *[A-Z]\w*:\s{2}|\n\n|\Z)", re.MULTILINE | re.DOTALL)
+FIELD = re.compile(r"^ *(Scales|Source|Start|State):\s+(.*?)(?=\n *[A-Z]\w*:\s{2}|\n\n|\Z)", re.MULTILINE | re.DOTALL)
 INTRODUCTION = """<!-- Made by python docs/tools/gallery.py: edit the classes in fairseq_resid/connections/ instead. -->
 # Structures
 
@@ -98,6 +98,7 @@ def section(name: str) -> str:
     lines += ["| Parameters | Training speed | Decoding speed | Trains at 18 + 18 layers |", "|---|---|---|---|"]
     values = [table.polynomial(name), speed("training", name), speed("decoding", name)]
     lines += [f"| {' | '.join([*values, starts_deep(name)])} |", ""]
+    lines += [f"- Scales: {marked(fields['Scales'])}"] if "Scales" in fields else []
     lines += [f"- Source: {marked(fields.get('Source', made.source))}"]
     lines += [f"- Initial values: {marked(fields['Start'])}"] if "Start" in fields else []
     lines += [f"- State: {marked(fields['State'])}"] if "State" in fields else []

@@ -15,11 +15,7 @@ from .registry import Structure, for_all_options, register
 
 
 def deep_norm_scales(place: Place) -> tuple[float, float]:
-    """Return DeepNorm's α and β for a stack.
-
-    Source: Wang 2022, table 1. Encoder of an encoder-decoder with N and M layers: 0.81 (N⁴M)^(1/16) and
-    0.87 (N⁴M)^(-1/16); its decoder: (3M)^(1/4) and (12M)^(-1/4); a lone stack of N layers: (2N)^(1/4) and (8N)^(-1/4).
-    """
+    """Return DeepNorm's α and β for a stack; `DeepNorm` states the formulas."""
     if "encoder" not in place.depths or not place.depths.get("decoder"):
         place.depth(place.stack)  # raises if it is unknown
         alone = sum(place.depths.values())  # all stages of an image model together are one stack
@@ -34,6 +30,9 @@ class DeepNorm(ResidualConnection):
     """Normalises the sum of a shortcut that is scaled up with depth and a branch that starts scaled down.
 
     Formula:  y = LN(α x + F) at every site, including cross-attention; no norm at the end of a stack
+    Scales:   α = 0.81 (N⁴M)^(1/16) and β = 0.87 (N⁴M)^(-1/16) in the encoder of a model with N encoder and M decoder
+              layers, α = (3M)^(1/4) and β = (12M)^(-1/4) in its decoder; α = (2N)^(1/4) and β = (8N)^(-1/4) in a model
+              that has only one stack, of N layers
     Source:   Wang 2022, DeepNet, section 3 and table 1
     Start:    Xavier-normal, with gain β for value, output and feed-forward and 1 for query and key; biases unchanged
     """

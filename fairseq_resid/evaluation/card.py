@@ -53,7 +53,7 @@ def facts(run: Run, record: RunRecord | None, results: Results) -> list[str]:
         "precision": markdown(plan.get("precision", "")),
         "seed": "" if record is None or record.seed is None else markdown(record.seed),
         "hardware": each([machine(session.hardware) for session in sessions]) or "not recorded",
-        "training": f"{training.num_updates or 0:,} updates"
+        "training": ("not recorded" if training.num_updates is None else f"{training.num_updates:,} updates")
         + (f", {timedelta(seconds=round(seconds))}, {speed:,.0f} {unit}/s" if seconds and speed else "")
         + (", not finished" if record and not record.finished else ""),
         "sessions": each([session.started for session in sessions]),

@@ -90,7 +90,7 @@ def test_short_steps_show_one_line_each(tmp_path: Path, capsys: pytest.CaptureFi
     argv = build(tmp_path, 300)
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"\[1/5\] extract and count: train 300, valid 20, test 20 pairs, \d+\.\d s", lines[1])
-    assert re.fullmatch(r"\[3/5\] learn a joined BPE of 300 subwords: from 300 pairs, \d+\.\d s", lines[3])
+    assert re.fullmatch(r"\[3/5\] learn a joint BPE of 300 subwords: from 300 pairs, \d+\.\d s", lines[3])
     assert lines[5].startswith("+ ") and lines[6].startswith("[5/5] fairseq-preprocess: dictionary of ")
     assert lines[7].startswith("train: 300 of 300 pairs, ") and lines[-1] == f"{tmp_path / 'data'}: done"
     assert len(lines) <= 13

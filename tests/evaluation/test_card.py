@@ -55,6 +55,8 @@ def test_card_matches_run_files(evaluated: str, here: Run, tmp_path: Path, capsy
         assert card.main([str(copied.path)]) == 2
         assert f"{name}: damaged, or not written by fairseq-resid {COMMAND[name]}: {said}" in capsys.readouterr().err
         (copied.path / name).write_text(before)
+    copied.results().write_text(json.dumps({**results, "training": {}}))  # trained without train.log
+    assert "- training: not recorded" in card.card_of(copied)
     copied.results().write_text('{"training": {}}')
     assert card.main([str(copied.path)]) == 2
     assert "results.json: damaged, or not written by fairseq-resid evaluate: Object missing" in capsys.readouterr().err

@@ -179,7 +179,7 @@ def test_bad_input_is_refused_before_decoding(copy: Run, decoder: Decoder, capsy
     refuse(capsys, [*arguments(copy), "nowhere"], "nowhere: no such run folder")
     refuse(capsys, arguments(copy, "--by", "epoch"), "0 epoch-numbered")
     refuse(capsys, arguments(copy, "--subset", "train"), "ref/train.fr: no such reference text")
-    refuse(capsys, [str(copy.path), "--last", "2", "--data", str(tmp_path)], "corpus.json")
+    refuse(capsys, [str(copy.path), "--last", "2", "--data", str(tmp_path)], "corpus.json: no such file; scoring and")
     refuse(capsys, [str(copy.path), "--last", "2", "--data", "nowhere"], "nowhere: no such data folder")
     (tmp_path / "corpus.json").write_text('{"name": "x"}')
     refuse(capsys, [str(copy.path), "--last", "2", "--data", str(tmp_path)], "corpus.json: damaged")

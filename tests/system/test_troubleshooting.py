@@ -12,10 +12,11 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-# Messages from Python, torch and fairseq.
+# Messages from the shell, Python, torch and fairseq.
 FOREIGN = {
     "invalid choice: 'transformer_sas'",
     "FileNotFoundError",
+    "fairseq-resid: command not found",
     "Weights only load failed",
     "CUDA out of memory",
     "attempting to recover from OOM",

@@ -37,7 +37,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     )
     parser.add_argument("--source", required=True, metavar="LANG")
     parser.add_argument("--target", required=True, metavar="LANG")
-    parser.add_argument("--vocab-size", required=True, type=int, help="number of subwords in the joined vocabulary")
+    parser.add_argument("--vocab-size", required=True, type=int, help="number of subwords of the joint BPE")
     parser.add_argument("--out", required=True, type=Path, metavar="DATA")
     flags.add(parser)
     args = parser.parse_args(argv)

@@ -208,6 +208,11 @@ class Corpus:
         """
         if not path.is_dir():
             raise ValueError(f"{path}: no such data folder; pass it with --data")
+        if not (path / CORPUS).exists():
+            raise FileNotFoundError(
+                f"{path / CORPUS}: no such file; scoring and translating need a data folder made by {WRITER}, "
+                f"or by {WRITER} custom for your own text"
+            )
         known = read(path)
         try:
             form = known.forms()[known.target]

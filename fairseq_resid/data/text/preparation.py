@@ -1,6 +1,6 @@
 """The whole preparation of a corpus: from downloads or files on disk to a binarised data folder.
 
-    download -> extract -> tokenise and clean -> learn a joined BPE -> encode and clean -> fairseq-preprocess -> DATA
+    download -> extract -> tokenise and clean -> learn a joint BPE -> encode and clean -> fairseq-preprocess -> DATA
 
 The data folder, as all other commands read it:
 

@@ -107,7 +107,7 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
         help="prepare the text as in another toolkit (form, cleaning, vocabulary); published: exactly the text of a "
         f"publication ({', '.join(PUBLISHED)})",
     )
-    add("--vocab-size", type=int, metavar="N", help="number of subwords in the joined vocabulary")
+    add("--vocab-size", type=int, metavar="N", help="number of subwords of the joint BPE")
     add("--normalize", choices=NORMALIZE, help="sides to apply Moses punctuation normalisation to")
     add(
         "--split-hyphens",

@@ -1,4 +1,4 @@
-"""A joined BPE with sentencepiece or subword-nmt: learned from the training text, then applied to all texts."""
+"""A joint BPE with sentencepiece or subword-nmt: learned from the training text, then applied to all texts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The steps from texts on disk to a data folder:
 
-    extract -> tokenise and clean -> (deduplicate) -> learn a joined BPE -> encode and clean -> fairseq-preprocess
+    extract -> tokenise and clean -> (deduplicate) -> learn a joint BPE -> encode and clean -> fairseq-preprocess
 
 Each step is a function of the job and the previous steps. It fills a folder and returns a dataclass.
 """
@@ -166,7 +166,7 @@ def run(job: Job, work: Path) -> Path:
         Step("extract", "extract and count", [files, job.options.limit]),
         Step("tokenise", f"tokenise{and_clean}", [form, manifest.clean and clean.MAX_CHARACTERS], ["extract"]),
         Step("deduplicate", "deduplicate", [], ["tokenise"]),
-        Step("learn", f"learn a joined BPE of {units}", learner, [train]),
+        Step("learn", f"learn a joint BPE of {units}", learner, [train]),
         Step("encode", f"encode{and_clean}", job.limits and asdict(job.limits), ["tokenise", train, "learn"]),
         Step("binarise", "fairseq-preprocess", job.settings, ["encode", "learn"]),
     ]
