@@ -72,9 +72,7 @@ def fold(site: Any) -> Fold:
     Raises: CannotFold for λ >= 2.
     """
     if len(site.recursive_norms):
-        raise CannotFold(
-            f"λ = {1 + len(site.recursive_norms)}: the shortcut is added again after a norm (λ = 1 is not)"
-        )
+        raise CannotFold(f"λ = {1 + len(site.recursive_norms)} adds the shortcut again after a norm; only λ = 1 folds")
     return as_post_norm(site)
 
 

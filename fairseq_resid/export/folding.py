@@ -28,6 +28,13 @@ STOCK_NORMS = {
     "encoder_attn": "encoder_attn_layer_norm",
     "ffn": "final_layer_norm",
 }
+# fairseq's own scalings (NormFormer), and the attribute of a layer that each sets.
+SCALINGS = {
+    "--scale-attn": "attn_ln",
+    "--scale-fc": "ffn_layernorm",
+    "--scale-heads": "c_attn",
+    "--scale-resids": "w_resid",
+}
 INSTEAD = "use --to onnx"
 
 
@@ -114,9 +121,7 @@ def fold_site(site: connections.ResidualConnection) -> Fold:
     residual = str(site.described["residual"])
     made = connections.structure(residual)
     if made.folds is None:
-        raise CannotFold(
-            f"--residual {residual}: {made.formula} is neither a post-norm nor a pre-norm layer; {INSTEAD}"
-        )
+        raise CannotFold(f"--residual {residual}: no post-norm or pre-norm layer computes {made.formula}; {INSTEAD}")
     try:
         return made.folds(site)
     except CannotFold as error:
@@ -125,7 +130,7 @@ def fold_site(site: connections.ResidualConnection) -> Fold:
 
 def check_settings(model: Any) -> None:
     """Raise CannotFold for a setting of fairseq that changes the layers in another way than a structure does."""
-    cfg = model.cfg
+    cfg, stacks = model.cfg, (model.encoder, model.decoder)
     wrong = [
         ("--adaptive-input", bool(getattr(cfg, "adaptive_input", False))),
         ("--adaptive-softmax-cutoff", model.decoder.adaptive_softmax is not None),
@@ -133,11 +138,11 @@ def check_settings(model: Any) -> None:
         ("--no-cross-attention", bool(cfg.no_cross_attention)),
         ("--cross-self-attention", bool(cfg.cross_self_attention)),
         ("--base-layers", bool(getattr(cfg, "base_layers", 0))),
-        ("--quant-noise-pq", any(stack.quant_noise is not None for stack in (model.encoder, model.decoder))),
-        ("--no-token-positional-embeddings", any(s.embed_positions is None for s in (model.encoder, model.decoder))),
+        ("--quant-noise-pq", any(stack.quant_noise is not None for stack in stacks)),
+        ("--no-token-positional-embeddings", any(stack.embed_positions is None for stack in stacks)),
         *(
-            (f"--{name.replace('_', '-')}", bool(getattr(cfg, name, False)))
-            for name in ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
+            (flag, any(getattr(layer, name, None) is not None for stack in stacks for layer in stack.layers))
+            for flag, name in SCALINGS.items()
         ),
         ("a decoder input of another width", model.decoder.project_in_dim is not None),
         ("a decoder output of another width", getattr(model.decoder, "project_out_dim", None) is not None),
@@ -207,8 +212,8 @@ def fold_stack(stack: Any) -> Stack:
 
     Raises: CannotFold naming the structure or the setting that cannot be expressed, and the reason.
     """
-    check_end(stack)
     made = layers_of(stack)
+    check_end(stack)
     graphs = {site.graph for _, _, site in made}
     if len(graphs) > 1:
         raise CannotFold(f"layers of several kinds in one stack ({', '.join(sorted(graphs))}); {INSTEAD}")
