@@ -17,7 +17,7 @@ from ..files import ANY_SIZE, open_regular
 from .engine import Hypothesis, Record, Search, read
 
 EOS, BOS, PAD, UNK = "</s>", "<s>", "<pad>", "<unk>"
-# What --quantization allows. "int8" leaves the choice of the other type, float32 or 16 bits, to the machine that loads it.
+# What --quantization allows. With "int8" the machine that loads the model chooses the type of everything else.
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
 ACTIVATIONS = {
     "relu": "RELU",
@@ -61,7 +61,7 @@ def symbols(dictionary: Any) -> list[str]:
     found = list(dictionary.symbols)
     special = [dictionary[index] for index in (dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk())]
     if special != [BOS, PAD, EOS, UNK] or len(set(found)) != len(found):
-        raise ValueError(f"dictionary of {len(found):,} symbols: the special ones must be {BOS} {PAD} {EOS} {UNK}, once")
+        raise ValueError(f"dictionary of {len(found):,} symbols: it must contain {BOS} {PAD} {EOS} {UNK} once")
     return found
 
 
@@ -182,8 +182,8 @@ class Model:
     ) -> list[list[Hypothesis]]:
         """Return the best translations of every source.
 
-        A translation that reaches the maximum length without </s> gets it, as in fairseq, but without affecting which
-        hypotheses are compared.
+        A hypothesis that reaches the maximum length gets </s> afterwards, as in fairseq. With a prefix every hypothesis
+        is scored again, because the engine does not count the prefix.
         Raises: ValueError naming the source that is too long for the model.
         """
         self.check(sources, 0, "source")
@@ -196,10 +196,9 @@ class Model:
                 chosen,
                 begun,
                 beam_size=search.beam,
-                # With a prefix every hypothesis is scored again, so that its score contains the prefix.
-                num_hypotheses=search.nbest if begun is None else search.beam,
+                num_hypotheses=search.beam,  # all, because some are scored again
                 length_penalty=search.length_penalty,
-                max_decoding_length=most + 1,
+                max_decoding_length=max(most, 1),
                 max_input_length=0,
                 min_decoding_length=1,
                 suppress_sequences=[[PAD]],
@@ -211,7 +210,7 @@ class Model:
                     Hypothesis(tuple(tokens), score)
                     for tokens, score in zip(result.hypotheses, result.scores, strict=True)
                 ]
-            self.complete(rows, sources, found, search, most, begun is not None)
+            self.complete(rows, sources, found, search, begun is not None)
         return found
 
     def complete(
@@ -220,27 +219,25 @@ class Model:
         sources: Sequence[Sequence[str]],
         found: list[list[Hypothesis]],
         search: Search,
-        most: int,
         again: bool,
     ) -> None:
-        """Remove </s> from the hypotheses of a batch, and score those without one, or all of them, `again`."""
+        """Remove </s> from the hypotheses of a batch, score those without it (all of them if `again`), and sort."""
         unscored = []
         for row in rows:
             for number, hypothesis in enumerate(found[row]):
                 is_complete = bool(hypothesis.tokens) and hypothesis.tokens[-1] == EOS
-                tokens = hypothesis.tokens[:-1] if is_complete else hypothesis.tokens[:most]
+                tokens = hypothesis.tokens[:-1] if is_complete else hypothesis.tokens
                 found[row][number] = Hypothesis(tokens, hypothesis.score)
                 if again or not is_complete:
                     unscored.append((row, number))
-        if not unscored:
-            return
-        scores = self.score(
-            [sources[row] for row, _ in unscored], [found[row][number].tokens for row, number in unscored]
-        )
-        for (row, number), tokens in zip(unscored, scores, strict=True):
-            score = sum(tokens) / len(tokens) ** search.length_penalty
-            found[row][number] = Hypothesis(found[row][number].tokens, score)
-        for row in {row for row, _ in unscored}:
+        if unscored:
+            scores = self.score(
+                [sources[row] for row, _ in unscored], [found[row][number].tokens for row, number in unscored]
+            )
+            for (row, number), tokens in zip(unscored, scores, strict=True):
+                score = sum(tokens) / len(tokens) ** search.length_penalty
+                found[row][number] = Hypothesis(found[row][number].tokens, score)
+        for row in rows:
             found[row] = sorted(found[row], key=lambda hypothesis: -hypothesis.score)[: search.nbest]
 
     def score(self, sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]) -> list[list[float]]:

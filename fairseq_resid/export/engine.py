@@ -88,7 +88,8 @@ class Text:
 class Record:
     """export.json.
 
-    engine_version: of the engine that wrote the model; run, checkpoint: names of folder and file
+    engine_version: of the engine that wrote the model; run, checkpoint, data: the run folder, the name of the file in
+    it, and the data folder
     structure: the --residual name with its options; quantization: None for float32
     longest: maximum number of subwords in a source and a target, including </s>
     search: the settings of the run's evaluation; proof: result of the comparison with fairseq
@@ -99,6 +100,7 @@ class Record:
     engine_version: str
     run: str
     checkpoint: str
+    data: str
     structure: Mapping[str, Any]
     quantization: str | None
     longest: tuple[int, int]
