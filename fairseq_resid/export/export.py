@@ -49,7 +49,7 @@ translator = Translator("DIR")
 print(translator.translate(["A sentence."]))
 ```
 
-This needs `pip install "fairseq_resid[{engine}]"`. `export.json` describes the files.
+This needs fairseq_resid with its extra `{engine}`. `export.json` describes the files.
 """
 
 
