@@ -6,6 +6,9 @@ length if it returns it, its maximum length is one for a batch, and it could gen
 
 from __future__ import annotations
 
+import math
+import os
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import ANY_SIZE, open_regular
-from .engine import Hypothesis, Record, Search, read
+from .. import records
+from ..files import ANY_SIZE, bounded, open_regular
+from ..foreign import printable
+from .engine import WRITER, Hypothesis, Record, Search, read
 
 EOS, BOS, PAD, UNK = "</s>", "<s>", "<pad>", "<unk>"
 # What --quantization allows. With "int8" the machine that loads the model chooses the type of everything else.
@@ -26,7 +31,11 @@ ACTIVATIONS = {
     "gelu_fast": "GELUTanh",
     "swish": "SWISH",
 }
-FILES = ("config.json", "model.bin")
+WEIGHTS, CONFIG = "model.bin", "config.json"
+VOCABULARIES = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")
+BYTES = (4, 1, 2, 4, 2, 2)  # of float32, int8, int16, int32, float16, bfloat16, by their number in the file
+EMBEDDINGS = {"source": "encoder/embeddings_0/weight", "target": "decoder/embeddings/weight"}
+MOST_NAMES, MOST_DIMENSIONS = 100_000, 8
 
 
 def write(
@@ -163,14 +172,67 @@ def bias_of(linear: Any) -> NDArray[np.float32]:
     return found if linear.bias is None else linear.bias.numpy()
 
 
+def check_files(folder: Path) -> None:
+    """Check that a folder contains a whole model whose vocabularies fit, which the engine itself does not check.
+
+    Raises: OSError if a file does not exist; ValueError naming the file and the problem.
+    """
+    open_regular(folder / CONFIG).close()
+    rows = embedding_rows(folder / WEIGHTS)
+    for side in EMBEDDINGS:
+        files = [folder / name for name in VOCABULARIES if name.startswith((side, "shared"))]
+        file = next((file for file in files if file.is_file()), files[-1])
+        words = records.read(file, list[str], WRITER)
+        if len(words) != rows[side] or len(set(words)) != len(words):
+            raise ValueError(f"{file}: {len(words):,} words; the embedding of the {side} has {rows[side]:,} rows")
+
+
+def embedding_rows(file: Path) -> dict[str, int]:
+    """Return the number of rows of both embeddings from the headers of model.bin.
+
+    Raises: ValueError naming the file if it is damaged.
+    """
+    rows: dict[str, int] = {}
+    with open_regular(file, ANY_SIZE) as stream:
+        size = os.fstat(stream.fileno()).st_size
+
+        def number(form: str) -> int:
+            value: int = struct.unpack(form, stream.read(struct.calcsize(form)))[0]
+            return value
+
+        def word() -> str:
+            return stream.read(number("<H"))[:-1].decode("utf-8")
+
+        try:
+            number("<I"), word(), number("<I")  # versions of the format, name and version of the kind of model
+            names = {name: side for side, name in EMBEDDINGS.items()}
+            for _ in range(bounded(number("<I"), 1, MOST_NAMES)):
+                name = word()
+                shape = [number("<I") for _ in range(bounded(number("<B"), 0, MOST_DIMENSIONS))]
+                kind, length = bounded(number("<B"), 0, len(BYTES) - 1), number("<I")
+                if length != math.prod(shape) * BYTES[kind] % (1 << 32):
+                    raise ValueError(f"{printable(name[:80])} has {length:,} bytes")
+                stream.seek(math.prod(shape) * BYTES[kind], os.SEEK_CUR)
+                if name in names and len(shape) == 2:
+                    rows[names[name]] = shape[0]
+            for _ in range(bounded(number("<I"), 0, MOST_NAMES)):
+                alias, name = word(), word()
+                if alias in names and name in names:
+                    rows[names[alias]] = rows[names[name]]
+            if stream.tell() != size or len(rows) != len(EMBEDDINGS):
+                raise ValueError(f"{size:,} bytes")
+        except (struct.error, UnicodeDecodeError, KeyError, ValueError) as error:
+            raise ValueError(f"{file}: damaged, or not written by {WRITER}: {error}") from None
+    return rows
+
+
 class Model:
     """A model that CTranslate2 has loaded, on the CPU; see engine.Engine."""
 
     def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
         import ctranslate2
 
-        for name in FILES:
-            open_regular(folder / name, ANY_SIZE).close()
+        check_files(folder)
         try:
             self.translator = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
         except (RuntimeError, ValueError) as error:  # also for a vocabulary that is no JSON, or of another size
@@ -183,7 +245,8 @@ class Model:
         """Return the best translations of every source.
 
         A hypothesis that reaches the maximum length gets </s> afterwards, as in fairseq. With a prefix every hypothesis
-        is scored again, because the engine does not count the prefix.
+        is scored again, because the engine does not count the prefix. Other scores differ from those of fairseq by the
+        probability that the model gives to <pad>, and to </s> at the first position: the engine gives them none.
         Raises: ValueError naming the source that is too long for the model.
         """
         self.check(sources, 0, "source")

@@ -134,8 +134,8 @@ def check_installed(name: str) -> None:
         )
     if find_spec(ENGINES[name].package) is None:
         raise ValueError(
-            f'{name}: {ENGINES[name].package} is not installed; install it: pip install ".[{name}]" in the project\'s '
-            "folder"
+            f"{name}: {ENGINES[name].package} is not installed; in the project's folder run "
+            f'pip install -c constraints/fairseq-fixed.txt ".[{name}]"'
         )
 
 
