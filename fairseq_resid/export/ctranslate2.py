@@ -246,62 +246,63 @@ class Model:
 
         A hypothesis that reaches the maximum length gets </s> afterwards, as in fairseq. With a prefix every hypothesis
         is scored again, because the engine does not count the prefix. Other scores differ from those of fairseq by the
-        probability that the model gives to <pad>, and to </s> at the first position: the engine gives them none.
+        probability that the model gives to </s> at the first position, where neither allows it: fairseq counts it.
         Raises: ValueError naming the source that is too long for the model.
         """
         self.check(sources, 0, "source")
         found: list[list[Hypothesis]] = [[] for _ in sources]
         for rows in batches(sources, search.batch_size):
-            chosen = [list(sources[row]) for row in rows]
-            begun = None if prefixes is None else [list(prefixes[row]) for row in rows]
-            most = min(search.longest(max(map(len, chosen))), self.longest[1] - 1)
-            given = self.translator.translate_batch(
-                chosen,
-                begun,
-                beam_size=search.beam,
-                num_hypotheses=search.beam,  # all, because some are scored again
-                length_penalty=search.length_penalty,
-                max_decoding_length=max(most, 1),
-                max_input_length=0,
-                min_decoding_length=1,
-                suppress_sequences=[[PAD]],
-                return_end_token=True,
-                return_scores=True,
-            )
-            for row, result in zip(rows, given, strict=True):
-                found[row] = [
-                    Hypothesis(tuple(tokens), score)
-                    for tokens, score in zip(result.hypotheses, result.scores, strict=True)
-                ]
-            self.complete(rows, sources, found, search, begun is not None)
+            most = min(search.longest(max(len(sources[row]) for row in rows)), self.longest[1] - 1)
+            for suppressed in (None, [[PAD]]):
+                chosen = [sources[row] for row in rows]
+                begun = None if prefixes is None else [prefixes[row] for row in rows]
+                for row, hypotheses in zip(rows, self.decode(chosen, begun, search, most, suppressed), strict=True):
+                    found[row] = [each for each in hypotheses if PAD not in each.tokens][: search.nbest]
+                # fairseq never generates <pad>. To suppress it always would remove it from every sum of probabilities.
+                rows = [row for row in rows if len(found[row]) < search.nbest]
+                if not rows:
+                    break
         return found
 
-    def complete(
+    def decode(
         self,
-        rows: Sequence[int],
         sources: Sequence[Sequence[str]],
-        found: list[list[Hypothesis]],
+        prefixes: Sequence[Sequence[str]] | None,
         search: Search,
-        again: bool,
-    ) -> None:
-        """Remove </s> from the hypotheses of a batch, score those without it (all of them if `again`), and sort."""
-        unscored = []
-        for row in rows:
-            for number, hypothesis in enumerate(found[row]):
-                is_complete = bool(hypothesis.tokens) and hypothesis.tokens[-1] == EOS
-                tokens = hypothesis.tokens[:-1] if is_complete else hypothesis.tokens
-                found[row][number] = Hypothesis(tokens, hypothesis.score)
-                if again or not is_complete:
+        most: int,
+        suppressed: list[list[str]] | None,
+    ) -> list[list[Hypothesis]]:
+        """Return all hypotheses of a batch of sources, best first. most: maximum number of subwords."""
+        results = self.translator.translate_batch(
+            [list(source) for source in sources],
+            None if prefixes is None else [list(prefix) for prefix in prefixes],
+            beam_size=search.beam,
+            num_hypotheses=search.beam,
+            length_penalty=search.length_penalty,
+            max_decoding_length=max(most, 1),
+            max_input_length=0,
+            min_decoding_length=1,
+            suppress_sequences=suppressed,
+            return_end_token=True,
+            return_scores=True,
+        )
+        found: list[list[Hypothesis]] = []
+        unscored: list[tuple[int, int]] = []
+        for row, result in enumerate(results):
+            found.append([])
+            for number, (tokens, score) in enumerate(zip(result.hypotheses, result.scores, strict=True)):
+                is_complete = bool(tokens) and tokens[-1] == EOS
+                found[row].append(Hypothesis(tuple(tokens[:-1] if is_complete else tokens), score))
+                if prefixes is not None or not is_complete:
                     unscored.append((row, number))
         if unscored:
             scores = self.score(
                 [sources[row] for row, _ in unscored], [found[row][number].tokens for row, number in unscored]
             )
-            for (row, number), tokens in zip(unscored, scores, strict=True):
-                score = sum(tokens) / len(tokens) ** search.length_penalty
+            for (row, number), log_p in zip(unscored, scores, strict=True):
+                score = sum(log_p) / len(log_p) ** search.length_penalty
                 found[row][number] = Hypothesis(found[row][number].tokens, score)
-        for row in rows:
-            found[row] = sorted(found[row], key=lambda hypothesis: -hypothesis.score)[: search.nbest]
+        return [sorted(hypotheses, key=lambda each: -each.score) for hypotheses in found]
 
     def score(self, sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]) -> list[list[float]]:
         """Return log p of each token of every target and of </s>.

@@ -192,6 +192,21 @@ def test_translations_come_in_order_of_the_sources(tmp_path: Path) -> None:
     assert engine.translate([], Search()) == [] and engine.score([], []) == []
 
 
+@pytest.mark.parametrize("beam", [1, 4])
+def test_padding_is_never_generated(beam: int, tmp_path: Path) -> None:
+    """fairseq forbids <pad>, but counts its probability."""
+    model = speaking()
+    with torch.no_grad():
+        model.decoder.output_projection.weight[PAD, 0] = 9
+    sources = sentences(8, (4, 6, 8))
+    found = exported(model, tmp_path).translate(as_words(sources), Search(beam, 1.0, 0, 6))
+    expected = generated(model, sources, Search(beam, 1.0, 0, 6))
+    assert [len(each) for each in found] == [1, 1, 1]
+    assert all("<pad>" not in each[0].tokens for each in found)
+    if beam == 1:
+        assert [each[0].tokens for each in found] == [each[0][0] for each in expected]
+
+
 def test_unknown_words_are_the_unknown_symbol(tmp_path: Path) -> None:
     engine = exported(build(residual="post_ln"), tmp_path)
     known, unknown = engine.score([["w1", "<unk>"], ["w1", "nonsense"]], [["w2"], ["w2"]])

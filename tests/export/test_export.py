@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from fairseq_resid import records
 from fairseq_resid.connections import registry
 from fairseq_resid.connections.folding import as_post_norm
 from fairseq_resid.evaluation import evaluate, translate
@@ -24,6 +25,8 @@ from fairseq_resid.export.engine import Hypothesis
 from fairseq_resid.export.proof import NotEqual, Proof, largest_difference
 from fairseq_resid.export.translator import Translator
 from fairseq_resid.files import read_lines
+from fairseq_resid.runs.run import ByModel, Results, TrainingSummary
+from fairseq_resid.tasks.text import scoring
 from support.engines import need
 
 needs_engine = need("ctranslate2")
@@ -80,13 +83,15 @@ def test_an_export_contains_all_that_is_needed_to_translate(exported: Path, run:
     assert 'Translator("DIR")' in (exported / "README.md").read_text()
 
 
+@pytest.fixture(scope="module")
+def expected(run: Path, generate: Callable[..., Any]) -> list[str]:
+    """The translations of the test set by fairseq-generate, with the settings of scripts/evaluate.sh."""
+    found = generate(run / "checkpoint_last.pt", "--max-len-b", 50, "--post-process", "sentencepiece").lines("D")
+    return [found[number].split("\t", 1)[1] for number in range(len(found))]
+
+
 @needs_engine
-def test_translations_of_an_export_equal_fairseq_generate(
-    exported: Path, run: Path, corpus: Path, generate: Callable[..., Any]
-) -> None:
-    flags = ["--max-len-b", 50, "--post-process", "sentencepiece"]
-    found = generate(run / "checkpoint_last.pt", *flags).lines("D")
-    expected = [found[number].split("\t", 1)[1] for number in range(len(found))]
+def test_translations_of_an_export_equal_fairseq_generate(exported: Path, corpus: Path, expected: list[str]) -> None:
     assert len(set(expected)) > 50
     assert Translator(exported).translate(read_lines(corpus / "ref" / "test.en")) == expected
 
@@ -131,26 +136,26 @@ def test_bad_lines_and_flags_of_translate_are_refused(exported: Path, capsys: An
 
 @needs_engine
 def test_evaluate_shows_bleu_of_an_export_beside_its_run(
-    exported: Path, run: Path, corpus: Path, tmp_path: Path, capsys: Any
+    exported: Path, corpus: Path, expected: list[str], tmp_path: Path, capsys: Any
 ) -> None:
     shutil.copytree(exported, tmp_path / "out")
-    shutil.copytree(run, tmp_path / "run")
     known = json.loads((exported / "export.json").read_text())
     (tmp_path / "out" / "export.json").write_text(json.dumps({**known, "run": str(tmp_path / "run")}))
     assert evaluate.main([str(tmp_path / "out"), "--subset", "test"]) == 0
-    alone = capsys.readouterr().out
-    assert f"(fairseq-resid evaluate {tmp_path / 'run'} scores the run)" in alone
-    shutil.copy(run / "checkpoint_last.pt", tmp_path / "run" / "checkpoint_1_60.pt")
-    flags = ["--subset", "test", "--last", "1", "--by", "update", "--data", str(corpus), "--cpu"]
-    assert evaluate.main([str(tmp_path / "run"), *flags]) == 0
-    capsys.readouterr()
+    assert f"(fairseq-resid evaluate {tmp_path / 'run'} scores the run)" in capsys.readouterr().out
+    bleu = scoring.bleu(expected, read_lines(corpus / "ref" / "test.xx"))
+    (tmp_path / "run").mkdir()
+    scores = ByModel(averaged=1.0, last=bleu.value)
+    results = Results("", 1, "tiny", "test", TrainingSummary(), scores, bleu.signature)
+    records.write(tmp_path / "run" / "results.json", results)
     assert evaluate.main([str(tmp_path / "out"), "--subset", "test"]) == 0
     beside = capsys.readouterr().out
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert f"out test: BLEU {results['bleu']['last']:.2f}  {results['signature']}  (fairseq, " in beside
-    assert f"checkpoint_last.pt of run: {results['bleu']['last']:.2f})" in beside
+    assert f"out test: BLEU {bleu.value:.2f}  {bleu.signature}  (fairseq, " in beside
+    assert f"checkpoint_last.pt of run: {bleu.value:.2f})" in beside
     assert evaluate.main([str(tmp_path / "out"), "--last", "3"]) == 2
     assert "--last 3: " in capsys.readouterr().err
+    assert evaluate.main([str(tmp_path / "out"), "--subset", "other", "--data", str(corpus)]) == 2
+    assert "has no binarised other set" in capsys.readouterr().err
 
 
 @needs_engine
