@@ -1,7 +1,7 @@
 # A CPU image with fairseq_resid and all commands. Its steps are those of the README's section "Install".
 #     docker build -t fairseq_resid .
 #     docker run --rm -it fairseq_resid scripts/quickstart.sh
-# This file has not been built: where the project is developed there is no Docker. A test compares its steps with the README.
+# This image has never been built, because no Docker was available. A test compares its steps with the README.
 FROM python:3.13-bookworm
 
 WORKDIR /fairseq_resid

@@ -4,7 +4,7 @@
     python benchmarks/data_prep.py --text PREFIX --source en --target de --memory-lines 5000000 [--json FILE]
 
 PREFIX.SRC and PREFIX.TGT are real text. Our step and the other tool alternate (A B A B) on the same text and cores,
-each in a separate process. Printed are the fastest round of each, and the ratio. Our startup time (Python, torch,
+each in a separate process. It prints the fastest round of each, and their ratio. Our startup time (Python, torch,
 fairseq) occurs only once in a whole preparation, so it is measured separately and subtracted from each step.
 
 `--memory-lines N` repeats the text up to N lines per side and prints the peak memory of the process tree at N / 100 and

@@ -1,10 +1,10 @@
-"""Which structures can train deep models? A short training of each on a real corpus, at several learning rates.
+"""Which structures can train deep models? Train each briefly on a real corpus, at several learning rates.
 
     python benchmarks/depth.py DATA [--layers 18 18] [--updates 200] [--lr 2e-3 5e-3] [--json FILE]
 
-Each training is one `fairseq-train`: C = 64, FFN 256, 4 heads, batches of 1,024 padded positions, dropout 0.1, label
+Each run is one `fairseq-train`: C = 64, FFN 256, 4 heads, batches of 1,024 padded positions, dropout 0.1, label
 smoothing 0.1, Adam (0.9, 0.98), no clipping, warmup over half of the updates, seed 1. A structure trains if its loss
-stays finite and its NLL on valid is below a bound that is fixed in advance: the NLL of a unigram model of the target
+stays finite and its validation NLL is below a bound that is fixed in advance: the NLL of a unigram model of the target
 subwords in the training text, minus half a nat. Results that are already in --json are not computed again.
 """
 
@@ -44,7 +44,7 @@ TRAINING = """
 
 
 def unigram_nll(data: Path) -> float:
-    """Return the NLL on valid of a unigram model of the training text, in nats per target subword, EOS included."""
+    """Return the validation NLL of a unigram model of the training text, in nats per target subword including EOS."""
     parser = options.get_training_parser()
     config = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [str(data), "--arch", STOCK]))
     task = TranslationTask.setup_task(config.task)
@@ -54,12 +54,12 @@ def unigram_nll(data: Path) -> float:
         target = task.dataset(split).tgt
         pieces = torch.cat([target[index] for index in range(len(target))])
         counts[split] = np.bincount(pieces.numpy(), minlength=len(task.target_dictionary))
-    smoothed = counts["train"] + 1.0  # some subwords occur only in valid
+    smoothed = counts["train"] + 1.0  # some subwords occur only in the validation set
     return float(-(counts["valid"] * np.log(smoothed / smoothed.sum())).sum() / counts["valid"].sum())
 
 
 def figures(log: Path) -> dict[str, Any]:
-    """Return the results in the log of a training."""
+    """Return the results in the log of a training run."""
     text = log.read_text(encoding="utf-8", errors="replace")
     found: dict[str, Any] = {"valid_nll": None, "loss": [], "gradient_norm": []}
     for line in re.findall(r"^.*?(\{\"epoch\".*\})$", text, re.MULTILINE):
@@ -85,7 +85,7 @@ def train(args: argparse.Namespace, name: str, lr: float, log: Path) -> dict[str
         )
     found = figures(log)
     is_finite = done.returncode == 0 and found["valid_nll"] is not None and math.isfinite(found["valid_nll"])
-    if done.returncode and "the training diverged at update" not in last_lines(log):
+    if done.returncode and "training diverged at update" not in last_lines(log):
         raise SystemExit(f"depth.py: error: {name} at lr {lr} failed:{last_lines(log)}")
     return {**found, "is_finite": is_finite, "seconds": time.monotonic() - start}
 

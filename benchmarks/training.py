@@ -96,7 +96,7 @@ def main() -> None:
 
     work = f"{found['batches']} batches of {found['target_tokens_per_batch']} target tokens, {args.rounds} rounds"
     print(", ".join([*translation.described(args).values(), work]))
-    print(f"stock's norm: {found['stock_layer_norm']}\n")
+    print(f"stock LayerNorm: {found['stock_layer_norm']}\n")
     print(f"{'structure':14} {'parameters':>12} {'tokens/s':>10}  {'to stock':20} {'to post_ln':20} saved, MiB")
     for name, row in found["structures"].items():
         ratios = [shown(row[key]) if key in row else "" for key in ("to_stock", "to_post_ln")]

@@ -136,7 +136,7 @@ def load(args: argparse.Namespace) -> tuple[TranslationTask, LanguagePairDataset
 
 
 def batches(task: TranslationTask, dataset: LanguagePairDataset, max_tokens: int, count: int) -> list[dict[str, Any]]:
-    """Return the first `count` batches of an epoch, batched and shuffled like in fairseq-train."""
+    """Return the first `count` batches of an epoch, batched and shuffled as in fairseq-train."""
     epoch = task.get_batch_iterator(
         dataset,
         max_tokens=max_tokens,
@@ -153,7 +153,7 @@ def parameters(model: nn.Module) -> int:
 
 
 def layer_norm(model: Any) -> str:
-    """Return the LayerNorm class of stock: fairseq uses NVIDIA apex if it is installed."""
+    """Return the LayerNorm class of stock fairseq, which uses NVIDIA apex if it is installed."""
     kind = type(model.encoder.layers[0].final_layer_norm)
     return f"{kind.__module__}.{kind.__name__}"
 
@@ -170,7 +170,7 @@ def tokens(found: Sequence[dict[str, Any]]) -> int:
 
 
 def write(args: argparse.Namespace, found: dict[str, Any], title: str) -> None:
-    """Write all results to --json, and plot the speed relative to stock to --plot."""
+    """Write all results to --json, and plot the speed relative to stock fairseq to --plot."""
     measure.write(args, found)
     if args.plot:
         bars = {name: row["to_stock"] for name, row in found["structures"].items() if name != STOCK}

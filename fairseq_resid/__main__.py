@@ -16,7 +16,7 @@ from .version import __version__
 COMMANDS = {
     "prepare": ("data.text.prepare", "prepare a data folder from a known corpus, your own text, or the phrasebook"),
     "prepare-images": ("data.images.prepare", "prepare image data: CIFAR-10, CIFAR-100, or one folder per class"),
-    "train": ("runs.launch", "train with a recipe, or resume a training"),
+    "train": ("runs.launch", "train with a recipe, or resume a training run"),
     "evaluate": ("evaluation.evaluate", "average the last checkpoints, decode and score"),
     "average": ("evaluation.averaging", "average checkpoints"),
     "translate": ("evaluation.translate", "translate raw text"),

@@ -23,12 +23,32 @@ T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 
 
-# Limits on files of a run, study or data folder, which may come from somebody else. The largest real ones are logs of a
+# Limits on files of a run, study or data folder, which may come from someone else. The largest real ones are logs of a
 # few MB. Memory is bounded too: a list of all lines has at most MOST_LINES entries.
 MOST_BYTES, MOST_LINES, MOST_LINE_BYTES = 256 << 20, 10_000_000, 4 << 20
 MOST_NUMBER, MOST_COUNT = 1e38, 1e12  # of a measured value (fp32 range); of a count, such as tokens per line
 ANY_SIZE = 1 << 63
 LAST_BYTES = 64 << 10
+
+
+def inside(root: Path, name: str | Path) -> Path:
+    """Return ROOT/NAME, a file or folder of a run, study or data folder that may come from somebody else.
+
+    ROOT may be a symbolic link. A link below it must not lead out of it: its text could be private, and files written
+    there would be lost among others. Checkpoints, binarised data and dictionaries, whose content is never shown as
+    text, need no such check and may be links.
+    Raises: ValueError naming the path, and where it leads.
+    """
+    path, real = root / name, os.path.realpath(root)
+    for one in (path, _packed_of(path)):
+        if not Path(target := os.path.realpath(one)).is_relative_to(real):
+            raise ValueError(f"{one}: leads to {target}, outside {root}; replace links with copies")
+    return path
+
+
+def matching(root: Path, pattern: str) -> list[Path]:
+    """Return the files and folders below ROOT that match a pattern, sorted. Raises: see `inside`."""
+    return [inside(root, path.relative_to(root)) for path in sorted(root.glob(pattern))]
 
 
 def open_regular(path: Path, most: int = MOST_BYTES) -> BinaryIO:
@@ -60,11 +80,28 @@ def open_to_append(path: Path) -> BinaryIO:
     Raises: OSError or ValueError naming the file.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o666)
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{path}: a symbolic link, which is not written through; remove it") from None
+        raise
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "ab")
     os.close(descriptor)
     raise ValueError(f"{path}: not a regular file")
+
+
+def create(path: Path) -> BinaryIO:
+    """Create a file for writing and reading back. An existing file, link or pipe of that name is removed first."""
+    path.unlink(missing_ok=True)
+    return path.open("x+b")  # fails instead of following a link
+
+
+def remove_redirection(path: Path) -> None:
+    """Remove a link, pipe or device of this name, which would redirect what is written to it."""
+    if path.is_symlink() or not (path.is_file() or path.is_dir()):
+        path.unlink(missing_ok=True)
 
 
 def last_lines(path: Path, count: int) -> list[str]:
@@ -85,6 +122,10 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         return file.read(most)
 
 
+def _packed_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.gz")
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[Iterable[bytes]]:
     """Yield the lines of a file or, if it does not exist, of its compressed form FILE.gz, as kept by a study.
@@ -92,7 +133,7 @@ def reading(path: Path) -> Iterator[Iterable[bytes]]:
     Raises: FileNotFoundError if neither exists; ValueError naming the file if it is damaged, not a regular file, or
     too large, compressed or not.
     """
-    packed = path.with_name(f"{path.name}.gz")
+    packed = _packed_of(path)
     if packed.is_file() and not path.is_file():
         with open_regular(packed) as file:
             try:
@@ -188,8 +229,7 @@ def replacing(path: Path) -> Iterator[Path]:
     would redirect the output, is removed.
     """
     partial = partial_of(path)
-    if partial.is_symlink() or not (partial.is_file() or partial.is_dir()):
-        partial.unlink(missing_ok=True)
+    remove_redirection(partial)
     try:
         yield partial
         os.replace(partial, path)
@@ -203,7 +243,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def pack(source: Path, folder: Path) -> None:
     """Write FOLDER/NAME.gz, the compressed form of a file; the same content always gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{source.name}.gz").write_bytes(gzip.compress(read_bytes(source), 9, mtime=0))
+    _packed_of(folder / source.name).write_bytes(gzip.compress(read_bytes(source), 9, mtime=0))
 
 
 def write_text(path: Path, text: str) -> None:

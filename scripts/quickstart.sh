@@ -18,7 +18,7 @@ for word in "$@"; do
             exit 2
             ;;
         --verbose) export FAIRSEQ_RESID_VERBOSE=1 ;;
-        *) flags+=("$word") at_least=() ;; # with other flags, the expected BLEU is unknown
+        *) flags+=("$word") at_least=() ;; # with different flags, the expected BLEU is unknown
     esac
 done
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."

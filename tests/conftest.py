@@ -68,9 +68,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def fault(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """Record a row of a table in tests/faults/README.md: `fault("what was done to it", tried, "what came of it")`.
+    """Record a row of a table in tests/faults/README.md: `fault("the fault", tried, "the outcome")`.
 
-    tried: how often. The test that made the row is added. A row counts if its test passes.
+    tried: number of attempts. The name of the test is added. A row is only written if its test passes.
     """
     test = f"`{request.path.relative_to(ROOT / 'tests')}` `{request.node.originalname}`"
     when = "" if request.node.get_closest_marker("long") else ", in every run"
@@ -115,16 +115,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what is in the test file of a structure."""
+    """Mark the tests in the test file of a structure."""
     if item.path.parent == ROOT / "tests" / "structures":
         item.add_marker(pytest.mark.once)  # torch alone
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `long` unless -m names it, and with --core what is marked `slow`.
+    """Deselect tests marked `long` unless -m names this mark, and with --core those marked `slow`.
 
-    With --structure, leave out what is of no or another structure.
-    Begin with the longest test: other workers do the rest.
+    With --structure, deselect all tests that are not of this structure.
+    The longest test runs first, so that other workers can run the rest meanwhile.
     """
     if (name := config.getoption("--structure")) is not None:
         own = ROOT / "tests" / "structures" / f"{name}.py"
@@ -175,7 +175,7 @@ def one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def preprocess_in_this_process() -> Iterator[None]:
-    """Let preparations that run in this process call fairseq-preprocess here: a process of its own takes seconds.
+    """Let preparations that run in this process call fairseq-preprocess here: a separate process takes seconds.
 
     Preparations that tests start as commands run it as users do.
     """
@@ -199,13 +199,13 @@ def preprocess_in_this_process() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def raw_text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The prefix of each split of the tiny corpus's raw text; languages en and xx. Not to be written to."""
+    """The prefix of each split of the tiny corpus's raw text; languages en and xx. Tests must not write to it."""
     return write_corpus(tmp_path_factory.mktemp("raw"))
 
 
 @pytest.fixture(scope="session")
 def corpus(raw_text: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny corpus as a binarised data folder (vocabulary of 90 pieces, joined). Not to be written to."""
+    """The tiny corpus as a binarised data folder (vocabulary of 90 pieces, joined). Tests must not write to it."""
     from fairseq_resid.data.text import custom
 
     data = tmp_path_factory.mktemp("corpus") / "data"
@@ -274,7 +274,7 @@ def cli() -> Callable[..., Result]:
     """Run a fairseq command in this process: `cli("fairseq-generate", data, "--path", file) -> Result`.
 
     Adds --user-dir and --cpu, and no worker processes. A command that exits with a code other than 0 fails the test
-    unless `check=False`; any other exception comes through. `stdin` is the text it reads.
+    unless `check=False`; any other exception is raised. `stdin` is the text it reads.
     """
 
     def run(command: str, *flags: object, stdin: str = "", check: bool = True) -> Result:
@@ -318,7 +318,7 @@ def train(corpus: Path, cli: Callable[..., Result]) -> Callable[..., Result]:
 
 @pytest.fixture(scope="session")
 def sas_checkpoint(train: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A transformer_sas_tiny, trained for a second; with Adam's state. Not to be written to."""
+    """A transformer_sas_tiny, trained for a second; with Adam's state. Tests must not write to it."""
     folder = tmp_path_factory.mktemp("sas")
     train(folder, "--arch", "transformer_sas_tiny", "--batch-size", 64, "--max-update", 50)
     return folder / "checkpoint_last.pt"
@@ -326,7 +326,7 @@ def sas_checkpoint(train: Callable[..., Result], tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def stock_checkpoint(train: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """fairseq's own `transformer`, small, trained for a second; with Adam's state. Not to be written to."""
+    """fairseq's own `transformer`, small, trained for a second; with Adam's state. Tests must not write to it."""
     folder = tmp_path_factory.mktemp("stock")
     train(folder, *STOCK, "--batch-size", 64, "--max-update", 50)
     return folder / "checkpoint_last.pt"

@@ -10,7 +10,7 @@ from fairseq_resid import connections
 
 WIDTH, HEIGHT = 420, 136
 SUM_HEIGHT = 34  # of a part of the sum that reads both paths
-# In light and dark mode. The drawing has a background of its own, in case page and system differ.
+# In light and dark mode. The drawing has its own background, in case page and system differ.
 COLOURS = {
     "page": ("#ffffff", "#0d1117"),
     "text": ("#1f2328", "#e6edf3"),
@@ -22,10 +22,10 @@ COLOURS = {
 
 @dataclass(frozen=True)
 class Site:
-    """What a drawing shows of a structure.
+    """The parts of a structure that its drawing shows.
 
-    shortcut, branch: what the two paths are multiplied by or go through; before: what the branch sees x through
-    sums: parts of the sum that read both paths; after: the norm of the sum; repeats: how often that is done again
+    shortcut, branch: the factor or function on each path; before: the function on the input of the branch
+    sums: parts of the sum that read both paths; after: the norm of the sum; repeats: how often both are repeated
     is_wide: the state has more than C channels; is_mixed: the branch is read off the state and written back to it
     """
 

@@ -1,9 +1,9 @@
 """Formulas of the registry, which are plain text, as Markdown with LaTeX between dollar signs.
 
->>> markdown("LN(αx + F), α and start values by depth")
-'$\\\\mathrm{LN}(\\\\alpha x + F)$, $\\\\alpha$ and start values by depth'
+>>> markdown("LN(αx + F), α and initialisation by depth")
+'$\\\\mathrm{LN}(\\\\alpha x + F)$, $\\\\alpha$ and initialisation by depth'
 
-Math are names of one letter and what is written with them: sums, products, indices, LN(...), dropout(...), √, σ.
+Names of one letter and expressions of them are math: sums, products, indices, LN(...), dropout(...), √, σ.
 A word of two letters or more is prose, except products such as αx and aF.
 """
 

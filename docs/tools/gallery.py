@@ -40,14 +40,14 @@ becomes `skip_lambda`. `--final-norm none|layer` ends both stacks without or wit
 structure's source. An option that a structure does not have is an error.
 
 Parameters are those that the default options add to a post-norm Transformer of 6 + 6 layers. Speed is relative to
-fairseq's own Transformer: 3 + 3 layers, C = 256, one CPU thread, medians of 6 rounds. "Starts at 18 + 18 layers" says
-whether a narrow model (C = 64) trains on Multi30k EN-DE within 200 updates at a learning rate of 2e-3 or 5e-3, with
-one seed. It says which structures start, not which are better. [Benchmarks](benchmarks.md) describes both measurements.
+fairseq's own Transformer: 3 + 3 layers, C = 256, one CPU thread, medians of 6 rounds. "Trains at 18 + 18 layers" says
+whether a narrow model (C = 64) starts to learn Multi30k EN-DE within 200 updates at a learning rate of 2e-3 or 5e-3,
+with one seed. It does not say which structures are better. [Benchmarks](benchmarks.md) describes both measurements.
 """
 
 
 def speed(benchmark: str, name: str) -> str:
-    """Return the median speed of a structure relative to stock, in the latest benchmark of small models."""
+    """Return the median speed of a structure relative to stock fairseq, in the latest benchmark of small models."""
     files = (RESULTS / "cpu-family").glob(f"{benchmark}-small*.json")
     results = sorted((json.loads(file.read_text(encoding="utf-8")) for file in files), key=lambda one: one["date"])
     found = [one["structures"][name]["to_stock"]["median"] for one in results if name in one["structures"]]
@@ -95,11 +95,11 @@ def section(name: str) -> str:
     rows = list(connections.options(name).values())
     if rows:
         lines += ["| Option | Default | Allowed | Meaning |", "|---|---|---|---|", *map(option, rows), ""]
-    lines += ["| Parameters | Training speed | Decoding speed | Starts at 18 + 18 layers |", "|---|---|---|---|"]
+    lines += ["| Parameters | Training speed | Decoding speed | Trains at 18 + 18 layers |", "|---|---|---|---|"]
     values = [table.polynomial(name), speed("training", name), speed("decoding", name)]
     lines += [f"| {' | '.join([*values, starts_deep(name)])} |", ""]
     lines += [f"- Source: {marked(fields.get('Source', made.source))}"]
-    lines += [f"- Start values: {marked(fields['Start'])}"] if "Start" in fields else []
+    lines += [f"- Initial values: {marked(fields['Start'])}"] if "Start" in fields else []
     lines += [f"- State: {marked(fields['State'])}"] if "State" in fields else []
     lines += [f"- Other names: {aliases}"] if aliases else []
     return "\n".join([*lines, ""])

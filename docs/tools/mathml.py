@@ -28,7 +28,7 @@ def visit_inline(self: Any, node: nodes.math) -> None:
 
 
 def visit_block(self: Any, node: nodes.math_block) -> None:
-    """Write a formula on a line of its own."""
+    """Write a formula on a separate line."""
     self.body.append(f'<div class="math">{mathml(node.astext(), "block", node)}</div>')
     raise nodes.SkipNode
 

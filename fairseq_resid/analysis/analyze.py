@@ -22,7 +22,7 @@ from .results import Analysis, read_analysis
 
 def analysis_file(run: Run) -> Path:
     """Return the path of a run's analysis."""
-    return run.path / "analysis" / "analysis.json"
+    return run.file("analysis/analysis.json")
 
 
 def remembered_analysis(run: Run) -> Analysis | None:

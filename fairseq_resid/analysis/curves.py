@@ -28,10 +28,10 @@ from .style import COLOURS, figure, plain
 # Quantities to draw: keys in the log record, axis label, conversion factor. fairseq logs losses in bits.
 QUANTITIES: dict[str, tuple[tuple[str, ...], str, float]] = {
     "train loss": (("loss", "train_loss"), "train loss, nats", math.log(2)),
-    "valid loss": (("valid_loss", "test_loss"), "valid loss, nats", math.log(2)),
-    "valid NLL": (("valid_nll_loss",), "valid NLL, nats a token", math.log(2)),
-    "BLEU": (("valid_bleu",), "BLEU of fairseq's validation", 1.0),
-    "valid error": (("valid_error", "test_error"), "valid error, percent", 1.0),
+    "valid loss": (("valid_loss", "test_loss"), "validation loss, nats", math.log(2)),
+    "valid NLL": (("valid_nll_loss",), "validation NLL, nats per token", math.log(2)),
+    "BLEU": (("valid_bleu",), "validation BLEU (fairseq)", 1.0),
+    "valid error": (("valid_error", "test_error"), "validation error, percent", 1.0),
     "gradient norm": (("gnorm", "train_gnorm"), "gradient norm", 1.0),
     "tokens/s": (("wps", "train_wps"), "target tokens/s, or images/s", 1.0),
 }
@@ -48,9 +48,9 @@ class Curves:
 def read_curves(run: Run) -> Curves:
     """Read a run's train.log, skipping truncated lines.
 
-    If a training was restarted from an older checkpoint, the new records replace the later old ones. Time is taken from
-    the timestamps of the lines, without pauses between sessions, because fairseq's own timers restart at 0 when a run
-    is resumed in the middle of an epoch.
+    If training was restarted from an older checkpoint, the new records replace the old ones of the same updates and
+    later. Time is taken from the timestamps of the lines, without pauses between sessions, because fairseq's own timers
+    restart at 0 when a run is resumed in the middle of an epoch.
     Raises: ValueError if the log has no training records.
     """
     found: dict[str, dict[int, tuple[float, float]]] = {key: {} for keys, _, _ in QUANTITIES.values() for key in keys}

@@ -182,7 +182,7 @@ def places(analysis: Analysis, path: Path) -> None:
 
 
 def learning(analysis: Analysis, path: Path) -> None:
-    """Draw the means of position-independent coefficients over the training (rSkip paper, figure 4)."""
+    """Draw the means of position-independent coefficients during training (rSkip paper, figure 4)."""
     shown = list(dict.fromkeys(name for found in analysis.learning.values() for name in found))[:MOST_LINES]
     order = list(stacks(analysis))
     with figure(path, len(shown), 1) as axes:

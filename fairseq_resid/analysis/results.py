@@ -11,7 +11,7 @@ from .. import records
 from ..foreign import printable
 from ..runs.run import FileState
 from ..tasks import kinds
-from ..tasks.protocol import FREQUENCIES, POSITIONS, article
+from ..tasks.protocol import FREQUENCIES, POSITIONS
 
 FORMAT = 1  # of analysis.json; incremented when older versions would misread the file
 MOST = 1e38  # maximum of any value: about the range of fp32; plots also compute squares
@@ -97,9 +97,9 @@ class Analysis:
     @property
     def amount(self) -> str:
         """The unit of the NLL and the examples it was measured on, in words."""
-        unit = article(kinds.of_example(self.example).prediction)
+        unit = kinds.of_example(self.example).prediction
         trained = " (training data)" if self.is_training_data else ""
-        return f"nats {unit} on {self.sentences:,} {self.example}s of {self.subset}{trained}"
+        return f"nats per {unit} on {self.sentences:,} {self.example}s of {self.subset}{trained}"
 
     def is_of(self, made_from: FileState, subset: str, sentences: int, ablated: bool) -> bool:
         """Return whether this is the analysis of that checkpoint with these settings."""

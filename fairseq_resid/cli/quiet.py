@@ -23,7 +23,7 @@ LOGGERS = {
     "fairseq.file_utils": logging.INFO,
     "fairseq.models.fairseq_model": logging.INFO,
     "fairseq_resid.fairseq_patches": logging.INFO,
-    "fairseq_resid.ops.dispatch": logging.INFO,  # the backend, which is in the log of a training anyway
+    "fairseq_resid.ops.dispatch": logging.INFO,  # the backend, which the training log contains anyway
     "root": logging.INFO,
 }
 # Regular expressions that match the beginning of a warning.

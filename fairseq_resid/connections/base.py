@@ -184,7 +184,7 @@ FEW = 32  # components shown separately, such as the n·n weights of streams; a 
 
 
 def is_positional(coefficient: Tensor, positions: torch.Size) -> bool:
-    """Return whether a coefficient has a value for each position, and not one for all of them.
+    """Return whether a coefficient has a value for each position, rather than one for all of them.
 
     positions: the sizes (T, B) of a text or (N, H, W) of images
     """

@@ -92,7 +92,7 @@ register(
         DeepNorm,
         has_kernel=for_all_options,
         folds=fold,
-        formula="LN(αx + F), α and start values by depth",
+        formula="LN(αx + F), α and initialisation by depth",
         source="Wang 2022",
         family="Scaling",
         use_when="Deep post-norm models, without added parameters and at almost no cost in speed.",

@@ -21,7 +21,7 @@ from .self_adaptive import ScalingGate, SingleLayerGate
 class GateOptions(OptionalNorm):
     """Options of a gated shortcut."""
 
-    gate_bias: float = option(-1.0, "start value of the gate's bias; negative favours the shortcut", example=-2)
+    gate_bias: float = option(-1.0, "initial value of the gate's bias; negative favours the shortcut", example=-2)
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,6 @@ register(
         formula="(1−g)x + F, g = σ(xW + b)",
         source="He 2016b",
         family="Gates",
-        use_when="Reproducing He 2016b: what a gate on the shortcut alone does.",
+        use_when="Reproducing He 2016b: the effect of a gate on the shortcut alone.",
     ),
 )

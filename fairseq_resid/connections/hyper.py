@@ -16,9 +16,9 @@ from .place import EPS, Place
 from .registry import Structure, register
 from .stream import ResidualStream
 
-SCALE = 0.01  # start value of s (Zhu 2024, section 3.2) and of a (Xie 2025)
+SCALE = 0.01  # initial value of s (Zhu 2024, section 3.2) and of a (Xie 2025)
 SINKHORN_STEPS = 20
-# Start values of mHC's biases: σ(±READ) are the weights with which a site reads its own stream (0.98) and the others
+# Initial values of mHC's biases: σ(±READ) are the weights with which a site reads its own stream (0.98) and the others
 # (0.02); KEPT is the logit of the diagonal of H_res.
 READ, KEPT = 4.0, 8.0
 
@@ -212,7 +212,7 @@ register(
         formula="n streams, mixed by doubly stochastic matrices",
         source="Xie 2025",
         family="Several streams",
-        use_when="Several streams whose mixing must not amplify. It decodes more slowly than every other structure.",
+        use_when="Several streams, mixed without amplification. It decodes more slowly than every other structure.",
     ),
 )
 register(

@@ -33,7 +33,7 @@ class PostLayerNorm(ResidualConnection):
 
 
 class PreLayerNorm(ResidualConnection):
-    """Normalises the input of the branch and leaves the shortcut unchanged; a final norm ends the stack.
+    """Normalises the input of the branch and leaves the shortcut unchanged; the stack ends with a final norm.
 
     Formula:  y = x + dropout(f(LN(x)))            Source: He 2016b's pre-activation, in Transformer form
     """
@@ -70,7 +70,7 @@ register(
         PreLayerNorm,
         final_norm=True,
         folds=as_pre_norm,
-        formula="x + f(LN(x)), a norm ends the stack",
+        formula="x + f(LN(x)), the stack ends with a norm",
         source="He 2016b's order",
         family="Plain",
         use_when="The safe choice if training must be stable at any depth.",

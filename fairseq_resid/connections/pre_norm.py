@@ -20,7 +20,7 @@ from .registry import Structure, register
 class LayerScale(PreLayerNorm):
     """Scales each channel of the branch by a learned factor that starts small.
 
-    Formula:  y = x + s ⊙ f(LN(x)), s in R^C learned; a norm ends the stack
+    Formula:  y = x + s ⊙ f(LN(x)), s in R^C learned; the stack ends with a norm
     Source:   Touvron 2021, CaiT: s starts at 0.1 up to 18 layers, 1e-5 for 24, 1e-6 beyond. We use 1e-5 for 19 to 23
               layers too, which the paper does not state, and count the layers of the site's own stack.
     """
@@ -41,7 +41,7 @@ class LayerScale(PreLayerNorm):
 class SandwichLayerNorm(PreLayerNorm):
     """Normalises the input and the output of the branch.
 
-    Formula:  y = x + LN_out(F), F = dropout(f(LN_in(x))); a norm ends the stack
+    Formula:  y = x + LN_out(F), F = dropout(f(LN_in(x))); the stack ends with a norm
     Source:   Ding 2021, CogView (its division by max |x| is left out); Peri-LN, Kim 2025, is the same formula, and its
               optional norm on the embedding is fairseq's --layernorm-embedding
     """
@@ -57,7 +57,8 @@ class SandwichLayerNorm(PreLayerNorm):
 class ResidualPostNorm(ResidualConnection):
     """Normalises only the output of the branch.
 
-    Formula:  y = x + LN(F), F = dropout(f(x)); a norm ends the stack            Source: OLMo 2, 2024; its norm is RMS
+    Formula:  y = x + LN(F), F = dropout(f(x)); the stack ends with a norm
+    Source:   OLMo 2, 2024; its norm is RMS
     """
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
@@ -96,7 +97,7 @@ class MixedOptions(Options):
 class MixedLayerNorm(ResidualConnection):
     """Post-norm in the first layers of a stack and pre-norm in the others.
 
-    Formula:  y = LN(x + F) in the first share of the layers, x + f(LN(x)) in the rest; a norm ends the stack
+    Formula:  y = LN(x + F) in the first share of the layers, x + f(LN(x)) in the rest; the stack ends with a norm
     Source:   Li 2024, Mix-LN: a share of 0.25 (3 of 12 and 6 of 24 layers); rounding up is our choice
     """
 

@@ -40,10 +40,10 @@ class Structure:
     use_when: one or two sentences for the gallery, docs/structures.md
     options: a frozen dataclass; connection: the class of its sites; stream: the class that ends a stack
     has_kernel: whether `combine_fused` supports these options
-    final_norm: whether the source ends a stack with a norm, which is the default of --final-norm; None: the stream
+    final_norm: whether stacks end with a norm in the source, which is the default of --final-norm; None: the stream
                 contains a norm, and the flag does not apply
-    needs_every_layer: whether no layer may be dropped with these options
-    is_profiled: whether a first pass through the model sets start values with these options (`profile`)
+    needs_every_layer: whether LayerDrop is unsupported with these options
+    is_profiled: whether these options need a first pass through the model, which sets initial values (`profile`)
     folds: returns a site as a layer of an inference engine, or raises CannotFold (folding.py); None: none expresses it
     """
 
@@ -137,7 +137,7 @@ def resolve(name: str, given: dict[str, Any]) -> Options:
 
 
 def resolve_final_norm(name: str, given: str | None) -> bool:
-    """Return whether a norm ends the stacks of a structure: as given, or by default as in its source.
+    """Return whether the stacks of a structure end with a norm: as given, or by default as in its source.
 
     Raises: InvalidOption for an unknown value, or if the structure's stream contains a norm.
     """
@@ -178,7 +178,7 @@ Profiler = Callable[[Sequence[ResidualConnection]], AbstractContextManager[None]
 
 
 def profiler(name: str, chosen: Options) -> Profiler | None:
-    """Return `profile` of a structure's connection if a first pass sets start values with these options."""
+    """Return `profile` of a structure's connection if a first pass sets initial values with these options."""
     made = structure(name)
     return made.connection.profile if made.is_profiled(chosen) else None
 

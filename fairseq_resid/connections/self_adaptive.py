@@ -77,8 +77,8 @@ class ScalingOptions(Options):
 
     sas_gate: str = option("full", "form of the gate (SAS paper, table 6)", choices=tuple(GATES))
     sas_gamma: str = option("coupled", "γ = (1-α)(1-β), or a third gate", choices=("coupled", "free"))
-    sas_alpha_bias: float = option(0.0, "start value of α's bias; the paper uses 3 for images", example=3)
-    sas_beta_bias: float = option(0.0, "start value of β's bias; the paper uses -3 for images", example=-3)
+    sas_alpha_bias: float = option(0.0, "initial value of α's bias; the paper uses 3 for images", example=3)
+    sas_beta_bias: float = option(0.0, "initial value of β's bias; the paper uses -3 for images", example=-3)
 
     def has_kernel(self) -> bool:
         """Return whether the kernel supports these gates."""
@@ -86,12 +86,12 @@ class ScalingOptions(Options):
 
 
 class SelfAdaptiveScaling(ResidualConnection):
-    """Weighs shortcut, branch and their normalised sum by gates that read both.
+    """Weights the shortcut, the branch and their normalised sum with gates computed from both.
 
     Formula:  y = α x + β F + γ LN(x + F);  α = σ(S_α), β = σ(S_β);
               γ = (1 - α)(1 - β) (coupled, eq. 4) or σ(S_γ) (free, eq. 3)
     Source:   SAS paper, eq. 2 to 4. The special cases of its table 2 hold as identities of eq. 4.
-    The gates see F after dropout. `sas_alpha_bias` and `sas_beta_bias` are the start values of a gate's last bias
+    The gates see F after dropout. `sas_alpha_bias` and `sas_beta_bias` are the initial values of a gate's last bias
     (b_ff; b_f of the single-layer gate, b of the transform gate); that of the γ gate of `free` is 0.
     """
 

@@ -15,7 +15,7 @@ class ResidualStream(nn.Module):
 
     Formula:  x, or LN(x) with a final norm (--final-norm layer), affine, eps 1e-5
     Shapes:   (..., n·C) -> (..., C); accepts (..., C) too, for a stack whose layers were all dropped
-    Args:     place: of the stack, with kind "stream"; options: of the structure; final_norm: whether a norm ends it
+    Args:     place: of the stack, with kind "stream"; options: of the structure; final_norm: whether it has a norm
     The norm's parameters are called `weight` and `bias`, as in the `layer_norm` of a stack in fairseq's checkpoints.
     """
 

@@ -20,7 +20,7 @@ HEAD = ["name", "formula", "paper"]
 
 
 def added_parameters(name: str, dim: int, layers: int = LAYERS) -> int:
-    """Return the number of parameters that a structure, with defaults, adds to stock's post-norm model."""
+    """Return the number of parameters that a structure, with defaults, adds to fairseq's post-norm model."""
     depths = dict.fromkeys(KINDS, layers)
     parts: list[nn.Module] = []
     count = 0

@@ -1,4 +1,4 @@
-"""Shortcuts with a learned weight per channel: wSkip+LN, and Admin, whose start value depends on the depth."""
+"""Shortcuts with a learned weight per channel: wSkip+LN, and Admin, whose initial value depends on the depth."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .registry import Structure, register
 class WeightedOptions(Options):
     """Options of wskip_ln."""
 
-    wskip_init: float = option(1.0, "start value of w; the paper tries 1 and 2", example=2)
+    wskip_init: float = option(1.0, "initial value of w; the paper tries 1 and 2", example=2)
 
 
 class WeightedSkipLayerNorm(ResidualConnection):
@@ -38,7 +38,7 @@ class WeightedSkipLayerNorm(ResidualConnection):
         self.skip_weight = nn.Parameter(torch.full((place.dim,), self.start(place, options)))
 
     def start(self, place: Place, options: Any) -> float:
-        """Return the start value of w."""
+        """Return the initial value of w."""
         return float(options.wskip_init)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class AdminOptions(Options):
 
     admin_start: str = option(
         "profiled",
-        "start value of ω: profiled, from a first pass; closed, from the number of sublayers",
+        "initial value of ω: profiled, from a first pass; closed, from the number of sublayers",
         choices=("profiled", "closed"),
     )
 
@@ -129,6 +129,6 @@ register(
         formula="LN(w ⊙ x + F), w learned, started by the depth of the stack",
         source="Liu 2020 (Admin)",
         family="Scaling",
-        use_when="Deep post-norm models. A new model runs one pass over data first, to set start values.",
+        use_when="Deep post-norm models. A new model runs one pass over data first, to set initial values.",
     ),
 )

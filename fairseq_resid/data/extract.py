@@ -9,8 +9,10 @@ IWSLT test set), train.tags.* (IWSLT training text with <tag> lines). Any other 
 
 from __future__ import annotations
 
+import bz2
 import errno
 import gzip
+import io
 import lzma
 import re
 import tarfile
@@ -19,6 +21,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from xml.sax.saxutils import unescape
@@ -29,24 +32,32 @@ from ..files import open_any_size, replacing
 BLOCK = 1 << 20
 LEADS_OUT = "leads outside the archive's folder; it is not used"
 MEMBERS = 2_000_000  # most members per archive
+DEPTH = 32  # most folders above a member
+HEADER_BYTES = 1 << 16  # largest extended tar header: it holds a path, and tarfile reads it into memory
 # An archive or .gz may unpack to this many times its size, or to this many bytes if that is more. Text typically
 # expands about 4 times.
 UNPACKED_FACTOR = 100
 UNPACKED_BYTES = 1 << 30
-FILE_BYTES = 8192  # counted per file in addition to its content: hundreds of thousands of empty files fill a disk, too
+# Counted per member, file and folder in addition to its content: hundreds of thousands of empty files fill a disk, too.
+FILE_BYTES = 8192
 MARKUP_BYTES = 1 << 28  # largest marked-up test set, because it is read into memory
 GZIP = b"\x1f\x8b"  # first bytes of a gzip file
 XZ = b"\xfd7zXZ\0"  # first bytes of an xz file
+BZ2 = b"BZh"  # first bytes of a bzip2 file
 DECOMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {
     GZIP: lambda file: gzip.GzipFile(fileobj=file),
     XZ: lzma.LZMAFile,
+    BZ2: bz2.BZ2File,
 }
-SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
+# These expressions, like all others for foreign text, take time proportional to its length, whatever it contains.
+SEGMENT, END_OF_SEGMENT = re.compile(r"<seg\b[^<>]*>", re.IGNORECASE), re.compile("</seg>", re.IGNORECASE)
 # White space used to lay out markup. A no-break space is part of the sentence.
 LAYOUT = re.compile(r"[ \t\r\n\f\v]+")
 # Lines of IWSLT training files that are not sentences: an element such as <url>...</url> that fills the line.
 TAG_LINE = re.compile(rb"\s*<(\w+)( [^>]*)?>.*</\1>\s*")
-WEB_PAGE = re.compile(rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype\s+)?html\b", re.DOTALL | re.IGNORECASE)
+PROLOG = re.compile(rb"\s*(<\?xml[^>]*>\s*)?", re.IGNORECASE)
+BLANKS = re.compile(rb"\s*")
+HTML = re.compile(rb"<(!doctype\s+)?html\b", re.IGNORECASE)
 
 
 class Damaged(ValueError):
@@ -77,7 +88,7 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
     """
     left, seen = dict(wanted), []
     with ExitStack() as outputs, _reading(archive) as members:
-        room = _Room(archive)
+        room = _Room(archive)  # apart from the one that limits what is read
         for name, is_folder, open_member in members:
             seen.append(name)
             if name not in left:
@@ -107,7 +118,10 @@ def unpack(archive: Path, folder: Path) -> None:
             target = folder / name
             if target.exists():
                 raise ValueError(f"{archive}: member {name} appears twice")
-            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                room.make_folders(target.parent)
+            except (FileExistsError, NotADirectoryError):
+                raise ValueError(f"{archive}: member {name} is inside another member, which is a file") from None
             with open_member() as opened:
                 room.write(iter(partial(opened.read, BLOCK), b""), target)
 
@@ -117,26 +131,65 @@ class _Room:
 
     def __init__(self, packed: Path) -> None:
         self.packed, self.most = packed, max(UNPACKED_BYTES, UNPACKED_FACTOR * packed.stat().st_size)
-        self.written = 0
+        self.taken = 0
 
     def write(self, blocks: Iterable[bytes], output: Path) -> None:
         """Write a file.
 
         Raises: ValueError naming the packed file if the total exceeds the limit.
         """
-        self._take(FILE_BYTES)
+        self.take(FILE_BYTES)
         with output.open("wb") as file:
             for block in blocks:
-                self._take(len(block))
+                self.take(len(block))
                 file.write(block)
 
-    def _take(self, size: int) -> None:
-        self.written += size
-        if self.written > self.most:
+    def make_folders(self, folder: Path) -> None:
+        """Create a folder and its parents where they are missing. Raises: see `write`; OSError."""
+        self.take(FILE_BYTES * sum(1 for _ in takewhile(lambda parent: not parent.exists(), (folder, *folder.parents))))
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def take(self, size: int) -> None:
+        self.taken += size
+        if self.taken > self.most:
             raise ValueError(
                 f"{self.packed}: unpacks to more than {amount(self.most, 'B')}; if you trust it, unpack it yourself "
                 "and pass the folder with --raw"
             )
+
+
+class _Unpacked(io.BufferedIOBase):
+    """A decompressed stream whose total size is limited, whether or not what is read gets written."""
+
+    def __init__(self, stream: Any, room: _Room) -> None:
+        self.stream, self.room = stream, room
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._taken(self.stream.read(size))
+
+    def readline(self, size: int | None = -1) -> bytes:
+        return self._taken(self.stream.readline(size))
+
+    def _taken(self, block: bytes) -> bytes:
+        self.room.take(len(block))
+        return block
+
+
+class _Header(tarfile.TarInfo):
+    """A tar header whose processing needs little memory: tarfile reads extended headers and maps of holes whole."""
+
+    def _proc_member(self, members: tarfile.TarFile) -> tarfile.TarInfo:
+        extended = not (self.isfile() or self.isdir() or self.isdev() or self.issym() or self.islnk())
+        if extended and self.size > HEADER_BYTES:
+            raise tarfile.HeaderError(f"a header of {self.size:,} bytes; at most {HEADER_BYTES:,} are read")
+        if self.type == tarfile.GNUTYPE_SPARSE:
+            self._refuse_holes()
+        return super()._proc_member(members)  # type: ignore[misc]
+
+    def _refuse_holes(self, *_: object) -> None:
+        raise tarfile.HeaderError("a file with holes (tar --sparse)")
+
+    _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_holes
 
 
 Member = tuple[str, bool, Callable[[], IO[bytes]]]  # name, whether it is a folder, function that opens a regular file
@@ -157,16 +210,23 @@ def _reading(archive: Path) -> Iterator[Iterator[Member]]:
         if is_web_page(file.read(BLOCK)):
             raise Damaged(f"{archive}: is a web page, not an archive")
         file.seek(0)
-        members = _zipped(file, progress) if archive.name.endswith(".zip") else _tarred(archive, file, progress)
-        yield _allowed(archive, members)
+        room = _Room(archive)
+        members = _zipped(file, progress) if archive.name.endswith(".zip") else _tarred(archive, file, progress, room)
+        yield _allowed(archive, members, room)
 
 
-def _allowed(archive: Path, members: Iterator[Member]) -> Iterator[Member]:
+def _allowed(archive: Path, members: Iterator[Member], room: _Room) -> Iterator[Member]:
     for number, (name, is_folder, open_member) in enumerate(members):
+        room.take(FILE_BYTES)
+        parts = PurePosixPath(name).parts
         if number == MEMBERS:
             raise ValueError(f"{archive}: has more than {MEMBERS:,} members")
-        if name.startswith("/") or ".." in PurePosixPath(name).parts:
+        if name.startswith("/") or ".." in parts:
             raise ValueError(f"{archive}: member {name!r} {LEADS_OUT}")
+        if len(parts) > DEPTH + 1:
+            raise ValueError(
+                f"{archive}: member {name[:80]!r}… is {len(parts) - 1} folders deep; at most {DEPTH} are allowed"
+            )
         yield str(PurePosixPath(name)), is_folder, open_member
 
 
@@ -189,7 +249,13 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 def is_web_page(beginning: bytes) -> bool:
     """Return whether a file begins like HTML: some servers send a web page instead of the file."""
-    return WEB_PAGE.match(beginning) is not None
+    start = PROLOG.match(beginning).end()  # type: ignore[union-attr]  # it matches the empty string
+    while beginning.startswith(b"<!--", start):
+        end = beginning.find(b"-->", start)
+        if end < 0:
+            return False
+        start = BLANKS.match(beginning, end + len(b"-->")).end()  # type: ignore[union-attr]
+    return HTML.match(beginning, start) is not None
 
 
 def instead(name: str, beginning: bytes) -> str | None:
@@ -229,13 +295,14 @@ def _zipped(file: IO[bytes], progress: Progress) -> Iterator[Member]:
             progress.advance(item.compress_size)
 
 
-def _tarred(archive: Path, file: IO[bytes], progress: Progress) -> Iterator[Member]:
+def _tarred(archive: Path, file: IO[bytes], progress: Progress, room: _Room) -> Iterator[Member]:
     counted: IO[bytes] = _Counted(file, progress)  # type: ignore[assignment]
     beginning = file.read(len(XZ))
     file.seek(0)
     # Decompressed here, because tarfile's streams do not notice a truncated end or check the checksum stored there.
     stream = next((opened(counted) for magic, opened in DECOMPRESSED.items() if beginning.startswith(magic)), counted)
-    with tarfile.open(fileobj=stream, mode="r|*") as members:
+    unpacked: Any = _Unpacked(stream, room)
+    with tarfile.open(fileobj=unpacked, mode="r|", tarinfo=_Header) as members:
         while (member := members.next()) is not None:
             tarfile.data_filter(member, str(archive))  # refuses devices, pipes and links to the outside
             yield member.name, member.isdir(), partial(_open_tarred, members, member)
@@ -262,13 +329,13 @@ def write_text(stream: IO[bytes], name: str, output: Path, room: _Room, limit: i
 
     Raises: ValueError naming the text if its format is invalid; decompression errors.
     """
-    room.write(_blocks(stream, name, limit), output)
+    room.write(_blocks(stream, name, room, limit), output)
 
 
-def _blocks(stream: IO[bytes], name: str, limit: int | None) -> Iterator[bytes]:
+def _blocks(stream: Any, name: str, room: _Room, limit: int | None) -> Iterator[bytes]:
     if name.endswith(".gz"):
         with gzip.open(stream) as opened:
-            yield from _blocks(opened, name[: -len(".gz")], limit)  # type: ignore[arg-type]
+            yield from _blocks(_Unpacked(opened, _Room(room.packed)), name[: -len(".gz")], room, limit)
         return
     if name.endswith((".sgm", ".xml")):
         markup = stream.read(MARKUP_BYTES + 1)
@@ -298,7 +365,13 @@ def segments(markup: bytes, name: str) -> list[str]:
         text = markup.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name}: not UTF-8 ({error.reason} at byte {error.start})") from None
-    found = [LAYOUT.sub(" ", undo_entities(segment)).strip(" ") for segment in SEGMENT.findall(text)]
+    pieces = END_OF_SEGMENT.split(text)[:-1]
+    starts = map(SEGMENT.search, pieces)
+    found = [
+        LAYOUT.sub(" ", undo_entities(piece[start.end() :])).strip(" ")
+        for piece, start in zip(pieces, starts, strict=True)
+        if start is not None
+    ]
     if not found:
         raise ValueError(f"{name}: contains no <seg>")
     return found

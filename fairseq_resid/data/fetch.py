@@ -222,7 +222,7 @@ def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> No
     """Download the rest of PARTIAL, up to the length that the server reports.
 
     PARTIAL is not changed until the size and the first bytes of the response match the expected file.
-    Raises: _Lost; _Refused if the response is a different file; OSError of the disk.
+    Raises: _Lost; _Refused if the response is a different file; OSError if writing fails.
     """
     expected = None if allow_other else file.bytes
     start = partial.stat().st_size if partial.is_file() else 0

@@ -1,4 +1,4 @@
-"""Checkpoint averaging: the mean of the weights of several checkpoints of one training.
+"""Checkpoint averaging: the mean of the weights of several checkpoints of one training run.
 
 Formula:  w = (w_1 + ... + w_n) / n, for each floating-point tensor
 Dtype:    summed in fp32 (fp64 stays fp64) and cast back to the tensor's dtype. Integer and boolean tensors are copied
@@ -186,7 +186,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
 
 @frame.command(
     "average",
-    "Average the weights of several checkpoints of one training. In a folder, checkpoint_best.pt and "
+    "Average the weights of several checkpoints of one training run. In a folder, checkpoint_best.pt and "
     "checkpoint_last.pt are ignored. The result has no optimizer state.",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:

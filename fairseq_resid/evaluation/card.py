@@ -24,7 +24,7 @@ def card_of(run: Run) -> str:
 
     Raises: ValueError if no subset was evaluated, or a file is damaged.
     """
-    files = sorted(run.path.glob("results*.json"), reverse=True)
+    files = run.files("results*.json")[::-1]
     subsets = [records.read(file, Results, EVALUATE) for file in files]
     if not subsets:
         raise ValueError(f"{run.path}: no results.json: run {EVALUATE} {run.path} first")

@@ -86,10 +86,10 @@ def evaluate(job: ScoringJob[Any]) -> Results:
 
 @frame.command(
     "evaluate",
-    "Average the last checkpoints of each run, decode the valid and test sets with the average and the single last "
-    "checkpoint by fairseq-generate, score them with sacrebleu against the raw references, measure the NLL of the "
-    "references, and write results.json and the card of the run. For an image model, report the error of the last "
-    "checkpoint and its interval over runs.",
+    "Average the last checkpoints of each run, decode the validation and test sets with fairseq-generate, using the "
+    "average and the last checkpoint, score the translations with sacrebleu against the raw references, measure the "
+    "NLL of the references, and write results.json and the card of the run. For an image model, report the error of "
+    "the last checkpoint and its interval over runs.",
     again="resumes",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:

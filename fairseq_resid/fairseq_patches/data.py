@@ -37,7 +37,7 @@ def keep_last_batch() -> None:
 
 
 def keep_batches_on_resume() -> None:
-    """Resume a training with the batches that it had before.
+    """Resume training with the same batches as before.
 
     fairseq-fixed seeds its batching with the epoch in which the process started. After a resume in epoch 2 or later,
     the rest of the epoch would repeat some examples and skip others. If one iterator serves all epochs, we always batch

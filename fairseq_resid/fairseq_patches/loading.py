@@ -213,7 +213,7 @@ def _load(file: Any, *_: Any, **__: Any) -> Any:
     """
     path = str(getattr(file, "name", file))
     try:
-        # Not mapped, because a resumed training overwrites the file.
+        # Not mapped, because a resumed training run overwrites the file.
         with open(path, "rb") as again:
             state = reader.read(again, path)
     except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Several processes in one training: they compare their settings and data, and rank 0 sends its checkpoint."""
+"""Training on several processes: they compare their settings and data, and rank 0 sends its checkpoint."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _meet(facts: dict[str, str], backend: str, init_method: str, world_size: int
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         in_use = "the port is already in use; choose another one" if "EADDRINUSE" in str(error) else ""
         raise UserError(
-            f"{who}: the processes of this training could not connect at {init_method} within {PATIENCE} s: "
+            f"{who}: the processes of this training run could not connect at {init_method} within {PATIENCE} s: "
             f"{in_use or reason}"
         ) from error
     for number, theirs in enumerate(all_facts):
@@ -67,7 +67,7 @@ def _meet(facts: dict[str, str], backend: str, init_method: str, world_size: int
 
 
 def compare_processes() -> None:
-    """Stop a training if its processes have different settings or data, or cannot connect.
+    """Stop training if the processes have different settings or data, or cannot connect.
 
     fairseq would train with whatever data, seed and settings each process has, and would wait half an hour for a
     missing process.
@@ -85,7 +85,7 @@ def compare_processes() -> None:
 
 
 def send_checkpoints() -> None:
-    """Let a training on several processes resume.
+    """Let training on several processes resume.
 
     Rank 0 reads the checkpoint and sends it to the others. By then its config is an OmegaConf object, which
     torch >= 2.6 does not unpickle by default.

@@ -1,4 +1,4 @@
-"""A training that is stopped by a signal saves a checkpoint first."""
+"""Save a checkpoint before a signal stops training."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WORKER_LOST = (RuntimeError, ConnectionError, EOFError)
 
 
 def _has_lost_worker(error: Exception) -> bool:
-    """Return whether the signal that stops this training killed a data loading worker. Slurm signals all processes."""
+    """Return whether the signal that stops training killed a data loading worker. Slurm signals all processes."""
     return _Stop.received > 0 and (not isinstance(error, RuntimeError) or "DataLoader worker" in str(error))
 
 
@@ -130,7 +130,7 @@ def save_when_stopped() -> None:
 
     @functools.wraps(train)
     def train_until_stopped(cfg, trainer, *args, **kwargs):  # type: ignore[no-untyped-def]
-        # fairseq checks its limits after an update: resuming a finished training would add one.
+        # fairseq checks its limits after an update: resuming a finished run would add one.
         if trainer.get_num_updates() >= (cfg.optimization.max_update or math.inf):
             return [None], True
         if 0 < cfg.checkpoint.patience <= getattr(program.should_stop_early, "num_runs", 0):

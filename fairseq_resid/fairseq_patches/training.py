@@ -1,4 +1,4 @@
-"""Logging of a training, and its behaviour when numbers are not finite."""
+"""Training logs, and the handling of losses and gradients that are not finite."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ logger = logging.getLogger(__name__)
 
 
 # The beginning of the error if loss or gradient are not finite. Studies search for it in the log.
-DIVERGED = "the training diverged"
+DIVERGED = "training diverged"
 
 
 def say_what_runs() -> None:
     """Log which implementations of LayerNorm and the optimizer are used.
 
-    fairseq uses NVIDIA apex if it is installed and a GPU is present, but logs this only for Adam. Two measurements or
-    trainings may therefore differ by the packages that happen to be installed.
+    fairseq uses NVIDIA apex if it is installed and a GPU is present, but logs this only for Adam. Two measurements
+    or training runs may therefore differ by the packages that happen to be installed.
     """
     from fairseq.trainer import Trainer
 

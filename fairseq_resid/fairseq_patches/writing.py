@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..files import remove_redirection
 from .errors import UserError
 from .loading import load_checkpoint
 
@@ -28,7 +29,11 @@ def _bytes_of(value: Any) -> int:
 
 @contextlib.contextmanager
 def _writing(path: str, size: int) -> Iterator[None]:
-    """Report a failed write with the file's name and size, and remove the partial file PATH.tmp."""
+    """Report a failed write with the file's name and size, and remove the partial file PATH.tmp.
+
+    An existing link or pipe of the name PATH.tmp, which would redirect the output, is removed.
+    """
+    remove_redirection(Path(f"{path}.tmp"))
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a short write
@@ -44,9 +49,9 @@ def _writing(path: str, size: int) -> Iterator[None]:
 
 
 def keep_last_optimizer_state() -> None:
-    """Keep the optimizer state in checkpoint_last.pt under --no-save-optimizer-state, so that the training can resume.
+    """Keep the optimizer state in checkpoint_last.pt under --no-save-optimizer-state, so that training can resume.
 
-    fairseq removes it there too: a resumed training would reset Adam and the number of updates. We write the complete
+    fairseq removes it there too: a resumed run would reset Adam and the number of updates. We write the complete
     state first and then remove it from the other files. A kill in between leaves one of them larger than necessary.
     """
     from fairseq import checkpoint_utils
@@ -88,8 +93,8 @@ def _strip(file: Path) -> None:
 def write_whole() -> None:
     """Write checkpoints atomically, under each of their names, and name the file if that fails.
 
-    fairseq writes checkpoint_last.pt and checkpoint_best.pt as plain copies of a numbered file: after a full disk or a
-    kill the copy would be incomplete, and the old file lost.
+    fairseq writes checkpoint_last.pt and checkpoint_best.pt as plain copies of a numbered file. If the disk is full or
+    the process is killed, the copy would be incomplete and the old file lost.
     """
     from fairseq import checkpoint_utils
     from fairseq.file_io import PathManager

@@ -1,7 +1,7 @@
 """The models that fairseq loads with --user-dir fairseq_resid. Importing this patches fairseq and registers them.
 
-Both versions of fairseq import every file of this folder; Python code that uses our models must import this package. Do
-not name a file here like a registered model: fairseq would take it for the arguments of that model.
+Both versions of fairseq import every file of this folder; Python code that uses our models must import this package. No
+file here may have the name of a registered model, because fairseq would read that model's arguments from it.
 """
 
 from importlib import import_module

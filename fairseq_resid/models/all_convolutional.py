@@ -44,7 +44,7 @@ class AllConvolutionalNetwork(ImageClassifier):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> ImageClassifier:
-        """As ImageClassifier.build_model; also raises UserError for images that are too small for the layers."""
+        """Like ImageClassifier.build_model; also raises UserError for images that are too small for the layers."""
         known = getattr(task, "known", None)
         if known is not None and min(known.shape[1:]) < LEAST:
             raise UserError(

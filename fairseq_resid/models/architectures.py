@@ -49,7 +49,7 @@ def preset(arch: str, residual: str | None, size: dict[str, Any]) -> Callable[[a
                 )
             args.residual = residual
         for name, value in size.items():
-            # As in stock, the decoder takes its widths from the encoder (base_architecture).
+            # As in fairseq, the decoder takes its widths from the encoder (base_architecture).
             stacks = {"dropout": [""], "embed_dim": ["encoder_"], "ffn_embed_dim": ["encoder_"]}
             for stack in stacks.get(name, ["encoder_", "decoder_"]):
                 if not hasattr(args, stack + name):

@@ -15,7 +15,7 @@ from ..connections.place import EPS, layer_norm
 from ..fairseq_patches import UserError
 from .structures import Structured, add_flags, options_of, require_namespace, settle
 
-# SAS paper, section 4.2: start values of the gates' biases in image models (0 for translation).
+# SAS paper, section 4.2: initial values of the gates' biases in image models (0 for translation).
 SAS_STARTS = {"sas_alpha_bias": 3.0, "sas_beta_bias": -3.0}
 
 
@@ -50,7 +50,7 @@ def allowed_structures() -> list[str]:
 
 
 def settle_images(args: argparse.Namespace) -> None:
-    """Resolve the structure of an image model: `structures.settle`, with start values 3 and −3 for SAS's gates.
+    """Resolve the structure of an image model: `structures.settle`, with initial values 3 and −3 for SAS's gates.
 
     Raises: UserError naming the invalid structure or flag.
     """

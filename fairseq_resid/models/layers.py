@@ -1,6 +1,6 @@
 """fairseq's encoder and decoder layers with one residual connection per sublayer site.
 
-The sublayers (attention, feed-forward, quantisation noise, names in state dicts) are stock's; only the residual
+The sublayers (attention, feed-forward, quantisation noise, names in state dicts) are fairseq's; only the residual
 connection around each of them is ours:
 
     state ──┬────────────────────────────────► site ──► state        state = site(state, f(site.branch_input(state)))
@@ -25,12 +25,12 @@ from ..connections import Place
 from ..fairseq_patches import BETTER_TRANSFORMER_COPIES
 from .structures import options_of
 
-# Start values of nn.Linear, as in stock fairseq, or those of tensor2tensor.
+# Initial values of nn.Linear, as in stock fairseq, or those of tensor2tensor.
 FFN_INITS = ("default", "xavier")
 
 
 class ResidualEncoderLayer(TransformerEncoderLayerBase):
-    """Stock's encoder layer with the sites `self_attn_residual` and `ffn_residual`.
+    """fairseq's encoder layer with the sites `self_attn_residual` and `ffn_residual`.
 
     It disables the BetterTransformer path of 0.12.2, which skips a layer's own forward in eval mode.
     """
@@ -86,7 +86,7 @@ class ResidualEncoderLayer(TransformerEncoderLayerBase):
 
 
 class ResidualDecoderLayer(TransformerDecoderLayerBase):
-    """Stock's decoder layer with the sites `self_attn_residual`, `encoder_attn_residual` and `ffn_residual`."""
+    """fairseq's decoder layer with the sites `self_attn_residual`, `encoder_attn_residual` and `ffn_residual`."""
 
     def __init__(self, cfg, places: Sequence[Place], no_encoder_attn: bool = False) -> None:  # type: ignore[no-untyped-def]
         super().__init__(cfg, no_encoder_attn)

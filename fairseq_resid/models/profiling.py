@@ -1,4 +1,4 @@
-"""The first pass through a new model, which sets the start values of structures that need it (admin)."""
+"""The first pass through a new model, which sets the initial values of structures that need it (admin)."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def sentences(dictionary: Dictionary, length: int, generator: torch.Generator) -
 
 
 def profile(model: Any, profiler: Profiler, source: Dictionary, target: Dictionary) -> None:
-    """Run a new model once, in training mode with all layers, while `profiler` sets the start values of each stack.
+    """Run a new model once, in training mode with all layers, while `profiler` sets the initial values of each stack.
 
     The input is random sentences with the word frequencies of the training text. They are the same in every process, so
-    all processes get the same start values without communication. The training's random state does not change.
+    all processes get the same initial values without communication. The random state used for training does not change.
     """
     generator = torch.Generator().manual_seed(SEED)
     words = {}

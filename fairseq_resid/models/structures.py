@@ -62,7 +62,7 @@ def settle(args: argparse.Namespace, default: str) -> connections.Options:
         connections.check_backend(residual, options, backend)
     except connections.InvalidOption as error:
         raise UserError(str(error)) from None
-    # Only for a training: a namespace with _name comes from a checkpoint, which can be decoded anywhere.
+    # Only when training: a namespace with _name comes from a checkpoint, which can be decoded anywhere.
     if backend == "triton" and not hasattr(args, "_name") and (reason := absence(getattr(args, "cpu", False))):
         raise UserError(f"--residual-backend triton: {reason}; use --residual-backend auto")
     args.residual, args.residual_backend = residual, backend
@@ -84,7 +84,7 @@ class Structured:
 
     @classmethod
     def hub_models(cls) -> dict[str, Any]:
-        """Return an empty dict: there are no pretrained models, and stock's do not apply."""
+        """Return an empty dict: there are no pretrained models, and fairseq's do not apply."""
         return {}
 
     def log_coefficients(self, args: argparse.Namespace) -> None:
@@ -101,13 +101,13 @@ class Structured:
     def load_state_dict(self, state_dict: Any, *given: Any, **named: Any) -> Any:
         """Load a checkpoint of this model, or (translation) of stock `transformer` with the same parameters.
 
-        Raises: UserError naming what is missing or unexpected, or has another shape or kind of numbers.
+        Raises: UserError naming the tensors that are missing or unexpected, or have a different shape or kind of dtype.
         """
         for name, own in self.state_dict().items():  # type: ignore[attr-defined]
             theirs = state_dict.get(name, own)
             # torch would round, or drop imaginary parts.
             if theirs.is_floating_point() != own.is_floating_point():
-                raise UserError(f"the checkpoint does not fit {self.named()}: {name} is of {theirs.dtype}")
+                raise UserError(f"the checkpoint does not fit {self.named()}: {name} has dtype {theirs.dtype}")
         try:
             return super().load_state_dict(state_dict, *given, **named)  # type: ignore[misc]
         except RuntimeError as error:
@@ -121,7 +121,7 @@ class Structured:
         return f"--residual {residual}" if residual else f"--arch {self.cfg.arch}"
 
     def divergence_advice(self) -> str:
-        """Return advice for a training that diverges, for the error message (fairseq_patches.name_divergence)."""
+        """Return advice for the error message of a run that diverged (fairseq_patches.name_divergence)."""
         residual = getattr(self.cfg, "residual", None)
         if getattr(self.cfg, "residual_norm", None) == "none":
             remedy = "--residual-norm layer"

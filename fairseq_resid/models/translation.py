@@ -32,19 +32,19 @@ from .structures import Structured, add_flags, options_of, require_namespace, se
 FOREIGN_SCALINGS = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
 
 # Versions before 0.3.3 built a small site of these whenever options were resolved, even before the model. It is still
-# built, so that a seed gives the same start values as then.
+# built, so that a seed still gives the same initial values.
 DRAWN_AHEAD = ("highway", "linear_shortcut", "sas", "shortcut_gate")
 
 MOST_LAYERS = 10_000  # of a stack; fairseq has no limit
 
-# Stock's names of the norms, and our names of the first norm of each site.
+# fairseq's names of the norms, and our names of the first norm of each site.
 STOCK_NORMS = {
     "self_attn_layer_norm": "self_attn_residual.norm",
     "encoder_attn_layer_norm": "encoder_attn_residual.norm",
     "final_layer_norm": "ffn_residual.norm",
 }
 
-# Stock's names for --retain-dropout-modules (module_name in its code), and the classes that replace them.
+# fairseq's names for --retain-dropout-modules (module_name in its code), and the classes that replace them.
 OWN_CLASSES = {
     "TransformerEncoder": "ResidualTransformerEncoder",
     "TransformerDecoder": "ResidualTransformerDecoder",
@@ -109,7 +109,7 @@ def resolve_residual(args: argparse.Namespace) -> None:
     if ffn_init not in FFN_INITS:
         raise UserError(f"--ffn-init {ffn_init}: choose one of {', '.join(FFN_INITS)}")
     if ffn_init != "default" and connections.draws_branches(residual):
-        raise UserError(f"--ffn-init {ffn_init}: the residual {residual} has its own start values")
+        raise UserError(f"--ffn-init {ffn_init}: the residual {residual} has its own initial values")
     args.ffn_init = ffn_init
     if connections.structure(residual).final_norm is not None:
         args.final_norm = "layer" if final_norm else "none"
@@ -117,7 +117,7 @@ def resolve_residual(args: argparse.Namespace) -> None:
 
 
 def wrap(layer, cfg):  # type: ignore[no-untyped-def]
-    """Wrap a layer for activation checkpointing and FSDP as stock does, if the config enables them."""
+    """Wrap a layer for activation checkpointing and FSDP as fairseq does, if the config enables them."""
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
     # A checkpointed layer is wrapped whatever its size.
@@ -127,7 +127,7 @@ def wrap(layer, cfg):  # type: ignore[no-untyped-def]
 def rename_stock_keys(state_dict: dict[str, Any], name: str) -> None:
     """Rename, in place, the keys of a stock checkpoint for the encoder or decoder called `name`.
 
-    Stock's layer norms become the first norm of their site; the BetterTransformer copies of 0.12.2 are removed.
+    The layer norms become the first norm of their site; the BetterTransformer copies of 0.12.2 are removed.
     """
     layer = re.compile(rf"{re.escape(name)}\.layers\.\d+\.(\w+)(\.\w+)?")
     for key in list(state_dict):
@@ -175,7 +175,7 @@ def stack_end(cfg, stack: str, sites: int) -> connections.ResidualStream | None:
 
 
 class ResidualTransformerEncoder(TransformerEncoderBase):
-    """Stock's encoder with ResidualEncoderLayers. With return_all_hiddens it returns the raw states."""
+    """fairseq's encoder, built from ResidualEncoderLayers. With return_all_hiddens it returns the raw states."""
 
     KINDS = ("self_attn", "ffn")
 
@@ -184,7 +184,7 @@ class ResidualTransformerEncoder(TransformerEncoderBase):
         self.layer_norm = stack_end(cfg, "encoder", len(self.KINDS))
 
     def build_encoder_layer(self, cfg):  # type: ignore[no-untyped-def]
-        self.built = getattr(self, "built", 0) + 1  # stock builds layers in order and passes no index
+        self.built = getattr(self, "built", 0) + 1  # fairseq builds layers in order and passes no index
         places = layer_places(cfg, "encoder", self.KINDS, self.built - 1)
         return wrap(ResidualEncoderLayer(cfg, places, return_fc=self.return_fc), cfg)
 
@@ -197,7 +197,7 @@ class ResidualTransformerEncoder(TransformerEncoderBase):
 
 
 class ResidualTransformerDecoder(TransformerDecoderBase):
-    """Stock's decoder with ResidualDecoderLayers. Its inner_states are the raw states."""
+    """fairseq's decoder, built from ResidualDecoderLayers. Its inner_states are the raw states."""
 
     def __init__(self, cfg, dictionary, embed_tokens, no_encoder_attn=False, **more):  # type: ignore[no-untyped-def]
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn, **more)
@@ -227,7 +227,7 @@ class ResidualTransformerModel(Structured, TransformerModel):
 
     @classmethod
     def add_args(cls, parser) -> None:  # type: ignore[no-untyped-def]
-        """Add stock's Transformer flags, --residual, and the flag of every option of any residual structure."""
+        """Add fairseq's Transformer flags, --residual, and the flag of every option of any residual structure."""
         gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
         add_flags(parser, "post_ln")
         parser.add_argument(
@@ -238,7 +238,7 @@ class ResidualTransformerModel(Structured, TransformerModel):
         parser.add_argument(
             "--ffn-init",
             choices=FFN_INITS,
-            help="start values of the feed-forward: default, those of nn.Linear; xavier, Xavier-uniform weights "
+            help="initial values of the feed-forward: default, those of nn.Linear; xavier, Xavier-uniform weights "
             "and zero biases, as in tensor2tensor (default: default)",
         )
 
@@ -246,7 +246,7 @@ class ResidualTransformerModel(Structured, TransformerModel):
     def build_model(cls, args, task):  # type: ignore[no-untyped-def]
         """Return a new model from a parsed command line or from the config of a checkpoint.
 
-        As in stock, defaults are written to `args`, and so is everything that resolve_residual resolves.
+        As in stock fairseq, defaults are written to `args`, and so is everything that resolve_residual resolves.
 
         Raises: UserError for contradictory options, or if `args` is not a Namespace.
         """
@@ -260,7 +260,7 @@ class ResidualTransformerModel(Structured, TransformerModel):
         try:
             model = super().build_model(args, task)
         except ValueError as error:
-            # Stock's build_model itself raises for contradictory options; an error from a deeper call is a bug.
+            # fairseq's build_model itself raises for contradictory options; an error from a deeper call is a bug.
             if traceback.extract_tb(error.__traceback__)[-1].name == "build_model":
                 raise UserError(str(error)) from None
             raise
@@ -281,7 +281,7 @@ class ResidualTransformerModel(Structured, TransformerModel):
         return ResidualTransformerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def make_generation_fast_(self, name="", retain_dropout_modules=None, **kwargs):  # type: ignore[no-untyped-def]
-        """Prepare for inference as stock does; --retain-dropout-modules accepts stock's class names and ours."""
+        """Prepare for inference as fairseq does; --retain-dropout-modules accepts fairseq's class names and ours."""
         names = retain_dropout_modules
         if names is not None:
             # A list from Python or a string from the command line: fairseq tests either with `in`.

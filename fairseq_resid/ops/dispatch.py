@@ -22,7 +22,7 @@ MOST_ROWS = 1 << 28
 DTYPES = {torch.float32: (7, 0), torch.float16: (7, 0), torch.bfloat16: (8, 0)}  # and the compute capability needed
 
 logger = logging.getLogger(__name__)
-# Read once, like Triton does when it defines the kernels. For tests: the kernels then run, slowly, on the CPU.
+# Read once, as Triton does when it defines the kernels. For tests: the kernels then run, slowly, on the CPU.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 

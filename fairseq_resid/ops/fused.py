@@ -83,7 +83,7 @@ def _shape(channels: int, lanes: int) -> dict[str, int]:
 
 @functools.cache
 def _processors(device: torch.device) -> int:
-    """Return the number of multiprocessors; 1 for Triton's interpreter, where a program then walks several rows."""
+    """Return the number of multiprocessors; 1 for Triton's interpreter, where a program processes several rows."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 

@@ -1,7 +1,7 @@
-"""Compares the kernels with the eager formulas on small tensors, on the device and in the dtype of their first use.
+"""Compare the kernels with the eager formulas on small tensors, on the device and in the dtype of their first use.
 
 dispatch.py does this once for each kind of tensor, so that a driver, compiler or GPU that breaks the kernels costs
-speed and not a training.
+speed instead of ruining a training run.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _largest_error(device: torch.device, dtype: torch.dtype, channels: int) -> f
     for ours, eager, parameters in ((fused_chain, chain, norms), (fused_sas, sas, [*gates, *norms[:2]])):
         inputs = [x, f, *parameters]
         expected = _results(eager, inputs, gradient, torch.float32)
-        for _ in range(2):  # the second launch of a kernel takes another path
+        for _ in range(2):  # the second launch of a kernel takes a different path
             found = _results(ours, inputs, gradient, dtype)
             errors += [
                 (one - right).abs().max() / right.abs().max() for one, right in zip(found, expected, strict=True)
@@ -76,8 +76,8 @@ def _largest_error(device: torch.device, dtype: torch.dtype, channels: int) -> f
 def fault(device: torch.device, dtype: torch.dtype, channels: int) -> str:
     """Return how the kernels fail on tensors of this kind; an empty string if they agree with eager PyTorch.
 
-    It does not use torch's default generators, and it runs in a thread of its own, so that autocast, inference mode,
-    saved-tensor hooks and transforms of the caller do not apply.
+    It does not use torch's default generators, and it runs in a separate thread, so that the caller's autocast,
+    inference mode, saved-tensor hooks and transforms do not apply.
     """
 
     def check() -> float:

@@ -17,7 +17,7 @@ def sinkhorn(logits: Tensor, steps: int) -> Tensor:
 
     Source: Sinkhorn and Knopp 1967; Xie 2025, arXiv 2512.24880, ends on the rows
     Shapes: (..., n, n), n small
-    Dtype:  fp32 for 16-bit logits, otherwise theirs
+    Dtype:  fp32 for 16-bit logits, otherwise that of the logits
     """
     if logits.dtype == torch.float16 or logits.dtype == torch.bfloat16:
         logits = logits.float()
@@ -29,7 +29,7 @@ def sinkhorn(logits: Tensor, steps: int) -> Tensor:
 
 
 def sinkhorn_rounds(logits: Tensor, steps: int, lowest: float = LOWEST) -> Tensor:
-    """Return `sinkhorn` round by round, from operations that can be traced, exported and differentiated twice."""
+    """Compute `sinkhorn` round by round, with operations that can be traced, exported and differentiated twice."""
     # A common factor of all entries does not change the result.
     weights = torch.exp(torch.clamp(logits - logits.amax(dim=(-2, -1), keepdim=True), min=lowest))
     for _ in range(steps):

@@ -1,6 +1,6 @@
 """Claims of the two papers about their structures, each with the corresponding numbers of an analysed model.
 
-The numbers describe one model. Readers judge whether they agree with a claim.
+The numbers describe one model. It is up to the reader whether they support the claim.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def off(analysis: Analysis) -> Finding | None:
         return None
     shut = analysis.off()
     found = f"not used: {len(shut)} of {len(analysis.sites)}" + (f": {', '.join(shut)}" if shut else "")
-    return Finding("every branch is used", "question of this project", found)
+    return Finding("every branch is used", "this project's question", found)
 
 
 def findings(

@@ -219,7 +219,7 @@ def draw_curves(runs: Sequence[Run], path: Path, notes: list[str]) -> list[Figur
 def study_part(file: Path, folder: Path) -> StudyPart:
     """Return the section on a study's results so far; its plots are drawn into `folder`."""
     study, name = plan.read_study(file), file.stem
-    runs = archive.runs_folder(file.with_suffix(""))
+    runs = archive.runs_folder(archive.kept_folder(file))
     found = results.build_results(study, kept.load_notes(study, file, runs), runs)
     drawn = study_plots.draw_study(study, found, runs, folder)
     figures = [figure(path, f"{study_plots.CAPTIONS[path.stem]}.") for path in drawn]

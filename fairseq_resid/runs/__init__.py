@@ -1,1 +1,1 @@
-"""What lies in a run folder and in a data folder, and how text files are read and written."""
+"""Training runs: recipes, devices, the batch plan, launching, and the files of a run folder."""

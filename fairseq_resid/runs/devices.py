@@ -1,4 +1,4 @@
-"""The devices of a training: the GPUs of this machine, and the processes that a launcher started."""
+"""The devices of a training run: the GPUs of this machine, and the processes that a launcher started."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Gpu:
 def gpus() -> list[Gpu]:
     """Return the GPUs that fairseq will see.
 
-    A child process queries them: a CUDA context in this process would occupy memory during the training.
+    A child process queries them: a CUDA context in this process would occupy memory during training.
     Raises: ValueError with the last line of torch's error if the query fails.
     """
     import torch
@@ -65,7 +65,7 @@ def rank(environ: Mapping[str, str], given: TrainingCommand, local_gpus: int) ->
 
     The rank comes from fairseq's own flags, from torchrun's variables, or from those of a Slurm step (`srun`; a batch
     script by itself is not a step). torchrun's and Slurm's variables are turned into fairseq's flags: fairseq reads the
-    environment too, but on a CPU it would start unconnected trainings in one folder.
+    environment too, but on a CPU it would start unconnected training runs in one folder.
 
     Raises: ValueError if a launcher's variables are incomplete or contradictory.
     """

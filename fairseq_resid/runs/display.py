@@ -1,4 +1,4 @@
-"""Progress of a training: one live line on a terminal, a plain line every half minute in a log."""
+"""Progress of a training run: one live line on a terminal, a plain line every half minute in a log."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FACTS = ("epoch", "update", "loss", "valid loss", "test loss", "speed", "left")
 class Display:
     """`with Display(name, command, begun) as shown: shown.take(line)` for every line of fairseq-train's log.
 
-    command: the training's, with its limits of updates and epochs; begun: updates done before
+    command: the training command, with its limits on updates and epochs; begun: updates of earlier sessions
     """
 
     def __init__(self, name: str, command: TrainingCommand, begun: int = 0) -> None:
-        # Zero means no limit to fairseq.
+        # To fairseq, 0 means no limit.
         self.max_update = command.integer("--max-update", 0, least=0) or None
         self.max_epoch = command.integer("--max-epoch", 0, least=0) or None
         self.progress = Progress(name, self.max_update, "updates", begun)
         self.facts: dict[str, str] = {}
-        self.since: tuple[float, float] | None = None  # the share of the training that was done, and the time
+        self.since: tuple[float, float] | None = None  # fraction of training completed, and the time
 
     def __enter__(self) -> Display:
         self.progress.__enter__()
@@ -70,7 +70,7 @@ class Display:
             self.facts["left"] = f"{clock(max(0.0, 1 - done) * (now - self.since[1]) / (done - self.since[0]))} left"
 
     def _share(self, record: dict[str, Any], updates: int) -> float | None:
-        """Return the share of the training that is done, from 0 to 1, by the limit that will be reached first."""
+        """Return the fraction of training completed, from 0 to 1, by the limit that will be reached first."""
         shares = [updates / self.max_update] if self.max_update else []
         if self.max_epoch and "update" in record:  # fairseq's name for the epochs done, with a fraction
             shares.append(float(record["update"]) / self.max_epoch)
@@ -78,7 +78,7 @@ class Display:
 
 
 def summary(done: TrainingSummary) -> str:
-    """Return a summary of a training on one line."""
+    """Return a one-line summary of a training run."""
     facts = [f"{done.num_updates or 0:,} updates"]
     if done.train_seconds is not None and done.tokens_per_second is not None:
         facts += [

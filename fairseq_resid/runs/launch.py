@@ -1,11 +1,11 @@
-"""Run stock fairseq-train into a run folder, so that the same call resumes it, or finds it finished.
+"""Run stock fairseq-train in a run folder. Running the same command again resumes it, or does nothing if it finished.
 
-RUN/run.json holds the full command, the plan and the seed; the commit, versions and hardware of every session; and
-whether the training finished. A call with another command is refused: a run that is resumed under changed settings is
+RUN/run.json contains the full command, the plan and the seed; the commit, versions and hardware of every session; and
+whether training finished. A different command is refused, because a run resumed with changed settings would represent
 neither of the two.
 
-If torchrun or srun starts it, every process runs this. Each finds out which one it is (devices.rank), all check the
-same things, and rank 0 alone writes.
+Under torchrun or srun, every process runs this module. Each process determines its rank (devices.rank), all of them
+run the same checks, and only rank 0 writes files.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", *ALLOCATOR)
 PACKAGES = ("torch", "fairseq", "fairseq-fixed", "apex", "triton", "numpy", "sacrebleu", "sentencepiece")
 # Set by this command itself.
 RESERVED_FLAGS = ("--save-dir", "--log-file", "--log-format", "--user-dir")
-# How the processes communicate. They do not change what is trained.
+# How the processes communicate. They do not affect the trained model.
 BACKEND_FLAGS = ("--distributed-backend", "--ddp-backend")
-# The rank of a process and the rendezvous. They do not change what is trained.
+# The rank of a process and the rendezvous. They do not affect the trained model.
 PROCESS_FLAGS = (
     "--distributed-init-method",
     "--distributed-rank",
@@ -58,12 +58,12 @@ PROCESS_FLAGS = (
     "--device-id",
 )
 STOPPING = "\nStopping after this update and saving a checkpoint. Press Ctrl-C again to stop now.\n"
-# Folders and time limits. They do not change what is trained.
+# Folders and time limits. They do not affect the trained model.
 PLACE_FLAGS = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
 
 
 def check_architecture(arch: str, given: TrainingCommand) -> None:
-    """Check that fairseq knows an architecture and that its size is the recipe's.
+    """Check that fairseq knows an architecture and that its size matches the recipe.
 
     Raises: ValueError naming similar architectures, or both sizes.
     """
@@ -78,7 +78,7 @@ def check_architecture(arch: str, given: TrainingCommand) -> None:
         near = difflib.get_close_matches(arch, ours, n=4, cutoff=0.5) or ["transformer", "transformer_sas"]
         raise ValueError(f"--arch {arch}: no such architecture; similar ones: {', '.join(near)}")
     if arch in families:
-        return  # a family has no size of its own
+        return  # a family does not set a size
     preset = argparse.Namespace()
     ARCH_CONFIG_REGISTRY[arch](preset)
     for flag, values in dict(given.flags).items():
@@ -93,7 +93,7 @@ def check_architecture(arch: str, given: TrainingCommand) -> None:
 
 
 def check_task(arch: str, given: TrainingCommand) -> None:
-    """Check that an architecture is of what a training's task reads, text or images.
+    """Check that an architecture and the task of a recipe are for the same kind of data, text or images.
 
     Raises: ValueError naming both.
     """
@@ -157,7 +157,7 @@ def build_command(
 
 
 def check_flags(argv: Sequence[str]) -> list[str]:
-    """Check a command with fairseq-train's own parser; return all positional arguments but the first.
+    """Check a command with fairseq-train's own parser; return all positional arguments except the first.
 
     Only this parser knows which arguments are values of a flag.
     Raises: ValueError naming the flag, and the problem or similar flags.
@@ -192,7 +192,7 @@ class Argument(str):
 def place_data(argv: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[TrainingCommand, TrainingCommand]:
     """Return the recipe's command, with the user's data folder if one is given, and the user's flags.
 
-    Raises: ValueError unless there is one data folder; what `check_flags` raises.
+    Raises: ValueError unless there is exactly one data folder; see also `check_flags`.
     """
     recipes = list(takewhile(lambda word: not FLAG.match(word), argv))
     rest, mine = (list(map(Argument, part)) for part in (argv[len(recipes) :], extra))
@@ -221,7 +221,7 @@ def check_data(command: TrainingCommand) -> None:
 
 
 def settings(command: TrainingCommand) -> TrainingCommand:
-    """Return the flags that identify a training: no paths, processes or batch plan."""
+    """Return the flags that identify a training run: no paths, processes or batch plan."""
     ignored = (*PLACE_FLAGS, *PROCESS_FLAGS, *BACKEND_FLAGS, *plan.PLANNED_FLAGS)
     return replace(command.without(ignored), data=os.path.normpath(command.data) if command.data else "")
 
@@ -235,7 +235,7 @@ def is_whole(file: Path) -> bool:
 
 
 def repair_last_checkpoint(run: Run, command: TrainingCommand) -> None:
-    """Replace a missing or damaged checkpoint_last.pt by the newest intact numbered checkpoint.
+    """Replace a missing or damaged checkpoint_last.pt with the newest intact numbered checkpoint.
 
     fairseq resumes only from this file. Without it, training starts again, and fairseq then deletes the new checkpoints
     instead of the old ones, whose numbers are higher. A crash of the machine, or fairseq without the plugin, can leave
@@ -261,7 +261,7 @@ def repair_last_checkpoint(run: Run, command: TrainingCommand) -> None:
 
 
 def is_finished(command: TrainingCommand, run: Run) -> bool:
-    """Return whether this command has already trained the run to its end.
+    """Return whether this command has already finished training the run.
 
     Raises: ValueError if the folder contains checkpoints of another command.
     """
@@ -277,14 +277,14 @@ def is_finished(command: TrainingCommand, run: Run) -> bool:
         differences += begun.only(plan.PLANNED_FLAGS).changes(command.only(plan.PLANNED_FLAGS))
     if differences:
         raise ValueError(
-            f"{run.path}: was started with other settings ({'; '.join(differences)}); repeat those, choose another "
+            f"{run.path}: was started with different settings ({'; '.join(differences)}); repeat those, choose another "
             "--run folder or remove this one"
         )
     return record.finished
 
 
 def reached_end(command: TrainingCommand, run: Run) -> bool:
-    """Return whether a training ended by --max-update or --max-epoch and not by --stop-time-hours."""
+    """Return whether a training run ended by --max-update or --max-epoch rather than --stop-time-hours."""
     if "--stop-time-hours" not in command:
         return True
     done = run.training_summary()
@@ -317,7 +317,7 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
             repair_last_checkpoint(run, command)
             records.write(run.record, record)
         argv = [children.program(PROGRAM), *command.arguments]
-        log = run.train_log if is_first else run.path / f"train.rank{rank.rank if rank else 0}.log"
+        log = run.train_log if is_first else run.file(f"train.rank{rank.rank if rank else 0}.log")
         log.parent.mkdir(parents=True, exist_ok=True)  # any process may be the first
         done = run.training_summary().num_updates if has_begun else 0
         if is_first:
@@ -343,7 +343,7 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
 
 @dataclass(frozen=True)
 class Request:
-    """A requested training, checked as far as possible without reading its data."""
+    """A requested training run, checked as far as possible without reading its data."""
 
     run: Run
     plan: plan.Plan
@@ -375,7 +375,7 @@ def request(
     effective_batch: int | None = None,
     precision: str = "auto",
 ) -> Request:
-    """Return a training: a recipe, an architecture and further flags of fairseq-train.
+    """Return a training run: a recipe, an architecture and further flags of fairseq-train.
 
     folder: the run folder (default: checkpoints/RECIPE-ARCH)
     Raises: ValueError naming the wrong recipe, architecture, flag or run folder.
@@ -403,7 +403,7 @@ def request(
 
 
 def changes(before: RunRecord, now: RunRecord) -> list[str]:
-    """Return what differs from the session before (batches, commit, versions), a phrase for each."""
+    """Return a phrase for each difference from the previous session (batches, commit, versions)."""
     found = []
     old, new = (plan.Batches.of(TrainingCommand.parse(record.command)) for record in (before, now))
     if old and new and old != new:
@@ -415,8 +415,8 @@ def changes(before: RunRecord, now: RunRecord) -> list[str]:
         found.append(f"{new.product} instead of {old.product}: {rest}")
     if before.sessions:
         last, this = before.sessions[-1], now.sessions[-1]
-        found += ["other commit"] if last.commit != this.commit else []
-        found += ["other versions"] if last.versions != this.versions else []
+        found += ["a different commit"] if last.commit != this.commit else []
+        found += ["different versions"] if last.versions != this.versions else []
     return found
 
 

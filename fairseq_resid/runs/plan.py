@@ -5,8 +5,8 @@ A recipe's --distributed-world-size, --max-tokens and --update-freq define its e
     effective batch = processes × max-tokens × update-freq, in padded positions
 
 fairseq's --max-tokens is the number of sentences in a batch × its longest side. With --batch-size instead, examples
-are counted: sentence pairs or images. On another number of devices, update-freq is adapted to keep the effective batch,
-and max-tokens too if update-freq alone cannot.
+are counted: sentence pairs or images. On a different number of devices, update-freq is adapted to keep the effective
+batch, and max-tokens too if update-freq alone is not enough.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Batches:
     limit: str
     size: int
     update_freq: int
-    pairs: int | None = None  # at most, in one batch of one process, if --batch-size is given beside --max-tokens
+    pairs: int | None = None  # at most, in one batch of one process, if both --batch-size and --max-tokens are given
 
     @classmethod
     def of(cls, command: TrainingCommand) -> Batches | None:
@@ -76,7 +76,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a training, and its flags for fairseq-train."""
+    """The plan of a training run, and its flags for fairseq-train."""
 
     devices: str
     batches: Batches

@@ -1,6 +1,6 @@
 """Recipes: readable files of fairseq-train flags, with `#` comments.
 
-Below a line `[evaluate]` a recipe can state the flags of `fairseq-resid evaluate` that its runs are scored with.
+After a line `[evaluate]`, a recipe can set flags of `fairseq-resid evaluate` for its runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def available() -> dict[str, Path]:
 def read(name: str) -> list[str]:
     """Return the training flags of a recipe, given its name or the path of a file.
 
-    Raises: what `_sections` raises.
+    Raises: see `_sections`.
     """
     return _sections(name)[0]
 
@@ -31,7 +31,7 @@ def read(name: str) -> list[str]:
 def evaluation(name: str) -> list[str]:
     """Return the flags that a recipe states for its evaluation.
 
-    Raises: what `_sections` raises.
+    Raises: see `_sections`.
     """
     return _sections(name)[1]
 

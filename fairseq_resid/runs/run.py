@@ -25,17 +25,17 @@ from typing import Any, Literal
 
 from .. import records
 from ..data import folders
-from ..files import locked, reading
+from ..files import inside, locked, matching, reading
 
 Numbering = Literal["epoch", "update"]
-NUMBERED = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"checkpoint_\d+_(\d+)\.pt")}
+NUMBERED = {"epoch": re.compile(r"checkpoint([0-9]+)\.pt"), "update": re.compile(r"checkpoint_[0-9]+_([0-9]+)\.pt")}
 
 
 # A JSON record in fairseq's log, alone on its line or after time, level and logger.
 LOGGED = re.compile(r"(?:[^|{]*\|){0,3} ?(\{.*\})\s*")
 # The first line of a training session in the log: its settings.
 SESSION = "fairseq_cli.train | {"
-MOST_SECONDS = 1e12  # maximum duration of a training; still within the range of timedelta
+MOST_SECONDS = 1e12  # maximum duration of a training run; still within the range of timedelta
 TRAIN, EVALUATE = "fairseq-resid train", "fairseq-resid evaluate"
 
 
@@ -66,7 +66,7 @@ class Session:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """run.json: the command, plan and sessions of a training.
+    """run.json: the command, plan and sessions of a training run.
 
     plan: from runs/plan.py, in readable form; evaluate: the evaluation options in the recipe
     """
@@ -81,7 +81,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """Totals of a training over all its sessions, from train.log; None for values that the log does not contain.
+    """Totals of a training run over all its sessions, from train.log; None for values that the log does not contain.
 
     train_seconds: time spent in training steps, excluding validation, saving and start-up
     target_tokens: target tokens trained on, including EOS, or images; `unit` says which
@@ -158,9 +158,21 @@ class FileState:
 
 @dataclass(frozen=True)
 class Run:
-    """The folder of a training run, and the paths of the files in it."""
+    """The folder of a training run, and the paths of the files in it.
+
+    The folder may come from somebody else: the path of every file but a checkpoint is checked by `inside`, and raises
+    ValueError for a link that leads out of the folder.
+    """
 
     path: Path
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file or folder in it."""
+        return inside(self.path, name)
+
+    def files(self, pattern: str) -> list[Path]:
+        """Return the existing files that match a pattern, sorted."""
+        return matching(self.path, pattern)
 
     @property
     def name(self) -> str:
@@ -168,7 +180,7 @@ class Run:
 
     @property
     def train_log(self) -> Path:
-        return self.path / "train.log"
+        return self.file("train.log")
 
     @property
     def last(self) -> Path:
@@ -196,15 +208,15 @@ class Run:
 
     @property
     def decode(self) -> Path:
-        return self.path / "decode"
+        return self.file("decode")
 
     @property
     def record(self) -> Path:
-        return self.path / "run.json"
+        return self.file("run.json")
 
     @property
     def card(self) -> Path:
-        return self.path / "card.md"
+        return self.file("card.md")
 
     @contextmanager
     def lock(self) -> Iterator[int]:
@@ -213,7 +225,7 @@ class Run:
         Raises: ValueError if another process has locked it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with locked(self.path / ".lock", f"{self.path}: in use by another training or evaluation") as lock:
+        with locked(self.path / ".lock", f"{self.path}: in use by another training or evaluation process") as lock:
             yield lock
 
     def read_record(self) -> RunRecord | None:
@@ -231,7 +243,7 @@ class Run:
         return records.read(self.results(subset), Results, f"{EVALUATE} {self.path}")
 
     def results(self, subset: str = "test") -> Path:
-        return self.path / ("results.json" if subset == "test" else f"results.{subset}.json")
+        return self.file("results.json" if subset == "test" else f"results.{subset}.json")
 
     def numbered(self, by: Numbering) -> list[Path]:
         """Return the epoch- or update-numbered checkpoints, oldest first; never checkpoint_best or checkpoint_last."""

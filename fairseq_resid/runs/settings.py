@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from ..files import bounded
 from .run import Numbering, Run, RunRecord
 
+MOST_FACTOR = 1000  # of --lenpen and --max-len-a
 LAST = 10  # checkpoints to average
 # Options of fairseq-generate. fairseq divides a score by len^lenpen, tensor2tensor by ((5 + len) / 6)^lenpen, so the
 # same value 0.6 has a slightly different effect.
 DECODING = MappingProxyType({"beam": "4", "lenpen": "0.6", "max-len-a": "1", "max-len-b": "50", "max-tokens": "4096"})
-RANGE = re.compile(r"([1-9]\d{0,8})-([1-9]\d{0,8})")
+RANGE = re.compile(r"([1-9][0-9]{0,8})-([1-9][0-9]{0,8})")
 
 
 @dataclass(frozen=True)
@@ -44,21 +46,34 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--by", choices=("epoch", "update"), help="average checkpointN.pt (epoch) or checkpoint_E_U.pt (update)")
     add("--epochs", type=_range, metavar="FIRST-LAST", help="also score the average of these epochs' checkpoints")
     add("--beam", type=_count, metavar="N", help=f"beam size (default {DECODING['beam']})")
-    add("--lenpen", type=float, metavar="X", help=f"length penalty (default {DECODING['lenpen']})")
+    add("--lenpen", type=_number, metavar="X", help=f"length penalty (default {DECODING['lenpen']})")
     add(
         "--max-len-a",
-        type=float,
+        type=_number,
         metavar="A",
         help="limit translations to A times the source length in subwords plus --max-len-b "
         f"(default {DECODING['max-len-a']})",
     )
-    add("--max-len-b", type=int, metavar="B", help=f"(default {DECODING['max-len-b']})")
+    add("--max-len-b", type=_length, metavar="B", help=f"(default {DECODING['max-len-b']})")
 
 
 def _count(text: str) -> int:
-    if not re.fullmatch(r"[1-9]\d{0,5}", text):
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
         raise argparse.ArgumentTypeError(f"{text}: must be an integer from 1 to 999999")
     return int(text)
+
+
+def _length(text: str) -> int:
+    if not re.fullmatch(r"\d{1,6}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text}: must be an integer from 0 to 999999")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        return bounded(float(text), -MOST_FACTOR, MOST_FACTOR)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number from -{MOST_FACTOR} to {MOST_FACTOR}") from None
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -100,6 +115,6 @@ def of(run: Run, given: argparse.Namespace | None = None) -> Settings:
     decoding = dict(DECODING)
     for name in ("beam", "lenpen", "max_len_a", "max_len_b"):
         if (found := value(name, None)) is not None:
-            decoding[name.replace("_", "-")] = f"{found:g}"
+            decoding[name.replace("_", "-")] = str(found) if isinstance(found, int) else f"{found:g}"
     is_given = getattr(given, "epochs", None) is not None
     return Settings(value("last", LAST), value("by", None), value("epochs", None), is_given, decoding)

@@ -15,7 +15,12 @@ from pathlib import Path
 
 from .. import records
 from ..data import extract
-from ..files import reading, replacing, sha256
+from ..files import inside, matching, reading, replacing, sha256
+
+
+def kept_folder(study: Path) -> Path:
+    """Return the folder next to a study file that contains its kept runs. Raises: see `inside`."""
+    return inside(study.parent, study.stem)
 
 
 def archive_file(kept: Path) -> Path:
@@ -25,7 +30,7 @@ def archive_file(kept: Path) -> Path:
 
 def run_folders(kept: Path) -> list[Path]:
     """Return the folders of the kept runs, in alphabetical order."""
-    return sorted(note.parent for note in kept.glob("*/study.json") if note.parent.suffix != ".partial")
+    return [note.parent for note in matching(kept, "*/study.json") if note.parent.suffix != ".partial"]
 
 
 def runs_folder(kept: Path) -> Path:
@@ -37,7 +42,7 @@ def runs_folder(kept: Path) -> Path:
     if run_folders(kept) or not archive.is_file():
         return kept
     digest = sha256(archive)
-    named = records.read_if_there(kept / "results.json", dict) or {}
+    named = records.read_if_there(inside(kept, "results.json"), dict) or {}
     if named.get("archive") not in (None, digest):
         raise ValueError(f"{archive}: SHA-256 {digest}: {kept / 'results.json'} names {named['archive']}")
     cache = Path(os.environ.get("FAIRSEQ_RESID_CACHE") or Path.home() / ".cache" / "fairseq_resid") / "studies"
@@ -60,14 +65,15 @@ def pack(kept: Path) -> Path:
     """Pack a study's run folders into the archive, remove the folders and return its path. Same content, same bytes.
 
     FILE.gz is stored uncompressed, as FILE: similar files of several runs compress better together.
-    Raises: OSError or ValueError naming the unreadable file; the folders are kept in that case.
+    Raises: OSError or ValueError naming the file that is unreadable or not a regular one; the folders are kept in
+    that case.
     """
     with (
         replacing(archive_file(kept)) as partial,
         tarfile.open(partial, "w:xz", format=tarfile.PAX_FORMAT, preset=9) as tar,
     ):
         for folder in run_folders(kept):
-            for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+            for file in _regular_files(folder):
                 plain = file.with_suffix("") if file.suffix == ".gz" else file
                 with reading(plain) as lines:
                     content = b"".join(lines)
@@ -77,6 +83,17 @@ def pack(kept: Path) -> Path:
     for folder in run_folders(kept):
         shutil.rmtree(folder)
     return archive_file(kept)
+
+
+def _regular_files(folder: Path) -> list[Path]:
+    """Return all files below a folder, sorted. Raises: ValueError naming a link, pipe or device."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise ValueError(f"{path}: not a regular file; only regular files are packed")
+        if path.is_file():
+            found.append(path)
+    return found
 
 
 def unpack(kept: Path) -> int:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..files import create
+
 
 class StartedRun(Protocol):
     """A run that has been started."""
@@ -81,7 +83,7 @@ class LocalExecutor:
             own = {"OMP_NUM_THREADS": str(self.threads)} if self.threads else {}
             if self.gpus:
                 own["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
-            with (self.logs / f"{name}.out").open("wb") as output:
+            with create(self.logs / f"{name}.out") as output:
                 child = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -121,14 +123,14 @@ class Command:
     def __call__(self) -> None:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         with (
-            self.output.open("wb") as output,
+            create(self.output) as output,
             subprocess.Popen(
                 self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, preexec_fn=unannounced
             ) as child,
         ):
             try:
                 code = child.wait()
-            except BaseException:  # preempted: submitit exits without ending the training
+            except BaseException:  # preempted: submitit exits without ending training
                 child.terminate()
                 raise
         if code in (-signal.SIGTERM, 128 + signal.SIGTERM):

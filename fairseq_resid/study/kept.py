@@ -1,7 +1,7 @@
 """The kept files of a study's run: a run folder without weights, small enough for a repository.
 
 KEPT/RUN/study.json                        setting, arm, value and seed of the run, its flags, outcome and scores
-KEPT/RUN/run.json, train.log.gz            the training: command, machine, versions; all records of its log
+KEPT/RUN/run.json, train.log.gz            training: command, machine, versions; all records of its log
 KEPT/RUN/results*.json                     evaluation results on each test set
 KEPT/RUN/decode/SUBSET.MODEL.nll.gz        NLL and tokens of every reference sentence
 KEPT/RUN/decode/SUBSET.averaged.hyp.gz     translations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .. import records
-from ..files import MOST_NUMBER, copy, pack, replacing
+from ..files import MOST_NUMBER, copy, matching, pack, replacing
 from ..foreign import printable
 from ..runs import launch, recipe
 from ..runs.run import MOST_SECONDS, SESSION, Run, RunRecord, Scored, log_record
@@ -58,7 +58,7 @@ class Note:
 
     @property
     def nll(self) -> float:
-        """The NLL on the validation set, of the averaged model if it exists; infinite if the training diverged."""
+        """The NLL on the validation set, of the averaged model if it exists; infinite if training diverged."""
         return self.valid.get("averaged", self.valid.get("last", math.inf))
 
 
@@ -77,12 +77,12 @@ def keep_run(run: Run, note: Note, folder: Path) -> None:
         if record is not None:
             records.write(Run(partial).record, replace(record, command=command_without_paths(record)))
         write_log(run, Run(partial))
-        for path in sorted(run.path.glob("results*.json")):
+        for path in run.files("results*.json"):
             copy(path, partial / path.name)
         for pattern in (pattern for task in kinds.TASKS for pattern in task.kept_files):
-            for path in sorted(run.decode.glob(pattern)):
+            for path in run.files(f"decode/{pattern}"):
                 pack(path, Run(partial).decode)
-        analysis = run.path / "analysis" / "analysis.json"
+        analysis = run.file("analysis/analysis.json")
         if analysis.is_file():
             (partial / "analysis").mkdir()
             copy(analysis, partial / "analysis" / analysis.name)
@@ -92,7 +92,7 @@ def keep_run(run: Run, note: Note, folder: Path) -> None:
 
 
 def command_without_paths(record: RunRecord) -> list[str]:
-    """Return the command of a training without the local folders."""
+    """Return the command of a training run without the local folders."""
     return TrainingCommand.parse(record.command).without(launch.PLACE_FLAGS).argv
 
 
@@ -130,7 +130,7 @@ def read_notes(folder: Path, study: str) -> dict[str, Note]:
     Raises: ValueError naming the folder that belongs to another study or another data folder, or the damaged file.
     """
     found: dict[str, Note] = {}
-    for path in sorted(folder.glob("*/study.json")):
+    for path in matching(folder, "*/study.json"):
         if path.parent.name.endswith(".partial"):  # a run is being copied, or was killed meanwhile
             continue
         try:

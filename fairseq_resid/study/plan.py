@@ -327,14 +327,14 @@ def check_kind(command: TrainingCommand, measure: str) -> None:
 
 
 def check_average(command: TrainingCommand, count: int) -> None:
-    """Raise ValueError if a training keeps fewer checkpoints than the average needs."""
+    """Raise ValueError if a training run keeps fewer checkpoints than the average needs."""
     kept = command.integer("--keep-interval-updates", count)
     if kept is not None and kept < count:
         raise ValueError(f"average: {count}, but --keep-interval-updates {kept} keeps fewer checkpoints")
 
 
 def check_tests(command: TrainingCommand, tests: Sequence[str], is_tuning: bool = False) -> None:
-    """Raise ValueError if a training uses its own evaluation data, or its data folder exists but lacks a test set."""
+    """Raise ValueError if a run uses its own evaluation data, or its data folder exists but lacks a test set."""
     trained = command.value("--train-subset", "train")
     judged = (*tests, "valid") if is_tuning else tests
     if wrong := [subset for subset in judged if share_splits(subset, trained)]:
@@ -363,7 +363,7 @@ class Choice:
 def choose_value(tuning: Tuning, tried: Mapping[float, float]) -> Choice:
     """Return the best of the tried values, or the values that must be tried first.
 
-    tried: NLL by value; infinite where the training failed
+    tried: NLL by value; infinite if training failed
     """
     known = {value: tried[value] for value in sorted(tried)}
     if to_try := tuple(value for value in tuning.values if value not in known):

@@ -51,7 +51,7 @@ def is_less_better(measure: str) -> bool:
 
 
 def direction(results: StudyResults) -> str:
-    return "less is better" if is_less_better(results.measure) else "more is better"
+    return "lower is better" if is_less_better(results.measure) else "higher is better"
 
 
 def effects(results: StudyResults, path: Path) -> None:

@@ -46,7 +46,7 @@ class Comparison:
     """The difference of two groups of runs, or of two such differences, over all finished seeds.
 
     seeds: number in each group; effects: by measure, empty unless every group has a finished run
-    untested: reason for omitting intervals and p: a training diverged, so that the remaining seeds are a biased
+    untested: reason for omitting intervals and p: a run diverged, so that the remaining seeds are a biased
         sample, or a group did not train; "" if they were computed
     """
 
@@ -195,7 +195,7 @@ class KeptRuns:
 
 
 def validation(run: Run, quantity: str) -> dict[int, float]:
-    """Return the last validation of every epoch of a training; quantity: as in `curves`."""
+    """Return the last validation of every epoch of a training run; quantity: as in `curves`."""
     keys, _, factor = curves.QUANTITIES[quantity]
     found: dict[int, float] = {}
     for record in run.log_records():

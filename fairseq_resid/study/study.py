@@ -25,7 +25,7 @@ import yaml
 
 from ..cli import frame, machine
 from ..cli.progress import clock
-from ..files import last_lines, locked, read_lines, write_text
+from ..files import inside, last_lines, locked, matching, read_lines, write_text
 from ..foreign import say
 from ..runs import devices
 from . import archive, kept, plan, work
@@ -41,7 +41,7 @@ SHARED = 60.0  # seconds until files written by another machine become visible i
 
 @dataclass
 class State:
-    """The progress of a study: notes of kept runs, and reasons of failed runs, by run name."""
+    """The progress of a study: notes of kept runs, and reasons for failures, by run name."""
 
     study: Study
     place: StudyFolders
@@ -83,7 +83,8 @@ class State:
         if len(known) < len(missing) or not known:
             return count
         total = sum(known) + more * sum(known) / len(known)
-        return f"{count}: about {total / 3600:.1f} core-hours by finished runs, {clock(total / slots)} here"
+        hours = f"about {total / 3600:.1f} core-hours, estimated from finished runs"
+        return f"{count}: {hours}; {clock(total / slots)} here"
 
 
 def read_state(study: Study, place: StudyFolders) -> State:
@@ -92,7 +93,7 @@ def read_state(study: Study, place: StudyFolders) -> State:
     Raises: see `kept.load_notes`.
     """
     notes = kept.load_notes(study, place.file, archive.runs_folder(place.kept))
-    failures = {path.stem: "\n".join(read_lines(path)) for path in (place.work / "failed").glob("*.txt")}
+    failures = {path.stem: "\n".join(read_lines(path)) for path in matching(place.work, "failed/*.txt")}
     return State(study, place, notes, {name: text for name, text in failures.items() if name not in notes})
 
 
@@ -145,13 +146,14 @@ def ended(state: State, name: str, code: int) -> None:
     state.notes = notes
     if name not in state.notes:
         state.failed[name] = reason(place, name, code)
-        (place.work / "failed").mkdir(exist_ok=True)
-        write_text(place.work / "failed" / f"{name}.txt", state.failed[name])
+        text = inside(place.work, f"failed/{name}.txt")
+        text.parent.mkdir(exist_ok=True)
+        write_text(text, state.failed[name])
 
 
 def reason(place: StudyFolders, name: str, code: int) -> str:
     """Return why a run failed: the last line of its output, and the path of its log."""
-    out = place.work / "logs" / f"{name}.out"
+    out = inside(place.work, f"logs/{name}.out")
     lines = last_lines(out, 1000) if out.is_file() else []
     errors = [line for line in lines if "error:" in line]
     last = (errors or lines or [f"exit code {code}"])[-1].strip()
@@ -222,7 +224,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     place = StudyFolders(
         options.study,
         options.work or Path("checkpoints") / f"study-{options.study.stem}",
-        options.kept or options.study.with_suffix(""),
+        options.kept or archive.kept_folder(options.study),
     )
     state = read_state(study, place)
     if options.only:
@@ -283,14 +285,14 @@ def make_executor(options: argparse.Namespace, place: StudyFolders) -> tuple[Exe
         given = parameters(options.cluster_option)
         if options.cluster == "slurm" and not {"timeout_min", "slurm_time"} & given.keys():
             raise ValueError("--cluster slurm: needs --cluster-option timeout_min=MINUTES; submitit's default is 5")
-        return SubmititExecutor(options.cluster, place.work / "logs", given), 1
+        return SubmititExecutor(options.cluster, inside(place.work, "logs"), given), 1
     cores = machine.cores()
     visible = visible_gpus()
     gpus = group_gpus(visible, options.gpus) if options.gpus else []
     # A run on a GPU has data loading processes: do not pin it to one core.
     threads = options.threads or (None if visible else 1)
     slots = options.jobs or len(gpus) or (1 if visible else max(1, cores // (threads or 1)))
-    return LocalExecutor(slots, threads, place.work / "logs", gpus), slots
+    return LocalExecutor(slots, threads, inside(place.work, "logs"), gpus), slots
 
 
 def visible_gpus() -> list[str]:

@@ -85,7 +85,7 @@ def tables(results: StudyResults) -> list[StudyTable]:
                 cells += [probability(row.holm), f"{row.family}" if row.family else ""]
             compared.append((*cells, visible(row.against.effects.get(name), digits[name])))
         more = ("Holm p", "family size") if name == main else ()
-        headings = ("setting", "arm", "at", "seeds (arm, baseline)", *EFFECT, *more, "smallest visible")
+        headings = ("setting", "arm", "at", "seeds (arm, baseline)", *EFFECT, *more, "smallest detectable")
         shown = ("effects", "settings") if name == main else ()
         found.append(StudyTable(f"{name} minus the baseline's", headings, compared, 4, shown))
     found.append(gaps(results))
@@ -95,7 +95,7 @@ def tables(results: StudyResults) -> list[StudyTable]:
         cells += effect_cells(one.comparison, main, digits[main])
         crossed.append((*cells, visible(one.comparison.effects.get(main), digits[main])))
     title = f"Interactions: {main} differences between settings (p not corrected)"
-    found.append(StudyTable(title, ("arm", "at", "settings", "seeds", *EFFECT, "smallest visible"), crossed, 4))
+    found.append(StudyTable(title, ("arm", "at", "settings", "seeds", *EFFECT, "smallest detectable"), crossed, 4))
     contrasts: list[Sequence[str]] = []
     for contrast in results.contrasts:
         pairs = [" minus ".join(pair) for pair in zip(contrast.groups[::2], contrast.groups[1::2], strict=True)]
@@ -173,7 +173,7 @@ def notes(results: StudyResults) -> list[str]:
         count = f", {results.sentences[measure]:,} {task.examples}" if results.sentences[measure] else ""
         where.setdefault(f"{', '.join(tests)}{together}{count}", []).append(measure)
     of = [f"{text} ({', '.join(names)})" if len(where) > 1 else text for text, names in where.items()]
-    reasons = ["a group has a single seed", "a training diverged"]
+    reasons = ["a group has a single seed", "a training run diverged"]
     if task.floor is not None:
         reasons.append(f"a group did not train (mean {task.floor[0]} below {task.floor[1]:g})")
     families = "with the flags of the recipe"
@@ -191,7 +191,7 @@ def notes(results: StudyResults) -> list[str]:
         f"There is no interval and no p if {', '.join(reasons[:-1])} or {reasons[-1]}.",
         "Holm's correction covers one family of tests at a time: all arms compared with the baseline in one setting, "
         f"{families}.",
-        f"Smallest visible: about the smallest true difference that would be found with {POWER:.0%} power at the "
+        f"Smallest detectable: about the smallest true difference that would be found with {POWER:.0%} power at the "
         f"{LEVEL:.0%} level.",
     ]
     if results.machines:
@@ -200,7 +200,7 @@ def notes(results: StudyResults) -> list[str]:
     if results.without_data:
         number_of = len(results.without_data)
         has = "1 run has" if number_of == 1 else f"{number_of} runs have"
-        lines.append(f"{has} no data fingerprint, so that the data are unchecked: {', '.join(results.without_data)}.")
+        lines.append(f"{has} no data fingerprint, so their data was not checked: {', '.join(results.without_data)}.")
     # The name of a run starts with setting and arm.
     missing = Counter(" ".join(name.split(".")[:2]) for name in results.missing)
     listed = ", ".join(f"{count} of {what}" for what, count in missing.items()) or "none"

@@ -16,7 +16,7 @@ from .. import records
 from ..cli import children
 from ..data import folders
 from ..evaluation import evaluate, job
-from ..files import locked
+from ..files import inside, locked
 from ..runs import launch
 from ..runs import settings as evaluation_settings
 from ..runs.run import Run
@@ -42,7 +42,7 @@ class StudyFolders:
 
         Raises: ValueError if it belongs to another study.
         """
-        owner = self.work / "study.json"
+        owner = inside(self.work, "study.json")
         name = records.read_if_there(owner, str)
         if name not in (None, self.name):
             raise ValueError(f"--work {self.work}: contains runs of the study {name}, not of {self.name}")
@@ -54,9 +54,9 @@ class StudyFolders:
 def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> None:
     """Train and evaluate a run, keep its results in place.kept, and remove its folder unless weights are kept too.
 
-    Raises: ValueError, ChildProcessError, OSError. A training that diverges is kept as diverged.
+    Raises: ValueError, ChildProcessError, OSError. A diverged run is kept with this outcome.
     """
-    folder, target = Run(place.work / run.name), place.kept / run.name
+    folder, target = Run(inside(place.work, run.name)), inside(place.kept, run.name)
     # The process of an engine that was killed may still be running.
     with locked(place.work / f"{run.name}.lock", f"{run.name}: another process is running it", wait=True):
         if kept.note_file(target).is_file():
@@ -67,7 +67,7 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
         data = Path(requested.command.data)
         begun = time.monotonic()
         outcome: kept.Outcome = "finished"
-        with locked(folder.path / ".lock", f"{folder.path}: a previous training is still running in it", wait=True):
+        with locked(folder.path / ".lock", f"{folder.path}: a previous training run is still running in it", wait=True):
             pass
         try:
             launch.train(requested.command, folder, requested.record(), requested.rank)
@@ -99,7 +99,7 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
 
 
 def has_diverged(run: Run) -> bool:
-    """Return whether a training failed because its loss or gradient was not finite."""
+    """Return whether a training run failed because its loss or gradient was not finite."""
     return compat.DIVERGED in children.last_lines(run.train_log)
 
 

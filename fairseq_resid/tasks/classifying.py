@@ -97,7 +97,7 @@ def batches_of(loaded: Loaded, subset: str, chosen: Sequence[int], together: int
 
 
 def answers_file(run: Run, subset: str) -> Path:
-    return run.decode / f"{subset}.{LAST}.images"
+    return run.file(f"decode/{subset}.{LAST}.images")
 
 
 def answers_of(run: Run, subset: str) -> list[Answer]:

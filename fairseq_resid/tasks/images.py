@@ -29,7 +29,7 @@ class ImageDataset(FairseqDataset):
     """The images of one or more splits, "train" or "train+valid".
 
     In training, the order, crops and flips of an epoch depend only on seed and epoch. They are the same for any number
-    of workers and devices, and after a resume.
+    of workers and devices, and after resuming.
     """
 
     # Makes fairseq request new batches in every epoch.

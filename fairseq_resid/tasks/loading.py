@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..data.text.folder import check_regular
 from ..runs.run import Run
 from ..runs.trained_on import is_trained_on, num_updates
 from . import register
@@ -61,6 +62,7 @@ def load(
     Raises: ValueError or OSError naming the missing or mismatched file.
     """
     register()
+    check_regular(data)
     from fairseq import checkpoint_utils
 
     state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint), {"data": str(data)})

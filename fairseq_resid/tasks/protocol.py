@@ -85,7 +85,7 @@ class ScoringJob(Generic[D]):
 
     def decoded(self, name: str, kind: str) -> Path:
         """Return the path of an output of a model, RUN/decode/SUBSET.NAME.KIND."""
-        return self.run.decode / f"{self.subset}.{name}.{kind}"
+        return self.run.file(f"decode/{self.subset}.{name}.{kind}")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ..cli import children
 from ..data import folders
 from ..data.text import folder as text_folder
 from ..data.text.folder import Corpus
-from ..files import MOST_COUNT, bounded, read_lines, read_rows, write_text
+from ..files import MOST_COUNT, bounded, inside, read_lines, read_rows, write_text
 from ..runs.run import EVALUATE, ByModel, FileState, Results, Run, Scored
 from ..runs.trained_on import find_data
 from .protocol import (
@@ -142,14 +142,14 @@ def data_of(run: Run, results: Results) -> Path:
 
 
 def _nll_parts(run: Run, subset: str) -> list[list[float]]:
-    return [[one.nll, one.tokens] for one in likelihood.read_nll(run.decode / f"{subset}.averaged.nll")]
+    return [[one.nll, one.tokens] for one in likelihood.read_nll(run.file(f"decode/{subset}.averaged.nll"))]
 
 
 def _bleu_parts(run: Run, subset: str) -> list[list[float]]:
     def counts(fields: list[str]) -> list[float]:
         return [bounded(float(field), 0, MOST_COUNT) for field, _ in zip(fields, range(10), strict=True)]
 
-    return read_rows(run.decode / f"{subset}.averaged.bleu", counts, "two lengths and eight n-gram counts")
+    return read_rows(run.file(f"decode/{subset}.averaged.bleu"), counts, "two lengths and eight n-gram counts")
 
 
 class Translation(Task[Corpus]):
@@ -241,7 +241,7 @@ class Translation(Task[Corpus]):
     ) -> tuple[float, Translations]:
         expected = float(getattr(results.bleu, model))
         corpus = Corpus.read(data or data_of(run, results))
-        text = run.decode / f"{subset}.{model}.hyp"
+        text = run.file(f"decode/{subset}.{model}.hyp")
         hypotheses = read_lines(text)
         references = read_lines(corpus.reference(subset))
         score = scoring.bleu(hypotheses, references, corpus.tokenize)
@@ -268,7 +268,7 @@ class Translation(Task[Corpus]):
         """Return sources (empty if not stored next to the references), references and hypotheses."""
         first = candidates[0]
         corpus = Corpus.read(data_of(Run(first.path), first.results))
-        path = corpus.reference(first.results.subset).with_suffix(f".{corpus.source}")
+        path = inside(corpus.path, f"ref/{first.results.subset}.{corpus.source}")
         references = first.outputs.references
         sources = read_lines(path) if path.is_file() else [""] * len(references)
         return Texts(sources, references, {each.name: each.outputs.hypotheses for each in candidates})

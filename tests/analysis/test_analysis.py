@@ -133,7 +133,7 @@ def test_switched_off_site_is_reported(sas: Loaded) -> None:
 
 
 @structures.each
-def test_every_structure_and_its_coefficients(name: str, sas: Loaded) -> None:
+def test_coefficients_of_every_structure_are_measured(name: str, sas: Loaded) -> None:
     config = SimpleNamespace(model=Namespace(**vars(sas.cfg.model)), common=sas.cfg.common)
     for option in connections.all_options():
         setattr(config.model, option, None)
@@ -211,7 +211,9 @@ def test_learning_curves_of_coefficients_skip_unusable_checkpoints(
 # --- commands ---------------------------------------------------------------------------------------------
 
 
-def test_analyze(sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+def test_analyze_writes_results_and_names_missing_runs(
+    sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(sas_checkpoint.parent, run)
     flags = ["--data", str(corpus), "--cpu", "--sentences", "8"]
@@ -278,7 +280,9 @@ def test_attention_decodes_with_settings_of_the_run(
     assert {"beam_size": 5, "len_penalty": 1.0, "max_len_a": 1.0, "max_len_b": 9}.items() <= seen.items()
 
 
-def test_attention(sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+def test_attention_is_a_distribution_over_the_source(
+    sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any
+) -> None:
     loaded = load_for_analysis(sas_checkpoint.parent, corpus, cpu=True)
     found = attention.attention(loaded, attention.of_data(loaded, "valid", 3))
     assert found.source[-1] == found.target[-1] == "</s>" and len(found.layers) == 2
@@ -349,7 +353,7 @@ def test_labels_of_plots_show_any_name_as_text(name: str, tmp_path: Path) -> Non
     ElementTree.parse(tmp_path / "attention.svg")
 
 
-def test_curves_survive_truncated_logs_and_restarted_trainings(tmp_path: Path, capsys: Any) -> None:
+def test_curves_survive_truncated_logs_and_restarted_runs(tmp_path: Path, capsys: Any) -> None:
     began = "2026-01-01 02:00:00 | INFO | fairseq_cli.train | {'_name': None}"
     lines = [
         record(10, 100, loss=8), record(20, 200, loss=7, valid_loss=6), record(30, 300, loss="nan", valid_loss=5),
@@ -357,7 +361,7 @@ def test_curves_survive_truncated_logs_and_restarted_trainings(tmp_path: Path, c
     ]  # fmt: skip
     found = curves.read_curves(Run(made_up(tmp_path / "run", 1, 0, lines))).points
     assert [(at, seconds) for at, seconds, _ in found["train loss"]] == [(10, 0), (15, 250), (20, 300)]
-    assert "valid loss" not in found  # its records were replaced by the restarted training
+    assert "valid loss" not in found  # its records were replaced by the restarted training run
     made_up(tmp_path / "empty", 1, 0, ["no record"])
     out = tmp_path / "curves.svg"
     assert curves.main([str(tmp_path / "run"), str(tmp_path / "empty"), "--out", str(out)]) == 1

@@ -70,7 +70,7 @@ def test_progress_shows_names_escaped(monkeypatch: pytest.MonkeyPatch, capsys: C
     assert_plain(capsys, 2)
 
 
-def test_title_and_machine_of_a_study_are_no_markup(tmp_path: Path) -> None:
+def test_title_and_machine_of_a_study_are_escaped(tmp_path: Path) -> None:
     file = studies.written(tmp_path, studies.SMALL.replace("title: A trial", 'title: "<script>x</script> *a*"'))
     trial = plan.read_study(file)
     notes = studies.all_kept(tmp_path / "trial", trial)

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @each_example
-def test_equation(name, options):
+def test_site_equals_its_formula(name, options):
     site = make(name, options)
     p = dict(site.named_parameters())
     x, f = inputs(3, 4, C)
@@ -49,7 +49,7 @@ def test_gradients_equal_those_of_the_formula(name, options):
 
 
 @each_site
-def test_gradcheck(name, options):
+def test_site_passes_gradcheck(name, options):
     site = make(name, options, dim=4)
     keys, parameters = zip(*site.named_parameters(), strict=True) if list(site.parameters()) else ((), ())
 
@@ -90,7 +90,7 @@ def test_fp16_norm_statistics_use_wider_dtype(name):
 
 @pytest.mark.parametrize("c", [1, 6, 64])
 @structures.over("name options", structures.examples([name for name in structures.NAMES if spec(name).extra]))
-def test_number_of_parameters(name, options, c):
+def test_parameter_count_equals_its_formula(name, options, c):
     site = build(name, c, **options)
     expected = 2 * c + spec(name).extra(c, connections.resolve(name, options))
     assert sum(p.numel() for p in site.parameters()) == expected
@@ -112,11 +112,11 @@ def test_number_of_parameters(name, options, c):
         ("xskip", {}, -128),
     ],
 )
-def test_number_of_parameters_in_papers(name, options, extra):
+def test_extra_parameters_match_the_papers(name, options, extra):
     assert sum(p.numel() for p in connections.build(name, 64, **options).parameters()) == 128 + extra
 
 
-def test_defaults():
+def test_options_have_their_documented_defaults():
     assert connections.resolve("rskip_ln", {}).values() == {"skip_lambda": 2}
     assert connections.resolve("xskip_ln", {}).values() == {"skip_lambda": 2, "branch_scale": 1}
     assert connections.resolve("xskip", {}).values() == {"skip_lambda": 1, "branch_scale": 1}
@@ -172,7 +172,7 @@ def test_train_equals_eval_without_dropout(name, options):
 
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 1), (1, 4), (3, 4), (2, 3, 2), (0, 3)], ids=str)
 @each_site
-def test_every_leading_shape(name, options, shape):
+def test_any_leading_shape_is_accepted(name, options, shape):
     site = make(name, options)
     x, f = inputs(*shape, C)
     y = site(x, f)
@@ -208,7 +208,7 @@ lambdas = st.sampled_from(["xskip", "xskip_ln", "rskip_ln"])
     mu=st.floats(0.125, 4),
     seed=st.integers(0, 99),
 )
-def test_any_lambda_and_shape(name, lam, shape, dim, mu, seed):
+def test_any_lambda_and_shape_equal_the_formula(name, lam, shape, dim, mu, seed):
     options = {"skip_lambda": lam} if name == "rskip_ln" else {"skip_lambda": lam / 2, "branch_scale": mu}
     site = make(name, options, dim=dim)
     x, f = inputs(*shape, dim, seed=seed)
@@ -221,7 +221,7 @@ def test_any_lambda_and_shape(name, lam, shape, dim, mu, seed):
 
 
 @each_site
-def test_torchscript(name, options):
+def test_scripted_module_equals_eager(name, options):
     site = make(name, options, dtype=torch.float32)
     scripted = torch.jit.script(site)
     x, f = inputs(3, 4, C, dtype=torch.float32)
@@ -405,7 +405,7 @@ def test_repr_shows_the_structure(name, options):
         assert f"{key}={value}" in first
 
 
-def test_without_fairseq():
+def test_connections_work_without_fairseq():
     """Without fairseq, hydra and omegaconf, connections and ops can be imported and train a plain model."""
     script = f"""
 import sys

@@ -116,7 +116,7 @@ def test_hyper_equals_hyper_connections_package(streams: int) -> None:
             (ours.writing_scale, theirs.dynamic_beta_scale),
             (ours.mixing_weight, theirs.dynamic_alpha_fn.T),
         ):
-            assert torch.equal(mine, other)  # the start values
+            assert torch.equal(mine, other)  # the initial values
         shaken(theirs), ours.double()
         with torch.no_grad():
             ours.mixing.copy_(theirs.static_alpha.T)

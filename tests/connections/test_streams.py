@@ -21,7 +21,7 @@ VARIANTS = [case for case in structures.variants().values() if case not in STACK
 @pytest.mark.parametrize("depth", [1, 3, 8])
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 @structures.over("name options", STACKS + VARIANTS)
-def test_a_whole_stack(name: str, options: dict[str, Any], stack: str, depth: int) -> None:
+def test_whole_stack_equals_its_formula(name: str, options: dict[str, Any], stack: str, depth: int) -> None:
     made = moved_stack(name, stack, min(depth, 3) if spec(name).is_slow else depth, **options)
     x = torch.randn(5, 2, C, dtype=torch.float64, requires_grad=True)
     expected = whole(made, x)
@@ -77,7 +77,7 @@ def test_states_under_autocast_keep_their_dtype(name: str) -> None:
 
 
 @each_variant
-def test_a_stack_under_torchscript_and_autocast(name: str, options: dict[str, Any]) -> None:
+def test_stack_works_under_torchscript_and_autocast(name: str, options: dict[str, Any]) -> None:
     made = moved_stack(name, **options).float()
     x = torch.randn(5, 2, C)
     expected = made(x)
@@ -93,7 +93,7 @@ def test_depth_dependent_structure_declares_it(name: str) -> None:
 
 
 @each
-def test_final_norms(name: str) -> None:
+def test_final_norm_follows_flag_or_source(name: str) -> None:
     source = connections.structure(name).final_norm
     if source is None:
         with pytest.raises(connections.InvalidOption, match="--final-norm layer: the residual"):

@@ -89,7 +89,7 @@ def test_the_command_writes_the_table_between_the_markers(tmp_path: Path) -> Non
         ("dense_former", "4C + 54"),
     ],
 )
-def test_added_parameters_as_a_polynomial(name: str, polynomial: str) -> None:
+def test_added_parameters_equal_the_stated_polynomial(name: str, polynomial: str) -> None:
     assert table.polynomial(name) == polynomial
 
 
@@ -120,7 +120,7 @@ def test_pages_state_the_size_of_sas(page: str) -> None:
         ("Big", 1024, 16, "126M to Big (+{:.0%})"),
     ):
         stock = nn.Transformer(dim, heads, dim_feedforward=4 * dim, device="meta")
-        final_norms = 2 * 2 * dim  # which Vaswani 2017 has not
+        final_norms = 2 * 2 * dim  # which Vaswani 2017 does not have
         count = sum(parameter.numel() for parameter in stock.parameters()) - final_norms + 37_000 * dim
         added = table.added_parameters("sas", dim)
         assert f"{added / 1e6:.3g}M" in text and text.format(added / count) in said, size

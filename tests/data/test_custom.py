@@ -55,7 +55,7 @@ def test_data_folder_has_expected_files(corpus: Path, raw_text: dict[str, Path])
     assert not corpus.with_name("data.partial").exists()
 
 
-def test_corpus_json(corpus: Path, raw_text: dict[str, Path]) -> None:
+def test_corpus_json_records_the_preparation(corpus: Path, raw_text: dict[str, Path]) -> None:
     import sentencepiece
 
     record = json.loads((corpus / "corpus.json").read_text())
@@ -129,7 +129,7 @@ def test_another_corpus_is_refused(
     assert custom.main(flags(prefixes, data, **changed)) == 2
     error = capsys.readouterr().err
     assert str(data) in error and "Traceback" not in error
-    assert ("corpus.json" if "corpus.json" in change else "another corpus") in error
+    assert ("corpus.json" if "corpus.json" in change else "a different corpus") in error
     assert content(data) == before
 
 
@@ -173,7 +173,7 @@ def test_bad_text_is_named_and_nothing_is_written(
     assert not (tmp_path / "out" / "data").exists()
 
 
-def test_swapping_texts_makes_another_corpus(corpus: Path, raw_text: dict[str, Path], tmp_path: Path) -> None:
+def test_swapping_texts_makes_a_different_corpus(corpus: Path, raw_text: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(corpus, tmp_path / "data")
     exchanged = {**raw_text, "valid": raw_text["test"], "test": raw_text["valid"]}
     assert custom.main(flags(exchanged, tmp_path / "data")) == 2
@@ -208,7 +208,7 @@ def test_only_newlines_end_lines_of_custom_corpora(tmp_path: Path) -> None:
 
 
 def test_killed_preparation_can_be_repeated(corpus: Path, raw_text: dict[str, Path], tmp_path: Path) -> None:
-    """A killed run leaves no OUT; the next one, on its remains and with 2 workers, gives the same bytes."""
+    """A killed run leaves no OUT; the next one resumes it with 2 workers and gives the same bytes."""
     data = tmp_path / "data"
     partial = tmp_path / "data.partial"
     command = [sys.executable, "-m", "fairseq_resid", "prepare", "custom", *flags(raw_text, data)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import lzma
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -42,7 +43,7 @@ def test_extracts_only_wanted_members(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["giga.tar", "giga.tgz", "giga.zip"])
-def test_compressed_members(tmp_path: Path, name: str) -> None:
+def test_compressed_members_are_unpacked(tmp_path: Path, name: str) -> None:
     text = "".join(f"line {i}\n" for i in range(50_000))
     mirror.archive(tmp_path / name, {"a.en.gz": gzip.compress(text.encode()), "a.fr.gz": gzip.compress(b"un\n")})
     found = out_of(tmp_path / name, ["a.en.gz", "a.fr.gz"], tmp_path / "out")
@@ -382,3 +383,134 @@ def test_archive_of_countless_empty_files_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr(extract, "UNPACKED_FACTOR", 1)
     with pytest.raises(ValueError, match=r"a\.tar\.xz: unpacks to more than"):
         extract.unpack(tmp_path / "a.tar.xz", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "page, is_one",
+    [
+        (b"<!---->" * 100_000 + b"x", False),
+        (b"<!---->" * 100_000 + b"<html>", True),
+        (b"<!-- " * 100_000, False),
+        (b"<?xml?>" + b" " * 500_000 + b"<!-- -- > -->\n<!DOCTYPE  html>", True),
+        (b"<!doctype " + b" " * 500_000 + b"x", False),
+    ],
+)
+def test_time_to_recognise_a_web_page_is_linear(page: bytes, is_one: bool) -> None:
+    assert extract.is_web_page(page) == is_one
+
+
+@pytest.mark.parametrize(
+    "markup, count",
+    [
+        (b"<seg>" * 400_000, 0),
+        (b"<seg " * 400_000, 0),
+        (b"<seg " * 400_000 + b">a</seg>", 1),
+        (b"<seg>" * 400_000 + b"</seg>" * 400_000, 1),
+    ],
+)
+def test_time_to_find_segments_is_linear(markup: bytes, count: int) -> None:
+    if count:
+        assert len(extract.segments(markup, "x")) == count
+    else:
+        with pytest.raises(ValueError, match="contains no <seg>"):
+            extract.segments(markup, "x")
+
+
+def header(kind: bytes, size: int = 0, name: str = "a") -> bytes:
+    member = tarfile.TarInfo(name)
+    member.type, member.size = kind, size
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        tarfile.XHDTYPE,
+        tarfile.XGLTYPE,
+        tarfile.SOLARIS_XHDTYPE,
+        tarfile.GNUTYPE_LONGNAME,
+        tarfile.GNUTYPE_LONGLINK,
+        tarfile.GNUTYPE_SPARSE,
+    ],
+)
+def test_extended_header_of_any_size_is_not_read_into_memory(tmp_path: Path, kind: bytes) -> None:
+    """The header says 8 GB; were it read, the message would be about the end of the file."""
+    (tmp_path / "a.tgz").write_bytes(gzip.compress(header(kind, 8 << 30) + bytes(1 << 20)))
+    with pytest.raises(extract.Damaged, match=r"a\.tgz: damaged or truncated \(.*(8,589,934,592 bytes|holes)"):
+        out_of(tmp_path / "a.tgz", ["a"], tmp_path / "out")
+
+
+def test_file_with_holes_is_refused(tmp_path: Path) -> None:
+    """Its map of holes can be as long as the archive, and the file as large as it likes."""
+    member = tarfile.TarInfo("a")
+    member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 50)}
+    data = b"1\n0\n1\n".ljust(512, b"\0") + b"x".ljust(512, b"\0")
+    member.size = len(data)
+    with tarfile.open(tmp_path / "a.tgz", "w:gz", format=tarfile.PAX_FORMAT) as file:
+        file.addfile(member, io.BytesIO(data))
+    with pytest.raises(extract.Damaged, match="a file with holes"):
+        out_of(tmp_path / "a.tgz", ["a"], tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        bytes(2048) + bytes(40 << 20),  # after the end of the archive
+        header(tarfile.REGTYPE, 40 << 20, "other") + bytes(40 << 20),  # in a member that nobody wants
+        header(tarfile.DIRTYPE, name="folder") * 6000,  # each is small, but all take time and inodes
+    ],
+    ids=["after the end", "unwanted member", "folders"],
+)
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz"])
+def test_everything_that_is_unpacked_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, name: str
+) -> None:
+    monkeypatch.setattr(extract, "UNPACKED_BYTES", 16 << 20)
+    packed = gzip.compress(content) if name == "a.tgz" else lzma.compress(content)
+    (tmp_path / name).write_bytes(packed)
+    for take in (lambda: out_of(tmp_path / name, ["a"], tmp_path / "out"), lambda: unpacked(tmp_path / name)):
+        with pytest.raises(ValueError, match=r"a\.t\S+: unpacks to more than 17 MB"):
+            take()
+
+
+def unpacked(archive: Path) -> list[str]:
+    folder = archive.parent / "unpacked"
+    folder.mkdir(exist_ok=True)
+    extract.unpack(archive, folder)
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_tagged_lines_that_are_dropped_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extract, "UNPACKED_BYTES", 1 << 20)
+    path = tmp_path / "train.tags.x.gz"
+    path.write_bytes(gzip.compress(b"<url>x</url>\n" * 1_000_000))
+    with pytest.raises(ValueError, match="unpacks to more than"):
+        extract.convert(path, path.name, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
+def test_depth_of_folders_is_limited(tmp_path: Path, name: str) -> None:
+    mirror.archive(tmp_path / name, {"a/" * extract.DEPTH + "x": "1\n"})
+    assert unpacked(tmp_path / name) == ["a/" * extract.DEPTH + "x"]
+    mirror.archive(tmp_path / name, {"a/" * (extract.DEPTH + 1) + "y": "1\n"})
+    with pytest.raises(ValueError, match=rf"is {extract.DEPTH + 1} folders deep; at most {extract.DEPTH} are allowed"):
+        unpacked(tmp_path / name)
+
+
+def test_folders_that_names_imply_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = {f"{number}/" + "a/" * 20 + "x": "1\n" for number in range(20)}
+    mirror.archive(tmp_path / "a.tgz", members)
+    assert len(unpacked(tmp_path / "a.tgz")) == 20
+    shutil.rmtree(tmp_path / "unpacked")
+    monkeypatch.setattr(extract, "UNPACKED_FACTOR", 0)
+    monkeypatch.setattr(extract, "UNPACKED_BYTES", 100 * extract.FILE_BYTES)  # enough for the files, not the folders
+    with pytest.raises(ValueError, match="unpacks to more than"):
+        unpacked(tmp_path / "a.tgz")
+
+
+@pytest.mark.parametrize("second", ["a/x", "a/x/y", "a"])
+def test_members_that_are_in_the_way_of_each_other_are_refused(tmp_path: Path, second: str) -> None:
+    first = tarfile.TarInfo("a/x")
+    tar(tmp_path / "a.tgz", [first, tarfile.TarInfo(second)])
+    with pytest.raises(ValueError, match=rf"member {second} (appears twice|is inside another member, which is a file)"):
+        unpacked(tmp_path / "a.tgz")

@@ -121,7 +121,7 @@ def test_cleaning_keeps_usable_pairs_in_order(count: int, tmp_path: Path, fault:
 @pytest.mark.once
 @cases(2_000)
 def test_unusable_line_is_named(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
-    """Without cleaning, and in valid or test text, the error names the file and the first such line."""
+    """Without cleaning, and in validation or test text, the error names the file and the first such line."""
     choose = random.Random(4)
     good = [line.encode() for line in hostile_lines.valid(5, 200, without=("long", "a mark at the beginning"))]
     for wrong in hostile_lines.bad(6, count):

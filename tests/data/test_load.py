@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reas
 
 
 def write_pairs(folder: Path, count: int) -> dict[str, Path]:
-    """Write `count` different short training pairs, and small valid and test texts; return their prefixes."""
+    """Write `count` different short training pairs, and small validation and test texts; return their prefixes."""
     folder.mkdir()
     choose = random.Random(3)
     known = [sentence_pair(choose) for _ in range(2000)]
@@ -183,7 +183,7 @@ WEEK = """
 
 @pytest.fixture
 def week(corpus: Path, tmp_path: Path) -> list[str]:
-    """The command of a training that writes 200 checkpoints to the folder `run`."""
+    """The command of a training run that writes 200 checkpoints to the folder `run`."""
     recipe = tmp_path / "week.txt"
     sizes = [f"--{stack}-{what} {size}" for stack in ("encoder", "decoder") for what, size in SMALLEST.items()]
     ends = f"--max-update {2 * CHECKPOINTS} --keep-interval-updates {KEPT}"

@@ -283,7 +283,7 @@ def test_output_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.Capture
 # ---- the baselines ----
 
 
-def test_baselines_of_the_default_corpus(folder: Path) -> None:
+def test_default_corpus_is_not_solved_by_copying(folder: Path) -> None:
     result = baselines(folder, "en", "vi")
     assert result.copy < 10
     assert 20 < result.nearest_neighbour < 60
@@ -309,7 +309,7 @@ def parallel(folder: Path, **sides: str) -> Path:
     return folder
 
 
-def test_baselines_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_baselines_command_writes_both_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parallel(tmp_path)
     out = tmp_path / "baselines.json"
     arguments = ["--raw", str(tmp_path), "--source", "en", "--target", "vi", "--json", str(out)]

@@ -82,7 +82,7 @@ def test_result_does_not_depend_on_source_path_or_workers(
 
 
 def test_parts_are_not_joined_within_a_line(tmp_path: Path) -> None:
-    """EN-FR's valid set has two parts, and the last line of the first may lack its line end."""
+    """EN-FR's validation set has two parts, and the last line of the first may lack its line end."""
     host = mirror.wmt14(tmp_path / "host", "fr")
     members: dict[str, str | bytes] = {}
     for year in (2012, 2013):
@@ -136,7 +136,7 @@ def test_second_host_replaces_missing_archives(
         (other / f"{name}.tgz").unlink()
     assert main("wmt14-en-de", tmp_path / "data", "--mirror", other.as_uri()) == 0
     output = capsys.readouterr().out
-    assert output.index("europarl-v7.tgz: ") < output.index("europarl-v7.zip: from")
+    assert output.index("europarl-v7.tgz: ") < output.index("europarl-v7.zip: downloading from")
     found, expected = content(tmp_path / "data"), content(en_de)
     assert found.pop("corpus.json") != expected.pop("corpus.json") and found == expected
 

@@ -158,7 +158,7 @@ def test_another_corpus_in_the_folder_is_refused(
     for name, flags, said in cases:
         assert main(name, data, *flags) == 2
         error = capsys.readouterr().err
-        assert "contains another corpus" in error and said in error
+        assert "contains a different corpus" in error and said in error
     (data / "corpus.json").write_text("[]")
     assert main("wmt14-en-de", data, "--raw", hosts["de"]) == 2
     assert "no corpus.json that this version can read" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The origin of texts: checksums, other text under an official name, line counts, fingerprints."""
+"""The origin of texts: checksums, different text under an official name, line counts, fingerprints."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_checksum_reads_a_file_once(released: Released, tmp_path: Path, monkeypa
     assert sorted(read) == sorted(file.name for file in host.iterdir())
     assert main("data", "--raw", host) == 0 and len(read) == 5  # nothing to do, so nothing is read
     other_text(host, "training-parallel-commoncrawl.tgz")
-    assert main("data", "--raw", host, "--allow-other-data") == 2  # contains another corpus
+    assert main("data", "--raw", host, "--allow-other-data") == 2  # contains a different corpus
     assert read[5:] == ["training-parallel-commoncrawl.tgz"]
     assert main("data", "--raw", host, "--allow-other-data", "--verify") == 2 and len(read) == 11
 

@@ -118,7 +118,7 @@ def test_only_changed_parts_are_evaluated_again(copy: Run, decoder: Decoder, cap
     copy.last.write_bytes(content)  # a new file, as after further training
     assert main(arguments(copy)) == 0
     assert [words[words.index("--path") + 1] for words in decoder.commands[2:]] == [str(copy.last)]
-    assert main([*arguments(copy), "--last", "1"]) == 0  # another average
+    assert main([*arguments(copy), "--last", "1"]) == 0  # a different average
     assert [words[words.index("--path") + 1] for words in decoder.commands[3:]] == [str(copy.averaged)]
     assert len(load_checkpoint(copy.averaged)["averaged_from"]) == 1
     (copy.decode / "test.last.hyp").unlink()
@@ -240,4 +240,4 @@ def test_average_uses_the_requested_checkpoints(here: Run, capsys: Capture) -> N
 def test_evaluation_is_refused_during_training(here: Run, capsys: Capture) -> None:
     with here.lock():
         assert main([str(here.path), "--last", "2", "--cpu"]) == 2
-    assert "in use by another training or evaluation" in capsys.readouterr().err
+    assert "in use by another training or evaluation process" in capsys.readouterr().err

@@ -183,10 +183,10 @@ def test_folder_without_some_test_sets_is_a_different_corpus(
     assert run_prepare(without_two, out, "--allow-other-data") == 0
     assert "prepared without: test1 (test_2017_flickr), test3 (test_2018_flickr)" in capsys.readouterr().out
     assert run_prepare(raw, out, "--allow-other-data") == 2
-    assert f"{out}: contains another corpus (skipped is test1, test3, not None)" in capsys.readouterr().err
+    assert f"{out}: contains a different corpus (skipped is test1, test3, not None)" in capsys.readouterr().err
     assert run_prepare(raw, tmp_path / "whole", "--allow-other-data") == 0
     assert run_prepare(without_two, tmp_path / "whole", "--allow-other-data") == 2
-    assert "contains another corpus (skipped is None, not test1, test3)" in capsys.readouterr().err
+    assert "contains a different corpus (skipped is None, not test1, test3)" in capsys.readouterr().err
     assert content(out) == before
 
 

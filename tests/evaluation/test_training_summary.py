@@ -43,7 +43,7 @@ def logged(tmp_path: Path) -> Callable[[list[str]], Any]:
     return summarise
 
 
-def test_training_summary(logged: Callable[[list[str]], Any]) -> None:
+def test_training_summary_counts_updates_tokens_and_seconds(logged: Callable[[list[str]], Any]) -> None:
     summary = logged(FIRST)
     assert (summary.num_updates, summary.epochs, summary.best_valid_loss) == (15, 2, 4.5)
     assert summary.target_tokens == 10 * 100 + 5 * 120
@@ -52,14 +52,14 @@ def test_training_summary(logged: Callable[[list[str]], Any]) -> None:
     assert summary.tokens_per_second == pytest.approx(1600 / 17.5, abs=0.05)
 
 
-def test_training_summary_of_a_resumed_run(logged: Callable[[list[str]], Any]) -> None:
+def test_training_summary_counts_a_resumed_epoch_once(logged: Callable[[list[str]], Any]) -> None:
     summary = logged(FIRST + RESUMED)
     assert (summary.num_updates, summary.epochs, summary.best_valid_loss) == (20, 2, 4.5)
     assert summary.target_tokens == 10 * 100 + 10 * 110
     assert summary.train_seconds == 12.5 + 10
 
 
-def test_training_summary_of_a_restarted_training(logged: Callable[[list[str]], Any]) -> None:
+def test_training_summary_counts_a_restarted_run_once(logged: Callable[[list[str]], Any]) -> None:
     again = logged(FIRST + FIRST[:4])
     assert (again.num_updates, again.epochs, again.best_valid_loss, again.target_tokens) == (10, 1, 5.5, 1000)
 
@@ -75,7 +75,7 @@ def test_training_summary_is_none_without_records(logged: Callable[[list[str]], 
     assert nan.best_valid_loss is None
 
 
-def test_training_summary_of_a_real_run(here: Run) -> None:
+def test_training_summary_matches_a_real_run(here: Run) -> None:
     summary = here.training_summary()
     assert summary.num_updates == 12
     # 60 sentences per epoch, with two subwords per word and an EOS

@@ -35,7 +35,7 @@ def test_bf16_trains_on_a_cpu(train: Command, tmp_path: Path) -> None:
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
     for name, tensor in state["model"].items():  # fairseq stores fp32, but all values are bf16 values
         if name.endswith("._float_tensor"):
-            continue  # a marker in stock's position embedding: uninitialised memory, sometimes NaN
+            continue  # a marker in fairseq's position embedding: uninitialised memory, sometimes NaN
         assert torch.equal(tensor, tensor.bfloat16().float()), name
     assert not state["cfg"]["common"]["tpu"]
 

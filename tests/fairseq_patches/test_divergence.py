@@ -1,4 +1,4 @@
-"""A training that diverges fails with a one-line error that suggests a remedy."""
+"""If training diverges, it fails with a one-line error that suggests a remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Command = Callable[..., Any]
 NORM_FREE = {"xskip": "--residual xskip_ln"} | dict.fromkeys(
     ["highway", "shortcut_gate", "linear_shortcut", "dropout_shortcut"], "--residual-norm layer"
 )
-DIVERGED = "fairseq_resid: error: the training diverged at update"
+DIVERGED = "fairseq_resid: error: training diverged at update"
 
 
 def diverge(train: Command, folder: Path, *flags: object) -> str:

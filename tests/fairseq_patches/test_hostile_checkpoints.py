@@ -166,7 +166,7 @@ COMMANDS: dict[str, Callable[[Victim], Outcome]] = {
 # Commands for image models, which have no decoding.
 OF_IMAGES = ("evaluate", "analyze", "average")
 TOO_LARGE = [name for name in hostile.MISFITS if name.startswith("misfit: config with")]
-# Averaging cannot detect misfits if all files have the same. A training takes its model from the command line.
+# Averaging cannot detect misfits if all files have the same. A training run takes its model from the command line.
 PASSES = {("average", name) for name in hostile.MISFITS} | {("resume", name) for name in TOO_LARGE}
 NUMBERED = {"checkpoint1.pt", "checkpoint2.pt"}
 # Evaluation averages checkpoints before it builds a model.

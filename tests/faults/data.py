@@ -55,7 +55,7 @@ FAULTS = [
         "data/test_prepare_stopped.py",
     ),
     Fault(
-        "shards: shards of another text are used",
+        "shards: shards of a different text are used",
         "fairseq_resid/data/text/shards.py",
         "        key.update((source.sha256 + target.sha256).encode())\n",
         "",

@@ -43,8 +43,8 @@ FAULTS = [
     Fault(
         "averaging: checkpoint_best.pt counts as a numbered checkpoint",
         "fairseq_resid/runs/run.py",
-        'r"checkpoint(\\d+)\\.pt"',
-        'r"checkpoint(\\d+|_best)\\.pt"',
+        'r"checkpoint([0-9]+)\\.pt"',
+        'r"checkpoint([0-9]+|_best)\\.pt"',
         "evaluation/test_averaging.py",
     ),
 ]

@@ -42,7 +42,7 @@ WRITING = {"w", "wb", "a", "ab", "x", "xb"}  # the modes in which `open` cannot 
 
 STREAM = "what files.open_any_size or files.read_bytes returned"
 NO_FILE = "a method of our own that opens no file by itself"
-CHECKPOINT = "a checkpoint, with checks of its own"
+CHECKPOINT = "a checkpoint, with its own checks"
 OWN_TEXT = "a text of any size that this preparation has just written"
 ALLOWED = {
     "cli/frame.py:open_streams": "the null device",
@@ -87,7 +87,7 @@ def calls(tree: ast.AST, where: str = "") -> Iterator[tuple[str, ast.Call]]:
 
 
 def opens(call: ast.Call) -> str:
-    """Return what a call that may read a file is called; "" for another call."""
+    """Return the name of a call that may read a file; "" for any other call."""
     function = call.func
     if isinstance(function, ast.Name):
         name, of = function.id, ""
@@ -124,7 +124,7 @@ def test_only_listed_functions_open_files_themselves() -> None:
     assert not strange, (
         "open files by fairseq_resid.files, or list the function in ALLOWED with a reason:\n" + "\n".join(strange)
     )
-    assert used == ALLOWED.keys(), "these open nothing any more: remove them from ALLOWED"
+    assert used == ALLOWED.keys(), "these no longer open files: remove them from ALLOWED"
 
 
 @pytest.mark.parametrize(
@@ -142,5 +142,5 @@ def test_reading_calls_are_recognised(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["path.open('wb')", "open(p, mode='w')", "files.read_bytes(p)", "read_lines(p)"])
-def test_writing_and_checked_calls_are_not(source: str) -> None:
+def test_writing_and_checked_calls_are_not_reading_calls(source: str) -> None:
     assert not found(source)

@@ -36,7 +36,7 @@ def quick(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unaltered_files_are_read_without_error() -> None:
-    """Else the cases below would test the same refusal again and again."""
+    """Otherwise the cases below would test the same refusal over and over."""
     refuse = ("attention b", "evaluate b", "analyze b", "translate b")  # there are no checkpoints
     words = {words for file in FILES.values() for words in file.commands if not words.startswith(refuse)}
     with strange_folders.without_drawing():

@@ -41,7 +41,7 @@ def recipe(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def runs(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two trained and evaluated runs; sas uses another number of workers."""
+    """Two trained and evaluated runs; sas uses a different number of workers."""
     from fairseq_resid.__main__ import main
     from support.image_models import train
 

@@ -57,7 +57,7 @@ def test_gradient_norms_equal_those_of_single_images() -> None:
 def test_analyze_reports_image_models(runs: list[Path], capsys: Capture) -> None:
     assert main(["analyze", *map(str, runs), "--sentences", "20", "--cpu"]) == 0
     said = capsys.readouterr().out
-    assert "nats an image on 20 images of valid" in said
+    assert "nats per image on 20 images of valid" in said
     found = json.loads((runs[1] / "analysis" / "analysis.json").read_text())
     assert list(found["sites"]) == ["stage1.0.conv", "stage2.0.conv", "stage3.0.conv"]
     site = found["sites"]["stage2.0.conv"]

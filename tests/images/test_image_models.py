@@ -249,7 +249,7 @@ def test_fully_connected_network_equals_its_formula(arch: str) -> None:
 
 
 @pytest.mark.parametrize("name", allowed_structures())
-def test_fully_connected_network_takes_every_structure(name: str) -> None:
+def test_fully_connected_network_accepts_every_structure(name: str) -> None:
     flags = {"admin_start": "closed"} if name == "admin" else {}
     for norm in ("layer", "batch"):
         model = build("rir_fc", residual=name, norm=norm, hidden_width=8, **flags)

@@ -1,4 +1,4 @@
-"""Architectures, options, start values and places of the translation models."""
+"""Architectures, options, initial values and places of the translation models."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SUFFIXES = {
     "_wmt_en_fr_big": (1024, 4096, 16, 6, 0.1),
     "_tiny": (64, 128, 4, 2, 0.1),
 }
-# With 54 entries in each dictionary, nothing shared; and what the structures add.
+# Parameters by width, with 54 entries in each dictionary and nothing shared: of stock models, and added by families.
 STOCK = {64: 177_792, 512: 44_221_440, 1024: 176_523_264}
 ADDED = {
     "transformer_resid": {64: 0, 512: 0, 1024: 0},
@@ -67,7 +67,7 @@ def test_names_of_architectures_are_registered():
 
 
 @pytest.mark.parametrize("width", STOCK)
-def test_parameters_of_stock(width):
+def test_stock_models_have_known_parameter_counts(width):
     arch = {64: "transformer", 512: "transformer", 1024: "transformer_vaswani_wmt_en_de_big"}[width]
     with torch.device("meta"):
         model = TransformerModel.build_model(settings(arch, **(TINY if width == 64 else {})), TASK)
@@ -76,7 +76,7 @@ def test_parameters_of_stock(width):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("family", ADDED)
-def test_architecture(family, suffix):
+def test_architectures_have_their_published_sizes(family, suffix):
     arch = family + suffix
     c, ffn, heads, layers, dropout = SUFFIXES[suffix]
     args = settings(arch)
@@ -155,7 +155,7 @@ def test_normalize_before_of_one_stack_is_refused(stack):
 
 
 @pytest.mark.parametrize("given", [PRE, {"residual": "pre_ln"}, {**PRE, "residual": "pre_ln"}], ids=str)
-def test_ways_to_say_pre_ln(given):
+def test_all_spellings_of_pre_ln_agree(given):
     args = settings("transformer_resid_tiny", **given)
     ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)
     assert (args.residual, args.encoder_normalize_before, args.decoder_normalize_before) == ("pre_ln", True, True)
@@ -220,7 +220,7 @@ def test_wrong_options_stop_before_the_data_is_loaded(arch, given, text):
         settings(arch, **given)
 
 
-def test_command_line():
+def test_flags_survive_parser_and_config():
     """Flags survive fairseq's parser and its conversion to a config, from which generation builds the model."""
     parser = fairseq_options.get_training_parser()
     line = "data --task translation --arch transformer_resid_tiny --residual rskip_ln --skip-lambda 3 --dropout 0.2"
@@ -233,7 +233,7 @@ def test_command_line():
     assert model.cfg.encoder.embed_dim == 64
 
 
-def test_residual_backend_on_the_command_line(capsys):
+def test_command_line_sets_the_residual_backend(capsys):
     line = ["data", "--task", "translation", "--arch", "transformer_sas_tiny"]
 
     def parsed(*given):
@@ -253,7 +253,7 @@ def test_residual_backend_on_the_command_line(capsys):
     assert "--residual-backend: invalid choice: 'cuda'" in capsys.readouterr().err
 
 
-def test_residual_backend_of_a_checkpoint():
+def test_checkpoint_without_backend_flag_uses_auto():
     """A checkpoint from before the flag is auto; one trained with triton translates without a GPU."""
     args = settings("transformer_rskip_ln_tiny")
     assert not hasattr(args, "residual_backend")
@@ -306,7 +306,7 @@ def test_invalid_options_are_user_errors():
         build("transformer_sas_tiny", other, share_all_embeddings=True)
 
 
-# --- start values, ends of stacks, places ---------------------------------------------------------------------------
+# --- initial values, ends of stacks, places ---------------------------------------------------------------------------
 
 
 def test_feed_forward_starts_as_in_tensor2tensor():
@@ -319,12 +319,12 @@ def test_feed_forward_starts_as_in_tensor2tensor():
         for linear in (layer.fc1, layer.fc2):
             assert 0.97 * bound < linear.weight.abs().max() <= bound and not linear.bias.any()
             assert linear.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
-    with pytest.raises(UserError, match="--ffn-init xavier: the residual deep_norm has its own start values"):
+    with pytest.raises(UserError, match="--ffn-init xavier: the residual deep_norm has its own initial values"):
         build(residual="deep_norm", ffn_init="xavier")
 
 
-def test_start_values_are_those_of_stock_by_default():
-    """The same draws in the same order: a structure without random start values leaves the generator unchanged."""
+def test_initial_values_equal_those_of_stock_by_default():
+    """The same draws in the same order: a structure without random initial values leaves the generator unchanged."""
     torch.manual_seed(0)
     theirs = TransformerModel.build_model(settings("transformer", **TINY), TASK)
     torch.manual_seed(0)
@@ -343,7 +343,7 @@ STARTS = {
 
 
 @pytest.mark.parametrize("residual", STARTS)
-def test_start_values_of_a_seed_are_frozen(residual):
+def test_initial_values_of_a_seed_are_frozen(residual):
     args = settings("transformer_resid_tiny", residual=residual)
     torch.manual_seed(0)
     model = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)
@@ -352,7 +352,7 @@ def test_start_values_of_a_seed_are_frozen(residual):
 
 
 @pytest.mark.parametrize("residual", ["post_ln", "sas", "rskip_ln", "xskip"])
-def test_every_structure_takes_a_final_norm(residual):
+def test_every_structure_accepts_a_final_norm(residual):
     plain, normed = build(residual=residual), build(residual=residual, final_norm="layer")
     ends = {f"{stack}.layer_norm.{name}" for stack in ("encoder", "decoder") for name in ("weight", "bias")}
     assert normed.state_dict().keys() - plain.state_dict().keys() == ends

@@ -1,6 +1,6 @@
 """fairseq used from Python: models built by options.get_args and task.build_model, trained, saved, loaded.
 
-Where stock's model does the same, it is the reference.
+Where fairseq's own model does the same, it is the reference.
 """
 
 from __future__ import annotations

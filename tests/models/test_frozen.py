@@ -25,7 +25,9 @@ def files() -> tuple[dict[str, Any], dict[str, Any]]:
 def test_every_frozen_variant_is_tested(files: tuple[dict[str, Any], dict[str, Any]]) -> None:
     names, counts = files
     variants = {label for name in structures.ALL for label in structures.spec(name).variants}
-    assert names.keys() - {frozen.COMMON} <= variants and counts.keys() <= variants, "a structure or variant is gone"
+    assert names.keys() - {frozen.COMMON} <= variants and counts.keys() <= variants, (
+        "a structure or variant was removed"
+    )
 
 
 @each_variant

@@ -74,7 +74,7 @@ def check_lopsided(name: str, encoder: int, decoder: int, folder: Path) -> None:
 
 @pytest.mark.parametrize(("encoder", "decoder"), [(5, 1), (1, 0)])
 @structures.each
-def test_a_lopsided_model(name: str, encoder: int, decoder: int, tmp_path: Path) -> None:
+def test_lopsided_model_starts_finite_and_reloads(name: str, encoder: int, decoder: int, tmp_path: Path) -> None:
     check_lopsided(name, encoder, decoder, tmp_path)
 
 

@@ -101,7 +101,7 @@ def test_every_parameter_learns(name, options):
     LabelSmoothedCrossEntropyCriterion(TASK, False, 0.1)(model, sample())[0].backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
-        if not name.endswith("k_proj.bias"):  # softmax does not see what all keys share
+        if not name.endswith("k_proj.bias"):  # softmax ignores what all keys have in common
             assert parameter.grad.abs().sum() > 0, name
 
 
@@ -155,7 +155,7 @@ def test_stock_decodes_left_padded_batches():
 
 @pytest.mark.slow
 @each_variant
-def test_torchscript(name, options):
+def test_scripted_module_equals_eager(name, options):
     model = build(residual=name, **options, encoder_layers=1, decoder_layers=2)
     scripted = torch.jit.script(model)
     close(logits(scripted), logits(model))
@@ -185,7 +185,7 @@ def test_structure_that_needs_every_layer_refuses_layer_drop(name, options, flag
 
 
 @droppable
-def test_layerdrop(name, options):
+def test_layerdrop_skips_layers_only_in_training(name, options):
     given = {"residual": name, **options}
     drop = {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5}
     plain, dropping = build(**given, dropout=0.0), build(**given, dropout=0.0, **drop)
@@ -214,7 +214,7 @@ def pruned(state, build_one, arch, **given):
 
 
 @droppable
-def test_layers_to_keep(name, options):
+def test_layers_to_keep_prunes_both_stacks(name, options):
     given = {"residual": name, **options}
     full = build(**given, **DEEP)
     model = pruned(copied(full), lambda **more: build(**given, **more), "transformer_resid_tiny")
@@ -229,7 +229,7 @@ def test_layers_to_keep(name, options):
 
 
 @as_stock
-def test_layers_to_keep_of_a_stock_checkpoint(theirs, ours):
+def test_pruned_stock_checkpoint_equals_stock(theirs, ours):
     full = stock(**theirs, **DEEP)
     expected = pruned(copied(full), stock, "transformer", **theirs)
     model = pruned(copied(full), build, "transformer_resid_tiny", **ours)
@@ -237,7 +237,7 @@ def test_layers_to_keep_of_a_stock_checkpoint(theirs, ours):
 
 
 @each_variant
-def test_checkpoint_activations(name, options):
+def test_activation_checkpointing_keeps_loss_and_gradients(name, options):
     plain, checkpointing = (
         build(residual=name, **options, checkpoint_activations=on, **DROPPING).train() for on in (False, True)
     )
@@ -251,7 +251,7 @@ def test_checkpoint_activations(name, options):
 
 
 @both
-def test_adaptive_softmax(arch):
+def test_adaptive_softmax_gives_probabilities_and_gradients(arch):
     model = build(arch, adaptive_softmax_cutoff="20,40")
     assert model.decoder.adaptive_softmax is not None
     probabilities = model.get_normalized_probs(model(*batch()[:3]), False)
@@ -261,7 +261,7 @@ def test_adaptive_softmax(arch):
 
 
 @both
-def test_shared_embeddings(arch):
+def test_shared_embeddings_are_the_same_parameter(arch):
     apart = build(arch)
     decoder = build(arch, share_decoder_input_output_embed=True)
     everything = build(arch, share_all_embeddings=True)
@@ -277,7 +277,7 @@ def hooked(model):
 
 
 @both
-def test_quant_noise_pq(arch):
+def test_product_quantisation_noise_spares_the_sites(arch):
     torch.manual_seed(0)
     model = build(arch, quant_noise_pq=0.5, quant_noise_pq_block_size=8)
     ends = ("fc1", "fc2", "k_proj", "v_proj", "q_proj", "out_proj")
@@ -288,7 +288,7 @@ def test_quant_noise_pq(arch):
     before = copied(model)
     logits(model.train())
     changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
-    # fairseq's attention takes the weights without calling its projections, whose noise so stays out.
+    # fairseq's attention reads the weights without calling its projections, so their noise is never applied.
     assert {f"{name}.weight" for name in linears if name.endswith(("fc1", "fc2"))} <= changed
     assert changed <= {f"{name}.weight" for name in hooked(model)}
 
@@ -298,8 +298,8 @@ def test_quant_noise_pq(arch):
     [{"residual": name} for name in ("sas", "rskip_ln", "highway")] + [{"residual": "sas", "sas_gate": "single"}],
     ids=str,
 )
-def test_quant_noise_scalar(given, monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)  # fairseq's scalar noise knows only GPUs
+def test_scalar_quantisation_noise_covers_all_linears(given, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)  # fairseq's scalar noise supports only GPUs
     model = build(**given)
     before = {name: type(module) for name, module in model.named_modules()}
     quantize_model_scalar(model, argparse.Namespace(quant_noise_scalar=0.5))
@@ -316,7 +316,7 @@ def test_quant_noise_scalar(given, monkeypatch):
 
 @pytest.mark.parametrize("no_cross_attention", [False, True])
 @both
-def test_cross_self_attention(arch, no_cross_attention):
+def test_cross_self_attention_equals_incremental_decoding(arch, no_cross_attention):
     model = build(arch, cross_self_attention=True, no_cross_attention=no_cross_attention)
     for layer in model.decoder.layers:
         assert (layer.encoder_attn is None) == (layer.encoder_attn_residual is None) == no_cross_attention
@@ -339,7 +339,7 @@ def test_alignment_equals_stock(layer, heads):
 
 
 @both
-def test_print_alignment(arch):
+def test_alignment_attention_ignores_padding(arch):
     model, rows = build(arch), sentences(3, (3, 6))
     model.make_generation_fast_(need_attn=True)
     for row, found in zip(rows, translate(model, rows), strict=True):
@@ -350,7 +350,7 @@ def test_print_alignment(arch):
 
 
 @both
-def test_layernorm_embedding(arch):
+def test_layernorm_embedding_adds_one_norm(arch):
     model = build(arch, layernorm_embedding=True)
     assert isinstance(model.encoder.layernorm_embedding, nn.LayerNorm)
     assert parameters(model) == parameters(build(arch)) + 2 * 128
@@ -363,7 +363,7 @@ def test_stock_pretrained_models_are_not_listed():
 
 
 @both
-def test_make_generation_fast(arch):
+def test_make_generation_fast_keeps_logits_and_forbids_training(arch):
     model = build(arch, dropout=0.3)
     expected = logits(model)
     model.make_generation_fast_(need_attn=False)
@@ -373,7 +373,7 @@ def test_make_generation_fast(arch):
 
 
 @both
-def test_retain_dropout_modules(arch):
+def test_retain_dropout_modules_retains_dropout_of_named_layers(arch):
     """--retain-dropout-modules names layer classes; the dropouts of a layer's sites have the layer's name."""
     model = build(arch, dropout=0.3)
     kept = {"retain_dropout": True, "retain_dropout_modules": ["ResidualEncoderLayer"]}
@@ -387,7 +387,7 @@ def test_retain_dropout_modules(arch):
 
 
 @each_variant
-def test_half(name, options):
+def test_half_precision_logits_stay_close(name, options):
     model = build(residual=name, **options)
     expected = logits(model)
     with torch.no_grad():

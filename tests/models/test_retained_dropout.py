@@ -1,4 +1,4 @@
-"""Dropout in inference, as in stock: none, all, or in the modules that --retain-dropout-modules names."""
+"""Dropout in inference, as in fairseq: none, all, or in the modules that --retain-dropout-modules names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Command = Callable[..., Any]
 
 
 def kept(model: torch.nn.Module) -> set[str]:
-    """Return the names of the dropouts that are active in inference; those of our sites under stock's name."""
+    """Return the names of the dropouts that are active in inference; those of our sites under fairseq's name."""
     names = (name for name, module in model.named_modules() if isinstance(module, FairseqDropout) and drops(module))
     return {re.sub(r"(self_attn|encoder_attn|ffn)_residual\.dropout$", "dropout_module", name) for name in names}
 

@@ -50,7 +50,7 @@ def test_stock_equality_bitwise(theirs, ours, mode):
 
 
 @as_stock
-def test_stock_equality_of_beam_search(theirs, ours):
+def test_beam_search_equals_stock(theirs, ours):
     model = stock(**theirs)
     rows = sentences(3, (2, 4, 6, 6))
     for expected, found in zip(translate(model, rows), translate(adopted(model, ours), rows), strict=True):
@@ -76,13 +76,13 @@ def test_stock_equality_of_beam_search(theirs, ours):
     ],
     ids=str,
 )
-def test_stock_equality_under_other_options(given):
+def test_models_with_other_options_equal_stock(given):
     model = stock(**given)
     assert torch.equal(logits(adopted(model, given)), logits(model))
 
 
 @pytest.mark.parametrize("final_norm", [True, False])
-def test_no_decoder_final_norm(final_norm):
+def test_no_decoder_final_norm_equals_stock(final_norm):
     given = {"no_decoder_final_norm": not final_norm}
     model = stock(**PRE, **given)
     copy = adopted(model, {"residual": "pre_ln", **given})
@@ -156,7 +156,7 @@ def test_internal_error_while_loading_is_not_hidden(monkeypatch):
         model.load_state_dict(copied(model))
 
 
-# --- one layer beside stock's --------------------------------------------------------------------------------------
+# --- one layer and fairseq's ---------------------------------------------------------------------------------------
 
 GENERATOR = torch.Generator().manual_seed(9)
 X, ENCODED = torch.randn(4, 3, 64, generator=GENERATOR), torch.randn(5, 3, 64, generator=GENERATOR)

@@ -114,7 +114,7 @@ def test_shortcut_and_branch_must_have_same_shape() -> None:
         ((12, 0), torch.float32, ""),
     ],
 )
-def test_capabilities(
+def test_compute_capability_decides_kernel_support(
     capability: tuple[int, int], dtype: torch.dtype, reason: str, no_interpreter: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)

@@ -28,7 +28,7 @@ from support.kernels import (
 
 pytestmark = pytest.mark.once  # torch and triton alone
 
-# Calls are slow under the interpreter, and cheap beside the compilation of each kind on a GPU.
+# Calls are slow under the interpreter, and cheap compared with the compilation of each kind on a GPU.
 few = settings(
     max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )

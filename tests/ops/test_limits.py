@@ -90,7 +90,8 @@ def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype, backend
     half = torch.finfo(dtype).max / 2
     fits = {key: right.abs() <= half for key, right in exact.items()}
     in_range = all(bool(fits[key].all()) for key in ("dx", "dF"))
-    # A gate's logit, a sum of huge numbers of both signs, may come out as anything; so may a row of equal numbers.
+    # The logit of a gate sums huge numbers of both signs, so rounding may give any value; the same holds for a row of
+    # equal numbers.
     is_compared = not spec(name).has_gate
     spread = x.isclose(x[:, :1]).all(-1).logical_not()
     tolerance = 24 * torch.finfo(dtype).eps
@@ -113,7 +114,7 @@ def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype, backend
     ],
 )
 @pytest.mark.structures
-def test_numbers_up_to_the_limit(backend: str, dtype: str, fault: Fault) -> None:
+def test_numbers_up_to_the_limit_stay_finite(backend: str, dtype: str, fault: Fault) -> None:
     chosen = [case for case in NORMED if backend == "eager" or has_kernel(*case)]
     tried = [check_limits(name, options, FLOATS[dtype], backend) for name, options in chosen]
     most = "65000" if dtype == "fp16" else "1e17"
@@ -148,7 +149,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     """For every training step: the loss scale before and after, whether it counts, and whether weights changed."""
     from fairseq.trainer import Trainer
 
-    import fairseq_resid.models  # noqa: F401  (the bridges, before what is put around them)
+    import fairseq_resid.models  # noqa: F401  (the patches must be applied before those below)
 
     seen: Steps = []
     original = Trainer.train_step
@@ -207,7 +208,7 @@ def test_minimum_loss_scale_raises_the_divergence_error(
     flags = [*optimizer.split(), "--fp16-init-scale", 2**20, "--min-loss-scale", 2**16]
     done = train(tmp_path, *flags, check=False)
     assert done.code == 1 and "Traceback" not in done.output
-    assert done.error.startswith("fairseq_resid: error: the training diverged at update 1 (learning rate")
+    assert done.error.startswith("fairseq_resid: error: training diverged at update 1 (learning rate")
     assert done.output.count("gradient overflow detected") == 3
     assert [file.name for file in tmp_path.iterdir()] == ["crash.pt"]
-    fault(f"`{optimizer}`: overflows until --min-loss-scale", 4, "one line: the training diverged at update 1 (...)")
+    fault(f"`{optimizer}`: overflows until --min-loss-scale", 4, "one line: training diverged at update 1 (...)")

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.once
 Fault = Callable[[str, int, str], None]
 
 
-ALL_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]  # the kernels have all but the first
+ALL_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]  # the kernels support all but fp64
 LAYOUTS = ["contiguous", "transposed", "sliced", "strided", "expanded"]
 SAMPLES, ROUNDINGS, SLACK = 2, 4, 8
-# What sums products: its error is of the order of the sum of their magnitudes.
+# Operations that sum products: their error is of the order of the sum of the magnitudes.
 SUMS = {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.sum, torch.ops.aten.mean}
 
 
@@ -239,8 +239,8 @@ def check_case(number: int, is_fused: bool) -> dict[str, float]:
     found = case.results(case.ours, case.dtype)
     exact = case.results(case.reference, torch.float64)
     limits = torch.finfo(case.dtype)
-    # A norm of one or two numbers gives about 0 or ±1, and has hardly a derivative: what is found is error, as steep as
-    # a norm can be, the more as torch on a CPU keeps the statistics of 16-bit numbers in 16 bits.
+    # LN of one or two numbers is about 0 or ±1, with a derivative near 0, so the measured derivative is mostly rounding
+    # error, up to the steepest slope of LN. On a CPU, torch adds to it: it keeps statistics of 16-bit input in 16 bits.
     is_flat = next(iter(case.sources.values())).size(-1) <= 2
     steepest, samples = (connections.place.EPS**-0.5, 8) if is_flat else (1.0, SAMPLES)
     generator = torch.Generator().manual_seed(number)

@@ -84,7 +84,7 @@ def test_backward_can_run_twice():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.(trace|script).*:DeprecationWarning")
-def test_transforms_and_compilers_see_the_plain_rounds():
+def test_transforms_and_compilers_trace_the_plain_rounds():
     logits = torch.randn(5, 4, 4)
     call = lambda given: sinkhorn(given, ROUNDS)  # noqa: E731
     expected = sinkhorn_rounds(logits, ROUNDS)

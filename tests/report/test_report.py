@@ -269,7 +269,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize(("keys", "value", "said"), STRANGE.values(), ids=STRANGE)
-def test_strange_analysis_is_a_note_and_the_rest_goes_on(
+def test_strange_analysis_becomes_a_note(
     keys: tuple[str, ...], value: Any, said: str, runs: list[Path], tmp_path: Path
 ) -> None:
     analysed(runs[0], sas())
@@ -301,7 +301,7 @@ def test_parts_that_fail_are_notes_with_run_and_file(runs: list[Path], tmp_path:
     assert "β rises with depth" in text and "run-sas" in out.read_text()
 
 
-def test_sites_of_one_layer_or_without_a_coefficient_are_findings_all_the_same() -> None:
+def test_findings_include_single_layers_and_missing_coefficients() -> None:
     """The only layer may be a middle one, and a site may lack coefficients."""
     lonely = analysis("l", "sas", [site("encoder", 9, "ffn", alpha=0.9), site("encoder", 9, "conv")])
     found = {each.claim: each.found for each in findings.findings(lonely)}
@@ -326,7 +326,7 @@ def test_files_with_other_strange_values_are_notes(where: str, runs: list[Path],
     assert where == "run.json" or f"{where}: " in text
 
 
-def test_findings_of_sas() -> None:
+def test_findings_report_gates_of_sas() -> None:
     found = {each.claim: each for each in findings.findings(sas())}
     assert "α > 0.9 at " in found["α is above 0.9 nearly everywhere"].found
     assert "encoder lower half 0.10, upper half 0.30" in found["β rises with depth"].found
@@ -335,7 +335,7 @@ def test_findings_of_sas() -> None:
     assert findings.findings(sas(0.4))[0].found.startswith("α > 0.9 at 0 of ")
 
 
-def test_findings_of_other_structures() -> None:
+def test_findings_report_ratio_and_unused_branches() -> None:
     sites = [site("encoder", 0, "ffn", ratio=2.7), site("decoder", 0, "ffn", without=3.001, ratio=2.3)]
     found = {each.claim: each for each in findings.findings(analysis("r", "rskip_ln", sites, skip_lambda=2))}
     ratio = next(each for claim, each in found.items() if "ratio" in claim)
@@ -365,7 +365,7 @@ def test_findings_compare_gradients_with_the_baseline() -> None:
 def test_findings_compare_nll_with_the_baseline() -> None:
     base, better = sas(), replace(sas(), nll=2.5)
     (first,) = [each for each in findings.findings(better, base) if "predicts" in each.claim]
-    assert first.found == "2.500 nats a token on 10 sentences of valid, baseline 3.000"
+    assert first.found == "2.500 nats per token on 10 sentences of valid, baseline 3.000"
     for other in (None, base, replace(better, sentences=9), replace(better, data="elsewhere")):
         assert not any("predicts" in each.claim for each in findings.findings(base, other))
 

@@ -1,4 +1,4 @@
-"""The progress display of a training, and the log records that it reads."""
+"""The progress display of a training run, and the log records that it reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECORD = '2026-01-02 03:04:05 | INFO | train_inner | {{"epoch": {epoch}, "update
 RECORD += '"wps": "9876.5", "num_updates": "{updates}", "train_wall": "1"}}'
 
 
-def test_display_shows_progress_of_a_training(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_display_shows_training_progress(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     clock = Clock(monkeypatch)
     with Display("run", TrainingCommand.parse(["--max-update", "400", "--max-epoch", "0"])) as shown:
         clock.now += 31

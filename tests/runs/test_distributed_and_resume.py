@@ -137,7 +137,7 @@ def wait(commands: list[tuple[list[str], dict[str, str]]], path: str) -> list[st
 
 @pytest.fixture(scope="module")
 def alone(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The run folder and the log of a training with one process and --update-freq 2."""
+    """The run folder and the log of a training run with one process and --update-freq 2."""
     run = tmp_path_factory.mktemp("alone")
     (output,) = wait([(launched(recipe, run), {})], os.environ["PATH"])
     assert "processes × batch-size × update-freq = 1 × 14 × 2 = 28 examples" in output

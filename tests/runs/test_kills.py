@@ -89,7 +89,7 @@ def test_training_killed_at_random_moments_ends_bitwise_equal(
     finish(launched(recipe, run))
     assert_same_state(run / "checkpoint_last.pt", whole)
     fault(
-        "SIGKILL at random moments of a training, four of them while a checkpoint was written", kills,
+        "SIGKILL at random moments of a training run, four of them while a checkpoint was written", kills,
         "every checkpoint is always intact; the final weights are bitwise equal to an uninterrupted run's",
     )  # fmt: skip
 
@@ -104,7 +104,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 def test_command_killed_at_random_moments_can_be_repeated(
     what: str, raw_text: dict[str, Path], corpus: Path, whole: Path, tmp_path: Path, fault: Fault
 ) -> None:
-    """Killed five times at moments spread over its running time, then repeated: the files equal those of a calm run."""
+    """After five kills at moments spread over its running time, a last run writes the files of an undisturbed one."""
     program = [sys.executable, "-m", "fairseq_resid", what]
     texts = [word for split in ("train", "valid", "test") for word in (f"--{split}", str(raw_text[split]))]
 

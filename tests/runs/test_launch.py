@@ -45,7 +45,7 @@ def test_failed_training_resumes_only_with_same_settings(fake_train: Path, capsy
     assert "exit code 3" in capsys.readouterr().err
     assert launch.main([*words, "--lr", "0.25"]) == 2
     error = capsys.readouterr().err
-    assert "run: was started with other settings" in error and "0.25" in error and len(calls(fake_train)) == 1
+    assert "run: was started with different settings" in error and "0.25" in error and len(calls(fake_train)) == 1
     (fake_train / "code").write_text("0")
     assert launch.main(words) == 0
     assert len(calls(fake_train)) == 2 and calls(fake_train)[0] == calls(fake_train)[1]
@@ -116,7 +116,7 @@ def test_launcher_locks_the_run_and_stops_its_child(fake_train: Path, capsys: Ca
     while not Path("run/checkpoint_1_9.pt").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert launch.main(words) == 2
-    assert "run: in use by another training or evaluation" in capsys.readouterr().err
+    assert "run: in use by another training or evaluation process" in capsys.readouterr().err
     process.terminate()
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
     assert calls(fake_train)[-1] == "stopped by a signal"
@@ -177,7 +177,7 @@ def test_resume_with_other_versions_warns_and_records_both(fake_train: Path, cap
     monkeypatch.setattr(machine, "commit", lambda: "c0ffee")
     assert launch.main(words) == 0
     shown = capsys.readouterr().out
-    assert "run: resuming with other commit" in shown and "run: resuming with other versions" in shown
+    assert "run: resuming with a different commit" in shown and "run: resuming with different versions" in shown
     sessions = json.loads(Path("run/run.json").read_text())["sessions"]
     assert [session["commit"] == "c0ffee" for session in sessions] == [False, True]
     assert sessions[1]["versions"] == {"python": machine.python(), "torch": "9"} != sessions[0]["versions"]
@@ -188,7 +188,7 @@ def test_stop_time_does_not_finish_a_run(fake_train: Path, capsys: Capture) -> N
     assert launch.main([*words, "--stop-time-hours", "0.1"]) == 0
     assert not json.loads(Path("run/run.json").read_text())["finished"]
     Path("run/train.log").write_text('{"epoch": 1, "train_loss": "1", "train_num_updates": "20"}\n')
-    assert launch.main([*words, "--stop-time-hours", "2"]) == 0  # another time limit does not change the training
+    assert launch.main([*words, "--stop-time-hours", "2"]) == 0  # a different time limit does not change the model
     assert len(calls(fake_train)) == 2 and json.loads(Path("run/run.json").read_text())["finished"]
     assert launch.main(words) == 0
     assert "already trained" in capsys.readouterr().out and len(calls(fake_train)) == 2

@@ -1,4 +1,4 @@
-"""Processes of one training that die, differ or cannot connect."""
+"""Processes of one training run that die, differ or cannot connect."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def test_differing_processes_are_named(meeting: Any, fault: Fault) -> None:
 
 def test_missing_process_is_reported(meeting: Any, fault: Fault) -> None:
     ends = meeting({"--seed": "1"}, None)
-    assert "rank 0 of 2: the processes of this training could not connect at tcp://127.0.0.1:" in str(ends[0])
+    assert "rank 0 of 2: the processes of this training run could not connect at tcp://127.0.0.1:" in str(ends[0])
     assert "within 3 s: " in str(ends[0]) and "1/2" in str(ends[0])
     ends = meeting(None, {"--seed": "1"})
-    assert "rank 1 of 2: the processes of this training could not connect" in str(ends[1])
+    assert "rank 1 of 2: the processes of this training run could not connect" in str(ends[1])
     fault("a rank that never connects", 2, "the others end with an error after 5 minutes (3 s in the test)")
 
 
@@ -127,4 +127,4 @@ def test_processes_with_different_seeds_refuse_to_train(recipe: Path, tmp_path: 
     assert [process.returncode for process in both] == [1, 1]
     assert all("rank 1: settings or data differ from rank 0: --seed is 6, but 5 on rank 0" in text for text in outputs)
     assert not list((tmp_path / "run").glob("*.pt"))
-    fault("two trainings of one run with two seeds", 1, "both end before the first update and name the seeds")
+    fault("two launches of one run with two seeds", 1, "both end before the first update and name the seeds")

@@ -1,4 +1,4 @@
-"""The plan of a training: effective batch on any number of devices, precision, rank of the process."""
+"""The plan of a training run: effective batch on any number of devices, precision, rank of the process."""
 
 from __future__ import annotations
 

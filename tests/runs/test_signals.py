@@ -1,4 +1,4 @@
-"""Signals to trainings: a checkpoint is saved, and a resumed run ends like an uninterrupted one."""
+"""Signals during training: a checkpoint is saved, and a resumed run ends like an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def test_signal_saves_checkpoint_and_stops(
     assert 17 <= stopped < UPDATES and not list(run.glob("*.tmp"))
     finish(launched(recipe, run))
     assert_same_state(run / "checkpoint_last.pt", whole)
-    fault(f"{number.name} to the {whom} of a training", 1, f"saved, exit code {code}; resumed: weights bitwise equal")
+    outcome = f"saved, exit code {code}; resumed: weights bitwise equal"
+    fault(f"{number.name} to the {whom} of a training process", 1, outcome)
 
 
 def test_finished_training_makes_no_further_update(train: Callable[..., Any], tmp_path: Path) -> None:

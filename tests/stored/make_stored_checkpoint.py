@@ -1,13 +1,16 @@
-"""Make the stored checkpoints of this folder, and the translations that every later version must give.
-
-Run for a new major version only: a stored checkpoint that a minor version cannot read any more is a broken promise,
-and making it anew would hide that.
+"""Make the stored checkpoints in this folder, and the translations that every later version must reproduce.
 
     python tests/stored/make_stored_checkpoint.py
 
-For every FAMILY of MODELS: FAMILY.pt, about 60 kB, without optimizer state; for all of them stored/dict.*.txt, the
-dictionary, and expected.json: {"versions": what wrote them, "translations": {FAMILY: [{source, hypothesis, score}]}}.
-Sources and hypotheses are sentencepiece pieces; beam 4, length penalty 0.6.
+Run it only for a new major version. A minor version must still load the stored checkpoints, and remaking them would
+hide that it does not.
+
+It writes FAMILY.pt (about 60 kB, without optimizer state) for every FAMILY in MODELS, their dictionaries dict.*.txt,
+and expected.json:
+
+    {"versions": {PACKAGE: VERSION}, "translations": {FAMILY: [{source, hypothesis, score}]}}
+
+Sources and hypotheses are sentencepiece pieces, decoded with beam 4 and length penalty 0.6.
 """
 
 from __future__ import annotations
@@ -42,14 +45,14 @@ SENTENCES = 12
 
 
 def run(*words: object) -> str:
-    """Run a fairseq command with the plugin; return what it prints."""
+    """Run a fairseq command with the plugin; return its output."""
     command = [str(Path(sys.executable).parent / str(words[0])), *map(str, words[1:])]
     command += ["--user-dir", str(ROOT / "fairseq_resid")]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def strip(source: Path, target: Path) -> None:
-    """Copy a checkpoint without its optimizer state and without the folders of the machine it was made on."""
+    """Copy a checkpoint without its optimizer state and without local paths."""
     state = torch.load(source, map_location="cpu", weights_only=False)
     state["last_optimizer_state"] = None
     state["extra_state"] = {}
@@ -62,24 +65,22 @@ def strip(source: Path, target: Path) -> None:
 
 
 def main() -> None:
-    """Train, strip, decode, write."""
+    """Train a model of every family, strip its checkpoint, and store it with its translations."""
     from conftest import write_corpus
     from fairseq_resid.data.text import custom
 
-    stored = HERE / "stored"
-    stored.mkdir(exist_ok=True)
     translations = {}
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         data = work / "data"
         custom.build("tiny", write_corpus(work / "raw"), "en", "xx", 90, data, workers=1)
         for language in ("en", "xx"):
-            shutil.copyfile(data / f"dict.{language}.txt", stored / f"dict.{language}.txt")
+            shutil.copyfile(data / f"dict.{language}.txt", HERE / f"dict.{language}.txt")
         for family, flags in MODELS.items():
             save = work / family
             run("fairseq-train", data, "--arch", family, *flags, *SIZE, *TRAINING, "--save-dir", save)
-            strip(save / "checkpoint_last.pt", stored / f"{family}.pt")
-            output = run("fairseq-generate", data, "--path", stored / f"{family}.pt", *DECODING)
+            strip(save / "checkpoint_last.pt", HERE / f"{family}.pt")
+            output = run("fairseq-generate", data, "--path", HERE / f"{family}.pt", *DECODING)
             lines: dict[str, dict[int, str]] = {"S": {}, "H": {}}
             for line in output.splitlines():
                 kind, _, rest = line.partition("-")
@@ -99,7 +100,7 @@ def main() -> None:
         except importlib.metadata.PackageNotFoundError:
             continue
     expected = {"versions": versions, "translations": translations}
-    (stored / "expected.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (HERE / "expected.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""admin: y = LN(ω ⊙ x + F), the start value of ω is from a first pass or the number of sublayers."""
+"""admin: y = LN(ω ⊙ x + F), with ω initialised by a first pass or from the number of sublayers."""
 
 import math
 
@@ -39,7 +39,7 @@ def profiled_start(x, sites):
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
-def test_profiled_start(stack):
+def test_profiled_start_equals_its_formula(stack):
     torch.manual_seed(1)
     made = Stack("admin", stack, {"encoder": 4, "decoder": 3}).double()
     x = torch.randn(5, 2, C, dtype=torch.float64)
@@ -55,7 +55,7 @@ def test_profiled_start(stack):
     assert connections.profiler("admin", connections.resolve("admin", {"admin_start": "closed"})) is None
 
 
-def test_closed_start():
+def test_closed_start_depends_on_the_number_of_sublayers():
     sites = [connections.build("admin", place, admin_start="closed") for place in places("decoder", {"decoder": 6})]
     assert {value for site in sites for value in site.skip_weight.tolist()} == {sites[0].skip_weight[0].item()}
     assert sites[0].skip_weight[0].item() == pytest.approx((19 / math.log(19) - 1) ** 0.5)

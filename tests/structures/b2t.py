@@ -40,7 +40,7 @@ def weight_sum(site):
     return 3.0
 
 
-def test_start_values():
+def test_parameters_start_as_documented():
     torch.manual_seed(0)
     site = connections.build("b2t", places("encoder", {"encoder": 9, "decoder": 1})[0])
     linears = {name: nn.Linear(4, 4) for name in ("query", "key", "value", "output")}

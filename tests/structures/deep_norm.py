@@ -38,11 +38,11 @@ def weight_sum(site):
         ("decoder", {"decoder": 12}, 24**0.25, 96**-0.25),
     ],
 )
-def test_scales(stack, depths, alpha, beta):
+def test_scales_match_the_paper(stack, depths, alpha, beta):
     assert deep_norm_scales(places(stack, depths)[0]) == pytest.approx((alpha, beta), rel=1e-12)
 
 
-def test_start_values():
+def test_parameters_start_as_documented():
     torch.manual_seed(0)
     site = connections.build("deep_norm", places("encoder", {"encoder": 12})[0])
     linears = {name: nn.Linear(400, 200) for name in ("query", "key", "value", "output", "fc1", "fc2")}

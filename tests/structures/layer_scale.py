@@ -22,6 +22,6 @@ def extra(c, options):
 
 
 @pytest.mark.parametrize(("layers", "start"), [(18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6)])
-def test_start_values(layers, start):
+def test_parameters_start_as_documented(layers, start):
     site = connections.build("layer_scale", places("encoder", {"encoder": layers, "decoder": 1})[0])
     assert (site.branch_weight == start).all()

@@ -22,7 +22,7 @@ def weight_sum(site):
     return max(2.0, largest_row(site) + 1)
 
 
-def test_start_values():
+def test_parameters_start_as_documented():
     torch.manual_seed(3)
     linear = connections.build("linear_shortcut", 48)
     assert_xavier_uniform(linear.shortcut_weight.detach(), 48, 48)

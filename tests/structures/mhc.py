@@ -39,7 +39,7 @@ def extra(c, options):
     return n * c + n * c * (n + n + n * n) + n + n + n * n + 3
 
 
-def test_gates_of_large_numbers_in_fp16():
+def test_gates_of_large_fp16_numbers_equal_fp32_gates():
     wide = connections.build("mhc", 4).half()
     state = torch.full((1, 16), 300.0, dtype=torch.float16)
     state[..., ::2] = -300.0

@@ -20,7 +20,7 @@ def extra(c, options):
     return 0
 
 
-def test_state():
+def test_state_keeps_both_streams():
     site = connections.build("resi_dual", C).double()
     x, d, f = (torch.randn(3, C, dtype=torch.float64) for _ in range(3))
     state = torch.cat([x, d], dim=-1)

@@ -32,7 +32,7 @@ def test_one_norm_is_post_ln_bitwise():
     assert torch.equal(recursive(x, f), plain(x, f))
 
 
-def test_start_values():
+def test_parameters_start_as_documented():
     for module in connections.build("rskip_ln", 4, skip_lambda=3).modules():
         if isinstance(module, nn.LayerNorm):
             assert module.eps == 1e-5
@@ -41,7 +41,7 @@ def test_start_values():
 
 
 @pytest.mark.parametrize("lam", [2, 3, 4])
-def test_effective_ratio(lam):
+def test_effective_ratio_equals_its_formula(lam):
     """The ratio of x to F in the input of the last norm is 1 + Σ_{i<λ} Π_{j≤i} σ_j/w_j, with constant statistics.
 
     Measured: derivatives of s_λ = x + y_{λ-1} along directions that leave every mean and deviation unchanged, where
@@ -72,7 +72,7 @@ def test_effective_ratio(lam):
         torch.autograd.functional.jacobian(lambda x, f: seen_by_norm(lam, x, f), (x, f)),
         strict=True,
     ):
-        still = torch.linalg.svd(constraint)[2][2 * (lam - 1) :].T  # directions that no statistic notices
+        still = torch.linalg.svd(constraint)[2][2 * (lam - 1) :].T  # directions that change no statistic
         direction = still @ torch.randn(still.size(1), dtype=torch.float64)
         moved.append(change @ direction / direction)
     expected, product = torch.ones(dim, dtype=torch.float64), torch.ones(dim, dtype=torch.float64)

@@ -78,7 +78,7 @@ IDENTITIES = {  # SAS paper, table 2
 
 @pytest.mark.parametrize("form", ["full", "single", "transform"])
 @pytest.mark.parametrize("case", IDENTITIES)
-def test_special_cases(case, form):
+def test_fixed_gates_give_the_special_cases(case, form):
     alpha, beta, expected = IDENTITIES[case]
     site = force(form, alpha, beta)
     x, f = inputs(3, 4, C)
@@ -88,7 +88,7 @@ def test_special_cases(case, form):
 
 @pytest.mark.parametrize("gamma", ["coupled", "free"])
 @pytest.mark.parametrize("form", ["full", "single", "transform"])
-def test_start_values(form, gamma):
+def test_parameters_start_as_documented(form, gamma):
     torch.manual_seed(3)
     c, starts = 3, [3.0, -3.0, 0.0][: 3 if gamma == "free" else 2]
     options = {"sas_gate": form, "sas_gamma": gamma, "sas_alpha_bias": 3, "sas_beta_bias": -3}

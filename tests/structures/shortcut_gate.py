@@ -21,7 +21,7 @@ def extra(c, options):
     return c * c + c - (0 if options.residual_norm == "layer" else 2 * c)
 
 
-def test_start_values():
+def test_parameters_start_as_documented():
     torch.manual_seed(3)
     site = connections.build("shortcut_gate", 48)
     assert_xavier_uniform(site.gate_weight.detach(), 48, 48)

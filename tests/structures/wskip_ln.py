@@ -20,6 +20,6 @@ def weight_sum(site):
     return float(site.skip_weight.detach().abs().max() + 1)
 
 
-def test_start_values():
+def test_parameters_start_as_documented():
     assert (connections.build("wskip_ln", 4).skip_weight == 1).all()
     assert (connections.build("wskip_ln", 4, wskip_init=2).skip_weight == 2).all()

@@ -33,7 +33,7 @@ def test_dropout_is_a_probability():
 
 
 @pytest.mark.parametrize(("factor", "is_finite"), [(3.0, True), (4.0, False)])
-def test_overflows_at_a_depth(factor, is_finite):
+def test_deep_stack_overflows_only_with_a_large_lambda(factor, is_finite):
     """The shortcut is multiplied by λ at each of the 72 sites of a 24-layer decoder: 3^72 is below fp32's limit."""
     site = connections.build("xskip", 4, skip_lambda=factor)
     x = torch.ones(1, 4)

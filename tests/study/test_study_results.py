@@ -28,7 +28,7 @@ def difference(row: results.Row) -> float:
     return row.against.effects["NLL"].difference
 
 
-def test_results_of_a_whole_study(file: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_complete_study_gives_all_results(file: Path, tmp_path: Path, capsys: Capture) -> None:
     trial = plan.read_study(file)
     folder = tmp_path / "trial"
     all_kept(folder, trial)
@@ -203,7 +203,7 @@ def test_runs_without_a_data_fingerprint_are_named(file: Path, tmp_path: Path) -
     )
 
 
-def test_results_of_an_incomplete_study(file: Path, tmp_path: Path) -> None:
+def test_incomplete_study_gives_results_so_far(file: Path, tmp_path: Path) -> None:
     trial = plan.read_study(file)
     folder = tmp_path / "trial"
     notes = all_kept(folder, trial)

@@ -1,4 +1,4 @@
-"""A complete study of two short trainings."""
+"""A complete study of two short training runs."""
 
 from __future__ import annotations
 

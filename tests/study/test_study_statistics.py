@@ -113,15 +113,15 @@ def test_intervals_have_nominal_coverage(draw: Any, seeds: tuple[int, int], spre
 
 
 @pytest.mark.parametrize(("count", "visible"), [(3, 0.91), (6, 0.54), (10, 0.40)])
-def test_smallest_visible_effect_matches_known_values(count: int, visible: float) -> None:
+def test_smallest_detectable_effect_matches_known_values(count: int, visible: float) -> None:
     spread = np.linspace(-1, 1, count)
     values = list(5 + 0.3 * spread / spread.std(ddof=1))
     found = statistics.effect([(1.0, table(values)), (-1.0, table(values))])
     assert found.visible == pytest.approx(visible, abs=0.006)
 
 
-def test_smallest_visible_effect_has_80_percent_power() -> None:
-    """80% of studies detect the smallest visible effect at level 5%."""
+def test_smallest_detectable_effect_has_80_percent_power() -> None:
+    """80% of studies detect the smallest detectable effect at level 5%."""
     generator = np.random.default_rng(0)
     error = math.sqrt(2 / 5)
     effect = error * (stats.t.ppf(0.975, 8) + stats.t.ppf(0.8, 8))

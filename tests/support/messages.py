@@ -13,7 +13,7 @@ METHODS = ("error", "say", "warn", "warning")
 
 
 def text(node: ast.expr) -> str:
-    """Return a string expression as one line, with {…} for what is filled in."""
+    """Return a string expression as one line, with {…} for the inserted values."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):

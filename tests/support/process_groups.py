@@ -68,7 +68,7 @@ def all_are_whole(run: Path) -> bool:
 
 
 def trainer_of(rank: int) -> int:
-    """Return the PID of the fairseq-train with this rank in a training started by hand."""
+    """Return the PID of the fairseq-train with this rank in a training run started by hand."""
     for status in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = status.read_text().split("\0")

@@ -95,7 +95,7 @@ def text_data(folder: Path) -> None:
 
 
 def log(folder: Path) -> None:
-    """Read train.log as evaluation and a training that is resumed do."""
+    """Read train.log as evaluation and resumed training do."""
     from fairseq_resid.runs.display import Display
     from fairseq_resid.runs.training_command import TrainingCommand
 
@@ -336,7 +336,7 @@ def run_command(words: str) -> tuple[int, str, str]:
 
 
 def command_outcome(words: str) -> tuple[str, bool]:
-    """Run a command; return what is wrong with how it ended, "" if nothing is, and whether it refused its input."""
+    """Run a command; return the problem with its outcome ("" if none), and whether it refused its input."""
     try:
         with limited():
             code, out, err = run_command(words)
@@ -362,7 +362,7 @@ def lost_of_report(words: str, code: int) -> str:
     if code != 0:
         return f"report lost: exit code {code}"
     page = Path("page.html").read_text(encoding="utf-8")
-    parts = {"curves": "Training and validation, by updates.", "settings": "--seed"}
+    parts = {"curves": "Training and validation by update.", "settings": "--seed"}
     if healthy == ["a"]:
         parts["analysis"] = 'id="run-a"'
         if "--study" in words:
@@ -372,7 +372,7 @@ def lost_of_report(words: str, code: int) -> str:
 
 
 def reader_outcome(function: Callable[[Path], Any], folder: Path) -> tuple[str, bool]:
-    """Return what a reader did other than return or raise an error on one line, and whether it raised one."""
+    """Return the problem if a reader neither returns nor raises a one-line error, and whether it raised one."""
     try:
         with limited(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             function(folder)
@@ -399,7 +399,7 @@ def blank_plot(rows: int = 1, columns: int = 1, **_: object) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def without_drawing() -> Iterator[None]:
-    """Compute what is plotted and draw nothing: drawing takes most of the time."""
+    """Compute the plots without drawing them, because drawing takes most of the time."""
     from matplotlib import pyplot
 
     with patch.object(pyplot, "subplots", blank_plot), patch.object(style, "fix_layout"), patch.object(pyplot, "close"):
@@ -408,9 +408,9 @@ def without_drawing() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Case:
-    """One file altered by a seed, and a command that read it.
+    """A file with a field altered at random, and a command that read it.
 
-    fault: what went wrong, "" if nothing did; is_refused: the command, or the function, named an error
+    fault: the problem, "" if there was none; is_refused: whether the command or function reported an error
     """
 
     name: str
@@ -423,7 +423,7 @@ class Case:
 def tried(folder: Path, seed: int, only: str = "") -> Case:
     """Alter a field of a file, chosen by the seed, and run one of the commands or functions that read it.
 
-    The current folder must be `folder`. Afterwards its files are as they were.
+    The current folder must be `folder`. Its files are restored afterwards.
     """
     choose = random.Random(seed)
     name = choose.choice([name for name in FILES if only in name])

@@ -1,4 +1,4 @@
-"""Strange values in place of every field of what JSON, YAML, a log or a line of fields has, by a seed."""
+"""Replace any field of a JSON or YAML file, a log or a line of fields by a strange value, chosen by a seed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def like(choose: Choose, value: Any) -> Any:
 
 
 def altered(choose: Choose, value: Any) -> Any:
-    """Return a copy of what JSON has in which one value is strange or missing, or a key is added."""
+    """Return a copy of a JSON value in which one value is strange or missing, or a key is added."""
     value = json.loads(json.dumps(value))
     path = choose.choice(list(paths(value)))
     how = choose.random()

@@ -14,7 +14,7 @@ The file of a structure implements its formula a second time. Everything except 
     IS_RANDOM = True                            # training differs from evaluation even without dropout of the branch
     IS_SLOW = True                              # the formula uses Python loops: only small cases are tested
     HAS_GATE = True                             # multiplies by a gate, whose rounding error is not bounded
-    def extra(c, options):                      # number of parameters of a site beyond the 2C of stock's norm
+    def extra(c, options):                      # number of parameters of a site beyond the 2C of fairseq's norm
     def state(site, x):                         # an initial state of a site (default: site.enter(x))
     def weight_sum(site):                       # S in docs/adding-a-structure.md: 2, or the largest row sum of a matrix
 

@@ -1,4 +1,4 @@
-"""A small study: its file, its kept runs, and a script that replaces trainings."""
+"""A small study: its file, its kept runs, and a script that replaces training."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ if name in {bad!r} and not (work / "mended").exists():
 
 
 def stubbed(script: Path) -> Any:
-    """Return a study.command that runs the script instead of a training; --lr 0.002 is best."""
+    """Return a study.command that runs the script instead of training; --lr 0.002 is best."""
 
     def command(place: StudyFolders, run: Planned, weights: bool) -> list[str]:
         flags = shlex.join(plan.flags_of(plan.read_study(place.file), run).arguments)

@@ -1,4 +1,4 @@
-"""Whole trainings in separate processes: settings, commands, log, final state."""
+"""Whole training runs in separate processes: settings, commands, log, final state."""
 
 from __future__ import annotations
 

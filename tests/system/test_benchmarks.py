@@ -20,7 +20,7 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_data_prep(tmp_path: Path) -> None:
+def test_data_prep_benchmark_measures_both_tools(tmp_path: Path) -> None:
     for side, text in zip(("en", "de"), mirror.sides(mirror.pairs(300, ("en", "de"))), strict=True):
         (tmp_path / f"text.{side}").write_text(text)
     flags = ["--text", tmp_path / "text", "--source", "en", "--target", "de", "--rounds", 1, "--only", "extract"]
@@ -31,8 +31,8 @@ def test_data_prep(tmp_path: Path) -> None:
     assert all(row["pairs_per_second"] > 0 for row in found["steps"].values())
 
 
-def test_depth(tmp_path: Path, corpus: Path) -> None:
-    """Reports what trains, what does not within two updates and what is not finite; a second call repeats nothing."""
+def test_depth_benchmark_reuses_its_results(tmp_path: Path, corpus: Path) -> None:
+    """It reports structures that train, do not train within two updates, or diverge; a second call repeats nothing."""
     flags = [corpus, "--layers", 4, 1, "--updates", 2, "--lr", 1e-3]
     flags += ["--structures", "post_ln", "xskip", "--json", tmp_path / "depth.json"]
     command = list(map(str, [sys.executable, ROOT / "benchmarks" / "depth.py", *flags]))
@@ -105,7 +105,7 @@ def test_every_benchmark_runs(tmp_path: Path, corpus: Path) -> None:
     assert set(trained["figures"]) == {"tiny, fp32, random, wall clock", "tiny, fp32, data, wall clock"}
 
 
-def test_goals_of_a_gpu(load: Any) -> None:
+def test_goals_on_a_gpu_are_judged(load: Any) -> None:
     goals = load("goals")
     timings = [
         row("rskip_ln-2", "forward+backward", speed_to={"eager": spread(2.6), "torch.compile": spread(1.1)}),
@@ -161,7 +161,7 @@ def test_goals_of_a_gpu(load: Any) -> None:
     }
 
 
-def test_goals_of_a_cpu(load: Any) -> None:
+def test_goals_on_a_cpu_are_judged(load: Any) -> None:
     goals = load("goals")
     found = verdicts(
         goals,
@@ -182,7 +182,7 @@ def test_goals_of_a_cpu(load: Any) -> None:
     assert others == {"not measured: no GPU", "not measured"}
 
 
-def test_the_worst_figure_is_shown_with_where_it_was_measured(load: Any) -> None:
+def test_worst_figure_is_shown_with_its_measurement(load: Any) -> None:
     goals = load("goals")
     goal = next(goal for goal in goals.GOALS if goal.what == "training on a CPU, sas / stock")
     results = {"training-small": translated(size="small", sas=0.7), "training-base": translated(sas=0.5994)}
@@ -190,7 +190,7 @@ def test_the_worst_figure_is_shown_with_where_it_was_measured(load: Any) -> None
     assert (shown["measured"], shown["verdict"]) == ("0.599 [0.589, 0.609] (base, bf16, random, wall clock)", "fail")
 
 
-def test_the_readme_shows_what_was_measured(load: Any) -> None:
+def test_readme_shows_the_measured_results(load: Any) -> None:
     goals = load("goals")
     results = goals.read(ROOT / "benchmarks" / "results" / "cpu")
     shown = (ROOT / "benchmarks" / "README.md").read_text().splitlines()
@@ -229,7 +229,7 @@ def test_bad_input_is_refused(
     assert error.format(empty=tmp_path) in capsys.readouterr().err + str(refused.value.code)
 
 
-def test_a_gpu_that_is_not_there(load: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_missing_gpu_is_a_one_line_error(load: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

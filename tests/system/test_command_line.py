@@ -177,7 +177,9 @@ def test_validate_gives_the_loss_of_training(
     assert float(json.loads(line)["valid_loss"]) == pytest.approx(float(logged[0]["valid_loss"]), abs=0.02)
 
 
-def test_ensembles(sas_checkpoint: Path, stock_checkpoint: Path, generate: Command) -> None:
+def test_ensembles_mix_our_models_with_stock_models(
+    sas_checkpoint: Path, stock_checkpoint: Path, generate: Command
+) -> None:
     """A model with itself decodes as alone. Ours with the stock model differs from both."""
     alone = generate(sas_checkpoint, "--gen-subset", "valid").hypotheses
     twice = generate(f"{sas_checkpoint}:{sas_checkpoint}", "--gen-subset", "valid").hypotheses
@@ -187,7 +189,7 @@ def test_ensembles(sas_checkpoint: Path, stock_checkpoint: Path, generate: Comma
     assert sorted(mixed) == sorted(alone) and mixed != alone
 
 
-def test_print_alignment(sas_checkpoint: Path, generate: Command) -> None:
+def test_print_alignment_covers_every_target_token(sas_checkpoint: Path, generate: Command) -> None:
     done = generate(sas_checkpoint, "--gen-subset", "valid", "--print-alignment")
     sources, hypotheses, alignments = done.lines("S"), done.hypotheses, done.lines("A")
     assert sorted(alignments) == list(range(43))
@@ -216,7 +218,7 @@ FEATURES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_features_of_stocks_transformer(feature: str, train: Command, generate: Command, tmp_path: Path) -> None:
+def test_features_of_stock_transformer_work(feature: str, train: Command, generate: Command, tmp_path: Path) -> None:
     flags, without = FEATURES[feature]
     check(train, generate, tmp_path, "--arch", "transformer_sas_tiny", *flags.split(), without=without)
 
@@ -234,7 +236,7 @@ def test_activation_checkpointing_draws_the_same_dropout(train: Command, tmp_pat
             torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=3e-4)
 
 
-def test_pre_ln_without_final_norm_of_the_decoder(train: Command, generate: Command, tmp_path: Path) -> None:
+def test_pre_ln_works_without_the_final_decoder_norm(train: Command, generate: Command, tmp_path: Path) -> None:
     both = ["--encoder-normalize-before", "--decoder-normalize-before"]
     for flags, norms in ((["--residual", "pre_ln"], 2), ([*both, "--no-decoder-final-norm"], 1)):
         folder = tmp_path / str(norms)
@@ -243,7 +245,7 @@ def test_pre_ln_without_final_norm_of_the_decoder(train: Command, generate: Comm
         assert sum(name in names for name in ("encoder.layer_norm.weight", "decoder.layer_norm.weight")) == norms
 
 
-def test_layer_drop_and_pruned_decoding(train: Command, generate: Command, tmp_path: Path) -> None:
+def test_model_trained_with_layerdrop_decodes_pruned(train: Command, generate: Command, tmp_path: Path) -> None:
     file = check(train, generate, tmp_path, *SAS, "--encoder-layerdrop", 0.3, "--decoder-layerdrop", 0.3)
     whole = generate(file, "--gen-subset", "valid").hypotheses
     overrides = "{'encoder_layers_to_keep': '0', 'decoder_layers_to_keep': '1'}"
@@ -251,7 +253,7 @@ def test_layer_drop_and_pruned_decoding(train: Command, generate: Command, tmp_p
     assert sorted(pruned) == sorted(whole) and pruned != whole
 
 
-# --- stock's checkpoints --------------------------------------------------------------------------------------------
+# --- stock checkpoints ----------------------------------------------------------------------------------------------
 
 REROUTED = "{'_name': 'transformer_resid', 'arch': 'transformer_resid', 'residual': 'post_ln'}"
 
@@ -288,7 +290,7 @@ def test_training_starts_from_a_stock_checkpoint(stock_checkpoint: Path, train: 
     [(["--arch", "transformer_sas_tiny"], "gate"), (["--residual", "rskip_ln", "--skip-lambda", "2"], "norm")],
     ids=["sas", "rskip_ln"],
 )
-def test_what_a_stock_checkpoint_lacks_is_named(
+def test_parameters_missing_in_a_stock_checkpoint_are_named(
     flags: list[str], missing: str, stock_checkpoint: Path, train: Command, tmp_path: Path
 ) -> None:
 
@@ -302,7 +304,7 @@ def test_what_a_stock_checkpoint_lacks_is_named(
 
 
 @pytest.mark.parametrize("more", [[], ["--update-freq", 2], ["--checkpoint-activations"]], ids=str)
-def test_coefficients_in_the_log(more: list[Any], train: Command, tmp_path: Path) -> None:
+def test_coefficients_are_logged_without_changing_training(more: list[Any], train: Command, tmp_path: Path) -> None:
     """They are logged at log intervals, for every site, without changing the training."""
     flags = ["--arch", "transformer_sas_tiny", "--max-update", 5, "--log-interval", 2, *more]
     outputs = [train(tmp_path / name, *flags, *own).output for name, own in (("a", ["--log-coefficients"]), ("b", []))]

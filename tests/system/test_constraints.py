@@ -76,7 +76,7 @@ def test_pins_are_plain(fairseq, python_version):
         assert name == re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_what_stock_fairseq_needs():
+def test_pins_satisfy_stock_fairseq():
     pinned = pins(CONSTRAINTS["fairseq"])
     assert numbers(pinned["pip"]) < (24, 1), "later versions of pip refuse omegaconf 2.0.6"
     assert numbers(pinned["numpy"]) < (2,), "fairseq's binary does not load with numpy 2"
@@ -136,7 +136,7 @@ def pip_with_hashes(file):
 
 
 @pytest.mark.both
-def test_the_index_gives_what_was_hashed(tmp_path, fault):
+def test_index_gives_the_packages_that_were_hashed(tmp_path, fault):
     _, file = write_hashes.target()
     if not file.is_file():
         pytest.skip(f"no {file.name}: nothing was hashed for this Python and platform")
@@ -155,7 +155,7 @@ def test_the_index_gives_what_was_hashed(tmp_path, fault):
 
 
 @pytest.mark.both
-def test_what_is_installed_agrees():
+def test_installed_packages_agree():
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 

@@ -198,8 +198,11 @@ def test_every_formula_becomes_mathml(name: str) -> None:
 @pytest.mark.parametrize(
     ("formula", "markdown"),
     [
-        ("LN(αx + F), α and start values by depth", r"$\mathrm{LN}(\alpha x + F)$, $\alpha$ and start values by depth"),
-        ("x + aF, a learned from 0, one for a layer", "$x + aF$, $a$ learned from $0$, one for a layer"),
+        (
+            "LN(αx + F), α and initialisation by depth",
+            r"$\mathrm{LN}(\alpha x + F)$, $\alpha$ and initialisation by depth",
+        ),
+        ("x + aF, a learned from 0, one per layer", "$x + aF$, $a$ learned from $0$, one per layer"),
         ("dropout(x, 0.5) + F", r"$\mathrm{dropout}(x, 0.5) + F$"),
         ("y_k = LN_k(x + y_{k−1}), k = 2..λ", r"$y_{k} = \mathrm{LN}_{k}(x + y_{k-1})$, $k = 2\dots \lambda$"),
         ("`post_ln`; a layer's last norm", "`post_ln`; a layer's last norm"),
@@ -208,7 +211,7 @@ def test_every_formula_becomes_mathml(name: str) -> None:
         ("x + f(LN(x)/√l), l the layer", r"$x + f(\mathrm{LN}(x)/\sqrt l)$, $l$ the layer"),
     ],
 )
-def test_math_is_told_from_prose(formula: str, markdown: str) -> None:
+def test_math_is_distinguished_from_prose(formula: str, markdown: str) -> None:
     assert formulas.markdown(formula) == markdown
 
 
@@ -235,7 +238,7 @@ def test_a_drawing_agrees_with_the_class(name: str) -> None:
         ("hyper", {"is_wide": True, "is_mixed": True}),
     ],
 )
-def test_what_is_drawn(name: str, expected: dict[str, object]) -> None:
+def test_drawing_shows_norms_and_streams_of_the_site(name: str, expected: dict[str, object]) -> None:
     assert drawings.site(name) == drawings.Site(**expected)
 
 

@@ -162,7 +162,7 @@ def group(command: str) -> str:
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_commands(name: str, tree: Path) -> None:
+def test_commands_on_the_pages_run(name: str, tree: Path) -> None:
     """In order, because each command uses the output of earlier ones."""
     if name == "documentation" and not find_spec("sphinx"):
         pytest.skip("no Sphinx: it is installed on Python 3.11 and later")

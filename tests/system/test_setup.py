@@ -147,7 +147,7 @@ def test_real_interpreter_is_accepted_and_an_old_one_refused(tree, tmp_path):
     assert "Python 3.9 is not supported. Allowed: Python 3.10, 3.11, 3.12 or 3.13" in output
 
 
-# ------------------------------------------------------------------------------------ what is installed
+# ------------------------------------------------------------------------------------ installed packages
 
 
 def test_first_run_installs_in_order_under_constraints(tree):
@@ -230,7 +230,7 @@ def test_broken_environment_is_rebuilt(made, tmp_path):
     assert made.setup()[1][0] == f"venv --clear {made.venv}"
 
 
-# ---------------------------------------------------------------------------------------- what is missing
+# ---------------------------------------------------------------------------------------- missing requirements
 
 
 def test_full_disk_is_refused_before_anything_is_written(tree):
@@ -247,7 +247,7 @@ def test_compiler_that_does_not_work_is_named(tree, compiler, named):
     assert f"{named}: cannot compile C++ with Python.h" in output and "apt-get install g++" in output and not calls
 
 
-def test_folder_of_somebody_else_is_left_alone(tree):
+def test_folder_of_someone_else_is_left_alone(tree):
     tree.venv.mkdir()
     (tree.venv / "thesis.tex").write_text("years of work")
     assert "is not a Python environment" in tree.make(code=3)[0]

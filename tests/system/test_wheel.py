@@ -231,7 +231,7 @@ def test_its_command_prepares_trains_evaluates_and_translates(installed: Path, r
     assert "num_updates" in shell(stock, installed) or "done training" in shell(stock, installed)
 
 
-def test_what_it_refuses(installed: Path) -> None:
+def test_unknown_command_suggests_a_similar_one(installed: Path) -> None:
     help_, unknown = shell("fairseq-resid", installed), shell("! fairseq-resid evalute run 2>&1", installed)
     for name in ("prepare", "train", "evaluate", "average", "compare", "translate", "user-dir"):
         assert f"\n  {name} " in help_

@@ -62,7 +62,7 @@ class ImageFolder:
     def blocks(self, part: str, shape: Shape, workers: int) -> Generator[np.ndarray, None, None]:
         """Yield the pixels of the images of one part in blocks (n, C, H, W) of bytes, decoded by `workers` processes.
 
-        Raises: ValueError naming a file that cannot be read or has another size; ChildProcessError.
+        Raises: ValueError naming a file that cannot be read or has a different size; ChildProcessError.
         """
         files = self.files[part]
         count = max(1, min(CHUNK_IMAGES, CHUNK_BYTES // int(np.prod(shape))))
@@ -154,7 +154,7 @@ def _decode_all(files: Sequence[ImageFile], shape: Shape) -> np.ndarray:
 def _decode(file: ImageFile, shape: Shape | None = None) -> np.ndarray:
     """Return the pixels of an image in RGB: (C, H, W) bytes. Transparency and EXIF orientation are ignored.
 
-    Raises: ValueError naming the file if it is not a complete image or has another shape; OSError of the disk.
+    Raises: ValueError naming the file if it is not a complete image or has a different shape; OSError of the disk.
     """
     raw = read_bytes(file.path)
     try:

@@ -13,6 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from ... import records
+from ...files import inside
 from ..sizes import check_sizes
 
 RECORD = "images.json"
@@ -92,7 +93,7 @@ def read(data: Path) -> ImageRecord:
     """
     if not data.is_dir():
         raise ValueError(f"{data}: no such data folder")
-    return records.read(data / RECORD, ImageRecord, WRITER)
+    return records.read(inside(data, RECORD), ImageRecord, WRITER)
 
 
 def check(data: Path, verify: bool = False) -> ImageRecord:

@@ -128,7 +128,7 @@ def prepare(manifest: ImageManifest, options: ImageOptions) -> bool:
 def _check_same(out: Path, settings: dict[str, Any], source: Source | None) -> ImageRecord:
     """Return OUT's images.json.
 
-    Raises: ValueError if OUT was made with other settings, or from another source (if one is given).
+    Raises: ValueError if OUT was made with different settings, or from a different source (if one is given).
     """
     record = records.remembered(out / RECORD, ImageRecord)
     if record is None:

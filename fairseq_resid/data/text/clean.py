@@ -6,13 +6,14 @@
                          source_equals_target   both sides are equal, apart from surrounding spaces
     tokenised text       empty                  a side is empty
     all pairs            repeated               the pair occurred before (--deduplicate)
-                         in_evaluation          the pair is a valid or test pair (--deduplicate)
+                         in_evaluation          the pair is a validation or test pair (--deduplicate)
     subwords             length                 a side has fewer than 1 or more than 250 subwords (--max-pieces)
                          ratio                  one side has more than 1.5 times as many as the other (--max-ratio)
 
 Length and ratio are counted in subwords, as in fairseq's preparation scripts, which use Moses' clean-corpus-n.perl.
 Counted in words, the ratio would drop 28% of IWSLT'15 EN-VI, because written Vietnamese separates syllables. Repeated
-pairs are kept unless --deduplicate is given. Valid and test text is never dropped, and nothing is without cleaning.
+pairs are kept unless --deduplicate is given.
+Validation and test text is never dropped. Without cleaning, nothing is.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--deduplicate",
         action="store_true",
         default=None,
-        help="drop repeated training pairs, and training pairs that are also valid or test pairs",
+        help="drop repeated training pairs, and training pairs that are also validation or test pairs",
     )
     add(
         "--spm-normalizer",
@@ -50,7 +50,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     add("--allow-low-ceiling", action="store_true", help="continue even if a perfect model could not reach 95 BLEU")
     add("--verify", action="store_true", help="compare the checksums of a finished data folder, not only its sizes")
-    add("--show", action="store_true", help="list valid and test sentences that also occur in the training text")
+    add("--show", action="store_true", help="list validation and test sentences that also occur in the training text")
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from ... import records
-from ...files import read_lines
+from ...files import inside, open_any_size, read_lines
 from ..sizes import check_sizes
 from .forms import TextForm
 from .segmentation import Segmenter
@@ -75,7 +75,7 @@ class RoundTrip:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Line numbers (from 1) of valid or test sentences whose source, target or pair is also in the training text."""
+    """Line numbers (from 1) of validation or test sentences with source, target or both in the training text."""
 
     source: tuple[int, ...]
     target: tuple[int, ...]
@@ -99,11 +99,17 @@ class SubwordSettings:
     normalizer: str = "nmt_nfkc"
 
 
+PostProcess = Literal["sentencepiece", "subword_nmt", "@@ ", "@@", "wordpiece", "letter", "silence", "_EOW", "none"]
+
+
 @dataclass(frozen=True)
 class Restore:
-    """How to convert decoded text to plain text: fairseq's --post-process, and the subword model in the data folder."""
+    """How to convert decoded text to plain text: fairseq's --post-process, and the subword model in the data folder.
 
-    post_process: str | None
+    Only values that fairseq knows: another one, such as --user-dir=X, would become an option of fairseq-generate.
+    """
+
+    post_process: PostProcess | None
     model: str | None = None
 
 
@@ -168,7 +174,7 @@ def read(data: Path) -> CorpusRecord:
 
     Raises: OSError if it does not exist, ValueError naming the file and the problem.
     """
-    return records.read(data / CORPUS, CorpusRecord, WRITER)
+    return records.read(inside(data, CORPUS), CorpusRecord, WRITER)
 
 
 @dataclass(frozen=True)
@@ -228,10 +234,10 @@ class Corpus:
         """
         if not self.restore.model:
             raise ValueError(f"{self.path}: contains no subword model")
-        return Segmenter(self.restore.post_process, self.path / self.restore.model)
+        return Segmenter(self.restore.post_process, inside(self.path, self.restore.model))
 
     def reference(self, subset: str) -> Path:
-        return self.path / "ref" / f"{subset}.{self.target}"
+        return inside(self.path, f"ref/{subset}.{self.target}")
 
     def references(self, subset: str) -> list[str]:
         """Return the reference text in the form that is scored."""
@@ -244,6 +250,16 @@ class Corpus:
         )
 
 
+def check_regular(data: Path) -> None:
+    """Check that fairseq can open the dictionaries and binarised texts: opening a named pipe would wait forever.
+
+    Raises: ValueError naming the file.
+    """
+    for pattern in ("dict.*", "*.bin", "*.idx"):
+        for file in data.glob(pattern):
+            open_any_size(file).close()
+
+
 def check(data: Path, verify: bool = False) -> bool:
     """Compare the sizes of the files in a data folder with corpus.json, and with `verify` their checksums too.
 
@@ -251,7 +267,8 @@ def check(data: Path, verify: bool = False) -> bool:
     before 0.3.2 has only checksums.
     Raises: ValueError naming every file that is missing or damaged, or corpus.json if it cannot be read.
     """
-    known = records.read_if_there(data / CORPUS, CorpusRecord, WRITER)
+    check_regular(data)
+    known = records.read_if_there(inside(data, CORPUS), CorpusRecord, WRITER)
     if known is None:
         return False
     check_sizes(data, CORPUS, known.sizes, known.checksums if verify else {})

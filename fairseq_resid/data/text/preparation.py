@@ -6,7 +6,7 @@ The data folder, as all other commands read it:
 
     DATA/dict.SRC.txt, dict.TGT.txt   the joined dictionary, next to fairseq's binary files
     DATA/spm.model, DATA/bpe.codes    the subword model, of sentencepiece or subword-nmt
-    DATA/ref/SPLIT.{SRC,TGT}          the unchanged valid and test texts: the references for BLEU
+    DATA/ref/SPLIT.{SRC,TGT}          the unchanged validation and test texts: the references for BLEU
     DATA/corpus.json                  sources, checksums, counts, versions, how to restore text
 
 DATA appears when it is complete; until then everything is in DATA.partial. Its content does not depend on the time, the
@@ -66,7 +66,7 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
     """Make the data folder OUT; return False if it already contains exactly this corpus.
 
     texts: the texts of the corpus; None: find or download them as described in the manifest
-    Raises: ValueError for bad input, or if OUT contains another corpus; ChildProcessError; OSError.
+    Raises: ValueError for bad input, or if OUT contains a different corpus; ChildProcessError; OSError.
     """
     out = options.out
     skipped = sources.absent_tests(manifest, options.source) if texts is None else {}
@@ -111,7 +111,7 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
 def _make(job: Job, work: Path) -> None:
     """Run the unfinished steps in the working folder, then rename the result.
 
-    Raises: ValueError if the working folder contains unfinished work on another text.
+    Raises: ValueError if the working folder contains unfinished work on a different text.
     """
     file = work / "text.json"
     strangers = [path.name for path in work.iterdir() if path.name != ".lock"]
@@ -125,7 +125,7 @@ def _make(job: Job, work: Path) -> None:
         values = {key: (getattr(found, key), value) for key, value in asdict(mine).items()}
         changes = ", ".join(f"{key} is {old}, not {new}" for key, (old, new) in values.items() if old != new)
         raise ValueError(
-            f"{work}: contains unfinished work on another text ({changes}); remove it or choose another --out"
+            f"{work}: contains unfinished work on a different text ({changes}); remove it or choose another --out"
         )
     records.write(file, mine)
     os.replace(text_steps.run(job, work) / "data", job.options.out)
@@ -154,7 +154,7 @@ def _show_result(out: Path, show: bool) -> None:
 
 
 def _show_overlap(out: Path, record: CorpusRecord) -> None:
-    """Print the valid and test sentences that also occur in the training text, in their original form."""
+    """Print the validation and test sentences that also occur in the training text, in their original form."""
     if not record.overlap:
         raise ValueError(
             f"{out}: --show: this data folder has no record of repeated sentences, because an earlier version made it; "
@@ -191,7 +191,7 @@ def _show_differences(record: CorpusRecord) -> None:
 def _check_same(out: Path, settings: dict[str, Any], texts: list[sources.Text]) -> CorpusRecord:
     """Return OUT's corpus.json.
 
-    Raises: ValueError if OUT was made with other settings, or from other texts.
+    Raises: ValueError if OUT was made with different settings, or from different texts.
     """
     record = records.remembered(out / data_folder.CORPUS, CorpusRecord)
     sums = {label: text.file_sha256 for label, text in record.texts.items()} if record else {}
@@ -208,8 +208,8 @@ def _check_same(out: Path, settings: dict[str, Any], texts: list[sources.Text]) 
         found |= dict.fromkeys(LIMITS)
     if differing := [key for key in settings if found.get(key) != settings[key]]:
         changes = ", ".join(f"{key} is {shown(found.get(key))}, not {shown(settings[key])}" for key in differing)
-        raise ValueError(f"{out}: contains another corpus ({changes}); choose another folder")
+        raise ValueError(f"{out}: contains a different corpus ({changes}); choose another folder")
     for text in texts:
         if text.known.sha256 != sums.get(text.label):
-            raise ValueError(f"{out}: contains another corpus (not made from {text.file}); choose another folder")
+            raise ValueError(f"{out}: contains a different corpus (not made from {text.file}); choose another folder")
     return record

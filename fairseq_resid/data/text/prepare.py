@@ -112,7 +112,7 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
     add(
         "--split-hyphens",
         action=argparse.BooleanOptionalAction,
-        help="split words at hyphens, like Moses' tokenizer with -a; or do not",
+        help="whether to split words at hyphens, as Moses' tokenizer does with -a",
     )
     add(
         "--allow-other-data", action="store_true", help="accept checksums and line counts that differ from the manifest"

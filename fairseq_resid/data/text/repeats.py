@@ -1,4 +1,4 @@
-"""Find repeated sentences: valid and test sentences that also occur in the training text, and repeated training pairs.
+"""Find repeated training pairs, and validation and test sentences that also occur in the training text.
 
 Lines are compared exactly, in the form that the model receives: after normalisation, tokenisation and cleaning.
 """
@@ -56,7 +56,7 @@ def overlap(train: Sides, evaluation: Mapping[str, Sides], total: int | None) ->
 
 
 def deduplicate(train: Sides, evaluation: Iterable[Sides], outputs: Sides, total: int | None) -> PairCounts:
-    """Write the training pairs without repeated pairs (`repeated`) and valid or test pairs (`in_evaluation`).
+    """Write the training pairs without repeated pairs (`repeated`) and validation or test pairs (`in_evaluation`).
 
     Pairs are compared by 64-bit hashes: 36M pairs take 0.3 GB, and in 1 of 28,000 corpora of this size a pair is
     dropped by mistake.

@@ -2,7 +2,7 @@
 
 WORK/NAME-KEY/ is a finished step with its result in record.json. WORK/NAME-KEY.partial/ is an unfinished one, renamed
 when it is complete. KEY is a hash of the settings of the step and of all steps before it, so a step never reads a
-result made with other settings. Files that no later step reads are deleted; the record is kept.
+result made with different settings. Files that no later step reads are deleted; the record is kept.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FinishedStep(Generic[T]):
 
 
 class Steps:
-    """The steps in the folder WORK. Folders left by runs with other settings are deleted."""
+    """The steps in the folder WORK. Folders left by runs with different settings are deleted."""
 
     def __init__(self, work: Path, steps: Sequence[Step]) -> None:
         self.steps, self.folders, key = steps, {}, f"format {FORMAT}"

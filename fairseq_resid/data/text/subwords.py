@@ -143,9 +143,7 @@ def _learn_subword_nmt(sentences: Iterator[str], settings: dict[str, Any]) -> by
         learn_bpe.learn_bpe(sentences, content, **settings)
     merges = content.getvalue().count("\n") - 1  # without the version line
     if merges < settings["num_symbols"]:
-        raise ValueError(
-            f"--vocab-size {settings['num_symbols']}: the training text has no more than {merges:,} merges"
-        )
+        raise ValueError(f"--vocab-size {settings['num_symbols']}: the training text yields only {merges:,} merges")
     return content.getvalue().encode()
 
 

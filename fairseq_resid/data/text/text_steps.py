@@ -32,7 +32,7 @@ class TextOptions:
     """Options of the preparation that are not in the manifest.
 
     verify: compare the checksums of a finished data folder, not only its sizes
-    show: list valid and test sentences that also occur in the training text
+    show: list validation and test sentences that also occur in the training text
     """
 
     source: sources.TextSourceOptions
@@ -215,7 +215,7 @@ def extract(job: Job, folder: Path) -> Extracted:
 
 
 def _check_evaluation_text(path: Path) -> None:
-    """Raise ValueError naming the file if a valid or test text is unusable: such text is never changed."""
+    """Raise ValueError naming the file if a validation or test text is unusable: such text is never changed."""
     with open_any_size(path) as file:
         if file.read(3) == shards.BYTE_ORDER_MARK:
             raise ValueError(
@@ -230,7 +230,7 @@ def _check_evaluation_text(path: Path) -> None:
 
 
 def tokenise_text(job: Job, extracted: FinishedStep[Extracted], folder: Path) -> Kept:
-    """Convert all text to the form that is segmented into subwords; also keep the original valid and test text."""
+    """Convert all text to the form that is segmented into subwords; also keep the original validation and test text."""
     by_language = forms(job, extracted.result)
     source, target = (by_language[language] for language in job.manifest.languages)
     counts = {}
@@ -281,7 +281,7 @@ def forms(job: Job, extracted: Extracted) -> dict[str, TextForm]:
 
 
 def deduplicate(job: Job, tokenised: FinishedStep[Kept], folder: Path) -> Kept:
-    """Drop repeated training pairs, and training pairs that are also valid or test pairs."""
+    """Drop repeated training pairs, and training pairs that are also validation or test pairs."""
     train, *evaluation = (job.sides(tokenised.folder, split) for split in job.manifest.splits)
     total = tokenised.result.pairs["train"].kept
     counts = repeats.deduplicate(train, evaluation, job.sides(folder, "train"), total)

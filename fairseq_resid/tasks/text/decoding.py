@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...cli import children
 from ...cli.progress import Progress
-from ...files import read_lines
+from ...files import create, read_lines
 from ...runs.settings import DECODING
 
 
@@ -37,7 +37,8 @@ def generate_command(
     settings: Mapping[str, str] = DECODING,
 ) -> list[str]:
     """Return the fairseq-generate command that translates DATA's `subset` with a checkpoint."""
-    argv = [children.program("fairseq-generate"), str(data), "--user-dir", children.user_dir()]
+    folder = f"./{data}" if str(data).startswith("-") else str(data)  # otherwise read as an option
+    argv = [children.program("fairseq-generate"), folder, "--user-dir", children.user_dir()]
     argv += ["--task", "translation", "--path", str(checkpoint)]
     argv += ["--gen-subset", subset]
     argv += [item for name, value in settings.items() for item in (f"--{name}", value)]
@@ -55,12 +56,10 @@ def decode(argv: list[str], log: Path, lock: int | None = None, sentences: int |
     children.show(argv, f" > {shlex.quote(str(log))}")
     log.parent.mkdir(parents=True, exist_ok=True)
     messages = log.with_suffix(".err")
-    for old in (log, messages):  # a link or pipe of this name would redirect the output
-        old.unlink(missing_ok=True)
     with (
-        log.open("wb") as output,
+        create(log) as output,
         # Separate until the end, so that a message cannot split the line of a hypothesis.
-        messages.open("w+b") as errors,
+        create(messages) as errors,
         Progress(f"decode {log.stem}", sentences, "sentences") as progress,
         children.followed(log, lambda line: progress.advance(line.startswith("D-"))),
     ):
