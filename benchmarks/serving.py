@@ -11,14 +11,13 @@ speed relative to fairseq in the same round with [quartiles], and the largest me
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import logging
-import multiprocessing
-import resource
+import subprocess
 import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,12 @@ import measure
 import torch
 import translation
 from measure import machine, positive, shown, speed_ratio, spread, take_turns
+from serving_process import FAIRSEQ, MODEL
 
 from fairseq_resid import records
 from fairseq_resid.cli import machine as this_machine
 from fairseq_resid.export.engine import ENGINES, FORMAT, RECORD, Record, Search, Text, check_installed
 
-FAIRSEQ = "fairseq"
 # Names of the variants: the engine and its --quantization.
 VARIANTS: dict[str, tuple[str, str | None]] = {
     FAIRSEQ: (FAIRSEQ, None),
@@ -41,7 +40,7 @@ VARIANTS: dict[str, tuple[str, str | None]] = {
     "onnx": ("onnx", None),
     "onnx int8": ("onnx", "int8"),
 }
-MODEL = "model.pt"
+PROCESS = Path(__file__).with_name("serving_process.py")
 BEAM, LENGTH_PENALTY = 4, 0.6
 
 
@@ -93,93 +92,20 @@ def export(model: Any, task: Any, variant: str, folder: Path) -> None:
     )
 
 
-def fairseq_translate(folder: Path, threads: int) -> Callable[[list[list[str]], Search], int]:
-    """Return a function that translates with fairseq's own search and returns the number of tokens."""
-    from fairseq.data import data_utils
-    from fairseq.sequence_generator import SequenceGenerator
-
-    import fairseq_resid.models  # noqa: F401  (registers the classes of the model)
-
-    torch.set_num_threads(threads)
-    model, source, target = torch.load(folder / MODEL, weights_only=False)
-    model.eval()
-    model.prepare_for_inference_(translation_settings())
-
-    def translate(sources: list[list[str]], search: Search) -> int:
-        generator = SequenceGenerator(
-            [model],
-            target,
-            beam_size=search.beam,
-            max_len_a=search.max_len_a,
-            max_len_b=search.max_len_b,
-            len_penalty=search.length_penalty,
-        )
-        tokens = 0
-        order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
-        for start in range(0, len(order), search.batch_size):
-            rows = [
-                torch.tensor([*map(source.index, sources[row]), source.eos()])
-                for row in order[start : start + search.batch_size]
-            ]
-            batch = data_utils.collate_tokens(rows, source.pad(), source.eos(), left_pad=True)
-            lengths = torch.tensor([len(row) for row in rows])
-            with torch.no_grad():
-                found = generator.generate([model], {"net_input": {"src_tokens": batch, "src_lengths": lengths}})
-            tokens += sum(len(hypotheses[0]["tokens"]) for hypotheses in found)
-        return tokens
-
-    return translate
-
-
-def translation_settings() -> Any:
-    """Return fairseq's default configuration of fairseq-generate."""
-    from fairseq.dataclass.configs import FairseqConfig
-    from omegaconf import OmegaConf
-
-    return OmegaConf.structured(FairseqConfig())
-
-
-def engine_translate(folder: Path, threads: int) -> Callable[[list[list[str]], Search], int]:
-    """Return a function that translates with an engine and returns the number of tokens, </s> included."""
-    from fairseq_resid.export.engine import load
-
-    engine = load(folder, threads)
-
-    def translate(sources: list[list[str]], search: Search) -> int:
-        return sum(len(found[0].tokens) + 1 for found in engine.translate(sources, search))
-
-    return translate
-
-
-def serve(connection: Any, variant: str, folder: Path, threads: int, sources: list[list[str]]) -> None:
-    """Load a model, then translate on request. Runs in a process of its own.
-
-    Receives a Search, and sends seconds, tokens, and the largest memory of the process in bytes.
-    """
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-    load = fairseq_translate if variant == FAIRSEQ else engine_translate
-    translate = load(folder, threads)
-    connection.send(None)
-    while (search := connection.recv()) is not None:
-        start = time.perf_counter()
-        tokens = translate(sources if search.batch_size > 1 else sources[: len(sources) // 4], search)
-        seconds = time.perf_counter() - start
-        unit = 1 if sys.platform == "darwin" else 1024
-        connection.send((seconds, tokens, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit))
-
-
 def time_variants(
     args: argparse.Namespace, folders: dict[str, Path], threads: int, sources: list[list[str]], search: Search
 ) -> list[dict[str, Any]]:
     """Time all variants with a number of threads and every batch size; return a row for each."""
-    context = multiprocessing.get_context("spawn")
-    connections, processes = {}, []
-    for variant, folder in folders.items():
-        connections[variant], theirs = context.Pipe()
-        processes.append(context.Process(target=serve, args=(theirs, variant, folder, threads, sources), daemon=True))
-        processes[-1].start()
-        connections[variant].recv()
+    processes = {}
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+        json.dump(sources, file)
+        file.flush()
+        for variant, folder in folders.items():
+            words = [sys.executable, PROCESS, variant, folder, threads, file.name]
+            processes[variant] = subprocess.Popen(
+                [*map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            answer(processes[variant])
     rows = []
     for batch_size in args.batch_sizes:
         tokens, memory = {}, {}
@@ -187,8 +113,10 @@ def time_variants(
 
         def turn(variant: str, settings: Search = settings, tokens: Any = tokens, memory: Any = memory) -> Any:
             def call() -> float:
-                connections[variant].send(settings)
-                seconds, tokens[variant], memory[variant] = connections[variant].recv()
+                process = processes[variant]
+                process.stdin.write(json.dumps(dataclasses.asdict(settings)) + "\n")
+                process.stdin.flush()
+                seconds, tokens[variant], memory[variant] = json.loads(answer(process))
                 return float(seconds)
 
             return call
@@ -208,10 +136,17 @@ def time_variants(
             }
             for variant in folders
         ]
-    for connection, process in zip(connections.values(), processes, strict=True):
-        connection.send(None)
-        process.join()
+    for process in processes.values():
+        process.communicate()
     return rows
+
+
+def answer(process: Any) -> str:
+    """Return the next line that a process writes. Raises: RuntimeError if it has ended, after it has said why."""
+    line: str = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"{' '.join(process.args)}: ended with code {process.wait()}")
+    return line
 
 
 def main() -> None:
