@@ -14,6 +14,20 @@ DOCS = [
     'latex2mathml>=3.78; python_version >= "3.11"',
 ]
 
+# Engines that trained models can be exported to. Their releases for Python 3.10 are too old.
+CTRANSLATE2 = [
+    'ctranslate2>=4.8; python_version >= "3.11"',
+]
+ONNX = [
+    'onnx>=1.23; python_version >= "3.11"',
+    'onnxruntime>=1.32; python_version >= "3.11"',
+    'onnxscript>=0.7; python_version >= "3.11"',
+]
+HUGGINGFACE = [
+    'transformers>=5.24; python_version >= "3.11"',
+    'safetensors>=0.8; python_version >= "3.11"',
+]
+
 
 def version() -> str:
     """Read `__version__` from fairseq_resid/version.py as text: importing the package would need torch."""
@@ -70,8 +84,15 @@ setup(
         "cluster": ["submitit>=1.5"],
         # The site of docs/: scripts/docs.sh.
         "docs": DOCS,
+        # fairseq-resid export --to ...
+        "ctranslate2": CTRANSLATE2,
+        "onnx": ONNX,
+        "huggingface": HUGGINGFACE,
         "test": [
             *DOCS,
+            *CTRANSLATE2,
+            *ONNX,
+            *HUGGINGFACE,
             "pytest>=8",
             "pytest-xdist>=3.5",
             "hypothesis>=6.100",

@@ -21,6 +21,7 @@ COMMANDS = {
     "evaluate": ("evaluation.evaluate", "average the last checkpoints, decode and score"),
     "average": ("evaluation.averaging", "average checkpoints"),
     "translate": ("evaluation.translate", "translate raw text"),
+    "export": ("export.export", "write a trained model for CTranslate2, ONNX Runtime or Hugging Face"),
     "compare": ("evaluation.compare", "test whether one run is better than another"),
     "table": ("evaluation.table", "print a table of evaluated runs"),
     "card": ("evaluation.card", "print the model card of an evaluated run"),

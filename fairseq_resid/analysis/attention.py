@@ -52,7 +52,7 @@ def encode(loaded: Loaded, text: str) -> Tensor:
     if not text.strip():
         raise ValueError("--text: empty; must be a sentence")
     try:
-        source = TextConverter(loaded.data)
+        source = TextConverter.of_data(loaded.data)
     except ValueError as error:
         raise ValueError(f"{error}; choose a sentence of the data with --sentence") from None
     tokens: Tensor | None = source.encode(text, loaded.task.source_dictionary)

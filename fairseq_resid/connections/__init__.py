@@ -13,6 +13,7 @@ import pkgutil
 from importlib.metadata import entry_points
 
 from .base import ResidualConnection, components, is_positional, sites
+from .folding import CannotFold, Fold
 from .options import InvalidOption, Option, Options, option
 from .place import Place
 from .registry import (
@@ -41,6 +42,8 @@ from .stream import ResidualStream
 
 __all__ = [
     "FINAL_NORMS",
+    "CannotFold",
+    "Fold",
     "InvalidOption",
     "Option",
     "Options",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection
+from .folding import Fold, affine
 from .options import Options
 from .place import Place
 from .registry import Structure, for_all_options, register
@@ -78,12 +79,18 @@ class Keel(ResidualConnection):
         return self.norm(torch.add(f, x, alpha=self.alpha))
 
 
+def fold(site: Any) -> Fold:
+    """Fold LN(α x + F)."""
+    return Fold("post_norm", (affine(site.norm),), shortcut=site.alpha)
+
+
 register(
     "deep_norm",
     Structure(
         Options,
         DeepNorm,
         has_kernel=for_all_options,
+        folds=fold,
         formula="LN(αx + F), α and initialisation by depth",
         source="Wang 2022",
         family="Scaling",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection
+from .folding import Fold, affine
 from .options import Options, option
 from .place import Place
 from .registry import Structure, for_all_options, register
@@ -70,6 +71,11 @@ class ExpandedSkipLayerNorm(ExpandedSkip):
         )
 
 
+def fold(site: Any) -> Fold:
+    """Fold LN(λ x + μ F)."""
+    return Fold("post_norm", (affine(site.norm),), site.skip_lambda, site.branch_scale)
+
+
 register(
     "xskip",
     Structure(
@@ -87,6 +93,7 @@ register(
         ExpandedNormOptions,
         ExpandedSkipLayerNorm,
         has_kernel=for_all_options,
+        folds=fold,
         formula="LN(λx + μF)",
         source="Liu 2020 (rSkip)",
         family="Scaling",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection
+from .folding import as_post_norm, as_pre_norm
 from .options import Options
 from .place import Place
 from .registry import Structure, for_all_options, register
@@ -55,6 +56,7 @@ register(
         Options,
         PostLayerNorm,
         has_kernel=for_all_options,
+        folds=as_post_norm,
         formula="LN(x + F)",
         source="Vaswani 2017",
         family="Plain",
@@ -67,6 +69,7 @@ register(
         Options,
         PreLayerNorm,
         final_norm=True,
+        folds=as_pre_norm,
         formula="x + f(LN(x)), the stack ends with a norm",
         source="He 2016b's order",
         family="Plain",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import ResidualConnection
+from .folding import Fold, affine
 from .options import Options, option
 from .place import Place
 from .plain import PreLayerNorm
@@ -113,12 +114,28 @@ class MixedLayerNorm(ResidualConnection):
         return self.norm(x + f) if self.is_post else x + f
 
 
+def fold_layer_scale(site: Any) -> Fold:
+    """Fold x + s ⊙ f(LN(x))."""
+    return Fold("pre_norm", (affine(site.norm),), branch=site.branch_weight.detach())
+
+
+def fold_sandwich(site: Any) -> Fold:
+    """Fold x + LN_out(f(LN_in(x)))."""
+    return Fold("pre_and_post_norm", (affine(site.norm), affine(site.outer_norm)))
+
+
+def fold_scaled(site: Any) -> Fold:
+    """Fold x + f(LN(x) / √l)."""
+    return Fold("pre_norm", (affine(site.norm, site.scale),))
+
+
 register(
     "layer_scale",
     Structure(
         Options,
         LayerScale,
         final_norm=True,
+        folds=fold_layer_scale,
         formula="x + s ⊙ f(LN(x)), s learned",
         source="Touvron 2021",
         family="Scaling",
@@ -131,6 +148,7 @@ register(
         Options,
         SandwichLayerNorm,
         final_norm=True,
+        folds=fold_sandwich,
         formula="x + LN(F), F of f(LN(x))",
         source="CogView 2021",
         family="Norms",
@@ -156,6 +174,7 @@ register(
         Options,
         ScaledPreLayerNorm,
         final_norm=True,
+        folds=fold_scaled,
         formula="x + f(LN(x)/√l), l the layer",
         source="Sun 2025",
         family="Scaling",

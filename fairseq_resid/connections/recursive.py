@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection
+from .folding import CannotFold, Fold, as_post_norm
 from .options import Options, option
 from .place import EPS, Place
 from .registry import Structure, for_all_options, register
@@ -65,12 +66,23 @@ class RecursiveSkipLayerNorm(ResidualConnection):
         return fused_recursive_layer_norm(x, f_out, weights, biases, norms[0].eps, p)
 
 
+def fold(site: Any) -> Fold:
+    """Fold λ = 1, which is post_ln.
+
+    Raises: CannotFold for λ >= 2.
+    """
+    if len(site.recursive_norms):
+        raise CannotFold(f"λ = {1 + len(site.recursive_norms)} adds the shortcut again after a norm; only λ = 1 folds")
+    return as_post_norm(site)
+
+
 register(
     "rskip_ln",
     Structure(
         RecursiveOptions,
         RecursiveSkipLayerNorm,
         has_kernel=for_all_options,
+        folds=fold,
         formula="y₁ = LN₁(x + F); y_k = LN_k(x + y_{k−1}), k = 2..λ",
         source="Liu 2020 (rSkip)",
         family="Scaling",

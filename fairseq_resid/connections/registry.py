@@ -11,6 +11,7 @@ from torch import nn
 
 from ..ops import BACKENDS
 from .base import ResidualConnection
+from .folding import Fold
 from .options import Option, Options, invalid
 from .place import Place, layer_norm
 from .stream import ResidualStream
@@ -43,6 +44,7 @@ class Structure:
                 contains a norm, and the flag does not apply
     needs_every_layer: whether LayerDrop is unsupported with these options
     is_profiled: whether these options need a first pass through the model, which sets initial values (`profile`)
+    folds: returns a site as a layer of an inference engine, or raises CannotFold (folding.py); None: none expresses it
     """
 
     options: type[Options]
@@ -52,6 +54,7 @@ class Structure:
     final_norm: bool | None = False
     needs_every_layer: Callable[[Any], bool] = for_no_options
     is_profiled: Callable[[Any], bool] = for_no_options
+    folds: Callable[[Any], Fold] | None = None
     formula: str = ""
     source: str = ""
     family: str = "Other"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import ResidualConnection
+from .folding import Fold, affine
 from .options import Options, option
 from .place import Place
 from .registry import Structure, register
@@ -101,11 +102,17 @@ class Admin(WeightedSkipLayerNorm):
                 del site.forward  # back to the method of the class
 
 
+def fold(site: Any) -> Fold:
+    """Fold LN(w ⊙ x + F)."""
+    return Fold("post_norm", (affine(site.norm),), site.skip_weight.detach())
+
+
 register(
     "wskip_ln",
     Structure(
         WeightedOptions,
         WeightedSkipLayerNorm,
+        folds=fold,
         formula="LN(w ⊙ x + F), w learned",
         source="Liu 2020 (rSkip)",
         family="Scaling",
@@ -118,6 +125,7 @@ register(
         AdminOptions,
         Admin,
         is_profiled=AdminOptions.is_profiled,
+        folds=fold,
         formula="LN(w ⊙ x + F), w learned, started by the depth of the stack",
         source="Liu 2020 (Admin)",
         family="Scaling",

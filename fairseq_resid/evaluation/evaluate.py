@@ -16,12 +16,13 @@ from typing import Any
 
 from .. import records
 from ..cli import children, frame
+from ..export.engine import is_export
 from ..files import write_text
 from ..foreign import say
 from ..runs import settings
 from ..runs.run import FileState, Results, Run, RunRecord
 from ..tasks.protocol import LAST, ScoringJob
-from . import averaging, card, compare
+from . import averaging, card, compare, exported
 from .job import find_job
 
 SUBSETS = ("valid", "test")
@@ -94,7 +95,13 @@ def evaluate(job: ScoringJob[Any]) -> Results:
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Command line of scripts/evaluate.sh."""
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder: --save-dir of fairseq-train")
+    add(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="a run folder (--save-dir of fairseq-train), or an export of one",
+    )
     add("--data", type=Path, help="data folder (default: the one that the run was trained on)")
     settings.add_flags(parser)
     add(
@@ -113,6 +120,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     jobs = [
         find_job(path, options.data, settings.of(Run(path), options), subset, options.cpu)
         for path in options.runs
+        if not is_export(path)
         for subset in options.subset or SUBSETS
     ]
     if options.as_published:
@@ -121,6 +129,9 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
                 raise ValueError(f"--as-published: {job.run.path}: {'; '.join(wrong)}")
     for job in jobs:
         evaluate(job)
+    for path in filter(is_export, options.runs):
+        for subset in options.subset or SUBSETS:
+            say(exported.score(path, subset, options.data, options))
     for subset in dict.fromkeys(job.subset for job in jobs if job.task.shows_spread):
         paths = [job.run.path for job in jobs if job.subset == subset and job.task.shows_spread]
         for line in compare.seeds([compare.read_candidate(path, LAST, subset) for path in paths]):

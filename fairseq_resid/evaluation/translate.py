@@ -2,6 +2,7 @@
 
     fairseq-resid translate RUN < text > translations
 
+RUN is a run folder, or an export of one (`fairseq-resid export`), whose engine then translates.
 In Python:  Translator("checkpoints/RUN").translate(["A sentence.", "Another one."])
 
 If a line cannot be translated, the lines before it are written and the error names the line.
@@ -19,18 +20,18 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ..cli import frame
+from ..export import translator as exported
+from ..export.engine import is_export
 from ..fairseq_patches import load_checkpoint, naming
 from ..runs import settings
 from ..runs.run import Run
 from ..runs.trained_on import find_data
 from ..tasks.text.decoding import search_settings
-from ..tasks.text.source import TextConverter
+from ..tasks.text.source import TextConverter, check_length, most_bytes, read_line
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Characters allowed in a line per subword that the model accepts. Segmenting a longer line could take minutes.
-CHARACTERS = 100
 BUFFER = 512  # lines translated together when the input is not a terminal
 
 
@@ -52,7 +53,7 @@ class Translator:
         folder = Run(Path(run))
         file = folder.checkpoint(checkpoint)
         path = Path(data) if data else find_data(folder, load_checkpoint(file))
-        self.text = TextConverter(path)
+        self.text = TextConverter.of_data(path)
         self.search = search_settings(settings.of(folder).decoding)
         loaded = load(folder, file, path.resolve(), cpu)
         with naming(str(file)):
@@ -73,26 +74,15 @@ class Translator:
 
         Raises: ValueError naming the line if it is not UTF-8 or too long for the model.
         """
-        most = CHARACTERS * self.longest
-        too_long = f"line {number}: more than {most:,} characters; the model accepts at most {self.longest:,} subwords"
-        if isinstance(line, bytes):
-            if len(line) > self.most_bytes:
-                raise ValueError(too_long)
-            try:
-                line = line.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
-        if len(line) > most:
-            raise ValueError(too_long)
-        subwords: Tensor | None = self.text.encode(line, self.hub.src_dict)
-        if subwords is not None and len(subwords) > self.longest:
-            raise ValueError(f"line {number}: {len(subwords):,} subwords; the model accepts at most {self.longest:,}")
+        subwords: Tensor | None = self.text.encode(read_line(line, number, self.longest), self.hub.src_dict)
+        if subwords is not None:
+            check_length(len(subwords), number, self.longest)
         return subwords
 
     @property
     def most_bytes(self) -> int:
-        """Maximum length of a line in bytes, newline included: the longest allowed line at four bytes per character."""
-        return 4 * CHARACTERS * self.longest + 2
+        """Maximum length of a line in bytes, newline included."""
+        return most_bytes(self.longest)
 
     def decode(self, encoded: Sequence[Tensor | None]) -> list[str]:
         """Return the translation of every encoded line, "" for None."""
@@ -113,9 +103,9 @@ def lines_of(stream: IO[bytes], most: int) -> Iterator[bytes]:
             return
 
 
-def encoded_batches(translator: Translator, lines: Iterable[bytes], together: int) -> Iterator[list[Tensor | None]]:
+def encoded_batches(translator: Any, lines: Iterable[bytes], together: int) -> Iterator[list[Any]]:
     """Yield the encoded lines in batches of `together`; a bad line raises after the lines before it are yielded."""
-    encoded: list[Tensor | None] = []
+    encoded: list[Any] = []
     for number, line in enumerate(lines, start=1):
         try:
             encoded.append(translator.encode(line, number))
@@ -128,18 +118,30 @@ def encoded_batches(translator: Translator, lines: Iterable[bytes], together: in
     yield encoded
 
 
+def open_translator(folder: Path, data: Path | None, checkpoint: str | None, cpu: bool) -> Any:
+    """Return the Translator of a run, or of an export.
+
+    Raises: ValueError or OSError naming the file or flag and the problem.
+    """
+    if not is_export(folder):
+        return Translator(folder, data, checkpoint, cpu)
+    if checkpoint is not None or data is not None:
+        raise ValueError(f"{folder}: an export contains one model and its text conversion: no --checkpoint, no --data")
+    return exported.Translator(folder)
+
+
 @frame.command("translate", "Translate stdin, one sentence per line, to stdout.")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Run `fairseq-resid translate`."""
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="a run folder")
+    add("run", type=Path, metavar="RUN", help="a run folder, or an export of one")
     add("--checkpoint", metavar="FILE", help="a checkpoint in RUN (default: averaged.pt, or else checkpoint_last.pt)")
     add("--data", type=Path, help="data folder (default: the one that the run was trained on)")
     add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     options = parser.parse_args(argv)
     if sys.stdin is None:
         raise ValueError("stdin: closed; it must contain one sentence per line")
-    translator = Translator(options.run, options.data, options.checkpoint, options.cpu)
+    translator = open_translator(options.run, options.data, options.checkpoint, options.cpu)
     lines = lines_of(sys.stdin.buffer, translator.most_bytes)
     for encoded in encoded_batches(translator, lines, 1 if sys.stdin.isatty() else BUFFER):
         sys.stdout.buffer.write("".join(line + "\n" for line in translator.decode(encoded)).encode())

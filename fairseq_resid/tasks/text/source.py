@@ -7,26 +7,72 @@ from typing import Any
 
 from ...data.text import folder
 from ...data.text.folder import Corpus
-from ...data.text.forms import plain_words
+from ...data.text.forms import TextForm, plain_words
+
+# Characters allowed in a line per subword that the model accepts. Segmenting a longer line could take minutes.
+CHARACTERS = 100
 
 
 class TextConverter:
-    """Converts raw source text to token ids, and translations back to raw text.
+    """Converts raw source text to subwords or token ids, and translations back to raw text.
 
-    Raises: ValueError if the data folder has no subword model; OSError if the folder does not exist.
+    segmenter: the subword model (data/text/segmentation.py); form, target: the forms of source and target text
     """
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, segmenter: Any, form: TextForm, target: TextForm) -> None:
+        self.segmenter, self.form, self.target = segmenter, form, target
+
+    @classmethod
+    def of_data(cls, data: Path) -> TextConverter:
+        """Return the converter of a data folder.
+
+        Raises: ValueError if the data folder has no subword model; OSError if the folder does not exist.
+        """
         corpus = Corpus.read(data)
-        self.segmenter = corpus.segmenter()
-        self.form = folder.read(corpus.path).forms()[corpus.source]
-        self.target = corpus.form
+        return cls(corpus.segmenter(), folder.read(corpus.path).forms()[corpus.source], corpus.form)
+
+    def subwords(self, line: str) -> list[str]:
+        """Return the subwords of a raw line; none if the cleaned line is empty."""
+        return plain_words(self.segmenter.encode([self.form.to_model(line)])[0])
 
     def encode(self, line: str, dictionary: Any) -> Any:
         """Return the ids of a raw line in fairseq's dictionary, including EOS; None if the cleaned line is empty."""
-        words = plain_words(self.segmenter.encode([self.form.to_model(line)])[0])
+        words = self.subwords(line)
         return dictionary.encode_line(" ".join(words), add_if_not_exist=False).long() if words else None
 
     def restore(self, decoded: str) -> str:
         """Return decoded subwords as raw text in the target language."""
         return self.target.to_raw(self.segmenter.join(decoded))
+
+
+def most_bytes(longest: int) -> int:
+    """Return the maximum length of a line in bytes, newline included: the longest allowed line at four bytes each.
+
+    longest: maximum number of subwords that the model accepts
+    """
+    return 4 * CHARACTERS * longest + 2
+
+
+def read_line(line: str | bytes, number: int, longest: int) -> str:
+    """Return a line, decoded and without its newline.
+
+    Raises: ValueError naming the line if it is not UTF-8 or too long for the model.
+    """
+    most = CHARACTERS * longest
+    too_long = f"line {number}: more than {most:,} characters; the model accepts at most {longest:,} subwords"
+    if isinstance(line, bytes):
+        if len(line) > most_bytes(longest):
+            raise ValueError(too_long)
+        try:
+            line = line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    if len(line) > most:
+        raise ValueError(too_long)
+    return line
+
+
+def check_length(subwords: int, number: int, longest: int) -> None:
+    """Raise ValueError naming the line if it has more subwords than the model accepts."""
+    if subwords > longest:
+        raise ValueError(f"line {number}: {subwords:,} subwords; the model accepts at most {longest:,}")

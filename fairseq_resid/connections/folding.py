@@ -1,0 +1,58 @@
+"""How a site folds into a layer of a common inference engine, which knows post-norm and pre-norm layers alone.
+
+A structure declares it in its own file, as the entry `folds` of its registration: a function from a site to a Fold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+GRAPHS = ("post_norm", "pre_norm", "pre_and_post_norm")
+NORMS = {"post_norm": 1, "pre_norm": 1, "pre_and_post_norm": 2}
+
+
+class CannotFold(ValueError):
+    """The reason why a model cannot be written as layers of a common engine, in one line."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A site in the form of one of three graphs, for a sublayer f in eval mode.
+
+    Formula:  post_norm            y = LN(a ⊙ x + b ⊙ f(x))
+              pre_norm             y = x + b ⊙ f(LN(x))
+              pre_and_post_norm    y = x + LN_out(b ⊙ f(LN_in(x)))
+    Shapes:   norms: (gain, bias) of each LN in order of use, each (C,); shortcut a and branch b: numbers or (C,)
+    Each LN has eps 1e-5.
+    """
+
+    graph: str
+    norms: tuple[tuple[Tensor, Tensor], ...]
+    shortcut: Tensor | float = 1.0
+    branch: Tensor | float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.graph not in GRAPHS:
+            raise ValueError(f"graph {self.graph!r}: must be one of {', '.join(GRAPHS)}")
+        if len(self.norms) != NORMS[self.graph]:
+            raise ValueError(f"{self.graph}: {len(self.norms)} norms; it has {NORMS[self.graph]}")
+        if self.graph != "post_norm" and not (isinstance(self.shortcut, float) and self.shortcut == 1):
+            raise ValueError(f"{self.graph}: only the shortcut of post_norm can have a weight")
+
+
+def affine(norm: Any, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Return the gain and bias of a LayerNorm whose output is multiplied by `scale`."""
+    return norm.weight.detach() * scale, norm.bias.detach() * scale
+
+
+def as_post_norm(site: Any) -> Fold:
+    """Fold y = LN(x + F), for a site with the attribute `norm`."""
+    return Fold("post_norm", (affine(site.norm),))
+
+
+def as_pre_norm(site: Any) -> Fold:
+    """Fold y = x + f(LN(x)), for a site with the attribute `norm`."""
+    return Fold("pre_norm", (affine(site.norm),))

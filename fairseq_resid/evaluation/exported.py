@@ -1,0 +1,84 @@
+"""Score an export: BLEU of its engine's translations beside BLEU of its run."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from ..cli.progress import Progress
+from ..data.text.folder import Corpus
+from ..export import translator
+from ..export.engine import Record, Search, load, read
+from ..runs.run import EVALUATE, Run
+from ..tasks.text import scoring
+
+TOGETHER = 512  # sentences between two reports of progress
+
+
+def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespace) -> str:
+    """Translate a subset of the data with an export, and return BLEU with its signature and that of the run.
+
+    data: the data folder, by default that of the run; given: options of `fairseq-resid evaluate`
+    Raises: ValueError or OSError naming the file or flag and the problem.
+    """
+    record = read(folder)
+    for flag in ("last", "by", "epochs"):
+        if getattr(given, flag) is not None:
+            raise ValueError(f"--{flag} {getattr(given, flag)}: {folder} is an export, which contains one checkpoint")
+    text, engine = translator.converter(folder, record), load(folder)
+    corpus = Corpus.read(data or Path(record.data))
+    sources = source_subwords(corpus, subset, record)
+    references = corpus.references(subset)
+    if len(sources) != len(references):
+        raise ValueError(f"{corpus.reference(subset)}: {len(references)} lines for {len(sources)} binarised sentences")
+    search = search_of(record, given)
+    hypotheses = []
+    with Progress(f"decode {subset} with {record.engine}", len(sources), "sentences") as progress:
+        for start in range(0, len(sources), TOGETHER):
+            found = engine.translate(sources[start : start + TOGETHER], search)
+            hypotheses += [text.segmenter.join(" ".join(best[0].tokens)) for best in found]
+            progress.advance(len(found))
+    bleu = scoring.bleu([corpus.form.restore(line) for line in hypotheses], references, corpus.tokenize)
+    return f"{folder} {subset}: BLEU {bleu.value:.2f}  {bleu.signature}  {of_run(record, subset, bleu.signature)}"
+
+
+def search_of(record: Record, given: argparse.Namespace) -> Search:
+    """Return the settings of an export with those of the command line."""
+    names = {"beam": "beam", "lenpen": "length_penalty", "max_len_a": "max_len_a", "max_len_b": "max_len_b"}
+    changed = {name: getattr(given, flag) for flag, name in names.items() if getattr(given, flag) is not None}
+    return replace(record.search, nbest=1, **changed)
+
+
+def source_subwords(corpus: Corpus, subset: str, record: Record) -> list[list[str]]:
+    """Return the binarised sources of a subset as subwords, without </s>.
+
+    Raises: ValueError naming the data folder if it has no such set.
+    """
+    from fairseq.data import Dictionary, data_utils
+
+    if not any(file.suffix == ".bin" for file in corpus.inputs(subset)):
+        raise ValueError(f"{corpus.path}: has no binarised {subset} set")
+    dictionary = Dictionary.load(str(corpus.path / f"dict.{corpus.source}.txt"))
+    prefix = corpus.path / f"{subset}.{corpus.source}-{corpus.target}.{corpus.source}"
+    dataset = data_utils.load_indexed_dataset(str(prefix), dictionary)
+    if dataset is None:
+        raise ValueError(f"{prefix}.bin: no such file")
+    return [
+        [dictionary[index] for index in dataset[number].tolist() if index != dictionary.eos()]
+        for number in range(len(dataset))
+    ]
+
+
+def of_run(record: Record, subset: str, signature: str) -> str:
+    """Describe the score of the run that was exported, for the checkpoint that was."""
+    run = Run(Path(record.run))
+    model = {"averaged.pt": "averaged", "checkpoint_last.pt": "last"}.get(record.checkpoint)
+    try:
+        results = run.read_results(subset)
+    except FileNotFoundError:
+        return f"({EVALUATE} {run.path} scores the run)"
+    if model is None or results.bleu is None:
+        return f"({record.checkpoint} of the run has no score)"
+    shown = "" if results.signature == signature else f"  {results.signature}"
+    return f"(fairseq, {record.checkpoint} of {run.name}: {getattr(results.bleu, model):.2f}{shown})"

@@ -1,0 +1,340 @@
+"""CTranslate2: the files of a model in its stock Transformer format, and translation with them.
+
+The engine's search differs from fairseq's in three respects, which `Model` compensates for: it only counts </s> in the
+length if it returns it, its maximum length is one for a batch, and it could generate <pad>.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import records
+from ..files import ANY_SIZE, bounded, open_regular
+from ..foreign import printable
+from .engine import WRITER, Hypothesis, Record, Search, read
+
+EOS, BOS, PAD, UNK = "</s>", "<s>", "<pad>", "<unk>"
+# What --quantization allows. With "int8" the machine that loads the model chooses the type of everything else.
+QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
+ACTIVATIONS = {
+    "relu": "RELU",
+    "gelu": "GELU",
+    "gelu_accurate": "GELUTanh",
+    "gelu_fast": "GELUTanh",
+    "swish": "SWISH",
+}
+WEIGHTS, CONFIG = "model.bin", "config.json"
+VOCABULARIES = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")
+BYTES = (4, 1, 2, 4, 2, 2)  # of float32, int8, int16, int32, float16, bfloat16, by their number in the file
+EMBEDDINGS = {"source": "encoder/embeddings_0/weight", "target": "decoder/embeddings/weight"}
+MOST_NAMES, MOST_DIMENSIONS = 100_000, 8
+
+
+def write(
+    model: Any, source_dictionary: Any, target_dictionary: Any, folder: Path, quantization: str | None = None
+) -> None:
+    """Write the engine's files of a fairseq Transformer in eval mode into a folder.
+
+    Raises: ValueError naming the structure or setting that the engine cannot express, or the unknown quantization.
+    """
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise ValueError(f"--quantization {quantization}: choose one of {', '.join(QUANTIZATIONS)}")
+    specification = specify(model)
+    for register, dictionary in (
+        (specification.register_source_vocabulary, source_dictionary),
+        (specification.register_target_vocabulary, target_dictionary),
+    ):
+        register(symbols(dictionary))
+    config = specification.config
+    config.bos_token, config.eos_token, config.unk_token = BOS, EOS, UNK
+    config.decoder_start_token, config.add_source_eos = EOS, True
+    config.layer_norm_epsilon = 1e-5
+    specification.validate()
+    specification.optimize(quantization=quantization)
+    specification.save(str(folder))
+
+
+def symbols(dictionary: Any) -> list[str]:
+    """Return the symbols of a fairseq dictionary, which the engine finds by name.
+
+    Raises: ValueError if fairseq's special symbols have other names or two symbols are equal.
+    """
+    found = list(dictionary.symbols)
+    special = [dictionary[index] for index in (dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk())]
+    if special != [BOS, PAD, EOS, UNK] or len(set(found)) != len(found):
+        raise ValueError(f"dictionary of {len(found):,} symbols: it must contain {BOS} {PAD} {EOS} {UNK} once")
+    return found
+
+
+def specify(model: Any) -> Any:
+    """Return the engine's specification with the folded weights of a model, without vocabularies.
+
+    Raises: ValueError naming what the engine cannot express.
+    """
+    from ctranslate2.specs import common_spec, transformer_spec
+
+    from .folding import INSTEAD, CannotFold, fold
+
+    folded = fold(model)
+    stacks = {}
+    for stack, kind in (
+        (folded.encoder, transformer_spec.TransformerEncoderSpec),
+        (folded.decoder, transformer_spec.TransformerDecoderSpec),
+    ):
+        activation = ACTIVATIONS.get(stack.activation)
+        if activation is None:
+            raise CannotFold(
+                f"--activation-fn {stack.activation}: CTranslate2 supports {', '.join(ACTIVATIONS)}; {INSTEAD}"
+            )
+        is_twice = stack.graph == "pre_and_post_norm"
+        external = {"external_pre_post_encoder_layers": True} if is_twice and stack is folded.decoder else {}
+        made = stacks[kind] = kind(
+            len(stack.layers),
+            stack.heads,
+            pre_norm=True,  # only with it does the specification have a norm at the end
+            no_final_norm=stack.final_norm is None,
+            activation=getattr(common_spec.Activation, activation),
+            layernorm_embedding=stack.embedding_norm is not None,
+            pre_post_layer_norm=is_twice,
+            **external,
+        )
+        made.pre_norm = stack.graph != "post_norm"
+        fill_stack(made, stack)
+    encoder, decoder = stacks.values()
+    fill_linear(decoder.projection, [folded.projection])
+    return transformer_spec.TransformerSpec(encoder, decoder)
+
+
+def fill_stack(spec: Any, stack: Any) -> None:
+    """Set the weights of an encoder or decoder."""
+    embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
+    embeddings.weight = stack.embedding.numpy()
+    spec.scale_embeddings = float(stack.scale)
+    spec.position_encodings.encodings = stack.positions.numpy()
+    if stack.embedding_norm is not None:
+        fill_norm(spec.layernorm_embedding, stack.embedding_norm)
+    if stack.final_norm is not None:
+        fill_norm(spec.layer_norm, stack.final_norm)
+    for layer, sublayers in zip(spec.layer, stack.layers, strict=True):
+        for sublayer in sublayers:
+            fill_sublayer(layer, sublayer)
+
+
+def fill_sublayer(layer: Any, sublayer: Any) -> None:
+    """Set the weights of a sublayer and of its norms."""
+    linears = sublayer.linears
+    if sublayer.kind == "ffn":
+        part = layer.ffn
+        fill_linear(part.linear_0, [linears["fc1"]])
+        fill_linear(part.linear_1, [linears["fc2"]])
+        around = ("pre_feedforward_layer_norm", "post_feedforward_layer_norm")
+    elif sublayer.kind == "self_attn":
+        part = layer.self_attention
+        fill_linear(part.linear[0], [linears[name] for name in ("q_proj", "k_proj", "v_proj")])
+        fill_linear(part.linear[1], [linears["out_proj"]])
+        around = ("input_layer_norm", "post_attention_layer_norm")
+    else:
+        part = layer.attention
+        fill_linear(part.linear[0], [linears["q_proj"]])
+        fill_linear(part.linear[1], [linears["k_proj"], linears["v_proj"]])
+        fill_linear(part.linear[2], [linears["out_proj"]])
+        around = ("external_pre_encoder_attention_layer_norm", "external_post_encoder_attention_layer_norm")
+    if len(sublayer.norms) == 1:
+        fill_norm(part.layer_norm, sublayer.norms[0])
+    else:
+        for name, norm in zip(around, sublayer.norms, strict=True):
+            fill_norm(getattr(layer, name), norm)
+
+
+def fill_norm(spec: Any, norm: Any) -> None:
+    """Set gain and bias of a LayerNorm."""
+    spec.gamma, spec.beta = norm.gain.numpy(), norm.bias.numpy()
+
+
+def fill_linear(spec: Any, linears: Sequence[Any]) -> None:
+    """Set the weights of linear maps with the same input as one."""
+    spec.weight = np.concatenate([linear.weight.numpy() for linear in linears])
+    if any(linear.bias is not None for linear in linears):
+        spec.bias = np.concatenate([bias_of(linear) for linear in linears])
+
+
+def bias_of(linear: Any) -> NDArray[np.float32]:
+    """Return the bias of a linear map, zeros if it has none."""
+    found: NDArray[np.float32] = np.zeros(len(linear.weight), np.float32)
+    return found if linear.bias is None else linear.bias.numpy()
+
+
+def check_files(folder: Path) -> None:
+    """Check that a folder contains a whole model whose vocabularies fit, which the engine itself does not check.
+
+    Raises: OSError if a file does not exist; ValueError naming the file and the problem.
+    """
+    open_regular(folder / CONFIG).close()
+    rows = embedding_rows(folder / WEIGHTS)
+    for side in EMBEDDINGS:
+        files = [folder / name for name in VOCABULARIES if name.startswith((side, "shared"))]
+        file = next((file for file in files if file.is_file()), files[-1])
+        words = records.read(file, list[str], WRITER)
+        if len(words) != rows[side] or len(set(words)) != len(words):
+            raise ValueError(f"{file}: {len(words):,} words; the embedding of the {side} has {rows[side]:,} rows")
+
+
+def embedding_rows(file: Path) -> dict[str, int]:
+    """Return the number of rows of both embeddings from the headers of model.bin.
+
+    Raises: ValueError naming the file if it is damaged.
+    """
+    rows: dict[str, int] = {}
+    with open_regular(file, ANY_SIZE) as stream:
+        size = os.fstat(stream.fileno()).st_size
+
+        def number(form: str) -> int:
+            value: int = struct.unpack(form, stream.read(struct.calcsize(form)))[0]
+            return value
+
+        def word() -> str:
+            return stream.read(number("<H"))[:-1].decode("utf-8")
+
+        try:
+            number("<I"), word(), number("<I")  # versions of the format, name and version of the kind of model
+            names = {name: side for side, name in EMBEDDINGS.items()}
+            for _ in range(bounded(number("<I"), 1, MOST_NAMES)):
+                name = word()
+                shape = [number("<I") for _ in range(bounded(number("<B"), 0, MOST_DIMENSIONS))]
+                kind, length = bounded(number("<B"), 0, len(BYTES) - 1), number("<I")
+                if length != math.prod(shape) * BYTES[kind] % (1 << 32):
+                    raise ValueError(f"{printable(name[:80])} has {length:,} bytes")
+                stream.seek(math.prod(shape) * BYTES[kind], os.SEEK_CUR)
+                if name in names and len(shape) == 2:
+                    rows[names[name]] = shape[0]
+            for _ in range(bounded(number("<I"), 0, MOST_NAMES)):
+                alias, name = word(), word()
+                if alias in names and name in names:
+                    rows[names[alias]] = rows[names[name]]
+            if stream.tell() != size or len(rows) != len(EMBEDDINGS):
+                raise ValueError(f"{size:,} bytes")
+        except (struct.error, UnicodeDecodeError, KeyError, ValueError) as error:
+            raise ValueError(f"{file}: damaged, or not written by {WRITER}: {error}") from None
+    return rows
+
+
+class Model:
+    """A model that CTranslate2 has loaded, on the CPU; see engine.Engine."""
+
+    def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
+        import ctranslate2
+
+        check_files(folder)
+        try:
+            self.translator = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
+        except (RuntimeError, ValueError) as error:  # also for a vocabulary that is no JSON, or of another size
+            raise ValueError(f"{folder}: CTranslate2 cannot load it: {' '.join(str(error).split())}") from None
+        self.longest = record.longest
+
+    def translate(
+        self, sources: Sequence[Sequence[str]], search: Search, prefixes: Sequence[Sequence[str]] | None = None
+    ) -> list[list[Hypothesis]]:
+        """Return the best translations of every source.
+
+        A hypothesis that reaches the maximum length gets </s> afterwards, as in fairseq. With a prefix every hypothesis
+        is scored again, because the engine does not count the prefix. Other scores differ from those of fairseq by the
+        probability that the model gives to </s> at the first position, where neither allows it: fairseq counts it.
+        Raises: ValueError naming the source that is too long for the model.
+        """
+        self.check(sources, 0, "source")
+        found: list[list[Hypothesis]] = [[] for _ in sources]
+        for rows in batches(sources, search.batch_size):
+            most = min(search.longest(max(len(sources[row]) for row in rows)), self.longest[1] - 1)
+            for suppressed in (None, [[PAD]]):
+                chosen = [sources[row] for row in rows]
+                begun = None if prefixes is None else [prefixes[row] for row in rows]
+                for row, hypotheses in zip(rows, self.decode(chosen, begun, search, most, suppressed), strict=True):
+                    found[row] = [each for each in hypotheses if PAD not in each.tokens][: search.nbest]
+                # fairseq never generates <pad>. To suppress it always would remove it from every sum of probabilities.
+                rows = [row for row in rows if len(found[row]) < search.nbest]
+                if not rows:
+                    break
+        return found
+
+    def decode(
+        self,
+        sources: Sequence[Sequence[str]],
+        prefixes: Sequence[Sequence[str]] | None,
+        search: Search,
+        most: int,
+        suppressed: list[list[str]] | None,
+    ) -> list[list[Hypothesis]]:
+        """Return all hypotheses of a batch of sources, best first. most: maximum number of subwords."""
+        results = self.translator.translate_batch(
+            [list(source) for source in sources],
+            None if prefixes is None else [list(prefix) for prefix in prefixes],
+            beam_size=search.beam,
+            num_hypotheses=search.beam,
+            length_penalty=search.length_penalty,
+            max_decoding_length=max(most, 1),
+            max_input_length=0,
+            min_decoding_length=1,
+            suppress_sequences=suppressed,
+            return_end_token=True,
+            return_scores=True,
+        )
+        found: list[list[Hypothesis]] = []
+        unscored: list[tuple[int, int]] = []
+        for row, result in enumerate(results):
+            found.append([])
+            for number, (tokens, score) in enumerate(zip(result.hypotheses, result.scores, strict=True)):
+                is_complete = bool(tokens) and tokens[-1] == EOS
+                found[row].append(Hypothesis(tuple(tokens[:-1] if is_complete else tokens), score))
+                if prefixes is not None or not is_complete:
+                    unscored.append((row, number))
+        if unscored:
+            scores = self.score(
+                [sources[row] for row, _ in unscored], [found[row][number].tokens for row, number in unscored]
+            )
+            for (row, number), log_p in zip(unscored, scores, strict=True):
+                score = sum(log_p) / len(log_p) ** search.length_penalty
+                found[row][number] = Hypothesis(found[row][number].tokens, score)
+        return [sorted(hypotheses, key=lambda each: -each.score) for hypotheses in found]
+
+    def score(self, sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]) -> list[list[float]]:
+        """Return log p of each token of every target and of </s>.
+
+        Raises: ValueError naming the sentence that is too long for the model.
+        """
+        self.check(sources, 0, "source")
+        self.check(targets, 1, "target")
+        results = self.translator.score_batch(
+            [list(source) for source in sources],
+            [list(target) for target in targets],
+            max_batch_size=32,
+            max_input_length=0,
+        )
+        return [list(result.log_probs) for result in results]
+
+    def check(self, sentences: Sequence[Sequence[str]], side: int, name: str) -> None:
+        """Raise ValueError for a sentence that is too long for the model, which has a table of positions."""
+        for number, sentence in enumerate(sentences, start=1):
+            if len(sentence) >= self.longest[side]:
+                raise ValueError(
+                    f"{name} {number}: {len(sentence):,} subwords; the model accepts at most {self.longest[side] - 1:,}"
+                )
+
+
+def batches(sources: Sequence[Sequence[str]], size: int) -> Iterator[list[int]]:
+    """Yield the numbers of the sources by length, `size` at a time: a batch has one maximum length."""
+    order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
+
+
+def load(folder: Path, threads: int = 0) -> Model:
+    """Load an export folder; see engine.load."""
+    return Model(folder, read(folder), threads)

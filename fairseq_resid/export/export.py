@@ -1,0 +1,202 @@
+"""Export a trained translation model to a folder for another engine, and prove that it computes the same.
+
+    fairseq-resid export RUN --to ctranslate2 --out DIR
+    fairseq-resid translate DIR < text
+
+DIR contains the engine's files, the subword model, export.json and a README. It is written under a temporary name and
+only exists after the proof (proof.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .. import records
+from ..cli import frame
+from ..data.text import folder as text_folder
+from ..data.text.folder import CORPUS, Corpus
+from ..fairseq_patches import load_checkpoint
+from ..files import copy, partial_of, replacing, write_text
+from ..foreign import code, printable, say
+from ..runs import settings
+from ..runs.run import Run
+from ..runs.trained_on import find_data
+from ..tasks import kinds
+from .engine import ENGINES, FORMAT, RECORD, Record, Search, Text, check_installed, load
+from .proof import NotEqual, Proof, prove
+
+WITHOUT_STRUCTURE = "transformer"  # fairseq's own model
+README = """# {run} for {engine}
+
+`{checkpoint}` of the run {run}, exported by `fairseq-resid export` for {package} {version}{quantization}.
+{proof}
+
+Translate text, one sentence per line, with `fairseq-resid translate DIR < text`, or in Python:
+
+```python
+from fairseq_resid.export.translator import Translator
+translator = Translator("DIR")
+print(translator.translate(["A sentence."]))
+```
+
+This needs fairseq_resid with its extra `{engine}`. `export.json` describes the files.
+"""
+
+
+def text_of(data: Path) -> Text:
+    """Return how the text of a data folder is converted; without corpus.json, it is not.
+
+    Raises: ValueError naming corpus.json if it is damaged.
+    """
+    if not (data / CORPUS).is_file():
+        languages = sorted(file.name.split(".")[1] for file in data.glob("dict.*.txt"))
+        source, target = languages if len(languages) == 2 else ("source", "target")
+        return Text(source, target)
+    known = text_folder.read(data)
+    model = known.restore.model
+    if model is not None and Path(model).name != model:
+        raise ValueError(f"{data / CORPUS}: restore.model {model!r}: must be the name of a file in the folder")
+    return Text(
+        known.source,
+        known.target,
+        known.text.form,
+        known.text.normalize,
+        known.text.split_hyphens,
+        known.restore.post_process,
+        model,
+        known.bleu_tokenize,
+    )
+
+
+def search_of(run: Run) -> Search:
+    """Return the settings of a run's evaluation."""
+    decoding = settings.of(run).decoding
+    return Search(
+        int(decoding["beam"]),
+        float(decoding["lenpen"]),
+        float(decoding["max-len-a"]),
+        int(decoding["max-len-b"]),
+    )
+
+
+def structure_of(model: Any) -> dict[str, Any]:
+    """Return the --residual name of a model with its options; for fairseq's own model, only that of the model."""
+    from ..connections import sites
+
+    site = next(iter(sites(model).values()), None)
+    return {"arch": WITHOUT_STRUCTURE} if site is None else dict(site.described)
+
+
+def export(
+    run: Run,
+    engine: str,
+    out: Path,
+    checkpoint: str | None = None,
+    quantization: str | None = None,
+    data: Path | None = None,
+) -> Proof:
+    """Write the export of a run to the new folder `out`, and return its proof.
+
+    Raises: ValueError or OSError naming the flag or file and the problem; NotEqual if the proof fails. There is no
+    folder then.
+    """
+    if out.exists() or out.is_symlink():
+        raise ValueError(f"--out {out}: exists; choose another name, or remove it")
+    check_installed(engine)
+    file = run.checkpoint(checkpoint)
+    state = load_checkpoint(file)
+    if not kinds.of_checkpoint(state.get("cfg")).can_decode:
+        raise ValueError(f"{file}: not a translation model; only these can be exported")
+    path = (data or find_data(run, state)).resolve()
+    if not path.is_dir():
+        raise ValueError(f"--data {path}: no such data folder")
+    from ..tasks.loading import load as load_model
+
+    loaded = load_model(run, file, path, cpu=True)
+    text, kind = text_of(path), ENGINES[engine]
+    corpus = Corpus.read(path) if (path / CORPUS).is_file() else None
+    out.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(partial_of(out), ignore_errors=True)  # of an export that was killed
+    with replacing(out) as partial:
+        partial.mkdir()
+        if text.model is not None:
+            copy(path / text.model, partial / text.model)
+        dictionaries = loaded.task.source_dictionary, loaded.task.target_dictionary
+        writer = import_module(f".{kind.writer}", __package__)
+        writer.write(loaded.model, *dictionaries, partial, quantization)
+        source, target = loaded.model.max_positions()
+        record = Record(
+            FORMAT,
+            engine,
+            version(kind.package),
+            str(run.path.resolve()),
+            file.name,
+            str(path),
+            structure_of(loaded.model),
+            quantization,
+            (int(source), int(target)),
+            text,
+            search_of(run),
+        )
+        records.write(partial / RECORD, record)
+        proof = prove(loaded, load(partial), record, corpus)
+        records.write(partial / RECORD, dataclasses.replace(record, proof=msgspec.to_builtins(proof)))
+        write_text(partial / "README.md", readme(record, run.name, proof))
+        if out.exists() or out.is_symlink():
+            raise ValueError(f"--out {out}: has been made in the meantime")
+    return proof
+
+
+def readme(record: Record, run: str, proof: Proof) -> str:
+    """Return the README of an export."""
+    return README.format(
+        run=code(run),
+        engine=record.engine,
+        checkpoint=printable(record.checkpoint),
+        package=ENGINES[record.engine].package,
+        version=record.engine_version,
+        quantization=f", quantised to {record.quantization}" if record.quantization else "",
+        proof="Compared with fairseq: " + "; ".join(proof.lines(record.engine)) + ".",
+    )
+
+
+@frame.command(
+    "export",
+    "Export a trained translation model to a folder for another engine, and prove that it computes what fairseq does.",
+)
+def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    """Run `fairseq-resid export`."""
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="a run folder")
+    add("--to", required=True, choices=list(ENGINES), help="the engine")
+    add("--out", required=True, type=Path, metavar="DIR", help="the folder to make; it must not exist")
+    add("--checkpoint", metavar="FILE", help="a checkpoint in RUN (default: averaged.pt, or else checkpoint_last.pt)")
+    add(
+        "--quantization",
+        metavar="TYPE",
+        help="type of the weights: for ctranslate2 int8, int8_float32, int8_float16, int8_bfloat16, int16, float16, "
+        "bfloat16 or float32 (default: float32)",
+    )
+    add("--data", type=Path, help="data folder (default: the one that the run was trained on)")
+    options = parser.parse_args(argv)
+    try:
+        proof = export(
+            Run(options.run), options.to, options.out, options.checkpoint, options.quantization, options.data
+        )
+    except NotEqual as error:
+        say(f"{parser.prog}: error: {error}; nothing was exported", file=sys.stderr)
+        return 1
+    for line in proof.lines(options.to):
+        say(line)
+    say(f"{options.out}: exported; fairseq-resid translate {options.out} < text")
+    return 0

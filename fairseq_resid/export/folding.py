@@ -1,0 +1,277 @@
+"""A translation model as arrays of a plain post-norm, pre-norm or pre-and-post-norm Transformer.
+
+The weights of a structure fold into the weights around them, so that the arrays compute the same function:
+
+    shortcut weight a    into gain and bias of the norm before the site (for the first site of a stack: into the
+                         embedding, the positions, or the norm of the embedding), and 1/a into the branch's input
+    branch weight b      into the rows of out_proj or fc2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import connections
+from ..connections import CannotFold, Fold
+
+# The linear maps of a sublayer: those that read x, and the one that writes to the sum.
+INPUTS = {"self_attn": ("q_proj", "k_proj", "v_proj"), "encoder_attn": ("q_proj",), "ffn": ("fc1",)}
+OTHERS = {"self_attn": (), "encoder_attn": ("k_proj", "v_proj"), "ffn": ()}  # these read the encoder's output
+OUTPUT = {"self_attn": "out_proj", "encoder_attn": "out_proj", "ffn": "fc2"}
+STOCK_NORMS = {
+    "self_attn": "self_attn_layer_norm",
+    "encoder_attn": "encoder_attn_layer_norm",
+    "ffn": "final_layer_norm",
+}
+# fairseq's own scalings (NormFormer), and the attribute of a layer that each sets.
+SCALINGS = {
+    "--scale-attn": "attn_ln",
+    "--scale-fc": "ffn_layernorm",
+    "--scale-heads": "c_attn",
+    "--scale-resids": "w_resid",
+}
+INSTEAD = "use --to onnx"
+
+
+@dataclass
+class Linear:
+    """y = x Wᵀ + bias. Shapes: weight (out, in), bias (out,)."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass
+class Norm:
+    """LayerNorm over C channels, eps 1e-5. Shapes: (C,)."""
+
+    gain: Tensor
+    bias: Tensor
+
+
+@dataclass
+class Sublayer:
+    """A sublayer and the norms of its site, in order of use (two for pre_and_post_norm).
+
+    kind: self_attn, encoder_attn or ffn; linears: q_proj, k_proj, v_proj, out_proj; or fc1, fc2
+    """
+
+    kind: str
+    linears: dict[str, Linear]
+    norms: list[Norm]
+
+
+@dataclass
+class Stack:
+    """An encoder or a decoder: x = embedding_norm(scale · embedding[token] + positions[position]), layers, final_norm.
+
+    Shapes: embedding (V, C), row i of a symbol with index i in fairseq's dictionary; positions (P, C), from the first
+    position on, so without fairseq's rows for <s> and <pad>
+    """
+
+    graph: str
+    heads: int
+    activation: str
+    embedding: Tensor
+    scale: float
+    positions: Tensor
+    embedding_norm: Norm | None
+    layers: list[list[Sublayer]]
+    final_norm: Norm | None
+    learned_positions: bool = False
+
+
+@dataclass
+class Folded:
+    """A whole model. projection: from the decoder's output to logits (V, C)."""
+
+    encoder: Stack
+    decoder: Stack
+    projection: Linear
+
+
+def fold(model: Any) -> Folded:
+    """Return a fairseq TransformerModel in eval mode, of ours or of stock, as folded arrays in fp32 on the CPU.
+
+    The model is not changed, and no array shares its memory.
+    Raises: CannotFold naming the structure or the setting that cannot be expressed, and the reason.
+    """
+    check_settings(model)
+    encoder, decoder = (fold_stack(stack) for stack in (model.encoder, model.decoder))
+    projection = model.decoder.output_projection
+    return Folded(encoder, decoder, Linear(single(projection.weight), maybe(projection.bias)))
+
+
+def structure_of(model: Any) -> str | None:
+    """Return the --residual name of a model of ours; None for one of stock."""
+    site = next(iter(connections.sites(model).values()), None)
+    return None if site is None else str(site.described["residual"])
+
+
+def fold_site(site: connections.ResidualConnection) -> Fold:
+    """Return the fold of a site.
+
+    Raises: CannotFold naming the structure and the reason.
+    """
+    residual = str(site.described["residual"])
+    made = connections.structure(residual)
+    if made.folds is None:
+        raise CannotFold(f"--residual {residual}: no post-norm or pre-norm layer computes {made.formula}; {INSTEAD}")
+    try:
+        return made.folds(site)
+    except CannotFold as error:
+        raise CannotFold(f"--residual {residual}: {error}; {INSTEAD}") from None
+
+
+def check_settings(model: Any) -> None:
+    """Raise CannotFold for a setting of fairseq that changes the layers in another way than a structure does."""
+    cfg, stacks = model.cfg, (model.encoder, model.decoder)
+    wrong = [
+        ("--adaptive-input", bool(getattr(cfg, "adaptive_input", False))),
+        ("--adaptive-softmax-cutoff", model.decoder.adaptive_softmax is not None),
+        ("--character-embeddings", bool(getattr(cfg, "char_inputs", False))),
+        ("--no-cross-attention", bool(cfg.no_cross_attention)),
+        ("--cross-self-attention", bool(cfg.cross_self_attention)),
+        ("--base-layers", bool(getattr(cfg, "base_layers", 0))),
+        ("--quant-noise-pq", any(stack.quant_noise is not None for stack in stacks)),
+        ("--no-token-positional-embeddings", any(stack.embed_positions is None for stack in stacks)),
+        *(
+            (flag, any(getattr(layer, name, None) is not None for stack in stacks for layer in stack.layers))
+            for flag, name in SCALINGS.items()
+        ),
+        ("a decoder input of another width", model.decoder.project_in_dim is not None),
+        ("a decoder output of another width", getattr(model.decoder, "project_out_dim", None) is not None),
+    ]
+    for setting, is_set in wrong:
+        if is_set:
+            raise CannotFold(f"{setting}: a common Transformer layer has no such setting; {INSTEAD}")
+    if model.training:
+        raise ValueError("the model is in training mode; call eval() first")
+
+
+def single(tensor: Tensor) -> Tensor:
+    """Return a copy in fp32 on the CPU."""
+    return tensor.detach().to("cpu", torch.float32, copy=True)
+
+
+def maybe(tensor: Tensor | None) -> Tensor | None:
+    """Return a copy in fp32 on the CPU, or None."""
+    return None if tensor is None else single(tensor)
+
+
+def norm_of(module: Any) -> Norm | None:
+    """Return a LayerNorm of fairseq or a final norm of ours; None if there is none."""
+    return None if module is None else Norm(single(module.weight), single(module.bias))
+
+
+def sublayers(stack: Any) -> Iterator[tuple[int, str, Any, Any]]:
+    """Yield the number of the layer, the kind, the module with the linear maps, and the layer, of every sublayer."""
+    for number, layer in enumerate(stack.layers):
+        yield number, "self_attn", layer.self_attn, layer
+        if getattr(layer, "encoder_attn", None) is not None:
+            yield number, "encoder_attn", layer.encoder_attn, layer
+        yield number, "ffn", layer, layer
+
+
+def fold_of(stack: Any, kind: str, layer: Any) -> Fold:
+    """Return the fold of a site; in a layer of stock it is the plain one.
+
+    Raises: CannotFold naming the structure and the reason.
+    """
+    if hasattr(layer, f"{kind}_residual"):
+        return fold_site(getattr(layer, f"{kind}_residual"))
+    norm = getattr(layer, STOCK_NORMS[kind])
+    return Fold("pre_norm" if layer.normalize_before else "post_norm", ((norm.weight.detach(), norm.bias.detach()),))
+
+
+def check_end(stack: Any) -> None:
+    """Raise CannotFold unless a stack ends with a LayerNorm or nothing."""
+    end = stack.layer_norm
+    if isinstance(end, connections.ResidualStream) and type(end) is not connections.ResidualStream:
+        raise CannotFold(f"a stack that ends with {type(end).__name__}: not a LayerNorm; {INSTEAD}")
+
+
+def double(value: Tensor | float, width: int) -> Tensor:
+    """Return a weight of a fold as (C,) in fp64 on the CPU."""
+    found = torch.as_tensor(value).detach().to("cpu", torch.float64)
+    return found.expand(width)
+
+
+def scaled(tensor: Tensor, by: Tensor) -> Tensor:
+    """Return a product computed in fp64, in fp32."""
+    return (tensor.double() * by).float()
+
+
+def fold_stack(stack: Any) -> Stack:
+    """Return an encoder or decoder of fairseq as folded arrays.
+
+    Raises: CannotFold naming the structure or the setting that cannot be expressed, and the reason.
+    """
+    made = layers_of(stack)
+    check_end(stack)
+    graphs = {site.graph for _, _, site in made}
+    if len(graphs) > 1:
+        raise CannotFold(f"layers of several kinds in one stack ({', '.join(sorted(graphs))}); {INSTEAD}")
+    positions = stack.embed_positions
+    learned = isinstance(positions, torch.nn.Embedding)
+    table = single(positions.weight if learned else positions.weights)[positions.padding_idx + 1 :]
+    table = table[: stack.max_positions()]  # a longer input has extended a sinusoidal table
+    layer = stack.layers[0] if len(stack.layers) else None
+    folded = Stack(
+        graph=graphs.pop() if graphs else "post_norm",
+        heads=layer.self_attn.num_heads if layer is not None else 1,
+        activation=str(stack.cfg.activation_fn),
+        embedding=single(stack.embed_tokens.weight),
+        scale=float(stack.embed_scale),
+        positions=table,
+        embedding_norm=norm_of(stack.layernorm_embedding),
+        layers=[[] for _ in stack.layers],
+        final_norm=norm_of(stack.layer_norm),
+        learned_positions=learned,
+    )
+    before: Norm | None = None  # the norm whose output is x
+    for number, sublayer, site in made:
+        width = folded.embedding.size(1)
+        shortcut, branch = double(site.shortcut, width), double(site.branch, width)
+        if not bool((shortcut != 0).all() and shortcut.isfinite().all()):
+            raise CannotFold(f"a shortcut weight of 0: it cannot be divided out of the branch; {INSTEAD}")
+        for name in INPUTS[sublayer.kind]:
+            linear = sublayer.linears[name]
+            linear.weight = scaled(linear.weight, 1 / shortcut)
+        output = sublayer.linears[OUTPUT[sublayer.kind]]
+        output.weight = scaled(output.weight, branch[:, None])
+        output.bias = None if output.bias is None else scaled(output.bias, branch)
+        if folded.graph == "post_norm":
+            scale_input(folded, before, shortcut)
+            before = sublayer.norms[0]
+        folded.layers[number].append(sublayer)
+    return folded
+
+
+def scale_input(stack: Stack, before: Norm | None, by: Tensor) -> None:
+    """Scale the channels of x: those of the norm before a site, or of the stack's input."""
+    before = before or stack.embedding_norm
+    if before is not None:
+        before.gain, before.bias = scaled(before.gain, by), scaled(before.bias, by)
+    else:
+        stack.embedding, stack.positions = scaled(stack.embedding, by), scaled(stack.positions, by)
+
+
+def layers_of(stack: Any) -> list[tuple[int, Sublayer, Fold]]:
+    """Return the sublayers of a stack with the folds that are to be applied to them."""
+    made = []
+    for number, kind, module, layer in sublayers(stack):
+        site = fold_of(stack, kind, layer)
+        names = (*INPUTS[kind], *OTHERS[kind], OUTPUT[kind])
+        linears = {
+            name: Linear(single(linear.weight), maybe(linear.bias))
+            for name, linear in ((name, getattr(module, name)) for name in names)
+        }
+        norms = [Norm(single(gain), single(bias)) for gain, bias in site.norms]
+        made.append((number, Sublayer(kind, linears, norms), site))
+    return made

@@ -1,0 +1,307 @@
+"""The proof of an export: its engine and fairseq compute the same log probabilities and the same translations.
+
+Both score the references of the validation set, and translate its first sentences with the settings of the run. For a
+quantised model, which computes something else, both translate the whole set, and BLEU of both is shown.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..cli.progress import Progress
+from ..data.text.folder import Corpus
+from ..foreign import say
+from .engine import Engine, Record, Search
+
+SUBSET = "valid"
+TOLERANCE = 1e-4  # of log p of a token
+TRANSLATIONS = 200
+SHARE = 0.99  # of the translations that must be identical
+TOGETHER = 32  # sentences in a batch
+EXACT = (None, "float32")  # quantizations that change nothing
+
+
+class NotEqual(Exception):
+    """The engine computes something else than fairseq."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A sentence that both translate differently, with the score of each translation under the engine."""
+
+    line: int
+    fairseq: str
+    engine: str
+    fairseq_score: float
+    engine_score: float
+
+    def __str__(self) -> str:
+        return (
+            f"line {self.line}: fairseq {self.fairseq_score:.4f} {self.fairseq!r}, "
+            f"engine {self.engine_score:.4f} {self.engine!r}"
+        )
+
+
+@dataclass(frozen=True)
+class Bleu:
+    """BLEU of fairseq and the engine on the whole validation set."""
+
+    fairseq: float
+    engine: float
+    signature: str
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The comparison of an engine with fairseq.
+
+    sentences, tokens: references that both scored, with </s>; skipped: those that are too long for the model
+    largest: largest difference of log p of a token; identical: number of identical translations among `translations`
+    """
+
+    subset: str
+    sentences: int
+    tokens: int
+    largest: float
+    translations: int
+    identical: int
+    skipped: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    bleu: Bleu | None = None
+
+    def lines(self, engine: str) -> list[str]:
+        """Return the result as lines of text."""
+        found = [
+            f"log p of {self.tokens:,} reference subwords ({self.subset}): largest difference {self.largest:.1e}",
+            f"translations: {self.identical} of {self.translations} identical",
+        ]
+        if self.skipped:
+            found.append(f"skipped: {self.skipped:,} sentences that are too long for the model")
+        if self.bleu is not None:
+            found.append(
+                f"BLEU ({self.subset}): fairseq {self.bleu.fairseq:.2f}, {engine} {self.bleu.engine:.2f}  "
+                f"{self.bleu.signature}"
+            )
+        return found
+
+    def check(self) -> None:
+        """Raise NotEqual unless the engine computes what fairseq does."""
+        if not self.largest <= TOLERANCE:  # nor NaN
+            raise NotEqual(f"log p differs by {self.largest:.1e} from fairseq's; at most {TOLERANCE:g} is allowed")
+        if self.identical < SHARE * self.translations:
+            raise NotEqual(
+                f"{self.identical} of {self.translations} translations are those of fairseq; at least "
+                f"{100 * SHARE:g}% must be"
+            )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A sentence pair of a data folder: its line, and the ids of both sides in fairseq's dictionaries, with </s>."""
+
+    line: int
+    source: Any
+    target: Any
+
+
+def read_pairs(loaded: Any, subset: str, longest: tuple[int, int]) -> tuple[list[Pair], int]:
+    """Return the sentence pairs of a subset that the model accepts, and the number of others.
+
+    Raises: ValueError naming the data folder if it has no such subset.
+    """
+    try:
+        loaded.task.load_dataset(subset)
+    except FileNotFoundError:
+        raise ValueError(f"{loaded.data}: has no binarised {subset} set, which proves an export") from None
+    dataset = loaded.task.dataset(subset)
+    pairs = []
+    for index in range(len(dataset)):
+        item = dataset[index]
+        if len(item["source"]) <= longest[0] and len(item["target"]) <= longest[1]:
+            pairs.append(Pair(index + 1, item["source"], item["target"]))
+    if not pairs:
+        raise ValueError(f"{loaded.data}: {subset} has no sentence that the model accepts")
+    return pairs, len(dataset) - len(pairs)
+
+
+def batches(pairs: Sequence[Pair]) -> Iterator[list[int]]:
+    """Yield the numbers of the pairs by source length, as many at a time as the engine's batches have."""
+    order = sorted(range(len(pairs)), key=lambda number: len(pairs[number].source))
+    for start in range(0, len(order), TOGETHER):
+        yield order[start : start + TOGETHER]
+
+
+def net_input(loaded: Any, chosen: Sequence[Pair]) -> dict[str, Any]:
+    """Return the source side of a batch as fairseq collates it."""
+    import torch
+    from fairseq.data.data_utils import collate_tokens
+
+    padding = loaded.task.source_dictionary.pad()
+    sources = collate_tokens([pair.source for pair in chosen], padding, left_pad=True)
+    return {"src_tokens": sources, "src_lengths": torch.tensor([len(pair.source) for pair in chosen])}
+
+
+def fairseq_scores(loaded: Any, pairs: Sequence[Pair]) -> list[list[float]]:
+    """Return fairseq's log p of each token of every target."""
+    import torch
+    from fairseq.data.data_utils import collate_tokens
+
+    from ..models.likelihood import token_nll
+
+    dictionary = loaded.task.target_dictionary
+    found: list[list[float]] = [[] for _ in pairs]
+    with torch.no_grad(), Progress("log p by fairseq", len(pairs), "sentences") as progress:
+        for numbers in batches(pairs):
+            chosen = [pairs[number] for number in numbers]
+            targets = [pair.target for pair in chosen]
+            given = {
+                **net_input(loaded, chosen),
+                "prev_output_tokens": collate_tokens(
+                    targets, dictionary.pad(), dictionary.eos(), move_eos_to_beginning=True
+                ),
+            }
+            target = collate_tokens(targets, dictionary.pad())
+            sample = loaded.moved({"net_input": given, "target": target})
+            nll = token_nll(loaded.model, sample["net_input"], sample["target"], dictionary.pad())
+            for number, row, pair in zip(numbers, nll, chosen, strict=True):
+                found[number] = (-row[: len(pair.target)]).tolist()
+            progress.advance(len(numbers))
+    return found
+
+
+def fairseq_translations(loaded: Any, pairs: Sequence[Pair], search: Search) -> list[list[str]]:
+    """Return fairseq's best translation of every source, as subwords."""
+    import torch
+    from fairseq.sequence_generator import SequenceGenerator
+
+    dictionary = loaded.task.target_dictionary
+    generator = SequenceGenerator(
+        [loaded.model],
+        dictionary,
+        beam_size=search.beam,
+        max_len_a=search.max_len_a,
+        max_len_b=search.max_len_b,
+        len_penalty=search.length_penalty,
+    )
+    found: list[list[str]] = [[] for _ in pairs]
+    with torch.no_grad(), Progress("translations by fairseq", len(pairs), "sentences") as progress:
+        for numbers in batches(pairs):
+            sample = loaded.moved({"net_input": net_input(loaded, [pairs[number] for number in numbers])})
+            for number, hypotheses in zip(numbers, generator.generate([loaded.model], sample), strict=True):
+                found[number] = words(dictionary, hypotheses[0]["tokens"])
+            progress.advance(len(numbers))
+    return found
+
+
+def words(dictionary: Any, ids: Any) -> list[str]:
+    """Return the symbols of a sentence without </s>."""
+    return [dictionary[index] for index in ids.tolist() if index != dictionary.eos()]
+
+
+def prove(loaded: Any, engine: Engine, record: Record, corpus: Corpus | None = None) -> Proof:
+    """Compare the engine of an export with fairseq; print the differences.
+
+    loaded: the model that was exported, of tasks.loading; corpus: its data folder, for BLEU of a quantised export
+    Raises: NotEqual if an export in full precision computes something else; ValueError if there is no validation set.
+    """
+    pairs, skipped = read_pairs(loaded, SUBSET, record.longest)
+    source_dictionary, target_dictionary = loaded.task.source_dictionary, loaded.task.target_dictionary
+    sources = [words(source_dictionary, pair.source) for pair in pairs]
+    targets = [words(target_dictionary, pair.target) for pair in pairs]
+    expected = fairseq_scores(loaded, pairs)
+    with Progress(f"log p by {record.engine}"):
+        found = engine.score(sources, targets)
+    largest = largest_difference(found, expected)
+    is_exact = record.quantization in EXACT
+    count = min(TRANSLATIONS, len(pairs)) if is_exact or corpus is None else len(pairs)
+    search = Search(
+        record.search.beam,
+        record.search.length_penalty,
+        record.search.max_len_a,
+        record.search.max_len_b,
+        batch_size=TOGETHER,
+    )
+    theirs = fairseq_translations(loaded, pairs[:count], search)
+    with Progress(f"translations by {record.engine}"):
+        mine = [list(hypotheses[0].tokens) for hypotheses in engine.translate(sources[:count], search)]
+    bleu = None if is_exact or corpus is None or skipped else bleu_of(corpus, theirs, mine)
+    compared = min(TRANSLATIONS, count)
+    differences = list(
+        differing(engine, search, pairs[:compared], sources[:compared], theirs[:compared], mine[:compared])
+    )
+    proof = Proof(
+        SUBSET,
+        len(pairs),
+        sum(map(len, expected)),
+        largest,
+        compared,
+        compared - len(differences),
+        skipped,
+        differences,
+        bleu,
+    )
+    for difference in differences:
+        say(f"  {difference}", file=sys.stderr)
+    if is_exact:
+        proof.check()
+    elif largest != largest:
+        raise NotEqual("log p is not a number")
+    return proof
+
+
+def largest_difference(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> float:
+    """Return the largest difference of log p of a token; NaN if one is not a number.
+
+    Raises: NotEqual if the engine scored another number of tokens.
+    """
+    largest = 0.0
+    for number, (mine, theirs) in enumerate(zip(found, expected, strict=True), start=1):
+        if len(mine) != len(theirs):
+            raise NotEqual(f"sentence {number}: the engine scored {len(mine)} subwords, fairseq {len(theirs)}")
+        for one, other in zip(mine, theirs, strict=True):
+            difference = abs(one - other)
+            if not difference <= largest:
+                largest = difference
+                if difference != difference:
+                    return difference
+    return largest
+
+
+def differing(
+    engine: Engine,
+    search: Search,
+    pairs: Sequence[Pair],
+    sources: Sequence[Sequence[str]],
+    theirs: Sequence[Sequence[str]],
+    mine: Sequence[Sequence[str]],
+) -> Iterator[Difference]:
+    """Yield the sentences that both translate differently."""
+    wrong = [number for number in range(len(pairs)) if theirs[number] != mine[number]]
+    if not wrong:
+        return
+    chosen = [sources[number] for number in wrong]
+    scores = [
+        [sum(tokens) / len(tokens) ** search.length_penalty for tokens in engine.score(chosen, translated)]
+        for translated in ([theirs[number] for number in wrong], [mine[number] for number in wrong])
+    ]
+    for number, one, other in zip(wrong, *scores, strict=True):
+        yield Difference(pairs[number].line, " ".join(theirs[number]), " ".join(mine[number]), one, other)
+
+
+def bleu_of(corpus: Corpus, theirs: Sequence[Sequence[str]], mine: Sequence[Sequence[str]]) -> Bleu:
+    """Return BLEU of both translations of the whole validation set, against the raw references."""
+    from ..tasks.text.scoring import bleu
+
+    references = corpus.references(SUBSET)
+    both = [bleu(restored(corpus, translated), references, corpus.tokenize) for translated in (theirs, mine)]
+    return Bleu(round(both[0].value, 4), round(both[1].value, 4), both[0].signature)
+
+
+def restored(corpus: Corpus, translated: Sequence[Sequence[str]]) -> list[str]:
+    """Return translations as text in the form that is scored, as fairseq-generate and evaluation do."""
+    from fairseq.data.data_utils import post_process
+
+    return [corpus.form.restore(post_process(" ".join(tokens), corpus.post_process)) for tokens in translated]

@@ -1,0 +1,87 @@
+"""Translate raw text with an exported model. Needs the engine, and neither torch nor fairseq.
+
+>>> Translator("exported").translate(["A sentence.", "Another one."])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..data.text.forms import TextForm
+from ..data.text.segmentation import Segmenter
+from ..tasks.text.source import TextConverter, check_length, most_bytes, read_line
+from .engine import RECORD, WRITER, Record, load, read
+
+
+def converter(folder: Path, record: Record) -> TextConverter:
+    """Return the conversion of an export's raw text to subwords and back.
+
+    Raises: ValueError naming the file and the problem, such as a missing subword model.
+    """
+    text = record.text
+    try:
+        forms = TextForm.of_sides(text.source, text.target, text.form, text.normalize, text.split_hyphens)
+    except ValueError as error:
+        raise ValueError(f"{folder / RECORD}: {error}") from None
+    if text.model is None:
+        raise ValueError(f"{folder}: contains no subword model: the data folder of the run had none")
+    return TextConverter(Segmenter(text.post_process, folder / text.model), forms[text.source], forms[text.target])
+
+
+class Translator:
+    """An exported model, ready to translate with the settings of the run's evaluation.
+
+    threads: of the CPU; 0: the engine's default; beam, length_penalty: other settings than those of the run
+    Raises: ValueError or OSError naming the file and the problem, or the engine that is not installed.
+    """
+
+    def __init__(
+        self, folder: str | Path, threads: int = 0, beam: int | None = None, length_penalty: float | None = None
+    ) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise ValueError(f"{folder}: no such folder; make it with {WRITER}")
+        self.record = read(self.folder)
+        given = {"beam": beam, "length_penalty": length_penalty}
+        self.search = replace(
+            self.record.search, nbest=1, **{name: value for name, value in given.items() if value is not None}
+        )
+        self.text = converter(self.folder, self.record)
+        self.engine = load(self.folder, threads)
+
+    @property
+    def longest(self) -> int:
+        """Maximum number of subwords of a line, including </s>."""
+        return self.record.longest[0]
+
+    @property
+    def most_bytes(self) -> int:
+        """Maximum length of a line in bytes, newline included."""
+        return most_bytes(self.longest)
+
+    def translate(self, lines: Iterable[str]) -> list[str]:
+        """Return the translation of every line; the translation of a blank line is empty.
+
+        Raises: ValueError naming the line that is too long for the model.
+        """
+        return self.decode([self.encode(line, number) for number, line in enumerate(lines, start=1)])
+
+    def encode(self, line: str | bytes, number: int) -> list[str] | None:
+        """Return the subwords of a line, or None for a blank line.
+
+        Raises: ValueError naming the line if it is not UTF-8 or too long for the model.
+        """
+        subwords = self.text.subwords(read_line(line, number, self.longest))
+        check_length(len(subwords) + 1, number, self.longest)
+        return subwords or None
+
+    def decode(self, encoded: Sequence[list[str] | None]) -> list[str]:
+        """Return the translation of every encoded line, "" for None."""
+        translations = [""] * len(encoded)
+        filled = {index: subwords for index, subwords in enumerate(encoded) if subwords is not None}
+        found = self.engine.translate(list(filled.values()), self.search) if filled else []
+        for index, hypotheses in zip(filled, found, strict=True):
+            translations[index] = self.text.restore(" ".join(hypotheses[0].tokens))
+        return translations

@@ -1,0 +1,303 @@
+"""`fairseq-resid export`: the folder, its proof, and translate and evaluate with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_resid import records
+from fairseq_resid.connections import registry
+from fairseq_resid.connections.folding import as_post_norm
+from fairseq_resid.evaluation import evaluate, translate
+from fairseq_resid.export import engine as engines
+from fairseq_resid.export import export
+from fairseq_resid.export.engine import Hypothesis
+from fairseq_resid.export.proof import NotEqual, Proof, largest_difference
+from fairseq_resid.export.translator import Translator
+from fairseq_resid.files import read_lines
+from fairseq_resid.runs.run import ByModel, Results, TrainingSummary
+from fairseq_resid.tasks.text import scoring
+from support.engines import need
+
+needs_engine = need("ctranslate2")
+
+
+@pytest.fixture(scope="module")
+def run(train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of scaled_pre_ln that has begun to translate: many of its translations differ. Not to be written to."""
+    folder = tmp_path_factory.mktemp("export") / "run"
+    train(folder, "--residual", "scaled_pre_ln", "--batch-size", 64, "--max-update", 100, "--dropout", 0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recursive(train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of rskip_ln with λ = 2, which no engine but ONNX Runtime expresses."""
+    folder = tmp_path_factory.mktemp("export") / "recursive"
+    train(folder, "--residual", "rskip_ln", "--batch-size", 64, "--max-update", 20)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run as an export. Not to be written to."""
+    out = tmp_path_factory.mktemp("export") / "out"
+    assert export.main([str(run), "--to", "ctranslate2", "--out", str(out), "--data", str(corpus)]) == 0
+    return out
+
+
+def export_to(out: Path, run: Path, data: Path, *flags: str) -> int:
+    return export.main([str(run), "--to", "ctranslate2", "--out", str(out), "--data", str(data), *flags])
+
+
+def is_one_error(text: str, *parts: str) -> bool:
+    last = text.strip().splitlines()[-1]
+    return last.startswith("fairseq-resid export: error: ") and all(part in last for part in parts)
+
+
+def nothing_was_written(folder: Path) -> bool:
+    return not [file for file in folder.iterdir() if file.name.startswith("out")]
+
+
+@needs_engine
+def test_an_export_contains_all_that_is_needed_to_translate(exported: Path, run: Path, corpus: Path) -> None:
+    names = {"README.md", "export.json", "config.json", "model.bin", "shared_vocabulary.json", "spm.model"}
+    assert {file.name for file in exported.iterdir()} == names
+    assert (exported / "spm.model").read_bytes() == (corpus / "spm.model").read_bytes()
+    known = engines.read(exported)
+    assert (known.engine, known.run, known.checkpoint) == ("ctranslate2", str(run.resolve()), "checkpoint_last.pt")
+    assert known.structure == {"residual": "scaled_pre_ln"} and known.quantization is None
+    assert (known.search.beam, known.search.length_penalty, known.search.max_len_b) == (4, 0.6, 50)
+    assert known.proof["sentences"] == known.proof["translations"] == known.proof["identical"] == 43
+    assert known.proof["tokens"] > 500 and 0 < known.proof["largest"] < 1e-4
+    assert 'Translator("DIR")' in (exported / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def expected(run: Path, generate: Callable[..., Any]) -> list[str]:
+    """The translations of the test set by fairseq-generate, with the settings of scripts/evaluate.sh."""
+    found = generate(run / "checkpoint_last.pt", "--max-len-b", 50, "--post-process", "sentencepiece").lines("D")
+    return [found[number].split("\t", 1)[1] for number in range(len(found))]
+
+
+@needs_engine
+def test_translations_of_an_export_equal_fairseq_generate(exported: Path, corpus: Path, expected: list[str]) -> None:
+    assert len(set(expected)) > 15
+    assert Translator(exported).translate(read_lines(corpus / "ref" / "test.en")) == expected
+
+
+@needs_engine
+def test_translate_command_recognises_an_export(exported: Path, corpus: Path) -> None:
+    lines = read_lines(corpus / "ref" / "test.en")[:3]
+    command = [sys.executable, "-m", "fairseq_resid", "translate", str(exported)]
+    stdin = f"{lines[0]}\r\n\n{lines[1]}\n{lines[2]}".encode()
+    done = subprocess.run(command, input=stdin, capture_output=True, cwd=Path(__file__).resolve().parents[2])
+    assert done.returncode == 0, done.stderr
+    first, second, third = Translator(exported).translate(lines)
+    assert done.stdout.decode() == f"{first}\n\n{second}\n{third}\n"
+
+
+@needs_engine
+def test_translator_needs_neither_torch_nor_fairseq(exported: Path) -> None:
+    code = f"""
+import sys
+sys.modules["torch"] = sys.modules["fairseq"] = None
+from fairseq_resid.export.translator import Translator
+print(Translator({str(exported)!r}, threads=1).translate(["the red fox sees a king ."])[0])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2]
+    )
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+@needs_engine
+def test_bad_lines_and_flags_of_translate_are_refused(exported: Path, capsys: Any, monkeypatch: Any) -> None:
+    translator = Translator(exported)
+    with pytest.raises(ValueError, match=r"line 2: 2,\d\d\d subwords; the model accepts at most 1,024"):
+        translator.translate(["a", "the fox " * 600])
+    assert translator.translate(["", " \t "]) == ["", ""]
+    assert translate.main([str(exported), "--checkpoint", "averaged.pt"]) == 2
+    assert "an export contains one model" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n")))
+    assert translate.main([str(exported)]) == 2
+    assert "line 1: not UTF-8" in capsys.readouterr().err
+
+
+@needs_engine
+def test_evaluate_shows_bleu_of_an_export_beside_its_run(
+    exported: Path, corpus: Path, expected: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    shutil.copytree(exported, tmp_path / "out")
+    known = json.loads((exported / "export.json").read_text())
+    (tmp_path / "out" / "export.json").write_text(json.dumps({**known, "run": str(tmp_path / "run")}))
+    assert evaluate.main([str(tmp_path / "out"), "--subset", "test"]) == 0
+    assert f"(fairseq-resid evaluate {tmp_path / 'run'} scores the run)" in capsys.readouterr().out
+    bleu = scoring.bleu(expected, read_lines(corpus / "ref" / "test.xx"))
+    (tmp_path / "run").mkdir()
+    scores = ByModel(averaged=1.0, last=bleu.value)
+    results = Results("", 1, "tiny", "test", TrainingSummary(), scores, bleu.signature)
+    records.write(tmp_path / "run" / "results.json", results)
+    assert evaluate.main([str(tmp_path / "out"), "--subset", "test"]) == 0
+    beside = capsys.readouterr().out
+    assert f"out test: BLEU {bleu.value:.2f}  {bleu.signature}  (fairseq, " in beside
+    assert f"checkpoint_last.pt of run: {bleu.value:.2f})" in beside
+    assert evaluate.main([str(tmp_path / "out"), "--last", "3"]) == 2
+    assert "--last 3: " in capsys.readouterr().err
+    assert evaluate.main([str(tmp_path / "out"), "--subset", "other", "--data", str(corpus)]) == 2
+    assert "has no binarised other set" in capsys.readouterr().err
+
+
+@needs_engine
+def test_stock_checkpoints_are_exported(stock_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+    assert export_to(tmp_path / "out", stock_checkpoint.parent, corpus) == 0
+    assert engines.read(tmp_path / "out").structure == {"arch": "transformer"}
+    assert "43 of 43 identical" in capsys.readouterr().out
+
+
+@needs_engine
+def test_quantised_exports_show_bleu_of_both(run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+    assert export_to(tmp_path / "out", run, corpus, "--quantization", "int8") == 0
+    out = capsys.readouterr().out
+    assert "BLEU (valid): fairseq " in out and "nrefs:1|case:mixed" in out
+    proof = engines.read(tmp_path / "out").proof
+    assert proof["largest"] > 1e-4 and proof["bleu"]["signature"]
+    assert engines.read(tmp_path / "out").quantization == "int8"
+
+
+@needs_engine
+def test_data_without_corpus_json_exports_for_subwords(run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(corpus, data)
+    (data / "corpus.json").unlink()
+    assert export_to(tmp_path / "out", run, data) == 0
+    assert engines.load(tmp_path / "out").score([["▁the"]], [["▁la"]])
+    with pytest.raises(ValueError, match="contains no subword model"):
+        Translator(tmp_path / "out")
+
+
+@needs_engine
+def test_an_existing_folder_is_not_overwritten(run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "out").mkdir()
+    assert export_to(tmp_path / "out", run, corpus) == 2
+    assert is_one_error(capsys.readouterr().err, "out: exists")
+    assert not list((tmp_path / "out").iterdir())
+
+
+@needs_engine
+def test_structures_without_a_fold_are_refused(recursive: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+    assert export_to(tmp_path / "out", recursive, corpus) == 2
+    assert is_one_error(capsys.readouterr().err, "--residual rskip_ln: λ = 2", "use --to onnx")
+    assert nothing_was_written(tmp_path)
+
+
+@needs_engine
+def test_a_structure_in_the_wrong_graph_fails_the_proof(
+    recursive: Path, corpus: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    wrong = dataclasses.replace(registry.structure("rskip_ln"), folds=as_post_norm)
+    monkeypatch.setitem(registry._STRUCTURES, "rskip_ln", wrong)
+    assert export_to(tmp_path / "out", recursive, corpus) == 1
+    assert is_one_error(capsys.readouterr().err, "log p differs by ", "nothing was exported")
+    assert nothing_was_written(tmp_path)
+
+
+@needs_engine
+def test_other_translations_fail_the_proof_and_are_shown(
+    run: Path, corpus: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    load = export.load
+
+    def load_wrong(folder: Path) -> Any:
+        found = load(folder)
+        right = found.translate
+
+        def translated(sources: Any, search: Any) -> list[list[Hypothesis]]:
+            made = right(sources, search)
+            return [[Hypothesis(("▁la", *made[0][0].tokens), 0.0)], *made[1:]]
+
+        monkeypatch.setattr(found, "translate", translated)
+        return found
+
+    monkeypatch.setattr(export, "load", load_wrong)
+    assert export_to(tmp_path / "out", run, corpus) == 1
+    error = capsys.readouterr().err
+    assert is_one_error(error, "42 of 43 translations are those of fairseq")
+    (shown,) = [line for line in error.splitlines() if line.startswith("  line 1: ")]
+    theirs, mine = re.findall(r"(?:fairseq|engine) (-[0-9.]+) '", shown)
+    assert float(theirs) > float(mine) and "'▁la " in shown
+    assert nothing_was_written(tmp_path)
+
+
+def test_a_proof_has_limits() -> None:
+    good = Proof("valid", 10, 100, 9e-5, 200, 198)
+    good.check()
+    for change in ({"largest": 1.1e-4}, {"largest": float("nan")}, {"identical": 197}):
+        with pytest.raises(NotEqual):
+            dataclasses.replace(good, **change).check()  # type: ignore[arg-type]
+    assert largest_difference([[-1.0, -2.0]], [[-1.5, -2.0]]) == 0.5
+    assert largest_difference([[-1.0, float("nan")]], [[-1.5, -2.0]]) != 0.5
+    with pytest.raises(NotEqual, match="sentence 2: the engine scored 1 subwords, fairseq 2"):
+        largest_difference([[0.0], [0.0]], [[0.0], [0.0, 0.0]])
+
+
+@needs_engine
+@pytest.mark.parametrize("wrong", ["checkpoint", "data", "subwords", "validation set", "quantization", "model name"])
+def test_wrong_input_is_refused_in_one_line(wrong: str, run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+    data, flags, named = tmp_path / "data", [], wrong
+    shutil.copytree(corpus, data)
+    if wrong == "checkpoint":
+        flags, named = ["--checkpoint", "averaged.pt"], "averaged.pt: no such checkpoint"
+    elif wrong == "data":
+        shutil.rmtree(data)
+        named = "no such data folder"
+    elif wrong == "subwords":
+        (data / "spm.model").unlink()
+        named = "spm.model"
+    elif wrong == "validation set":
+        for file in data.glob("valid*"):
+            file.unlink()
+        named = "has no binarised valid set"
+    elif wrong == "quantization":
+        flags, named = ["--quantization", "int4"], "--quantization int4: choose one of int8"
+    else:
+        known = json.loads((data / "corpus.json").read_text())
+        known["restore"]["model"] = "../run/spm.model"
+        (data / "corpus.json").write_text(json.dumps(known))
+        named = "must be the name of a file in the folder"
+    assert export_to(tmp_path / "out", run, data, *flags) == 2
+    assert is_one_error(capsys.readouterr().err, named)
+    assert nothing_was_written(tmp_path)
+
+
+def test_a_missing_engine_is_named_with_what_to_install(run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+    for name in engines.ENGINES:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engines, "OLDEST_PYTHON", (3, 10))
+            patch.setattr(engines, "find_spec", lambda _: None)
+            out = tmp_path / "out"
+            assert export.main([str(run), "--to", name, "--out", str(out), "--data", str(corpus)]) == 2
+        assert is_one_error(capsys.readouterr().err, f"{name}: ", "is not installed", f'".[{name}]"')
+
+
+def test_an_old_python_is_named(run: Path, corpus: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(engines, "OLDEST_PYTHON", (4, 0))
+    assert export_to(tmp_path / "out", run, corpus) == 2
+    assert is_one_error(capsys.readouterr().err, "ctranslate2: needs Python 4.0 or newer; this is Python 3.")
+
+
+@needs_engine
+def test_a_folder_that_was_moved_still_translates(exported: Path, tmp_path: Path) -> None:
+    shutil.copytree(exported, tmp_path / "moved")
+    line = ["the red fox sees a king ."]
+    assert Translator(tmp_path / "moved").translate(line) == Translator(exported).translate(line)
