@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 RECORD, FORMAT = "export.json", 1
+MOST_BEAM, MOST_BATCH = 1000, 10_000
 WRITER = "fairseq-resid export"
 OLDEST_PYTHON = (3, 11)  # releases of the engines for older versions of Python compute other results
 
@@ -161,6 +162,8 @@ def read(folder: Path) -> Record:
         raise ValueError(f"{file}: subword model {known.text.model[:40]!r}: must be the name of a file in the folder")
     if min(known.longest) < 1:
         raise ValueError(f"{file}: longest {list(known.longest)}: must be positive")
+    if known.search.beam > MOST_BEAM or known.search.batch_size > MOST_BATCH:
+        raise ValueError(f"{file}: search: at most beam {MOST_BEAM} and batch_size {MOST_BATCH:,} are read")
     return known
 
 
