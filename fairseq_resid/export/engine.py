@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from ..cli.frame import MissingPackage
+
 RECORD, FORMAT = "export.json", 1
 MOST_BEAM, MOST_BATCH = 1000, 10_000
 WRITER = "fairseq-resid export"
@@ -127,14 +129,14 @@ ENGINES: dict[str, Kind] = {
 
 
 def check_installed(name: str) -> None:
-    """Raise ValueError saying what to install if an engine is missing."""
+    """Raise MissingPackage saying what to install if an engine is missing."""
     if sys.version_info < OLDEST_PYTHON:
-        raise ValueError(
+        raise MissingPackage(
             f"{name}: needs Python {'.'.join(map(str, OLDEST_PYTHON))} or newer; this is Python "
             f"{sys.version_info[0]}.{sys.version_info[1]}"
         )
     if find_spec(ENGINES[name].package) is None:
-        raise ValueError(
+        raise MissingPackage(
             f"{name}: {ENGINES[name].package} is not installed; in the project's folder run "
             f'pip install -c constraints/fairseq-fixed.txt ".[{name}]"'
         )
