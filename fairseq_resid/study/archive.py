@@ -65,21 +65,24 @@ def pack(kept: Path) -> Path:
     """Pack a study's run folders into the archive, remove the folders and return its path. Same content, same bytes.
 
     FILE.gz is stored uncompressed, as FILE: similar files of several runs compress better together.
-    Raises: OSError or ValueError naming the file that is unreadable or not a regular one; the folders are kept in
-    that case.
+    Raises: OSError or ValueError naming the file that is unreadable or not a regular one, or the archive that cannot be
+    unpacked; the folders are kept in that case.
     """
-    with (
-        replacing(archive_file(kept)) as partial,
-        tarfile.open(partial, "w:xz", format=tarfile.PAX_FORMAT, preset=9) as tar,
-    ):
-        for folder in run_folders(kept):
-            for file in _regular_files(folder):
-                plain = file.with_suffix("") if file.suffix == ".gz" else file
-                with reading(plain) as lines:
-                    content = b"".join(lines)
-                member = tarfile.TarInfo(plain.relative_to(kept).as_posix())
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+    with replacing(archive_file(kept)) as partial:
+        with tarfile.open(partial, "w:xz", format=tarfile.PAX_FORMAT, preset=9) as tar:
+            for folder in run_folders(kept):
+                for file in _regular_files(folder):
+                    plain = file.with_suffix("") if file.suffix == ".gz" else file
+                    if plain != file and plain.exists():
+                        raise ValueError(f"{file}: {plain.name} exists too; remove one of them")
+                    with reading(plain) as lines:
+                        content = b"".join(lines)
+                    member = tarfile.TarInfo(plain.relative_to(kept).as_posix())
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+        # Names and sizes that an archive from somebody else may not have must be refused while the folders exist.
+        with tempfile.TemporaryDirectory(dir=kept.parent) as unpacked:
+            extract.unpack(partial, Path(unpacked))
     for folder in run_folders(kept):
         shutil.rmtree(folder)
     return archive_file(kept)

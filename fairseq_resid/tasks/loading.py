@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..data.text.folder import check_regular
+from ..data.text.binarised import check_dictionaries, check_regular
 from ..runs.run import Run
 from ..runs.trained_on import is_trained_on, num_updates
 from . import register
@@ -63,6 +63,7 @@ def load(
     """
     register()
     check_regular(data)
+    check_dictionaries(data)
     from fairseq import checkpoint_utils
 
     state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint), {"data": str(data)})

@@ -12,6 +12,7 @@ from .. import records
 from ..cli import children
 from ..data import folders
 from ..data.text import folder as text_folder
+from ..data.text.binarised import SPECIAL, check_texts, require_subset
 from ..data.text.folder import Corpus
 from ..files import MOST_COUNT, bounded, inside, read_lines, read_rows, write_text
 from ..runs.run import EVALUATE, ByModel, FileState, Results, Run, Scored
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
     from .loading import Loaded
 
-# fairseq's dictionary has four symbols before those in its file: <s>, <pad>, </s>, <unk>.
-SPECIAL = 4
 TOLERANCE = 0.001  # results.json has four decimals
 
 
@@ -110,7 +109,7 @@ def reference_nll(job: ScoringJob[Corpus], model: ScoredModel) -> list[likelihoo
     return sentences
 
 
-def check_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> None:
+def check_same_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> None:
     """Check that the dictionaries of a data folder are those that a run was trained with.
 
     Raises: OSError or ValueError naming the dictionary that is missing or differs from that of the model.
@@ -126,9 +125,9 @@ def check_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> None:
         file = corpus.path / f"dict.{language}.txt"
         own = trained_on / file.name
         words = read_lines(file)
-        rows = state["model"][embedding].size(0) if embedding in state["model"] else len(words) + SPECIAL
-        if len(words) + SPECIAL != rows:
-            raise ValueError(f"{file}: {len(words):,} words, but {run.last} was trained with {rows - SPECIAL:,}")
+        trained = state["model"][embedding].size(0) - len(SPECIAL) if embedding in state["model"] else len(words)
+        if len(words) != trained:
+            raise ValueError(f"{file}: {len(words):,} words, but {run.last} was trained with {trained:,}")
         if own.is_file() and read_lines(own) != words:
             raise ValueError(f"{file}: differs from {own}, which {run.path} was trained with")
 
@@ -172,7 +171,7 @@ class Translation(Task[Corpus]):
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> Corpus:
         corpus = Corpus.read(path)
         text_folder.check(corpus.path)
-        check_dictionaries(run, state, corpus)
+        check_same_dictionaries(run, state, corpus)
         reference = corpus.reference(subset)
         if subset in corpus.skipped:
             raise ValueError(
@@ -181,8 +180,7 @@ class Translation(Task[Corpus]):
             )
         if not reference.is_file():
             raise ValueError(f"{reference}: no such reference text; --subset must name subsets of the data folder")
-        if not any(file.suffix == ".bin" for file in corpus.inputs(subset)):
-            raise ValueError(f"{corpus.path}: has no binarised {subset} set")
+        require_subset(corpus.path, subset, corpus.source, corpus.target)
         corpus.references(subset)
         return corpus
 
@@ -297,10 +295,9 @@ class Translation(Task[Corpus]):
         return {name: Scored(round(score.value, 5), score.signature) for name, score in scores.items()}
 
     def load_examples(self, loaded: Loaded, subset: str) -> None:
-        try:
-            loaded.task.load_dataset(subset)
-        except FileNotFoundError:
-            raise ValueError(f"{loaded.data}: has no binarised {subset} set") from None
+        require_subset(loaded.data, subset, loaded.task.cfg.source_lang, loaded.task.cfg.target_lang)
+        check_texts(loaded.data, subset)
+        loaded.task.load_dataset(subset)
 
     def fits(self, loaded: Loaded, subset: str) -> np.ndarray:
         import numpy as np

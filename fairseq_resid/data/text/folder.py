@@ -9,8 +9,9 @@ from typing import Any, Literal
 import msgspec
 
 from ... import records
-from ...files import inside, open_any_size, read_lines
+from ...files import inside, read_lines
 from ..sizes import check_names, check_sizes
+from .binarised import check_regular, check_texts
 from .forms import TextForm
 from .segmentation import Segmenter
 
@@ -261,18 +262,10 @@ class Corpus:
         )
 
 
-def check_regular(data: Path) -> None:
-    """Check that fairseq can open the dictionaries and binarised texts: opening a named pipe would wait forever.
-
-    Raises: ValueError naming the file.
-    """
-    for pattern in ("dict.*", "*.bin", "*.idx"):
-        for file in data.glob(pattern):
-            open_any_size(file).close()
-
-
 def check(data: Path, verify: bool = False) -> bool:
-    """Compare the sizes of the files in a data folder with corpus.json, and with `verify` their checksums too.
+    """Check the files that fairseq opens, and compare the sizes of all files with corpus.json.
+
+    verify: compare their checksums too
 
     Returns: whether the sizes are known. A folder made by fairseq-preprocess alone has no corpus.json, and one made
     before 0.3.2 has only checksums.
@@ -280,7 +273,7 @@ def check(data: Path, verify: bool = False) -> bool:
     """
     check_regular(data)
     known = records.read_if_there(inside(data, CORPUS), CorpusRecord, WRITER)
-    if known is None:
-        return False
-    check_sizes(data, CORPUS, known.sizes, known.checksums if verify else {})
-    return bool(known.sizes)
+    if known is not None:
+        check_sizes(data, CORPUS, known.sizes, known.checksums if verify else {})
+    check_texts(data)
+    return known is not None and bool(known.sizes)

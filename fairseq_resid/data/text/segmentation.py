@@ -9,6 +9,7 @@ The kinds of models have the names of fairseq's --post-process:
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from ...files import read_lines
 
 FILES = {"sentencepiece": "spm.model", "subword_nmt": "bpe.codes"}
+VERSION = re.compile(r"#version:\s+0\.[12](\.0+)*\s*")  # of bpe.codes
 
 
 class Segmenter:
@@ -66,4 +68,16 @@ def _load_sentencepiece(model: Path) -> Any:
 def _load_subword_nmt(model: Path) -> Any:
     from subword_nmt.apply_bpe import BPE
 
-    return BPE(io.StringIO("".join(f"{line}\n" for line in read_lines(model))))
+    # subword-nmt would print an invalid line to stderr and exit, and fail at the first word with another version.
+    lines = read_lines(model)
+    while lines and not lines[-1]:
+        lines.pop()
+    has_version = bool(lines) and lines[0].startswith("#version:")
+    if has_version and not VERSION.fullmatch(lines[0]):
+        raise ValueError(f"{model}:1: {lines[0][:40]!r}: expected '#version: 0.2' or 0.1")
+    if len(lines) == has_version:
+        raise ValueError(f"{model}: contains no merges of subwords")
+    for number, line in enumerate(lines[has_version:], start=1 + has_version):
+        if len(line.strip("\r ").split(" ")) != 2:
+            raise ValueError(f"{model}:{number}: {line[:40]!r}: expected two subwords separated by a space")
+    return BPE(io.StringIO("".join(f"{line}\n" for line in lines)))
