@@ -1,4 +1,4 @@
-"""Write the gallery of structures: docs/structures.md and a drawing of each in docs/drawings/structures/.
+"""Write the gallery of structures: docs/structures.md, a drawing of each, and the table of engines in docs/export.md.
 
     python docs/tools/gallery.py
 
@@ -44,6 +44,43 @@ fairseq's own Transformer: 3 + 3 layers, C = 256, one CPU thread, medians of 6 r
 whether a narrow model (C = 64) starts to learn Multi30k EN-DE within 200 updates at a learning rate of 2e-3 or 5e-3,
 with one seed. It does not say which structures are better. [Benchmarks](benchmarks.md) describes both measurements.
 """
+
+
+# Any site of a model of 6 + 6 layers: whether a structure folds does not depend on it.
+PLACE = connections.Place(8, "encoder", "self_attn", 0, False, 0, 12, {"encoder": 6, "decoder": 6})
+EXPORT_PAGE = ROOT / "docs" / "export.md"
+ENGINES_BEGIN = "<!-- engines: made by python docs/tools/gallery.py -->\n"
+ENGINES_END = "<!-- end of engines -->"
+
+
+def engines(name: str) -> tuple[str, str, str]:
+    """Return whether CTranslate2, ONNX and Hugging Face transformers can hold a structure with default options."""
+    folds = connections.structure(name).folds
+    reason, graph = "", None
+    if folds is not None:
+        try:
+            graph = folds(connections.build(name, PLACE)).graph
+        except connections.CannotFold as error:
+            reason = str(error)
+    if graph is None:
+        only = f"with {reason.rpartition('only ')[2].removesuffix(' folds')}" if "only " in reason else "no"
+        return only, "yes", only
+    stock_class = {"post_norm": "FSMT", "pre_norm": "M2M100"}.get(graph, "no")
+    return "yes", "yes", stock_class
+
+
+def engine_table(names: list[str]) -> str:
+    """Return the table of structures and engines."""
+    lines = ["| structure | CTranslate2 | ONNX | Hugging Face |", "|---|---|---|---|"]
+    lines += [f"| `{name}` | {' | '.join(engines(name))} |" for name in names]
+    return "\n".join(lines) + "\n"
+
+
+def export_page(names: list[str]) -> str:
+    """Return docs/export.md with its table made again."""
+    page = EXPORT_PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(ENGINES_BEGIN)
+    return before + ENGINES_BEGIN + "\n" + engine_table(names) + "\n" + ENGINES_END + rest.partition(ENGINES_END)[2]
 
 
 def speed(benchmark: str, name: str) -> str:
@@ -119,7 +156,7 @@ def page(names: list[str]) -> str:
 
 def files(names: list[str]) -> dict[Path, str]:
     """Return the text of every file of the gallery."""
-    return {PAGE: page(names), **{DRAWINGS / f"{name}.svg": drawings.svg(name) for name in names}}
+    return {PAGE: page(names), EXPORT_PAGE: export_page(names), **{DRAWINGS / f"{name}.svg": drawings.svg(name) for name in names}}
 
 
 def main() -> None:
