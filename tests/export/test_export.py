@@ -34,9 +34,9 @@ needs_engine = need("ctranslate2")
 
 @pytest.fixture(scope="module")
 def run(train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of deep_norm that has begun to translate: most of its translations differ. Not to be written to."""
+    """A run of scaled_pre_ln that has begun to translate: many of its translations differ. Not to be written to."""
     folder = tmp_path_factory.mktemp("export") / "run"
-    train(folder, "--residual", "deep_norm", "--batch-size", 64, "--max-update", 300, "--lr", 0.003, "--dropout", 0)
+    train(folder, "--residual", "scaled_pre_ln", "--batch-size", 64, "--max-update", 100, "--dropout", 0)
     return folder
 
 
@@ -76,7 +76,7 @@ def test_an_export_contains_all_that_is_needed_to_translate(exported: Path, run:
     assert (exported / "spm.model").read_bytes() == (corpus / "spm.model").read_bytes()
     known = engines.read(exported)
     assert (known.engine, known.run, known.checkpoint) == ("ctranslate2", str(run.resolve()), "checkpoint_last.pt")
-    assert known.structure == {"residual": "deep_norm"} and known.quantization is None
+    assert known.structure == {"residual": "scaled_pre_ln"} and known.quantization is None
     assert (known.search.beam, known.search.length_penalty, known.search.max_len_b) == (4, 0.6, 50)
     assert known.proof["sentences"] == known.proof["translations"] == known.proof["identical"] == 43
     assert known.proof["tokens"] > 500 and 0 < known.proof["largest"] < 1e-4
@@ -92,7 +92,7 @@ def expected(run: Path, generate: Callable[..., Any]) -> list[str]:
 
 @needs_engine
 def test_translations_of_an_export_equal_fairseq_generate(exported: Path, corpus: Path, expected: list[str]) -> None:
-    assert len(set(expected)) > 50
+    assert len(set(expected)) > 15
     assert Translator(exported).translate(read_lines(corpus / "ref" / "test.en")) == expected
 
 
