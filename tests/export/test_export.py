@@ -286,13 +286,13 @@ def test_a_missing_engine_is_named_with_what_to_install(run: Path, corpus: Path,
             patch.setattr(engines, "OLDEST_PYTHON", (3, 10))
             patch.setattr(engines, "find_spec", lambda _: None)
             out = tmp_path / "out"
-            assert export.main([str(run), "--to", name, "--out", str(out), "--data", str(corpus)]) == 2
+            assert export.main([str(run), "--to", name, "--out", str(out), "--data", str(corpus)]) == 3
         assert is_one_error(capsys.readouterr().err, f"{name}: ", "is not installed", f'".[{name}]"')
 
 
 def test_an_old_python_is_named(run: Path, corpus: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(engines, "OLDEST_PYTHON", (4, 0))
-    assert export_to(tmp_path / "out", run, corpus) == 2
+    assert export_to(tmp_path / "out", run, corpus) == 3
     assert is_one_error(capsys.readouterr().err, "ctranslate2: needs Python 4.0 or newer; this is Python 3.")
 
 
