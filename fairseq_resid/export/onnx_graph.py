@@ -1,6 +1,6 @@
 """The encoder and one step of the decoder as modules that torch.onnx exports, for any residual structure.
 
-fairseq's own modules depend on the data: they apply a mask if a batch has padding, and extend their tables of positions.
+fairseq's own modules depend on the data: they apply a mask if a batch has padding, and extend tables of positions.
 These run the same layers without such branches: the mask is always applied, and positions come from a cumulative sum.
 
 Shapes: B rows, S source tokens, T target tokens so far, L layers of the decoder, H heads, D channels of a head.
