@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from .. import records
 from ..files import ANY_SIZE, bounded, open_regular
 from ..foreign import printable
 from .engine import WRITER, Hypothesis, Record, Search, read
+from .words import BOS, EOS, PAD, UNK, batches, check_lengths, symbols
 
-EOS, BOS, PAD, UNK = "</s>", "<s>", "<pad>", "<unk>"
 # What --quantization allows. With "int8" the machine that loads the model chooses the type of everything else.
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
 ACTIVATIONS = {
@@ -64,18 +64,6 @@ def write(
     specification.validate()
     specification.optimize(quantization=quantization)
     specification.save(str(folder))
-
-
-def symbols(dictionary: Any) -> list[str]:
-    """Return the symbols of a fairseq dictionary, which the engine finds by name.
-
-    Raises: ValueError if fairseq's special symbols have other names or two symbols are equal.
-    """
-    found = list(dictionary.symbols)
-    special = [dictionary[index] for index in (dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk())]
-    if special != [BOS, PAD, EOS, UNK] or len(set(found)) != len(found):
-        raise ValueError(f"dictionary of {len(found):,} symbols: it must contain {BOS} {PAD} {EOS} {UNK} once")
-    return found
 
 
 def specify(model: Any) -> Any:
@@ -256,7 +244,7 @@ class Model:
         probability that the model gives to </s> at the first position, where neither allows it: fairseq counts it.
         Raises: ValueError naming the source that is too long for the model.
         """
-        self.check(sources, 0, "source")
+        check_lengths(sources, self.longest[0], "source")
         found: list[list[Hypothesis]] = [[] for _ in sources]
         for rows in batches(sources, search.batch_size):
             most = min(search.longest(max(len(sources[row]) for row in rows)), self.longest[1] - 1)
@@ -316,8 +304,8 @@ class Model:
 
         Raises: ValueError naming the sentence that is too long for the model.
         """
-        self.check(sources, 0, "source")
-        self.check(targets, 1, "target")
+        check_lengths(sources, self.longest[0], "source")
+        check_lengths(targets, self.longest[1], "target")
         results = self.translator.score_batch(
             [list(source) for source in sources],
             [list(target) for target in targets],
@@ -325,21 +313,6 @@ class Model:
             max_input_length=0,
         )
         return [list(result.log_probs) for result in results]
-
-    def check(self, sentences: Sequence[Sequence[str]], side: int, name: str) -> None:
-        """Raise ValueError for a sentence that is too long for the model, which has a table of positions."""
-        for number, sentence in enumerate(sentences, start=1):
-            if len(sentence) >= self.longest[side]:
-                raise ValueError(
-                    f"{name} {number}: {len(sentence):,} subwords; the model accepts at most {self.longest[side] - 1:,}"
-                )
-
-
-def batches(sources: Sequence[Sequence[str]], size: int) -> Iterator[list[int]]:
-    """Yield the numbers of the sources by length, `size` at a time: a batch has one maximum length."""
-    order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
-    for start in range(0, len(order), size):
-        yield order[start : start + size]
 
 
 def load(folder: Path, threads: int = 0) -> Model:

@@ -135,9 +135,14 @@ def check_installed(name: str) -> None:
             f"{name}: needs Python {'.'.join(map(str, OLDEST_PYTHON))} or newer; this is Python "
             f"{sys.version_info[0]}.{sys.version_info[1]}"
         )
-    if find_spec(ENGINES[name].package) is None:
+    check_package(name, ENGINES[name].package)
+
+
+def check_package(name: str, package: str) -> None:
+    """Raise MissingPackage saying what to install if a package that an engine needs is missing."""
+    if find_spec(package) is None:
         raise MissingPackage(
-            f"{name}: {ENGINES[name].package} is not installed; in the project's folder run "
+            f"{name}: {package} is not installed; in the project's folder run "
             f'pip install -c constraints/fairseq-fixed.txt ".[{name}]"'
         )
 

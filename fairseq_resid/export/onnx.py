@@ -1,0 +1,111 @@
+"""ONNX: the files of a model of any residual structure, for ONNX Runtime (onnx_runner.py) or another runtime.
+
+encoder.onnx and decoder_step.onnx compute what onnx_graph.py describes, for every number and length of sentences.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .. import records
+from .engine import check_package
+from .onnx_runner import ENCODER, INPUTS, LONGEST, OUTPUTS, STEP, VOCABULARIES, WORDS
+from .words import symbols
+
+QUANTIZATIONS = ("int8", "float32")
+OPSET = 18
+EXTERNAL = 1_800_000_000  # bytes of weights; a file of this format has less than 2 GiB, the rest goes into FILE.data
+
+
+def write(
+    model: Any, source_dictionary: Any, target_dictionary: Any, folder: Path, quantization: str | None = None
+) -> None:
+    """Write the graphs and vocabularies of a fairseq Transformer in eval mode into a folder.
+
+    Raises: ValueError naming the setting that the graphs do not contain, or the unknown quantization.
+    """
+    for package in ("onnx", "onnxscript"):
+        check_package("onnx", package)
+    import torch
+    from torch.export import Dim
+
+    from .onnx_graph import DecoderStep, Encoder, check
+
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise ValueError(f"--quantization {quantization}: choose one of {', '.join(QUANTIZATIONS)}")
+    check(model)
+    words = [symbols(dictionary) for dictionary in (source_dictionary, target_dictionary)]
+    for name, vocabulary in zip(VOCABULARIES, words, strict=True):
+        records.write(folder / name, vocabulary)
+    known = [
+        {WORDS: str(len(vocabulary)), LONGEST: str(longest)}
+        for vocabulary, longest in zip(words, model.max_positions(), strict=True)
+    ]
+    batch, source, target = Dim("batch"), Dim("source"), Dim("target")
+    encoder, decoder = Encoder(model).eval(), DecoderStep(model).eval()
+    device = next(model.parameters()).device
+    # Sizes of 0 and 1 would become constants of the graph, and equal sizes one size.
+    tokens = torch.full((2, 5), source_dictionary.eos(), device=device)
+    with torch.no_grad():
+        memory = encoder(tokens)
+    attention = model.decoder.layers[0].self_attn
+    keys = torch.zeros(len(model.decoder.layers), 2, attention.num_heads, 3, attention.head_dim, device=device)
+    token, step = torch.full((2,), target_dictionary.eos(), device=device), torch.tensor(3, device=device)
+    # The same tensor twice would become one input.
+    given = (token, step, *memory, keys, keys.clone())
+    source_sizes, target_sizes = {1: batch, 3: source}, {1: batch, 3: target}
+    sizes = ({0: batch}, None, {0: batch, 1: source}, source_sizes, source_sizes, target_sizes, target_sizes)
+    export(encoder, (tokens,), ({0: batch, 1: source},), folder / ENCODER, known[0])
+    export(decoder, given, sizes, folder / STEP, known[1])
+    if quantization == "int8":
+        for name in (ENCODER, STEP):
+            quantise(folder / name)
+
+
+def export(graph: Any, given: tuple[Any, ...], sizes: tuple[Any, ...], file: Path, metadata: dict[str, str]) -> None:
+    """Write a graph to a file. given: example inputs; sizes: names of the varying sizes of each, by dimension."""
+    import torch
+
+    names = INPUTS[file.name], OUTPUTS[file.name]
+    with quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            graph,
+            given,
+            dynamo=True,
+            dynamic_shapes=sizes,
+            input_names=names[0],
+            output_names=names[1],
+            opset_version=OPSET,
+            verbose=False,
+        )
+        program.model.metadata_props.update(metadata)  # type: ignore[union-attr]
+        size = sum(weight.const_value.nbytes for weight in program.model.graph.initializers.values())  # type: ignore[union-attr]
+        program.save(str(file), external_data=size > EXTERNAL)  # type: ignore[union-attr]
+
+
+def quantise(file: Path) -> None:
+    """Replace the weights of a graph's matrix products by 8-bit ones, with a scale for every column."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with quiet():
+        quantize_dynamic(
+            file, file, op_types_to_quantize=["MatMul", "Gemm"], per_channel=True, weight_type=QuantType.QInt8
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out the progress reports and warnings of the exporter, which are about its own code."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,254 @@
+"""ONNX Runtime: translation with the graphs that `onnx` writes, with fairseq's beam search in numpy.
+
+This module needs onnxruntime and numpy, and neither torch nor fairseq.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import records
+from ..files import ANY_SIZE, open_regular
+from ..foreign import printable
+from .engine import WRITER, Hypothesis, Record, Search, read
+from .words import EOS, PAD, UNK, batches, check_lengths
+
+ENCODER, STEP = "encoder.onnx", "decoder_step.onnx"
+VOCABULARIES = ("source_vocabulary.json", "target_vocabulary.json")
+# In the metadata of a graph: the number of symbols that it knows, and of subwords that a sentence may have, with </s>.
+WORDS, LONGEST = "vocabulary", "longest"
+# Inputs and outputs of both graphs; their shapes are in onnx_graph.py.
+INPUTS = {
+    ENCODER: ["tokens"],
+    STEP: ["token", "step", "mask", "source_keys", "source_values", "keys", "values"],
+}
+OUTPUTS = {ENCODER: ["mask", "source_keys", "source_values"], STEP: ["log_p", "new_keys", "new_values"]}
+SHORTEST = 1  # subwords of a translation without a prefix, fairseq's --min-len
+TOGETHER = 32  # sentences in a batch that is scored
+
+Floats = NDArray[np.float32]
+Numbers = NDArray[np.int64]
+
+
+class Vocabulary:
+    """The symbols of one side, by number.
+
+    Raises: OSError or ValueError naming the file that is missing or damaged.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.words = records.read(file, list[str], WRITER)
+        self.numbers = {word: number for number, word in enumerate(self.words)}
+        if len(self.numbers) != len(self.words) or not self.numbers.keys() >= {EOS, PAD, UNK}:
+            raise ValueError(
+                f"{file}: {len(self.words):,} words: it must contain {EOS} {PAD} {UNK}, and each word once"
+            )
+        self.end, self.padding, self.unknown = (self.numbers[word] for word in (EOS, PAD, UNK))
+
+    def encode(self, sentence: Sequence[str]) -> list[int]:
+        """Return the numbers of the words of a sentence, without </s>."""
+        return [self.numbers.get(word, self.unknown) for word in sentence]
+
+    def decode(self, numbers: Sequence[int]) -> tuple[str, ...]:
+        """Return the words with these numbers."""
+        return tuple(self.words[number] for number in numbers)
+
+
+def largest(values: Floats, count: int) -> Numbers:
+    """Return the positions of the `count` largest values of every row, largest first; of equal values, the first ones.
+
+    Shapes: (N, M) -> (N, count)
+    """
+    bounds = -np.partition(-values, count - 1, axis=1)[:, count - 1]
+    found = np.empty((len(values), count), np.int64)
+    for row, bound, positions in zip(values, bounds, found, strict=True):
+        above = np.flatnonzero(row > bound)
+        equal = np.flatnonzero(row == bound)[: count - len(above)]
+        chosen = np.sort(np.concatenate([above, equal]))
+        positions[:] = chosen[np.argsort(-row[chosen], kind="stable")]
+    return found
+
+
+class Model:
+    """A model that ONNX Runtime has loaded, on the CPU; see engine.Engine."""
+
+    def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
+        self.source, self.target = (Vocabulary(folder / name) for name in VOCABULARIES)
+        self.encoder = session(folder / ENCODER, len(self.source.words), record.longest[0], threads)
+        self.decoder = session(folder / STEP, len(self.target.words), record.longest[1], threads)
+        self.longest = record.longest
+        shapes = {each.name: each.shape for each in self.decoder.get_inputs()}
+        try:
+            layers, _, heads, _, channels = shapes["keys"]
+            self.empty: Floats = np.zeros((int(layers), 0, int(heads), 0, int(channels)), np.float32)
+        except (TypeError, ValueError):
+            raise ValueError(f"{folder / STEP}: keys of shape {printable(shapes['keys'])}: not by {WRITER}") from None
+
+    def translate(
+        self, sources: Sequence[Sequence[str]], search: Search, prefixes: Sequence[Sequence[str]] | None = None
+    ) -> list[list[Hypothesis]]:
+        """Return the best translations of every source, as fairseq-generate finds them.
+
+        Raises: ValueError naming the source that is too long for the model, or the prefix that contains </s> or <pad>.
+        """
+        check_lengths(sources, self.longest[0], "source")
+        for number, prefix in enumerate(prefixes or (), start=1):
+            if not {EOS, PAD}.isdisjoint(prefix):
+                raise ValueError(f"prefix {number}: contains {EOS} or {PAD}")
+        found: list[list[Hypothesis]] = [[] for _ in sources]
+        for rows in batches(sources, search.batch_size):
+            most = min(search.longest(max(len(sources[row]) for row in rows)), self.longest[1] - 1)
+            chosen = [self.source.encode(sources[row]) for row in rows]
+            begun = None if prefixes is None else [self.target.encode(prefixes[row]) for row in rows]
+            for row, hypotheses in zip(rows, self.search(chosen, begun, search, max(most, SHORTEST)), strict=True):
+                found[row] = hypotheses[: search.nbest]
+        return found
+
+    def search(
+        self, sources: list[list[int]], prefixes: list[list[int]] | None, search: Search, most: int
+    ) -> list[list[Hypothesis]]:
+        """Return all hypotheses of a batch of sources, best first: fairseq's SequenceGenerator, step by step.
+
+        most: maximum number of subwords. Every step keeps twice as many candidates as the beam is wide: half of them
+        may end. A candidate ends only if it is among the first half, and a sentence with `beam` ended hypotheses leaves
+        the batch. If candidates have equal scores, that of the first hypothesis and word comes first.
+        """
+        target, count = self.target, len(self.target.words)
+        beam = min(search.beam, count - 1)  # <pad> is never chosen
+        memory = [np.repeat(each, beam, axis=axis) for each, axis in zip(self.encode(sources), (0, 1, 1), strict=True)]
+        keys = values = np.repeat(self.empty, len(memory[0]), axis=1)
+        forced = None if prefixes is None else padded(prefixes, target.padding, left=False)
+        tokens: Numbers = np.full((len(memory[0]), most + 1), target.end)
+        total: Floats = np.zeros(len(memory[0]), np.float32)
+        alive = np.arange(len(sources))  # the numbers of the sentences in the batch
+        ignored = np.zeros((len(sources), beam), bool)  # hypotheses that cannot end any more
+        found: list[list[Hypothesis]] = [[] for _ in sources]
+        for step in range(most + 1):
+            log_p, keys, values = self.step(tokens[:, step], step, memory, keys, values)
+            log_p[np.isnan(log_p)] = -math.inf
+            log_p[:, target.padding] = -math.inf
+            if step == most:
+                log_p[:, np.arange(count) != target.end] = -math.inf
+            if forced is not None and step < forced.shape[1] and step < most:
+                force(log_p, np.repeat(forced[alive, step], beam), target.padding)
+            elif step < SHORTEST:
+                log_p[:, target.end] = -math.inf
+            sums = (log_p + total[:, None]).reshape(len(alive), beam, count)
+            # At first all hypotheses of a sentence are the same.
+            sums = (sums[:, :1] if step == 0 else sums).reshape(len(alive), -1)
+            best = largest(sums, min(2 * beam, sums.shape[1] - 1))
+            best_sums, best_words, best_beams = np.take_along_axis(sums, best, 1), best % count, best // count
+
+            is_end = (best_words == target.end) & (best_sums != -math.inf)
+            is_end[:, :beam] &= ~ignored
+            ended = np.argwhere(is_end[:, :beam])
+            for row, column in ended:
+                if len(found[alive[row]]) < beam:
+                    words = tokens[row * beam + best_beams[row, column], 1 : step + 1]
+                    score = best_sums[row, column] / np.float32((step + 1) ** search.length_penalty)
+                    found[alive[row]].append(Hypothesis(target.decode(words.tolist()), float(score)))
+            left = [row for row in range(len(alive)) if len(found[alive[row]]) < beam]
+            if not left or step == most:
+                break
+
+            # The first candidates that go on; if they are too few, ended ones fill the beam and are ignored.
+            is_end[:, :beam] |= ignored
+            order = is_end[left] * (2 * beam) + np.arange(best.shape[1])
+            going = np.argsort(order, axis=1, kind="stable")[:, :beam]
+            ignored = np.take_along_axis(order, going, 1) >= 2 * beam
+            beams = np.take_along_axis(best_beams[left], going, 1)
+            rows = (np.array(left)[:, None] * beam + beams).ravel()
+            tokens, keys, values = tokens[rows], keys[:, rows], values[:, rows]
+            tokens[:, step + 1] = np.take_along_axis(best_words[left], going, 1).ravel()
+            total = np.take_along_axis(best_sums[left], going, 1).ravel()
+            if len(left) < len(alive):
+                alive = alive[left]
+                memory = [memory[0][rows], memory[1][:, rows], memory[2][:, rows]]
+        return [sorted(hypotheses, key=lambda each: -each.score) for hypotheses in found]
+
+    def score(self, sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]) -> list[list[float]]:
+        """Return log p of each token of every target and of </s>.
+
+        Raises: ValueError naming the sentence that is too long for the model.
+        """
+        check_lengths(sources, self.longest[0], "source")
+        check_lengths(targets, self.longest[1], "target")
+        found: list[list[float]] = [[] for _ in sources]
+        for rows in batches(sources, TOGETHER):
+            memory = self.encode([self.source.encode(sources[row]) for row in rows])
+            words = [[*self.target.encode(targets[row]), self.target.end] for row in rows]
+            table = padded(words, self.target.end, left=False)
+            previous = np.full(len(rows), self.target.end)
+            keys = values = np.repeat(self.empty, len(rows), axis=1)
+            log_p: Floats = np.empty(table.shape, np.float32)
+            for step in range(table.shape[1]):
+                row_log_p, keys, values = self.step(previous, step, memory, keys, values)
+                previous = table[:, step]
+                log_p[:, step] = np.take_along_axis(row_log_p, previous[:, None], 1)[:, 0]
+            for row, each, sentence in zip(rows, log_p, words, strict=True):
+                found[row] = each[: len(sentence)].tolist()
+        return found
+
+    def encode(self, sources: list[list[int]]) -> list[Any]:
+        """Return what the decoder needs of a batch of sources: padding mask, keys and values."""
+        tokens = padded([[*source, self.source.end] for source in sources], self.source.padding, left=True)
+        return self.encoder.run(OUTPUTS[ENCODER], {"tokens": tokens})  # type: ignore[no-any-return]
+
+    def step(self, token: Numbers, step: int, memory: list[Any], keys: Floats, values: Floats) -> list[Any]:
+        """Return log p of the next token, and the keys and values that the next step needs."""
+        given = [token, np.array(step), *memory, keys, values]
+        return self.decoder.run(OUTPUTS[STEP], dict(zip(INPUTS[STEP], given, strict=True)))  # type: ignore[no-any-return]
+
+
+def padded(rows: list[list[int]], padding: int, left: bool) -> Numbers:
+    """Return rows of different lengths as one array."""
+    width = max(map(len, rows), default=0)
+    made: Numbers = np.full((len(rows), width), padding)
+    for row, numbers in zip(made, rows, strict=True):
+        row[width - len(numbers) if left else 0 :][: len(numbers)] = numbers
+    return made
+
+
+def force(log_p: Floats, words: Numbers, padding: int) -> None:
+    """Set log p to minus infinity for everything but the next word of a prefix, in rows that have one."""
+    rows = np.flatnonzero(words != padding)
+    kept = log_p[rows, words[rows]]
+    log_p[rows] = -math.inf
+    log_p[rows, words[rows]] = kept
+
+
+def session(file: Path, words: int, longest: int, threads: int) -> Any:
+    """Return a graph that ONNX Runtime has loaded.
+
+    words: the number of symbols in its vocabulary; longest: the maximum number of subwords that it is used for
+    Raises: OSError or ValueError naming the file that is missing, damaged or foreign.
+    """
+    import onnxruntime
+
+    open_regular(file, ANY_SIZE).close()
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads, settings.log_severity_level = threads, 4
+    try:
+        loaded = onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no common class
+        raise ValueError(f"{file}: ONNX Runtime cannot load it: {printable(' '.join(str(error).split()))}") from None
+    names = [each.name for each in loaded.get_inputs()], [each.name for each in loaded.get_outputs()]
+    known = loaded.get_modelmeta().custom_metadata_map
+    if names != (INPUTS[file.name], OUTPUTS[file.name]) or not {WORDS, LONGEST} <= known.keys():
+        raise ValueError(f"{file}: not written by {WRITER}")
+    if known[WORDS] != str(words):
+        raise ValueError(f"{file}: for {printable(known[WORDS][:40])} words; the vocabulary has {words:,}")
+    if not known[LONGEST].isdecimal() or int(known[LONGEST][:9]) < longest:
+        raise ValueError(f"{file}: for {printable(known[LONGEST][:40])} subwords; needs {longest:,}")
+    return loaded
+
+
+def load(folder: Path, threads: int = 0) -> Model:
+    """Load an export folder; see engine.load."""
+    return Model(folder, read(folder), threads)

@@ -1,0 +1,342 @@
+"""ONNX: the exported graphs compute what the model does, for every structure and at all sizes; foreign folders."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import ROOT
+from fairseq_resid import records
+from fairseq_resid.export import onnx, onnx_runner
+from fairseq_resid.export.engine import FORMAT, RECORD, Record, Search, Text, load
+from fairseq_resid.export.onnx_graph import DecoderStep, Encoder
+from support.engines import need
+from support.models import DICT, EOS, PAD, PRE, TASK, build, left_padded, sentences, shaken, stock
+from support.structures import each, each_variant
+
+from .test_ctranslate2 import as_words, worst_difference
+from .test_folding import SETTINGS
+
+pytestmark = [need("onnx"), pytest.mark.once]
+SMALL = {
+    **{f"{stack}_{name}": 16 for stack in ("encoder", "decoder") for name in ("embed_dim", "ffn_embed_dim")},
+    **{f"{stack}_attention_heads": 2 for stack in ("encoder", "decoder")},
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+}
+TOLERANCE = 2e-5
+# Numbers of sentences and their lengths without </s>; the graphs are traced with two sources of 5 words, unpadded.
+SIZES = [(0,), (3, 9, 5, 2), (12, 1, 7)]
+
+
+def exported(model: Any, folder: Path, task: Any = TASK, quantization: str | None = None) -> Any:
+    """Write a model and its export.json into a folder, and return the engine."""
+    folder.mkdir(exist_ok=True)
+    onnx.write(model, task.source_dictionary, task.target_dictionary, folder, quantization)
+    record = Record(
+        FORMAT, "onnx", "1", "run", "checkpoint_last.pt", "data", {}, quantization, model.max_positions(),
+        Text("a", "b"), Search(),
+    )  # fmt: skip
+    records.write(folder / RECORD, record)
+    return load(folder, threads=1)
+
+
+@functools.cache
+def example() -> Path:
+    """Return an export folder that tests may copy and must not change."""
+    folder = Path(tempfile.mkdtemp(prefix="onnx-"))
+    exported(shaken(build(residual="post_ln", **SMALL), 7, 0.1), folder)
+    return folder
+
+
+def copied(folder: Path) -> Path:
+    for file in example().iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def batch(lengths: tuple[int, ...], words: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return padded sources with </s>, their lengths, and decoder inputs."""
+    end = torch.tensor([EOS])
+    rows = [torch.cat([row, end]) for row in sentences(1, lengths, words)]
+    inputs = [torch.cat([end, row]) for row in sentences(2, (6,) * len(lengths))]
+    return left_padded(rows), torch.tensor([len(row) for row in rows]), torch.stack(inputs)
+
+
+def relative(found: Any, expected: torch.Tensor) -> float:
+    """Return the largest difference, as a share of the largest value if that is above 1."""
+    difference = (torch.as_tensor(np.array(found)) - expected).abs().max()
+    return (difference / expected.abs().max().clamp(min=1)).item()
+
+
+def check_graphs(model: Any, encode: Any, decode: Any, words: int = len(DICT)) -> None:
+    """Compare an encoder and a decoder step with a model, on batches of several sizes.
+
+    encode(tokens) -> mask, keys, values; decode(token, step, mask, keys, values, keys, values) -> log p, keys, values
+    """
+    attention = model.decoder.layers[0].self_attn
+    for lengths in SIZES:
+        source, source_lengths, previous = batch(lengths, words)
+        with torch.no_grad():
+            log_p = model(source, source_lengths, previous)[0].log_softmax(-1)
+            output = model.encoder(source, source_lengths)["encoder_out"][0].transpose(0, 1)
+        memory = encode(source)
+        assert torch.equal(torch.as_tensor(np.array(memory[0])), source == PAD)
+        for number, layer in enumerate(model.decoder.layers):
+            for linear, found in zip((layer.encoder_attn.k_proj, layer.encoder_attn.v_proj), memory[1:], strict=True):
+                with torch.no_grad():
+                    expected = linear(output).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
+                kept = (source != PAD)[:, None, :, None]
+                assert relative(np.where(kept, found[number], 0), torch.where(kept, expected, 0)) < TOLERANCE
+        shape = (len(model.decoder.layers), len(lengths), attention.num_heads, 0, attention.head_dim)
+        keys = values = torch.zeros(shape)
+        for step in range(previous.size(1)):
+            found, keys, values = decode(previous[:, step], torch.tensor(step), *memory, keys, values)
+            assert relative(found, log_p[:, step]) < TOLERANCE
+            assert keys.shape == values.shape == (*shape[:3], step + 1, shape[4])
+
+
+def check_engine(model: Any, engine: Any, words: int = len(DICT)) -> None:
+    """Compare an exported model with the model."""
+
+    def run(session: Any, *given: Any) -> Any:
+        names = [each.name for each in session.get_inputs()]
+        return session.run(None, {name: np.array(value) for name, value in zip(names, given, strict=True)})
+
+    check_graphs(model, functools.partial(run, engine.encoder), functools.partial(run, engine.decoder), words)
+
+
+def check_modules(model: Any, words: int = len(DICT)) -> None:
+    """Compare the modules that are exported with the model."""
+    with torch.no_grad():
+        check_graphs(model, Encoder(model), DecoderStep(model), words)
+
+
+@pytest.mark.slow
+@each
+def test_graphs_compute_a_structure_at_sizes_other_than_the_traced(name: str, tmp_path: Path) -> None:
+    model = shaken(build(residual=name, **SMALL), 7, 0.1)
+    check_engine(model, exported(model, tmp_path))
+
+
+VARIANTS = [
+    ("hyper", {"hyper_weights": "static"}),
+    ("attn_residual", {"block_size": 2}),
+    ("sas", {"sas_gate": "transform", "sas_gamma": "free"}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
+def test_graphs_compute_an_option_of_a_structure(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model = shaken(build(residual=name, **options, **SMALL), 7, 0.1)
+    check_engine(model, exported(model, tmp_path))
+
+
+@each_variant
+def test_modules_compute_a_structure(name: str, options: dict[str, Any]) -> None:
+    check_modules(shaken(build(residual=name, **options, **SMALL), 7, 0.1))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_modules_support_a_setting_of_fairseq(name: str) -> None:
+    settings, task = SETTINGS[name]
+    check_modules(shaken(build(task=task, **settings), 7, 0.1), len(task.source_dictionary))
+
+
+WIDTHS = {"decoder_input_dim": 32, "decoder_output_dim": 24, "share_decoder_input_output_embed": False}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"no_token_positional_embeddings": True},
+        {"quant_noise_pq": 0.1},
+        {**WIDTHS, "quant_noise_pq": 0.1},
+        {"checkpoint_activations": True},
+        {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5},
+    ],
+    ids=str,
+)
+def test_modules_support_settings_that_no_other_engine_has(settings: dict[str, Any]) -> None:
+    check_modules(shaken(build(residual="deep_norm", **settings), 7, 0.1))
+
+
+SCALINGS = {"scale_attn": True, "scale_fc": True, "scale_heads": True, "scale_resids": True}
+
+
+@pytest.mark.parametrize("settings", [{}, PRE, {**PRE, **SCALINGS}, {"scale_heads": True}], ids=str)
+def test_modules_compute_stock_transformers(settings: dict[str, Any]) -> None:
+    check_modules(shaken(stock(**settings), 7, 0.1))
+
+
+def test_stock_transformer_with_many_settings_is_exported(tmp_path: Path) -> None:
+    learned = {"encoder_learned_pos": True, "decoder_learned_pos": True, "layernorm_embedding": True}
+    model = shaken(stock(**{**SMALL, **PRE, **SCALINGS, **learned}), 7, 0.1)
+    check_engine(model, exported(model, tmp_path))
+
+
+def test_model_with_two_dictionaries_and_widths_is_exported(tmp_path: Path) -> None:
+    task = SETTINGS["two dictionaries"][1]
+    widths = {"encoder_embed_dim": 32, "decoder_attention_heads": 4, "activation_fn": "gelu", "final_norm": "layer"}
+    model = shaken(build(task=task, residual="rskip_ln", **{**SMALL, **widths}), 7, 0.1)
+    engine = exported(model, tmp_path, task)
+    check_engine(model, engine, len(task.source_dictionary))
+    assert worst_difference(engine, model, task) < TOLERANCE
+
+
+def test_scores_are_those_of_fairseq_and_come_in_order() -> None:
+    model = shaken(build(residual="post_ln", **SMALL), 7, 0.1)
+    engine = load(example(), threads=1)
+    assert worst_difference(engine, model) < TOLERANCE
+    sources, targets = as_words(sentences(3, (9, 2, 5) * 12)), as_words(sentences(4, (1, 6, 0) * 12))
+    together = engine.score(sources, targets)
+    assert [len(row) for row in together] == [len(row) + 1 for row in targets]
+    alone = [engine.score([source], [target])[0] for source, target in zip(sources, targets, strict=True)]
+    assert np.concatenate(together) == pytest.approx(np.concatenate(alone), abs=1e-5)
+    assert engine.score([], []) == []
+
+
+def test_unknown_words_are_the_unknown_symbol() -> None:
+    known, unknown = load(example(), threads=1).score([["w1", "<unk>"], ["w1", "nonsense"]], [["w2"], ["<unk>"]])
+    again, also = load(example(), threads=1).score([["w1", "nonsense"], ["w1", "<unk>"]], [["w2"], ["more"]])
+    assert known == pytest.approx(again) and unknown == pytest.approx(also)
+
+
+@pytest.mark.parametrize("residual", ["post_ln", "sas"])
+def test_int8_models_are_close_and_smaller(residual: str, tmp_path: Path) -> None:
+    model = build(residual=residual)
+    exported(model, tmp_path / "float32")
+    engine = exported(model, tmp_path / "int8", quantization="int8")
+    assert 0 < worst_difference(engine, model) < 0.1
+    for name in (onnx_runner.ENCODER, onnx_runner.STEP):
+        assert (tmp_path / "int8" / name).stat().st_size < 0.6 * (tmp_path / "float32" / name).stat().st_size
+
+
+def test_export_writes_its_files_and_leaves_the_model_unchanged(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = build(residual="resi_dual", **SMALL)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    caplog.clear()
+    onnx.write(model, DICT, DICT, tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "encoder.onnx", "decoder_step.onnx", "source_vocabulary.json", "target_vocabulary.json",
+    }  # fmt: skip
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not model.training and logging.root.manager.disable == logging.NOTSET
+    assert capfd.readouterr().out == "" and caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        ({"cross_self_attention": True}, "--cross-self-attention"),
+        ({"no_cross_attention": True}, "--no-cross-attention"),
+        ({"adaptive_softmax_cutoff": "10,20"}, "--adaptive-softmax-cutoff"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_settings_that_cannot_be_exported_are_refused(settings: dict[str, Any], flag: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"^{flag}: cannot be exported to ONNX$"):
+        onnx.write(build(residual="post_ln", **settings), DICT, DICT, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_training_mode_and_unknown_quantization_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="training mode"):
+        onnx.write(build(residual="post_ln").train(), DICT, DICT, tmp_path)
+    with pytest.raises(ValueError, match="--quantization int4: choose one of int8, float32"):
+        onnx.write(build(residual="post_ln"), DICT, DICT, tmp_path, "int4")
+    assert not list(tmp_path.iterdir())
+
+
+def test_sentences_longer_than_the_model_accepts_are_named(tmp_path: Path) -> None:
+    folder = copied(tmp_path)
+    known = json.loads((folder / RECORD).read_text())
+    (folder / RECORD).write_text(json.dumps({**known, "longest": [8, 6]}))
+    engine = load(folder, threads=1)
+    assert len(engine.score([["w1"] * 7], [["w1"] * 5])[0]) == 6
+    with pytest.raises(ValueError, match="source 2: 8 subwords; the model accepts at most 7"):
+        engine.translate([["w1"], ["w1"] * 8], Search())
+    with pytest.raises(ValueError, match="target 1: 6 subwords; the model accepts at most 5"):
+        engine.score([["w1"]], [["w1"] * 6])
+    assert len(engine.translate([["w1"] * 3], Search(max_len_b=50))[0][0].tokens) <= 5
+
+
+RUN = """
+import json, sys
+from pathlib import Path
+from fairseq_resid.export.engine import Search, load
+engine = load(Path(sys.argv[1]), threads=1)
+found = engine.translate([["w1", "w2"]], Search(max_len_b=3))[0][0].tokens
+scores = engine.score([["w1", "w2"]], [list(found)])
+print(json.dumps([found, scores, [name for name in ("torch", "fairseq", "onnx") if name in sys.modules]]))
+"""
+
+
+def test_translation_imports_neither_torch_nor_fairseq() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(example())], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    found, scores, imported = json.loads(done.stdout)
+    assert len(scores[0]) == len(found) + 1 and imported == [] and done.stderr == ""
+
+
+def break_folder(folder: Path, how: str) -> None:
+    encoder, step = folder / onnx_runner.ENCODER, folder / onnx_runner.STEP
+    words = folder / onnx_runner.VOCABULARIES[1]
+    if how == "no encoder":
+        encoder.unlink()
+    elif how == "short step":
+        step.write_bytes(step.read_bytes()[:5000])
+    elif how == "foreign step":
+        step.write_bytes(b"PK\x03\x04" + bytes(5000))
+    elif how == "the encoder as the step":
+        step.write_bytes(encoder.read_bytes())
+    elif how == "device":
+        step.unlink()
+        step.symlink_to("/dev/zero")
+    elif how == "small vocabulary":
+        words.write_text(json.dumps(json.loads(words.read_text())[:-1]))
+    elif how == "repeated word":
+        words.write_text(json.dumps([*json.loads(words.read_text())[:-1], "w0"]))
+    elif how == "no end":
+        words.write_text(json.dumps(["end" if word == "</s>" else word for word in json.loads(words.read_text())]))
+    elif how == "vocabulary of numbers":
+        words.write_text("[1, 2]")
+    else:
+        known = json.loads((folder / RECORD).read_text())
+        (folder / RECORD).write_text(json.dumps({**known, "longest": [1024, 10**6]}))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "no encoder",
+        "short step",
+        "foreign step",
+        "the encoder as the step",
+        "device",
+        "small vocabulary",
+        "repeated word",
+        "no end",
+        "vocabulary of numbers",
+        "longest",
+    ],
+)
+def test_damaged_files_are_refused_in_one_line(how: str, tmp_path: Path) -> None:
+    break_folder(copied(tmp_path), how)
+    with pytest.raises((ValueError, OSError)) as refused:
+        load(tmp_path)
+    assert str(tmp_path) in str(refused.value) and "\n" not in str(refused.value)
