@@ -156,7 +156,8 @@ def page(names: list[str]) -> str:
 
 def files(names: list[str]) -> dict[Path, str]:
     """Return the text of every file of the gallery."""
-    return {PAGE: page(names), EXPORT_PAGE: export_page(names), **{DRAWINGS / f"{name}.svg": drawings.svg(name) for name in names}}
+    drawn = {DRAWINGS / f"{name}.svg": drawings.svg(name) for name in names}
+    return {PAGE: page(names), EXPORT_PAGE: export_page(names), **drawn}
 
 
 def main() -> None:

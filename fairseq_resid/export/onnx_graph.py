@@ -118,7 +118,7 @@ class Stack(nn.Module):
         """Return the output of the stack. branches: the sublayers of every layer."""
         for site_list, branch_list in zip(self.sites, branches, strict=True):
             x = site_list[0].enter(x)  # type: ignore[index, operator]
-            for site, branch in zip(site_list, branch_list, strict=True):  # type: ignore[arg-type]
+            for site, branch in zip(site_list, branch_list, strict=True):  # type: ignore[call-overload]
                 x = site(x, branch(site.branch_input(x)))
         return x if self.stack.layer_norm is None else self.stack.layer_norm(x)
 
