@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from support import mirror
+from support.engines import need
 
 pytestmark = pytest.mark.once
 
@@ -43,6 +44,21 @@ def test_depth_benchmark_reuses_its_results(tmp_path: Path, corpus: Path) -> Non
     assert rows[0]["is_finite"] and 2 < rows[0]["valid_nll"] < 12
     other = subprocess.run([*command, "--updates", "3"], capture_output=True, text=True)
     assert other.returncode == 2 and "contains results for" in other.stderr
+
+
+@need("onnx")
+@need("ctranslate2")
+def test_serving_benchmark_compares_every_engine_with_fairseq(tmp_path: Path) -> None:
+    flags = ["--size", "tiny", "--threads", 1, "--batch-sizes", 1, 2, "--sentences", 4, "--length", 5, "--rounds", 1]
+    command = [sys.executable, ROOT / "benchmarks" / "serving.py", *flags, "--json", tmp_path / "out.json"]
+    run = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-3000:]
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    variants = ["fairseq", "ctranslate2", "ctranslate2 int8", "onnx", "onnx int8"]
+    assert [row["variant"] for row in rows] == 2 * variants
+    assert [row["tokens"] for row in rows] == 5 * [6] + 5 * [24]  # one sentence, four sentences of 5 tokens and </s>
+    assert all(row["tokens_per_second"]["median"] > 0 and row["memory"] > 1 << 20 for row in rows)
+    assert run.stdout.count("\nonnx int8 ") == 2
 
 
 # --- residual structures -------------------------------------------------------------------------------------------
