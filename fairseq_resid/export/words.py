@@ -1,0 +1,34 @@
+"""Subwords as every engine gets them: special symbols, the symbols of a dictionary, batches, and limits on lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+EOS, BOS, PAD, UNK = "</s>", "<s>", "<pad>", "<unk>"
+
+
+def symbols(dictionary: Any) -> list[str]:
+    """Return the symbols of a fairseq dictionary, which an engine finds by name.
+
+    Raises: ValueError if fairseq's special symbols have other names or two symbols are equal.
+    """
+    found = list(dictionary.symbols)
+    special = [dictionary[index] for index in (dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk())]
+    if special != [BOS, PAD, EOS, UNK] or len(set(found)) != len(found):
+        raise ValueError(f"dictionary of {len(found):,} symbols: it must contain {BOS} {PAD} {EOS} {UNK} once")
+    return found
+
+
+def batches(sources: Sequence[Sequence[str]], size: int) -> Iterator[list[int]]:
+    """Yield the numbers of the sources by length, `size` at a time: a batch has one maximum length."""
+    order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
+
+
+def check_lengths(sentences: Sequence[Sequence[str]], most: int, name: str) -> None:
+    """Raise ValueError for a sentence with more than `most` subwords including </s>; name: "source" or "target"."""
+    for number, sentence in enumerate(sentences, start=1):
+        if len(sentence) >= most:
+            raise ValueError(f"{name} {number}: {len(sentence):,} subwords; the model accepts at most {most - 1:,}")
