@@ -149,9 +149,12 @@ def export(
             search_of(run),
         )
         records.write(partial / RECORD, record)
+        if hasattr(writer, "complete"):  # files that depend on more than the model
+            writer.complete(partial, record)
         proof = prove(loaded, load(partial), record, corpus)
         records.write(partial / RECORD, dataclasses.replace(record, proof=msgspec.to_builtins(proof)))
-        write_text(partial / "README.md", readme(record, run.name, proof))
+        more = writer.readme(partial, record) if hasattr(writer, "readme") else ""
+        write_text(partial / "README.md", readme(record, run.name, proof) + more)
         if out.exists() or out.is_symlink():
             raise ValueError(f"--out {out}: has been made in the meantime")
     return proof
@@ -185,7 +188,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         "--quantization",
         metavar="TYPE",
         help="type of the weights: for ctranslate2 int8, int8_float32, int8_float16, int8_bfloat16, int16, float16, "
-        "bfloat16 or float32 (default: float32)",
+        "bfloat16 or float32; for huggingface float16, bfloat16 or float32 (default: float32)",
     )
     add("--data", type=Path, help="data folder (default: the one that the run was trained on)")
     options = parser.parse_args(argv)

@@ -1,0 +1,508 @@
+"""Hugging Face: stock classes give fairseq's log probabilities, translations and ids; foreign folders are refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_resid import records
+from fairseq_resid.connections import CannotFold
+from fairseq_resid.data.text.segmentation import Segmenter
+from fairseq_resid.evaluation import translate
+from fairseq_resid.export import engine as engines
+from fairseq_resid.export import export, huggingface
+from fairseq_resid.export.engine import FORMAT, RECORD, Record, Search, Text, load
+from fairseq_resid.export.translator import Translator
+from fairseq_resid.files import read_lines
+from support.engines import need
+from support.models import DICT, EOS, PAD, PRE, TASK, build, dictionary, sentences, shaken, stock
+
+from .test_ctranslate2 import as_words, generated, scores, speaking
+from .test_folding import FOLDING, SETTINGS
+
+pytestmark = need("huggingface")
+REFUSED = {  # the settings of test_folding that no class has, and how each is named
+    "final norm after post-norm": "--final-norm layer: FSMT",
+    "no final norm after pre-norm": "--final-norm none: M2M100",
+    "no final norm of the decoder": "--final-norm none: M2M100",
+    "norm of the embedding": "--layernorm-embedding: FSMT",
+    "narrow encoder": "stacks of different widths: FSMT",
+}
+CLASSES = {"post_norm": "FSMTForConditionalGeneration", "pre_norm": "M2M100ForConditionalGeneration"}
+
+
+def described(model: Any, text: Text | None = None, quantization: str | None = None) -> Record:
+    longest = model.max_positions()
+    text = text or Text("a", "b")
+    return Record(FORMAT, "huggingface", "5", "run", "last.pt", "data", {}, quantization, longest, text, Search())
+
+
+def exported(model: Any, folder: Path, task: Any = TASK, quantization: str | None = None) -> Any:
+    """Write a model and its export.json into a folder, and return the engine."""
+    folder.mkdir(exist_ok=True)
+    huggingface.write(model, task.source_dictionary, task.target_dictionary, folder, quantization)
+    record = described(model, quantization=quantization)
+    records.write(folder / RECORD, record)
+    huggingface.complete(folder, record)
+    return load(folder, threads=1)
+
+
+def worst_difference(engine: Any, model: Any, task: Any = TASK) -> float:
+    sources, targets = sentences(1, (3, 9, 5, 2), len(task.source_dictionary)), sentences(2, (7, 2, 4, 11))
+    found = engine.score(as_words(sources, task.source_dictionary), as_words(targets))
+    expected = scores(model, sources, targets)
+    return max((torch.tensor(mine) - theirs).abs().max().item() for mine, theirs in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name, (_, graph) in FOLDING.items() if graph in CLASSES])
+def test_log_probabilities_are_those_of_fairseq(name: str, tmp_path: Path) -> None:
+    options, graph = FOLDING[name]
+    model = shaken(build(residual=name, **options), 7, 0.1)
+    engine = exported(model, tmp_path)
+    assert type(engine.model).__name__ == CLASSES[graph]
+    assert worst_difference(engine, model) < 2e-5
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_fairseq_is_exported_or_refused(name: str, tmp_path: Path) -> None:
+    settings, task = SETTINGS[name]
+    model = shaken(build(task=task, **settings), 7, 0.1)
+    if name not in REFUSED:
+        assert worst_difference(exported(model, tmp_path, task), model, task) < 2e-5
+        return
+    with pytest.raises(CannotFold) as refused:
+        exported(model, tmp_path, task)
+    assert str(refused.value).startswith(REFUSED[name]) and str(refused.value).endswith("; use --to onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"residual": "sandwich_ln"}, "--residual sandwich_ln: no class of transformers has two norms"),
+        ({"residual": "sas"}, "--residual sas: "),
+        ({"residual": "pre_ln", "decoder_learned_pos": True}, "learned positions: M2M100"),
+        ({"residual": "pre_ln", "layernorm_embedding": True}, "--layernorm-embedding: M2M100"),
+    ],
+    ids=str,
+)
+def test_what_no_class_has_is_refused_in_one_line(settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(CannotFold, match=f"^{reason}[^\n]*; use --to onnx$"):
+        exported(build(**settings), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("settings", [{}, PRE], ids=["post-norm", "pre-norm"])
+def test_stock_transformers_are_exported(settings: dict[str, Any], tmp_path: Path) -> None:
+    model = stock(**settings)
+    assert worst_difference(exported(model, tmp_path), model) < 2e-5
+
+
+class Tasks:
+    """A dictionary of the source that is smaller or larger than that of the target."""
+
+    def __init__(self, words: int) -> None:
+        self.source_dictionary, self.target_dictionary = dictionary(words), DICT
+
+
+def test_pre_norm_has_a_smaller_source_dictionary_but_no_larger_one(tmp_path: Path) -> None:
+    model = shaken(build(task=Tasks(40), residual="pre_ln"), 7, 0.1)
+    assert worst_difference(exported(model, tmp_path / "small", Tasks(40)), model, Tasks(40)) < 2e-5
+    with pytest.raises(CannotFold, match="a larger dictionary of the source than of the target: M2M100"):
+        exported(build(task=Tasks(60), residual="pre_ln"), tmp_path / "large", Tasks(60))
+
+
+@pytest.mark.parametrize("residual", ["post_ln", "pre_ln"])
+def test_shared_embeddings_are_stored_once(residual: str, tmp_path: Path) -> None:
+    sizes = {}
+    for is_shared in (False, True):
+        model = shaken(build(residual=residual, share_all_embeddings=is_shared), 7, 0.1)
+        folder = tmp_path / str(is_shared)
+        assert worst_difference(exported(model, folder), model) < 2e-5
+        sizes[is_shared] = (folder / "model.safetensors").stat().st_size
+    assert sizes[False] - sizes[True] >= 2 * len(DICT) * 64 * 4
+
+
+@pytest.mark.parametrize("residual", ["xskip_ln", "pre_ln"])
+def test_auto_class_loads_the_folder_without_remote_code(residual: str, tmp_path: Path) -> None:
+    """Logits of the loaded model on a batch padded on the left, as fairseq pads it."""
+    model = shaken(build(residual=residual), 7, 0.1)
+    exported(model, tmp_path)
+    assert "auto_map" not in json.loads((tmp_path / "config.json").read_text())
+    assert [file.name for file in tmp_path.iterdir() if file.suffix in (".bin", ".pt", ".py", ".pkl")] == []
+    loaded, info = huggingface.library().AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path, local_files_only=True, output_loading_info=True
+    )
+    assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    source = torch.tensor([[PAD, PAD, 7, 9, EOS], [4, 5, 6, 8, EOS]])
+    previous = torch.tensor([[EOS, 9, 10], [EOS, 11, 12]])
+    with torch.no_grad():
+        expected = model(source, torch.tensor([3, 5]), previous)[0].log_softmax(-1)
+        mask = (source != PAD).long()
+        found = loaded(input_ids=source, attention_mask=mask, decoder_input_ids=previous, use_cache=False).logits
+    assert (found.log_softmax(-1) - expected).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        Search(1, 1.0, 1, 8),
+        Search(4, 0.6, 1, 12),
+        Search(5, 1.0, 1.5, 5),
+        Search(4, 0.0, 0, 7),
+    ],
+    ids=["greedy", "beam 4", "beam 5", "no length penalty"],
+)
+@pytest.mark.parametrize("seed", [1, 3, 4])
+def test_translations_and_scores_are_those_of_fairseq(search: Search, seed: int, tmp_path: Path) -> None:
+    model = speaking(seed=seed)
+    sources = sentences(seed, (6,) * 30)
+    found = exported(model, tmp_path).translate(as_words(sources), search)
+    expected = generated(model, sources, search)
+    same = [mine[0].tokens == theirs[0][0] for mine, theirs in zip(found, expected, strict=True)]
+    assert sum(same) >= 29, same
+    lengths = {len(mine[0].tokens) for mine in found}
+    assert len(lengths) > 1 and max(lengths) <= search.longest(6)
+    for mine, theirs, is_same in zip(found, expected, same, strict=True):
+        assert not is_same or mine[0].score == pytest.approx(theirs[0][1], abs=1e-4)
+
+
+def test_maximum_length_and_end_of_sentence_count_as_in_fairseq(tmp_path: Path) -> None:
+    """A model that never ends a sentence by itself: fairseq appends </s> with its probability."""
+    model = speaking()
+    with torch.no_grad():
+        model.decoder.output_projection.weight[EOS, 0] = -100
+    sources = sentences(3, (5,) * 12)
+    search = Search(4, 0.6, 1, 3, nbest=3)
+    found = exported(model, tmp_path).translate(as_words(sources), search)
+    expected = generated(model, sources, search)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert [len(each.tokens) for each in mine] == [9, 9, 9]
+        assert [each.tokens for each in mine] == [tokens for tokens, _ in theirs[:3]]
+        assert [each.score for each in mine] == pytest.approx([score for _, score in theirs[:3]], abs=1e-4)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_a_translation_continues_its_prefix_with_the_score_of_both(beam: int, tmp_path: Path) -> None:
+    model = speaking()
+    sources, prefixes = sentences(4, (5, 5, 5)), sentences(5, (2, 2, 2))
+    search = Search(beam, 0.6, 1, 6, nbest=min(beam, 2))
+    engine = exported(model, tmp_path)
+    found = engine.translate(as_words(sources), search, as_words(prefixes))
+    expected = generated(model, sources, search, torch.stack(prefixes))
+    for mine, theirs, prefix in zip(found, expected, as_words(prefixes), strict=True):
+        assert list(mine[0].tokens[:2]) == prefix
+        assert mine[0].tokens == theirs[0][0]
+        assert mine[0].score == pytest.approx(theirs[0][1], abs=1e-4)
+        assert mine[0].score >= mine[-1].score > -1e6
+
+
+def test_prefixes_may_differ_in_length(tmp_path: Path) -> None:
+    engine = exported(speaking(), tmp_path)
+    sources, prefixes = as_words(sentences(4, (5, 5, 5))), as_words(sentences(5, (0, 3, 1)))
+    search = Search(4, 0.6, 1, 6)
+    together = engine.translate(sources, search, prefixes)
+    alone = [engine.translate([s], search, [p])[0] for s, p in zip(sources, prefixes, strict=True)]
+    assert [each[0].tokens for each in together] == [each[0].tokens for each in alone]
+    assert all(list(each[0].tokens[: len(p)]) == p for each, p in zip(together, prefixes, strict=True))
+    assert together[0][0].tokens == engine.translate(sources[:1], search)[0][0].tokens
+
+
+def test_translations_come_in_order_of_the_sources(tmp_path: Path) -> None:
+    engine = exported(speaking(), tmp_path)
+    sources = as_words(sentences(6, (9, 2, 5, 3, 7)))
+    alone = [engine.translate([source], Search(max_len_a=0, max_len_b=9))[0] for source in sources]
+    together = engine.translate(sources, Search(max_len_a=0, max_len_b=9, batch_size=2))
+    assert [each[0].tokens for each in together] == [each[0].tokens for each in alone]
+    assert engine.translate([], Search()) == [] and engine.score([], []) == []
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_padding_is_never_generated_but_its_probability_counts(beam: int, tmp_path: Path) -> None:
+    model = speaking()
+    with torch.no_grad():
+        model.decoder.output_projection.weight[PAD, 0] = 9
+    sources = sentences(8, (4, 4, 4))
+    search = Search(beam, 1.0, 0, 6)
+    found = exported(model, tmp_path).translate(as_words(sources), search)
+    expected = generated(model, sources, search)
+    assert [each[0].tokens for each in found] == [each[0][0] for each in expected]
+    assert [each[0].score for each in found] == pytest.approx([each[0][1] for each in expected], abs=1e-4)
+
+
+def test_unknown_words_are_the_unknown_symbol(tmp_path: Path) -> None:
+    engine = exported(build(residual="post_ln"), tmp_path)
+    known, unknown = engine.score([["w1", "<unk>"], ["w1", "nonsense"]], [["w2"], ["w2"]])
+    assert known == pytest.approx(unknown)
+
+
+@pytest.mark.parametrize("residual", ["deep_norm", "pre_ln"])
+@pytest.mark.parametrize("quantization", ["float16", "bfloat16"])
+def test_half_precision_is_close_and_half_as_large(residual: str, quantization: str, tmp_path: Path) -> None:
+    model = build(residual=residual)
+    whole, small = tmp_path / "float32", tmp_path / "half"
+    exported(model, whole)
+    engine = exported(model, small, quantization=quantization)
+    assert 0 < worst_difference(engine, model) < 0.5
+    assert (small / "model.safetensors").stat().st_size < 0.55 * (whole / "model.safetensors").stat().st_size
+    assert engine.translate([["w1", "w2"]], Search(max_len_b=4))
+
+
+def test_sentences_longer_than_the_model_accepts_are_named(tmp_path: Path) -> None:
+    engine = exported(build(residual="post_ln", max_source_positions=8, max_target_positions=6), tmp_path)
+    assert len(engine.score([["w1"] * 7], [["w1"] * 5])[0]) == 6
+    with pytest.raises(ValueError, match="source 2: 8 subwords; the model accepts at most 7"):
+        engine.translate([["w1"], ["w1"] * 8], Search())
+    with pytest.raises(ValueError, match="target 1: 6 subwords; the model accepts at most 5"):
+        engine.score([["w1"]], [["w1"] * 6])
+    assert len(engine.translate([["w1"] * 3], Search(max_len_b=50))[0][0].tokens) <= 5
+
+
+def test_unknown_quantization_and_activation_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--quantization int8: choose one of float32, "):
+        exported(build(residual="post_ln"), tmp_path, quantization="int8")
+    model = build(residual="post_ln")
+    model.encoder.cfg.activation_fn = "none"
+    with pytest.raises(CannotFold, match=r"--activation-fn none: .*; use --to onnx"):
+        exported(model, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def change_json(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def break_folder(folder: Path, how: str) -> None:
+    weights, config, words = (folder / name for name in ("model.safetensors", "config.json", "vocab.json"))
+    if how == "no weights":
+        weights.unlink()
+    elif how == "short weights":
+        weights.write_bytes(weights.read_bytes()[:10_000])
+    elif how == "a pickle":
+        torch.save({}, weights)
+    elif how == "weights of another model":
+        other = folder.with_name("other")
+        exported(build(residual="post_ln", encoder_layers=1), other)
+        shutil.copy(other / weights.name, weights)
+    elif how == "pipe":
+        weights.unlink()
+        os.mkfifo(weights)
+    elif how == "endless configuration":
+        config.unlink()
+        config.symlink_to("/dev/zero")
+    elif how == "code":
+        change_json(config, auto_map={"AutoModelForSeq2SeqLM": "code.Model"})
+    elif how == "another class":
+        change_json(config, model_type="bart", architectures=["BartForConditionalGeneration"])
+    elif how == "huge":
+        change_json(config, encoder_layers=10**9)
+    elif how == "other positions":
+        change_json(config, max_position_embeddings=1 << 20)
+    elif how == "a name as a width":
+        change_json(config, d_model="64")
+    elif how == "an adapter":
+        (folder / "adapter_config.json").write_text("{}")
+    elif how == "small vocabulary":
+        words.write_text(json.dumps(dict(list(json.loads(words.read_text()).items())[:-1])))
+    elif how == "vocabulary with a hole":
+        change_json(words, w0=1000)
+    elif how == "vocabulary of lists":
+        words.write_text("[1, 2]")
+    else:
+        config.write_text("{")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "no weights",
+        "short weights",
+        "a pickle",
+        "weights of another model",
+        "pipe",
+        "endless configuration",
+        "code",
+        "another class",
+        "huge",
+        "other positions",
+        "a name as a width",
+        "an adapter",
+        "small vocabulary",
+        "vocabulary with a hole",
+        "vocabulary of lists",
+        "damaged configuration",
+    ],
+)
+def test_foreign_folders_are_refused_in_one_line(how: str, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    exported(build(residual="post_ln"), folder)
+    break_folder(folder, how)
+    with pytest.raises((ValueError, OSError)) as refused:
+        load(folder)
+    assert str(folder) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def tokenizer(folder: Path, **options: Any) -> Any:
+    return huggingface.library().AutoTokenizer.from_pretrained(folder, local_files_only=True, **options)
+
+
+def written(folder: Path, text: Text, model: Path | None, *dictionaries: Any) -> Path:
+    """Write an export of a small model for given dictionaries."""
+    task = Tasks(1)
+    task.source_dictionary, task.target_dictionary = dictionaries[0], dictionaries[-1]
+    folder.mkdir()
+    if model is not None and text.model is not None:
+        shutil.copy(model, folder / text.model)
+    made = build(task=task, residual="post_ln")
+    huggingface.write(made, *(task.source_dictionary, task.target_dictionary), folder)
+    huggingface.complete(folder, described(made, text))
+    return folder
+
+
+def pieces_of(corpus: Path, side: str) -> tuple[list[str], list[list[str]]]:
+    """Return lines of the corpus, with some that are unusual, and their subwords."""
+    lines = [line for split in ("valid", "test") for line in read_lines(corpus / "ref" / f"{split}.{side}")]
+    lines += ["", "  two   spaces ", "ＦＵＬＬ ﬁ", "日本語 x", "<unk> a </s> b <pad>", "a\u00a0b"]
+    return lines, Segmenter("sentencepiece", corpus / "spm.model").encode(lines)
+
+
+SENTENCEPIECE = Text("en", "xx", post_process="sentencepiece", model="spm.model")
+
+
+def test_tokenizer_gives_the_ids_of_fairseq(corpus: Path, tmp_path: Path) -> None:
+    words = Dictionary.load(str(corpus / "dict.en.txt"))
+    folder = written(tmp_path / "out", SENTENCEPIECE, corpus / "spm.model", words)
+    made = tokenizer(folder)
+    assert type(made).__name__ == "MarianTokenizer" and len(made) == len(words)
+    for side in ("en", "xx"):
+        lines, pieces = pieces_of(corpus, side)
+        expected = [words.encode_line(" ".join(each), add_if_not_exist=False).tolist() for each in pieces]
+        assert (made(lines) if side == "en" else made(text_target=lines)).input_ids == expected
+        restored = made.batch_decode(expected[:40], skip_special_tokens=True)
+        assert restored == [Segmenter("sentencepiece", corpus / "spm.model").join(" ".join(p)) for p in pieces[:40]]
+
+
+def test_tokenizer_has_two_vocabularies_if_the_dictionaries_differ(corpus: Path, tmp_path: Path) -> None:
+    lines, pieces = pieces_of(corpus, "en")
+    first, second = Dictionary(), Dictionary()
+    for number, piece in enumerate(dict.fromkeys(piece for each in pieces for piece in each)):
+        if number % 7:
+            first.add_symbol(piece)
+    for piece in reversed(first.symbols[4:-5]):
+        second.add_symbol(piece)
+    made = tokenizer(written(tmp_path / "out", SENTENCEPIECE, corpus / "spm.model", first, second))
+    for words, found in ((first, made(lines)), (second, made(text_target=lines))):
+        expected = [words.encode_line(" ".join(each), add_if_not_exist=False).tolist() for each in pieces]
+        assert found.input_ids == expected and any(3 in ids for ids in expected)
+    assert made.decode([second.index(pieces[0][1]), 2], skip_special_tokens=True) == pieces[0][1].replace("▁", "")
+
+
+def test_segmented_text_is_looked_up_word_by_word(tmp_path: Path) -> None:
+    words, others = Dictionary(), Dictionary()
+    for word in ("co@@", "tton", "a", "truck", ",@@"):
+        words.add_symbol(word)
+        others.add_symbol(word.upper())
+    lines = ["a co@@ tton truck", "a  unknown@@ truck", ",@@ a </s> ,@@", ""]
+    expected = [words.encode_line(line, add_if_not_exist=False).tolist() for line in lines]
+    made = tokenizer(written(tmp_path / "bpe", Text("a", "b", post_process="subword_nmt"), None, words))
+    assert made(lines).input_ids == expected and words.unk() in expected[1]
+    assert made.batch_decode(expected[:1], skip_special_tokens=True) == ["a cotton truck"]
+    assert made.decode(words.encode_line(",@@ a co@@").tolist(), skip_special_tokens=True) == ",a co"
+    folder = written(tmp_path / "two", Text("a", "b"), None, words, others)
+    target = tokenizer(folder, subfolder="target")
+    assert tokenizer(folder)(lines[0]).input_ids == expected[0]
+    assert target.decode(target("A CO@@ TTON").input_ids, skip_special_tokens=True) == "A CO@@ TTON"
+
+
+RUNS = {  # flags with which a run of each class soon begins to translate
+    "wskip_ln": ("--max-update", 150, "--warmup-updates", 40),
+    "scaled_pre_ln": ("--max-update", 100),
+}
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def run(request: Any, train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has begun to translate. Not to be written to."""
+    folder = tmp_path_factory.mktemp("huggingface") / "run"
+    train(folder, "--residual", request.param, "--batch-size", 64, "--dropout", 0, *RUNS[request.param])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(run: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run as an export. Not to be written to."""
+    out = tmp_path_factory.mktemp("huggingface") / "out"
+    assert export.main([str(run), "--to", "huggingface", "--out", str(out), "--data", str(corpus)]) == 0
+    return out
+
+
+def test_an_export_contains_all_that_is_needed_to_translate(folder: Path) -> None:
+    assert {file.name for file in folder.iterdir()} == {
+        *("README.md", "export.json", "spm.model"),
+        *("config.json", "generation_config.json", "model.safetensors"),
+        *("source.spm", "target.spm", "tokenizer_config.json", "vocab.json"),
+    }
+    known = engines.read(folder)
+    assert known.engine == "huggingface" and known.structure["residual"] in RUNS
+    assert known.proof["translations"] == known.proof["identical"] == 43
+    assert known.proof["tokens"] > 500 and 0 < known.proof["largest"] < 1e-4
+    assert str(folder.parent) not in "".join(file.read_text() for file in folder.glob("*.json") if file.name != RECORD)
+
+
+def test_translations_of_an_export_equal_fairseq_generate(
+    folder: Path, run: Path, corpus: Path, generate: Callable[..., Any]
+) -> None:
+    lines = generate(run / "checkpoint_last.pt", "--max-len-b", 50, "--post-process", "sentencepiece").lines("D")
+    expected = [lines[number].split("\t", 1)[1] for number in range(len(lines))]
+    assert len(set(expected)) > 15
+    assert Translator(folder).translate(read_lines(corpus / "ref" / "test.en")) == expected
+
+
+def test_lines_of_the_readme_translate_without_this_package(folder: Path, corpus: Path) -> None:
+    """In a process without fairseq, its requirement torchaudio, and a network."""
+    text = (folder / "README.md").read_text()
+    assert "takes raw text" in text and "A source has at most 1,024 tokens" in text
+    code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[-1]
+    assert "from_pretrained" in code and len(code.splitlines()) == 4
+    lines = read_lines(corpus / "ref" / "test.en")[:8]
+    code = code.replace('"DIR"', repr(str(folder))).replace('["A sentence."]', repr(lines))
+    blocked = "import sys\nfor name in ('fairseq', 'fairseq_resid', 'torchaudio'): sys.modules[name] = None\n"
+    done = subprocess.run(
+        [sys.executable, "-c", blocked + code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == repr(Translator(folder).translate(lines))
+
+
+def test_translate_command_recognises_an_export(folder: Path, corpus: Path, monkeypatch: Any, capsys: Any) -> None:
+    line = read_lines(corpus / "ref" / "test.en")[0]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{line}\n".encode())))
+    assert translate.main([str(folder)]) == 0
+    assert capsys.readouterr().out.strip() == Translator(folder).translate([line])[0]
+
+
+def test_a_structure_that_no_class_has_leaves_no_folder(
+    sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "out"
+    run = str(sas_checkpoint.parent)
+    assert export.main([run, "--to", "huggingface", "--out", str(out), "--data", str(corpus)]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("fairseq-resid export: error: --residual sas: ") and error.endswith("; use --to onnx")
+    assert not list(tmp_path.iterdir())
