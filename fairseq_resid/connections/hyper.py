@@ -41,7 +41,8 @@ class HyperOptions(StreamsOptions):
 
 def mixed(weights: Tensor, writing: Tensor, streams: Tensor, f: Tensor) -> Tensor:
     """Return the next state: weights (..., n, n) @ streams, plus the branch times `writing` (..., n)."""
-    writing, f = writing.to(streams.dtype).unsqueeze(-1), f.to(streams.dtype).unsqueeze(-2)
+    # Not unsqueeze(-1): TorchScript's shape propagation inserts that dimension one place too early.
+    writing, f = writing.to(streams.dtype).unsqueeze(writing.dim()), f.to(streams.dtype).unsqueeze(-2)
     return torch.addcmul(mix(weights, streams), writing, f).flatten(-2)
 
 
@@ -117,6 +118,8 @@ class HyperConnection(ManyStreams):
 
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
         streams = self.split(state)
+        if self.stream_norm is None:  # torch.jit.freeze leaves parameters that pass through a tuple unfrozen
+            return mixed(self.mixing[1:], self.writing, streams, f)
         weights, writing = self.writing_weights(streams)
         return mixed(weights, writing, streams, f)
 

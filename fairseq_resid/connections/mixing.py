@@ -40,5 +40,5 @@ def mix(weights: Tensor, values: Tensor) -> Tensor:
 def dot(values: Tensor, vector: Tensor) -> Tensor:
     """Return the dot product of each value with a vector, (..., n, C) and (C,) -> (..., n), in the values' dtype."""
     flat = values.flatten(0, -3) if values.dim() > 2 else values.unsqueeze(0)
-    column = vector.to(values.dtype).unsqueeze(-1)
+    column = vector.to(values.dtype).unsqueeze(1)
     return batch_product(flat, column.expand(flat.shape[:1] + column.shape)).view(values.shape[:-1])

@@ -21,13 +21,18 @@ def scaling_gate(
     """
     channels = x.size(-1)
     gates = output_weight.size(0)
-    x_weight, f_weight = hidden_weight.chunk(2, 1)  # the gradients of two slices would be padded with zeros and added
+    if torch.jit.is_scripting():  # torch.jit.freeze leaves weights that pass through the list of chunk unfrozen
+        x_weight = hidden_weight.narrow(1, 0, channels)
+        f_weight = hidden_weight.narrow(1, channels, channels)
+    else:  # the gradients of two slices would be padded with zeros and added
+        x_weight, f_weight = hidden_weight.chunk(2, 1)
     hidden = functional.linear(x.reshape(-1, channels), x_weight, hidden_bias)
     hidden = torch.addmm(hidden, f.reshape(-1, channels), f_weight.t())
     hidden = torch.tanh_(hidden)  # in place: no derivative needs the input of tanh
     # Row g has the weights of gate g in its own columns and 0 elsewhere: one GEMM, without a copy for a batched one.
     own = torch.eye(gates, dtype=output_weight.dtype, device=output_weight.device)
-    block_weight = (own.unsqueeze(-1) * output_weight.unsqueeze(0)).view(gates, gates * channels)
+    # unsqueeze(2): TorchScript's shape propagation inserts the dimension of unsqueeze(-1) one place too early.
+    block_weight = (own.unsqueeze(2) * output_weight).view(gates, gates * channels)
     return functional.linear(hidden, block_weight, output_bias).reshape(x.shape[:-1] + (gates,))  # noqa: RUF005  (TorchScript cannot unpack a shape)
 
 
@@ -39,7 +44,11 @@ def single_layer_gate(x: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Ten
     Shapes:   x, f: (..., C) -> (..., G); weight (G, 2C): columns x then F; bias (G,)
     Dtype:    that of the input
     """
-    x_weight, f_weight = weight.chunk(2, 1)
+    if torch.jit.is_scripting():  # as above
+        x_weight = weight.narrow(1, 0, x.size(-1))
+        f_weight = weight.narrow(1, x.size(-1), x.size(-1))
+    else:
+        x_weight, f_weight = weight.chunk(2, 1)
     return functional.linear(x, x_weight, bias) + functional.linear(f, f_weight)
 
 
