@@ -59,7 +59,7 @@ FAULTS = [
         "fairseq_resid/export/proof.py",
         "if not self.largest <= TOLERANCE:",
         "if self.largest == TOLERANCE:",
-        "export/test_export.py",
+        "export/test_proof.py",
     ),
     Fault(
         "export: the folder stays after a failed proof",
