@@ -102,6 +102,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", rf"ignore:[\s\S]*{text}:UserWarning")
     config.addinivalue_line("filterwarnings", "ignore:.*(find_module|find_loader|load_module)")
     config.addinivalue_line("filterwarnings", "ignore:.*torch.jit.(script|freeze|save|load). is deprecated")
+    config.addinivalue_line("filterwarnings", "ignore:torch.ao.quantization is deprecated")
+    config.addinivalue_line("filterwarnings", "ignore:torch.quantize_per_tensor, :UserWarning")
     config.addinivalue_line("filterwarnings", "ignore:Using .*non-full backward hook:FutureWarning")
     config.addinivalue_line("filterwarnings", "ignore:.*torch.cuda.amp.autocast:FutureWarning")
     config.addinivalue_line("filterwarnings", "ignore:.*(pin_memory|mismatched key_padding_mask):UserWarning")

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fairseq_resid.evaluation import translate
 from fairseq_resid.evaluation.translate import Translator
 from fairseq_resid.files import read_lines
+from support.pages import example
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -162,3 +164,29 @@ def test_closed_stdin_is_named(run: Path, capsys: Any, monkeypatch: Any) -> None
     assert translate.main([str(run), "--cpu"]) == 2
     said = "fairseq-resid translate: error: stdin: closed; it must contain one sentence per line\n"
     assert capsys.readouterr().err == said
+
+
+def test_examples_of_the_export_page_run(run: Path, corpus: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    shutil.copytree(run, "checkpoints/RUN")
+    (tmp_path / "data-bin").mkdir()
+    shutil.copytree(corpus, "data-bin/DATA")
+    known: dict[str, Any] = {}
+    exec(example("export.md", "import load"), known)
+    known["previous"] = torch.tensor([[2, 5, 6, 7], [2, 6, 8, 9]])
+    known["source"], known["lengths"] = torch.tensor([[1, 5, 6, 2], [7, 8, 9, 2]]), torch.tensor([3, 4])
+    exec(example("export.md", "torch.jit.freeze"), known)
+    inputs = known["source"], known["lengths"], known["previous"]
+    expected = known["model"](*inputs)[0].log_softmax(-1)
+    torch.testing.assert_close(known["log_p"], expected, atol=1e-5, rtol=0)
+    code = (
+        "import sys, torch; model = torch.jit.load('model.ts');"
+        f"log_p = model(*map(torch.tensor, {[each.tolist() for each in inputs]}))[0].log_softmax(-1);"
+        "assert not {'fairseq', 'fairseq_resid'} & set(sys.modules); print(log_p.sum().item())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(expected.sum().item(), rel=1e-4)
+    exec(example("export.md", "quantize_dynamic"), known)
+    assert (known["model"](*inputs)[0].log_softmax(-1) - expected).abs().max() < 0.5

@@ -43,6 +43,7 @@ from support.models import (
     stock,
     translate,
 )
+from support.pages import example
 from support.structures import each_variant
 
 both = pytest.mark.parametrize("arch", ["transformer_sas_tiny", "transformer_rskip_ln_tiny"])
@@ -171,6 +172,36 @@ def test_scripted_frozen_saved_model_equals_eager(name, options):
         found = loaded(*inputs)[0]
         assert not found.requires_grad, "a parameter is not a constant: it passes through a list or tuple"
         close(torch.log_softmax(found, -1), torch.log_softmax(model(*inputs)[0], -1))
+
+
+@each_variant
+def test_int8_of_the_export_page(name, options):
+    model = build(residual=name, **options, encoder_layers=1, decoder_layers=2)
+    expected = torch.log_softmax(logits(model), -1)
+    exec(example("export.md", "quantize_dynamic"), {"model": model})
+    quantised = {name for name, module in model.named_modules() if isinstance(module, nn.quantized.dynamic.Linear)}
+    assert len(quantised) == 2 * 3 + 1
+    found = torch.log_softmax(logits(model), -1)
+    error = (found - expected).norm() / (expected - expected.mean()).norm()
+    assert 0 < error < 0.05
+    assert [len(hypotheses) for hypotheses in translate(model, sentences())] == [4, 4, 4]
+
+
+def test_int8_of_every_linear_layer_fails():
+    """docs/export.md says so. Fairseq's attention reads the weights of its projections."""
+    model = torch.ao.quantization.quantize_dynamic(build(), {nn.Linear})
+    with pytest.raises(TypeError, match="expected Tensor as element 0"):
+        logits(model)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_int8_of_the_output_projection_keeps_the_embedding(tied):
+    model = build(share_decoder_input_output_embed=tied)
+    embedding = model.decoder.embed_tokens.weight.clone()
+    assert (model.decoder.output_projection.weight is model.decoder.embed_tokens.weight) == tied
+    exec(example("export.md", "quantize_dynamic"), {"model": model})
+    assert model.decoder.output_projection.weight().dtype == torch.qint8
+    assert torch.equal(model.decoder.embed_tokens.weight, embedding)
 
 
 # --- fairseq's features --------------------------------------------------------------------------------------------
