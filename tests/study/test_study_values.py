@@ -20,7 +20,7 @@ STUDY: dict[str, Any] = {
     "flags": "--arch transformer_resid",
     "baseline": "post_ln",
     "arms": {"post_ln": "--residual post_ln", "sas": "--residual sas"},
-    "tuning": {"flag": "--lr", "grid": ["2.5e-3", "1e-2"], "least": 0.0025, "most": 0.01, "seed": 100},
+    "tuning": {"flag": "--lr", "grid": [0.0025, 0.01], "least": 0.0025, "most": 0.01, "seed": 100},
     "plan": [
         {"setting": "recipe", "arms": ["post_ln", "sas"], "seeds": 2, "at": "5e-3"},
         {"setting": "recipe", "arms": ["post_ln", "sas"], "seeds": 0},
@@ -73,7 +73,7 @@ def step(arms: list[str], seeds: int, at: str | float) -> list[dict[str, Any]]:
         ({"plan": step(["post_ln"], 1, "best")}, "at: best: must be own, baseline or a number"),
         ({"plan": step(["post_ln"], 1, -1)}, "at: -1.*: must be above 0"),
         ({"plan": step(["post_ln"], 0, "5e-3")}, "seeds: 0: must be 1 or more"),
-        ({"tuning": None}, "at: 5e-3: needs `tuning`"),
+        ({"tuning": None}, "at: 0.005: needs `tuning`"),
         ({"tests": {"BLEU": ["test"]}}, "tests: BLEU: must be one list for each of NLL and BLEU"),
         ({"tests": {"BLEU": ["test"], "NLL": []}}, "tests: no test set"),
         ({"epochs": [5, 4]}, "epochs: 5, 4: must be two epochs"),
