@@ -159,7 +159,7 @@ def test_data_folder_leads_nowhere_else(tmp_path: Path) -> None:
     for model in ("../private", str(tmp_path / "private"), "sub/../../private"):
         named = '{"post_process": "subword_nmt", "model": "%s"}' % model  # noqa: UP031
         (data / "corpus.json").write_text(text.replace('{"post_process": null}', named))
-        with pytest.raises(ValueError, match="private.*(outside|not a file of the data folder)"):
+        with pytest.raises(ValueError, match=r"private.*(outside|not a file of the data folder)"):
             Corpus.read(data).segmenter()
 
 
@@ -188,7 +188,7 @@ def test_hypotheses_that_are_links_are_not_kept(tmp_path: Path) -> None:
     (tmp_path / "private").write_text("secret\n")
     (run.path / "decode" / "test.averaged.hyp").symlink_to(tmp_path / "private")
     planned = plan.Planned("s", "a", None, 1)
-    with pytest.raises(ValueError, match="private.*(outside|not a file of the data folder)"):
+    with pytest.raises(ValueError, match=r"private.*(outside|not a file of the data folder)"):
         kept.keep_run(run, kept.Note("study", planned, "", "finished"), tmp_path / "kept" / "run")
     assert not (tmp_path / "kept" / "run").exists()
 
