@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -50,7 +51,7 @@ class TextManifest(Struct, frozen=True, forbid_unknown_fields=True):
     deduplicate: bool = False
     split_hyphens: bool = False
     spm_normalizer: str = "nmt_nfkc"
-    subwords: str = "sentencepiece"  # or "subword_nmt", with `vocab_size` merges
+    subwords: Literal["sentencepiece", "subword_nmt"] = "sentencepiece"  # subword_nmt: with `vocab_size` merges
     profile: str = ""  # the preparation to reproduce, if the data folder depends on more than the settings
     facts: Mapping[str, Mapping[str, int]] = {}  # expected counts of the prepared text
     text_bytes: int = 0
