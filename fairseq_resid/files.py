@@ -229,7 +229,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Readers see the old file or the new one, never a part of it. An existing link or pipe of the temporary name, which
     would redirect the output, is removed.
+    Raises: ValueError if `path` is a device or a pipe: for root, /dev/null itself would be replaced.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError(f"{path}: not a regular file, which this output must be")
     partial = partial_of(path)
     remove_redirection(partial)
     try:

@@ -11,6 +11,7 @@ import numpy as np
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
 from ..fairseq_patches import load_checkpoint
+from ..fairseq_patches.errors import UserError
 from ..models import OWN_MODELS
 from ..runs.run import Run
 from ..runs.trained_on import find_data, setting
@@ -23,7 +24,7 @@ OWN_MODEL = "transformer_resid"
 def adapt(file: Path, state: dict[str, Any]) -> None:
     """Change the config of a stock transformer to our model with post_ln or pre_ln.
 
-    Raises: ValueError naming an architecture that is neither stock transformer nor ours.
+    Raises: UserError naming an architecture that is neither stock transformer nor ours.
     """
     config = state["cfg"]["model"]
     name = str(setting(config, "_name") or setting(config, "arch"))
@@ -34,7 +35,7 @@ def adapt(file: Path, state: dict[str, Any]) -> None:
         # A plain Namespace, because omegaconf does not accept other objects.
         state["cfg"] = Namespace(**{section: state["cfg"][section] for section in state["cfg"]} | {"model": config})
     elif ARCH_MODEL_NAME_REGISTRY.get(name, name) not in OWN_MODELS:
-        raise ValueError(f"{file}: architecture {name}: must be transformer or one of {', '.join(OWN_MODELS)}")
+        raise UserError(f"{file}: architecture {name}: must be transformer or one of {', '.join(OWN_MODELS)}")
 
 
 def load_for_analysis(path: Path, data: Path | None = None, which: str | None = None, cpu: bool = False) -> Loaded:

@@ -20,10 +20,12 @@ from rapidfuzz.process import cdist
 
 from .. import records
 from ..cli import frame
+from ..data.text.clean import MAX_CHARACTERS
 from ..files import read_pairs
 from ..foreign import say
 from ..tasks.text.scoring import bleu
 
+SPLITS = ("train", "test")
 QUERIES = 64  # test sentences compared at a time
 CHOICES = 32_768  # training sentences compared at a time: 16 MiB of similarities
 
@@ -45,13 +47,23 @@ class Baselines:
 def baselines(raw: Path, source: str, target: str) -> Baselines:
     """Return the BLEU of copying the test source and of the nearest training sentence's translation.
 
-    Raises: ValueError naming the file that is missing, empty, not UTF-8, or not as long as its counterpart.
+    Raises: ValueError naming the file that is missing, empty, not UTF-8, or not as long as its counterpart, or whose
+    line is too long.
     """
-    train_source, train_target = read_pairs(raw / f"train.{source}", raw / f"train.{target}")
-    test_source, test_target = read_pairs(raw / f"test.{source}", raw / f"test.{target}")
+    (train_source, train_target), (test_source, test_target) = (_read(raw, split, source, target) for split in SPLITS)
     copy = bleu(test_source, test_target)
     neighbours = bleu([train_target[index] for index in nearest(test_source, train_source)], test_target)
     return Baselines(copy=copy.value, nearest_neighbour=neighbours.value, signature=copy.signature)
+
+
+def _read(raw: Path, split: str, source: str, target: str) -> tuple[list[str], list[str]]:
+    sides = raw / f"{split}.{source}", raw / f"{split}.{target}"
+    texts = read_pairs(*sides)
+    for path, lines in zip(sides, texts, strict=True):
+        for number, line in enumerate(lines, start=1):
+            if len(line) > MAX_CHARACTERS:  # the time of a comparison grows with the product of both lengths
+                raise ValueError(f"{path}:{number}: {len(line):,} characters; at most {MAX_CHARACTERS:,} are allowed")
+    return texts
 
 
 def nearest(queries: Sequence[str], choices: Sequence[str]) -> list[int]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..data.text.binarised import check_dictionaries, check_regular
+from ..fairseq_patches import naming
 from ..runs.run import Run
 from ..runs.trained_on import is_trained_on, num_updates
 from . import register
@@ -43,7 +44,7 @@ class Loaded:
         """Return the model before its first update, rebuilt with the run's seed, in eval mode."""
         config = Namespace(**vars(self.cfg.model)) if isinstance(self.cfg.model, Namespace) else self.cfg.model
         config.residual_profiled = False  # so that the first forward pass profiles again
-        with torch.random.fork_rng(devices=[]):
+        with naming(str(self.checkpoint)), torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.cfg.common.seed)
             model = self.task.build_model(config)
         return model.to(self.device).eval()
@@ -68,7 +69,8 @@ def load(
 
     state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint), {"data": str(data)})
     if adapt is not None:
-        adapt(state)
+        with naming(str(checkpoint)):
+            adapt(state)
     updates = num_updates(state)
     (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
     device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")

@@ -125,7 +125,8 @@ def check_same_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> 
         file = corpus.path / f"dict.{language}.txt"
         own = trained_on / file.name
         words = read_lines(file)
-        trained = state["model"][embedding].size(0) - len(SPECIAL) if embedding in state["model"] else len(words)
+        weights = state["model"].get(embedding)
+        trained = len(words) if weights is None else sum(weights.shape[:1]) - len(SPECIAL)  # it may have no dimensions
         if len(words) != trained:
             raise ValueError(f"{file}: {len(words):,} words, but {run.last} was trained with {trained:,}")
         if own.is_file() and read_lines(own) != words:

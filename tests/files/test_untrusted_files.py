@@ -189,6 +189,16 @@ def test_pipes_in_place_of_written_files_do_not_hang(tmp_path: Path) -> None:
         files.open_to_append(tmp_path / "train.log")
 
 
+def test_device_or_pipe_is_not_replaced_by_output(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to("/dev/null")
+    for name in ("pipe", "null"):
+        with pytest.raises(ValueError, match=f"{name}: not a regular file, which this output must be"):
+            files.write_text(tmp_path / name, "new")
+        assert not (tmp_path / name).is_file() and (tmp_path / name).exists()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_last_lines_of_a_giant_log_are_read(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as file:
         file.truncate(1 << 40)

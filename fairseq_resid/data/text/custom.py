@@ -88,7 +88,7 @@ def build(
         for language in (source, target):
             path = Path(f"{prefix}.{language}")
             if not path.is_file():
-                raise ValueError(f"{path}: no such file")
+                raise ValueError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
             texts.append(sources.Text(split, part, language, path, None, fingerprints.of(path)))
     manifest = TextManifest(name, source, target, vocab_size, parts, **settings)
     flags.check_limits(manifest, settings)

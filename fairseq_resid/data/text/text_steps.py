@@ -70,7 +70,10 @@ class Job:
     def check_left(self, split: str, counts: PairCounts) -> None:
         """Raise ValueError if no pairs of a split are left."""
         if not counts.kept:
-            raise ValueError(f"{self.manifest.name}: all pairs of the {split} text were dropped: {counts}")
+            lost = (
+                f"all pairs of the {split} text were dropped: {counts}" if counts.read else f"the {split} text is empty"
+            )
+            raise ValueError(f"{self.manifest.name}: {lost}")
 
 
 # ------------------------------------------------------------------------------------------------ results of the steps

@@ -1,0 +1,27 @@
+"""`fairseq-resid baselines` on hostile text; its scores are tested with the phrasebook."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fairseq_resid.evaluation.baselines import main
+
+pytestmark = pytest.mark.once
+
+
+@pytest.mark.parametrize("name", ["train.en", "test.en", "test.fr"])
+def test_long_line_is_refused_before_any_comparison(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two lines of two million words each would be compared for hours."""
+    for file in ("train.en", "train.fr", "test.en", "test.fr"):
+        (tmp_path / file).write_text("a b\n" + "a " * 5000 + "\n")
+    flags = ["--raw", str(tmp_path), "--source", "en", "--target", "fr"]
+    assert main(flags) == 0
+    (tmp_path / name).write_text("a b\n" + "a " * 2_000_000 + "\n")
+    capsys.readouterr()
+    assert main(flags) == 2
+    error = capsys.readouterr().err
+    assert error.endswith(f"{name}:2: 4,000,000 characters; at most 10,000 are allowed\n") and error.count("\n") == 1
