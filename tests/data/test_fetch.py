@@ -12,6 +12,7 @@ import pytest
 
 from fairseq_resid.data import fetch as fetching
 from fairseq_resid.data.fetch import FetchError, RemoteFile, fetch
+from fairseq_resid.foreign import further_lines
 from support.web_server import CONTENT, MD5, SHA256, Server, get, known, only_whole
 
 pytestmark = pytest.mark.once
@@ -121,7 +122,7 @@ def test_other_file_is_refused_without_allow_other_data(
 ) -> None:
     with pytest.raises(FetchError, match=said) as error:
         get(known(server, **changed), tmp_path)
-    assert "--allow-other-data" in str(error.value)
+    assert "--allow-other-data" in "\n".join(further_lines(error.value))
     assert {path.name for path in tmp_path.iterdir()} == {".a.tgz.lock"}
     get(known(server, **changed), tmp_path, allow_other=True)
     only_whole(tmp_path)
@@ -136,7 +137,8 @@ def test_connection_refused_error_suggests_raw(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/a.tgz"
     with pytest.raises(FetchError) as error:
         get(RemoteFile("a.tgz", (url,)), tmp_path)
-    assert url in str(error.value) and "refused" in str(error.value) and "--raw" in str(error.value)
+    said = "\n".join(further_lines(error.value))
+    assert url in said and "refused" in said and "--raw" in said
 
 
 def test_failing_server_is_given_up_after_four_attempts(server: Server, tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ def test_wrong_input_is_refused_in_one_line(wrong: str, run: Path, corpus: Path,
         known = json.loads((data / "corpus.json").read_text())
         known["restore"]["model"] = "../run/spm.model"
         (data / "corpus.json").write_text(json.dumps(known))
-        named = "must be the name of a file in the folder"
+        named = "not a file of the data folder"
     assert export_to(tmp_path / "out", run, data, *flags) == 2
     assert is_one_error(capsys.readouterr().err, named)
     assert nothing_was_written(tmp_path)
