@@ -3,6 +3,7 @@
 exit code   0 done
             1 a program that the command runs has failed, or a result is below the required minimum
             2 bad input: one line on stderr describes it
+            3 a package is missing: one line on stderr says what to install
             128 + N interrupted by signal N; 141 if the reader of its output has exited
 """
 
@@ -24,6 +25,10 @@ from . import quiet
 
 Work = Callable[[argparse.ArgumentParser, Sequence[str] | None], int | None]
 Main = Callable[[Sequence[str] | None], int]
+
+
+class MissingPackage(ValueError):
+    """A package is missing, or this Python is too old for it; the message says what to install."""
 
 
 def command(name: str, description: str, again: str = "", **settings: Any) -> Callable[[Work], Callable[..., int]]:
@@ -56,7 +61,7 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
                 if quiet.is_verbose():
                     traceback.print_exc()
                 say(f"{parser.prog}: error: {_reason(error)}", file=sys.stderr)
-                return 1 if isinstance(error, ChildProcessError) else 2
+                return 3 if isinstance(error, MissingPackage) else 1 if isinstance(error, ChildProcessError) else 2
             except SystemExit as end:  # last, because compat.UserError is also a ValueError
                 if isinstance(end.code, int) and end.code > 128:
                     _interrupted(parser.prog, again, end.code)

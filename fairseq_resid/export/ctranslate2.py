@@ -35,6 +35,10 @@ WEIGHTS, CONFIG = "model.bin", "config.json"
 VOCABULARIES = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")
 BYTES = (4, 1, 2, 4, 2, 2)  # of float32, int8, int16, int32, float16, bfloat16, by their number in the file
 EMBEDDINGS = {"source": "encoder/embeddings_0/weight", "target": "decoder/embeddings/weight"}
+POSITIONS = {
+    "source": "encoder/position_encodings/encodings",
+    "target": "decoder/position_encodings/encodings",
+}
 MOST_NAMES, MOST_DIMENSIONS = 100_000, 8
 
 
@@ -172,23 +176,26 @@ def bias_of(linear: Any) -> NDArray[np.float32]:
     return found if linear.bias is None else linear.bias.numpy()
 
 
-def check_files(folder: Path) -> None:
-    """Check that a folder contains a whole model whose vocabularies fit, which the engine itself does not check.
+def check_files(folder: Path, longest: tuple[int, int]) -> None:
+    """Check that a model is whole and fits its vocabularies and its `longest`, which the engine itself does not check.
 
     Raises: OSError if a file does not exist; ValueError naming the file and the problem.
     """
     open_regular(folder / CONFIG).close()
-    rows = embedding_rows(folder / WEIGHTS)
-    for side in EMBEDDINGS:
+    rows = table_rows(folder / WEIGHTS)
+    for side, most in zip(EMBEDDINGS, longest, strict=True):
+        if rows[POSITIONS[side]] < most:
+            raise ValueError(f"{folder / WEIGHTS}: {rows[POSITIONS[side]]:,} positions of the {side}; needs {most:,}")
+        embedded = rows[EMBEDDINGS[side]]
         files = [folder / name for name in VOCABULARIES if name.startswith((side, "shared"))]
         file = next((file for file in files if file.is_file()), files[-1])
         words = records.read(file, list[str], WRITER)
-        if len(words) != rows[side] or len(set(words)) != len(words):
-            raise ValueError(f"{file}: {len(words):,} words; the embedding of the {side} has {rows[side]:,} rows")
+        if len(words) != embedded or len(set(words)) != len(words):
+            raise ValueError(f"{file}: {len(words):,} words; the embedding of the {side} has {embedded:,} rows")
 
 
-def embedding_rows(file: Path) -> dict[str, int]:
-    """Return the number of rows of both embeddings from the headers of model.bin.
+def table_rows(file: Path) -> dict[str, int]:
+    """Return the number of rows of the embeddings and the position tables from the headers of model.bin.
 
     Raises: ValueError naming the file if it is damaged.
     """
@@ -205,7 +212,7 @@ def embedding_rows(file: Path) -> dict[str, int]:
 
         try:
             number("<I"), word(), number("<I")  # versions of the format, name and version of the kind of model
-            names = {name: side for side, name in EMBEDDINGS.items()}
+            names = {*EMBEDDINGS.values(), *POSITIONS.values()}
             for _ in range(bounded(number("<I"), 1, MOST_NAMES)):
                 name = word()
                 shape = [number("<I") for _ in range(bounded(number("<B"), 0, MOST_DIMENSIONS))]
@@ -214,12 +221,12 @@ def embedding_rows(file: Path) -> dict[str, int]:
                     raise ValueError(f"{printable(name[:80])} has {length:,} bytes")
                 stream.seek(math.prod(shape) * BYTES[kind], os.SEEK_CUR)
                 if name in names and len(shape) == 2:
-                    rows[names[name]] = shape[0]
+                    rows[name] = shape[0]
             for _ in range(bounded(number("<I"), 0, MOST_NAMES)):
                 alias, name = word(), word()
                 if alias in names and name in names:
-                    rows[names[alias]] = rows[names[name]]
-            if stream.tell() != size or len(rows) != len(EMBEDDINGS):
+                    rows[alias] = rows[name]
+            if stream.tell() != size or rows.keys() != names:
                 raise ValueError(f"{size:,} bytes")
         except (struct.error, UnicodeDecodeError, KeyError, ValueError) as error:
             raise ValueError(f"{file}: damaged, or not written by {WRITER}: {error}") from None
@@ -232,7 +239,7 @@ class Model:
     def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
         import ctranslate2
 
-        check_files(folder)
+        check_files(folder, record.longest)
         try:
             self.translator = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
         except (RuntimeError, ValueError) as error:  # also for a vocabulary that is no JSON, or of another size

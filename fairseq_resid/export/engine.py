@@ -14,7 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from ..cli.frame import MissingPackage
+
 RECORD, FORMAT = "export.json", 1
+MOST_BEAM, MOST_BATCH = 1000, 10_000
 WRITER = "fairseq-resid export"
 OLDEST_PYTHON = (3, 11)  # releases of the engines for older versions of Python compute other results
 
@@ -126,14 +129,14 @@ ENGINES: dict[str, Kind] = {
 
 
 def check_installed(name: str) -> None:
-    """Raise ValueError saying what to install if an engine is missing."""
+    """Raise MissingPackage saying what to install if an engine is missing."""
     if sys.version_info < OLDEST_PYTHON:
-        raise ValueError(
+        raise MissingPackage(
             f"{name}: needs Python {'.'.join(map(str, OLDEST_PYTHON))} or newer; this is Python "
             f"{sys.version_info[0]}.{sys.version_info[1]}"
         )
     if find_spec(ENGINES[name].package) is None:
-        raise ValueError(
+        raise MissingPackage(
             f"{name}: {ENGINES[name].package} is not installed; in the project's folder run "
             f'pip install -c constraints/fairseq-fixed.txt ".[{name}]"'
         )
@@ -161,6 +164,8 @@ def read(folder: Path) -> Record:
         raise ValueError(f"{file}: subword model {known.text.model[:40]!r}: must be the name of a file in the folder")
     if min(known.longest) < 1:
         raise ValueError(f"{file}: longest {list(known.longest)}: must be positive")
+    if known.search.beam > MOST_BEAM or known.search.batch_size > MOST_BATCH:
+        raise ValueError(f"{file}: search: at most beam {MOST_BEAM} and batch_size {MOST_BATCH:,} are read")
     return known
 
 

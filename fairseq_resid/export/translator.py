@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..data.text.forms import TextForm
 from ..data.text.segmentation import Segmenter
@@ -44,7 +45,7 @@ class Translator:
         if not self.folder.is_dir():
             raise ValueError(f"{folder}: no such folder; make it with {WRITER}")
         self.record = read(self.folder)
-        given = {"beam": beam, "length_penalty": length_penalty}
+        given: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty}
         self.search = replace(
             self.record.search, nbest=1, **{name: value for name, value in given.items() if value is not None}
         )

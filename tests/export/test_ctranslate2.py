@@ -290,6 +290,7 @@ def test_damaged_files_are_refused_in_one_line(how: str, tmp_path: Path) -> None
         ({"engine": 7}, "damaged"),
         ({"longest": [0, 5]}, "must be positive"),
         ({"longest": [10]}, "damaged"),
+        ({"search": {"beam": 1_000_000}}, "at most beam 1000"),
         ({"search": {"beam": 0}}, "damaged.*beam 0"),
         ({"text": {"source": "a", "target": "b", "model": "../../etc/passwd"}}, "must be the name of a file"),
     ],
@@ -302,3 +303,21 @@ def test_foreign_descriptions_are_refused(change: dict[str, Any], reason: str, t
     with pytest.raises(ValueError, match=reason) as refused:
         load(tmp_path)
     assert str(tmp_path / RECORD) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_length_without_positions_is_refused(tmp_path: Path) -> None:
+    exported(build(residual="post_ln", max_source_positions=8), tmp_path)
+    known = json.loads((tmp_path / RECORD).read_text())
+    (tmp_path / RECORD).write_text(json.dumps({**known, "longest": [9, 1024]}))
+    with pytest.raises(ValueError, match=r"model\.bin: 8 positions of the source; needs 9"):
+        load(tmp_path)
+
+
+def test_an_embedding_without_its_positions_is_refused(tmp_path: Path) -> None:
+    exported(build(residual="post_ln"), tmp_path)
+    weights = (tmp_path / "model.bin").read_bytes()
+    assert weights.count(b"encoder/position_encodings/encodings") == 1
+    changed = weights.replace(b"encoder/position_encodings/encodings", b"encoder/position_encodings/encodingz")
+    (tmp_path / "model.bin").write_bytes(changed)
+    with pytest.raises(ValueError, match=r"model\.bin: damaged, or not written by fairseq-resid export"):
+        load(tmp_path)
