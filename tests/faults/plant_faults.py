@@ -33,6 +33,7 @@ PACKAGES = (
     "connections",
     "data",
     "evaluation",
+    "export",
     "fairseq_patches",
     "models",
     "ops",

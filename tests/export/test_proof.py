@@ -1,0 +1,21 @@
+"""The proof of an export: its limits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from fairseq_resid.export.proof import NotEqual, Proof, largest_difference
+
+
+def test_a_proof_has_limits() -> None:
+    good = Proof("valid", 10, 100, 9e-5, 200, 198)
+    good.check()
+    for change in ({"largest": 1.1e-4}, {"largest": float("nan")}, {"identical": 197}):
+        with pytest.raises(NotEqual):
+            dataclasses.replace(good, **change).check()  # type: ignore[arg-type]
+    assert largest_difference([[-1.0, -2.0]], [[-1.5, -2.0]]) == 0.5
+    assert largest_difference([[-1.0, float("nan")]], [[-1.5, -2.0]]) != 0.5
+    with pytest.raises(NotEqual, match="sentence 2: the engine scored 1 subwords, fairseq 2"):
+        largest_difference([[0.0], [0.0]], [[0.0], [0.0, 0.0]])

@@ -1,0 +1,78 @@
+"""Faults that plant_faults.py plants in fairseq_resid/export."""
+
+from __future__ import annotations
+
+from faults.fault import Fault
+
+FAULTS = [
+    Fault(
+        "export: the branch keeps its input weights under a shortcut weight",
+        "fairseq_resid/export/folding.py",
+        "scaled(linear.weight, 1 / shortcut)",
+        "scaled(linear.weight, shortcut * 0 + 1)",
+        "export/test_folding.py",
+    ),
+    Fault(
+        "export: the position table is not scaled for the first site",
+        "fairseq_resid/export/folding.py",
+        "stack.embedding, stack.positions = scaled(stack.embedding, by), scaled(stack.positions, by)",
+        "stack.embedding = scaled(stack.embedding, by)",
+        "export/test_folding.py",
+    ),
+    Fault(
+        "export: a branch weight leaves out the bias",
+        "fairseq_resid/export/folding.py",
+        "None if output.bias is None else scaled(output.bias, branch)",
+        "output.bias",
+        "export/test_folding.py",
+    ),
+    Fault(
+        "export: the final norm is that of the structure's default",
+        "fairseq_resid/export/ctranslate2.py",
+        "no_final_norm=stack.final_norm is None,",
+        'no_final_norm=stack.graph == "post_norm",',
+        "export/test_ctranslate2.py",
+    ),
+    Fault(
+        "export: </s> does not count in the length of a translation",
+        "fairseq_resid/export/ctranslate2.py",
+        "return_end_token=True,",
+        "return_end_token=False,",
+        "export/test_ctranslate2.py",
+    ),
+    Fault(
+        "export: the engine may generate padding",
+        "fairseq_resid/export/ctranslate2.py",
+        "[each for each in hypotheses if PAD not in each.tokens]",
+        "list(hypotheses)",
+        "export/test_ctranslate2.py",
+    ),
+    Fault(
+        "export: a vocabulary of another size is loaded",
+        "fairseq_resid/export/ctranslate2.py",
+        "len(words) != embedded or ",
+        "",
+        "export/test_ctranslate2.py",
+    ),
+    Fault(
+        "export: the proof accepts any difference of log p",
+        "fairseq_resid/export/proof.py",
+        "if not self.largest <= TOLERANCE:",
+        "if self.largest == TOLERANCE:",
+        "export/test_proof.py",
+    ),
+    Fault(
+        "export: the folder stays after a failed proof",
+        "fairseq_resid/export/export.py",
+        "    with replacing(out) as partial:\n        partial.mkdir()",
+        "    for partial in [out]:\n        partial.mkdir()",
+        "export/test_export.py",
+    ),
+    Fault(
+        "export: a subword model outside the folder is read",
+        "fairseq_resid/export/engine.py",
+        "Path(known.text.model).name != known.text.model",
+        "not known.text.model",
+        "export/test_ctranslate2.py",
+    ),
+]
