@@ -83,6 +83,8 @@ def export(graph: Any, given: tuple[Any, ...], sizes: tuple[Any, ...], file: Pat
             opset_version=OPSET,
             verbose=False,
         )
+        for node in program.model.graph:  # type: ignore[union-attr]
+            node.metadata_props.clear()  # where each comes from, with the names of our files
         program.model.metadata_props.update(metadata)  # type: ignore[union-attr]
         size = sum(weight.const_value.nbytes for weight in program.model.graph.initializers.values())  # type: ignore[union-attr]
         program.save(str(file), external_data=size > EXTERNAL)  # type: ignore[union-attr]
