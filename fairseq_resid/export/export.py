@@ -168,7 +168,7 @@ def readme(record: Record, run: str, proof: Proof) -> str:
         checkpoint=printable(record.checkpoint),
         package=ENGINES[record.engine].package,
         version=record.engine_version,
-        quantization=f", quantised to {record.quantization}" if record.quantization else "",
+        quantization=f", with weights in {record.quantization}" if record.quantization else "",
         proof="Compared with fairseq: " + "; ".join(proof.lines(record.engine)) + ".",
     )
 

@@ -20,6 +20,7 @@ FOREIGN = {
     "Weights only load failed",
     "CUDA out of memory",
     "attempting to recover from OOM",
+    "libtorchaudio.so",
 }
 HEADINGS = re.findall(r"^### (.*`.*)$", PAGE, flags=re.MULTILINE)
 ROWS = re.findall(r"^\| (`[^`]*`) \|", PAGE, flags=re.MULTILINE)
