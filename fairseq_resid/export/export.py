@@ -188,7 +188,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         "--quantization",
         metavar="TYPE",
         help="type of the weights: for ctranslate2 int8, int8_float32, int8_float16, int8_bfloat16, int16, float16, "
-        "bfloat16 or float32; for huggingface float16, bfloat16 or float32 (default: float32)",
+        "bfloat16 or float32; for onnx int8 or float32; for huggingface float16, bfloat16 or float32 (default: float32)",
     )
     add("--data", type=Path, help="data folder (default: the one that the run was trained on)")
     options = parser.parse_args(argv)

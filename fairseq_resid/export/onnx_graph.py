@@ -116,9 +116,10 @@ class Stack(nn.Module):
 
     def run(self, x: Tensor, branches: list[list[Callable[[Tensor], Tensor]]]) -> Tensor:
         """Return the output of the stack. branches: the sublayers of every layer."""
-        for site_list, branch_list in zip(self.sites, branches, strict=True):
-            x = site_list[0].enter(x)  # type: ignore[index, operator]
-            for site, branch in zip(site_list, branch_list, strict=True):  # type: ignore[call-overload]
+        layers: Any = self.sites
+        for layer_sites, layer_branches in zip(layers, branches, strict=True):
+            x = layer_sites[0].enter(x)
+            for site, branch in zip(layer_sites, layer_branches, strict=True):
                 x = site(x, branch(site.branch_input(x)))
         return x if self.stack.layer_norm is None else self.stack.layer_norm(x)
 
@@ -146,8 +147,9 @@ class Encoder(Stack):
             return [self_attention, lambda seen: feed_forward(layer, seen)]
 
         x = self.run(x, [branches(layer) for layer in self.stack.layers])
-        keys = [split_heads(each.k_proj(x), each.num_heads) for each in self.attentions]  # type: ignore[operator, arg-type]
-        values = [split_heads(each.v_proj(x), each.num_heads) for each in self.attentions]  # type: ignore[operator, arg-type]
+        attentions: Any = self.attentions
+        keys = [split_heads(each.k_proj(x), each.num_heads) for each in attentions]
+        values = [split_heads(each.v_proj(x), each.num_heads) for each in attentions]
         return mask, torch.stack(keys), torch.stack(values)
 
     def embedded(self, tokens: Tensor, mask: Tensor) -> Tensor:

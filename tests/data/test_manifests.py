@@ -59,7 +59,7 @@ def test_line_counts_match_the_papers() -> None:
         (lambda text: text.replace("form: moses", "form: plain"), "cannot be normalised"),
         (lambda text: text.replace("normalize: source", "normalize: target"), "must be one of none, source, both"),
         (
-            lambda text: text.replace("normalize: source", "normalize: yes"),
+            lambda text: text.replace("normalize: source", "normalize: true"),
             "Expected `str`, got `bool` - at `normalize`",
         ),
         (lambda text: text.replace("  dev.tgz:\n", "  dev2.tgz:\n"), "`files` has no dev.tgz"),
