@@ -187,8 +187,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     add(
         "--quantization",
         metavar="TYPE",
-        help="type of the weights: for ctranslate2 int8, int8_float32, int8_float16, int8_bfloat16, int16, float16, "
-        "bfloat16 or float32; for onnx int8 or float32; for huggingface float16, bfloat16 or float32 (default: float32)",
+        help="type of the weights (default: float32); with ctranslate2 int8, int8_float32, int8_float16, "
+        "int8_bfloat16, int16, float16 or bfloat16; with onnx int8; with huggingface float16 or bfloat16",
     )
     add("--data", type=Path, help="data folder (default: the one that the run was trained on)")
     options = parser.parse_args(argv)
