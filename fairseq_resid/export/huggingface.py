@@ -14,6 +14,7 @@ at the same step. `Rules` adds the rest: the maximum length, the first token, <p
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -75,6 +76,7 @@ def write(
         raise RuntimeError(f"{CLASSES[config.model_type]}: missing {missing}, unexpected {unexpected}")
     made.tie_weights()
     made.to(getattr(torch, quantization or "float32")).save_pretrained(folder, max_shard_size="100TB")
+    shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # safetensors lets the owner alone read it
     records.write(folder / VOCABULARY, vocabularies[0])
     if vocabularies[1] != vocabularies[0]:
         records.write(folder / TARGET_VOCABULARY, vocabularies[1])

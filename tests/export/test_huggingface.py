@@ -73,6 +73,7 @@ def test_log_probabilities_are_those_of_fairseq(name: str, tmp_path: Path) -> No
     engine = exported(model, tmp_path)
     assert type(engine.model).__name__ == CLASSES[graph]
     assert worst_difference(engine, model) < 2e-5
+    assert {file.stat().st_mode for file in tmp_path.iterdir()} == {(tmp_path / "config.json").stat().st_mode}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
