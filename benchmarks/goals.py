@@ -74,7 +74,7 @@ class Goal:
 
 
 def judge(goal: Goal, results: Results) -> dict[str, Any]:
-    """Return a row of the table: the goal, its worst result and the setting of it, and the verdict."""
+    """Return a row of the table: the goal, its worst result with the setting, and the verdict."""
     ran_on = kind(results)
     figures = goal.figures(results) if goal.on in ("", ran_on) else {}
     row = {"what": goal.what, "goal": goal.target, "figures": figures}

@@ -4,8 +4,8 @@
 
 Without --run the model is untrained and its translations have a fixed length, so that all engines do the same work; the
 sources are random. With --run it is the averaged model of a run, which translates the beginning of its validation set.
-Every engine has a process of its own, and they take turns. Printed are the median of tokens/s over all rounds, the
-speed relative to fairseq in the same round with [quartiles], and the largest memory of each process.
+Every engine has its own process, and they take turns. It prints the median of tokens/s over all rounds, the speed
+relative to fairseq in the same round with [quartiles], and the largest memory of each process.
 """
 
 from __future__ import annotations

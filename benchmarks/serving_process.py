@@ -64,7 +64,7 @@ def fairseq_translate(folder: Path, threads: int) -> Callable[[list[list[str]], 
 
 
 def translation_settings() -> Any:
-    """Return fairseq's default configuration of fairseq-generate."""
+    """Return the default configuration of fairseq-generate."""
     from fairseq.dataclass.configs import FairseqConfig
     from omegaconf import OmegaConf
 

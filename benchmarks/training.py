@@ -4,7 +4,7 @@
 
 A step is one train_step of fairseq's Trainer: forward, label-smoothed loss, backward, Adam. All structures do the same
 steps on the same batches and take turns (A B C, C B A, ...) in one process. The speed in a round is the stock model's
-time divided by the structure's; printed are the median over all rounds and [the quartiles].
+time divided by the structure's; it prints the median over all rounds and [the quartiles].
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a site folds into a layer of a common inference engine, which knows post-norm and pre-norm layers alone.
+"""How a site folds into a layer of common inference engines, which support only post-norm and pre-norm layers.
 
 A structure declares it in its own file, as the entry `folds` of its registration: a function from a site to a Fold.
 """

@@ -11,7 +11,7 @@ from torch import Tensor
 class _Append(torch.autograd.Function):
     """Writes a value after a state, into the buffer that the state is a view of, and returns the wider view.
 
-    The state itself, which a backward pass may need, does not change: only the memory after it is written.
+    The state itself, which a backward pass may need, does not change: the value is written to the memory after it.
     """
 
     @staticmethod
@@ -47,7 +47,7 @@ def moved(state: Tensor, width: int) -> Tensor:
 def append(state: Tensor, value: Tensor, width: int) -> Tensor:
     """Return a state (..., n·C) followed by a value (..., C), in the state's dtype.
 
-    width: the number of channels at the end of the stack. Append to a state only once: this takes the memory after it.
+    width: the number of channels at the end of the stack. Append to a state only once: this uses the memory after it.
     """
     value = value.to(state.dtype)
     if not torch.jit.is_scripting():  # noqa: SIM102  (TorchScript only drops a bare is_scripting branch)

@@ -25,7 +25,7 @@ class Option:
 
     choices: the allowed values of a string; above, least, most: bounds of a number, `above` exclusive. Every integer
              needs a `most`, because a structure may build that many modules; a float without one is bounded by fp32.
-    example: a value other than the default that tests train with
+    example: a non-default value, used in tests that train a model
     """
 
     name: str

@@ -173,13 +173,15 @@ def check_files(folder: Path, longest: tuple[int, int]) -> None:
     rows = table_rows(folder / WEIGHTS)
     for side, most in zip(EMBEDDINGS, longest, strict=True):
         if rows[POSITIONS[side]] < most:
-            raise ValueError(f"{folder / WEIGHTS}: {rows[POSITIONS[side]]:,} positions of the {side}; needs {most:,}")
+            raise ValueError(
+                f"{folder / WEIGHTS}: {rows[POSITIONS[side]]:,} {side} positions: must be {most:,} or more"
+            )
         embedded = rows[EMBEDDINGS[side]]
         files = [folder / name for name in VOCABULARIES if name.startswith((side, "shared"))]
         file = next((file for file in files if file.is_file()), files[-1])
         words = records.read(file, list[str], WRITER)
         if len(words) != embedded or len(set(words)) != len(words):
-            raise ValueError(f"{file}: {len(words):,} words; the embedding of the {side} has {embedded:,} rows")
+            raise ValueError(f"{file}: {len(words):,} words; the {side} embedding has {embedded:,} rows")
 
 
 def table_rows(file: Path) -> dict[str, int]:
@@ -230,7 +232,7 @@ class Model:
         check_files(folder, record.longest)
         try:
             self.translator = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
-        except (RuntimeError, ValueError) as error:  # also for a vocabulary that is no JSON, or of another size
+        except (RuntimeError, ValueError) as error:  # also for a vocabulary that is not JSON or has the wrong size
             raise ValueError(f"{folder}: CTranslate2 cannot load it: {' '.join(str(error).split())}") from None
         self.longest = record.longest
 
@@ -240,7 +242,7 @@ class Model:
         """Return the best translations of every source.
 
         A hypothesis that reaches the maximum length gets </s> afterwards, as in fairseq. With a prefix every hypothesis
-        is scored again, because the engine does not count the prefix. Other scores differ from those of fairseq by the
+        is scored again, because the engine's score omits the prefix. Other scores differ from those of fairseq by the
         probability that the model gives to </s> at the first position, where neither allows it: fairseq counts it.
         Raises: ValueError naming the source that is too long for the model.
         """
@@ -253,7 +255,7 @@ class Model:
                 begun = None if prefixes is None else [prefixes[row] for row in rows]
                 for row, hypotheses in zip(rows, self.decode(chosen, begun, search, most, suppressed), strict=True):
                     found[row] = [each for each in hypotheses if PAD not in each.tokens][: search.nbest]
-                # fairseq never generates <pad>. To suppress it always would remove it from every sum of probabilities.
+                # fairseq never generates <pad>. Always suppressing it would remove it from every sum of probabilities.
                 rows = [row for row in rows if len(found[row]) < search.nbest]
                 if not rows:
                     break

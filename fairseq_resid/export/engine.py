@@ -72,7 +72,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Text:
-    """How raw text becomes subwords, and subwords text again: see fairseq_resid/data/text/forms.py.
+    """How raw text is converted to subwords and back: see fairseq_resid/data/text/forms.py.
 
     post_process: kind of the subwords, as in fairseq's --post-process; model: the subword model in the folder
     """
@@ -170,7 +170,7 @@ def read(folder: Path) -> Record:
     if min(known.longest) < 1:
         raise ValueError(f"{file}: longest {list(known.longest)}: must be positive")
     if known.search.beam > MOST_BEAM or known.search.batch_size > MOST_BATCH:
-        raise ValueError(f"{file}: search: at most beam {MOST_BEAM} and batch_size {MOST_BATCH:,} are read")
+        raise ValueError(f"{file}: search: beam must be {MOST_BEAM} or less, and batch_size {MOST_BATCH:,} or less")
     return known
 
 

@@ -4,7 +4,7 @@
     fairseq-resid translate DIR < text
 
 DIR contains the engine's files, the subword model, export.json and a README. It is written under a temporary name and
-only exists after the proof (proof.py).
+renamed after the proof has succeeded (proof.py).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def export(
     folder then.
     """
     if out.exists() or out.is_symlink():
-        raise ValueError(f"--out {out}: exists; choose another name, or remove it")
+        raise ValueError(f"--out {out}: already exists; choose another name, or remove it")
     check_installed(engine)
     file = run.checkpoint(checkpoint)
     state = load_checkpoint(file)
@@ -156,7 +156,7 @@ def export(
         more = writer.readme(partial, record) if hasattr(writer, "readme") else ""
         write_text(partial / "README.md", readme(record, run.name, proof) + more)
         if out.exists() or out.is_symlink():
-            raise ValueError(f"--out {out}: has been made in the meantime")
+            raise ValueError(f"--out {out}: was created in the meantime; choose another name, or remove it")
     return proof
 
 

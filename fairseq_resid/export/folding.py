@@ -96,7 +96,7 @@ class Folded:
 
 
 def fold(model: Any) -> Folded:
-    """Return a fairseq TransformerModel in eval mode, of ours or of stock, as folded arrays in fp32 on the CPU.
+    """Return a fairseq TransformerModel in eval mode, ours or fairseq's own, as folded arrays in fp32 on the CPU.
 
     The model is not changed, and no array shares its memory.
     Raises: CannotFold naming the structure or the setting that cannot be expressed, and the reason.
@@ -108,7 +108,7 @@ def fold(model: Any) -> Folded:
 
 
 def structure_of(model: Any) -> str | None:
-    """Return the --residual name of a model of ours; None for one of stock."""
+    """Return the --residual name of one of our models; None for a stock fairseq model."""
     site = next(iter(connections.sites(model).values()), None)
     return None if site is None else str(site.described["residual"])
 
@@ -129,7 +129,7 @@ def fold_site(site: connections.ResidualConnection) -> Fold:
 
 
 def check_settings(model: Any) -> None:
-    """Raise CannotFold for a setting of fairseq that changes the layers in another way than a structure does."""
+    """Raise CannotFold for a setting of fairseq that changes the layers in a way that no structure does."""
     cfg, stacks = model.cfg, (model.encoder, model.decoder)
     wrong = [
         ("--adaptive-input", bool(getattr(cfg, "adaptive_input", False))),
@@ -144,8 +144,11 @@ def check_settings(model: Any) -> None:
             (flag, any(getattr(layer, name, None) is not None for stack in stacks for layer in stack.layers))
             for flag, name in SCALINGS.items()
         ),
-        ("a decoder input of another width", model.decoder.project_in_dim is not None),
-        ("a decoder output of another width", getattr(model.decoder, "project_out_dim", None) is not None),
+        ("a decoder input wider or narrower than its layers", model.decoder.project_in_dim is not None),
+        (
+            "a decoder output wider or narrower than its layers",
+            getattr(model.decoder, "project_out_dim", None) is not None,
+        ),
     ]
     for setting, is_set in wrong:
         if is_set:
@@ -179,7 +182,7 @@ def sublayers(stack: Any) -> Iterator[tuple[int, str, Any, Any]]:
 
 
 def fold_of(stack: Any, kind: str, layer: Any) -> Fold:
-    """Return the fold of a site; in a layer of stock it is the plain one.
+    """Return the fold of a site; a layer of stock fairseq has the plain one.
 
     Raises: CannotFold naming the structure and the reason.
     """

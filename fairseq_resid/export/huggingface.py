@@ -43,7 +43,7 @@ CLASSES = {"fsmt": "FSMTForConditionalGeneration", "m2m_100": "M2M100ForConditio
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 VOCABULARY, TARGET_VOCABULARY = "vocab.json", "target_vocab.json"
 SPECIAL = {BOS: 0, PAD: 1, EOS: 2, UNK: 3}
-# Files that would make the library load something else than the two above.
+# Files that would make the library load something other than the two above.
 FOREIGN = ("adapter_config.json", "model.safetensors.index.json")
 MOST_LAYERS, MOST_WIDTH, MOST_POSITIONS = 1000, 1 << 17, 1 << 20
 FORBIDDEN = -1e9  # </s> gets -inf: with any other value of log p it would end a hypothesis
@@ -85,8 +85,8 @@ def write(
 def library() -> Any:
     """Return the module transformers.
 
-    It imports torchaudio if there is one. fairseq requires that package, whose common build does not load beside a
-    torch for the CPU; nothing here uses it.
+    It imports torchaudio if there is one. fairseq requires that package, whose common build cannot be loaded with
+    a torch for the CPU; nothing here uses it.
     """
     if find_spec("torchaudio") is not None:
         try:
@@ -138,7 +138,7 @@ def check(model: Any, folded: Any) -> None:
         ),
         ("a bias of the output projection", folded.projection.bias is not None),
         (
-            "a larger dictionary of the source than of the target",
+            "a source dictionary larger than the target dictionary",
             not is_post_norm and len(folded.encoder.embedding) > len(folded.decoder.embedding),
         ),
     ]
@@ -339,7 +339,7 @@ def write_word_level(folder: Path, words: Path, longest: int, post_process: str 
 
 
 README = """
-Or with transformers alone, whose stock classes hold the model (`pip install transformers torch{package}`):
+Or with only transformers, whose own classes can load the model (`pip install transformers torch{package}`):
 
 ```python
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -355,9 +355,7 @@ OTHER = "The tokenizer takes text in the form {form} of the data folder, which f
 SEGMENTED = (
     "The tokenizer takes text that is segmented into subwords already, separated by spaces, and returns the same."
 )
-TARGETS = (
-    ' Decode with `AutoTokenizer.from_pretrained("DIR", subfolder="target")`: the target has a dictionary of its own.'
-)
+TARGETS = ' Decode with `AutoTokenizer.from_pretrained("DIR", subfolder="target")`: the target has its own dictionary.'
 
 
 def readme(folder: Path, record: Record) -> str:
@@ -379,13 +377,14 @@ def check_files(folder: Path, longest: tuple[int, int]) -> dict[str, int]:
     """
     for name in FOREIGN:
         if (folder / name).exists() or (folder / name).is_symlink():
-            raise ValueError(f"{folder / name}: not a file of {WRITER}")
+            raise ValueError(f"{folder / name}: not written by {WRITER}; remove it")
     file = folder / CONFIG
     known = records.read(file, dict[str, Any], WRITER)
     kind = known.get("model_type")
     if kind not in CLASSES or known.get("architectures") != [CLASSES[kind]] or "auto_map" in known:
         raise ValueError(
-            f"{file}: model_type {printable(str(kind)[:40])}: must be {' or '.join(CLASSES)}, of that class"
+            f"{file}: model_type {printable(str(kind)[:40])}: must be {' or '.join(CLASSES)}, with its class as "
+            "`architectures` and no `auto_map`"
         )
     limits = {
         "encoder_layers": MOST_LAYERS,
@@ -399,8 +398,8 @@ def check_files(folder: Path, longest: tuple[int, int]) -> dict[str, int]:
         value = known.get(name)
         if type(value) is not int or not 0 <= value <= most:
             raise ValueError(f"{file}: {name} {printable(str(value)[:40])}: must be a number up to {most:,}")
-    if known["max_position_embeddings"] != max(longest):
-        raise ValueError(f"{file}: max_position_embeddings {known['max_position_embeddings']:,}: not {max(longest):,}")
+    if (found := known["max_position_embeddings"]) != max(longest):
+        raise ValueError(f"{file}: max_position_embeddings {found:,}: must be {max(longest):,}")
     return check_weights(folder, known)
 
 
@@ -430,18 +429,18 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
             else [settings.vocab_size] * 2
         )
         if shared != [sizes[0], settings.d_model]:
-            raise ValueError(f"embeddings of the shape {shared}")
+            raise ValueError(f"embeddings have shape {shared}")
         with torch.device("meta"):
             expected = made(settings).state_dict()
     except Exception as error:  # the configuration classes raise many types
         raise ValueError(
-            f"{folder / CONFIG}: damaged, or not the one of {WEIGHTS}: {' '.join(str(error).split())}"
+            f"{folder / CONFIG}: damaged, or does not match {WEIGHTS}: {' '.join(str(error).split())}"
         ) from None
     tied = {*names.values(), "model.shared.weight", "lm_head.weight", "model.decoder.output_projection.weight"}
     absent = set(expected) - set(shapes) - (tied if settings.tie_word_embeddings else set())
     wrong = [name for name, shape in shapes.items() if name not in expected or shape != list(expected[name].shape)]
     if absent or wrong:
-        raise ValueError(f"{file}: {printable(min([*absent, *wrong])[:80])}: missing, or not as {CONFIG} describes it")
+        raise ValueError(f"{file}: {printable(min([*absent, *wrong])[:80])}: missing, or does not match {CONFIG}")
     return dict(zip(names, sizes, strict=True))
 
 
@@ -455,7 +454,7 @@ def read_vocabulary(file: Path, size: int, is_exact: bool) -> dict[str, int]:
     fits = len(found) == size if is_exact else len(found) <= size
     if not is_whole or not fits or any(found.get(symbol) != index for symbol, index in SPECIAL.items()):
         raise ValueError(
-            f"{file}: {len(found):,} words; the model has {size:,} rows, the first for {' '.join(SPECIAL)}"
+            f"{file}: {len(found):,} words; the model has {size:,} rows, the first ones for {' '.join(SPECIAL)}"
         )
     return found
 
@@ -505,7 +504,7 @@ class Model:
             self.target = read_vocabulary(folder / TARGET_VOCABULARY, sizes["target"], True)
         if len(self.target) != sizes["target"]:
             raise ValueError(
-                f"{folder / VOCABULARY}: {len(self.target):,} words; the target has {sizes['target']:,} rows"
+                f"{folder / VOCABULARY}: {len(self.target):,} words; the target embedding has {sizes['target']:,} rows"
             )
         self.words = {index: word for word, index in self.target.items()}
         self.longest = record.longest

@@ -102,7 +102,7 @@ def quantise(file: Path) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Leave out the progress reports and warnings of the exporter, which are about its own code."""
+    """Suppress the progress reports and warnings of the exporter, which are about its own code."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

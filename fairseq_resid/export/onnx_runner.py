@@ -37,7 +37,7 @@ Numbers = NDArray[np.int64]
 
 
 class Vocabulary:
-    """The symbols of one side, by number.
+    """The symbols of one side, by id.
 
     Raises: OSError or ValueError naming the file that is missing or damaged.
     """
@@ -47,16 +47,16 @@ class Vocabulary:
         self.numbers = {word: number for number, word in enumerate(self.words)}
         if len(self.numbers) != len(self.words) or not self.numbers.keys() >= {EOS, PAD, UNK}:
             raise ValueError(
-                f"{file}: {len(self.words):,} words: it must contain {EOS} {PAD} {UNK}, and each word once"
+                f"{file}: {len(self.words):,} words: must contain {EOS} {PAD} {UNK}, and each word only once"
             )
         self.end, self.padding, self.unknown = (self.numbers[word] for word in (EOS, PAD, UNK))
 
     def encode(self, sentence: Sequence[str]) -> list[int]:
-        """Return the numbers of the words of a sentence, without </s>."""
+        """Return the ids of the words of a sentence, without </s>."""
         return [self.numbers.get(word, self.unknown) for word in sentence]
 
     def decode(self, numbers: Sequence[int]) -> tuple[str, ...]:
-        """Return the words with these numbers."""
+        """Return the words with these ids."""
         return tuple(self.words[number] for number in numbers)
 
 
@@ -88,7 +88,9 @@ class Model:
             layers, _, heads, _, channels = shapes["keys"]
             self.empty: Floats = np.zeros((int(layers), 0, int(heads), 0, int(channels)), np.float32)
         except (TypeError, ValueError):
-            raise ValueError(f"{folder / STEP}: keys of shape {printable(shapes['keys'])}: not by {WRITER}") from None
+            raise ValueError(
+                f"{folder / STEP}: keys of shape {printable(shapes['keys'])}: not written by {WRITER}"
+            ) from None
 
     def translate(
         self, sources: Sequence[Sequence[str]], search: Search, prefixes: Sequence[Sequence[str]] | None = None
@@ -243,9 +245,9 @@ def session(file: Path, words: int, longest: int, threads: int) -> Any:
     if names != (INPUTS[file.name], OUTPUTS[file.name]) or not {WORDS, LONGEST} <= known.keys():
         raise ValueError(f"{file}: not written by {WRITER}")
     if known[WORDS] != str(words):
-        raise ValueError(f"{file}: for {printable(known[WORDS][:40])} words; the vocabulary has {words:,}")
+        raise ValueError(f"{file}: made for {printable(known[WORDS][:40])} words, but the vocabulary has {words:,}")
     if not known[LONGEST].isdecimal() or int(known[LONGEST][:9]) < longest:
-        raise ValueError(f"{file}: for {printable(known[LONGEST][:40])} subwords; needs {longest:,}")
+        raise ValueError(f"{file}: made for {printable(known[LONGEST][:40])} subwords: must be {longest:,} or more")
     return loaded
 
 

@@ -1,7 +1,7 @@
 """The proof of an export: its engine and fairseq compute the same log probabilities and the same translations.
 
 Both score the references of the validation set, and translate its first sentences with the settings of the run. For a
-quantised model, which computes something else, both translate the whole set, and BLEU of both is shown.
+quantised model, whose results differ, both translate the whole set, and BLEU of both is shown.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ EXACT = (None, "float32")  # quantizations that change nothing
 
 
 class NotEqual(Exception):
-    """The engine computes something else than fairseq."""
+    """The results of the engine differ from those of fairseq."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A sentence that both translate differently, with the score of each translation under the engine."""
+    """A sentence that fairseq and the engine translate differently, with the engine's score of each translation."""
 
     line: int
     fairseq: str
@@ -58,7 +58,7 @@ class Bleu:
 class Proof:
     """The comparison of an engine with fairseq.
 
-    sentences, tokens: references that both scored, with </s>; skipped: those that are too long for the model
+    sentences, tokens: references scored by both, with </s>; skipped: references that are too long for the model
     largest: largest difference of log p of a token; identical: number of identical translations among `translations`
     """
 
@@ -93,8 +93,8 @@ class Proof:
             raise NotEqual(f"log p differs by {self.largest:.1e} from fairseq's; at most {TOLERANCE:g} is allowed")
         if self.identical < SHARE * self.translations:
             raise NotEqual(
-                f"{self.identical} of {self.translations} translations are those of fairseq; at least "
-                f"{100 * SHARE:g}% must be"
+                f"{self.identical} of {self.translations} translations match fairseq's; at least "
+                f"{100 * SHARE:g}% must match"
             )
 
 
@@ -115,7 +115,7 @@ def read_pairs(loaded: Any, subset: str, longest: tuple[int, int]) -> tuple[list
     try:
         loaded.task.load_dataset(subset)
     except FileNotFoundError:
-        raise ValueError(f"{loaded.data}: has no binarised {subset} set, which proves an export") from None
+        raise ValueError(f"{loaded.data}: has no binarised {subset} set, which the proof of an export needs") from None
     dataset = loaded.task.dataset(subset)
     pairs = []
     for index in range(len(dataset)):
@@ -205,7 +205,7 @@ def prove(loaded: Any, engine: Engine, record: Record, corpus: Corpus | None = N
     """Compare the engine of an export with fairseq; print the differences.
 
     loaded: the model that was exported, of tasks.loading; corpus: its data folder, for BLEU of a quantised export
-    Raises: NotEqual if an export in full precision computes something else; ValueError if there is no validation set.
+    Raises: NotEqual if the results of an export in full precision differ; ValueError if there is no validation set.
     """
     pairs, skipped = read_pairs(loaded, SUBSET, record.longest)
     source_dictionary, target_dictionary = loaded.task.source_dictionary, loaded.task.target_dictionary
@@ -255,7 +255,7 @@ def prove(loaded: Any, engine: Engine, record: Record, corpus: Corpus | None = N
 def largest_difference(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> float:
     """Return the largest difference of log p of a token; NaN if one is not a number.
 
-    Raises: NotEqual if the engine scored another number of tokens.
+    Raises: NotEqual if the engine scored a different number of tokens.
     """
     largest = 0.0
     for number, (mine, theirs) in enumerate(zip(found, expected, strict=True), start=1):
@@ -278,7 +278,7 @@ def differing(
     theirs: Sequence[Sequence[str]],
     mine: Sequence[Sequence[str]],
 ) -> Iterator[Difference]:
-    """Yield the sentences that both translate differently."""
+    """Yield the sentences that fairseq and the engine translate differently."""
     wrong = [number for number in range(len(pairs)) if theirs[number] != mine[number]]
     if not wrong:
         return

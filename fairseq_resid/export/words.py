@@ -16,12 +16,12 @@ def symbols(dictionary: Any) -> list[str]:
     found = list(dictionary.symbols)
     special = [dictionary[index] for index in (dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk())]
     if special != [BOS, PAD, EOS, UNK] or len(set(found)) != len(found):
-        raise ValueError(f"dictionary of {len(found):,} symbols: it must contain {BOS} {PAD} {EOS} {UNK} once")
+        raise ValueError(f"dictionary of {len(found):,} symbols: must contain {BOS} {PAD} {EOS} {UNK}, each once")
     return found
 
 
 def batches(sources: Sequence[Sequence[str]], size: int) -> Iterator[list[int]]:
-    """Yield the numbers of the sources by length, `size` at a time: a batch has one maximum length."""
+    """Yield the indices of the sources, sorted by length, `size` at a time: a batch has one maximum length."""
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     for start in range(0, len(order), size):
         yield order[start : start + size]

@@ -290,7 +290,7 @@ def test_damaged_files_are_refused_in_one_line(how: str, tmp_path: Path) -> None
         ({"engine": 7}, "damaged"),
         ({"longest": [0, 5]}, "must be positive"),
         ({"longest": [10]}, "damaged"),
-        ({"search": {"beam": 1_000_000}}, "at most beam 1000"),
+        ({"search": {"beam": 1_000_000}}, "beam must be 1000 or less"),
         ({"search": {"beam": 0}}, "damaged.*beam 0"),
         ({"text": {"source": "a", "target": "b", "model": "../../etc/passwd"}}, "must be the name of a file"),
     ],
@@ -309,7 +309,7 @@ def test_a_length_without_positions_is_refused(tmp_path: Path) -> None:
     exported(build(residual="post_ln", max_source_positions=8), tmp_path)
     known = json.loads((tmp_path / RECORD).read_text())
     (tmp_path / RECORD).write_text(json.dumps({**known, "longest": [9, 1024]}))
-    with pytest.raises(ValueError, match=r"model\.bin: 8 positions of the source; needs 9"):
+    with pytest.raises(ValueError, match=r"model\.bin: 8 source positions: must be 9 or more"):
         load(tmp_path)
 
 

@@ -231,7 +231,7 @@ def test_other_translations_fail_the_proof_and_are_shown(
     monkeypatch.setattr(export, "load", load_wrong)
     assert export_to(tmp_path / "out", run, corpus) == 1
     error = capsys.readouterr().err
-    assert is_one_error(error, "42 of 43 translations are those of fairseq")
+    assert is_one_error(error, "42 of 43 translations match fairseq's")
     (shown,) = [line for line in error.splitlines() if line.startswith("  line 1: ")]
     theirs, mine = re.findall(r"(?:fairseq|engine) (-[0-9.]+) '", shown)
     assert float(theirs) > float(mine) and "'▁la " in shown

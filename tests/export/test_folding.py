@@ -122,7 +122,10 @@ def test_every_structure_that_declares_a_fold_is_tested() -> None:
     ("settings", "flag"),
     [
         ({"no_token_positional_embeddings": True}, "--no-token-positional-embeddings"),
-        ({"decoder_output_dim": 32, "share_decoder_input_output_embed": False}, "a decoder output of another width"),
+        (
+            {"decoder_output_dim": 32, "share_decoder_input_output_embed": False},
+            "a decoder output wider or narrower than its layers",
+        ),
         ({"cross_self_attention": True, "no_cross_attention": True}, "--no-cross-attention"),
         ({"quant_noise_pq": 0.1}, "--quant-noise-pq"),
         ({"adaptive_softmax_cutoff": "10,20"}, "--adaptive-softmax-cutoff"),

@@ -48,7 +48,7 @@ FAULTS = [
         "export/test_ctranslate2.py",
     ),
     Fault(
-        "export: a vocabulary of another size is loaded",
+        "export: a vocabulary of the wrong size is loaded",
         "fairseq_resid/export/ctranslate2.py",
         "len(words) != embedded or ",
         "",
