@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
+from fairseq_resid.data.text.binarised import HEADER, MAGIC, TYPES
+
+EOS = 2  # of fairseq's dictionaries
 FAKE = """#!/bin/sh
 echo "$@" >> FOLDER/calls
 while [ "$1" != --save-dir ]; do shift; done
@@ -14,14 +18,13 @@ exit $(cat FOLDER/code)
 
 
 def make_data(folder: Path) -> None:
-    """Make a folder with the file names of a data folder."""
+    """Make a data folder whose training set is one empty sentence."""
     folder.mkdir(parents=True)
-    for name in (
-        "dict.en.txt",
-        "dict.vi.txt",
-        *(f"train.en-vi.{side}.{kind}" for side in ("en", "vi") for kind in ("bin", "idx")),
-    ):
-        (folder / name).touch()
+    header = HEADER.pack(MAGIC, 1, next(code for code, kind in TYPES.items() if kind == "<u2"), 1)
+    for side in ("en", "vi"):
+        (folder / f"dict.{side}.txt").touch()
+        (folder / f"train.en-vi.{side}.idx").write_bytes(header + struct.pack("<iq", 1, 0))
+        (folder / f"train.en-vi.{side}.bin").write_bytes(struct.pack("<H", EOS))
 
 
 def calls(folder: Path) -> list[str]:
