@@ -73,7 +73,7 @@ def export(graph: Any, given: tuple[Any, ...], sizes: tuple[Any, ...], file: Pat
 
     names = INPUTS[file.name], OUTPUTS[file.name]
     with quiet(), torch.no_grad():
-        program = torch.onnx.export(
+        program: Any = torch.onnx.export(
             graph,
             given,
             dynamo=True,
@@ -83,11 +83,11 @@ def export(graph: Any, given: tuple[Any, ...], sizes: tuple[Any, ...], file: Pat
             opset_version=OPSET,
             verbose=False,
         )
-        for node in program.model.graph:  # type: ignore[union-attr]
+        for node in program.model.graph:
             node.metadata_props.clear()  # where each comes from, with the names of our files
-        program.model.metadata_props.update(metadata)  # type: ignore[union-attr]
-        size = sum(weight.const_value.nbytes for weight in program.model.graph.initializers.values())  # type: ignore[union-attr]
-        program.save(str(file), external_data=size > EXTERNAL)  # type: ignore[union-attr]
+        program.model.metadata_props.update(metadata)
+        size = sum(weight.const_value.nbytes for weight in program.model.graph.initializers.values())
+        program.save(str(file), external_data=size > EXTERNAL)
 
 
 def quantise(file: Path) -> None:
