@@ -128,7 +128,7 @@ def reader_has_gone() -> int:
 
 def show_error(prog: str, error: Exception) -> None:
     """Print an error as a command's one line, with the further lines of its own, such as the end of a log, below."""
-    lines = [f"{prog}: error: {_reason(error)}", *further_lines(error)]
+    lines = [_with_advice(line) for line in (f"{prog}: error: {_reason(error)}", *further_lines(error))]
     say(*(line if len(line) <= MOST_SHOWN else f"{line[:MOST_SHOWN]}…" for line in lines), file=sys.stderr)
 
 
@@ -138,9 +138,13 @@ def _interrupted(prog: str, again: str, code: int) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of an error, with advice if the disk is full."""
+    """Return the message of an error."""
     copies = error.args[0] if isinstance(error, shutil.Error) else None
     # shutil.copytree lists all files that it failed to copy, as (source, target, reason).
-    said = str(copies[0][2] if isinstance(copies, list) else error)
-    full = any(os.strerror(number) in said for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-    return said + ("; free some space and run the same command again to resume" if full else "")
+    return str(copies[0][2] if isinstance(copies, list) else error)
+
+
+def _with_advice(line: str) -> str:
+    """Return a line of an error, with advice if it says that the disk is full."""
+    full = any(os.strerror(number) in line for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+    return line + ("; free some space and run the same command again to resume" if full else "")

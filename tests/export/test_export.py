@@ -189,7 +189,7 @@ def test_data_without_corpus_json_exports_for_subwords(run: Path, corpus: Path, 
 def test_an_existing_folder_is_not_overwritten(run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "out").mkdir()
     assert export_to(tmp_path / "out", run, corpus) == 2
-    assert is_one_error(capsys.readouterr().err, "out: exists")
+    assert is_one_error(capsys.readouterr().err, "out: already exists")
     assert not list((tmp_path / "out").iterdir())
 
 
