@@ -125,16 +125,14 @@ def generated(model: Any, sources: list[torch.Tensor], search: Search, prefix: t
     ]
 
 
-@pytest.mark.parametrize(
+each_search = pytest.mark.parametrize(
     "search",
-    [
-        Search(1, 1.0, 1, 8),
-        Search(4, 0.6, 1, 12),
-        Search(5, 1.0, 1.5, 5),
-        Search(4, 0.0, 0, 7),
-    ],
+    [Search(1, 1.0, 1, 8), Search(4, 0.6, 1, 12), Search(5, 1.0, 1.5, 5), Search(4, 0.0, 0, 7)],
     ids=["greedy", "beam 4", "beam 5", "no length penalty"],
 )
+
+
+@each_search
 @pytest.mark.parametrize("seed", [1, 3, 4])
 def test_translations_are_those_of_fairseq(search: Search, seed: int, tmp_path: Path) -> None:
     model = speaking(seed=seed)

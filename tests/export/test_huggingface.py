@@ -29,7 +29,7 @@ from fairseq_resid.files import read_lines
 from support.engines import need
 from support.models import DICT, EOS, PAD, PRE, TASK, build, dictionary, sentences, shaken, stock
 
-from .test_ctranslate2 import as_words, generated, scores, speaking
+from .test_ctranslate2 import as_words, each_search, generated, scores, speaking
 from .test_folding import FOLDING, SETTINGS
 
 pytestmark = need("huggingface")
@@ -156,16 +156,7 @@ def test_auto_class_loads_the_folder_without_remote_code(residual: str, tmp_path
     assert (found.log_softmax(-1) - expected).abs().max() < 2e-5
 
 
-@pytest.mark.parametrize(
-    "search",
-    [
-        Search(1, 1.0, 1, 8),
-        Search(4, 0.6, 1, 12),
-        Search(5, 1.0, 1.5, 5),
-        Search(4, 0.0, 0, 7),
-    ],
-    ids=["greedy", "beam 4", "beam 5", "no length penalty"],
-)
+@each_search
 @pytest.mark.parametrize("seed", [1, 3, 4])
 def test_translations_and_scores_are_those_of_fairseq(search: Search, seed: int, tmp_path: Path) -> None:
     model = speaking(seed=seed)

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_resid.export.engine import Search
 from fairseq_resid.export.onnx_runner import largest
 from support.engines import need
-from support.models import DICT, EOS, PAD, left_padded, sentences
+from support.models import PAD, sentences
 
-from .test_ctranslate2 import as_words, speaking
+from .test_ctranslate2 import as_words, generated, speaking
 from .test_onnx import exported
 
 pytestmark = [need("onnx"), pytest.mark.once]
@@ -37,33 +36,12 @@ def engine(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return exported(model, tmp_path_factory.mktemp("speaking"))
 
 
-def generated(model: Any, search: Search, prefixes: list[torch.Tensor] | None = None) -> Any:
-    """Return fairseq's hypotheses for each source, from one batch: (words, score), best first."""
-    generator = SequenceGenerator(
-        [model],
-        DICT,
-        beam_size=search.beam,
-        max_len_a=search.max_len_a,
-        max_len_b=search.max_len_b,
-        len_penalty=search.length_penalty,
-    )
-    rows = [torch.cat([row, torch.tensor([EOS])]) for row in SOURCES]
-    net_input = {"src_tokens": left_padded(rows), "src_lengths": torch.tensor([len(row) for row in rows])}
-    forced = None
-    if prefixes is not None:
-        forced = torch.nn.utils.rnn.pad_sequence(prefixes, batch_first=True, padding_value=PAD)
-    found = generator.generate([model], {"net_input": net_input}, prefix_tokens=forced)
-    return [
-        [(tuple(as_words([each["tokens"][:-1]])[0]), each["score"].item()) for each in hypotheses]
-        for hypotheses in found
-    ]
-
-
 def check(engine: Any, model: Any, search: Search, prefixes: list[torch.Tensor] | None = None) -> list[Any]:
     """Compare all hypotheses of all sources with fairseq's, and return them."""
     begun = None if prefixes is None else as_words(prefixes)
     found = engine.translate(as_words(SOURCES), search, begun)
-    expected = generated(model, search, prefixes)
+    forced = prefixes and torch.nn.utils.rnn.pad_sequence(prefixes, batch_first=True, padding_value=PAD)
+    expected = generated(model, SOURCES, search, forced)
     assert [[each.tokens for each in row] for row in found] == [[words for words, _ in row] for row in expected]
     for mine, theirs in zip(found, expected, strict=True):
         assert [each.score for each in mine] == pytest.approx([score for _, score in theirs], abs=1e-5)
