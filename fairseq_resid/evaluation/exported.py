@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..cli.progress import Progress
+from ..data.text import folder as text_folder
 from ..data.text.folder import Corpus
 from ..export import translator
 from ..export.engine import Record, Search, load, read
@@ -27,7 +28,9 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
         if getattr(given, flag) is not None:
             raise ValueError(f"--{flag} {getattr(given, flag)}: {folder} is an export, which contains one checkpoint")
     text, engine = translator.converter(folder, record), load(folder)
-    corpus = Corpus.read(data or Path(record.data))
+    path = data or Path(record.data)
+    corpus = Corpus.read(path)
+    text_folder.check(path)
     sources = source_subwords(corpus, subset, record)
     references = corpus.references(subset)
     if len(sources) != len(references):
@@ -37,6 +40,8 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
     with Progress(f"decode {subset} with {record.engine}", len(sources), "sentences") as progress:
         for start in range(0, len(sources), TOGETHER):
             found = engine.translate(sources[start : start + TOGETHER], search)
+            if not all(found):
+                raise ValueError(f"{folder}: {translator.NO_NUMBERS}")
             hypotheses += [text.segmenter.join(" ".join(best[0].tokens)) for best in found]
             progress.advance(len(found))
     bleu = scoring.bleu([corpus.form.restore(line) for line in hypotheses], references, corpus.tokenize)

@@ -6,9 +6,6 @@ length if it returns it, its maximum length is one for a batch, and it could gen
 
 from __future__ import annotations
 
-import math
-import os
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import records
-from ..files import ANY_SIZE, bounded, open_regular
 from ..foreign import printable
-from .engine import WRITER, Hypothesis, Record, Search, read
-from .words import BOS, EOS, PAD, UNK, batches, check_lengths, symbols
+from . import model_file
+from .checks import MEMORY, calling
+from .engine import WRITER, Hypothesis, Record, Search
+from .words import BOS, EOS, PAD, UNK, batches, check_lengths, check_vocabulary, symbols
 
 # What --quantization allows. With "int8" the machine that loads the model chooses the type of everything else.
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
@@ -33,13 +31,18 @@ ACTIVATIONS = {
 }
 WEIGHTS, CONFIG = "model.bin", "config.json"
 VOCABULARIES = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")
-BYTES = (4, 1, 2, 4, 2, 2)  # of float32, int8, int16, int32, float16, bfloat16, by their number in the file
-EMBEDDINGS = {"source": "encoder/embeddings_0/weight", "target": "decoder/embeddings/weight"}
-POSITIONS = {
-    "source": "encoder/position_encodings/encodings",
-    "target": "decoder/position_encodings/encodings",
+FILES = {WEIGHTS: MEMORY, **dict.fromkeys((CONFIG, *VOCABULARIES), records.MOST_JSON)}
+FOREIGN = ("shared_vocabulary.txt", "source_vocabulary.txt", "target_vocabulary.txt", "vmap.txt")
+# config.json. The engine has further fields, which change its computation.
+SETTINGS = {
+    "bos_token": BOS,
+    "eos_token": EOS,
+    "unk_token": UNK,
+    "decoder_start_token": EOS,
+    "add_source_bos": False,
+    "add_source_eos": True,
+    "layer_norm_epsilon": 1e-5,
 }
-MOST_NAMES, MOST_DIMENSIONS = 100_000, 8
 
 
 def write(
@@ -57,10 +60,8 @@ def write(
         (specification.register_target_vocabulary, target_dictionary),
     ):
         register(symbols(dictionary))
-    config = specification.config
-    config.bos_token, config.eos_token, config.unk_token = BOS, EOS, UNK
-    config.decoder_start_token, config.add_source_eos = EOS, True
-    config.layer_norm_epsilon = 1e-5
+    for name, value in SETTINGS.items():
+        setattr(specification.config, name, value)
     specification.validate()
     specification.optimize(quantization=quantization)
     specification.save(str(folder))
@@ -164,63 +165,26 @@ def bias_of(linear: Any) -> NDArray[np.float32]:
     return found if linear.bias is None else linear.bias.numpy()
 
 
-def check_files(folder: Path, longest: tuple[int, int]) -> None:
-    """Check that a model is whole and fits its vocabularies and its `longest`, which the engine itself does not check.
+def check(folder: Path, longest: tuple[int, int]) -> None:
+    """Check that a model is whole, and fits its vocabularies and its `longest`: the engine itself checks little.
 
     Raises: OSError if a file does not exist; ValueError naming the file and the problem.
     """
-    open_regular(folder / CONFIG).close()
-    rows = table_rows(folder / WEIGHTS)
-    for side, most in zip(EMBEDDINGS, longest, strict=True):
-        if rows[POSITIONS[side]] < most:
-            raise ValueError(
-                f"{folder / WEIGHTS}: {rows[POSITIONS[side]]:,} {side} positions: must be {most:,} or more"
-            )
-        embedded = rows[EMBEDDINGS[side]]
-        files = [folder / name for name in VOCABULARIES if name.startswith((side, "shared"))]
-        file = next((file for file in files if file.is_file()), files[-1])
+    file = folder / CONFIG
+    known = records.read(file, dict[str, Any], WRITER)
+    for name, value in {**dict.fromkeys(known, False), **SETTINGS}.items():
+        if known.get(name) != value and (name in SETTINGS or known[name] is not None):
+            raise ValueError(f"{file}: {printable(name[:40])} {str(known.get(name))[:40]!r}: must be {value!r}")
+    sizes = model_file.check(folder / WEIGHTS)
+    is_shared = (folder / VOCABULARIES[0]).is_file()
+    for side, size, most in zip(("source", "target"), sizes, longest, strict=True):
+        if size.positions < most:
+            raise ValueError(f"{folder / WEIGHTS}: {size.positions:,} {side} positions: must be {most:,} or more")
+        file = folder / (VOCABULARIES[0] if is_shared else f"{side}_vocabulary.json")
         words = records.read(file, list[str], WRITER)
-        if len(words) != embedded or len(set(words)) != len(words):
-            raise ValueError(f"{file}: {len(words):,} words; the {side} embedding has {embedded:,} rows")
-
-
-def table_rows(file: Path) -> dict[str, int]:
-    """Return the number of rows of the embeddings and the position tables from the headers of model.bin.
-
-    Raises: ValueError naming the file if it is damaged.
-    """
-    rows: dict[str, int] = {}
-    with open_regular(file, ANY_SIZE) as stream:
-        size = os.fstat(stream.fileno()).st_size
-
-        def number(form: str) -> int:
-            value: int = struct.unpack(form, stream.read(struct.calcsize(form)))[0]
-            return value
-
-        def word() -> str:
-            return stream.read(number("<H"))[:-1].decode("utf-8")
-
-        try:
-            number("<I"), word(), number("<I")  # versions of the format, name and version of the kind of model
-            names = {*EMBEDDINGS.values(), *POSITIONS.values()}
-            for _ in range(bounded(number("<I"), 1, MOST_NAMES)):
-                name = word()
-                shape = [number("<I") for _ in range(bounded(number("<B"), 0, MOST_DIMENSIONS))]
-                kind, length = bounded(number("<B"), 0, len(BYTES) - 1), number("<I")
-                if length != math.prod(shape) * BYTES[kind] % (1 << 32):
-                    raise ValueError(f"{printable(name[:80])} has {length:,} bytes")
-                stream.seek(math.prod(shape) * BYTES[kind], os.SEEK_CUR)
-                if name in names and len(shape) == 2:
-                    rows[name] = shape[0]
-            for _ in range(bounded(number("<I"), 0, MOST_NAMES)):
-                alias, name = word(), word()
-                if alias in names and name in names:
-                    rows[alias] = rows[name]
-            if stream.tell() != size or rows.keys() != names:
-                raise ValueError(f"{size:,} bytes")
-        except (struct.error, UnicodeDecodeError, KeyError, ValueError) as error:
-            raise ValueError(f"{file}: damaged, or not written by {WRITER}: {error}") from None
-    return rows
+        check_vocabulary(file, words)
+        if len(words) != size.words:
+            raise ValueError(f"{file}: {len(words):,} words; the {side} embedding has {size.words:,} rows")
 
 
 class Model:
@@ -229,11 +193,10 @@ class Model:
     def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
         import ctranslate2
 
-        check_files(folder, record.longest)
-        try:
+        check(folder, record.longest)
+        with calling("CTranslate2", folder, "cannot load it"):
             self.translator = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
-        except (RuntimeError, ValueError) as error:  # also for a vocabulary that is not JSON or has the wrong size
-            raise ValueError(f"{folder}: CTranslate2 cannot load it: {' '.join(str(error).split())}") from None
+        self.folder = folder
         self.longest = record.longest
 
     def translate(
@@ -248,7 +211,7 @@ class Model:
         """
         check_lengths(sources, self.longest[0], "source")
         found: list[list[Hypothesis]] = [[] for _ in sources]
-        for rows in batches(sources, search.batch_size):
+        for rows in batches(sources, search.together):
             most = min(search.longest(max(len(sources[row]) for row in rows)), self.longest[1] - 1)
             for suppressed in (None, [[PAD]]):
                 chosen = [sources[row] for row in rows]
@@ -270,19 +233,20 @@ class Model:
         suppressed: list[list[str]] | None,
     ) -> list[list[Hypothesis]]:
         """Return all hypotheses of a batch of sources, best first. most: maximum number of subwords."""
-        results = self.translator.translate_batch(
-            [list(source) for source in sources],
-            None if prefixes is None else [list(prefix) for prefix in prefixes],
-            beam_size=search.beam,
-            num_hypotheses=search.beam,
-            length_penalty=search.length_penalty,
-            max_decoding_length=max(most, 1),
-            max_input_length=0,
-            min_decoding_length=1,
-            suppress_sequences=suppressed,
-            return_end_token=True,
-            return_scores=True,
-        )
+        with calling("CTranslate2", self.folder):
+            results = self.translator.translate_batch(
+                [list(source) for source in sources],
+                None if prefixes is None else [list(prefix) for prefix in prefixes],
+                beam_size=search.beam,
+                num_hypotheses=search.beam,
+                length_penalty=search.length_penalty,
+                max_decoding_length=max(most, 1),
+                max_input_length=0,
+                min_decoding_length=1,
+                suppress_sequences=suppressed,
+                return_end_token=True,
+                return_scores=True,
+            )
         found: list[list[Hypothesis]] = []
         unscored: list[tuple[int, int]] = []
         for row, result in enumerate(results):
@@ -308,15 +272,11 @@ class Model:
         """
         check_lengths(sources, self.longest[0], "source")
         check_lengths(targets, self.longest[1], "target")
-        results = self.translator.score_batch(
-            [list(source) for source in sources],
-            [list(target) for target in targets],
-            max_batch_size=32,
-            max_input_length=0,
-        )
+        with calling("CTranslate2", self.folder):
+            results = self.translator.score_batch(
+                [list(source) for source in sources],
+                [list(target) for target in targets],
+                max_batch_size=32,
+                max_input_length=0,
+            )
         return [list(result.log_probs) for result in results]
-
-
-def load(folder: Path, threads: int = 0) -> Model:
-    """Load an export folder; see engine.load."""
-    return Model(folder, read(folder), threads)

@@ -15,9 +15,14 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ..cli.frame import MissingPackage
+from ..data.text.forms import check_languages, check_tokenizer
+from ..files import bounded, inside
+from .checks import check_files
 
 RECORD, FORMAT = "export.json", 1
-MOST_BEAM, MOST_BATCH = 1000, 10_000
+MOST_BEAM, MOST_BATCH, MOST_FACTOR, MOST_MORE, MOST_LENGTH = 1000, 10_000, 1000, 1_000_000, 1 << 16
+MOST_HYPOTHESES = 4096  # in a batch
+MOST_SUBWORD_MODEL = 64 << 20  # bytes
 WRITER = "fairseq-resid export"
 OLDEST_PYTHON = (3, 11)  # releases of the engines for older versions of Python compute other results
 
@@ -27,6 +32,7 @@ class Search:
     """Beam search with the settings of fairseq-generate.
 
     A translation has at most max_len_a · (source length with </s>) + max_len_b subwords.
+    Raises: ValueError for a value that is not a number, or too large to compute with.
     """
 
     beam: int = 4
@@ -42,6 +48,25 @@ class Search:
                 f"beam {self.beam}, nbest {self.nbest}, batch_size {self.batch_size}: must be at least 1, "
                 "and nbest at most beam"
             )
+        if self.beam > MOST_BEAM or self.batch_size > MOST_BATCH:
+            raise ValueError(
+                f"beam {self.beam}, batch_size {self.batch_size}: beam must be {MOST_BEAM} or less, and batch_size "
+                f"{MOST_BATCH:,} or less"
+            )
+        for name, least, most in (
+            ("length_penalty", -MOST_FACTOR, MOST_FACTOR),
+            ("max_len_a", -MOST_FACTOR, MOST_FACTOR),
+            ("max_len_b", 0, MOST_MORE),
+        ):
+            try:
+                bounded(getattr(self, name), least, most)
+            except ValueError as error:
+                raise ValueError(f"{name} {error}") from None
+
+    @property
+    def together(self) -> int:
+        """The number of sentences in a batch: fewer than `batch_size` for a wide beam, which needs as much memory."""
+        return max(1, min(self.batch_size, MOST_HYPOTHESES // self.beam))
 
     def longest(self, source: int) -> int:
         """Return the maximum number of subwords in the translation of a source of `source` subwords."""
@@ -86,6 +111,12 @@ class Text:
     model: str | None = None
     tokenize: str = "13a"  # of sacrebleu
 
+    def __post_init__(self) -> None:
+        check_languages(self.source, self.target)
+        check_tokenizer(self.tokenize)
+        if self.model is not None and (Path(self.model).name != self.model or "\0" in self.model):
+            raise ValueError(f"subword model {self.model[:40]!r}: must be the name of a file in the folder")
+
 
 @dataclass(frozen=True)
 class Record:
@@ -114,11 +145,19 @@ class Record:
 
 @dataclass(frozen=True)
 class Kind:
-    """An engine: the module here that writes its files, the one that loads them, and the package that it needs."""
+    """An engine: the module here that writes its files, the one that loads them, and the package that it needs.
+
+    The second module declares FILES, all files that it opens, with their maximum size in bytes; FOREIGN, those that the
+    engine's library would open as well, but that are never written; and the class Model.
+    """
 
     writer: str
     loader: str
     package: str
+
+    def load(self) -> Any:
+        """Return the module that loads the files. It does not import the engine yet."""
+        return import_module(f".{self.loader}", __package__)
 
 
 ENGINES: dict[str, Kind] = {
@@ -153,24 +192,23 @@ def is_export(folder: Path) -> bool:
 
 
 def read(folder: Path) -> Record:
-    """Read the export.json of a folder.
+    """Read the export.json of a folder, and check the files that its engine opens.
 
     Raises: OSError if it does not exist; ValueError naming the file and the problem.
     """
     from .. import records
 
-    file = folder / RECORD
+    file = inside(folder, RECORD)
     known = records.read(file, Record, WRITER)
     if known.format != FORMAT:
         raise ValueError(f"{file}: format {known.format}: this version reads format {FORMAT}")
     if known.engine not in ENGINES:
         raise ValueError(f"{file}: engine {known.engine[:40]!r}: must be one of {', '.join(ENGINES)}")
-    if known.text.model is not None and Path(known.text.model).name != known.text.model:
-        raise ValueError(f"{file}: subword model {known.text.model[:40]!r}: must be the name of a file in the folder")
-    if min(known.longest) < 1:
-        raise ValueError(f"{file}: longest {list(known.longest)}: must be positive")
-    if known.search.beam > MOST_BEAM or known.search.batch_size > MOST_BATCH:
-        raise ValueError(f"{file}: search: beam must be {MOST_BEAM} or less, and batch_size {MOST_BATCH:,} or less")
+    if not 1 <= min(known.longest) <= max(known.longest) <= MOST_LENGTH:
+        raise ValueError(f"{file}: longest {list(known.longest)}: must be positive, and {MOST_LENGTH:,} or less")
+    loader = ENGINES[known.engine].load()
+    model = {} if known.text.model is None else {known.text.model: MOST_SUBWORD_MODEL}
+    check_files(folder, {**model, **loader.FILES}, loader.FOREIGN, WRITER)
     return known
 
 
@@ -180,7 +218,6 @@ def load(folder: Path, threads: int = 0) -> Engine:
     threads: of the CPU; 0: the engine's default
     Raises: OSError or ValueError naming the file and the problem, or the engine that is not installed.
     """
-    name = read(folder).engine
-    check_installed(name)
-    module = import_module(f".{ENGINES[name].loader}", __package__)
-    return cast(Engine, module.load(folder, threads))
+    record = read(folder)
+    check_installed(record.engine)
+    return cast(Engine, ENGINES[record.engine].load().Model(folder, record, threads))

@@ -17,16 +17,18 @@ import math
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .. import records
-from ..files import ANY_SIZE, copy, open_regular
+from ..files import bounded, copy, open_regular
 from ..foreign import printable
-from .engine import WRITER, Hypothesis, Record, Search, read
-from .words import BOS, EOS, PAD, UNK, batches, check_lengths, symbols
+from .checks import MEMORY, calling
+from .engine import WRITER, Hypothesis, Record, Search
+from .words import BOS, EOS, PAD, UNK, batches, check_lengths, check_vocabulary, symbols
 
 QUANTIZATIONS = ("float32", "float16", "bfloat16")
 ACTIVATIONS = {  # fairseq's names and those of transformers
@@ -43,9 +45,27 @@ CLASSES = {"fsmt": "FSMTForConditionalGeneration", "m2m_100": "M2M100ForConditio
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 VOCABULARY, TARGET_VOCABULARY = "vocab.json", "target_vocab.json"
 SPECIAL = {BOS: 0, PAD: 1, EOS: 2, UNK: 3}
-# Files that would make the library load something other than the two above.
+FILES = {WEIGHTS: MEMORY, **dict.fromkeys((CONFIG, VOCABULARY, TARGET_VOCABULARY), records.MOST_JSON)}
+# Files that would make the library's from_pretrained load something else.
 FOREIGN = ("adapter_config.json", "model.safetensors.index.json")
-MOST_LAYERS, MOST_WIDTH, MOST_POSITIONS = 1000, 1 << 17, 1 << 20
+WITHOUT_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+# Of the fields of config.json whose names contain the word.
+LIMITS = {"layers": (0, 1000), "position": (1, 1 << 20), "vocab": (4, 1 << 24)}
+VOCABULARY_SIZES = ("src_vocab_size", "tgt_vocab_size", "vocab_size")
+# Settings of a class whose default is another one.
+MORE: dict[str, dict[str, Any]] = {
+    "fsmt": {"forced_eos_token_id": None},
+    "m2m_100": {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
+}
+MOST_WIDTH = 1 << 17
+MOST_TABLE = 1 << 28  # numbers in a table of positions, which M2M100 computes
+TIED = {
+    "model.shared.weight",
+    "model.encoder.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight",
+    "lm_head.weight",
+    "model.decoder.output_projection.weight",
+}
 FORBIDDEN = -1e9  # </s> gets -inf: with any other value of log p it would end a hypothesis
 
 
@@ -162,13 +182,8 @@ def settings(folded: Any) -> dict[str, Any]:
         "decoder_ffn_dim": inner_width(decoder),
         "scale_embedding": encoder.scale != 1.0,
         "tie_word_embeddings": are_shared(folded),
-        "bos_token_id": SPECIAL[BOS],
-        "pad_token_id": SPECIAL[PAD],
-        "eos_token_id": SPECIAL[EOS],
-        "decoder_start_token_id": SPECIAL[EOS],
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
+        **special_tokens(),
+        **WITHOUT_DROPOUT,
     }
 
 
@@ -193,7 +208,7 @@ def as_fsmt(folded: Any) -> tuple[Any, dict[str, Any]]:
     config = library().FSMTConfig(
         src_vocab_size=len(folded.encoder.embedding),
         tgt_vocab_size=len(folded.decoder.embedding),
-        forced_eos_token_id=None,
+        **MORE["fsmt"],
         **settings(folded),
     )
     weights = weights_of(folded)
@@ -216,8 +231,7 @@ def as_m2m_100(folded: Any) -> tuple[Any, dict[str, Any]]:
 
     config = library().M2M100Config(
         vocab_size=len(folded.decoder.embedding),
-        encoder_layerdrop=0.0,
-        decoder_layerdrop=0.0,
+        **MORE["m2m_100"],
         **settings(folded),
     )
     before, most = SPECIAL[PAD] + 1, config.max_position_embeddings
@@ -370,78 +384,99 @@ def readme(folder: Path, record: Record) -> str:
     return README.format(package=package, text=text, source=record.longest[0], target=record.longest[1])
 
 
-def check_files(folder: Path, longest: tuple[int, int]) -> dict[str, int]:
-    """Check the files of a folder before the library opens them, and return the sizes of both vocabularies.
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The fields of config.json that the model is built from; the library sees no others."""
 
-    Raises: OSError if a file does not exist; ValueError naming the file and the problem.
+    model_type: Literal["fsmt", "m2m_100"]
+    architectures: tuple[str]
+    activation_function: Literal["relu", "relu2", "gelu", "gelu_new", "silu", "tanh", "linear"]
+    d_model: int
+    max_position_embeddings: int
+    encoder_layers: int
+    encoder_attention_heads: int
+    encoder_ffn_dim: int
+    decoder_layers: int
+    decoder_attention_heads: int
+    decoder_ffn_dim: int
+    scale_embedding: bool
+    tie_word_embeddings: bool
+    vocab_size: int = 0
+    src_vocab_size: int = 0
+    tgt_vocab_size: int = 0
+    auto_map: None = None
+
+    def __post_init__(self) -> None:
+        if self.architectures != (CLASSES[self.model_type],):
+            raise ValueError(f"architectures: must be {CLASSES[self.model_type]} for {self.model_type}")
+        for name, value in vars(self).items():
+            if type(value) is int and (name in self.sizes or name not in VOCABULARY_SIZES):
+                least, most = next((limit for part, limit in LIMITS.items() if part in name), (1, MOST_WIDTH))
+                try:
+                    bounded(value, least, most)
+                except ValueError as error:
+                    raise ValueError(f"{name} {error}") from None
+        if self.d_model * self.max_position_embeddings > MOST_TABLE:
+            raise ValueError(f"{self.max_position_embeddings:,} positions of width {self.d_model:,}: too many")
+        if self.d_model % self.encoder_attention_heads or self.d_model % self.decoder_attention_heads:
+            raise ValueError(f"d_model {self.d_model}: must be divisible by the numbers of heads")
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The names of the sizes of the vocabularies that the class has."""
+        return VOCABULARY_SIZES[:2] if self.model_type == "fsmt" else VOCABULARY_SIZES[2:]
+
+    @property
+    def words(self) -> tuple[int, int]:
+        """The sizes of both vocabularies."""
+        found = [getattr(self, name) for name in self.sizes]
+        return found[0], found[-1]
+
+    def made(self) -> Any:
+        """Return the library's configuration."""
+        unused = {"model_type", "architectures", "auto_map", *VOCABULARY_SIZES} - set(self.sizes)
+        known = {name: value for name, value in vars(self).items() if name not in unused}
+        kind = getattr(library(), CLASSES[self.model_type]).config_class
+        return kind(**{**known, **special_tokens(), **WITHOUT_DROPOUT, **MORE[self.model_type]})
+
+
+def read_config(folder: Path, longest: tuple[int, int]) -> Config:
+    """Read the config.json of a folder.
+
+    Raises: OSError if it does not exist; ValueError naming the file and the problem.
     """
-    for name in FOREIGN:
-        if (folder / name).exists() or (folder / name).is_symlink():
-            raise ValueError(f"{folder / name}: not written by {WRITER}; remove it")
-    file = folder / CONFIG
-    known = records.read(file, dict[str, Any], WRITER)
-    kind = known.get("model_type")
-    if kind not in CLASSES or known.get("architectures") != [CLASSES[kind]] or "auto_map" in known:
-        raise ValueError(
-            f"{file}: model_type {printable(str(kind)[:40])}: must be {' or '.join(CLASSES)}, with its class as "
-            "`architectures` and no `auto_map`"
-        )
-    limits = {
-        "encoder_layers": MOST_LAYERS,
-        "decoder_layers": MOST_LAYERS,
-        "d_model": MOST_WIDTH,
-        "encoder_ffn_dim": MOST_WIDTH,
-        "decoder_ffn_dim": MOST_WIDTH,
-        "max_position_embeddings": MOST_POSITIONS,
-    }
-    for name, most in limits.items():
-        value = known.get(name)
-        if type(value) is not int or not 0 <= value <= most:
-            raise ValueError(f"{file}: {name} {printable(str(value)[:40])}: must be a number up to {most:,}")
-    if (found := known["max_position_embeddings"]) != max(longest):
-        raise ValueError(f"{file}: max_position_embeddings {found:,}: must be {max(longest):,}")
-    return check_weights(folder, known)
+    known = records.read(folder / CONFIG, Config, WRITER)
+    if (found := known.max_position_embeddings) != max(longest):
+        raise ValueError(f"{folder / CONFIG}: max_position_embeddings {found:,}: must be {max(longest):,}")
+    return known
 
 
-def check_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
-    """Check that the names and shapes of the weights are those of the model, and return the sizes of both vocabularies.
+def read_weights(folder: Path, config: Config, made: Any) -> dict[str, Any]:
+    """Return the weights by name, after a check that they have the names and shapes of the model, and one type.
 
+    made: the library's configuration
     Raises: OSError if the file does not exist; ValueError naming the file and the problem.
     """
     import torch
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     file = folder / WEIGHTS
-    open_regular(file, ANY_SIZE).close()
-    try:
-        with safe_open(str(file), "pt") as opened:
-            shapes = {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118  (not iterable)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file}: damaged, or not written by {WRITER}: {error}") from None
-    names = {"source": "model.encoder.embed_tokens.weight", "target": "model.decoder.embed_tokens.weight"}
-    shared = next((shapes[name] for name in ("model.shared.weight", *names.values()) if name in shapes), [0, 0])
-    try:
-        made = getattr(library(), CLASSES[config["model_type"]])
-        settings = made.config_class(**{name: value for name, value in config.items() if name != "dtype"})
-        sizes = (
-            [settings.src_vocab_size, settings.tgt_vocab_size]
-            if "src_vocab_size" in config
-            else [settings.vocab_size] * 2
-        )
-        if shared != [sizes[0], settings.d_model]:
-            raise ValueError(f"embeddings have shape {shared}")
-        with torch.device("meta"):
-            expected = made(settings).state_dict()
-    except Exception as error:  # the configuration classes raise many types
-        raise ValueError(
-            f"{folder / CONFIG}: damaged, or does not match {WEIGHTS}: {' '.join(str(error).split())}"
-        ) from None
-    tied = {*names.values(), "model.shared.weight", "lm_head.weight", "model.decoder.output_projection.weight"}
-    absent = set(expected) - set(shapes) - (tied if settings.tie_word_embeddings else set())
+    open_regular(file, MEMORY).close()
+    with calling("safetensors", file, "cannot read it"), safe_open(str(file), "pt") as opened:
+        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (not iterable)
+        shapes = {name: list(found.get_shape()) for name, found in slices.items()}
+        types = {found.get_dtype() for found in slices.values()}
+    if config.encoder_layers + config.decoder_layers > len(shapes) or types not in ({"F32"}, {"F16"}, {"BF16"}):
+        raise ValueError(f"{file}: {len(shapes):,} weights of type {printable(types)}: does not match {CONFIG}")
+    with calling("transformers", folder / CONFIG, "cannot use it"), torch.device("meta"):
+        expected = getattr(library(), CLASSES[config.model_type])(made).state_dict()
+    absent = set(expected) - set(shapes) - (TIED if config.tie_word_embeddings else set())
     wrong = [name for name, shape in shapes.items() if name not in expected or shape != list(expected[name].shape)]
-    if absent or wrong:
-        raise ValueError(f"{file}: {printable(min([*absent, *wrong])[:80])}: missing, or does not match {CONFIG}")
-    return dict(zip(names, sizes, strict=True))
+    if absent or wrong or (config.tie_word_embeddings and not TIED & set(shapes)):
+        name = min([*absent, *wrong], default="embedding")
+        raise ValueError(f"{file}: {printable(name[:80])}: missing, or does not match {CONFIG}")
+    with calling("safetensors", file, "cannot read it"), safe_open(str(file), "pt") as opened:
+        return {name: opened.get_tensor(name) for name in shapes}
 
 
 def read_vocabulary(file: Path, size: int, is_exact: bool) -> dict[str, int]:
@@ -450,6 +485,7 @@ def read_vocabulary(file: Path, size: int, is_exact: bool) -> dict[str, int]:
     Raises: OSError if the file does not exist; ValueError naming the file and the problem.
     """
     found = records.read(file, dict[str, int], WRITER)
+    check_vocabulary(file, found)
     is_whole = sorted(found.values()) == list(range(len(found)))
     fits = len(found) == size if is_exact else len(found) <= size
     if not is_whole or not fits or any(found.get(symbol) != index for symbol, index in SPECIAL.items()):
@@ -496,29 +532,28 @@ class Model:
     def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
         import torch
 
-        transformers = library()
-        sizes = check_files(folder, record.longest)
-        self.source = read_vocabulary(folder / VOCABULARY, sizes["source"], False)
+        config = read_config(folder, record.longest)
+        source_words, target_words = config.words
+        self.source = read_vocabulary(folder / VOCABULARY, source_words, False)
         self.target = self.source
         if (folder / TARGET_VOCABULARY).is_file():
-            self.target = read_vocabulary(folder / TARGET_VOCABULARY, sizes["target"], True)
-        if len(self.target) != sizes["target"]:
+            self.target = read_vocabulary(folder / TARGET_VOCABULARY, target_words, True)
+        if len(self.target) != target_words:
             raise ValueError(
-                f"{folder / VOCABULARY}: {len(self.target):,} words; the target embedding has {sizes['target']:,} rows"
+                f"{folder / VOCABULARY}: {len(self.target):,} words; the target embedding has {target_words:,} rows"
             )
         self.words = {index: word for word, index in self.target.items()}
-        self.longest = record.longest
+        self.folder, self.longest = folder, record.longest
         if threads:
             torch.set_num_threads(threads)
-        try:
-            self.model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
-                folder, local_files_only=True, use_safetensors=True, trust_remote_code=False
-            ).eval()
-        except Exception as error:  # of many types
-            raise ValueError(f"{folder}: transformers cannot load it: {' '.join(str(error).split())}") from None
-        self.model.generation_config = (
-            transformers.GenerationConfig()
-        )  # otherwise settings that a search leaves out come from it
+        made = config.made()
+        weights = read_weights(folder, config, made)
+        with calling("transformers", folder, "cannot load it"):
+            # Without a folder the library reads no file of it, such as generation_config.json.
+            self.model = getattr(library(), CLASSES[config.model_type]).from_pretrained(
+                None, config=made, state_dict=weights, dtype=next(iter(weights.values())).dtype, local_files_only=True
+            )
+        self.model.generation_config = library().GenerationConfig()  # settings that a search leaves out come from it
 
     def translate(
         self, sources: Sequence[Sequence[str]], search: Search, prefixes: Sequence[Sequence[str]] | None = None
@@ -529,7 +564,7 @@ class Model:
         """
         check_lengths(sources, self.longest[0], "source")
         found: list[list[Hypothesis]] = [[] for _ in sources]
-        for rows in batches(sources, search.batch_size):
+        for rows in batches(sources, search.together):
             most = min(search.longest(max(len(sources[row]) for row in rows)), self.longest[1] - 1)
             begun = [[] if prefixes is None else self.ids(prefixes[row], self.target) for row in rows]
             chosen = [sources[row] for row in rows]
@@ -553,12 +588,16 @@ class Model:
             output_scores=search.beam > 1,
             **special_tokens(),
         )
-        made = self.model.generate(
-            **self.inputs(sources),
-            generation_config=settings,
-            logits_processor=transformers.LogitsProcessorList([Rules(most, prefixes, search.beam)]),
-        )
-        texts = [self.text(row) for row in made.sequences.tolist()]
+        with calling("transformers", self.folder):
+            made = self.model.generate(
+                **self.inputs(sources),
+                generation_config=settings,
+                logits_processor=transformers.LogitsProcessorList([Rules(most, prefixes, search.beam)]),
+            )
+        rows = made.sequences.tolist()
+        if not all(SPECIAL[EOS] in row[1:] for row in rows):  # nor does a search among values that are not numbers end
+            return [[] for _ in sources]
+        texts = [self.text(row) for row in rows]
         if search.beam > 1:
             scores = made.sequences_scores.tolist()
         else:
@@ -581,7 +620,7 @@ class Model:
             ids = [[*self.ids(targets[row], self.target), SPECIAL[EOS]] for row in rows]
             wanted = padded(ids)
             start = torch.full((len(rows), 1), SPECIAL[EOS])
-            with torch.inference_mode():
+            with calling("transformers", self.folder), torch.inference_mode():
                 logits = self.model(
                     **self.inputs([sources[row] for row in rows]),
                     decoder_input_ids=torch.cat([start, padded([row[:-1] for row in ids])], dim=1),
@@ -613,8 +652,3 @@ def padded(rows: Sequence[Sequence[int]]) -> Any:
 
     width = max(map(len, rows))
     return torch.tensor([[*row, *[SPECIAL[PAD]] * (width - len(row))] for row in rows], dtype=torch.long)
-
-
-def load(folder: Path, threads: int = 0) -> Model:
-    """Load an export folder; see engine.load."""
-    return Model(folder, read(folder), threads)

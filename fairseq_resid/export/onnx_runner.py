@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import records
-from ..files import ANY_SIZE, open_regular
+from ..files import bounded
 from ..foreign import printable
-from .engine import WRITER, Hypothesis, Record, Search, read
-from .words import EOS, PAD, UNK, batches, check_lengths
+from . import onnx_file
+from .checks import MEMORY, calling
+from .engine import WRITER, Hypothesis, Record, Search
+from .words import EOS, PAD, UNK, batches, check_lengths, check_vocabulary
 
 ENCODER, STEP = "encoder.onnx", "decoder_step.onnx"
 VOCABULARIES = ("source_vocabulary.json", "target_vocabulary.json")
@@ -28,7 +32,19 @@ INPUTS = {
     ENCODER: ["tokens"],
     STEP: ["token", "step", "mask", "source_keys", "source_values", "keys", "values"],
 }
+FLOATS, INTEGERS, BOOLS = "tensor(float)", "tensor(int64)", "tensor(bool)"
+TYPES = {
+    **dict.fromkeys(("tokens", "token", "step"), INTEGERS),
+    "mask": BOOLS,
+    **dict.fromkeys(("source_keys", "source_values", "keys", "values", "log_p", "new_keys", "new_values"), FLOATS),
+}
 OUTPUTS = {ENCODER: ["mask", "source_keys", "source_values"], STEP: ["log_p", "new_keys", "new_values"]}
+FILES = {
+    **{file: MEMORY for name in (ENCODER, STEP) for file in (name, f"{name}.data")},
+    **dict.fromkeys(VOCABULARIES, records.MOST_JSON),
+}
+FOREIGN = ()
+MOST_WIDTH = 1 << 17
 SHORTEST = 1  # subwords of a translation without a prefix, fairseq's --min-len
 TOGETHER = 32  # sentences in a batch that is scored
 
@@ -44,11 +60,8 @@ class Vocabulary:
 
     def __init__(self, file: Path) -> None:
         self.words = records.read(file, list[str], WRITER)
+        check_vocabulary(file, self.words)
         self.numbers = {word: number for number, word in enumerate(self.words)}
-        if len(self.numbers) != len(self.words) or not self.numbers.keys() >= {EOS, PAD, UNK}:
-            raise ValueError(
-                f"{file}: {len(self.words):,} words: must contain {EOS} {PAD} {UNK}, and each word only once"
-            )
         self.end, self.padding, self.unknown = (self.numbers[word] for word in (EOS, PAD, UNK))
 
     def encode(self, sentence: Sequence[str]) -> list[int]:
@@ -82,15 +95,14 @@ class Model:
         self.source, self.target = (Vocabulary(folder / name) for name in VOCABULARIES)
         self.encoder = session(folder / ENCODER, len(self.source.words), record.longest[0], threads)
         self.decoder = session(folder / STEP, len(self.target.words), record.longest[1], threads)
-        self.longest = record.longest
-        shapes = {each.name: each.shape for each in self.decoder.get_inputs()}
+        self.folder, self.longest = folder, record.longest
+        (shape,) = [each.shape for each in self.decoder.get_inputs() if each.name == "keys"]
         try:
-            layers, _, heads, _, channels = shapes["keys"]
-            self.empty: Floats = np.zeros((int(layers), 0, int(heads), 0, int(channels)), np.float32)
+            layers, _, heads, _, channels = shape
+            sizes = [bounded(int(size), 1, MOST_WIDTH) for size in (layers, heads, channels)]
         except (TypeError, ValueError):
-            raise ValueError(
-                f"{folder / STEP}: keys of shape {printable(shapes['keys'])}: not written by {WRITER}"
-            ) from None
+            raise ValueError(f"{folder / STEP}: keys of shape {printable(shape)}: not written by {WRITER}") from None
+        self.empty: Floats = np.zeros((sizes[0], 0, sizes[1], 0, sizes[2]), np.float32)
 
     def translate(
         self, sources: Sequence[Sequence[str]], search: Search, prefixes: Sequence[Sequence[str]] | None = None
@@ -104,7 +116,7 @@ class Model:
             if not {EOS, PAD}.isdisjoint(prefix):
                 raise ValueError(f"prefix {number}: contains {EOS} or {PAD}")
         found: list[list[Hypothesis]] = [[] for _ in sources]
-        for rows in batches(sources, search.batch_size):
+        for rows in batches(sources, search.together):
             most = min(search.longest(max(len(sources[row]) for row in rows)), self.longest[1] - 1)
             chosen = [self.source.encode(sources[row]) for row in rows]
             begun = None if prefixes is None else [self.target.encode(prefixes[row]) for row in rows]
@@ -126,7 +138,7 @@ class Model:
         memory = [np.repeat(each, beam, axis=axis) for each, axis in zip(self.encode(sources), (0, 1, 1), strict=True)]
         keys = values = np.repeat(self.empty, len(memory[0]), axis=1)
         forced = None if prefixes is None else padded(prefixes, target.padding, left=False)
-        tokens: Numbers = np.full((len(memory[0]), most + 1), target.end)
+        tokens: Numbers = np.full((len(memory[0]), 1), target.end)
         total: Floats = np.zeros(len(memory[0]), np.float32)
         alive = np.arange(len(sources))  # the numbers of the sentences in the batch
         ignored = np.zeros((len(sources), beam), bool)  # hypotheses that cannot end any more
@@ -166,8 +178,8 @@ class Model:
             ignored = np.take_along_axis(order, going, 1) >= 2 * beam
             beams = np.take_along_axis(best_beams[left], going, 1)
             rows = (np.array(left)[:, None] * beam + beams).ravel()
-            tokens, keys, values = tokens[rows], keys[:, rows], values[:, rows]
-            tokens[:, step + 1] = np.take_along_axis(best_words[left], going, 1).ravel()
+            chosen = np.take_along_axis(best_words[left], going, 1).reshape(-1, 1)
+            tokens, keys, values = np.concatenate([tokens[rows], chosen], axis=1), keys[:, rows], values[:, rows]
             total = np.take_along_axis(best_sums[left], going, 1).ravel()
             if len(left) < len(alive):
                 alive = alive[left]
@@ -200,12 +212,31 @@ class Model:
     def encode(self, sources: list[list[int]]) -> list[Any]:
         """Return what the decoder needs of a batch of sources: padding mask, keys and values."""
         tokens = padded([[*source, self.source.end] for source in sources], self.source.padding, left=True)
-        return self.encoder.run(OUTPUTS[ENCODER], {"tokens": tokens})  # type: ignore[no-any-return]
+        rows, width = tokens.shape
+        memory = self.shape(rows, width)
+        return self.run(ENCODER, self.encoder, [tokens], [(rows, width), memory, memory])
+
+    def shape(self, rows: int, words: int) -> tuple[int, ...]:
+        """Return the shape of the keys and values of the decoder's attention to so many words."""
+        layers, _, heads, _, channels = self.empty.shape
+        return layers, rows, heads, words, channels
 
     def step(self, token: Numbers, step: int, memory: list[Any], keys: Floats, values: Floats) -> list[Any]:
         """Return log p of the next token, and the keys and values that the next step needs."""
-        given = [token, np.array(step), *memory, keys, values]
-        return self.decoder.run(OUTPUTS[STEP], dict(zip(INPUTS[STEP], given, strict=True)))  # type: ignore[no-any-return]
+        given, rows = [token, np.array(step), *memory, keys, values], len(token)
+        grown = self.shape(rows, step + 1)
+        return self.run(STEP, self.decoder, given, [(rows, len(self.target.words)), grown, grown])
+
+    def run(self, name: str, graph: Any, given: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
+        """Return the outputs of a graph. shapes: those that they must have
+
+        Raises: ValueError naming the file if the graph fails, or computes something else.
+        """
+        with calling("ONNX Runtime", self.folder / name):
+            found: list[Any] = graph.run(OUTPUTS[name], dict(zip(INPUTS[name], given, strict=True)))
+        if (made := [each.shape for each in found]) != shapes:
+            raise ValueError(f"{self.folder / name}: outputs of shapes {made}: must be {shapes}")
+        return found
 
 
 def padded(rows: list[list[int]], padding: int, left: bool) -> Numbers:
@@ -225,6 +256,19 @@ def force(log_p: Floats, words: Numbers, padding: int) -> None:
     log_p[rows, words[rows]] = kept
 
 
+@cache
+def limit_memory() -> None:
+    """Give all sessions together at most half of the memory: a small file can ask for any amount."""
+    import onnxruntime
+
+    place = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    defaults = {"arena_extend_strategy": -1, "initial_chunk_size_bytes": -1, "max_dead_bytes_per_chunk": -1}
+    with suppress(Exception):  # a program that uses this one has registered its own
+        onnxruntime.create_and_register_allocator(place, onnxruntime.OrtArenaCfg({"max_mem": MEMORY // 2, **defaults}))
+
+
 def session(file: Path, words: int, longest: int, threads: int) -> Any:
     """Return a graph that ONNX Runtime has loaded.
 
@@ -233,24 +277,20 @@ def session(file: Path, words: int, longest: int, threads: int) -> Any:
     """
     import onnxruntime
 
-    open_regular(file, ANY_SIZE).close()
+    onnx_file.check(file)
+    limit_memory()
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads, settings.log_severity_level = threads, 4
-    try:
+    settings.add_session_config_entry("session.use_env_allocators", "1")
+    with calling("ONNX Runtime", file, "cannot load it"):
         loaded = onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions have no common class
-        raise ValueError(f"{file}: ONNX Runtime cannot load it: {printable(' '.join(str(error).split()))}") from None
-    names = [each.name for each in loaded.get_inputs()], [each.name for each in loaded.get_outputs()]
+    values = [{each.name: each.type for each in found} for found in (loaded.get_inputs(), loaded.get_outputs())]
+    expected = [{name: TYPES[name] for name in names[file.name]} for names in (INPUTS, OUTPUTS)]
     known = loaded.get_modelmeta().custom_metadata_map
-    if names != (INPUTS[file.name], OUTPUTS[file.name]) or not {WORDS, LONGEST} <= known.keys():
+    if values != expected or not {WORDS, LONGEST} <= known.keys():
         raise ValueError(f"{file}: not written by {WRITER}")
     if known[WORDS] != str(words):
         raise ValueError(f"{file}: made for {printable(known[WORDS][:40])} words, but the vocabulary has {words:,}")
     if not known[LONGEST].isdecimal() or int(known[LONGEST][:9]) < longest:
         raise ValueError(f"{file}: made for {printable(known[LONGEST][:40])} subwords: must be {longest:,} or more")
     return loaded
-
-
-def load(folder: Path, threads: int = 0) -> Model:
-    """Load an export folder; see engine.load."""
-    return Model(folder, read(folder), threads)

@@ -15,6 +15,8 @@ from ..data.text.segmentation import Segmenter
 from ..tasks.text.source import TextConverter, check_length, most_bytes, read_line
 from .engine import RECORD, WRITER, Record, load, read
 
+NO_NUMBERS = "the model computes no probabilities: its weights are damaged"
+
 
 def converter(folder: Path, record: Record) -> TextConverter:
     """Return the conversion of an export's raw text to subwords and back.
@@ -84,5 +86,7 @@ class Translator:
         filled = {index: subwords for index, subwords in enumerate(encoded) if subwords is not None}
         found = self.engine.translate(list(filled.values()), self.search) if filled else []
         for index, hypotheses in zip(filled, found, strict=True):
+            if not hypotheses:
+                raise ValueError(f"{self.folder}: {NO_NUMBERS}")
             translations[index] = self.text.restore(" ".join(hypotheses[0].tokens))
         return translations

@@ -1,8 +1,9 @@
-"""Subwords as every engine gets them: special symbols, the symbols of a dictionary, batches, and limits on lengths."""
+"""Subwords as every engine gets them: special symbols, vocabularies, batches, and limits on lengths."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 EOS, BOS, PAD, UNK = "</s>", "<s>", "<pad>", "<unk>"
@@ -18,6 +19,18 @@ def symbols(dictionary: Any) -> list[str]:
     if special != [BOS, PAD, EOS, UNK] or len(set(found)) != len(found):
         raise ValueError(f"dictionary of {len(found):,} symbols: must contain {BOS} {PAD} {EOS} {UNK}, each once")
     return found
+
+
+def check_vocabulary(file: Path, words: Collection[str]) -> None:
+    """Check the words of a vocabulary, which are printed as parts of lines.
+
+    Raises: ValueError naming the file.
+    """
+    if len(set(words)) != len(words) or not {BOS, PAD, EOS, UNK} <= set(words):
+        raise ValueError(f"{file}: {len(words):,} words: must contain {BOS} {PAD} {EOS} {UNK}, and each word only once")
+    for word in words:
+        if not word or "\n" in word or "\r" in word or "\0" in word:
+            raise ValueError(f"{file}: {word[:40]!r}: must be a word without line breaks and NUL")
 
 
 def batches(sources: Sequence[Sequence[str]], size: int) -> Iterator[list[int]]:

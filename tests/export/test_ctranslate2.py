@@ -213,7 +213,7 @@ def test_unknown_words_are_the_unknown_symbol(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quantization", ["int8", "int8_float32", "int16", "float16", "bfloat16"])
 def test_quantised_models_are_close_and_smaller(quantization: str, tmp_path: Path) -> None:
-    model = build(residual="deep_norm")
+    model = build(residual="deep_norm", share_all_embeddings=quantization == "int8")
     whole, small = tmp_path / "float32", tmp_path / "quantised"
     exported(model, whole)
     engine = exported(model, small, quantization=quantization)

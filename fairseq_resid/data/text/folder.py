@@ -12,7 +12,7 @@ from ... import records
 from ...files import inside, read_lines
 from ..sizes import check_names, check_sizes
 from .binarised import check_regular, check_texts
-from .forms import TextForm
+from .forms import TextForm, check_languages, check_tokenizer
 from .segmentation import Segmenter
 
 CORPUS = "corpus.json"
@@ -151,9 +151,8 @@ class CorpusRecord:
     checksums: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for language in (self.source, self.target):  # the suffix of file names
-            if not language or "/" in language or "\0" in language:
-                raise ValueError(f"{language!r}: not a language; a language code such as en is allowed")
+        check_languages(self.source, self.target)
+        check_tokenizer(self.bleu_tokenize)
         check_names([*self.sizes, *self.checksums, *([self.restore.model] if self.restore.model else [])])
 
     @property

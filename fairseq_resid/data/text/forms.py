@@ -23,6 +23,8 @@ from typing import Any
 
 FORMS = ("plain", "moses", "escaped", "lowercased")
 TOKENISED = ("escaped", "lowercased")  # scored on their own tokens
+# Of sacrebleu's tokenisers, those that neither download a model nor need another package.
+TOKENIZERS = ("13a", "none", "zh", "intl", "char")
 NORMALIZE = ("none", "source", "both")  # sides with punctuation normalisation
 WHITE_SPACE = re.compile(r"[^\S ]")
 
@@ -41,6 +43,19 @@ ESCAPES = {
 # fairseq's special symbols, which must not occur in text. sentencepiece turns a run of unknown characters into one
 # subword without changing it.
 SPECIAL = frozenset(("<s>", "<pad>", "</s>"))
+
+
+def check_tokenizer(name: str) -> None:
+    """Raise ValueError for a BLEU tokeniser that is unknown, or needs a download or another package."""
+    if name not in TOKENIZERS:
+        raise ValueError(f"BLEU tokeniser {name[:40]!r}: must be one of {', '.join(TOKENIZERS)}")
+
+
+def check_languages(*languages: str) -> None:
+    """Raise ValueError for a language that cannot be the suffix of a file name."""
+    for language in languages:
+        if not language or "/" in language or "\0" in language:
+            raise ValueError(f"{language[:40]!r}: not a language; a language code such as en is allowed")
 
 
 def plain_words(subwords: Iterable[str]) -> list[str]:

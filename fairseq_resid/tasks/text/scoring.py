@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...data.text.forms import TOKENISED, TextForm
+from ...data.text.forms import TOKENISED, TextForm, check_tokenizer
 
 # "rich-text format" becomes "rich ##AT##-##AT## text format": the usual scoring in EN-DE papers since Luong et al.
 # 2015, also in tensor2tensor's get_ende_bleu.sh.
@@ -31,16 +31,13 @@ def bleu(
 ) -> Score:
     """Score hypotheses against one reference each; `tokenize` and `smooth` are names from sacrebleu.
 
-    Raises: ValueError if the counts differ, there are no sentences, or sacrebleu does not have the tokeniser.
+    Raises: ValueError if the counts differ, there are no sentences, or the tokeniser is not one of forms.TOKENIZERS.
     """
     from sacrebleu.metrics.bleu import BLEU
 
     if len(hypotheses) != len(references) or not references:
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
-    if tokenize not in BLEU.TOKENIZERS:
-        raise ValueError(
-            f"bleu_tokenize {tokenize!r}: unknown tokeniser; must be one of {', '.join(sorted(BLEU.TOKENIZERS))}"
-        )
+    check_tokenizer(tokenize)
     # force: text with its own tokens is tokenised on purpose, so sacrebleu must not warn.
     metric = BLEU(tokenize=tokenize, lowercase=lowercase, smooth_method=smooth, force=tokenize == "none")
     score = metric.corpus_score(hypotheses, [references])
