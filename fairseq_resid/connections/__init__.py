@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 
 from .base import ResidualConnection, components, is_positional, sites
 from .folding import CannotFold, Fold
+from .norms import NORMS
 from .options import InvalidOption, Option, Options, option
 from .place import Place
 from .registry import (
@@ -42,6 +43,7 @@ from .stream import ResidualStream
 
 __all__ = [
     "FINAL_NORMS",
+    "NORMS",
     "CannotFold",
     "Fold",
     "InvalidOption",

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from .base import ResidualConnection
 from .growing import append
 from .mixing import dot, mix
+from .norms import EPS
 from .options import Options, option
-from .place import EPS, Place
+from .place import Place
 from .registry import Structure, register
 from .stream import ResidualStream
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 GRAPHS = ("post_norm", "pre_norm", "pre_and_post_norm")
 NORMS = {"post_norm": 1, "pre_norm": 1, "pre_and_post_norm": 2}
@@ -44,7 +44,12 @@ class Fold:
 
 
 def affine(norm: Any, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return the gain and bias of a LayerNorm whose output is multiplied by `scale`."""
+    """Return the gain and bias of a LayerNorm whose output is multiplied by `scale`.
+
+    Raises: CannotFold for another norm.
+    """
+    if not isinstance(norm, nn.LayerNorm):
+        raise CannotFold(f"{type(norm).__name__} as its norm; only --norm layer folds")
     return norm.weight.detach() * scale, norm.bias.detach() * scale
 
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from ..ops import sinkhorn
 from .base import ResidualConnection, xavier_uniform
 from .mixing import dot, full_precision_linear, mix
+from .norms import EPS
 from .options import Options, option
-from .place import EPS, Place
+from .place import Place
 from .registry import Structure, register
 from .stream import ResidualStream
 

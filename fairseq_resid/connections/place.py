@@ -7,16 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
-
+from .norms import layer_norm
 from .options import InvalidOption
-
-EPS = 1e-5
-
-
-def layer_norm(dim: int) -> nn.Module:
-    """Return the affine LayerNorm of every structure, eps 1e-5."""
-    return nn.LayerNorm(dim, eps=EPS)
 
 
 @dataclass(frozen=True)

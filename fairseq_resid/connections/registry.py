@@ -12,8 +12,9 @@ from torch import nn
 from ..ops import BACKENDS
 from .base import ResidualConnection
 from .folding import Fold
+from .norms import layer_norm
 from .options import Option, Options, invalid
-from .place import Place, layer_norm
+from .place import Place
 from .stream import ResidualStream
 
 FINAL_NORMS = ("none", "layer")

@@ -195,8 +195,8 @@ def fold_of(stack: Any, kind: str, layer: Any) -> Fold:
 def check_end(stack: Any) -> None:
     """Raise CannotFold unless a stack ends with a LayerNorm or nothing."""
     end = stack.layer_norm
-    if isinstance(end, connections.ResidualStream) and type(end) is not connections.ResidualStream:
-        raise CannotFold(f"a stack that ends with {type(end).__name__}: not a LayerNorm; {INSTEAD}")
+    if isinstance(end, connections.ResidualStream) and (type(end) is not connections.ResidualStream or end.norm):
+        raise CannotFold(f"a stack that ends with {type(end.norm or end).__name__}: not a LayerNorm; {INSTEAD}")
 
 
 def double(value: Tensor | float, width: int) -> Tensor:

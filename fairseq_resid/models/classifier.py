@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import connections
 from ..connections import Place
-from ..connections.place import EPS, layer_norm
+from ..connections.norms import EPS
 from ..fairseq_patches import UserError
 from .structures import Structured, add_flags, options_of, require_namespace, settle
 
@@ -31,7 +31,7 @@ def batch_norm(dim: int) -> nn.Module:
     return PositionBatchNorm(dim, eps=EPS)
 
 
-NORMS = {"layer": layer_norm, "batch": batch_norm}
+NORMS = {**connections.NORMS, "batch": batch_norm}
 
 
 def last(x: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def settle_images(args: argparse.Namespace) -> None:
         for name, start in SAS_STARTS.items():
             if getattr(args, name, None) is None:
                 setattr(args, name, start)
-    options = settle(args, "xskip")
+    options = settle(args, "xskip", NORMS)
     if connections.has_wide_state(args.residual):
         raise UserError(
             f"--residual {args.residual}: its state is wider than C channels; choose one of "
@@ -67,11 +67,6 @@ def settle_images(args: argparse.Namespace) -> None:
         )
     if connections.profiler(args.residual, options):
         raise UserError(f"--residual {args.residual}: its first pass needs sentences; use --admin-start closed")
-    args.norm = getattr(args, "norm", None) or "layer"
-    if args.norm not in NORMS:
-        raise UserError(f"--norm {args.norm}: choose one of {', '.join(NORMS)}")
-    if args.norm != "layer" and args.residual_backend == "triton":
-        raise UserError(f"--residual-backend triton: no kernel supports --norm {args.norm}; use auto or eager")
 
 
 def build_site(cfg: Any, place: Place, residual: str | None = None) -> connections.ResidualConnection:
@@ -120,12 +115,7 @@ class ImageClassifier(Structured, BaseFairseqModel):  # type: ignore[misc]
     @staticmethod
     def add_image_flags(parser: Any) -> None:
         """Add the flags of every image model."""
-        add_flags(parser, "xskip")
-        parser.add_argument(
-            "--norm",
-            choices=tuple(NORMS),
-            help="norm of the residual structure: layer, over the channels of each position, or batch (default: layer)",
-        )
+        add_flags(parser, "xskip", NORMS)
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> ImageClassifier:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from .. import connections
 from ..fairseq_patches import UserError
 from ..ops import BACKENDS, absence
 from .coefficients import CoefficientLog
+
+MEANINGS = {
+    "layer": "LayerNorm over the channels of each position",
+    "batch": "batch normalisation over all positions",
+    "rms": "RMSNorm",
+    "scale": "ScaleNorm, one gain for all channels",
+    "dyt": "tanh without statistics (DyT)",
+    "derf": "erf without statistics (Derf)",
+}  # of --norm
 
 
 def require_namespace(args: object) -> None:
@@ -20,13 +30,20 @@ def require_namespace(args: object) -> None:
         )
 
 
-def add_flags(parser: Any, default: str) -> None:
-    """Add --residual with a default, its backend and log flags, and a flag for every option of any structure."""
+def add_flags(parser: Any, default: str, norms: Collection[str]) -> None:
+    """Add --residual with a default, --norm, backend and log flags, and a flag for every option of any structure."""
     formulas = "; ".join(f"{name}: {connections.structure(name).formula}" for name in connections.names())
     parser.add_argument(
         "--residual",
         choices=connections.names(),
         help=f"residual structure (default: {default}). {formulas}".replace("%", "%%"),
+    )
+    parser.add_argument(
+        "--norm",
+        choices=tuple(norms),
+        help="norm of the residual structure: "
+        + "; ".join(f"{name}, {MEANINGS[name]}" for name in norms)
+        + " (default: layer)",
     )
     parser.add_argument(
         "--residual-backend",
@@ -50,8 +67,8 @@ def add_flags(parser: Any, default: str) -> None:
             parser.add_argument(flag, type=float, metavar="X", help=text.replace("%", "%%"))
 
 
-def settle(args: argparse.Namespace, default: str) -> connections.Options:
-    """Resolve `args.residual`, its backend and its options, write them to `args`, and return the options.
+def settle(args: argparse.Namespace, default: str, norms: Collection[str]) -> connections.Options:
+    """Resolve `args.residual`, its norm, backend and options, write them to `args`, and return the options.
 
     Raises: UserError if flags contradict each other or the structure.
     """
@@ -62,10 +79,15 @@ def settle(args: argparse.Namespace, default: str) -> connections.Options:
         connections.check_backend(residual, options, backend)
     except connections.InvalidOption as error:
         raise UserError(str(error)) from None
+    norm = getattr(args, "norm", None) or "layer"
+    if norm not in norms:
+        raise UserError(f"--norm {norm}: choose one of {', '.join(norms)}")
+    if norm != "layer" and backend == "triton":
+        raise UserError(f"--residual-backend triton: no kernel supports --norm {norm}; use auto or eager")
     # Only when training: a namespace with _name comes from a checkpoint, which can be decoded anywhere.
     if backend == "triton" and not hasattr(args, "_name") and (reason := absence(getattr(args, "cpu", False))):
         raise UserError(f"--residual-backend triton: {reason}; use --residual-backend auto")
-    args.residual, args.residual_backend = residual, backend
+    args.residual, args.norm, args.residual_backend = residual, norm, backend
     vars(args).update(options.values())
     return options
 

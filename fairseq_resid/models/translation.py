@@ -73,7 +73,7 @@ def resolve_residual(args: argparse.Namespace) -> None:
     flags = {
         name: bool(getattr(args, name, False)) for name in ("encoder_normalize_before", "decoder_normalize_before")
     }
-    options = settle(args, "pre_ln" if all(flags.values()) else "post_ln")
+    options = settle(args, "pre_ln" if all(flags.values()) else "post_ln", connections.NORMS)
     residual = args.residual
     try:
         final_norm = connections.resolve_final_norm(residual, getattr(args, "final_norm", None))
@@ -139,6 +139,11 @@ def rename_stock_keys(state_dict: dict[str, Any], name: str) -> None:
             del state_dict[key]
 
 
+def norm_of(cfg):  # type: ignore[no-untyped-def]
+    """Return the function that makes the norms; checkpoints from before --norm have LayerNorm."""
+    return connections.NORMS[getattr(cfg, "norm", None) or "layer"]
+
+
 def depths_of(cfg, stack: str) -> dict[str, int]:  # type: ignore[no-untyped-def]
     """Return the number of layers of both stacks of the trained model; of one, without cross-attention."""
     depths = dict(zip(("encoder", "decoder"), cfg.residual_depths, strict=True))
@@ -157,7 +162,7 @@ def layer_places(cfg, stack: str, kinds: Sequence[str], built: int) -> list[Plac
     return [
         Place(
             part.embed_dim, stack, kind, layer, number + 1 == len(kinds), layer * len(kinds) + number,
-            depths[stack] * len(kinds), depths,
+            depths[stack] * len(kinds), depths, norm_of(cfg),
         )
         for number, kind in enumerate(kinds)
     ]  # fmt: skip
@@ -168,7 +173,7 @@ def stack_end(cfg, stack: str, sites: int) -> connections.ResidualStream | None:
     depths = depths_of(cfg, stack)
     place = Place(
         getattr(cfg, stack).embed_dim, stack, "stream", depths[stack], True, sites * depths[stack],
-        sites * depths[stack], depths,
+        sites * depths[stack], depths, norm_of(cfg),
     )  # fmt: skip
     has_norm = getattr(cfg, "final_norm", "none") == "layer" and not (stack == "decoder" and cfg.no_decoder_final_norm)
     return connections.build_stream(cfg.residual, place, has_norm, **options_of(cfg))
@@ -229,11 +234,11 @@ class ResidualTransformerModel(Structured, TransformerModel):
     def add_args(cls, parser) -> None:  # type: ignore[no-untyped-def]
         """Add fairseq's Transformer flags, --residual, and the flag of every option of any residual structure."""
         gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
-        add_flags(parser, "post_ln")
+        add_flags(parser, "post_ln", connections.NORMS)
         parser.add_argument(
             "--final-norm",
             choices=connections.FINAL_NORMS,
-            help="LayerNorm at the end of both stacks (default: as in the structure's source)",
+            help="norm at the end of both stacks (default: as in the structure's source)",
         )
         parser.add_argument(
             "--ffn-init",

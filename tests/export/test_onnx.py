@@ -195,6 +195,12 @@ def test_model_with_two_dictionaries_and_widths_is_exported(tmp_path: Path) -> N
     assert worst_difference(engine, model, task) < TOLERANCE
 
 
+@pytest.mark.parametrize("norm", ["rms", "scale", "dyt", "derf"])
+def test_model_with_another_norm_is_exported(norm: str, tmp_path: Path) -> None:
+    model = shaken(build(residual="rskip_ln", norm=norm, final_norm="layer", **SMALL), 7, 0.1)
+    check_engine(model, exported(model, tmp_path))
+
+
 def test_scores_are_those_of_fairseq_and_come_in_order() -> None:
     model = shaken(build(residual="post_ln", **SMALL), 7, 0.1)
     engine = load(example(), threads=1)

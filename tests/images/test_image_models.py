@@ -19,7 +19,7 @@ from torch import nn
 
 from fairseq_resid.connections import sites
 from fairseq_resid.fairseq_patches import UserError
-from fairseq_resid.models.classifier import allowed_structures
+from fairseq_resid.models.classifier import NORMS, allowed_structures
 from fairseq_resid.models.fully_connected import ARCHITECTURES as FULLY_CONNECTED
 from fairseq_resid.models.residual_network import ARCHITECTURES, ORDERS, NarrowProjection
 from fairseq_resid.models.two_streams import TwoStreamConv2d, TwoStreamLinear
@@ -119,7 +119,7 @@ def test_block_orders_match_figure_4() -> None:
 
 
 @pytest.mark.parametrize("name", allowed_structures())
-@pytest.mark.parametrize("norm", ["layer", "batch"])
+@pytest.mark.parametrize("norm", NORMS)
 def test_every_structure_trains(name: str, norm: str) -> None:
     """Every parameter gets a gradient; otherwise training on several GPUs would hang."""
     extra = {"admin_start": "closed"} if name == "admin" else {}
@@ -289,7 +289,7 @@ def test_network_runs_under_torchscript(arch: str, residual: str) -> None:
         ({"stage_channels": "0,1,2"}, "--stage-channels 0,1,2: must be integers from 1 to 65536"),
         ({"block_layers": 0}, "--block-layers 0: must be an integer from 1 to 100"),
         ({"block_layers": 10**9}, "--block-layers 1000000000: must be an integer from 1 to 100"),
-        ({"norm": "group"}, "--norm group: choose one of layer, batch"),
+        ({"norm": "group"}, "--norm group: choose one of layer, rms, scale, dyt, derf, batch"),
         ({"residual": "admin"}, "--residual admin: .* use --admin-start closed"),
         ({"norm": "batch", "residual_backend": "triton", "residual": "rskip_ln"}, "--residual-backend triton: "),
     ],

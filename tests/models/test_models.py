@@ -437,3 +437,32 @@ def test_half_precision_logits_stay_close(name, options):
         found = logits(model.half())
     assert found.dtype == torch.float16
     close(found.float(), expected, 0.01)
+
+
+# --- norms -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("residual", ["pre_ln", "rskip_ln", "deep_norm"])
+@pytest.mark.parametrize("norm", ["rms", "scale", "dyt", "derf"])
+def test_model_with_another_norm_decodes_scripts_and_halves(residual, norm):
+    model = build(residual=residual, norm=norm)
+    assert not any(isinstance(module, nn.LayerNorm) for module in model.modules())
+    source, lengths, previous, _ = batch()
+    close(incremental(model, source, lengths, previous), model(source, lengths, previous)[0])
+    expected = logits(model)
+    close(logits(torch.jit.script(model)), expected)
+    with torch.no_grad():
+        close(logits(model.half()).float(), expected, 0.01)
+
+
+def test_norm_is_checked_and_saved():
+    build_model = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model
+    args = settings("transformer_resid_tiny", residual="pre_ln")
+    build_model(args, TASK)
+    assert args.norm == "layer"
+    del args.norm  # as in checkpoints of earlier versions
+    assert any(isinstance(module, nn.LayerNorm) for module in build_model(args, TASK).modules())
+    with pytest.raises(UserError, match="--norm batch: choose one of layer, rms, scale, dyt, derf"):
+        build(norm="batch")
+    with pytest.raises(UserError, match="--residual-backend triton: no kernel supports --norm rms"):
+        build(residual="rskip_ln", norm="rms", residual_backend="triton")
