@@ -68,7 +68,7 @@ class Option:
         except (TypeError, ValueError, OverflowError):
             raise invalid(self.name, value, self.allowed) from None
         if (
-            not abs(number) <= FP32_MOST  # nor NaN
+            not abs(number) <= FP32_MOST  # also true for NaN
             or (self.type is int and not number.is_integer())
             or (self.above is not None and number <= self.above)
             or (self.least is not None and number < self.least)

@@ -15,13 +15,13 @@ EPS = 1e-5
 
 
 def layer_norm(dim: int) -> nn.Module:
-    """Return the affine LayerNorm of every structure, eps 1e-5."""
+    """Return the affine LayerNorm that structures use by default, with eps 1e-5."""
     return nn.LayerNorm(dim, eps=EPS)
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a sublayer site in a model, or of a stack's stream.
+    """The place of a sublayer site, or of a stack's stream, in a model.
 
     dim: C; stack: "encoder", "decoder", "stage3"
     kind: "self_attn", "encoder_attn", "ffn", "conv"; a stream's is "stream"
@@ -59,5 +59,5 @@ class Place:
         Raises: ValueError if `depths` is empty.
         """
         if not self.depths:
-            raise ValueError("this structure depends on the depth of its model: give build() a Place with depths")
+            raise ValueError("the structure depends on the model's depth: pass build() a Place with depths")
         return self.depths.get(stack, 0)

@@ -24,7 +24,7 @@ class RecursiveOptions(Options):
 
 
 def deviation(norm: nn.Module, x: Tensor) -> Tensor:
-    """Return the σ by which a norm divides x: that of x over its channels, or the running σ of a batch norm."""
+    """Return the σ by which a norm divides x: the σ of x over its channels, or the running σ of a batch norm."""
     running = getattr(norm, "running_var", None)
     variance = x.float().var(-1, correction=0, keepdim=True) if running is None else running
     return (variance + EPS).sqrt()
@@ -72,7 +72,7 @@ def fold(site: Any) -> Fold:
     Raises: CannotFold for λ >= 2.
     """
     if len(site.recursive_norms):
-        raise CannotFold(f"λ = {1 + len(site.recursive_norms)} adds the shortcut again after a norm; only λ = 1 folds")
+        raise CannotFold(f"λ = {1 + len(site.recursive_norms)} adds the shortcut again after a norm; fold only λ = 1")
     return as_post_norm(site)
 
 

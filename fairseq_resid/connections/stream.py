@@ -11,10 +11,10 @@ from .place import EPS, Place
 
 
 class ResidualStream(nn.Module):
-    """Ends a stack whose state is its output; one per stack.
+    """Ends a stack whose state is its output. Each stack has one.
 
     Formula:  x, or LN(x) with a final norm (--final-norm layer), affine, eps 1e-5
-    Shapes:   (..., n·C) -> (..., C); accepts (..., C) too, for a stack whose layers were all dropped
+    Shapes:   (..., n·C) -> (..., C); also accepts (..., C), for a stack whose layers were all dropped
     Args:     place: of the stack, with kind "stream"; options: of the structure; final_norm: whether it has a norm
     The norm's parameters are called `weight` and `bias`, as in the `layer_norm` of a stack in fairseq's checkpoints.
     """

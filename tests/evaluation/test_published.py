@@ -212,7 +212,7 @@ def test_evaluation_of_a_skipped_test_set_is_one_clear_line(
     assert evaluate.main([str(trained[1]), "--cpu", "--subset", "test1"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         f"fairseq-resid evaluate: error: --subset test1: {trained[0]} was prepared without it (test_2017_flickr); "
-        "prepare the corpus again with its files"
+        "prepare the corpus again with this subset's files"
     ]
 
 

@@ -209,7 +209,7 @@ def test_options_are_resolved_and_written(given, written):
         ("transformer_rskip_ln_tiny", {"skip_lambda": 1.5}, "--skip-lambda 1.5"),
         ("transformer_rskip_ln_tiny", {"skip_lambda": float("inf")}, "--skip-lambda inf"),
         ("transformer_rskip_ln_tiny", {"skip_lambda": 1e9}, "--skip-lambda 1000000000.0: must be an integer >= 1"),
-        ("transformer_resid_tiny", {"encoder_layers": 10**9}, "--encoder-layers 1000000000: must be 10000 or less"),
+        ("transformer_resid_tiny", {"encoder_layers": 10**9}, "--encoder-layers 1000000000: must be at most 10000"),
         ("transformer_resid_tiny", {"dropout": float("nan")}, "--dropout nan: must be a number from 0 to 1"),
         ("transformer_resid_tiny", {"residual": "nonsense"}, "--residual nonsense"),
         ("transformer_resid_tiny", {"wskip_init": 2.0}, "--wskip-init 2.0"),
@@ -269,7 +269,7 @@ def test_checkpoint_without_backend_flag_uses_auto():
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"residual": "highway"}, "--residual-backend triton: there is no kernel for --residual highway"),
+        ({"residual": "highway"}, "--residual-backend triton: no kernel supports --residual highway"),
         ({"residual": "sas", "sas_gate": "single"}, "--sas-gate single"),
         ({"residual": "sas", "residual_backend": "gpu"}, "--residual-backend gpu: choose one of auto, eager, triton"),
     ],
