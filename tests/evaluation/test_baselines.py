@@ -24,4 +24,4 @@ def test_long_line_is_refused_before_any_comparison(
     capsys.readouterr()
     assert main(flags) == 2
     error = capsys.readouterr().err
-    assert error.endswith(f"{name}:2: 4,000,000 characters; at most 10,000 are allowed\n") and error.count("\n") == 1
+    assert error.endswith(f"{name}:2: 4,000,000 characters; must be at most 10,000\n") and error.count("\n") == 1

@@ -109,10 +109,12 @@ def test_results_of_many_models_with_many_scores_are_refused(tmp_path: Path) -> 
 @pytest.mark.parametrize("words", [["a"] * 10_001, ["a" * 200_000]])
 def test_recorded_command_longer_than_any_is_refused(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"command": ["fairseq-train", *words], "finished": True}))
-    with pytest.raises(ValueError, match=r"run\.json: damaged, .*characters: at most 10,000 words and 131,072 char"):
+    with pytest.raises(
+        ValueError, match=r"run\.json: damaged, .*characters: must be at most 10,000 words and 131,072 char"
+    ):
         Run(tmp_path).read_record()
     (tmp_path / "recipe.txt").write_text("--lr " + " ".join(words) + " a" * 70_000)
-    with pytest.raises(ValueError, match=r"recipe\.txt: .* characters of flags: at most 131,072 are read"):
+    with pytest.raises(ValueError, match=r"recipe\.txt: .* characters of flags: must be at most 131,072"):
         recipe.read(str(tmp_path / "recipe.txt"))
 
 

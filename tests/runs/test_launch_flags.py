@@ -114,7 +114,7 @@ def test_given_data_folder_replaces_that_of_the_recipe(extra: str, fake_train: P
         ),
         ("--max-tokens 9", "", "data folder: none given; exactly one is needed"),
         ("data-bin/phrasebook --max-tokens 9 --arch transformer", "", "--arch: set by this command"),
-        ("data-bin/phrasebook --max-tokens 9", "--fp16 --bf16", "--bf16 and --fp16: give one of them"),
+        ("data-bin/phrasebook --max-tokens 9", "--fp16 --bf16", "--bf16 and --fp16: give only one of them"),
         ("data-bin/phrasebook --max-tokens 9", "--seed -1", "--seed -1: must be one whole number, 0 or more"),
         ("data-bin/phrasebook --max-tokens 9", "--batch-size", "--batch-size/--max-sentences: expected one argument"),
         ("data-bin/phrasebook --max-tokens 9", "--batch-size 0", "--batch-size 0: must be one whole number, 1 or more"),
@@ -169,6 +169,9 @@ def test_missing_tensorboard_is_named(fake_train: Path, capsys: Capture, monkeyp
     words = ["quickstart", "--arch", "transformer", "--tensorboard-logdir", "tb", "--dry-run"]
     monkeypatch.setattr(launch, "find_spec", lambda name: None)
     assert launch.main(words) == 2
-    assert "--tensorboard-logdir: TensorBoard is not installed; pip install tensorboard" in capsys.readouterr().err
+    assert (
+        "--tensorboard-logdir: TensorBoard is not installed; install it with pip install tensorboard"
+        in capsys.readouterr().err
+    )
     monkeypatch.setattr(launch, "find_spec", lambda name: name == "tensorboardX" or None)
     assert launch.main(words) == 0

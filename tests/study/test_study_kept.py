@@ -50,7 +50,7 @@ def test_damaged_kept_file_is_named(file: Path, tmp_path: Path, capsys: Capture)
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [("a " * 1_000_000, "2,000,000 characters of flags: at most 131,072 are read"), ("--lr '", "No closing quotation")],
+    [("a " * 1_000_000, "2,000,000 characters of flags: must be at most 131,072"), ("--lr '", "No closing quotation")],
 )
 def test_kept_flags_that_are_no_command_line_are_refused(
     flags: str, said: str, file: Path, tmp_path: Path, capsys: Capture
