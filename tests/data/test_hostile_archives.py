@@ -116,7 +116,7 @@ def test_tag_lines_are_read_in_linear_time(text: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
 def test_extended_header_of_8_gb_is_refused(kind: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.tgz").write_bytes(gzip.compress(header("x", kind, 8 << 30)) + ZEROS * 20)
-    assert "an extended header of 8,589,934,592 bytes; at most 65,536 are read" in unpacked(tmp_path / "a.tgz")
+    assert "an extended header of 8,589,934,592 bytes; must be at most 65,536" in unpacked(tmp_path / "a.tgz")
 
 
 def test_data_after_the_end_of_a_tar_is_limited(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_folders_of_deep_files_are_counted(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", ["d/" * 200 + "x", "/".join(["d" * 250] * 5), "x" * 256, "é" * 128], ids=len)
 def test_member_with_too_long_a_name_is_refused(name: str, suffix: str, tmp_path: Path) -> None:
     mirror.archive(tmp_path / f"a.{suffix}", {name: ""})
-    assert "has too long a name: at most 1,024 bytes in 32 parts of 255 bytes are allowed" in unpacked(
+    assert "has too long a name: must be at most 1,024 bytes in 32 parts of 255 bytes" in unpacked(
         tmp_path / f"a.{suffix}"
     )
     assert not (tmp_path / "out").exists()

@@ -195,7 +195,7 @@ def test_device_or_pipe_is_not_replaced_by_output(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "null").symlink_to("/dev/null")
     for name in ("pipe", "null"):
-        with pytest.raises(ValueError, match=f"{name}: not a regular file, which this output must be"):
+        with pytest.raises(ValueError, match=f"{name}: not a regular file; the output must be one"):
             files.write_text(tmp_path / name, "new")
         assert not (tmp_path / name).is_file() and (tmp_path / name).exists()
     assert len(list(tmp_path.iterdir())) == 2

@@ -141,7 +141,7 @@ def test_evaluation_marks_subsets_used_in_training(recipe: Path, data: Path, tmp
     assert main(["analyze", str(run), "--sentences", "8", "--no-ablation", "--cpu"]) == 0
     assert "on 8 images of valid (training data)" in capsys.readouterr().out
     assert main(["train", "multi30k-en-de-small", str(data), "--arch", "transformer_sas", "--run", str(run) + "2"]) == 2
-    assert "contains images, but the recipe's task needs text" in capsys.readouterr().err
+    assert "contains images, but the recipe's task requires text" in capsys.readouterr().err
     file = tmp_path / "farm.yaml"
     file.write_text(
         f"title: Farm\nrecipe: {recipe}\nmeasure: error\nflags: --arch preact_resnet20 --train-subset train+valid\n"
