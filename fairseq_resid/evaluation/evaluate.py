@@ -142,4 +142,4 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         except ValueError as error:  # the scores have already been written
             say(f"{parser.prog}: warning: {run.card} not written: {error}", file=sys.stderr)
         else:
-            say(f"{run.card}: contains all scores with their signatures")
+            say(f"{run.card}: all scores with their signatures")
