@@ -1,4 +1,4 @@
-"""Archives and markup made to hang, to fill memory or disk, or to write elsewhere: one clear error, quickly."""
+"""Archives and markup designed to hang, to fill memory or disk, or to write elsewhere: one clear error, quickly."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ HOSTILE_TARS: dict[str, tuple[Iterable[bytes], str]] = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE_TARS)
-def test_hostile_tar_is_a_clear_error(kind: str, tmp_path: Path) -> None:
+def test_hostile_tar_gives_a_clear_error(kind: str, tmp_path: Path) -> None:
     blocks, said = HOSTILE_TARS[kind]
     is_cut = "truncated (the archive" in said or "cut" in kind
     (tmp_path / "a.tar").write_bytes(b"".join(blocks) + (b"" if is_cut else END))

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.once
 def test_long_line_is_refused_before_any_comparison(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two lines of two million words each would be compared for hours."""
+    """Comparing two lines of two million words each would take hours."""
     for file in ("train.en", "train.fr", "test.en", "test.fr"):
         (tmp_path / file).write_text("a b\n" + "a " * 5000 + "\n")
     flags = ["--raw", str(tmp_path), "--source", "en", "--target", "fr"]

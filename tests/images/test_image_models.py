@@ -212,7 +212,7 @@ def test_two_stream_layer_is_four_maps_and_a_shortcut() -> None:
 
 
 @pytest.mark.parametrize("arch", ["rir", "rir_cnn", "resnet_init_wide", "rir_resnet", "rir_fc", "rir_plain_fc"])
-def test_networks_of_targ_draw_all_weights_by_msr(arch: str) -> None:
+def test_networks_of_targ_sample_all_weights_by_msr(arch: str) -> None:
     drawn = [each for each in build(arch, classes=100).modules() if isinstance(each, (nn.Conv2d, nn.Linear))]
     for layer in drawn:
         inputs, outputs = layer.weight[0].numel(), layer.weight[:, 0].numel()
@@ -221,7 +221,7 @@ def test_networks_of_targ_draw_all_weights_by_msr(arch: str) -> None:
     assert isinstance(drawn[-1], nn.Linear) and (drawn[-1].bias is None or not drawn[-1].bias.any())
 
 
-def test_classifier_of_he_2016b_keeps_the_start_of_torch() -> None:
+def test_classifier_of_he_2016b_keeps_the_initial_values_of_torch() -> None:
     classify = build("preact_resnet20", classes=100).classify
     bound = 1 / math.sqrt(classify.in_features)
     assert float(classify.weight.detach().abs().max()) <= bound

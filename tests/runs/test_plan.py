@@ -170,7 +170,7 @@ def test_image_models_keep_their_weights_in_fp32() -> None:
     assert words(plan.plan_training(images, command(""), [P100], None)) == "--distributed-world-size 1 --batch-size 128"
 
 
-def test_contradicting_precision_flags_are_refused() -> None:
+def test_contradictory_precision_flags_are_refused() -> None:
     with pytest.raises(ValueError, match="--precision bf16 and --fp16: give only one of them"):
         plan.plan_training(BASE, command("--fp16"), [A100], None, precision="bf16")
 

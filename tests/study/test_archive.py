@@ -72,11 +72,11 @@ def test_same_runs_give_the_same_bytes_from_either_form(kept: Path) -> None:
     assert archive.pack(kept).read_bytes() == first
 
 
-def test_folder_without_runs_or_archive_is_used_as_it_is(tmp_path: Path) -> None:
+def test_folder_without_runs_or_archive_is_used_unchanged(tmp_path: Path) -> None:
     assert archive.runs_folder(tmp_path / "none") == tmp_path / "none"
 
 
-def test_archive_other_than_the_named_one_is_refused(kept: Path) -> None:
+def test_archive_with_a_different_checksum_is_refused(kept: Path) -> None:
     packed = archive.pack(kept)
     records.write(kept / "results.json", {"archive": "0" * 64})
     with pytest.raises(ValueError, match=rf"trial.tar.xz: SHA-256 {sha256(packed)}: .*results.json names 0000"):

@@ -30,7 +30,7 @@ def test_failed_run_is_named_and_others_continue(stub: Any, tmp_path: Path, caps
     said = capsys.readouterr()
     assert "flat.base.0.002.tuning: failed: fairseq-resid study: error: no space" in said.err
     assert "use --retry to try it again" in said.err and "flat.base.0.002.tuning.out" in said.err
-    # base has no best value, and sas is complete.
+    # base has no best value, but sas is complete.
     assert sorted(calls(tmp_path)) == sorted(
         [
             *(f"flat.{arm}.{lr}.tuning" for arm in ("base", "sas") for lr in (0.001, 0.002, 0.004)),
@@ -208,7 +208,7 @@ def test_preempted_run_is_queued_again(tmp_path: Path) -> None:
         executors.Command(["false"], tmp_path / "run.out")()
 
 
-def test_preempted_run_exits_only_after_slurm_requeued_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preempted_run_exits_only_after_slurm_has_requeued_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A preempted run must not report its exit before Slurm has requeued it."""
     waited: list[float] = []
     monkeypatch.setattr(executors.time, "sleep", waited.append)

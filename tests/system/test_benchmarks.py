@@ -1,4 +1,4 @@
-"""The benchmarks run, at a size that is too small to measure speed."""
+"""The benchmarks run at a size that is too small to measure speed."""
 
 from __future__ import annotations
 
