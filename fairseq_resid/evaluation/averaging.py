@@ -203,7 +203,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     elif folder := next((path for path in inputs if path.is_dir()), None):
         raise ValueError(f"--inputs {folder}: is a folder; give one folder or several files")
     elif options.last is not None or options.by is not None:
-        raise ValueError("--last and --by: only allowed if --inputs is a folder; files are always all averaged")
+        raise ValueError("--last and --by: only allowed if --inputs is a folder; given files are all averaged")
     if options.output.is_dir():
         raise ValueError(f"--output {options.output}: is a folder; must be a file")
     average(inputs, options.output)

@@ -52,7 +52,7 @@ ZEROS = gzip.compress(bytes(16 * MIB), mtime=0)  # one of several streams in a f
 
 
 def unpacked(path: Path, limit: int = 0) -> str:
-    """Unpack an archive in another process, which must be quick and need little memory; return its error."""
+    """Unpack an archive in another process, which must be fast and use little memory; return its error."""
 
     def load(file: str) -> None:
         extract.unpack(Path(file), path.parent / "out")
@@ -93,7 +93,7 @@ def test_unclosed_segments_are_read_in_linear_time(text: bytes, tmp_path: Path) 
     assert "a.sgm: the <seg> at byte 0 is not closed" in said or "a.sgm: contains no <seg>" in said
 
 
-def test_last_segment_without_end_is_an_error() -> None:
+def test_last_segment_without_end_gives_an_error() -> None:
     """Before, the sentence was dropped, and the two sides of a corpus no longer matched."""
     with pytest.raises(ValueError, match=r"a\.xml: the <seg> at byte 15 is not closed"):
         extract.segments(b"<seg>one</seg>\n<seg>two", "a.xml")

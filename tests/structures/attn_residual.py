@@ -30,7 +30,7 @@ def attn_residual(x, sites, end, block_size=1):
     for f, query, gain, ln_weight, ln_bias in sites:
         values = [*finished, sum(running[1:], running[0])] if running else finished
         if query is None or gain is None:
-            assert len(values) == 1, "only the first site goes without a query"
+            assert len(values) == 1, "only the first site has no query"
             h = values[0]
         else:
             h = attend(values, query, gain)
