@@ -36,7 +36,7 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
     """Make `work(parser, argv)` the main function of a command line: `main(argv)`, which returns the exit code.
 
     name: the command's name after `fairseq-resid`
-    again: what the same command does when it is run again after an interrupt, such as "resumes"
+    again: the effect of running the same command again after an interrupt, such as "resumes"
     settings: keyword arguments of argparse.ArgumentParser
     """
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class _Append(torch.autograd.Function):
-    """Writes a value behind a state, in the buffer of which the state is a view, and returns the wider view.
+    """Writes a value after a state, in the buffer of which the state is a view, and returns the wider view.
 
     The state itself, which a backward pass may need, does not change: the value is written to the memory after it.
     """

@@ -141,7 +141,7 @@ def is_web_page(beginning: bytes) -> bool:
 
 
 def instead(name: str, beginning: bytes) -> str | None:
-    """Describe what a file really is, judging by its first bytes; None if they match the format in its name."""
+    """Describe the actual content of a file, judging by its first bytes; None if they match the format in its name."""
     if not beginning:
         return "an empty file"
     if is_web_page(beginning):

@@ -69,7 +69,7 @@ def write(
 def specify(model: Any) -> Any:
     """Return the engine's specification with the folded weights of a model, without vocabularies.
 
-    Raises: ValueError naming what the engine cannot express.
+    Raises: ValueError naming the structure or setting that the engine cannot express.
     """
     from ctranslate2.specs import common_spec, transformer_spec
 

@@ -86,7 +86,7 @@ class TrainingCommand:
     def integer(self, flag: str, default: int | None = None, least: int = 1) -> int | None:
         """Return the value of a flag that takes one whole number.
 
-        Raises: ValueError naming the flag, what was given and what is allowed.
+        Raises: ValueError naming the flag, the given value and the allowed values.
         """
         values = self.get(flag)
         if values is None:

@@ -229,7 +229,7 @@ def test_scripted_module_equals_eager(name, options):
     torch.testing.assert_close(scripted.branch_input(x), site.branch_input(x))
 
 
-# --- what a user sees ----------------------------------------------------------------------------------------------
+# --- the user's view -----------------------------------------------------------------------------------------------
 
 VALUES = {name: next(iter(meanings.values())).examples[-1:] for name, meanings in connections.all_options().items()}
 FOREIGN = [

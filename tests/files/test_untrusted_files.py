@@ -102,7 +102,9 @@ def test_results_of_many_models_with_many_scores_are_refused(tmp_path: Path) -> 
     scores = {f"m{n}": {f"s{n}": {"score": 1, "signature": "s"}} for n in range(5000)}
     summary = {"architecture": "a", "parameters": 1, "corpus": "c", "subset": "test", "training": {}}
     (tmp_path / "results.json").write_text(json.dumps({**summary, "scores": scores}))
-    with pytest.raises(ValueError, match=r"results\.json: .*scores: 5,000 models and 5,000 scores: must be at most 100"):
+    with pytest.raises(
+        ValueError, match=r"results\.json: .*scores: 5,000 models and 5,000 scores: must be at most 100"
+    ):
         Run(tmp_path).read_results()
 
 
