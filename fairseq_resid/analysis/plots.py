@@ -11,7 +11,7 @@ from ..tasks.protocol import article
 from .results import BINS, OFF, Analysis, Site
 from .style import COLOURS, KINDS, MARKS, figure, letter, plain
 
-MOST_LINES = 6  # coefficients per plot; all of them are in analysis.json
+MOST_LINES = 6  # coefficients per plot; analysis.json contains all of them
 
 
 def stacks(analysis: Analysis) -> dict[str, dict[str, Site]]:
@@ -227,5 +227,5 @@ def draw_analysis(
             else:
                 written[name] = path
         else:
-            path.unlink(missing_ok=True)  # left from an earlier analysis
+            path.unlink(missing_ok=True)  # from an earlier analysis
     return written

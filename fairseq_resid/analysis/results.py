@@ -13,8 +13,8 @@ from ..runs.run import FileState
 from ..tasks import kinds
 from ..tasks.protocol import FREQUENCIES, POSITIONS
 
-FORMAT = 1  # of analysis.json; incremented when older versions would misread the file
-MOST = 1e38  # maximum of any value: about the range of fp32; plots also compute squares
+FORMAT = 1  # format version of analysis.json; incremented when older versions would misread the file
+MOST = 1e38  # maximum of any value, about the range of fp32
 MOST_SITES, MOST_STACKS, MOST_LAYERS, MOST_UPDATES = 100_000, 32, 10_000, 10**12
 BINS = 50  # bins of a histogram over [0, 1]
 

@@ -25,7 +25,7 @@ class Fold:
     Formula:  post_norm            y = LN(a ⊙ x + b ⊙ f(x))
               pre_norm             y = x + b ⊙ f(LN(x))
               pre_and_post_norm    y = x + LN_out(b ⊙ f(LN_in(x)))
-    Shapes:   norms: (gain, bias) of each LN in order of use, each (C,); shortcut a and branch b: numbers or (C,)
+    Shapes:   norms: (gain, bias) of each LN in the order of use, each (C,); shortcut a and branch b: numbers or (C,)
     Each LN has eps 1e-5.
     """
 
@@ -38,7 +38,7 @@ class Fold:
         if self.graph not in GRAPHS:
             raise ValueError(f"graph {self.graph!r}: must be one of {', '.join(GRAPHS)}")
         if len(self.norms) != NORMS[self.graph]:
-            raise ValueError(f"{self.graph}: {len(self.norms)} norms; it has {NORMS[self.graph]}")
+            raise ValueError(f"{self.graph}: {len(self.norms)} norms: must be {NORMS[self.graph]}")
         if self.graph != "post_norm" and not (isinstance(self.shortcut, float) and self.shortcut == 1):
             raise ValueError(f"{self.graph}: only the shortcut of post_norm can have a weight")
 

@@ -42,13 +42,13 @@ class HyperOptions(StreamsOptions):
 
 def mixed(weights: Tensor, writing: Tensor, streams: Tensor, f: Tensor) -> Tensor:
     """Return the next state: weights (..., n, n) @ streams, plus the branch times `writing` (..., n)."""
-    # Not unsqueeze(-1): TorchScript's shape propagation inserts that dimension one place too early.
+    # Not unsqueeze(-1): TorchScript's shape propagation inserts that dimension one position too early.
     writing, f = writing.to(streams.dtype).unsqueeze(writing.dim()), f.to(streams.dtype).unsqueeze(-2)
     return torch.addcmul(mix(weights, streams), writing, f).flatten(-2)
 
 
 class ManyStreams(ResidualConnection):
-    """Base of connections with n streams. State: (..., nC), at first n copies of the input."""
+    """Base of connections with n streams. State: (..., nC), initially n copies of the input."""
 
     def __init__(self, place: Place, options: StreamsOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
@@ -72,8 +72,8 @@ class HyperConnection(ManyStreams):
 
     Formula:  h = A_mᵀ H;  H' = A_rᵀ H + B F, F = dropout(f(LN(h))), H in R^{n×C};  static: A_m, A_r, B learned;
               dynamic: each of them + s tanh(LN'(H) W), LN' over C of each stream, one s for A_m and A_r, one for B
-    Source:   Zhu 2024, arXiv 2409.19606, eq. 1 to 13. Not implemented: scaling the initial output projections by √n, or
-              sparing A_m, A_r and B weight decay
+    Source:   Zhu 2024, arXiv 2409.19606, eq. 1 to 13. Not implemented: scaling the initial output projections by √n,
+              and excluding A_m, A_r and B from weight decay
     Start:    A_m = e_(i mod n) at site i, A_r = I, B = 1, W = 0, s = 0.01: n identical pre-norm streams
     """
 
@@ -159,7 +159,8 @@ class ManifoldHyperConnection(ManyStreams):
     def projected(self, state: Tensor, weight: Tensor) -> Tensor:
         """Return u φ, as r x (γ φ), with r = 1 / RMS(x) and γ the weight of the norm: u itself is never computed.
 
-        Dtype:  fp32 for 16-bit states, in which the squares and the product would overflow; otherwise theirs
+        Dtype:  fp32 for 16-bit states, in which the squares and the product would overflow; otherwise the dtype of the
+                state
         """
         x = state.float() if state.dtype == torch.float16 or state.dtype == torch.bfloat16 else state
         rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True) * self.width**-0.5
@@ -216,7 +217,7 @@ register(
         formula="n streams, mixed by doubly stochastic matrices",
         source="Xie 2025",
         family="Several streams",
-        use_when="Several streams, mixed without amplification. It decodes more slowly than every other structure.",
+        use_when="Several streams, mixed without amplification. Decoding is slower than with any other structure.",
     ),
 )
 register(

@@ -15,7 +15,7 @@ class InvalidOption(ValueError):
 
 
 def invalid(option: str, value: object, allowed: str) -> InvalidOption:
-    """Return the error for an invalid value: the flag, the value and what is allowed."""
+    """Return the error for an invalid value: the flag, the value and the allowed values."""
     return InvalidOption(f"--{option.replace('_', '-')} {value}: {allowed}")
 
 
@@ -57,7 +57,7 @@ class Option:
     def checked(self, value: Any) -> Any:
         """Return a value, possibly a string from a command line, converted to the option's type.
 
-        Raises: InvalidOption naming the flag, the value and what is allowed.
+        Raises: InvalidOption naming the flag, the value and the allowed values.
         """
         if self.type is str:
             if value not in self.choices:
@@ -68,7 +68,7 @@ class Option:
         except (TypeError, ValueError, OverflowError):
             raise invalid(self.name, value, self.allowed) from None
         if (
-            not abs(number) <= FP32_MOST  # nor NaN
+            not abs(number) <= FP32_MOST  # also true for NaN
             or (self.type is int and not number.is_integer())
             or (self.above is not None and number <= self.above)
             or (self.least is not None and number < self.least)
@@ -98,7 +98,7 @@ class Options:
     """The options of a structure without any, and the base class of all others, which declare fields with `option`.
 
     A field is an int, a float, or a str with choices. Its name must not be that of a flag of fairseq.
-    Raises: InvalidOption naming the flag, the value and what is allowed.
+    Raises: InvalidOption naming the flag, the value and the allowed values.
     """
 
     @classmethod

@@ -13,7 +13,7 @@ from .options import InvalidOption
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a sublayer site in a model, or of a stack's stream.
+    """The place of a sublayer site, or of a stack's stream, in a model.
 
     dim: C; stack: "encoder", "decoder", "stage3"
     kind: "self_attn", "encoder_attn", "ffn", "conv"; a stream's is "stream"
@@ -51,5 +51,5 @@ class Place:
         Raises: ValueError if `depths` is empty.
         """
         if not self.depths:
-            raise ValueError("this structure depends on the depth of its model: give build() a Place with depths")
+            raise ValueError("the structure depends on the model's depth: pass build() a Place with depths")
         return self.depths.get(stack, 0)

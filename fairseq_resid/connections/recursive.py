@@ -69,7 +69,7 @@ def fold(site: Any) -> Fold:
     Raises: CannotFold for λ >= 2.
     """
     if len(site.recursive_norms):
-        raise CannotFold(f"λ = {1 + len(site.recursive_norms)} adds the shortcut again after a norm; only λ = 1 folds")
+        raise CannotFold(f"λ = {1 + len(site.recursive_norms)} adds the shortcut again after a norm; fold only λ = 1")
     return as_post_norm(site)
 
 

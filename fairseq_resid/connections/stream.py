@@ -12,10 +12,10 @@ from .place import Place
 
 
 class ResidualStream(nn.Module):
-    """Ends a stack whose state is its output; one per stack.
+    """Ends a stack whose state is its output. Each stack has one.
 
     Formula:  x, or LN(x) with a final norm (--final-norm layer), affine, eps 1e-5, or the place's other norm
-    Shapes:   (..., n·C) -> (..., C); accepts (..., C) too, for a stack whose layers were all dropped
+    Shapes:   (..., n·C) -> (..., C); also accepts (..., C), for a stack whose layers were all dropped
     Args:     place: of the stack, with kind "stream"; options: of the structure; final_norm: whether it has a norm
     A LayerNorm's parameters are called `weight` and `bias`, as in the `layer_norm` of a stack in fairseq's checkpoints;
     those of another norm belong to `norm`.

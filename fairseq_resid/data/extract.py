@@ -34,12 +34,12 @@ from .unpacking import (
 )
 
 MARKUP_BYTES = 1 << 26  # largest marked-up test set, because it is read into memory
-SHOWN_MEMBERS = 8  # in the message that one is missing
+SHOWN_MEMBERS = 8  # listed in the message about a missing member
 # White space used to lay out markup. A no-break space is part of the sentence.
 LAYOUT = re.compile(r"[ \t\r\n\f\v]+")
 # Lines of IWSLT training files that are not sentences: an element such as <url>...</url> that fills the line.
 TAG_LINE = re.compile(rb"\s*<(\w+)( [^>]*)?>.*</\1>\s*")
-# A web page: any number of these, and then a tag. One expression for both would take exponential time.
+# A web page: any number of these, and then a tag. A single expression for both would take exponential time.
 BEFORE_HTML = re.compile(rb"\s+|<\?xml[^>]*>|<!--.*?-->", re.DOTALL | re.IGNORECASE)
 HTML = re.compile(rb"<(!doctype\s+)?html\b", re.IGNORECASE)
 
@@ -141,7 +141,7 @@ def is_web_page(beginning: bytes) -> bool:
 
 
 def instead(name: str, beginning: bytes) -> str | None:
-    """Describe what a file really is, judging by its first bytes; None if they match the format in its name."""
+    """Describe the actual content of a file, judging by its first bytes; None if they match the format in its name."""
     if not beginning:
         return "an empty file"
     if is_web_page(beginning):
@@ -154,7 +154,7 @@ def instead(name: str, beginning: bytes) -> str | None:
     elif is_archive(name):
         fits = is_gzip or is_tar
     else:
-        fits = is_gzip == name.endswith(".gz")  # a text never begins with the bytes of a gzip header
+        fits = is_gzip == name.endswith(".gz")  # text never begins with a gzip header
     return None if fits else "data of another format"
 
 

@@ -31,7 +31,7 @@ def headings(runs: dict[Path, Results]) -> tuple[str, ...]:
 
 
 def row(path: Path, results: Results) -> tuple[str, ...]:
-    """Return the cells of a run; its time is the time spent in training steps."""
+    """Return the cells of a run. The time shown is the time spent in training steps."""
     speed, seconds = results.training.tokens_per_second, results.training.train_seconds
     return (
         Run(path).name,
@@ -82,7 +82,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     if options.at_least is not None:
         for path in (path for path, score in bleu.items() if score is None):
             content = kinds.of_results(runs[path]).folder.content
-            raise ValueError(f"--at-least {options.at_least:g}: bounds BLEU, but {path} is a model of {content}")
+            raise ValueError(f"--at-least {options.at_least:g}: applies to BLEU, but {path} is a model of {content}")
     if options.markdown:
         print(markdown(runs, known), end="")
     else:

@@ -39,7 +39,7 @@ class AllConvolutionalNetwork(ImageClassifier):
     @classmethod
     def add_args(cls, parser: Any) -> None:
         parser.add_argument(
-            "--two-streams", action="store_true", default=None, help="ResNet Init: convolutions by W + I"
+            "--two-streams", action="store_true", default=None, help="ResNet Init: convolutions use the weight W + I"
         )
 
     @classmethod
@@ -48,7 +48,7 @@ class AllConvolutionalNetwork(ImageClassifier):
         known = getattr(task, "known", None)
         if known is not None and min(known.shape[1:]) < LEAST:
             raise UserError(
-                f"--arch all_cnn_c: images of {known.shape[1:]} are too small; at least {LEAST}x{LEAST} is needed"
+                f"--arch all_cnn_c: images of {known.shape[1:]} are too small; must be at least {LEAST}x{LEAST}"
             )
         return super().build_model(args, task)
 

@@ -45,7 +45,7 @@ def first(x: Tensor) -> Tensor:
 
 
 def allowed_structures() -> list[str]:
-    """Return the names of structures whose state has C channels."""
+    """Return the names of the structures with a state of C channels."""
     return [name for name in connections.names() if not connections.has_wide_state(name)]
 
 
@@ -70,16 +70,16 @@ def settle_images(args: argparse.Namespace) -> None:
 
 
 def build_site(cfg: Any, place: Place, residual: str | None = None) -> connections.ResidualConnection:
-    """Return the connection of a block; `residual` replaces the model's structure by one with default options."""
+    """Return the connection of a block; `residual` replaces the model's structure by another with default options."""
     if residual is not None:
         return connections.build(residual, place, backend="eager")
     return connections.build(cfg.residual, place, backend=cfg.residual_backend, **options_of(cfg))
 
 
 def he_normal(module: nn.Module) -> None:
-    """Draw a layer's weights as He 2015 (MSR) does: from N(0, 2 / (k² out)) for a convolution, N(0, 2 / in) if linear.
+    """Sample a layer's weights as in He 2015 (MSR): from N(0, 2 / (k² out)) for a convolution, N(0, 2 / in) if linear.
 
-    A linear classifier counts its inputs, because its outputs are as many as the data has classes.
+    A linear layer uses the number of its inputs, because its outputs only depend on the number of classes.
     """
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -88,7 +88,7 @@ def he_normal(module: nn.Module) -> None:
 
 
 def fill(args: argparse.Namespace, values: Mapping[str, Any]) -> None:
-    """Set the values of an architecture in a namespace wherever no flag gave one."""
+    """Set the values of an architecture in a namespace, except those set by a flag."""
     for name, value in values.items():
         if getattr(args, name, None) is None:
             setattr(args, name, value)
@@ -97,9 +97,11 @@ def fill(args: argparse.Namespace, values: Mapping[str, Any]) -> None:
 def refuse_structure_without_sites(args: argparse.Namespace) -> None:
     """Raise UserError if a command line chooses a structure for an architecture that has no shortcuts."""
     given = [name for name in ("residual", "norm") if getattr(args, name, None)]
-    # A namespace with _name is a checkpoint's, in which everything is settled.
+    # A namespace with _name comes from a checkpoint, where all options are resolved.
     if args.no_shortcut and given and not hasattr(args, "_name"):
-        raise UserError(f"--{given[0]} {getattr(args, given[0])}: this architecture has no shortcuts")
+        raise UserError(
+            f"--{given[0]} {getattr(args, given[0])}: not supported, because the architecture has no shortcuts"
+        )
 
 
 class ImageClassifier(Structured, BaseFairseqModel):  # type: ignore[misc]
@@ -160,7 +162,7 @@ def register_architectures(
     defaults: Mapping[str, Any],
     architectures: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Register the named architectures of an image model, each with the defaults that it does not change."""
+    """Register the named architectures of an image model, each with the defaults that it keeps."""
 
     def preset(own: Mapping[str, Any]) -> Callable[[argparse.Namespace], None]:
         def architecture(args: argparse.Namespace) -> None:

@@ -48,8 +48,8 @@ def add_flags(parser: Any, default: str, norms: Collection[str]) -> None:
     parser.add_argument(
         "--residual-backend",
         choices=BACKENDS,
-        help="implementation of the residual structure: auto, fused kernels wherever they are supported; eager, plain "
-        "PyTorch; triton, the kernels, or an error in training if they are not supported (default: auto)",
+        help="implementation of the residual structure. auto: fused kernels wherever they are supported; eager: plain "
+        "PyTorch; triton: the kernels, or an error in training if they are not supported (default: auto)",
     )
     parser.add_argument(
         "--log-coefficients",
@@ -72,7 +72,7 @@ def settle(args: argparse.Namespace, default: str, norms: Collection[str]) -> co
 
     Raises: UserError if flags contradict each other or the structure.
     """
-    backend = getattr(args, "residual_backend", None) or "auto"  # checkpoints from before the flag have none
+    backend = getattr(args, "residual_backend", None) or "auto"  # checkpoints that are older than the flag have none
     try:
         residual = connections.canonical(getattr(args, "residual", None) or default)
         options = connections.resolve(residual, {name: getattr(args, name, None) for name in connections.all_options()})
@@ -106,7 +106,7 @@ class Structured:
 
     @classmethod
     def hub_models(cls) -> dict[str, Any]:
-        """Return an empty dict: there are no pretrained models, and fairseq's do not apply."""
+        """Return an empty dict: there are no pretrained models, and fairseq's do not fit."""
         return {}
 
     def log_coefficients(self, args: argparse.Namespace) -> None:
@@ -115,13 +115,13 @@ class Structured:
             self.coefficient_log = CoefficientLog(self, args.log_interval)  # type: ignore[arg-type]
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Set the number of updates so far, as fairseq does before the next one."""
+        """Set the number of updates so far, as fairseq does before the next update."""
         super().set_num_updates(num_updates)  # type: ignore[misc]
         if self.coefficient_log is not None:
             self.coefficient_log.before(num_updates)
 
     def load_state_dict(self, state_dict: Any, *given: Any, **named: Any) -> Any:
-        """Load a checkpoint of this model, or (translation) of stock `transformer` with the same parameters.
+        """Load a checkpoint of this model, or for translation also of stock `transformer` with the same parameters.
 
         Raises: UserError naming the tensors that are missing or unexpected, or have a different shape or kind of dtype.
         """
@@ -143,7 +143,7 @@ class Structured:
         return f"--residual {residual}" if residual else f"--arch {self.cfg.arch}"
 
     def divergence_advice(self) -> str:
-        """Return advice for the error message of a run that diverged (fairseq_patches.name_divergence)."""
+        """Return the advice in the error message of a run that diverged (fairseq_patches.name_divergence)."""
         residual = getattr(self.cfg, "residual", None)
         if getattr(self.cfg, "residual_norm", None) == "none":
             remedy = "--residual-norm layer"

@@ -1,4 +1,4 @@
-"""Compare the kernels with the eager formulas on small tensors, on the device and in the dtype of their first use.
+"""Compare the kernels with the eager formulas on small tensors, on the device and in the dtype of the first use.
 
 dispatch.py does this once for each kind of tensor, so that a driver, compiler or GPU that breaks the kernels costs
 speed instead of ruining a training run.
@@ -76,7 +76,7 @@ def _largest_error(device: torch.device, dtype: torch.dtype, channels: int) -> f
 def fault(device: torch.device, dtype: torch.dtype, channels: int) -> str:
     """Return how the kernels fail on tensors of this kind; an empty string if they agree with eager PyTorch.
 
-    It does not use torch's default generators, and it runs in a separate thread, so that the caller's autocast,
+    This does not use torch's default generators. It runs in a separate thread, so that the caller's autocast,
     inference mode, saved-tensor hooks and transforms do not apply.
     """
 
@@ -90,4 +90,4 @@ def fault(device: torch.device, dtype: torch.dtype, channels: int) -> str:
             error = own_thread.submit(check).result()
     except Exception as failure:  # no C compiler, a wrong driver, a broken installation: the exceptions differ
         return f"triton does not run: {(str(failure).strip() or repr(failure)).splitlines()[0]}"
-    return "" if error <= TOLERANCE else f"the kernels are wrong on this device, by {error:.2g} of the largest value"
+    return "" if error <= TOLERANCE else f"the kernels are wrong on this device: relative error {error:.2g}"

@@ -92,12 +92,12 @@ def without_control(value: Any) -> Any:
 
 
 def figure(path: Path, caption: str) -> Figure:
-    """Return the plot in a file."""
+    """Return the plot from a file."""
     return Figure(base64.b64encode(read_bytes(path)).decode("ascii"), caption)
 
 
 def settings(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
-    """Return every flag of the runs' commands with its value in each run; flags that differ come first."""
+    """Return every flag of the runs' commands with its value in each run; flags with different values come first."""
     values = []
     for run in runs:
         record = records.remembered(run.record, RunRecord)
@@ -132,7 +132,8 @@ def scores(
 ) -> tuple[dict[str, Any] | None, list[compare.Candidate]]:
     """Return the table of scores and the runs that have scores.
 
-    Runs are tested against the first one if their scores can be compared, unless `untested` gives a reason not to.
+    Runs are tested against the first one if their scores can be compared, unless `untested` gives a reason not to test
+    them.
     """
     candidates: list[compare.Candidate] = []
     for run in runs:
@@ -200,7 +201,7 @@ def what_it_learned(
 
 
 def draw_curves(runs: Sequence[Run], path: Path, notes: list[str]) -> list[Figure]:
-    """Plot the curves of all runs that have a log; returns no figure if none has."""
+    """Plot the curves of all runs that have a log; return no figure if no run has one."""
     logged: dict[str, list[curves.Curves]] = {}
     for label, alike in curves.group_by_setting(runs).items():
         for run in alike:

@@ -1,8 +1,8 @@
 """The plan of a study: which runs it needs and in which order, fixed before the first run. Reads and checks STUDY.yaml.
 
-A study compares arms (a structure with its options) in settings (such as a depth), each arm over several seeds.
-Optionally one flag is tuned first, in the same way for every arm in every setting: each value of a grid is trained with
-one seed that is not used again, for a part of the length, and the value with the lowest validation NLL of the averaged
+A study compares arms (a structure with its options) in settings (such as a depth). Each arm has several seeds.
+Optionally, one flag is tuned first, in the same way for every arm in every setting: each value of a grid is trained for
+a part of the length, with one seed that is not used again, and the value with the lowest validation NLL of the averaged
 checkpoint is chosen. If the best value is at the edge of the tried range, the next value beyond it is tried too.
 """
 
@@ -25,10 +25,10 @@ from ..tasks import kinds
 from ..tasks.protocol import Task
 
 LENGTHS = ("--max-epoch", "--max-update")
-LOWER = 3  # number of values below the grid to try if every value of it diverges
-MOST_SEEDS, MOST_RUNS = 1000, 10_000  # of a comparison, of a whole plan; every command lists all runs
-MOST_PAIRS = 200  # of a setting and an arm; fairseq's parser checks the flags of each, which takes a moment
-# Flags of fairseq whose value is a file or a folder.
+LOWER = 3  # number of values to try below the grid if all its values diverge
+MOST_SEEDS, MOST_RUNS = 1000, 10_000  # per comparison, per plan; every command lists all runs
+MOST_PAIRS = 200  # pairs of setting and arm; fairseq's parser checks the flags of each, which takes a moment
+# fairseq flags that expect a file or a folder.
 FILE_FLAGS = {
     *("--restore-file", "--finetune-from-model", "--continue-once", "--user-dir", "--save-dir", "--log-file"),
     *("--tensorboard-logdir", "--encoder-embed-path", "--decoder-embed-path"),
@@ -40,7 +40,7 @@ class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
     """How a flag is tuned.
 
     seed: used by tuning runs only; length: their length as a fraction of a run; average: number of last checkpoints
-    factor: ratio of the next value beyond the edge to the value at the edge; least, most: bounds on the values
+    factor: ratio between the next value beyond the edge and the value at the edge; least, most: bounds on the values
     """
 
     flag: str
@@ -79,7 +79,7 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     """A study file.
 
     recipe: a recipe's name or file; data: a data folder to use instead of the recipe's
-    flags: flags of every run; arms, settings: their flags, by name; baseline: the arm that the others are compared with
+    flags: flags of all runs; arms, settings: their flags, by name; baseline: the arm that the others are compared with
     measure: fixed before the runs: NLL or BLEU for translation, error for images
     tests: the test sets, scored together; or test sets by measure
     epochs: first and last epoch of an additional average, scored for every run that trains long enough
@@ -131,7 +131,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Planned:
-    """A run of a study. value: of the tuned flag, None without tuning; is_tuning: whether it is a tuning run."""
+    """A run of a study. value: value of the tuned flag, None without tuning; is_tuning: whether it is a tuning run."""
 
     setting: str
     arm: str
@@ -348,7 +348,7 @@ def check_tests(command: TrainingCommand, tests: Sequence[str], is_tuning: bool 
 class Choice:
     """The state of tuning for an arm in a setting: NLL by value, values still to try, and the best value if known.
 
-    With no value left to try and no best value, training diverges at every value.
+    If there is neither a value to try nor a best value, training diverges at every value.
     """
 
     tried: dict[float, float]
@@ -377,7 +377,7 @@ def choose_value(tuning: Tuning, tried: Mapping[float, float]) -> Choice:
 
 
 def choices(study: Study, nll: Mapping[Planned, float]) -> dict[tuple[str, str], Choice]:
-    """Return the state of tuning for every arm in every setting of the plan. nll: of the finished runs."""
+    """Return the state of tuning for every arm in every setting of the plan. nll: NLL of the finished runs."""
     if study.tuning is None:
         return {}
     found = {}
@@ -399,14 +399,14 @@ def _tuned(study: Study, step: PlanStep) -> tuple[str, ...]:
 
 
 def value_of(study: Study, step: PlanStep, arm: str, known: Mapping[tuple[str, str], Choice]) -> float | None:
-    """Return the value of the tuned flag for an arm in a step; None while it is unknown."""
+    """Return the value of the tuned flag for an arm in a step; None if it is not known yet."""
     if step.fixed is not None:
         return step.fixed
     return known[step.setting, arm if step.at == "own" else study.baseline].best
 
 
 def runs(study: Study, nll: Mapping[Planned, float]) -> Iterator[Planned]:
-    """Yield every run that is known to be needed, each once, in the order of the plan. nll: of the finished runs.
+    """Yield every run that is known to be needed, each once, in the order of the plan. nll: NLL of the finished runs.
 
     The runs of a step are unknown until its tuning is complete; the runs of later steps are yielded nevertheless.
     """

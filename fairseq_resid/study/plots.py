@@ -31,7 +31,7 @@ def value_of(at: str) -> str:
 
 
 def look(study: Study, arm: str) -> dict[str, Any]:
-    """Return colour and marker of an arm: the same in every plot, and unique. After one round, markers are hollow."""
+    """Return colour and marker of an arm: unique, and the same in every plot. If they run out, markers are hollow."""
     turn, colour = divmod(list(study.arms).index(arm), len(COLOURS))
     mark = MARKS[(colour + turn) % len(MARKS)]
     return {"color": COLOURS[colour], "marker": mark, "markerfacecolor": "white" if turn else COLOURS[colour]}
@@ -86,7 +86,7 @@ def effects(results: StudyResults, path: Path) -> None:
                     label = f"no interval: {row.against.untested}"
                     axis.annotate(label, (one.difference, place), (8, -3), textcoords="offset points", size=8)
             axis.axvline(0, color="black", linewidth=0.8)
-            marks = ["" if row.at != "baseline" else value_of(row.at) for row in rows]  # the title has a fixed value
+            marks = ["" if row.at != "baseline" else value_of(row.at) for row in rows]  # the title shows a fixed value
             labels = [f"{row.arm}{value} ({len(row.seeds)})" for row, value in zip(rows, marks, strict=True)]
             axis.set_yticks(range(len(rows)), labels)
             axis.set_ylim(len(rows) - 0.4, -0.6)

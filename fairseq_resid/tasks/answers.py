@@ -84,7 +84,7 @@ def over_runs(errors: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Paired:
-    """Two models on the same images. difference: between their errors, in percent; p: exact McNemar test."""
+    """Two models on the same images. difference: of their errors, in percent; p: from the exact McNemar test."""
 
     difference: float
     low: float

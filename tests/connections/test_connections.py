@@ -1,4 +1,4 @@
-"""Every structure compared with the formula in its test file, and the registry as users see it."""
+"""Every structure compared with the formula in its test file, and the registry from a user's point of view."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_any_leading_shape_is_accepted(name, options, shape):
 
 
 @each_site
-def test_non_contiguous_input_is_left_alone(name, options):
+def test_non_contiguous_input_is_not_changed(name, options):
     site = make(name, options)
     x, f = inputs(3, 4, C)
     strided_x = x.permute(2, 0, 1).contiguous().permute(1, 2, 0)
@@ -215,7 +215,7 @@ def test_any_lambda_and_shape_equal_the_formula(name, lam, shape, dim, mu, seed)
     y = site(x, f)
     expected = reference(name, options, dict(site.named_parameters()), x, f)
     torch.testing.assert_close(y, expected, rtol=1e-8, atol=1e-8)
-    if shape:  # no position sees another one
+    if shape:  # positions do not affect each other
         flipped = site(x.flip(0), f.flip(0)).flip(0)
         torch.testing.assert_close(flipped, y, rtol=1e-10, atol=1e-10)
 
@@ -229,7 +229,7 @@ def test_scripted_module_equals_eager(name, options):
     torch.testing.assert_close(scripted.branch_input(x), site.branch_input(x))
 
 
-# --- what a user sees ----------------------------------------------------------------------------------------------
+# --- the user's view -----------------------------------------------------------------------------------------------
 
 VALUES = {name: next(iter(meanings.values())).examples[-1:] for name, meanings in connections.all_options().items()}
 FOREIGN = [

@@ -1,8 +1,8 @@
 """Structures compared with other implementations; `scripts/test.sh --references` installs those.
 
-What each can vouch for: admin-torch the closed start and the weighted sum; torchscale DeepNorm's α and order of norms,
-not its start; hyper-connections HC, with an RMSNorm in place of the LayerNorm; x-transformers the sandwich norm,
-LayerScale, the plain structures, and Keel's body without its exceptions in the first layer.
+What each one can confirm: admin-torch the closed initial value and the weighted sum; torchscale DeepNorm's α and order
+of norms, but not its initialisation; hyper-connections HC, with an RMSNorm in place of the LayerNorm; x-transformers
+the sandwich norm, LayerScale, the plain structures, and Keel without its exceptions in the first layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fairseq_resid.connections import Place
 
 pytestmark = pytest.mark.once
 C = 8
-FOLDER = Path(sys.prefix) / "references"  # as scripts/test.sh --references fills it
+FOLDER = Path(sys.prefix) / "references"  # scripts/test.sh --references installs them here
 
 
 def reference(name: str) -> Any:
@@ -167,7 +167,7 @@ def test_residuals_equal_those_of_x_transformers(name: str, given: dict[str, Any
     x = torch.randn(2, 5, C, dtype=torch.float64)
     y: Tensor = x
     for index, (their_norms, block, _) in enumerate(theirs.layers):
-        # Keel's first layer is an exception that theirs does not have: four sites of later layers.
+        # The reference lacks the exceptions in Keel's first layer, so use four sites of later layers.
         at = Place(C, "encoder", "ffn", index + 1, True, index + 1, 4, {"encoder": 4, "decoder": 2})
         site = connections.build(name, at).double()
         copied(site, {mine: norm for mine, norm in zip(norms, their_norms, strict=True) if mine})

@@ -132,7 +132,7 @@ def test_average_of_one_file_is_that_file(files: list[Path], tmp_path: Path) -> 
     assert all(torch.equal(got[name], tensor) for name, tensor in state(1)["model"].items())
 
 
-def test_reads_checkpoint_format_before_torch_1_6(tmp_path: Path) -> None:
+def test_checkpoint_format_before_torch_1_6_is_read(tmp_path: Path) -> None:
     torch.save(state(1), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     save(tmp_path / "new.pt", 3)
     averaging.average([tmp_path / "old.pt", tmp_path / "new.pt"], tmp_path / "out.pt")

@@ -27,7 +27,7 @@ def test_code_in_a_flag_is_refused(flag: str, corpus: Path, tmp_path: Path, cli:
 
 
 @pytest.mark.parametrize("value", ["1e-3 x", "[1e-3", "1e-3;", "(" * 500])
-def test_typo_in_a_list_of_numbers_is_one_line(value: str, corpus: Path, cli: Any) -> None:
+def test_typo_in_a_list_of_numbers_gives_a_one_line_error(value: str, corpus: Path, cli: Any) -> None:
     done = cli("fairseq-train", corpus, "--arch", "transformer_sas_tiny", "--lr", value, check=False)
     error = done.output.splitlines()[-1]
     assert done.code == 2 and "argument --lr: " in error and "only literals are allowed" in error
@@ -61,7 +61,7 @@ def test_code_in_a_study_is_refused(tmp_path: Path) -> None:
         "--valid-subset ../other/valid",
     ],
 )
-def test_study_names_no_file_outside_its_data(tmp_path: Path, flag: str) -> None:
+def test_study_cannot_name_a_file_outside_its_data(tmp_path: Path, flag: str) -> None:
     path = studies.written(tmp_path, studies.TEXT.replace("--residual sas", f"--residual sas {flag}", 1))
     with pytest.raises(ValueError, match=rf"trial\.yaml: sas in flat: {flag.replace('.', '[.]')}: names a file"):
         plan.check_study(plan.read_study(path), path)

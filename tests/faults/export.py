@@ -6,7 +6,7 @@ from faults.fault import Fault
 
 FAULTS = [
     Fault(
-        "export: the branch keeps its input weights under a shortcut weight",
+        "export: a shortcut weight does not change the input weights of the branch",
         "fairseq_resid/export/folding.py",
         "scaled(linear.weight, 1 / shortcut)",
         "scaled(linear.weight, shortcut * 0 + 1)",
@@ -20,21 +20,21 @@ FAULTS = [
         "export/test_folding.py",
     ),
     Fault(
-        "export: a branch weight leaves out the bias",
+        "export: a branch weight does not scale the bias",
         "fairseq_resid/export/folding.py",
         "None if output.bias is None else scaled(output.bias, branch)",
         "output.bias",
         "export/test_folding.py",
     ),
     Fault(
-        "export: the final norm is that of the structure's default",
+        "export: the structure's default decides whether there is a final norm",
         "fairseq_resid/export/ctranslate2.py",
         "no_final_norm=stack.final_norm is None,",
         'no_final_norm=stack.graph == "post_norm",',
         "export/test_ctranslate2.py",
     ),
     Fault(
-        "export: </s> does not count in the length of a translation",
+        "export: </s> is not counted in the length of a translation",
         "fairseq_resid/export/ctranslate2.py",
         "return_end_token=True,",
         "return_end_token=False,",
@@ -62,14 +62,14 @@ FAULTS = [
         "export/test_proof.py",
     ),
     Fault(
-        "export: the folder stays after a failed proof",
+        "export: the folder remains after a failed proof",
         "fairseq_resid/export/export.py",
         "    with replacing(out) as partial:\n        partial.mkdir()",
         "    for partial in [out]:\n        partial.mkdir()",
         "export/test_export.py",
     ),
     Fault(
-        "export: a subword model outside the folder is read",
+        "export: a subword model outside the folder is loaded",
         "fairseq_resid/export/engine.py",
         "Path(known.text.model).name != known.text.model",
         "not known.text.model",
@@ -104,14 +104,14 @@ FAULTS = [
         "export/test_onnx_search.py",
     ),
     Fault(
-        "export: ONNX Runtime's search keeps the caches of other hypotheses",
+        "export: ONNX Runtime's search uses the caches of other hypotheses",
         "fairseq_resid/export/onnx_runner.py",
         "keys[:, rows], values[:, rows]",
         "keys[:, np.sort(rows)], values[:, np.sort(rows)]",
         "export/test_onnx_search.py",
     ),
     Fault(
-        "export: ONNX Runtime's search ends a hypothesis that no candidate filled",
+        "export: ONNX Runtime's search ends a filler hypothesis",
         "fairseq_resid/export/onnx_runner.py",
         "is_end[:, :beam] &= ~ignored",
         "is_end[:, :beam] &= True",

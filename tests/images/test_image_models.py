@@ -212,7 +212,7 @@ def test_two_stream_layer_is_four_maps_and_a_shortcut() -> None:
 
 
 @pytest.mark.parametrize("arch", ["rir", "rir_cnn", "resnet_init_wide", "rir_resnet", "rir_fc", "rir_plain_fc"])
-def test_networks_of_targ_draw_all_weights_by_msr(arch: str) -> None:
+def test_networks_of_targ_sample_all_weights_by_msr(arch: str) -> None:
     drawn = [each for each in build(arch, classes=100).modules() if isinstance(each, (nn.Conv2d, nn.Linear))]
     for layer in drawn:
         inputs, outputs = layer.weight[0].numel(), layer.weight[:, 0].numel()
@@ -221,7 +221,7 @@ def test_networks_of_targ_draw_all_weights_by_msr(arch: str) -> None:
     assert isinstance(drawn[-1], nn.Linear) and (drawn[-1].bias is None or not drawn[-1].bias.any())
 
 
-def test_classifier_of_he_2016b_keeps_the_start_of_torch() -> None:
+def test_classifier_of_he_2016b_keeps_the_initial_values_of_torch() -> None:
     classify = build("preact_resnet20", classes=100).classify
     bound = 1 / math.sqrt(classify.in_features)
     assert float(classify.weight.detach().abs().max()) <= bound
@@ -302,8 +302,12 @@ def test_bad_network_shapes_are_refused(flags: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize(
     ("arch", "flags", "message"),
     [
-        ("rir_cnn", {"residual": "sas"}, "--residual sas: this architecture has no shortcuts"),
-        ("resnet_init_fc", {"residual": "sas"}, "--residual sas: this architecture has no shortcuts"),
+        ("rir_cnn", {"residual": "sas"}, "--residual sas: not supported, because the architecture has no shortcuts"),
+        (
+            "resnet_init_fc",
+            {"residual": "sas"},
+            "--residual sas: not supported, because the architecture has no shortcuts",
+        ),
         ("rir_fc", {"hidden_width": 0}, "--hidden-width 0: must be an integer from 1 to 65536"),
         ("rir_fc", {"hidden_blocks": 10**9}, "--hidden-blocks 1000000000: must be an integer from 1 to 1000"),
         ("preact_resnet164", {"block_layers": 5}, "--block-layers 5: a bottleneck always has three convolutions"),
@@ -321,7 +325,7 @@ def test_network_without_sites_gives_helpful_errors() -> None:
     with pytest.raises(UserError, match="the checkpoint does not fit --arch all_cnn_c"):
         model.load_state_dict({}, strict=True)
     small = Namespace(known=Namespace(shape=(3, 8, 8), classes=CLASSES))
-    with pytest.raises(UserError, match=r"images of .* are too small; at least 9x9 is needed"):
+    with pytest.raises(UserError, match=r"images of .* are too small; must be at least 9x9"):
         ARCH_MODEL_REGISTRY["all_cnn_c"].build_model(Namespace(arch="all_cnn_c"), small)
 
 

@@ -19,7 +19,7 @@ def test_finished_preparation_is_not_repeated(by_classes: Path, made: Path, tmp_
     out = tmp_path / "animals"
     shutil.copytree(made, out)
     before = content(out)
-    (tmp_path / "animals.partial" / "raw").mkdir(parents=True)  # left by a run killed at its very end
+    (tmp_path / "animals.partial" / "raw").mkdir(parents=True)  # from a run that was killed at its very end
     for flags, checked in (([], "sizes"), (["--verify"], "checksums")):
         assert main("custom", out, "--raw", by_classes, "--valid", 3, *flags) == 0
         assert capsys.readouterr().out == f"{out}: already contains these images ({checked} verified)\n"

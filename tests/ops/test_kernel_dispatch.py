@@ -165,7 +165,7 @@ def test_self_check_rejects_a_wrong_kernel(
 
     kernels = {name: getattr(right, name) for name in KERNELS} | {kernel: Spoiled()}
     monkeypatch.setattr(fused, "_kernels", lambda: SimpleNamespace(**kernels))
-    assert "the kernels are wrong on this device, by " in self_check.fault(DEVICE, torch.float32, 64)
+    assert "the kernels are wrong on this device: relative error " in self_check.fault(DEVICE, torch.float32, 64)
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_wrong_backends_are_refused() -> None:
     with pytest.raises(ValueError, match="--residual-backend cuda: choose one of auto, eager, triton"):
         connections.build("post_ln", 64, backend="cuda")
     for name, options in (("highway", {}), ("sas", {"sas_gate": "single"}), ("sas", {"sas_gamma": "free"})):
-        with pytest.raises(ValueError, match=f"--residual-backend triton: there is no kernel for --residual {name}"):
+        with pytest.raises(ValueError, match=f"--residual-backend triton: no kernel supports --residual {name}"):
             connections.build(name, 64, backend="triton", **options)
         connections.build(name, 64, backend="auto", **options)
 

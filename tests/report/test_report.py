@@ -147,7 +147,7 @@ def test_page_opens_with_scores_and_curves(page: Path) -> None:
     assert "<code>--lr</code>" in folded.split("</details>")[0]
 
 
-def test_untested_scores_have_a_reason_and_no_p(runs: list[Path], tmp_path: Path) -> None:
+def test_untested_scores_show_a_reason_but_no_p(runs: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     assert report.main([*map(str, runs), "--untested", "One seed: differences mean nothing.", "--out", str(out)]) == 0
     text = " ".join(Page(out.read_text()).text)
@@ -302,7 +302,7 @@ def test_parts_that_fail_are_notes_with_run_and_file(runs: list[Path], tmp_path:
 
 
 def test_findings_include_single_layers_and_missing_coefficients() -> None:
-    """The only layer may be a middle one, and a site may lack coefficients."""
+    """The only layer can be a middle one, and a site can lack coefficients."""
     lonely = analysis("l", "sas", [site("encoder", 9, "ffn", alpha=0.9), site("encoder", 9, "conv")])
     found = {each.claim: each.found for each in findings.findings(lonely)}
     assert found["α is above 0.9 nearly everywhere"].startswith("α > 0.9 at 0 of 1 sites")
@@ -396,7 +396,7 @@ def test_differing_words_are_marked() -> None:
 
 
 @structures.each
-def test_the_glossary_has_every_structure(name: str) -> None:
+def test_glossary_has_every_structure(name: str) -> None:
     found = glossary.entry(name)
     assert found.about.endswith(".") and "Formula" in found.fields and "Source" in found.fields
     assert "Source:" not in found.fields["Formula"]

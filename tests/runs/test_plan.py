@@ -122,7 +122,7 @@ def test_changed_effective_batch_must_be_explicit() -> None:
 
 
 def test_huge_effective_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"effective batch: 1,0.*: needs --update-freq 2\d\d,.*; at most 1,000,000"):
+    with pytest.raises(ValueError, match=r"effective batch: 1,0.*: requires --update-freq 2\d\d,.*; at most 1,000,000"):
         plan.plan_training(BASE, command(""), [A100], None, effective=10**15)
 
 
@@ -170,8 +170,8 @@ def test_image_models_keep_their_weights_in_fp32() -> None:
     assert words(plan.plan_training(images, command(""), [P100], None)) == "--distributed-world-size 1 --batch-size 128"
 
 
-def test_contradicting_precision_flags_are_refused() -> None:
-    with pytest.raises(ValueError, match="--precision bf16 and --fp16: give one of them"):
+def test_contradictory_precision_flags_are_refused() -> None:
+    with pytest.raises(ValueError, match="--precision bf16 and --fp16: give only one of them"):
         plan.plan_training(BASE, command("--fp16"), [A100], None, precision="bf16")
 
 

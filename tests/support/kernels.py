@@ -85,7 +85,7 @@ def sas_parameters(c: int, dtype: torch.dtype = torch.float32) -> Tensors:
 
 
 def results(function: Any, x: Tensor, f: Tensor, parameters: Tensors, g: Tensor, **given: Any) -> Tensors:
-    """Return y and all of its gradients."""
+    """Return y and all its gradients."""
     y = function(x, f, parameters, **given)
     return [y, *torch.autograd.grad(y, [x, f, *parameters], g.to(y.dtype))]
 
@@ -97,7 +97,7 @@ def in_double(*tensors: Tensor) -> Tensors:
 def check(
     kind: str, x: Tensor, f: Tensor, parameters: Tensors, p: float = 0.0, slack: float = 1.0, **scales: float
 ) -> None:
-    """Compare y and all gradients with fp64: to fp32's rounding, or in 16 bits to twice the error of eager PyTorch.
+    """Compare y and all gradients with fp64: up to rounding in fp32, or twice the error of eager PyTorch in 16 bits.
 
     All use the same dropout mask.
     """

@@ -1,4 +1,4 @@
-"""Run, study and data folders as the project leaves them, and which command reads which of their files."""
+"""Run, study and data folders as the project writes them, and the commands that read each of their files."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from support import strange_values, studies
 from support.scored_runs import data_folder, evaluated
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 20  # that a command may take
-REPORTS = 0.25  # of the cases of a file that a report reads
-DRAWN = 0.03  # of the cases are drawn as plots, the others only computed
+SECONDS = 20  # maximum duration of a command
+REPORTS = 0.25  # share of the cases of a file in which a report reads it
+DRAWN = 0.03  # share of the cases in which plots are drawn; in the others they are only computed
 IMAGES, CLASSES, SHAPE = 24, ["ant", "bee", "cow"], (3, 4, 4)
 
 IMAGE_STUDY = """
@@ -61,7 +61,8 @@ IMAGE_FLAGS = (
 
 @dataclass(frozen=True)
 class StrangeFile:
-    """A file that others wrote: how a field of it is altered, and the commands and functions that read it.
+    """A file written by others: the function that alters one of its fields, and the commands and functions that read
+    it.
 
     commands: command lines, below the folder; readers: functions of the folder, which may raise ValueError or OSError
     """
@@ -107,7 +108,7 @@ def log(folder: Path) -> None:
 
 
 def study(name: str) -> Callable[[Path], Any]:
-    """Check a study as before its first run."""
+    """Check a study as is done before its first run."""
 
     def check(folder: Path) -> None:
         plan.check_study(plan.read_study(folder / name), folder / name)
@@ -205,7 +206,7 @@ def log_lines(count: int) -> str:
 
 
 def image_results(run: Path, data: Path, seed: int) -> None:
-    """Write what evaluation leaves in the run folder of an image model."""
+    """Write the files that evaluation writes to the run folder of an image model."""
     choose = random.Random(seed)
     found = [answers.Answer(at % 3, choose.randrange(3), choose.random()) for at in range(IMAGES)]
     (run / "decode").mkdir(parents=True)
@@ -355,7 +356,7 @@ def command_outcome(words: str) -> tuple[str, bool]:
 
 
 def lost_of_report(words: str, code: int) -> str:
-    """Return which parts of the page are lost that do not depend on the strange file, "" if none is."""
+    """Return the missing parts of the page that do not depend on the strange file; "" if there are none."""
     healthy = [run for run in ("a", "x") if f" {run} " in f" {words} "]
     if not healthy:
         return ""
@@ -386,7 +387,7 @@ def reader_outcome(function: Callable[[Path], Any], folder: Path) -> tuple[str, 
 
 
 def blank_plot(rows: int = 1, columns: int = 1, **_: object) -> tuple[Any, Any]:
-    """Return what pyplot.subplots does, of axes that take everything and draw nothing."""
+    """Return the same as pyplot.subplots, with axes that accept every call and draw nothing."""
     axes = np.empty((rows, columns), dtype=object)
     for place in np.ndindex(axes.shape):
         axes[place] = MagicMock()

@@ -32,7 +32,7 @@ OTHERS = (None, True, False, [], {}, [[]], NESTED, [1, 2], ["a"], [None], {"a": 
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every value in a value: keys and places from the outermost."""
+    """Yield the path of every value in a value: keys and indices, outermost first."""
     yield path
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in inside:
@@ -40,7 +40,7 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def like(choose: Choose, value: Any) -> Any:
-    """Return a value of the same type as another, but of another magnitude or kind."""
+    """Return a value of the same type as another, but of a different magnitude or kind."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, (int, float)):
@@ -87,7 +87,7 @@ def as_yaml(choose: Choose, content: bytes) -> bytes:
 
 
 def as_log(choose: Choose, content: bytes) -> bytes:
-    """Alter a record of a log, its time, or how often it is there."""
+    """Alter a record of a log, its time, or the number of its copies."""
     lines = content.split(b"\n")
     place = choose.choice([place for place, line in enumerate(lines) if b'{"' in line])
     head, brace, rest = lines[place].partition(b"{")
@@ -98,7 +98,7 @@ def as_log(choose: Choose, content: bytes) -> bytes:
 
 
 def as_fields(choose: Choose, content: bytes) -> bytes:
-    """Alter a field of a line whose fields tabs part."""
+    """Alter a field of a tab-separated line."""
     lines = [line.split(b"\t") for line in content.split(b"\n")]
     fields = choose.choice(lines[:-1])
     text = str(choose.choice([*NUMBERS[:-1], *TEXTS]))

@@ -8,8 +8,8 @@ The file of a structure implements its formula a second time. Everything except 
                                                 # `formula` is then optional
     EXAMPLES = [{}, ...]                        # options for checking the formula: each choice and each `example=`
     VARIANTS = {"free": {"sas_gamma": "free"}}  # options that change the parameters: tested as models, names frozen
-    DEEP = {"residual_norm": "layer"}           # options with which 24 + 24 layers start finite; None if impossible
-    LIMITS = [{}, ...]                          # further options for numbers up to the limit of a dtype
+    DEEP = {"residual_norm": "layer"}           # options with which 24 + 24 layers start with finite values; None if
+    impossible LIMITS = [{}, ...]                          # further options for numbers up to the limit of a dtype
     COEFFICIENTS = {"alpha"}                    # names of `coefficients`
     IS_RANDOM = True                            # training differs from evaluation even without dropout of the branch
     IS_SLOW = True                              # the formula uses Python loops: only small cases are tested
@@ -61,7 +61,7 @@ NAMES = sorted(ALL)  # the structures to test: only one with --structure NAME
 
 
 def select(name: str) -> None:
-    """Restrict tests to one structure. Must be called before any test file is imported."""
+    """Restrict tests to one structure. This must be called before any test file is imported."""
     if name not in registered():
         raise pytest.UsageError(f"--structure {name}: choose one of {', '.join(registered())}")
     NAMES[:] = [name] if name in ALL else []

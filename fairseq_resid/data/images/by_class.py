@@ -88,7 +88,7 @@ def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
         )
     for part in PARTS:
         if not (root / part).is_dir():
-            raise ValueError(f"{name}: folder {part}/ is missing; train/CLASS/IMAGE and test/CLASS/IMAGE are needed")
+            raise ValueError(f"{name}: folder {part}/ is missing; must contain train/CLASS/IMAGE and test/CLASS/IMAGE")
         folders = {entry.name: entry for entry in _entries(root / part, f"{name}/{part}", inside)}
         for entry in folders.values():
             if not entry.is_dir():

@@ -156,7 +156,7 @@ def _make(
         )
     try:
         for folder in (data, raw):
-            shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
+            shutil.rmtree(folder, ignore_errors=True)  # from a run that was killed
             folder.mkdir()
         source = source or sources.downloaded(manifest, options.source)
         images = source.open(raw, options.workers)

@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add(
         "--clean",
         action=argparse.BooleanOptionalAction,
-        help="drop training pairs that are empty, too long, ...; or keep them",
+        help="drop training pairs that are empty, too long, ..., or keep them",
     )
     add(
         "--max-pieces",

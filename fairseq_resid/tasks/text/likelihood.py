@@ -16,7 +16,7 @@ from ...files import MOST_COUNT, MOST_NUMBER, bounded, read_rows, write_text
 from ..protocol import ScoringJob
 
 UNIT = "nats per reference subword with EOS, unsmoothed, teacher-forced"
-MAX_TOKENS = 4096  # padded positions per batch; the result does not depend on it
+MAX_TOKENS = 4096  # padded positions per batch; the result does not depend on this
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def differences(job: ScoringJob[Corpus]) -> list[str]:
     ]
     numbered, averaged = job.run.numbered("epoch"), job.averages["averaged"]
     if averaged != numbered[-known.count :]:
-        found.append(f"{len(averaged)} checkpoints averaged, not those of the last {known.count} epochs")
+        found.append(f"{len(averaged)} checkpoints averaged instead of those of the last {known.count} epochs")
     return found
 
 

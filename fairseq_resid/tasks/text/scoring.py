@@ -41,7 +41,7 @@ def bleu(
         raise ValueError(
             f"bleu_tokenize {tokenize!r}: unknown tokeniser; must be one of {', '.join(sorted(BLEU.TOKENIZERS))}"
         )
-    # force: text with its own tokens is tokenised on purpose, so sacrebleu must not warn.
+    # force: the text is tokenised on purpose, so sacrebleu must not warn about it.
     metric = BLEU(tokenize=tokenize, lowercase=lowercase, smooth_method=smooth, force=tokenize == "none")
     score = metric.corpus_score(hypotheses, [references])
     return Score(score.score, metric.get_signature().format())
@@ -73,7 +73,7 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 
 
 def split_compounds(line: str) -> str:
-    """Return a tokenised line with every hyphen between two words as a separate token."""
+    """Return a tokenised line in which every hyphen between two words is a separate token."""
     return COMPOUND.sub(r"\1 ##AT##-##AT## \2", line)
 
 
