@@ -17,6 +17,7 @@ Files are memory-mapped and read one at a time, so memory holds only the sum and
 from __future__ import annotations
 
 import argparse
+import sys
 import zipfile
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -142,6 +143,8 @@ def _add(model: dict[str, torch.Tensor], names: Sequence[str], sums: dict[str, t
 def average(paths: Sequence[Path], output: Path) -> None:
     """Average the checkpoints `paths` and write the result to `output`, replacing it only when complete.
 
+    Prints a warning if they span more than half of the training: the oldest models are then much worse than the newest.
+
     Raises: ValueError naming the file that cannot be read, or two files whose keys, shapes, dtypes or tying differ;
     OSError if `output` cannot be written.
     """
@@ -182,6 +185,13 @@ def average(paths: Sequence[Path], output: Path) -> None:
             torch.save(state, partial)
     except RuntimeError as error:  # torch.save raises this for a full disk or a missing folder
         raise OSError(f"{output}: cannot be written: {str(error).splitlines()[0]}") from None
+    updates = [number for each in inputs if (number := each["num_updates"])]
+    if updates and (span := max(updates) - min(updates)) > max(updates) / 2:
+        say(
+            f"{output}: warning: averages checkpoints from update {min(updates):,} to {max(updates):,}, "
+            f"{span / max(updates):.0%} of the training; a shorter span usually scores higher (--last N)",
+            file=sys.stderr,
+        )
 
 
 @frame.command(

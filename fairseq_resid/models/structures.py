@@ -78,7 +78,7 @@ def settle(args: argparse.Namespace, default: str, norms: Collection[str]) -> co
         options = connections.resolve(residual, {name: getattr(args, name, None) for name in connections.all_options()})
         connections.check_backend(residual, options, backend)
     except connections.InvalidOption as error:
-        raise UserError(str(error)) from None
+        raise UserError(error.flags) from None
     norm = getattr(args, "norm", None) or "layer"
     if norm not in norms:
         raise UserError(f"--norm {norm}: choose one of {', '.join(norms)}")
