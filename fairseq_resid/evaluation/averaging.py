@@ -185,11 +185,11 @@ def average(paths: Sequence[Path], output: Path) -> None:
             torch.save(state, partial)
     except RuntimeError as error:  # torch.save raises this for a full disk or a missing folder
         raise OSError(f"{output}: cannot be written: {str(error).splitlines()[0]}") from None
-    updates = [number for each in inputs if (number := each["num_updates"])]
+    updates = [int(number) for each in inputs if (number := each["num_updates"])]
     if updates and (span := max(updates) - min(updates)) > max(updates) / 2:
         say(
             f"{output}: warning: averages checkpoints from update {min(updates):,} to {max(updates):,}, "
-            f"{span / max(updates):.0%} of the training; a shorter span usually scores higher (--last N)",
+            f"{span / max(updates):.0%} of the training; to average fewer, use --last N",
             file=sys.stderr,
         )
 

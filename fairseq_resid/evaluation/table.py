@@ -69,14 +69,14 @@ def show(runs: dict[Path, Results], baselines: Baselines | None, console: Consol
 
 @frame.command(
     "table",
-    "Print a table of evaluated runs. Runs without scores are named on stderr; the exit code is 2 if no run has scores.",
+    "Print a table of evaluated runs. Runs without scores are named on stderr; the exit code is 2 if none has scores.",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Print the table; return 1 if a score is missing or below --at-least."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder that fairseq-resid evaluate has scored")
     add("--baselines", type=Path, metavar="FILE", help="file written by `fairseq-resid baselines --json`")
-    add("--at-least", type=float, metavar="BLEU", help="exit with code 1 if an averaged model scores lower or a score is missing")
+    add("--at-least", type=float, metavar="BLEU", help="exit with code 1 if a score is missing or lower")
     add("--markdown", action="store_true", help="print Markdown")
     options = parser.parse_args(argv)
     runs: dict[Path, Results] = {}
@@ -98,8 +98,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         print(markdown(runs, known), end="")
     else:
         show(runs, known, Console(highlight=False))
-    for error in missing:
-        say(f"{parser.prog}: warning: {error}", file=sys.stderr)
+    for absent in missing:
+        say(f"{parser.prog}: warning: {absent}", file=sys.stderr)
     least = options.at_least or 0
     below = {path: score for path, score in bleu.items() if score is not None and score < least}
     for path, score in below.items():

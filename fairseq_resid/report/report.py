@@ -23,7 +23,6 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from .. import records
 from ..analysis import analyze, curves, plots
 from ..analysis.results import Analysis
 from ..analysis.results import read_analysis as read_analysis
@@ -96,11 +95,13 @@ def figure(path: Path, caption: str) -> Figure:
     return Figure(base64.b64encode(read_bytes(path)).decode("ascii"), caption)
 
 
-def settings(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
+def settings(runs: Sequence[Run], notes: list[str]) -> list[tuple[str, list[str], bool]]:
     """Return every flag of the runs' commands with its value in each run; flags with different values come first."""
     values = []
     for run in runs:
-        record = records.remembered(run.record, RunRecord)
+        record: RunRecord | None = None
+        with fenced(notes, f"{run.name}: settings"):
+            record = run.read_record()
         command = TrainingCommand.parse(record.command) if record else None
         flags = {flag: " ".join(given) or "yes" for flag, given in command.flags} if command else {}
         values.append({"data": command.data, **flags} if command else None)
@@ -252,7 +253,7 @@ def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = (), untest
             shown = candidates[0].task.texts(candidates)
             texts = samples(shown.sources, shown.references, shown.outputs) if shown else []
     with fenced(notes, "settings"):
-        rows = settings(runs)
+        rows = settings(runs, notes)
     for run in runs:
         structure = analyses[run.path].structure if run.path in analyses else None
         if structure is not None and structure not in [each.name for each in glossary]:
