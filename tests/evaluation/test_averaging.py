@@ -171,14 +171,14 @@ def test_too_few_files_are_named(folder: Path) -> None:
         ValueError, match=r"--last 4.* 3 update-numbered checkpoints: checkpoint_1_900\.pt, checkpoint_2"
     ):
         averaging.last_checkpoints(folder, 4)
-    with pytest.raises(ValueError, match="contains 0 epoch-numbered checkpoints: none"):
+    with pytest.raises(ValueError, match="--last 1, but it contains only 0 epoch-numbered checkpoints: none"):
         averaging.last_checkpoints(folder, 1, "epoch")
     with pytest.raises(ValueError, match="--last 0"):
         averaging.last_checkpoints(folder, 0)
 
 
 def test_endless_range_of_epochs_stops_at_first_missing(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"checkpoint\d+\.pt: no such checkpoint; --epochs 1-1000000000000 needs"):
+    with pytest.raises(ValueError, match=r"checkpoint\d+\.pt: no such checkpoint; --epochs 1-1000000000000 requires"):
         averaging.epoch_checkpoints(folder, 1, 10**12)
 
 

@@ -250,7 +250,7 @@ STRANGE = {
     "unknown structure": (
         ("structure",),
         "of_tomorrow",
-        "structure of_tomorrow: left out: --residual of_",
+        "structure of_tomorrow: left out: name='of_tomorrow'",
     ),
     "no sites": (("sites",), {}, "sites: 0: must be 1 to 100000"),
     "layer of 10**9": (("sites", SITE, "layer"), 10**9, f"sites: {SITE}: layer: 1000000000: must be 0 to 9999"),
