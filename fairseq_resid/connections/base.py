@@ -152,7 +152,7 @@ def probability(dropout: Any) -> float:
     Raises: InvalidOption naming the value and the allowed range.
     """
     value = float(dropout) if isinstance(dropout, numbers.Real) else math.nan
-    if not 0 <= value <= 1:  # also true for NaN
+    if not 0 <= value <= 1:  # nor NaN
         raise InvalidOption(f"dropout {dropout}: must be a number from 0 to 1, or a module")
     return value
 

@@ -15,7 +15,7 @@ class InvalidOption(ValueError):
 
 
 def invalid(option: str, value: object, allowed: str) -> InvalidOption:
-    """Return the error for an invalid value: the flag, the value and the allowed values."""
+    """Return the error for an invalid value: the flag, the value and what is allowed."""
     return InvalidOption(f"--{option.replace('_', '-')} {value}: {allowed}")
 
 
@@ -57,7 +57,7 @@ class Option:
     def checked(self, value: Any) -> Any:
         """Return a value, possibly a string from a command line, converted to the option's type.
 
-        Raises: InvalidOption naming the flag, the value and the allowed values.
+        Raises: InvalidOption naming the flag, the value and what is allowed.
         """
         if self.type is str:
             if value not in self.choices:
@@ -98,7 +98,7 @@ class Options:
     """The options of a structure without any, and the base class of all others, which declare fields with `option`.
 
     A field is an int, a float, or a str with choices. Its name must not be that of a flag of fairseq.
-    Raises: InvalidOption naming the flag, the value and the allowed values.
+    Raises: InvalidOption naming the flag, the value and what is allowed.
     """
 
     @classmethod

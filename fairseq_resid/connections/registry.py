@@ -162,7 +162,7 @@ def check_backend(name: str, chosen: Options, backend: str) -> None:
     if backend == "triton" and not structure(name).has_kernel(chosen):
         given = {"residual": canonical(name), **chosen.values()}
         flags = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in given.items())
-        raise invalid("residual_backend", backend, f"no kernel supports {flags}; use auto or eager")
+        raise invalid("residual_backend", backend, f"there is no kernel for {flags}; use auto or eager")
 
 
 def draws_branches(name: str) -> bool:

@@ -97,7 +97,7 @@ def figure(path: Path, caption: str) -> Figure:
 
 
 def settings(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
-    """Return every flag of the runs' commands with its value in each run; flags with different values come first."""
+    """Return every flag of the runs' commands with its value in each run; flags that differ come first."""
     values = []
     for run in runs:
         record = records.remembered(run.record, RunRecord)

@@ -269,7 +269,7 @@ def test_checkpoint_without_backend_flag_uses_auto():
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"residual": "highway"}, "--residual-backend triton: no kernel supports --residual highway"),
+        ({"residual": "highway"}, "--residual-backend triton: there is no kernel for --residual highway"),
         ({"residual": "sas", "sas_gate": "single"}, "--sas-gate single"),
         ({"residual": "sas", "residual_backend": "gpu"}, "--residual-backend gpu: choose one of auto, eager, triton"),
     ],

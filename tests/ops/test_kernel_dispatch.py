@@ -183,7 +183,7 @@ def test_wrong_backends_are_refused() -> None:
     with pytest.raises(ValueError, match="--residual-backend cuda: choose one of auto, eager, triton"):
         connections.build("post_ln", 64, backend="cuda")
     for name, options in (("highway", {}), ("sas", {"sas_gate": "single"}), ("sas", {"sas_gamma": "free"})):
-        with pytest.raises(ValueError, match=f"--residual-backend triton: no kernel supports --residual {name}"):
+        with pytest.raises(ValueError, match=f"--residual-backend triton: there is no kernel for --residual {name}"):
             connections.build(name, 64, backend="triton", **options)
         connections.build(name, 64, backend="auto", **options)
 

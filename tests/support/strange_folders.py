@@ -39,9 +39,9 @@ from support import strange_values, studies
 from support.scored_runs import data_folder, evaluated
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 20  # maximum duration of a command
-REPORTS = 0.25  # share of the cases of a file in which a report reads it
-DRAWN = 0.03  # share of the cases in which plots are drawn; in the others they are only computed
+SECONDS = 20  # that a command may take
+REPORTS = 0.25  # of the cases of a file that a report reads
+DRAWN = 0.03  # of the cases are drawn as plots, the others only computed
 IMAGES, CLASSES, SHAPE = 24, ["ant", "bee", "cow"], (3, 4, 4)
 
 IMAGE_STUDY = """

@@ -87,7 +87,7 @@ def as_yaml(choose: Choose, content: bytes) -> bytes:
 
 
 def as_log(choose: Choose, content: bytes) -> bytes:
-    """Alter a record of a log, its time, or the number of its copies."""
+    """Alter a record of a log, its time, or how often it is there."""
     lines = content.split(b"\n")
     place = choose.choice([place for place, line in enumerate(lines) if b'{"' in line])
     head, brace, rest = lines[place].partition(b"{")
@@ -98,7 +98,7 @@ def as_log(choose: Choose, content: bytes) -> bytes:
 
 
 def as_fields(choose: Choose, content: bytes) -> bytes:
-    """Alter a field of a tab-separated line."""
+    """Alter a field of a line whose fields tabs part."""
     lines = [line.split(b"\t") for line in content.split(b"\n")]
     fields = choose.choice(lines[:-1])
     text = str(choose.choice([*NUMBERS[:-1], *TEXTS]))
