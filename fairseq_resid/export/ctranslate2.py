@@ -33,7 +33,7 @@ ACTIVATIONS = {
 }
 WEIGHTS, CONFIG = "model.bin", "config.json"
 VOCABULARIES = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")
-BYTES = (4, 1, 2, 4, 2, 2)  # per value of float32, int8, int16, int32, float16, bfloat16: the file stores the index
+BYTES = (4, 1, 2, 4, 2, 2)  # of float32, int8, int16, int32, float16, bfloat16, by their number in the file
 EMBEDDINGS = {"source": "encoder/embeddings_0/weight", "target": "decoder/embeddings/weight"}
 POSITIONS = {
     "source": "encoder/position_encodings/encodings",
@@ -232,7 +232,7 @@ class Model:
         check_files(folder, record.longest)
         try:
             self.translator = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
-        except (RuntimeError, ValueError) as error:  # also for a vocabulary that is not JSON or of the wrong size
+        except (RuntimeError, ValueError) as error:  # also for a vocabulary that is not JSON or has the wrong size
             raise ValueError(f"{folder}: CTranslate2 cannot load it: {' '.join(str(error).split())}") from None
         self.longest = record.longest
 
@@ -269,7 +269,7 @@ class Model:
         most: int,
         suppressed: list[list[str]] | None,
     ) -> list[list[Hypothesis]]:
-        """Return all hypotheses for a batch of sources, best first. most: maximum number of subwords."""
+        """Return all hypotheses of a batch of sources, best first. most: maximum number of subwords."""
         results = self.translator.translate_batch(
             [list(source) for source in sources],
             None if prefixes is None else [list(prefix) for prefix in prefixes],

@@ -26,7 +26,7 @@ OLDEST_PYTHON = (3, 11)  # engine releases for older Python versions give differ
 class Search:
     """Beam search with the settings of fairseq-generate.
 
-    A translation has at most max_len_a · (source length including </s>) + max_len_b subwords.
+    A translation has at most max_len_a · (source length with </s>) + max_len_b subwords.
     """
 
     beam: int = 4
@@ -114,7 +114,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Kind:
-    """An engine: the module that writes its files, the module that loads them, and the package that it requires."""
+    """An engine: the module here that writes its files, the one that loads them, and the package that it needs."""
 
     writer: str
     loader: str
@@ -170,7 +170,7 @@ def read(folder: Path) -> Record:
     if min(known.longest) < 1:
         raise ValueError(f"{file}: longest {list(known.longest)}: must be positive")
     if known.search.beam > MOST_BEAM or known.search.batch_size > MOST_BATCH:
-        raise ValueError(f"{file}: search: beam must be at most {MOST_BEAM}, and batch_size at most {MOST_BATCH:,}")
+        raise ValueError(f"{file}: search: beam must be {MOST_BEAM} or less, and batch_size {MOST_BATCH:,} or less")
     return known
 
 

@@ -43,10 +43,10 @@ CLASSES = {"fsmt": "FSMTForConditionalGeneration", "m2m_100": "M2M100ForConditio
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 VOCABULARY, TARGET_VOCABULARY = "vocab.json", "target_vocab.json"
 SPECIAL = {BOS: 0, PAD: 1, EOS: 2, UNK: 3}
-# Files that would make the library load other classes than the two above.
+# Files that would make the library load something other than the two above.
 FOREIGN = ("adapter_config.json", "model.safetensors.index.json")
 MOST_LAYERS, MOST_WIDTH, MOST_POSITIONS = 1000, 1 << 17, 1 << 20
-FORBIDDEN = -1e9  # but </s> gets -inf: any finite log p could end a hypothesis
+FORBIDDEN = -1e9  # </s> gets -inf: with any other value of log p it would end a hypothesis
 
 
 def write(
@@ -395,14 +395,14 @@ def check_files(folder: Path, longest: tuple[int, int]) -> dict[str, int]:
     for name, most in limits.items():
         value = known.get(name)
         if type(value) is not int or not 0 <= value <= most:
-            raise ValueError(f"{file}: {name} {printable(str(value)[:40])}: must be a number of at most {most:,}")
+            raise ValueError(f"{file}: {name} {printable(str(value)[:40])}: must be a number up to {most:,}")
     if (found := known["max_position_embeddings"]) != max(longest):
         raise ValueError(f"{file}: max_position_embeddings {found:,}: must be {max(longest):,}")
     return check_weights(folder, known)
 
 
 def check_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
-    """Check that the names and shapes of the weights match the model, and return the sizes of both vocabularies.
+    """Check that the names and shapes of the weights are those of the model, and return the sizes of both vocabularies.
 
     Raises: OSError if the file does not exist; ValueError naming the file and the problem.
     """
@@ -427,7 +427,7 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
             else [settings.vocab_size] * 2
         )
         if shared != [sizes[0], settings.d_model]:
-            raise ValueError(f"the embeddings have shape {shared}")
+            raise ValueError(f"embeddings have shape {shared}")
         with torch.device("meta"):
             expected = made(settings).state_dict()
     except Exception as error:  # the configuration classes raise many types
@@ -512,7 +512,7 @@ class Model:
             self.model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
                 folder, local_files_only=True, use_safetensors=True, trust_remote_code=False
             ).eval()
-        except Exception as error:  # transformers raises many types
+        except Exception as error:  # of many types
             raise ValueError(f"{folder}: transformers cannot load it: {' '.join(str(error).split())}") from None
         self.model.generation_config = (
             transformers.GenerationConfig()

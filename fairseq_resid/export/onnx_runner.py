@@ -29,8 +29,8 @@ INPUTS = {
     STEP: ["token", "step", "mask", "source_keys", "source_values", "keys", "values"],
 }
 OUTPUTS = {ENCODER: ["mask", "source_keys", "source_values"], STEP: ["log_p", "new_keys", "new_values"]}
-SHORTEST = 1  # minimum subwords in a translation without a prefix: fairseq's --min-len
-TOGETHER = 32  # sentences per batch in scoring
+SHORTEST = 1  # subwords of a translation without a prefix, fairseq's --min-len
+TOGETHER = 32  # sentences in a batch that is scored
 
 Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
@@ -238,7 +238,7 @@ def session(file: Path, words: int, longest: int, threads: int) -> Any:
     settings.intra_op_num_threads, settings.log_severity_level = threads, 4
     try:
         loaded = onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions have no common base class
+    except Exception as error:  # its exceptions have no common class
         raise ValueError(f"{file}: ONNX Runtime cannot load it: {printable(' '.join(str(error).split()))}") from None
     names = [each.name for each in loaded.get_inputs()], [each.name for each in loaded.get_outputs()]
     known = loaded.get_modelmeta().custom_metadata_map

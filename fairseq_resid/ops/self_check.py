@@ -1,4 +1,4 @@
-"""Compare the kernels with the eager formulas on small tensors, on the device and in the dtype of the first use.
+"""Compare the kernels with the eager formulas on small tensors, on the device and in the dtype of their first use.
 
 dispatch.py does this once for each kind of tensor, so that a driver, compiler or GPU that breaks the kernels costs
 speed instead of ruining a training run.
@@ -90,4 +90,4 @@ def fault(device: torch.device, dtype: torch.dtype, channels: int) -> str:
             error = own_thread.submit(check).result()
     except Exception as failure:  # no C compiler, a wrong driver, a broken installation: the exceptions differ
         return f"triton does not run: {(str(failure).strip() or repr(failure)).splitlines()[0]}"
-    return "" if error <= TOLERANCE else f"the kernels are wrong on this device: relative error {error:.2g}"
+    return "" if error <= TOLERANCE else f"the kernels are wrong on this device, by {error:.2g} of the largest value"

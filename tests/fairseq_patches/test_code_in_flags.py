@@ -61,7 +61,7 @@ def test_code_in_a_study_is_refused(tmp_path: Path) -> None:
         "--valid-subset ../other/valid",
     ],
 )
-def test_study_cannot_name_a_file_outside_its_data(tmp_path: Path, flag: str) -> None:
+def test_study_names_no_file_outside_its_data(tmp_path: Path, flag: str) -> None:
     path = studies.written(tmp_path, studies.TEXT.replace("--residual sas", f"--residual sas {flag}", 1))
     with pytest.raises(ValueError, match=rf"trial\.yaml: sas in flat: {flag.replace('.', '[.]')}: names a file"):
         plan.check_study(plan.read_study(path), path)

@@ -41,7 +41,7 @@ def bleu(
         raise ValueError(
             f"bleu_tokenize {tokenize!r}: unknown tokeniser; must be one of {', '.join(sorted(BLEU.TOKENIZERS))}"
         )
-    # force: the text is tokenised on purpose, so sacrebleu must not warn about it.
+    # force: text with its own tokens is tokenised on purpose, so sacrebleu must not warn.
     metric = BLEU(tokenize=tokenize, lowercase=lowercase, smooth_method=smooth, force=tokenize == "none")
     score = metric.corpus_score(hypotheses, [references])
     return Score(score.score, metric.get_signature().format())
