@@ -153,7 +153,7 @@ def probability(dropout: Any) -> float:
     """
     value = float(dropout) if isinstance(dropout, numbers.Real) else math.nan
     if not 0 <= value <= 1:  # nor NaN
-        raise InvalidOption(f"dropout {dropout}: must be a number from 0 to 1, or a module")
+        raise InvalidOption("dropout", dropout, "must be a number from 0 to 1, or a module")
     return value
 
 

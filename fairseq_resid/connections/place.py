@@ -48,9 +48,9 @@ class Place:
             try:
                 number = operator.index(given)
             except TypeError:
-                raise InvalidOption(f"{name} {given!r}: must be an integer of at least {least}") from None
+                raise InvalidOption(name, given, f"must be an integer of at least {least}") from None
             if number < least:
-                raise InvalidOption(f"{name} {given}: must be an integer of at least {least}")
+                raise InvalidOption(name, given, f"must be an integer of at least {least}")
             object.__setattr__(self, name, number)
 
     def depth(self, stack: str) -> int:

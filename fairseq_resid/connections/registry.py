@@ -12,7 +12,7 @@ from torch import nn
 from ..ops import BACKENDS
 from .base import ResidualConnection
 from .folding import Fold
-from .options import Option, Options, invalid
+from .options import InvalidOption, Option, Options
 from .place import Place, layer_norm
 from .stream import ResidualStream
 
@@ -96,7 +96,7 @@ def canonical(name: str) -> str:
     """
     name = _ALIASES.get(name, name)
     if name not in _STRUCTURES:
-        raise invalid("residual", name, f"choose one of {', '.join(names())}")
+        raise InvalidOption("name", name, f"choose one of {', '.join(names())}")
     return name
 
 
@@ -131,8 +131,8 @@ def resolve(name: str, given: dict[str, Any]) -> Options:
     chosen = {option: value for option, value in given.items() if value is not None}
     for option, value in chosen.items():
         if option not in known:
-            has = ", ".join("--" + key.replace("_", "-") for key in known) or "none"
-            raise invalid(option, value, f"not an option of the residual {canonical(name)}, whose options are: {has}")
+            allowed = f"not an option of the residual {canonical(name)}, whose options are: {{others}}"
+            raise InvalidOption(option, value, allowed, dict.fromkeys(known))
     return structure(name).options(**chosen)
 
 
@@ -145,9 +145,9 @@ def resolve_final_norm(name: str, given: str | None) -> bool:
     if given is None:
         return bool(default)
     if default is None:
-        raise invalid("final_norm", given, f"the residual {canonical(name)} ends a stack with its own norm")
+        raise InvalidOption("final_norm", given, f"the residual {canonical(name)} ends a stack with its own norm")
     if given not in FINAL_NORMS:
-        raise invalid("final_norm", given, f"choose one of {', '.join(FINAL_NORMS)}")
+        raise InvalidOption("final_norm", given, f"choose one of {', '.join(FINAL_NORMS)}")
     return given == "layer"
 
 
@@ -157,11 +157,10 @@ def check_backend(name: str, chosen: Options, backend: str) -> None:
     Raises: InvalidOption for an unknown backend, or for triton without a kernel.
     """
     if backend not in BACKENDS:
-        raise invalid("residual_backend", backend, f"choose one of {', '.join(BACKENDS)}")
+        raise InvalidOption("backend", backend, f"choose one of {', '.join(BACKENDS)}")
     if backend == "triton" and not structure(name).has_kernel(chosen):
-        given = {"residual": canonical(name), **chosen.values()}
-        flags = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in given.items())
-        raise invalid("residual_backend", backend, f"there is no kernel for {flags}; use auto or eager")
+        given = {"name": canonical(name), **chosen.values()}
+        raise InvalidOption("backend", backend, "there is no kernel for {others}; use auto or eager", given)
 
 
 def draws_branches(name: str) -> bool:

@@ -17,6 +17,7 @@ Files are memory-mapped and read one at a time, so memory use is the sum plus on
 from __future__ import annotations
 
 import argparse
+import sys
 import zipfile
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -142,11 +143,14 @@ def _add(model: dict[str, torch.Tensor], names: Sequence[str], sums: dict[str, t
 def average(paths: Sequence[Path], output: Path) -> None:
     """Average the checkpoints `paths` and write the result to `output`, replacing it only when complete.
 
+    Prints a warning if they span more than half of the training: the oldest models are then much worse than the newest.
+
     Raises: ValueError naming the file that cannot be read, or two files whose keys, shapes, dtypes or tying differ;
     OSError if `output` cannot be written.
     """
     layouts: dict[Path, Layout] = {}
     inputs = []
+    updates: list[int] = []
     sums: dict[str, torch.Tensor] = {}
     with Progress(
         f"average {output}", 2 * sum(path.stat().st_size for path in paths if path.is_file()), "B"
@@ -157,6 +161,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
             check_finite(state["model"], path)
             _check_views(state["model"], path)
             layouts[path] = layout(state["model"])
+            updates.append(num_updates(state) or 0)
             inputs.append({"file": path.name, "sha256": sha256(path), "num_updates": num_updates(state)})
             del state
             progress.advance(path.stat().st_size)
@@ -168,7 +173,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
             _add(load_checkpoint(path)["model"], names, sums)
             progress.advance(path.stat().st_size)
 
-    newest = max(range(len(paths)), key=lambda index: (inputs[index]["num_updates"] or 0, index))
+    newest = max(range(len(paths)), key=lambda index: (updates[index], index))
     state = load_checkpoint(paths[newest])
     model = OrderedDict(state["model"])
     for name, (_, dtype, tied) in layouts[paths[newest]].items():
@@ -182,6 +187,13 @@ def average(paths: Sequence[Path], output: Path) -> None:
             torch.save(state, partial)
     except RuntimeError as error:  # how torch.save reports a full disk or a missing folder
         raise OSError(f"{output}: cannot be written: {str(error).splitlines()[0]}") from None
+    first, last = min(updates), max(updates)
+    if 0 < first < last / 2:
+        say(
+            f"{output}: warning: averages checkpoints from update {first:,} to {last:,}, {1 - first / last:.0%} of the "
+            "training; a shorter span usually scores higher (--last N)",
+            file=sys.stderr,
+        )
 
 
 @frame.command(

@@ -61,7 +61,7 @@ def settle(args: argparse.Namespace, default: str) -> connections.Options:
         options = connections.resolve(residual, {name: getattr(args, name, None) for name in connections.all_options()})
         connections.check_backend(residual, options, backend)
     except connections.InvalidOption as error:
-        raise UserError(str(error)) from None
+        raise UserError(error.flags) from None
     # Only when training: a namespace with _name comes from a checkpoint, which can be decoded anywhere.
     if backend == "triton" and not hasattr(args, "_name") and (reason := absence(getattr(args, "cpu", False))):
         raise UserError(f"--residual-backend triton: {reason}; use --residual-backend auto")

@@ -78,7 +78,7 @@ def resolve_residual(args: argparse.Namespace) -> None:
     try:
         final_norm = connections.resolve_final_norm(residual, getattr(args, "final_norm", None))
     except connections.InvalidOption as error:
-        raise UserError(str(error)) from None
+        raise UserError(error.flags) from None
     if residual in DRAWN_AHEAD:
         connections.build(residual, 1, **options.values())
     if any(flags.values()) and not (residual == "pre_ln" and all(flags.values())):

@@ -109,6 +109,6 @@ def use_kernels(backend: str, training: bool, x: Tensor, f: Tensor) -> bool:
         _say("residual backend: triton")
         return True
     if backend == "triton" and training:
-        raise ValueError(f"--residual-backend triton: {reason}; use --residual-backend auto")
+        raise ValueError(f"residual backend triton: {reason}; use auto or eager")
     _say(f"residual backend: eager ({reason})")
     return False

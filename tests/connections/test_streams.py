@@ -96,11 +96,11 @@ def test_depth_dependent_structure_declares_it(name: str) -> None:
 def test_final_norm_follows_flag_or_source(name: str) -> None:
     source = connections.structure(name).final_norm
     if source is None:
-        with pytest.raises(connections.InvalidOption, match="--final-norm layer: the residual"):
+        with pytest.raises(connections.InvalidOption, match="final_norm='layer': the residual"):
             connections.resolve_final_norm(name, "layer")
         return
     assert [connections.resolve_final_norm(name, given) for given in (None, "none", "layer")] == [source, False, True]
-    with pytest.raises(connections.InvalidOption, match="--final-norm batch: choose one of none, layer"):
+    with pytest.raises(connections.InvalidOption, match="final_norm='batch': choose one of none, layer"):
         connections.resolve_final_norm(name, "batch")
     end = Place(C, kind="stream")
     bare = connections.build_stream(name, end, False)

@@ -98,6 +98,15 @@ def test_average_equals_wide_precision_sum_divided_by_n(files: list[Path], tmp_p
     assert got["fp16"].isfinite().all()
 
 
+def test_average_of_most_of_the_training_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [save(tmp_path / f"checkpoint{epoch}.pt", epoch) for epoch in (5, 6, 9, 10)]
+    averaging.average(files, tmp_path / "out.pt")  # updates 500 to 1,000
+    assert capsys.readouterr().err == ""
+    averaging.average([save(tmp_path / "checkpoint4.pt", 4), *files], tmp_path / "out.pt")
+    said = f"{tmp_path / 'out.pt'}: warning: averages checkpoints from update 400 to 1,000, 60% of the training; "
+    assert capsys.readouterr().err.startswith(said)
+
+
 def test_integers_and_markers_come_from_the_newest_file(files: list[Path], tmp_path: Path) -> None:
     averaging.average([files[2], files[0], files[1]], tmp_path / "out.pt")
     out = load_checkpoint(tmp_path / "out.pt")

@@ -77,7 +77,7 @@ def test_triton_backend_is_logged_once(forgetful: None, caplog: pytest.LogCaptur
 def test_unsupported_input_is_refused_by_triton_backend(dtype: torch.dtype, c: int, reason: str) -> None:
     made = site("post_ln", c).to(dtype)
     x, f = (t.to(DEVICE) for t in cpu(dtype, c))
-    with pytest.raises(ValueError, match=f"--residual-backend triton: {reason}"):
+    with pytest.raises(ValueError, match=f"residual backend triton: {reason}"):
         made(x, f)
     expected = made.combine(x, f)
     assert torch.equal(made.eval()(x, f), expected)
@@ -87,7 +87,7 @@ def test_unsupported_input_is_refused_by_triton_backend(dtype: torch.dtype, c: i
 def test_model_trained_with_triton_decodes_on_cpu(no_interpreter: None, caplog: pytest.LogCaptureFixture) -> None:
     made = site("sas").cpu()
     x, f = cpu()
-    with pytest.raises(ValueError, match=r"--residual-backend triton: the kernels need an NVIDIA GPU.*on cpu"):
+    with pytest.raises(ValueError, match=r"residual backend triton: the kernels need an NVIDIA GPU.*on cpu"):
         made(x, f)
     with caplog.at_level(logging.INFO):
         assert torch.equal(made.eval()(x, f), made.combine(x, f))
@@ -131,7 +131,7 @@ def test_broken_triton_is_detected_before_use(
 
     monkeypatch.setattr(fused, "_drop", fail)
     made = site("rskip_ln")
-    with pytest.raises(ValueError, match=r"--residual-backend triton: triton does not run: Failed to find C comp"):
+    with pytest.raises(ValueError, match=r"residual backend triton: triton does not run: Failed to find C comp"):
         made(draw(2, 64, seed=1), draw(2, 64, seed=2))
     with caplog.at_level(logging.INFO):
         made.eval()(draw(2, 64, seed=1), draw(2, 64, seed=2))
@@ -180,10 +180,10 @@ def test_self_check_leaves_torch_state_unchanged(c: int, dtype: torch.dtype) -> 
 
 
 def test_wrong_backends_are_refused() -> None:
-    with pytest.raises(ValueError, match="--residual-backend cuda: choose one of auto, eager, triton"):
+    with pytest.raises(ValueError, match="backend='cuda': choose one of auto, eager, triton"):
         connections.build("post_ln", 64, backend="cuda")
     for name, options in (("highway", {}), ("sas", {"sas_gate": "single"}), ("sas", {"sas_gamma": "free"})):
-        with pytest.raises(ValueError, match=f"--residual-backend triton: there is no kernel for --residual {name}"):
+        with pytest.raises(ValueError, match=f"backend='triton': there is no kernel for name='{name}'"):
             connections.build(name, 64, backend="triton", **options)
         connections.build(name, 64, backend="auto", **options)
 
