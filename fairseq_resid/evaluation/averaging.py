@@ -150,6 +150,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
     """
     layouts: dict[Path, Layout] = {}
     inputs = []
+    updates: list[int] = []
     sums: dict[str, torch.Tensor] = {}
     with Progress(
         f"average {output}", 2 * sum(path.stat().st_size for path in paths if path.is_file()), "B"
@@ -160,6 +161,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
             check_finite(state["model"], path)
             _check_views(state["model"], path)
             layouts[path] = layout(state["model"])
+            updates.append(num_updates(state) or 0)
             inputs.append({"file": path.name, "sha256": sha256(path), "num_updates": num_updates(state)})
             del state
             progress.advance(path.stat().st_size)
@@ -171,7 +173,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
             _add(load_checkpoint(path)["model"], names, sums)
             progress.advance(path.stat().st_size)
 
-    newest = max(range(len(paths)), key=lambda index: (inputs[index]["num_updates"] or 0, index))
+    newest = max(range(len(paths)), key=lambda index: (updates[index], index))
     state = load_checkpoint(paths[newest])
     model = OrderedDict(state["model"])
     for name, (_, dtype, tied) in layouts[paths[newest]].items():
