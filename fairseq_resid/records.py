@@ -68,6 +68,16 @@ class _Loader(yaml.SafeLoader):
         finally:
             self.depth -= 1
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return a dict. PyYAML would silently take the last of several equal keys."""
+        known: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in known:
+                raise ValueError(f"line {key.start_mark.line + 1}: {key.value[:80]} is given twice")
+            known.add(str(key.value))
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
+
     def number(self, node: yaml.ScalarNode) -> int | float:
         """Return a number; unlike PyYAML's, not in base 60."""
         text: str = node.value.lower()

@@ -195,8 +195,10 @@ class Argument(str):
 def place_data(argv: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[TrainingCommand, TrainingCommand]:
     """Return the recipe's command, with the user's data folder if one is given, and the user's flags.
 
-    Raises: ValueError unless there is exactly one data folder; see also `check_flags`.
+    Raises: ValueError unless there is exactly one data folder; see also `check_own_flags` and `check_flags`.
     """
+    # First of all: fairseq's parser imports the folder of --user-dir, which would run its code.
+    check_own_flags(TrainingCommand.parse([*argv, *extra]))
     recipes = list(takewhile(lambda word: not FLAG.match(word), argv))
     rest, mine = (list(map(Argument, part)) for part in (argv[len(recipes) :], extra))
     given = check_flags([*(recipes or ["DATA"])[:1], *rest, "--arch", arch, *mine])
@@ -385,7 +387,6 @@ def request(
     recipe_argv = recipe.read(name)
     # Only fairseq's parser, in place_data, knows whether a word after a flag is the data folder.
     words = TrainingCommand.parse([*recipe_argv, *extra])
-    check_own_flags(words)
     check_architecture(arch, words)
     check_task(arch, words)
     # Before fairseq reads the flags: it warns that --bf16 needs a TPU.

@@ -200,7 +200,10 @@ def load_notes(study: Study, file: Path, folder: Path) -> dict[str, Note]:
             before = TrainingCommand.parse(split(note.flags))
         except ValueError as error:
             raise ValueError(f"{note_file(folder / name)}: flags: {error}") from None
-        differences = before.changes(flags_of(study, note.run))
+        try:
+            differences = before.changes(flags_of(study, note.run))
+        except ValueError as error:
+            raise ValueError(f"{file}: {note.run.arm} in {note.run.setting}: {error}") from None
         now = scoring_terms(study, note.run)
         differences += [
             f"{key} was {note.terms[key]}, now {now.get(key)}" for key in note.terms if note.terms[key] != now.get(key)

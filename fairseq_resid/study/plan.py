@@ -277,10 +277,15 @@ def arguments(study: Study, run: Planned) -> tuple[str, list[str]]:
 
 
 def flags_of(study: Study, run: Planned) -> TrainingCommand:
-    """Return all flags of a run that do not depend on the machine, including the recipe's."""
+    """Return all flags of a run that do not depend on the machine, including the recipe's.
+
+    Raises: ValueError naming the missing or invalid flag, or one that names a file.
+    """
     arch, extra = arguments(study, run)
     base, own = launch.place_data(recipe.read(study.recipe), arch, extra)
-    return base.and_then(TrainingCommand.parse(["--arch", arch])).and_then(own)
+    found = base.and_then(TrainingCommand.parse(["--arch", arch])).and_then(own)
+    check_paths(found)
+    return found
 
 
 def check_study(study: Study, path: Path) -> None:
@@ -293,7 +298,7 @@ def check_study(study: Study, path: Path) -> None:
         for is_tuning in (False, True) if study.tuning else (False,):
             run = Planned(setting, arm, value, 1, is_tuning)
             try:
-                check_paths(TrainingCommand.parse(arguments(study, run)[1]))
+                flags_of(study, run)
                 requested = launch.request(study.recipe, *arguments(study, run), Path("unused"))
                 check_kind(requested.command, study.measure)
                 if study.task.has_averages:
@@ -306,7 +311,7 @@ def check_study(study: Study, path: Path) -> None:
 
 
 def check_paths(given: TrainingCommand) -> None:
-    """Raise ValueError for a flag of a study file that names a file: a study only reads its data folder."""
+    """Raise ValueError for a flag of a study file or its recipe that names a file: a study only reads its data."""
     for flag, values in given.flags:
         for value in values:
             if flag in FILE_FLAGS or "/" in value or value.startswith("~"):

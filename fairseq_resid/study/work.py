@@ -61,6 +61,7 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
     with locked(place.work / f"{run.name}.lock", f"{run.name}: another process is running it", wait=True):
         if kept.note_file(target).is_file():
             return
+        flags = shlex.join(flags_of(study, run).arguments)
         arch, extra = arguments(study, run)
         requested = launch.request(study.recipe, arch, extra, folder.path)
         launch.check_data(requested.command)
@@ -79,7 +80,7 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
         note = kept.Note(
             place.name,
             run,
-            shlex.join(flags_of(study, run).arguments),
+            flags,
             outcome,
             terms=kept.scoring_terms(study, run),
             data=folders.of_folder(data).fingerprint(data),

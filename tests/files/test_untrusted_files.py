@@ -91,10 +91,10 @@ def test_log_that_restarts_at_every_line_is_read_quickly(tmp_path: Path) -> None
         (tmp_path / "train.log").write_text(
             "".join(f'{{"epoch": {n}, "valid_loss": 2, "train_num_updates": {n}}}\n' for n in count)
         )
-        begun = time.monotonic()
+        begun = time.process_time()
         Run(tmp_path).training_summary()
         curves.read_curves(Run(tmp_path))
-        assert time.monotonic() - begun < 20
+        assert time.process_time() - begun < 20
 
 
 def test_results_of_many_models_with_many_scores_are_refused(tmp_path: Path) -> None:
@@ -129,6 +129,7 @@ HOSTILE_YAML = {
     "deep lists of a line each": ("- " * 100_000, "line 1: nested too deeply"),
     "a date that does not exist": ("a: 2024-99-99", "2024-99-99"),
     "a merge": ("<<: {a: x}", ""),
+    "a key twice": ("a: x\nb: [{c: 1, c: 2}]", "line 2: c is given twice"),
     "many items": ("a: [" + "x," * 130_000 + "]", "x"),
     "more than 256 KB": ("a: x\n" + "#" * (1 << 18), "262,149 bytes; at most 262,144 are read"),
 }
@@ -138,13 +139,13 @@ HOSTILE_YAML = {
 def test_hostile_yaml_is_refused_or_read_as_text(text: str, tmp_path: Path) -> None:
     content, expected = HOSTILE_YAML[text]
     (tmp_path / "study.yaml").write_text(content)
-    begun = time.monotonic()
+    begun = time.process_time()
     try:
         found = str(records.read(tmp_path / "study.yaml", dict).get("a", ""))
     except ValueError as error:
         found = str(error)
         assert found.startswith(f"{tmp_path / 'study.yaml'}: ") and "\n" not in found
-    assert expected in found and time.monotonic() - begun < 20
+    assert expected in found and time.process_time() - begun < 20
 
 
 def test_yaml_has_the_types_of_version_1_2() -> None:
