@@ -50,6 +50,7 @@ class ResidualConnection(nn.Module):
         self.dropout = dropout if isinstance(dropout, nn.Module) else nn.Dropout(probability(dropout))
         self.backend = backend
         self.dim = place.dim
+        self.kernel = ("chain", 1)  # that combine_fused calls, and its number of norms
         # Bounds on the channels of a state, multiples of C; 0: no maximum. A structure with a wide state may set both;
         # `build` sets the maximum of all others to C.
         self.least_width, self.most_width = place.dim, 0
@@ -79,7 +80,7 @@ class ResidualConnection(nn.Module):
         if not is_tracing:
             check_shapes(state, f_out, self.dim, self.least_width, self.most_width)
         if not torch.jit.is_scripting():  # noqa: SIM102
-            if use_kernels(self.backend, self.training, state, f_out):
+            if use_kernels(self.backend, self.training, state, f_out, self.kernel):
                 p = dropout_probability(self.dropout)
                 if p is None:
                     return self.combine_fused(state, self.dropout(f_out), 0.0)

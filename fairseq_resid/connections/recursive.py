@@ -35,6 +35,7 @@ class RecursiveSkipLayerNorm(ResidualConnection):
 
     def __init__(self, place: Place, options: RecursiveOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
+        self.kernel = ("chain", options.skip_lambda)
         self.norm = place.norm(place.dim)
         self.recursive_norms = nn.ModuleList([place.norm(place.dim) for _ in range(options.skip_lambda - 1)])
 

@@ -99,6 +99,7 @@ class SelfAdaptiveScaling(ResidualConnection):
         super().__init__(place, options, *rest)
         self.free_gamma = options.sas_gamma == "free"
         biases = [options.sas_alpha_bias, options.sas_beta_bias, *([0.0] if self.free_gamma else [])]
+        self.kernel = ("sas", 1)
         self.norm = place.norm(place.dim)
         self.gate = GATES[options.sas_gate](place.dim, biases)
         self.gates = len(biases)

@@ -283,7 +283,7 @@ def test_invalid_backend_is_refused(given, text):
 def test_unusable_kernels_are_refused_only_in_training(monkeypatch):
     monkeypatch.setattr(dispatch, "_INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    said = re.escape("--residual-backend triton: no NVIDIA GPU is in use; use --residual-backend auto")
+    said = re.escape("--residual-backend triton: no GPU is in use; use --residual-backend auto")
     with pytest.raises(UserError, match=said):
         settings("transformer_sas_tiny", residual_backend="triton")
     assert settings("transformer_sas_tiny", residual_backend="triton", _name="transformer_sas_tiny")

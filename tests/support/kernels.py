@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +27,14 @@ if DEVICE.type == "cuda" and torch.cuda.get_device_capability() < (8, 0):
     DTYPES.remove(torch.bfloat16)
 
 Tensors = list[Tensor]
+
+
+def compiled(script: Path, cache: Path, *flags: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process in which Triton compiles instead of interpreting."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
+    done = subprocess.run([sys.executable, script, *flags], capture_output=True, text=True, env=environment)
+    assert not check or done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    return done
 
 
 def norm(s: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
