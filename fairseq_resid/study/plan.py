@@ -27,6 +27,8 @@ from ..tasks.protocol import Task
 LENGTHS = ("--max-epoch", "--max-update")
 LOWER = 3  # number of values to try below the grid if all its values diverge
 MOST_SEEDS, MOST_RUNS = 1000, 10_000  # per comparison, per plan; every command lists all runs
+MOST_AVERAGED, MOST_EPOCHS, MOST_SEED = 10_000, 1_000_000, 2**32 - 1  # NumPy's largest seed
+LEAST_FACTOR, MOST_FACTOR = 1.01, 1000  # with a smaller factor, tuning would never end
 MOST_PAIRS = 200  # pairs of setting and arm; fairseq's parser checks the flags of each, which takes a moment
 # fairseq flags that expect a file or a folder.
 FILE_FLAGS = {
@@ -175,19 +177,28 @@ def _check(study: Study) -> None:
         tests = study.tests_of(measure)
         if not tests or len(set(tests)) < len(tests):
             raise ValueError(f"tests: {', '.join(tests) or 'no test set'}: each must be named once")
-    if study.epochs is not None and not 1 <= study.epochs[0] <= study.epochs[1]:
-        raise ValueError(f"epochs: {study.epochs[0]}, {study.epochs[1]}: must be two epochs, such as [41, 50]")
-    averages = {"average": study.average, **({"tuning: average": study.tuning.average} if study.tuning else {})}
-    for name, value in averages.items():
-        if value < 1:
-            raise ValueError(f"{name}: {value}: must be 1 or more")
+    if study.epochs is not None and not 1 <= study.epochs[0] <= study.epochs[1] <= MOST_EPOCHS:
+        raise ValueError(
+            f"epochs: {study.epochs[0]}, {study.epochs[1]}: must be two epochs up to {MOST_EPOCHS}, such as [41, 50]"
+        )
     tuning = study.tuning
+    numbers: dict[str, tuple[float, float, float]] = {
+        "average": (study.average, 1, MOST_AVERAGED),
+        "analyze": (study.analyze, 0, MOST_SEEDS),
+    }
+    if tuning is not None:
+        numbers |= {
+            "tuning: average": (tuning.average, 1, MOST_AVERAGED),
+            "tuning: seed": (tuning.seed, 0, MOST_SEED),
+            "tuning: factor": (tuning.factor, LEAST_FACTOR, MOST_FACTOR),
+        }
+    for name, (value, least, most) in numbers.items():
+        if not least <= value <= most:
+            raise ValueError(f"{name}: {value}: must be {least} to {most}")
     if tuning is not None:
         values = list(tuning.grid)
         if len(values) < 2 or values != sorted(set(values)) or not all(0 < value < math.inf for value in values):
             raise ValueError("tuning: grid: must be two or more increasing, positive, finite numbers")
-        if not 1 < tuning.factor < math.inf:
-            raise ValueError(f"tuning: factor: {tuning.factor:g}: must be a finite number above 1")
         for name, bound in (("least", tuning.least), ("most", tuning.most)):
             if math.isnan(bound):
                 raise ValueError(f"tuning: {name}: {bound:g}: must be a number")
@@ -248,7 +259,10 @@ def group(study: Study, text: str) -> Group:
         raise ValueError(f"must be SETTING ARM or SETTING ARM VALUE; the plan has {allowed}")
     if words[2:] and study.tuning is None:
         raise ValueError(f"{words[2]}: a value needs `tuning`, which the study does not have")
-    return Group(words[0], words[1], float(words[2]) if words[2:] else None)
+    value = float(words[2]) if words[2:] else None
+    if value is not None and not 0 < value < math.inf:
+        raise ValueError(f"{words[2]}: must be above 0 and finite")
+    return Group(words[0], words[1], value)
 
 
 def arguments(study: Study, run: Planned) -> tuple[str, list[str]]:
