@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from fairseq_resid import connections
+from fairseq_resid.analysis import style
 from fairseq_resid.connections import table
 
 pytestmark = pytest.mark.once
@@ -71,6 +72,12 @@ def test_drawing_has_both_formulas_and_colours_for_dark_mode(drawing: ModuleType
 def test_drawing_is_legible_at_400_pixels(drawing: ModuleType) -> None:
     sizes = [int(size) for size in re.findall(r"font:[a-z ]*(\d+)px", drawing.style())]
     assert sizes and min(sizes) * 400 / drawing.WIDTH >= 10
+
+
+def test_figure_is_legible_at_400_pixels() -> None:
+    (figure,) = re.findall(r"\]\((studies/\S+\.svg)\)", README)
+    width = float(ElementTree.parse(ROOT / figure).getroot().get("viewBox", "").split()[2])
+    assert style.SETTINGS["font.size"] * 400 / width >= 10, "change WIDTH in fairseq_resid/study/plots.py"
 
 
 def test_links_of_project_files_lead_to_files() -> None:
