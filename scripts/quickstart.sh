@@ -22,7 +22,7 @@ for word in "$@"; do
         *) flags+=("$word") at_least=() ;; # with different flags, the expected BLEU is unknown
     esac
 done
-# Other settings make other runs, which cannot resume those of an earlier quickstart.
+# Different flags get different run folders, because runs of an earlier quickstart cannot be resumed with other flags.
 name=quickstart
 if ((${#flags[@]})); then name+=$(printf -- '-%s' "${flags[@]#--}" | tr -c '[:alnum:].-' -); fi
 name=${name:0:150}

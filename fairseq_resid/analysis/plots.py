@@ -177,7 +177,7 @@ def places(analysis: Analysis, path: Path) -> None:
                 row[0].plot([], [], color=COLOURS[number % len(COLOURS)], label=plain(stack))
             row[0].set_ylabel(letter(name))
             row[0].set_xlabel("position in the sentence")
-            row[1].set_xlabel("token frequency class, 1: most frequent")
+            row[1].set_xlabel("token frequency class (1 = most frequent)")
         legend(axes)
 
 
@@ -220,7 +220,7 @@ def draw_analysis(
         if has_figures:
             try:
                 plot(analysis, path)
-            except Exception as error:  # matplotlib raises many kinds
+            except Exception as error:  # matplotlib raises exceptions of many types
                 if failed is None:
                     raise
                 failed(name, error)

@@ -73,7 +73,7 @@ class DepthAttention(nn.Module):
 
 
 class AttentionResidual(ResidualConnection):
-    """Replaces the residual sum by attention over depth before every sublayer.
+    """Replaces the residual sum with attention over depth before every sublayer.
 
     Formula:  the branch sees LN(h), h = Σ_i a_i v_i, a = softmax_i(w · RMSNorm(v_i)); v_0 is the stack's input and
               v_i = F_i, or with --block-size S the sum of F in block i; an incomplete block counts with its sum so far.
@@ -111,7 +111,7 @@ class AttentionResidual(ResidualConnection):
 class AttentionStream(ResidualStream):
     """Ends a stack of attention residuals.
 
-    Formula:  LN(h), h as before a sublayer, but with its own query w and gain
+    Formula:  LN(h), with h computed as before a sublayer, but with its own query w and gain
     """
 
     def __init__(self, place: Place, options: AttentionOptions, final_norm: bool) -> None:

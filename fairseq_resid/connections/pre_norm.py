@@ -58,7 +58,7 @@ class ResidualPostNorm(ResidualConnection):
     """Normalises only the output of the branch.
 
     Formula:  y = x + LN(F), F = dropout(f(x)); the stack ends with a norm
-    Source:   OLMo 2, 2024; its norm is RMS
+    Source:   OLMo 2, 2024, which uses RMSNorm
     """
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:

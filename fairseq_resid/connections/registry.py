@@ -41,8 +41,8 @@ class Structure:
     use_when: one or two sentences for the gallery, docs/structures.md
     options: a frozen dataclass; connection: the class of its sites; stream: the class that ends a stack
     has_kernel: whether `combine_fused` supports these options
-    final_norm: default of --final-norm: whether stacks in the source end with a norm; None if the stream contains a
-    norm, and the flag does not apply
+    final_norm: default of --final-norm: whether a stack ends with a norm in the source paper; None if the stream
+    contains a norm, and the flag does not apply
     needs_every_layer: whether LayerDrop is unsupported with these options
     is_profiled: whether these options need a first pass through the model, which sets initial values (`profile`)
     folds: returns a site as a layer of an inference engine, or raises CannotFold (folding.py); None: no layer can
@@ -200,7 +200,7 @@ def build(
 
     Args:   place: its place in the model, or the number of channels if the structure depends on nothing else
             dropout: of the sublayer's output, a module or a probability
-            backend: auto: fused kernels wherever they are supported; eager; triton: kernels, or an error in training
+            backend: auto: fused kernels where supported; eager: no kernels; triton: kernels, or an error in training
     Raises: InvalidOption for an unknown name, an option that the structure does not have, or an invalid value,
             including `dropout`; ValueError if the structure needs a Place.
     """

@@ -91,7 +91,7 @@ def split_page(page: str) -> tuple[str, str, str]:
     Raises: ValueError if the page lacks the markers.
     """
     if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise ValueError(f"the page must have one line {BEGIN} and one line {END}")
+        raise ValueError(f"the page must contain exactly one line {BEGIN} and one line {END}")
     before, rest = page.split(BEGIN + "\n")
     inside, after = rest.split(END)
     return before + BEGIN + "\n", inside, END + after

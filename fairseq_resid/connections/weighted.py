@@ -126,7 +126,7 @@ register(
         Admin,
         is_profiled=AdminOptions.is_profiled,
         folds=fold,
-        formula="LN(w ⊙ x + F), w learned, initialised by the depth of the stack",
+        formula="LN(w ⊙ x + F), w learned, initialised from the depth of the stack",
         source="Liu 2020 (Admin)",
         family="Scaling",
         use_when="Deep post-norm models. A new model first runs one forward pass to set initial values.",

@@ -64,7 +64,7 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
     All outputs appear together after the archive has been read to the end and its checksums match: for gzip and xz the
     checksum of the whole archive, for zip those of the wanted members. With `limit`, only that many lines of each text
     are written and reading stops there, so the rest of the archive is not checked.
-    Raises: Damaged naming the archive; ValueError naming archive and member if one is missing or not allowed.
+    Raises: Damaged naming the archive; ValueError naming the archive and member if one is missing or not allowed.
     """
     left, seen, count = dict(wanted), [], 0
     with ExitStack() as outputs, _reading(archive) as (found, room):
@@ -90,7 +90,7 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
 def unpack(archive: Path, folder: Path) -> None:
     """Extract every file of an archive to FOLDER, unchanged and under its own name.
 
-    Raises: Damaged naming the archive; ValueError naming archive and member if one appears twice or is not allowed.
+    Raises: Damaged naming the archive; ValueError naming the archive and member if one appears twice or is not allowed.
     """
     made = {PurePosixPath(".")}
     with _reading(archive) as (found, room):
@@ -224,7 +224,7 @@ def _segments(markup: bytes, name: str) -> Iterator[bytes]:
 
 
 def undo_entities(text: str) -> str:
-    """Replace the five XML entities by their characters."""
+    """Replace the five XML entities with their characters."""
     return unescape(text, {"&quot;": '"', "&apos;": "'"})
 
 

@@ -35,7 +35,7 @@ class FolderKind(ABC):
     def check(self, data: Path, hint: str = "") -> None:
         """Check before training that a data folder is complete.
 
-        hint: appended to error messages: how to make such a folder
+        hint: how to make such a folder; appended to error messages
         Raises: ValueError naming the missing or damaged files.
         """
 

@@ -176,8 +176,9 @@ def _counted(file: IO[bytes], progress: Progress) -> io.BufferedReader:
 def members(archive: Path, file: IO[bytes], room: Room, progress: Progress) -> Iterator[Member]:
     """Yield the members of an archive. Use each member before advancing to the next.
 
-    Raises: ValueError naming archive and member if it is not allowed: its name or link target is outside the archive's
-    folder, its name is too long, it is neither a file nor a folder, or there are too many members; see `damage_named`.
+    Raises: ValueError naming the archive and member if it is not allowed: its name or link target is outside the
+    archive's folder, its name is too long, it is neither a file nor a folder, or there are too many members; see
+    `damage_named`.
     """
     found = _zipped(file, room, progress) if archive.name.endswith(".zip") else _tarred(file, room, progress)
     for number, member in enumerate(found):
@@ -212,7 +213,7 @@ class _ZipFile(io.BufferedReader):
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > DIRECTORY_BYTES:
-            raise zipfile.BadZipFile(f"a list of members of {size:,} bytes; must be at most {DIRECTORY_BYTES:,}")
+            raise zipfile.BadZipFile(f"a list of members with {size:,} bytes: must be at most {DIRECTORY_BYTES:,}")
         return super().read(size)
 
 
@@ -223,7 +224,7 @@ def _zipped(file: IO[bytes], room: Room, progress: Progress) -> Iterator[Member]
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 yield Member(item.filename, refused=NOT_A_FILE)
             elif item.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                # `zipfile` decompresses other methods in blocks of any size.
+                # `zipfile` decompresses data of other methods in blocks of any size.
                 yield Member(item.filename, refused=f"has an unsupported compression method ({item.compress_type})")
             elif item.filename.endswith("/"):
                 yield Member(item.filename, is_folder=True)

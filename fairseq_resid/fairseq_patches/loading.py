@@ -286,8 +286,8 @@ def load_weights_only() -> None:
 def name_misfits() -> None:
     """Report which parameters of a checkpoint do not match the model, and refuse paths that are not regular files.
 
-    Trainer.load_checkpoint replaces every error of load_state_dict by "please ensure that the architectures match", and
-    starts from scratch if the path is not a regular file.
+    Trainer.load_checkpoint replaces every error of load_state_dict with "please ensure that the architectures match",
+    and starts from scratch if the path is not a regular file.
     """
     from fairseq.trainer import Trainer
 

@@ -32,7 +32,7 @@ LEAST = 9  # minimum height and width of an image
 class AllConvolutionalNetwork(ImageClassifier):
     """ALL-CNN-C: each convolution is followed by BN and ReLU, the last one by the mean over positions.
 
-    --two-streams replaces W by W + I in all convolutions except the first and last: Targ 2016, table 4. There is no
+    --two-streams replaces W with W + I in all convolutions except the first and last: Targ 2016, table 4. There is no
     residual site.
     """
 

@@ -70,7 +70,7 @@ def settle_images(args: argparse.Namespace) -> None:
 
 
 def build_site(cfg: Any, place: Place, residual: str | None = None) -> connections.ResidualConnection:
-    """Return the connection of a block; `residual` replaces the model's structure by another with default options."""
+    """Return the connection of a block; `residual` replaces the model's structure with another one."""
     if residual is not None:
         return connections.build(residual, place, backend="eager")
     return connections.build(cfg.residual, place, backend=cfg.residual_backend, **options_of(cfg))
@@ -79,7 +79,8 @@ def build_site(cfg: Any, place: Place, residual: str | None = None) -> connectio
 def he_normal(module: nn.Module) -> None:
     """Sample a layer's weights as in He 2015 (MSR): from N(0, 2 / (k² out)) for a convolution, N(0, 2 / in) if linear.
 
-    A linear layer uses the number of its inputs, because its outputs only depend on the number of classes.
+    A linear layer uses the number of its inputs, because the number of its outputs depends only on the number of
+    classes.
     """
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -162,7 +163,7 @@ def register_architectures(
     defaults: Mapping[str, Any],
     architectures: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Register the named architectures of an image model, each with the defaults that it keeps."""
+    """Register the named architectures of an image model: its defaults, overridden by the values of each."""
 
     def preset(own: Mapping[str, Any]) -> Callable[[argparse.Namespace], None]:
         def architecture(args: argparse.Namespace) -> None:

@@ -98,7 +98,7 @@ def options_of(cfg: Any) -> dict[str, Any]:
 
 
 class Structured:
-    """Mixin for a fairseq model with a residual structure, before fairseq's class in the bases; `cfg` is its config."""
+    """Mixin for a fairseq model with a residual structure; precedes fairseq's class in the bases. `cfg`: its config."""
 
     if TYPE_CHECKING:  # TorchScript reads the annotations of a class
         cfg: Any

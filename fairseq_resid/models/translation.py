@@ -104,7 +104,10 @@ def resolve_residual(args: argparse.Namespace) -> None:
                     + ": the weights of each layer depend on its position, so no layer may be dropped"
                 )
     if connections.profiler(residual, options) and getattr(args, "ddp_backend", "") == "fully_sharded":
-        raise UserError(f"--ddp-backend fully_sharded with --residual {residual}: use --admin-start closed")
+        raise UserError(
+            f"--ddp-backend fully_sharded with --residual {residual}: its first pass does not support sharded weights; "
+            "use --admin-start closed"
+        )
     ffn_init = getattr(args, "ffn_init", None) or "default"
     if ffn_init not in FFN_INITS:
         raise UserError(f"--ffn-init {ffn_init}: choose one of {', '.join(FFN_INITS)}")

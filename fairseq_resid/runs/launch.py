@@ -3,7 +3,7 @@ finished.
 
 RUN/run.json contains the full command, the plan, the seed, and whether training has finished, and for every session
 the commit, versions and hardware. A different command is refused, because a run that is resumed with changed settings
-would represent neither of them.
+would represent neither the old settings nor the new ones.
 
 Under torchrun or srun, every process runs this module. Each process determines its rank (devices.rank), all of them
 run the same checks, and only rank 0 writes files.

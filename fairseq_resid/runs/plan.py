@@ -88,7 +88,7 @@ class Plan:
     def line(self) -> str:
         """Return the line that is printed before training starts."""
         off = "" if self.batches.effective == self.effective_batch else f", for {self.effective_batch:,}"
-        pairs = f", of at most {self.batches.pairs:,} pairs a process (--batch-size)" if self.batches.pairs else ""
+        pairs = f", at most {self.batches.pairs:,} pairs per process (--batch-size)" if self.batches.pairs else ""
         return f"{self.devices}; effective batch {self.batches.product}{off}{pairs}; {self.precision} ({self.why})"
 
     def record(self) -> dict[str, str | int]:
@@ -101,7 +101,7 @@ class Plan:
             "effective batch": self.batches.effective,
             "unit": UNITS[self.batches.limit],
             "precision": self.precision,
-            **({"pairs a process at most": self.batches.pairs} if self.batches.pairs else {}),
+            **({"maximum pairs per process": self.batches.pairs} if self.batches.pairs else {}),
         }
 
 

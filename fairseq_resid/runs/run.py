@@ -127,7 +127,7 @@ def check_number_of_scores(scores: dict[str, dict[str, Scored]]) -> None:
     labels = {label for of_model in scores.values() for label in of_model}
     if max(len(scores), len(labels)) > MOST_SCORES:
         what = f"{len(scores):,} models and {len(labels):,} scores"
-        raise ValueError(f"scores: {what}: must be at most {MOST_SCORES} of each")
+        raise ValueError(f"scores: {what}: must be at most {MOST_SCORES} each")
 
 
 @dataclass(frozen=True)

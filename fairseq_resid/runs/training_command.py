@@ -17,7 +17,7 @@ SYNONYMS = {"--max-sentences": "--batch-size", "--max-sentences-valid": "--batch
 def split(text: str) -> list[str]:
     """Return the words of a command line, split as by a shell.
 
-    Raises: ValueError if it is too long, because splitting it could take minutes, or if a quotation is not closed.
+    Raises: ValueError if it is too long, because splitting it could take minutes, or if a quote is not closed.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"{len(text):,} characters of flags: must be at most {MOST_CHARACTERS:,}")

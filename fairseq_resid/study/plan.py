@@ -427,7 +427,7 @@ def value_of(study: Study, step: PlanStep, arm: str, known: Mapping[tuple[str, s
 def runs(study: Study, nll: Mapping[Planned, float]) -> Iterator[Planned]:
     """Yield every run that is known to be needed, each once, in the order of the plan. nll: NLL of the finished runs.
 
-    The runs of a step are unknown until its tuning is complete; the runs of later steps are yielded nevertheless.
+    The runs of a step are unknown until its tuning is complete; the runs of later steps are still yielded.
     """
     known = choices(study, nll)
     named: set[Planned] = set()

@@ -245,7 +245,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         if state.missing() and archive.runs_folder(place.kept) != place.kept:
             archive.unpack(place.kept)  # the study continues
         place.claim()
-        with locked(place.work / ".lock", f"{place.work}: another process runs this study"):
+        with locked(place.work / ".lock", f"{place.work}: another process is running this study"):
             if options.retry:
                 for name in state.failed:
                     (place.work / "failed" / f"{name}.txt").unlink()
@@ -281,7 +281,7 @@ def interrupt(number: int, _: object) -> None:
 
 
 def make_executor(options: argparse.Namespace, place: StudyFolders) -> tuple[Executor, int]:
-    """Return the executor and the number of runs at a time (1 on a cluster, where the number is unknown)."""
+    """Return the executor and the number of parallel runs (1 on a cluster, where the number is unknown)."""
     if options.cluster:
         given = parameters(options.cluster_option)
         if options.cluster == "slurm" and not {"timeout_min", "slurm_time"} & given.keys():

@@ -38,7 +38,7 @@ def write_answers(path: Path, answers: Sequence[Answer]) -> None:
 def read_answers(path: Path) -> list[Answer]:
     """Read a file written by `write_answers`.
 
-    Raises: ValueError naming file and line.
+    Raises: ValueError naming the file and line.
     """
 
     def one(fields: list[str]) -> Answer:

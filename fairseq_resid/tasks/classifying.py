@@ -47,7 +47,7 @@ ANALYSED_TOGETHER = 100  # in analysis, which needs more memory per image
 
 @dataclass(frozen=True)
 class AnswersNote:
-    """decode/SUBSET.last.json: all inputs of the predictions next to it."""
+    """decode/SUBSET.last.json: everything that the predictions next to it were computed from."""
 
     checkpoint: FileState
     data: str

@@ -74,7 +74,10 @@ def test_command_writes_the_table_between_the_markers(tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8") == expected
     page.write_text("no markers\n", encoding="utf-8")
     failed = subprocess.run([*command, "--write", page], cwd=ROOT, capture_output=True, text=True)
-    assert failed.returncode == 2 and f"--write {page}: the page must have one line <!-- structures" in failed.stderr
+    assert (
+        failed.returncode == 2
+        and f"--write {page}: the page must contain exactly one line <!-- structures" in failed.stderr
+    )
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_incomparable_scores_are_refused(data: Path, changes: dict[str, Any], sa
     assert f"{runs[0]} and {runs[1]} cannot be compared: " in error and said in error and error.count("\n") == 1
 
 
-def test_another_reference_or_another_bleu_is_refused(data: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_scores_with_different_references_or_bleu_are_refused(data: Path, tmp_path: Path, capsys: Capture) -> None:
     one, two = evaluated(data, "one", 0.8), evaluated(data, "two", 0.9)
     lines, other = translate(0.9, 1), tmp_path / "other"
     (other / "ref").mkdir(parents=True)

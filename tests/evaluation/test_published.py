@@ -302,7 +302,7 @@ def test_evaluation_follows_the_recipe_and_scores_tokens(trained: tuple[Path, Pa
     assert "| averaged | " not in (run / "card.md").read_text() and "epochs1-3" in (run / "card.md").read_text()
 
 
-def test_differing_run_is_refused_as_published(trained: tuple[Path, Path], capsys: Capture) -> None:
+def test_as_published_refuses_a_run_with_other_settings(trained: tuple[Path, Path], capsys: Capture) -> None:
     assert evaluated(trained[1], "--as-published") == 2
     error = capsys.readouterr().err
     assert "--as-published: " in error and "pairs; expected 29,000" in error and "--max-len-b 50, not 200" in error

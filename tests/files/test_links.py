@@ -123,7 +123,7 @@ def test_links_out_of_a_run_folder_are_refused(name: str, tmp_path: Path) -> Non
         }[name](Run(run))
 
 
-def test_link_of_the_compressed_name_is_refused(tmp_path: Path) -> None:
+def test_compressed_log_that_is_a_link_is_refused(tmp_path: Path) -> None:
     """train.log.gz is read when there is no train.log."""
     run = tmp_path / "run"
     run.mkdir()

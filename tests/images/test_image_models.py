@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("arch", "parameters"),
     [
-        # Targ 2016 prints 0.46M, 0.49M, 9.5M, 10.3M.
+        # Targ 2016 reports 0.46M, 0.49M, 9.5M, 10.3M.
         ("rir_cnn", 464_154),
         ("resnet_init", 464_154),
         ("rir_resnet", 487_194),
@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("resnet_init_wide", 9_469_920),
         ("rir_resnet_wide", 10_299_360),
         ("rir_wide", 10_299_360),
-        # He 2016b prints 1.7M for both.
+        # He 2016b reports 1.7M for both.
         ("preact_resnet20", 272_282),
         ("preact_resnet110", 1_730_522),
         ("preact_resnet164", 1_703_258),

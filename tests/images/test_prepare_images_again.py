@@ -33,7 +33,7 @@ def test_other_settings_are_refused(by_classes: Path, made: Path, tmp_path: Path
     def said(name: str, *flags: object) -> str:
         return error_of(capsys, name, out, *flags)
 
-    other = f"{out}: contains other images ("
+    other = f"{out}: contains different images ("
     assert said("custom", "--raw", by_classes) == f"{other}valid is 3, not None); choose another folder"
     cifar = ["--mirror", "http://nowhere"]
     assert said("cifar10", *cifar) == (

@@ -104,7 +104,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 def test_command_killed_at_random_moments_can_be_repeated(
     what: str, raw_text: dict[str, Path], corpus: Path, whole: Path, tmp_path: Path, fault: Fault
 ) -> None:
-    """After five kills at moments spread over its running time, a last run writes the files of an undisturbed one."""
+    """After five kills at moments spread over its running time, a last run writes the files of an uninterrupted one."""
     program = [sys.executable, "-m", "fairseq_resid", what]
     texts = [word for split in ("train", "valid", "test") for word in (f"--{split}", str(raw_text[split]))]
 

@@ -130,8 +130,8 @@ def test_effective_batch_in_pairs_is_kept() -> None:
     for flag in ("--batch-size", "--max-sentences"):
         both = plan.plan_training(BASE, command(f"{flag} 3"), [P100], None)
         assert words(both).endswith("--max-tokens 4096 --batch-size 3 --update-freq 8")
-        assert "32,768 padded positions, of at most 3 pairs a process (--batch-size); " in both.line()
-        assert both.record()["pairs a process at most"] == 3
+        assert "32,768 padded positions, at most 3 pairs per process (--batch-size); " in both.line()
+        assert both.record()["maximum pairs per process"] == 3
     planned = plan.plan_training(command("data --batch-size 64"), command(""), [P100] * 2, None)
     assert words(planned) == "--distributed-world-size 2 --batch-size 32"
     assert "2 × 32 × 1 = 64 examples; " in planned.line()

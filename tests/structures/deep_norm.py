@@ -1,4 +1,4 @@
-"""deep_norm: y = LN(αx + F), α by the depths of both stacks."""
+"""deep_norm: y = LN(αx + F), where α depends on the depths of both stacks."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Replace any field of a JSON or YAML file, a log or a line of fields by a strange value, chosen by a seed."""
+"""Replace any field of a JSON or YAML file, a log or a line of fields with a strange value, chosen by a seed."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_activation_checkpointing_draws_the_same_dropout(train: Command, tmp_pat
     assert weights[0].keys() == weights[1].keys()
     for name, tensor in weights[0].items():
         if not name.endswith("._float_tensor"):  # 0.12.2 stores this marker uninitialised
-            # Adam amplifies a different summation order; different dropout changes weights a hundred times as much.
+            # Adam amplifies rounding errors; different dropout would change the weights a hundred times as much.
             torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=3e-4)
 
 

@@ -154,7 +154,7 @@ def _decode_all(files: Sequence[ImageFile], shape: Shape) -> np.ndarray:
 def _decode(file: ImageFile, shape: Shape | None = None) -> np.ndarray:
     """Return the pixels of an image in RGB: (C, H, W) bytes. Transparency and EXIF orientation are ignored.
 
-    Raises: ValueError naming the file if it is not a complete image or has a different shape; OSError of the disk.
+    Raises: ValueError naming the file if it is not a complete image or has a different shape; OSError.
     """
     raw = read_bytes(file.path)
     try:

@@ -51,7 +51,7 @@ def check_regular(data: Path) -> None:
 def check_dictionaries(data: Path) -> dict[str, int]:
     """Check the dictionaries; return the number of symbols of each language, including fairseq's own.
 
-    Raises: ValueError naming file and line; OSError.
+    Raises: ValueError naming the file and line; OSError.
     """
     return {file.name[len("dict.") : -len(".txt")]: _check_dictionary(file) for file in data.glob("dict.*.txt")}
 

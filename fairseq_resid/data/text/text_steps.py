@@ -31,7 +31,7 @@ ACCEPTS = "use --allow-other-data to accept this"
 class TextOptions:
     """Options of the preparation that are not in the manifest.
 
-    verify: compare the checksums of a finished data folder, not only its sizes
+    verify: compare checksums of a finished data folder, not only file sizes
     show: list validation and test sentences that also occur in the training text
     """
 

@@ -40,7 +40,7 @@ def write_nll(path: Path, sentences: Sequence[Sentence]) -> None:
 def read_nll(path: Path) -> list[Sentence]:
     """Read a file written by `write_nll`.
 
-    Raises: ValueError naming file and line.
+    Raises: ValueError naming the file and line.
     """
 
     def sentence(fields: list[str]) -> Sentence:

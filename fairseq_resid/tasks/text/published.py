@@ -1,4 +1,4 @@
-"""Published scores, and the check whether a run can be compared with them."""
+"""Published scores, and a check of whether a run can be compared with them."""
 
 from __future__ import annotations
 
