@@ -58,9 +58,9 @@ def test_readme_has_the_table_of_structures() -> None:
 def test_names_keep_their_order() -> None:
     """--help, benchmarks and reports list the structures in this order."""
     expected = """
-        attn_residual b2t deep_norm keel post_ln pre_ln dense_former dropout_shortcut xskip xskip_ln sas
-        highway shortcut_gate mhc hyper linear_shortcut layer_scale sandwich_ln res_post_norm scaled_pre_ln
-        mix_ln rskip_ln resi_dual rezero wskip_ln admin exclusive_gate peri_ln
+        attn_residual b2t post_ln pre_ln deep_delta deep_norm keel dense_former dropout_shortcut xskip xskip_ln sas
+        highway shortcut_gate gpas gru_gate mhc hyper frac laurel linear_shortcut orthogonal layer_scale sandwich_ln
+        res_post_norm scaled_pre_ln mix_ln rskip_ln resi_dual rezero siamese wskip_ln admin exclusive_gate peri_ln
     """
     assert [name for name in connections.names() if name in expected.split()] == expected.split()
 
