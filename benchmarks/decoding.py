@@ -1,10 +1,10 @@
-"""Decoding speed of every residual structure at beam 4, relative to stock fairseq's `transformer`.
+"""Measure the decoding speed of every residual structure at beam 4, relative to stock fairseq's `transformer`.
 
     python benchmarks/decoding.py [--size base] [--data DIR] [--json FILE] [--plot FILE]
 
 fairseq's own SequenceGenerator decodes with untrained models. The output length is fixed, so every structure does the
 same number of steps on the same sentences. Structures take turns, as in training.py. The speed in a round is the stock
-model's time divided by the structure's; it prints the median over all rounds and [the quartiles].
+model's time divided by the structure's; the script prints the median over all rounds and [the quartiles].
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def decode(args: argparse.Namespace) -> dict[str, Any]:
     batches = translation.batches(task, dataset, args.max_tokens, args.batches)
     if args.device == "cuda":
         batches = [utils.move_to_cuda(batch) for batch in batches]
-    # min_len is the number of tokens before the end of sentence; max_len_b is its maximum.
+    # min_len is the number of tokens before the end of sentence; max_len_b is the maximum of that number.
     settings = GenerationConfig(beam=BEAM, max_len_a=0, max_len_b=args.length, min_len=args.length)
     models = {name: build(args, task, name) for name in args.structures}
     tokens = 0

@@ -1,8 +1,8 @@
 """Run all benchmarks of the residual structures, and print a table of goals with pass or fail.
 
     python benchmarks/goals.py [--data DIR] [--out FOLDER]
-    python benchmarks/goals.py --only ops training-base         # some benchmarks; other results are kept
-    python benchmarks/goals.py --judge FOLDER                   # the table of existing results
+    python benchmarks/goals.py --only ops training-base         # run only some benchmarks; other results are kept
+    python benchmarks/goals.py --judge FOLDER                   # only print the table of existing results
 
 Runs ops.py, training.py and decoding.py in sequence, at sizes suitable for the machine, with random sentences and with
 the corpus of --data. Results and plots are written to --out (default: benchmarks/results/gpu or cpu). Then all results
@@ -65,7 +65,7 @@ class Goal:
     what: str
     limit: float
     figures: Callable[[Results], dict[str, Spread]]  # by the setting in which they were measured
-    on: str = ""  # gpu or cpu, if the goal is only for that kind of machine
+    on: str = ""  # gpu or cpu, if the goal applies only to that kind of machine
     most: bool = False
 
     @property
@@ -180,7 +180,7 @@ GOALS = [
 
 
 def settings(results: Results) -> list[str]:
-    """Return a Markdown table of the speed of every structure in every setting."""
+    """Return a Markdown table with the speed of every structure in every setting."""
     models = {name: result for name, result in results.items() if "structures" in result}
     if not models:
         return []
@@ -249,7 +249,7 @@ def main() -> None:
     args = parser.parse_args()
     check_data(parser, args)
     if args.quick and not args.out:
-        parser.error("--quick: needs --out FOLDER, so that its results are not mixed with real ones")
+        parser.error("--quick: requires --out FOLDER, so that its results are not mixed with real ones")
     machine = "gpu" if torch.cuda.is_available() else "cpu"
     # A relative path, because the table contains the commands.
     folder = args.judge or args.out or Path(os.path.relpath(FOLDER / "results" / machine))

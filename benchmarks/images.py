@@ -1,10 +1,10 @@
-"""Training speed of an image model with every structure, relative to the same network in plain PyTorch.
+"""Measure the training speed of an image model with every structure, relative to the same network in plain PyTorch.
 
     python benchmarks/images.py [--data data-bin/cifar10] [--layers 20] [--structures xskip rskip_ln sas] [--json FILE]
 
 The plain network is a pre-activation ResNet in the style of torchvision: nn.Conv2d, nn.BatchNorm2d, x + F. A step is
 forward, cross-entropy, backward and SGD with momentum. All networks take turns in one process. The speed in a round is
-the plain network's time divided by the structure's. `plain, contiguous` uses torch's default memory format, all others
+the plain network's time divided by the structure's. `plain, contiguous` uses torch's default memory format; all others
 use channels_last. `data` is the time to read, crop, mirror and normalise the images of a batch in this process, as a
 fraction of the plain network's step.
 """
@@ -50,7 +50,7 @@ class PlainBlock(nn.Module):
 
 
 class PlainNetwork(nn.Module):
-    """Computes the same as preact_resnetN with x + F."""
+    """The same function as preact_resnetN with x + F."""
 
     def __init__(self, blocks: int, classes: int) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ def main() -> None:
     args = parser.parse_args()
     measure.check_flags(parser, args)
     if not (args.data / images.RECORD).is_file():
-        parser.error(f"--data {args.data}: not a data folder of images; fairseq-resid prepare-images makes one")
+        parser.error(f"--data {args.data}: not a data folder of images; make one with fairseq-resid prepare-images")
     found = {
         "machine": machine(args.device),
         "layers": args.layers,

@@ -19,7 +19,7 @@ import torch
 
 from fairseq_resid.cli import machine as this_machine
 
-Seconds = dict[Any, list[float]]  # by name, one for each round
+Seconds = dict[Any, list[float]]  # by name, one value per round
 # Processor time excludes other processes on a busy machine, but sums over threads.
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 Clock = Callable[[Callable[[], object]], float]
@@ -48,7 +48,7 @@ def check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU")
     if args.clock == "processor" and (args.device == "cuda" or torch.get_num_threads() > 1):
-        parser.error("--clock processor: needs --device cpu and one thread (OMP_NUM_THREADS=1)")
+        parser.error("--clock processor: requires --device cpu and one thread (OMP_NUM_THREADS=1)")
     for flag in ("json", "plot"):
         path = getattr(args, flag)
         if path and not path.absolute().parent.is_dir():
@@ -62,7 +62,9 @@ def check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
 def check_data(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Check that --data is a binarised data folder."""
     if args.data and len(list(args.data.glob("dict.*.txt"))) < 2:
-        parser.error(f"--data {args.data}: not a binarised data folder; it needs dict.SOURCE.txt and dict.TARGET.txt")
+        parser.error(
+            f"--data {args.data}: not a binarised data folder; must contain dict.SOURCE.txt and dict.TARGET.txt"
+        )
 
 
 def half_precision(device: str) -> str:

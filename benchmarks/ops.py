@@ -1,12 +1,14 @@
-"""Speed and memory of one residual site, by implementation: eager, torch.compile, and others if they are installed.
+"""Measure the speed and memory of one residual site, by implementation: eager, torch.compile, and others if they are
+installed.
 
     python benchmarks/ops.py [--json FILE] [--plot FILE]
 
-A site is dropout, sums and norms of rskip_ln with λ = 1, 2, 3, or all of sas including its gates. On a GPU this
-measures the median GPU time at 16k, 32k and 131k rows (positions), C = 512 and 1024, in bf16 and fp16; the bandwidth of
-a copy, and the share of it that rskip_ln reaches, if forward moves 3u and backward 5u (u is one C-vector per row); the
-host's time per call; and peak memory. On a CPU it measures median wall-clock time at small sizes. On both it measures
-the memory saved for the backward pass. Implementations take turns, and ratios are computed within a round.
+A site consists of the dropout, sums and norms of rskip_ln with λ = 1, 2, 3, or of all of sas including its gates. On a
+GPU this measures the median GPU time at 16k, 32k and 131k rows (positions), C = 512 and 1024, in bf16 and fp16; the
+bandwidth of a copy, and the share of it that rskip_ln reaches if forward moves 3u and backward 5u (u is one C-vector
+per row); the host's time per call; and peak memory. On a CPU it measures median wall-clock time at small sizes. On
+both, it measures the memory saved for the backward pass. Implementations take turns, and ratios are computed within a
+round.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def fused(site: str, channels: int) -> nn.Module:
 
 
 class NormChain(nn.Module):
-    """rskip_ln built from another package's norm, which takes the shortcut, the branch and its dropout."""
+    """rskip_ln built from another package's norm, which computes dropout, sum and norm."""
 
     def __init__(self, site: str, channels: int, norm: Callable[[Tensor, Tensor, nn.LayerNorm, float], Tensor]) -> None:
         super().__init__()
@@ -127,8 +129,8 @@ def obstacle(implementation: str, device: str) -> str:
     """Return why an implementation cannot be timed here, or an empty string if it can."""
     package = PACKAGES.get(implementation)
     if package and device == "cpu":
-        return "needs a GPU"
-    return f"needs the package {package}" if package and find_spec(package) is None else ""
+        return "requires a GPU"
+    return f"requires the package {package}" if package and find_spec(package) is None else ""
 
 
 def candidates(implementations: list[str]) -> list[tuple[str, str]]:

@@ -1,10 +1,10 @@
-"""Translation speed and memory of an exported model on the CPU: fairseq, CTranslate2 and ONNX Runtime, beam 4.
+"""Measure translation speed and memory of an exported model on the CPU: fairseq, CTranslate2 and ONNX Runtime, beam 4.
 
     python benchmarks/serving.py [--size base | --run RUN] [--threads 1 2] [--batch-sizes 1 32] [--json FILE]
 
-Without --run the model is untrained and its translations have a fixed length, so that all engines do the same work; the
-sources are random. With --run it is the averaged model of a run, which translates the beginning of its validation set.
-Every engine has its own process, and they take turns. It prints the median of tokens/s over all rounds, the speed
+Without --run, the model is untrained, the sources are random, and translations have a fixed length, so that all engines
+do the same work. With --run, the averaged model of a run translates the beginning of its validation set. Every engine
+has its own process, and the engines take turns. The script prints the median of tokens/s over all rounds, the speed
 relative to fairseq in the same round with [quartiles], and the largest memory of each process.
 """
 
@@ -51,7 +51,7 @@ def untrained(args: argparse.Namespace) -> tuple[Any, Any, list[list[str]], Sear
     model = task.build_model(translation.configuration(args, args.structure).model).eval()
     eos = task.target_dictionary.eos()
     with torch.no_grad():
-        model.decoder.output_projection.weight[eos] = 0  # far below the best of random logits
+        model.decoder.output_projection.weight[eos] = 0  # far below the largest random logit
     sources = [dataset[number]["source"][:-1] for number in range(args.sentences)]
     search = Search(BEAM, LENGTH_PENALTY, 0, args.length)
     return model, task, [[task.source_dictionary[index] for index in row.tolist()] for row in sources], search
@@ -76,7 +76,7 @@ def trained(args: argparse.Namespace) -> tuple[Any, Any, list[list[str]], Search
 
 
 def export(model: Any, task: Any, variant: str, folder: Path) -> None:
-    """Write what the process of a variant loads."""
+    """Write the folder that the process of a variant loads."""
     engine, quantization = VARIANTS[variant]
     folder.mkdir()
     if engine == FAIRSEQ:
@@ -142,7 +142,7 @@ def time_variants(
 
 
 def answer(process: Any) -> str:
-    """Return the next line that a process writes. Raises: RuntimeError if it has ended, after it has said why."""
+    """Return the next line that a process writes. Raises: RuntimeError if the process has ended."""
     line: str = process.stdout.readline()
     if not line:
         raise RuntimeError(f"{' '.join(process.args)}: ended with code {process.wait()}")
@@ -152,10 +152,10 @@ def answer(process: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--size", choices=translation.SIZES, default="base", help="of the untrained model (default: %(default)s)")
+    add("--size", choices=translation.SIZES, default="base", help="size of the untrained model (default: %(default)s)")
     structures = translation.STRUCTURES
     add("--structure", choices=structures, default="post_ln", metavar="NAME", help="default: %(default)s")
-    add("--run", type=Path, help="a run folder, instead of an untrained model")
+    add("--run", type=Path, help="a run folder, to measure its model instead of an untrained one")
     add("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="NAME", help=", ".join(VARIANTS))
     add("--threads", nargs="+", type=positive, default=[1, 2], metavar="N", help="default: 1 2")
     add("--batch-sizes", nargs="+", type=positive, default=[1, 32], metavar="N", help="default: 1 32")
@@ -163,12 +163,18 @@ def main() -> None:
         "--sentences", type=positive, default=64, metavar="N",
         help="a quarter of them with batches of one sentence (default: %(default)s)",
     )  # fmt: skip
-    add("--length", type=positive, default=25, metavar="N", help="of an untrained model's translations (default: 25)")
+    add(
+        "--length",
+        type=positive,
+        default=25,
+        metavar="N",
+        help="length of an untrained model's translations (default: 25)",
+    )
     measure.add_flags(parser, rounds=5)
     args = parser.parse_args()
     measure.check_flags(parser, args)
     if args.device != "cpu" or args.clock != "wall" or args.plot:
-        parser.error("measures wall-clock time on the CPU, without a plot: leave out --device, --clock and --plot")
+        parser.error("measures wall-clock time on the CPU, without a plot: omit --device, --clock and --plot")
     if args.sentences < 4:
         parser.error(f"--sentences {args.sentences}: must be at least 4")
     args.variants = list(dict.fromkeys([FAIRSEQ, *args.variants]))

@@ -2,8 +2,8 @@
 
     python benchmarks/serving_process.py VARIANT FOLDER THREADS SENTENCES
 
-Loads a model and writes an empty line. Then reads settings as lines of JSON, and answers each with seconds, tokens and
-the largest memory of the process in bytes.
+It loads a model and writes an empty line. Then it reads settings as lines of JSON, and answers each with seconds,
+tokens and the largest memory of the process in bytes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def translation_settings() -> Any:
 
 
 def engine_translate(folder: Path, threads: int) -> Callable[[list[list[str]], Search], int]:
-    """Return a function that translates with an engine and returns the number of tokens, </s> included."""
+    """Return a function that translates with an engine and returns the number of tokens, including </s>."""
     engine = load(folder, threads)
 
     def translate(sources: list[list[str]], search: Search) -> int:
@@ -84,7 +84,7 @@ def engine_translate(folder: Path, threads: int) -> Callable[[list[list[str]], S
 def largest_memory() -> int:
     """Return the largest resident memory of this process in bytes."""
     status = Path("/proc/self/status")
-    if status.is_file():  # Linux, where getrusage counts the process that started this one, too
+    if status.is_file():  # Linux, where getrusage also counts the process that started this one
         return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -98,7 +98,7 @@ def main() -> None:
     print(flush=True)
     for line in sys.stdin:
         search = Search(**json.loads(line))
-        # Batches of one sentence take longer, so there are fewer.
+        # Batches of one sentence take longer, so use fewer sentences.
         chosen = sources if search.batch_size > 1 else sources[: len(sources) // 4]
         start = time.perf_counter()
         tokens = translate(chosen, search)

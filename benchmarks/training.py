@@ -1,10 +1,10 @@
-"""Training speed of every residual structure, relative to stock fairseq's `transformer`.
+"""Measure the training speed of every residual structure, relative to stock fairseq's `transformer`.
 
     python benchmarks/training.py [--size base] [--data DIR] [--json FILE] [--plot FILE]
 
 A step is one train_step of fairseq's Trainer: forward, label-smoothed loss, backward, Adam. All structures do the same
 steps on the same batches and take turns (A B C, C B A, ...) in one process. The speed in a round is the stock model's
-time divided by the structure's; it prints the median over all rounds and [the quartiles].
+time divided by the structure's; the script prints the median over all rounds and [the quartiles].
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ STRUCTURES = {
     **{f"sas-{gate}": f"--arch transformer_sas --sas-gate {gate}" for gate in ("single", "transform")},
     "sas-free": "--arch transformer_sas --sas-gamma free",
 }
-# Default for --structures.
+# Default of --structures.
 COMPARED = [STOCK, "post_ln", "rskip_ln-1", "rskip_ln-2", "rskip_ln-3", "sas"]
 
 # Layers of each stack, C, FFN, heads, dropout, vocabulary of random data. base and big: Vaswani 2017, table 3; small:
@@ -59,7 +59,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--structures", nargs="+", choices=STRUCTURES, default=COMPARED, metavar="NAME", help=f"choose from {names}"
     )
     parser.add_argument(
-        "--residual-backend", choices=BACKENDS, default="auto", help="of all except stock (default: %(default)s)"
+        "--residual-backend",
+        choices=BACKENDS,
+        default="auto",
+        help="backend of all structures except stock (default: %(default)s)",
     )
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="a binarised data folder (default: random pairs of 8 to 48 tokens)"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Download CIFAR-100 and prepare a data folder of images: data-prep/cifar100.sh [--raw PATH] [--help] ...
-# Sources: fairseq_resid/data/images/manifests/cifar100.yaml. An interrupted preparation starts again; a finished one is
+# Sources: fairseq_resid/data/images/manifests/cifar100.yaml. An interrupted preparation starts from scratch; a finished one is
 # kept.
 set -euo pipefail
 

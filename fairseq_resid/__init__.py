@@ -1,7 +1,7 @@
 """Learnable and recursive residual structures for Transformer translation models, as a fairseq plugin.
 
-Importing the package changes nothing and loads nothing. `fairseq_resid.connections` and `fairseq_resid.ops` need torch
-alone. fairseq loads `fairseq_resid.models` from --user-dir, which connects them to fairseq and registers the models.
+Importing the package changes nothing and loads nothing. `fairseq_resid.connections` and `fairseq_resid.ops` need only
+torch. fairseq loads `fairseq_resid.models` from --user-dir, which connects them to fairseq and registers the models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["__version__"]
 class _Path(list[str]):
     """Package path whose membership test registers the models: fairseq evaluates `user_dir in package.__path__`.
 
-    fairseq imports USER_DIR/models/*.py only if the package has not been imported yet. Otherwise it makes this test
+    fairseq imports USER_DIR/models/*.py only if the package has not been imported yet. Otherwise it runs this test
     (fairseq.utils.import_user_module), logs one line, and would not know any of our architectures.
     """
 

@@ -33,7 +33,7 @@ COMMANDS = {
     "baselines": ("evaluation.baselines", "score baselines that learn nothing, such as copying the source"),
 }
 USER_DIR = "user-dir"
-# The structures only need torch, so a plain pip install omits what the commands need.
+# The structures only need torch, so a plain pip install omits the dependencies of the commands.
 INSTALL = (
     'install the dependencies of the commands: pip install ".[fairseq]" in the project\'s folder, or scripts/setup.sh'
 )

@@ -25,10 +25,13 @@ Number = TypeVar("Number", int, float)
 
 # Limits on files of a run, study or data folder, which may come from someone else. The largest real ones are logs of a
 # few MB. Memory is bounded too: a list of all lines has at most MOST_LINES entries. A training run logs a line per 100
-# updates, so that the longest log has some 10,000.
+# updates, so the longest log has about 10,000.
 MOST_BYTES, MOST_LINES, MOST_LINE_BYTES = 256 << 20, 10_000_000, 4 << 20
 MOST_LOG_BYTES, MOST_LOG_LINES = 64 << 20, 200_000
-MOST_NUMBER, MOST_COUNT = 1e38, 1e12  # of a measured value (fp32 range); of a count, such as tokens per line
+MOST_NUMBER, MOST_COUNT = (
+    1e38,
+    1e12,
+)  # maximum of a measured value (fp32 range), and of a count, such as tokens per line
 ANY_SIZE = 1 << 63
 LAST_BYTES = 64 << 10
 
@@ -36,9 +39,9 @@ LAST_BYTES = 64 << 10
 def inside(root: Path, name: str | Path) -> Path:
     """Return ROOT/NAME, a file or folder of a run, study or data folder that may come from somebody else.
 
-    ROOT may be a symbolic link. A link below it must not lead out of it: its text could be private, and files written
-    there would be lost among others. Checkpoints, binarised data and dictionaries, whose content is never shown as
-    text, need no such check and may be links.
+    ROOT may be a symbolic link. A link below it must not lead out of it: the text of its target could be private, and
+    files written there would be hard to find. Checkpoints, binarised data and dictionaries, whose content is never
+    shown as text, need no such check and may be links.
     Raises: ValueError naming the path, and where it leads.
     """
     path, real = root / name, os.path.realpath(root)
@@ -72,7 +75,7 @@ def open_regular(path: Path, most: int = MOST_BYTES) -> BinaryIO:
 
 
 def open_any_size(path: Path) -> BinaryIO:
-    """As `open_regular`, without a size limit: for a corpus, an archive, or a growing log."""
+    """Like `open_regular`, but without a size limit: for a corpus, an archive, or a growing log."""
     return open_regular(path, ANY_SIZE)
 
 
@@ -86,7 +89,7 @@ def open_to_append(path: Path) -> BinaryIO:
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise ValueError(f"{path}: a symbolic link, which is not written through; remove it") from None
+            raise ValueError(f"{path}: a symbolic link, which writing does not follow; remove it") from None
         raise
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "ab")
@@ -101,7 +104,7 @@ def create(path: Path) -> BinaryIO:
 
 
 def remove_redirection(path: Path) -> None:
-    """Remove a link, pipe or device of this name, which would redirect what is written to it."""
+    """Remove a link, pipe or device of this name, which would redirect the output."""
     if path.is_symlink() or not (path.is_file() or path.is_dir()):
         path.unlink(missing_ok=True)
 
@@ -212,7 +215,7 @@ def read_pairs(source: Path, target: Path) -> tuple[list[str], list[str]]:
     """
     sides = read_lines(source), read_lines(target)
     if len(sides[0]) != len(sides[1]):
-        raise ValueError(f"{source} has {len(sides[0])} lines, {target} has {len(sides[1])}: they must be equal")
+        raise ValueError(f"{source} has {len(sides[0])} lines, {target} has {len(sides[1])}: must be equal")
     if not sides[0]:
         raise ValueError(f"{source}: empty")
     return sides
@@ -232,7 +235,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises: ValueError if `path` is a device or a pipe: for root, /dev/null itself would be replaced.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ValueError(f"{path}: not a regular file, which this output must be")
+        raise ValueError(f"{path}: not a regular file; the output must be one")
     partial = partial_of(path)
     remove_redirection(partial)
     try:
@@ -261,7 +264,7 @@ def write_text(path: Path, text: str) -> None:
 def locked(path: Path, busy: str, wait: bool = False) -> Iterator[int]:
     """Lock the file `path` for this process; yields its descriptor, which a child process may inherit.
 
-    busy: message if another process holds the lock; with `wait` it is printed and this process waits for the lock
+    busy: message if another process holds the lock; with `wait`, it is printed and this process waits for the lock
     Raises: ValueError with `busy` if another process holds it and `wait` is not set.
     """
     while True:

@@ -2,7 +2,7 @@
 
 printable    on a terminal, in a log, in a plot: on one line, control characters escaped
 say          print such text, escaped; each argument is one line
-with_lines   an error whose message has further lines, such as the end of a log
+with_lines   an error with additional lines, such as the end of a log
 markdown     in a Markdown page, as plain text; code: as a code span
 """
 
@@ -19,8 +19,8 @@ Error = TypeVar("Error", bound=BaseException)
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # Markdown syntax: brackets only where they make a link, underscores only outside words.
 MARKUP = re.compile(r"[\\`*~$]|\](?=[(\[:])|(?<!\w)_|_(?!\w)")
-# At the start of a line: what precedes the mark of a heading, list, check box, block quote, rule or table, which is the
-# number in a numbered list. A code fence and *** are MARKUP.
+# At the start of a line: the text before the mark of a heading, list, check box, block quote, rule or table, which is
+# the # number in a numbered list. A code fence and *** are MARKUP.
 BLOCK = re.compile(r"^(?:(?=[#=>|:]|[-+](?!-?[\w.])|\[[ xX]\])|\d{1,9}(?=[.)](?:\s|$)))")
 # Characters that can start a tag or an entity.
 HTML = re.compile(r"<(?=[\w/!?])|&(?=#?\w+;)")
@@ -49,10 +49,10 @@ def say(*lines: object, file: TextIO | None = None) -> None:
 
 
 def with_lines(error: Error, lines: Iterable[str]) -> Error:
-    """Return an error with further lines, which are printed below its message.
+    """Return an error with additional lines, which are printed below its message.
 
-    A line break in the message itself is escaped: it would come from a foreign name. The lines are the notes of PEP
-    678, which Python 3.10 has no method for.
+    A line break in the message itself is escaped, because it would come from a foreign name. The lines are stored as
+    the notes of PEP 678; Python 3.10 has no method for them.
     """
     error.__notes__ = [*further_lines(error), *lines]  # type: ignore[attr-defined]
     return error

@@ -17,8 +17,8 @@ from .files import read_bytes, write_text
 from .foreign import printable
 
 T = TypeVar("T")
-MOST_JSON, MOST_YAML = 32 << 20, 1 << 18  # bytes
-# Of a YAML file: characters of a value and of a number, levels of lists and dicts.
+MOST_JSON, MOST_YAML = 32 << 20, 1 << 18  # maximum bytes
+# Limits on a YAML file: characters of a value and of a number, levels of lists and dicts.
 MOST_SCALAR, MOST_DIGITS, MOST_DEPTH = 10_000, 40, 32
 
 
@@ -68,6 +68,16 @@ class _Loader(yaml.SafeLoader):
         finally:
             self.depth -= 1
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return a dict. PyYAML would silently take the last of several equal keys."""
+        known: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in known:
+                raise ValueError(f"line {key.start_mark.line + 1}: {key.value[:80]} is given twice")
+            known.add(str(key.value))
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
+
     def number(self, node: yaml.ScalarNode) -> int | float:
         """Return a number; unlike PyYAML's, not in base 60."""
         text: str = node.value.lower()
@@ -103,12 +113,12 @@ def from_yaml(content: bytes | str) -> Any:
 
 
 def read_if_there(path: Path, kind: type[T], writer: str = "") -> T | None:
-    """As `read`; None if the file does not exist."""
+    """Like `read`, but return None if the file does not exist."""
     return read(path, kind, writer) if path.is_file() else None
 
 
 def remembered(path: Path, kind: type[T]) -> T | None:
-    """As `read`; None if the file cannot be read for any reason: for caches, which only save work."""
+    """Like `read`, but return None if the file cannot be read for any reason: for caches, which only save work."""
     try:
         return read(path, kind)
     except (OSError, ValueError):
@@ -123,7 +133,7 @@ def text(value: Any, indent: int | None = 2) -> str:
 def write(path: Path, value: Any) -> None:
     """Write a dataclass or JSON value to a JSON file, atomically.
 
-    Raises: ValueError naming the file and the file name in it that is not UTF-8.
+    Raises: ValueError naming the file, and the name in it that is not UTF-8.
     """
     try:
         write_text(path, text(value))

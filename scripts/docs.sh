@@ -24,7 +24,7 @@ while (($#)); do
             exit
             ;;
         --out)
-            (($# >= 2)) || { printf 'docs: --out needs a folder\n' >&2 && exit 2; }
+            (($# >= 2)) || { printf 'docs: --out requires a folder\n' >&2 && exit 2; }
             out=$2
             shift
             ;;
@@ -39,7 +39,7 @@ done
 "$root/scripts/setup.sh" --with-tests
 python=${FAIRSEQ_RESID_VENV:-$root/.venv}/bin/python
 if ! "$python" -c 'import sphinx' 2>/dev/null; then
-    printf 'docs: no Sphinx in this environment. The site is built with Python 3.11, 3.12 or 3.13: scripts/setup.sh --python 3.13\n' >&2
+    printf 'docs: no Sphinx in this environment. Building the site requires Python 3.11, 3.12 or 3.13: scripts/setup.sh --python 3.13\n' >&2
     exit 3
 fi
 "$python" -m sphinx -b html --fresh-env --fail-on-warning --keep-going --quiet -d "$root/docs/_build/doctrees" "$root/docs" "$out"

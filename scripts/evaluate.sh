@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Average the last checkpoints of each run, decode dev and test with beam 4 and lenpen 0.6, and score with sacrebleu:
+# Average the last checkpoints of each run, decode the validation and test sets with beam 4 and lenpen 0.6, and score with sacrebleu:
 #     scripts/evaluate.sh RUN [RUN...] [--data DATA] [--last 10] [--by epoch|update] [--subset NAME...] [--cpu]
 # Runs `fairseq-resid evaluate`. See --help for all options.
 set -euo pipefail

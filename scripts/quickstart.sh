@@ -3,11 +3,12 @@
 # Sets up the environment, generates an EN-VI phrasebook, trains `transformer`, `transformer_sas` and
 # `transformer_rskip_ln` at the same small size, averages checkpoints, decodes with beam 4 and length penalty 0.6, scores
 # and prints a table. It uses a GPU if there is one. Expected: BLEU above 80. Run it again to resume; finished steps are
-# reused. --verbose shows the complete output of fairseq.
+# reused. With flags, the runs get folders of their own, such as checkpoints/quickstart-max-update-500-transformer.
+# --verbose shows the complete output of fairseq. Ctrl-C stops everything that it started.
 set -euo pipefail
 
 if [[ "${1:-}" == -h || "${1:-}" == --help ]]; then
-    sed -n '2,6s/^# //p' "${BASH_SOURCE[0]}"
+    sed -n '2,8s/^# //p' "${BASH_SOURCE[0]}"
     exit 0
 fi
 runs=() flags=() at_least=(--at-least 80)
@@ -21,26 +22,52 @@ for word in "$@"; do
         *) flags+=("$word") at_least=() ;; # with different flags, the expected BLEU is unknown
     esac
 done
+# Different flags get different run folders, because runs of an earlier quickstart cannot be resumed with other flags.
+name=quickstart
+if ((${#flags[@]})); then name+=$(printf -- '-%s' "${flags[@]#--}" | tr -c '[:alnum:].-' -); fi
+name=${name:0:150}
+
+# Job control gives every command its own process group. A signal to this script alone, or Ctrl-C in a terminal, is
+# forwarded to the group, so that nothing keeps running.
+set -m
+stopped=0
+forward() { # forward SIGNAL EXIT-CODE
+    local group
+    stopped=$2
+    for group in $(jobs -pr); do kill -s "$1" -- "-$group" 2>/dev/null || true; done
+}
+trap 'forward INT 130' INT
+trap 'forward TERM 143' TERM
+trap 'forward HUP 129' HUP
+run() { # run COMMAND...
+    local status=0
+    "$@" </dev/null &
+    wait "$!" || status=$?
+    while [[ -n $(jobs -pr) ]]; do wait || true; done # a signal interrupts `wait`
+    if ((stopped)); then exit "$stopped"; fi
+    return "$status"
+}
+
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
-scripts/setup.sh
+run scripts/setup.sh
 export PATH="${FAIRSEQ_RESID_VENV:-$PWD/.venv}/bin:$PATH"
 
 raw=data-bin/phrasebook.raw
-fairseq-resid prepare phrasebook --out "$raw"
-fairseq-resid prepare custom --name phrasebook-en-vi --source en --target vi --vocab-size 1000 \
+run fairseq-resid prepare phrasebook --out "$raw"
+run fairseq-resid prepare custom --name phrasebook-en-vi --source en --target vi --vocab-size 1000 \
     --train "$raw/train" --valid "$raw/valid" --test "$raw/test" --out data-bin/phrasebook
 [[ -f data-bin/phrasebook/baselines.json ]] ||
-    fairseq-resid baselines --raw "$raw" --source en --target vi --json data-bin/phrasebook/baselines.json
+    run fairseq-resid baselines --raw "$raw" --source en --target vi --json data-bin/phrasebook/baselines.json
 
 for arch in transformer transformer_sas transformer_rskip_ln; do
-    run=checkpoints/quickstart-$arch
-    fairseq-resid train quickstart --arch "$arch" --run "$run" ${flags[@]+"${flags[@]}"}
-    fairseq-resid evaluate "$run"
-    runs+=("$run")
+    folder=checkpoints/$name-$arch
+    run fairseq-resid train quickstart --arch "$arch" --run "$folder" ${flags[@]+"${flags[@]}"}
+    run fairseq-resid evaluate "$folder"
+    runs+=("$folder")
 done
 printf '\n'
-fairseq-resid table "${runs[@]}" --baselines data-bin/phrasebook/baselines.json ${at_least[@]+"${at_least[@]}"}
+run fairseq-resid table "${runs[@]}" --baselines data-bin/phrasebook/baselines.json ${at_least[@]+"${at_least[@]}"}
 untested='One seed on a generated phrasebook: differences in this table mean nothing.'
 printf '%s\n\n' "$untested"
-fairseq-resid analyze "${runs[@]}"
-fairseq-resid report "${runs[@]}" --untested "$untested" --out checkpoints/quickstart.html
+run fairseq-resid analyze "${runs[@]}"
+run fairseq-resid report "${runs[@]}" --untested "$untested" --out "checkpoints/$name.html"

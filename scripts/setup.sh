@@ -7,10 +7,10 @@ usage() {
 usage: scripts/setup.sh [--python PYTHON] [--with-tests] [--help]
 
 Creates the virtual environment .venv with torch, fairseq and this package. Run it again to update or
-repair the environment; it exits at once if there is nothing to do.
+repair the environment; it exits immediately if there is nothing to do.
 
   --python PYTHON   a path, a command on PATH, or a version such as 3.12 (default: the newest of 3.13, 3.12,
-                    3.11 and 3.10 on PATH or under pyenv). 3.11 and later get fairseq-fixed, 3.10 gets fairseq 0.12.2
+                    3.11 and 3.10 on PATH or under pyenv). 3.11 and later use fairseq-fixed, 3.10 uses fairseq 0.12.2
   --with-tests      also install the tools that scripts/test.sh needs
 
 Environment variables:
@@ -21,7 +21,7 @@ Environment variables:
   PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...   pip's variables. The index determines the build of torch:
       CPU only:     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu scripts/setup.sh
       CUDA 12.6:    PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cu126 scripts/setup.sh
-      On Linux, PyPI's build is for CUDA and needs 9000 MB.
+      On Linux, PyPI's build is for CUDA and requires 9000 MB.
 
 Exit codes: 0 success; 1 an installation step failed; 2 wrong usage;
             3 something is missing on this machine (Python, compiler, disk space, write permission)
@@ -134,7 +134,7 @@ elif [[ -n $named ]]; then
 else
     choose 3.13 3.12 3.11 3.10 3 ""
 fi
-if [[ $from == --find-python ]]; then # .ci/run looks for a Python of this version
+if [[ $from == --find-python ]]; then # .ci/run searches for a Python of this version
     [[ -n $python ]] || exit 3
     printf '%s\n' "$python"
     exit

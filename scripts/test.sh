@@ -8,15 +8,15 @@ usage: scripts/test.sh [--all] [--no-lint] [--references] [--] [PYTEST ARGUMENTS
 
 Creates or repairs the environment (scripts/setup.sh --with-tests), then runs ruff, mypy, import-linter,
 shellcheck and the core tests: mathematics, models, decoding, averaging, checkpoints. This takes about
-five minutes on two cores; --all takes about twenty. All checks run even if one fails; the exit code is
-that of the first failure.
+five minutes on two cores; --all takes about twenty. All checks run even if one fails. The exit code
+is that of the first failure.
 
-Further arguments are passed to pytest, which then selects from all tests:  scripts/test.sh --no-lint -k gate
+All other arguments are passed to pytest, which then selects from all tests:  scripts/test.sh --no-lint -k gate
 
   --all          all tests: also training, data, images, studies, reports and whole commands
   --no-lint      pytest only
   --references   also install reference implementations of some structures (constraints/references.txt) and
-                 compare ours with them; these tests are skipped otherwise
+                 compare ours with them; otherwise these tests are skipped
 
 Environment variables: see scripts/setup.sh --help.
 EOF
@@ -49,7 +49,7 @@ export FAIRSEQ_RESID_VENV=$venv
 
 "$root/scripts/setup.sh" --with-tests
 
-# In a separate folder and without their dependencies: see constraints/references.txt.
+# Install them into a separate folder without their dependencies: see constraints/references.txt.
 if [[ -n $references ]] && ! cmp -s "$root/constraints/references.txt" "$venv/references/list.txt"; then
     rm -rf "$venv/references"
     "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps --target "$venv/references" \

@@ -1,7 +1,7 @@
 """What the tests share: a tiny corpus, and fairseq's commands run inside this process.
 
 Starting fairseq costs seconds per process, so `cli` calls a command's own main function. Nothing here imports fairseq
-before a test asks for it.
+before a test requests it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Before torch is imported, whatever the shell says: the tests share their machine, and the order of a sum must not
+# Set before torch is imported, regardless of the shell: the tests share their machine, and the order of a sum must not
 # depend on the number of threads. Workers and the commands that tests start inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# Archives of studies are unpacked here and not in the home folder.
+# Archives of studies are unpacked here instead of in the home folder.
 os.environ["FAIRSEQ_RESID_CACHE"] = str(Path(__file__).resolve().parent.parent / ".pytest_cache" / "fairseq_resid")
 
-# cuBLAS refuses to be deterministic without it.
+# cuBLAS is only deterministic with this setting.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import pytest
@@ -37,15 +37,15 @@ import torch
 from support import complete, core
 
 if not torch.cuda.is_available():
-    # Before triton is imported. Kernels then run on the CPU where a test asks for them, and --residual-backend auto
-    # is eager there all the same.
+    # Set before triton is imported. Kernels then run on the CPU if a test requests them, but --residual-backend auto
+    # is still eager there.
     os.environ["TRITON_INTERPRET"] = "1"
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-# No count is a multiple of 8, which is where fairseq-fixed loses sentences.
+# No count is a multiple of 8, so that a dropped last batch of fairseq-fixed would be noticed.
 SENTENCES = {"train": 301, "valid": 43, "test": 203}
 DETERMINERS = {"the": "la", "a": "ke", "every": "omna", "this": "tiu"}
 ADJECTIVES = {"red": "ruga", "old": "olda", "quick": "rapi", "small": "etta", "wise": "saga", "wet": "umi"}
@@ -61,9 +61,10 @@ STOCK = shlex.split("""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--core", action="store_true", help="run the core tests only, as scripts/test.sh does")
-    parser.addoption("--structure", metavar="NAME", help="run the tests that every structure must pass, for this one")
-    parser.addoption("--faults-table", type=Path, help="write the rows that the `fault` fixture was given to this file")
+    parser.addoption("--core", action="store_true", help="run only the core tests, as scripts/test.sh does")
+    text = "run the tests that every structure must pass, for this structure only; can be repeated"
+    parser.addoption("--structure", metavar="NAME", action="append", default=[], help=text)
+    parser.addoption("--faults-table", type=Path, help="write the rows from the `fault` fixture to this file")
 
 
 @pytest.fixture
@@ -92,12 +93,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Require that every test ends, choose the structures, leave out warnings about fairseq's own habits."""
+    """Require that every test finishes, select the structures, and ignore warnings about fairseq's own code."""
     complete.pytest_configure(config)
-    if (name := config.getoption("--structure")) is not None:
+    if chosen := config.getoption("--structure"):
         from support import structures
 
-        structures.select(name)
+        structures.select(chosen)
     for text in ("version_base", "'config' is validated", "strict flag", "deprecated keyword", "hydra.experimental"):
         config.addinivalue_line("filterwarnings", rf"ignore:[\s\S]*{text}:UserWarning")
     config.addinivalue_line("filterwarnings", "ignore:.*(find_module|find_loader|load_module)")
@@ -110,7 +111,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out test files that are not core tests, with --core."""
+    """With --core, skip test files that are not core tests."""
     if not config.getoption("--core") or collection_path.suffix != ".py":
         return None
     return None if core.is_core(collection_path) else True
@@ -119,19 +120,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark the tests in the test file of a structure."""
     if item.path.parent == ROOT / "tests" / "structures":
-        item.add_marker(pytest.mark.once)  # torch alone
+        item.add_marker(pytest.mark.once)  # needs only torch
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests marked `long` unless -m names this mark, and with --core those marked `slow`.
 
-    With --structure, deselect all tests that are not of this structure.
+    With --structure, deselect all tests that do not belong to these structures.
     The longest test runs first, so that other workers can run the rest meanwhile.
     """
-    if (name := config.getoption("--structure")) is not None:
-        own = ROOT / "tests" / "structures" / f"{name}.py"
-        kept = [item for item in items if item.get_closest_marker("structures") or item.path == own]
-        if not own.is_file():
+    if chosen := config.getoption("--structure"):
+        own = [ROOT / "tests" / "structures" / f"{name}.py" for name in chosen]
+        kept = [item for item in items if item.get_closest_marker("structures") or item.path in own]
+        if not all(file.is_file() for file in own):
             kept = [item for item in items if item.name == "test_every_structure_has_its_test_file"]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
@@ -169,7 +170,7 @@ def write_corpus(folder: Path) -> dict[str, Path]:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Hold torch to one thread: the machine is shared, and sums must not depend on it."""
+    """Limit torch to one thread: the machine is shared, and sums must not depend on the number of threads."""
     import torch
 
     torch.set_num_threads(1)
@@ -179,7 +180,7 @@ def one_thread() -> None:
 def preprocess_in_this_process() -> Iterator[None]:
     """Let preparations that run in this process call fairseq-preprocess here: a separate process takes seconds.
 
-    Preparations that tests start as commands run it as users do.
+    Preparations that tests start as commands run it as for users.
     """
     from fairseq_resid.cli import children
     from fairseq_resid.data.text import binarise
@@ -218,13 +219,13 @@ def corpus(raw_text: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 
 @dataclass(frozen=True)
 class Result:
-    """What a command did: its exit code and all it wrote (stdout, stderr and log, in order)."""
+    """The outcome of a command: its exit code and all its output (stdout, stderr and log, in order)."""
 
     code: int
     output: str
 
     def lines(self, kind: str) -> dict[int, str]:
-        """Return the lines generate or interactive marks with a letter, by sentence: {id: rest of the line}."""
+        """Return the lines that generate or interactive marks with a letter, by sentence: {id: rest of the line}."""
         marked = [line for line in self.output.splitlines() if line.startswith(kind + "-")]
         found = (line[len(kind) + 1 :].split("\t", 1) for line in marked)
         return {int(number): rest for number, rest in found if number.isdigit()}
@@ -237,13 +238,13 @@ class Result:
 
     @property
     def error(self) -> str:
-        """The last line written: of a refused command, its error."""
+        """The last line of output, which is the error of a refused command."""
         return self.output.strip().splitlines()[-1]
 
 
 @contextlib.contextmanager
 def fairseq_state_kept(text: io.StringIO) -> Iterator[None]:
-    """Send fairseq's log to `text`; afterwards, put back everything that fairseq keeps for the whole process."""
+    """Send fairseq's log to `text`; afterwards, restore everything that fairseq stores for the whole process."""
     from fairseq import checkpoint_utils
     from fairseq.logging import metrics
     from fairseq_cli.train import should_stop_early
@@ -303,7 +304,7 @@ def cli() -> Callable[..., Result]:
 def train(corpus: Path, cli: Callable[..., Result]) -> Callable[..., Result]:
     """Train on the tiny corpus: `train(save_dir, *flags)`; flags override the defaults given here.
 
-    4 updates of --arch transformer_resid_tiny on batches of 16; leaves checkpoint_last.pt alone in save_dir.
+    4 updates of --arch transformer_resid_tiny on batches of 16; writes only checkpoint_last.pt to save_dir.
     """
     defaults = shlex.split("""
         --arch transformer_resid_tiny --optimizer adam --adam-betas (0.9,0.98) --lr 0.005 --lr-scheduler inverse_sqrt
@@ -336,7 +337,7 @@ def stock_checkpoint(train: Callable[..., Result], tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="session")
 def generate(corpus: Path, cli: Callable[..., Result]) -> Callable[..., Result]:
-    """Decode the tiny corpus's test set: `generate(checkpoint, *flags)`, with beam 4 unless a flag says otherwise."""
+    """Decode the tiny corpus's test set: `generate(checkpoint, *flags)`, with beam 4 unless a flag overrides it."""
     return functools.partial(_generate, cli, corpus)
 
 

@@ -12,7 +12,7 @@ FORMULAS = {
     "transformer_sas": "y = αx + βF + (1−α)(1−β)·LN(x + F)",
     "transformer_rskip_ln": "y = LN(x + LN(x + F))",
 }
-# Each colour in light and dark mode. The drawing has its own background, in case page and system differ in theme.
+# The colours in light and dark mode. The drawing has its own background, in case page and system differ in theme.
 COLOURS = {
     "page": ("#ffffff", "#0d1117"),
     "text": ("#1f2328", "#e6edf3"),
@@ -33,7 +33,7 @@ def style() -> str:
 
 
 def box(x: int, y: int, width: int, height: int, *lines: str, kind: str = "box") -> list[str]:
-    """Return a rounded box with a centred label of some lines; that of a join is bold."""
+    """Return a rounded box with a centred label of one or more lines. The label of a join is bold."""
     weight = ' font-weight="bold"' if kind == "join" else ""
     middle = f'x="{x + width // 2}" text-anchor="middle"'
     first = y + height // 2 + 7 - 12 * (len(lines) - 1)
@@ -44,7 +44,7 @@ def box(x: int, y: int, width: int, height: int, *lines: str, kind: str = "box")
 
 
 def arrow(*points: tuple[int, int]) -> list[str]:
-    """Return a line through these points whose last part goes to the right, with a head at its end."""
+    """Return an arrow through these points. Its last segment must point to the right."""
     x, y = points[-1]
     path = "M" + " L".join(f"{a} {b}" for a, b in (*points[:-1], (x - 8, y)))
     head = f"M{x - 10} {y - 6} L{x} {y} L{x - 10} {y + 6} Z"

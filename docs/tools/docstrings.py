@@ -1,6 +1,6 @@
-"""Docstrings, which are plain text, turned into reStructuredText for the API reference.
+"""Convert docstrings, which are plain text, to reStructuredText for the API reference.
 
-It understands `code`, lines that begin with >>>, blocks indented by four spaces, lists of `- ` and
+Supported are `code`, lines that begin with >>>, blocks indented by four spaces, lists of `- ` and
 fields such as "Raises: ...", whose continuation is indented. Everything else is a paragraph.
 """
 
@@ -36,12 +36,12 @@ LITERAL = re.compile(r"`([^`]+)`")
 
 
 def escaped(text: str) -> str:
-    """Return text with `code` as a literal and every other sign as itself."""
+    """Return text with `code` as a literal and every other character unchanged."""
     parts = LITERAL.split(text)
     plain = [re.sub(r"([\\*_|`])", r"\\\1", part) for part in parts[::2]]
     made = [plain[0]]
     for code, after in zip(parts[1::2], plain[1:], strict=True):
-        # A literal ends before a sign that is no letter.
+        # A literal must end before a character that is not a letter.
         made += [f"``{code}``", rf"\ {after}" if after[:1].isalnum() else after]
     return "".join(made)
 
@@ -52,7 +52,7 @@ def block(lines: list[str]) -> list[str]:
 
 
 def arguments(text: str, indent: str) -> list[str]:
-    """Return "name: what it is; name: ..." as a list."""
+    """Return "name: description; name: ..." as a list."""
     made: list[str] = []
     for item in BEFORE_ARGUMENT.split(text):
         found = ARGUMENT.match(" ".join(item.split()))
@@ -61,7 +61,7 @@ def arguments(text: str, indent: str) -> list[str]:
 
 
 def field(name: str, lines: list[str]) -> list[str]:
-    """Return a field as reStructuredText; arguments, of Args or without a heading, as a list."""
+    """Return a field as reStructuredText. Arguments, under Args or without a heading, become a list."""
     if name not in FIELDS:
         return arguments("\n".join([f"{name}: {lines[0]}", *lines[1:]]), "")
     if name == "Args" and ARGUMENT.match(lines[0]):
@@ -70,7 +70,7 @@ def field(name: str, lines: list[str]) -> list[str]:
 
 
 def paragraph(lines: list[str]) -> list[str]:
-    """Return the lines between two empty ones as reStructuredText: prose, then fields and arguments."""
+    """Return the lines between two empty lines as reStructuredText: prose, then fields and arguments."""
     if lines[0].startswith(">>>"):
         return [".. code-block:: pycon", "", *(f"   {line}" for line in lines), ""]
     if all(line.startswith("    ") for line in lines):
@@ -116,7 +116,7 @@ def process(app: Sphinx, what: str, name: str, object_: Any, options: Any, lines
 
 
 def skip(app: Sphinx, what: str, name: str, object_: Any, skipped: bool, options: Any) -> bool | None:
-    """Leave out a function that is the default of a dataclass field: it is no method."""
+    """Skip a function that is the default of a dataclass field, because it is not a method."""
     is_default = what == "class" and isinstance(object_, FunctionType) and "." not in object_.__qualname__
     return True if is_default else None
 
@@ -124,7 +124,7 @@ def skip(app: Sphinx, what: str, name: str, object_: Any, skipped: bool, options
 def signature(
     app: Sphinx, what: str, name: str, object_: Any, options: Any, text: str | None, returns: str | None
 ) -> Any:
-    """Shorten the names in a signature, and defaults that are functions or classes."""
+    """Shorten the names in a signature, and the defaults that are functions or classes."""
     if text is None:
         return None
     text = re.sub(r"<(?:class|function) '?([\w.]+)'?(?: at 0x\w+)?>", r"\1", text)
@@ -132,7 +132,7 @@ def signature(
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Connect to autodoc."""
+    """Register the extension with autodoc."""
     app.connect("autodoc-process-docstring", process)
     app.connect("autodoc-skip-member", skip)
     app.connect("autodoc-process-signature", signature)

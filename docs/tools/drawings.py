@@ -1,4 +1,4 @@
-"""A drawing of a structure's site, made from its formula in the registry."""
+"""Draw a structure's site, based on its formula in the registry."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from xml.sax.saxutils import escape
 from fairseq_resid import connections
 
 WIDTH, HEIGHT = 420, 136
-SUM_HEIGHT = 34  # of a part of the sum that reads both paths
-# In light and dark mode. The drawing has its own background, in case page and system differ.
+SUM_HEIGHT = 34  # height of a part of the sum that reads both paths
+# Colours in light and dark mode. The drawing has its own background, in case page and system differ.
 COLOURS = {
     "page": ("#ffffff", "#0d1117"),
     "text": ("#1f2328", "#e6edf3"),
@@ -40,7 +40,7 @@ class Site:
 
 
 def split(text: str, separators: str) -> list[str]:
-    """Return the parts of a formula between separators that are in no parentheses."""
+    """Return the parts of a formula between separators outside parentheses."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -65,11 +65,12 @@ def factor(term: str, name: str) -> str:
     """Return the factor or function of a path in a term: α of αx, LN of LN(F)."""
     if found := re.match(rf"(\w{{2,}})\({name}\b", term):
         return found[1]
-    return term.replace(name, "", 1).strip(" ·⊙").removeprefix("(").removesuffix(")")
+    rest = term.replace(name, "", 1).strip(" ·⊙")
+    return inside(rest, "") or rest
 
 
 def site(name: str) -> Site:
-    """Return what the drawing of a structure shows."""
+    """Return the parts that the drawing of a structure shows."""
     formula = connections.structure(name).formula
     is_wide = connections.has_wide_state(name)
     if named := re.match(r"`(\w+)`", formula):

@@ -1,9 +1,9 @@
-"""Formulas of the registry, which are plain text, as Markdown with LaTeX between dollar signs.
+"""Convert formulas of the registry, which are plain text, to Markdown with LaTeX between dollar signs.
 
 >>> markdown("LN(αx + F), α and initialisation by depth")
 '$\\\\mathrm{LN}(\\\\alpha x + F)$, $\\\\alpha$ and initialisation by depth'
 
-Names of one letter and expressions of them are math: sums, products, indices, LN(...), dropout(...), √, σ.
+One-letter names and expressions built from them are math: sums, products, indices, LN(...), dropout(...), √, σ.
 A word of two letters or more is prose, except products such as αx and aF.
 """
 
@@ -15,7 +15,7 @@ COMMANDS = {
     "α": r"\alpha", "β": r"\beta", "γ": r"\gamma", "λ": r"\lambda", "μ": r"\mu", "σ": r"\sigma", "τ": r"\tau",
     "ω": r"\omega", "Σ": r"\sum", "Π": r"\prod", "√": r"\sqrt", "⊙": r"\odot", "·": r"\cdot", "×": r"\times", "−": "-",
     "..": r"\dots", "≤": r"\le", "≥": r"\ge", "∈": r"\in", "LN": r"\mathrm{LN}", "dropout": r"\mathrm{dropout}",
-    "softmax": r"\mathrm{softmax}", "tanh": r"\tanh", "exp": r"\exp",
+    "softmax": r"\mathrm{softmax}", "tanh": r"\tanh", "exp": r"\exp", "SiLU": r"\mathrm{SiLU}",
 }  # fmt: skip
 FUNCTIONS = {name for name in COMMANDS if name.isascii() and name.isalpha()}
 DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
@@ -49,17 +49,18 @@ def latex(formula: str) -> str:
             made += "".join(COMMANDS.get(letter, letter) + (" " if letter in COMMANDS else "") for letter in token)
         else:
             made += token
+    made = re.sub(r"\\sqrt \(([^()]*)\)", r"\\sqrt{\1}", made)
     return re.sub(r"\s+", " ", re.sub(r"\s+(?=[),;^_}])", "", made)).strip()
 
 
 def markdown(formula: str) -> str:
-    """Return a formula of the registry as Markdown, its math between dollar signs."""
+    """Return a formula of the registry as Markdown, with its math between dollar signs."""
     tokens = TOKEN.findall(formula)
     variables = {
         letter for token in tokens if is_product(token) for letter in token if len(token) == 2 and token[0].isalpha()
     }
-    kinds = []  # of each token: math, prose, or either, as its neighbours are
-    depth = 0  # of parentheses
+    kinds = []  # kind of each token: math, prose, or either, depending on its neighbours
+    depth = 0  # depth of parentheses
     for index, token in enumerate(tokens):
         following = next((each for each in tokens[index + 1 :] if not each.isspace()), "")
         before = next((each for each in tokens[index - 1 :: -1] if not each.isspace()), "") if index else ""
@@ -83,7 +84,7 @@ def markdown(formula: str) -> str:
 
 
 def _joined(tokens: list[str], kinds: list[str]) -> str:
-    """Return tokens with dollar signs around each run of math; spaces between two of math belong to it."""
+    """Return tokens with dollar signs around each run of math; spaces between math tokens belong to the run."""
     made, index = "", 0
     while index < len(tokens):
         if kinds[index] != "math":

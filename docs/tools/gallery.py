@@ -39,6 +39,22 @@ Choose a structure with `--residual NAME` in fairseq, or with `connections.build
 becomes `skip_lambda`. `--final-norm none|layer` ends both stacks without or with a norm; the default is that of the
 structure's source. An option that a structure does not have is an error.
 
+`--norm` replaces LN at every site and at the end of both stacks, for every structure. In PyTorch it is the `norm` of a
+place: `connections.build("pre_ln", Place(512, norm=NORMS["rms"]))`. The norm of the embeddings
+(`--layernorm-embedding`) stays LN.
+
+| `--norm` | formula | source |
+|---|---|---|
+| `layer` (default) | $\\gamma \\odot (x - \\mu) / \\sigma + \\beta$ | Ba 2016 |
+| `rms` | $\\gamma \\odot x / \\mathrm{rms}(x)$ | Zhang and Sennrich 2019 |
+| `scale` | $g \\, x / \\lVert x \\rVert$, $g$ starts at $\\sqrt{C}$ | ScaleNorm, Nguyen and Salazar 2019 |
+| `dyt` | $\\gamma \\odot \\tanh(\\alpha x) + \\beta$, $\\alpha$ starts at 0.5 | DyT, Zhu 2025 |
+| `derf` | $\\gamma \\odot \\mathrm{erf}(\\alpha x + s) + \\beta$, starts: 0.5 and 0 | Derf, Chen 2025 |
+
+`dyt` and `derf` compute no statistics. Arguments that rest on dividing by the deviation do not apply to them: the ratio
+of `rskip_ln` is not defined, and `deep_norm` does not bound the update of the model. The kernels, CTranslate2 and
+Hugging Face support LN alone.
+
 Parameters are those that the default options add to a post-norm Transformer of 6 + 6 layers. Speed is relative to
 fairseq's own Transformer: 3 + 3 layers, C = 256, one CPU thread, medians of 6 rounds. "Trains at 18 + 18 layers" says
 whether a narrow model (C = 64) starts to learn Multi30k EN-DE within 200 updates at a learning rate of 2e-3 or 5e-3,
@@ -46,7 +62,7 @@ with one seed. It does not say which structures are better. [Benchmarks](benchma
 """
 
 
-# Any site of a model of 6 + 6 layers: whether a structure folds does not depend on it.
+# Any site of a model with 6 + 6 layers: whether a structure folds does not depend on the site.
 PLACE = connections.Place(8, "encoder", "self_attn", 0, False, 0, 12, {"encoder": 6, "decoder": 6})
 EXPORT_PAGE = ROOT / "docs" / "export.md"
 ENGINES_BEGIN = "<!-- engines: made by python docs/tools/gallery.py -->\n"
@@ -54,7 +70,7 @@ ENGINES_END = "<!-- end of engines -->"
 
 
 def engines(name: str) -> tuple[str, str, str]:
-    """Return whether CTranslate2, ONNX and Hugging Face transformers can hold a structure with default options."""
+    """Return whether CTranslate2, ONNX and Hugging Face transformers support a structure with default options."""
     folds = connections.structure(name).folds
     reason, graph = "", None
     if folds is not None:
@@ -77,7 +93,7 @@ def engine_table(names: list[str]) -> str:
 
 
 def export_page(names: list[str]) -> str:
-    """Return docs/export.md with its table made again."""
+    """Return docs/export.md with an updated table."""
     page = EXPORT_PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(ENGINES_BEGIN)
     return before + ENGINES_BEGIN + "\n" + engine_table(names) + "\n" + ENGINES_END + rest.partition(ENGINES_END)[2]
@@ -92,7 +108,7 @@ def speed(benchmark: str, name: str) -> str:
 
 
 def starts_deep(name: str) -> str:
-    """Return at which learning rates 18 + 18 layers of a structure start to train."""
+    """Return the learning rates at which 18 + 18 layers of a structure start to train."""
     rows = json.loads((RESULTS / "depth" / "18-18.json").read_text(encoding="utf-8"))["rows"]
     mine = [row for row in rows if row["structure"] == name]
     if not mine:
@@ -109,7 +125,7 @@ def option(known: Option) -> str:
 
 
 def marked(text: str) -> str:
-    """Return plain text with the signs of Markdown escaped; `code` stays."""
+    """Return plain text with Markdown characters escaped, except in `code`."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part[:1] == "`" else re.sub(r"([\\*_|<>\[\]$])", r"\\\1", part) for part in parts)
 
@@ -161,7 +177,7 @@ def files(names: list[str]) -> dict[Path, str]:
 
 
 def main() -> None:
-    """Write the files of the gallery, and delete drawings of structures that are gone."""
+    """Write the files of the gallery, and delete drawings of structures that no longer exist."""
     made = files(connections.own_names())
     DRAWINGS.mkdir(parents=True, exist_ok=True)
     for file in DRAWINGS.glob("*.svg"):

@@ -1,4 +1,4 @@
-"""Links of Markdown pages, which are written for a code host, turned into links of the site.
+"""Convert the links of Markdown pages, which are written for a code host, to links of the site.
 
 A page of the project outside docs/ that SHOWN names becomes a page of the site: the text of the file replaces that of
 the stub in docs/. Links to it lead to that page. A link to any other file outside docs/ becomes the path of the file.
@@ -18,7 +18,7 @@ ROOT = DOCS.parent
 SHOWN = {"changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md"}
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?![a-z]+:|#)([^()\s#]+)(#[^()\s]*)?\)")
 IMAGE = re.compile(r"!\[([^\]]*)\]\((?![a-z]+:)([^()\s]+)\)")
-CODE = re.compile(r"(`[^`\n]*\]\([^`\n]*`)")  # a link in code is none
+CODE = re.compile(r"(`[^`\n]*\]\([^`\n]*`)")  # links in code are not links
 
 
 def converted(text: str, folder: Path) -> str:
@@ -30,7 +30,7 @@ def converted(text: str, folder: Path) -> str:
         path = (folder / target).resolve()
         if path in pages:
             return f"[{shown}]({pages[path]}.md{anchor})"
-        if path.is_relative_to(DOCS) or not path.exists():  # a missing one is a warning
+        if path.is_relative_to(DOCS) or not path.exists():  # a missing file gives a warning
             return f"[{shown}]({os.path.relpath(path, DOCS)}{anchor})"
         name = str(path.relative_to(ROOT))
         return shown if f"`{name}`" == shown or shown == name else f"{shown} (`{name}`)"
@@ -43,7 +43,7 @@ def converted(text: str, folder: Path) -> str:
         pieces[::2] = [LINK.sub(link, IMAGE.sub(image, piece)) for piece in pieces[::2]]
         return "".join(pieces)
 
-    made, waiting, fence = "", "", ""  # prose waits for what may be the other half of its last link
+    made, waiting, fence = "", "", ""  # prose waits for the possible second half of its last link
     for line in text.splitlines(keepends=True):
         is_fence = line.startswith("```")
         if is_fence:
@@ -63,11 +63,11 @@ def read(app: Sphinx, name: str, source: list[str]) -> None:
         app.env.note_dependency(str(file))
         source[0], folder = file.read_text(encoding="utf-8"), file.parent
     if folder.is_relative_to(DOCS) and folder != DOCS:
-        return  # pages of the reference
+        return  # pages of the API reference
     source[0] = converted(source[0], folder)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Connect to Sphinx."""
+    """Register the extension with Sphinx."""
     app.connect("source-read", read)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,4 +1,4 @@
-"""A renderer of formulas as MathML, which browsers show without a script or a web font."""
+"""Render formulas as MathML, which browsers display without a script or a web font."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOG = logging.getLogger(__name__)
 
 
 def mathml(latex: str, display: str, node: nodes.Node | None = None) -> str:
-    """Return a formula as MathML. A formula that cannot be converted is a warning, which fails the build."""
+    """Return a formula as MathML. A formula that cannot be converted gives a warning, which fails the build."""
     try:
         return converter.convert(latex, display=display)
     except Exception as error:

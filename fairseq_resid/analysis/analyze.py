@@ -39,7 +39,7 @@ def summary(analysis: Analysis) -> list[str]:
         + (f" ({analysis.start_nll:.3f} before training)" if analysis.start_nll else "")
     ]
     off = analysis.off()
-    lines.append(f"sites whose branch is switched off: {', '.join(off)}" if off else "no site's branch is switched off")
+    lines.append(f"sites with a switched-off branch: {', '.join(off)}" if off else "no site's branch is switched off")
     return lines + analysis.notes
 
 
@@ -53,7 +53,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Run `fairseq-resid analyze`."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
-    add("--data", type=Path, help="data folder (default: the one that the run was trained on)")
+    add("--data", type=Path, help="data folder (default: the data that the run was trained on)")
     add("--subset", default="valid", metavar="NAME", help="subset of the data to read (default valid)")
     add(
         "--sentences",
@@ -63,7 +63,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         help="number of sentences or images, spread evenly over the subset (default 400)",
     )
     add("--max-tokens", type=int, default=4096, metavar="N", help="padded positions per batch (default 4096)")
-    add("--checkpoint", metavar="FILE", help="a checkpoint in the run folder (default: averaged.pt, or else the last)")
+    add("--checkpoint", metavar="FILE", help="a checkpoint in RUN (default: averaged.pt, or else checkpoint_last.pt)")
     add("--no-ablation", action="store_true", help="skip setting each branch to 0 in turn, the slowest step")
     add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     options = parser.parse_intermixed_args(argv)

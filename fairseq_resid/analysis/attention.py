@@ -98,7 +98,7 @@ def attention(loaded: Loaded, source: Tensor) -> Map:
 
     def note(_: Any, __: Any, output: tuple[Tensor, Tensor]) -> None:
         weights = output[1]
-        # The last layer returns the weights of each head, (H, 1, T, S), the others their mean, (1, T, S).
+        # The last layer returns the weights of each head, (H, 1, T, S); the others return their mean, (1, T, S).
         found.append(weights.mean(0) if weights.dim() == 4 else weights)
 
     hooks = [layer.register_forward_hook(note) for layer in layers]
@@ -149,9 +149,9 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     chosen.add_argument("--sentence", type=int, default=1, metavar="N", help="sentence N of the data (default 1)")
     chosen.add_argument("--text", help="a raw sentence")
     add("--out", type=Path, metavar="FILE", help="svg, png or pdf (default RUN/analysis/attention.svg)")
-    add("--data", type=Path, help="data folder (default: the one that the run was trained on)")
+    add("--data", type=Path, help="data folder (default: the data that the run was trained on)")
     add("--subset", default="valid", metavar="NAME", help="subset of the data (default valid)")
-    add("--checkpoint", metavar="FILE", help="a checkpoint in the run folder (default: averaged.pt, or else the last)")
+    add("--checkpoint", metavar="FILE", help="a checkpoint in RUN (default: averaged.pt, or else checkpoint_last.pt)")
     add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     options = parser.parse_args(argv)
     out = options.out or options.run / "analysis" / "attention.svg"

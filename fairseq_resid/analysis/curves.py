@@ -39,7 +39,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str, float]] = {
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of one run: for every quantity its points, (updates, seconds since the start, value)."""
+    """The curves of one run: for each quantity, its points (updates, seconds since the start, value)."""
 
     run: str
     points: dict[str, list[tuple[int, float, float]]] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def read_curves(run: Run) -> Curves:
 
 
 def time_of(line: str) -> float | None:
-    """Return the timestamp of a log line in seconds, or None if it has none."""
+    """Return the timestamp of a log line in seconds, or None if there is none."""
     try:
         return datetime.fromisoformat(line[:19]).timestamp()
     except (ValueError, OverflowError):
@@ -115,7 +115,7 @@ def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def band(curves: Sequence[Curves], name: str, by: str) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Return x, mean, minimum and maximum of a quantity where all runs have a point; hours are averaged."""
+    """Return x, mean, minimum and maximum of a quantity at the points that all runs have; hours are averaged."""
     tables = [{at: (seconds, value) for at, seconds, value in each.points.get(name, ())} for each in curves]
     common = sorted(set.intersection(*map(set, tables)))
     x = [at if by == "updates" else sum(table[at][0] for table in tables) / len(tables) / 3600 for at in common]
@@ -124,7 +124,7 @@ def band(curves: Sequence[Curves], name: str, by: str) -> tuple[list[float], lis
 
 
 def draw_curves(by_group: dict[str, list[Curves]], path: Path, by: str = "updates") -> None:
-    """Draw one panel for every quantity that any run has."""
+    """Draw one panel for each quantity that at least one run has."""
     shown = [name for name in QUANTITIES if any(name in each.points for some in by_group.values() for each in some)]
     with figure(path, math.ceil(len(shown) / 2), 2) as axes:
         for axis in axes.flat[len(shown) :]:

@@ -35,7 +35,7 @@ class Moments:
         self.count += values.numel()
         self.total += float(values.sum())
         self.squares += float(values.square().sum())
-        # Bins: below 0, equal parts of [0, 1], above 1; the value 1 is in the last part.
+        # Bins: below 0, equal parts of [0, 1], above 1. The value 1 is in the last part.
         part = torch.floor(values * BINS).clamp(-1, BINS) + 1
         part[(values >= 1) & (values <= 1 + 1e-6)] = BINS
         self.histogram += torch.bincount(part.long(), minlength=BINS + 2)
@@ -60,7 +60,7 @@ class Moments:
         return [total / count if count else None for total, count in zip(sums.tolist(), counts.tolist(), strict=True)]
 
     def coefficient(self) -> Coefficient:
-        """Return the moments in the form of analysis.json."""
+        """Return the moments in the format of analysis.json."""
         if not self.is_positional:
             return Coefficient(self.mean, self.sd)
         below, *histogram, above = map(int, self.histogram.tolist())
@@ -150,7 +150,7 @@ def observe(model: nn.Module, batches: Iterable[Batch]) -> tuple[Observer, float
 
 
 def settle_statistics(model: nn.Module, batches: Iterable[Batch]) -> None:
-    """Set the running statistics of a new model's batch norms to their means over these batches.
+    """Set the running statistics of the batch norms of a new model to their means over these batches.
 
     Before the first update they are mean 0 and variance 1, so in eval mode the norms would have no effect.
     """

@@ -11,7 +11,7 @@ from ..tasks.protocol import article
 from .results import BINS, OFF, Analysis, Site
 from .style import COLOURS, KINDS, MARKS, figure, letter, plain
 
-MOST_LINES = 6  # coefficients per plot; all of them are in analysis.json
+MOST_LINES = 6  # coefficients per plot; analysis.json contains all of them
 
 
 def stacks(analysis: Analysis) -> dict[str, dict[str, Site]]:
@@ -177,7 +177,7 @@ def places(analysis: Analysis, path: Path) -> None:
                 row[0].plot([], [], color=COLOURS[number % len(COLOURS)], label=plain(stack))
             row[0].set_ylabel(letter(name))
             row[0].set_xlabel("position in the sentence")
-            row[1].set_xlabel("token frequency class, 1: most frequent")
+            row[1].set_xlabel("token frequency class (1 = most frequent)")
         legend(axes)
 
 
@@ -220,12 +220,12 @@ def draw_analysis(
         if has_figures:
             try:
                 plot(analysis, path)
-            except Exception as error:  # matplotlib raises many kinds
+            except Exception as error:  # matplotlib raises exceptions of many types
                 if failed is None:
                     raise
                 failed(name, error)
             else:
                 written[name] = path
         else:
-            path.unlink(missing_ok=True)  # left from an earlier analysis
+            path.unlink(missing_ok=True)  # from an earlier analysis
     return written

@@ -13,8 +13,8 @@ from ..runs.run import FileState
 from ..tasks import kinds
 from ..tasks.protocol import FREQUENCIES, POSITIONS
 
-FORMAT = 1  # of analysis.json; incremented when older versions would misread the file
-MOST = 1e38  # maximum of any value: about the range of fp32; plots also compute squares
+FORMAT = 1  # format version of analysis.json; incremented when older versions would misread the file
+MOST = 1e38  # maximum of any value, about the range of fp32
 MOST_SITES, MOST_STACKS, MOST_LAYERS, MOST_UPDATES = 100_000, 32, 10_000, 10**12
 BINS = 50  # bins of a histogram over [0, 1]
 
@@ -153,7 +153,7 @@ def faults(analysis: Analysis) -> Iterator[str]:
         yield f"sites: {count}: must be 1 to {MOST_SITES}"
     stacks = len({site.stack for site in analysis.sites.values()})
     if stacks > MOST_STACKS:
-        yield f"sites: {stacks} stacks: must be {MOST_STACKS} or less"
+        yield f"sites: {stacks} stacks: must be {MOST_STACKS} or fewer"
     for name in ("nll", "start_nll"):
         yield from beyond(name, getattr(analysis, name))
     for name in ("sentences", "tokens", "updates"):
@@ -190,7 +190,7 @@ def faults_of(where: str, coefficient: Coefficient) -> Iterator[str]:
     for name, most in (("by_position", POSITIONS), ("by_frequency", FREQUENCIES)):
         values = getattr(coefficient, name)
         if len(values) > most:
-            yield f"{where}: {name}: {len(values)} means: must be {most} or less"
+            yield f"{where}: {name}: {len(values)} means: must be {most} or fewer"
         for value in values:
             yield from beyond(f"{where}: {name}", value)
 

@@ -40,7 +40,7 @@ SETTINGS: dict[Any, Any] = {
 def plain(name: str) -> str:
     """Return a user-supplied name as a plot label, cut if it is long.
 
-    Unescaped, matplotlib would read a pair of $ as a formula, and leave a name that starts with _ out of the legend.
+    Without escaping, matplotlib would read a pair of $ as a formula and omit names that start with _ from the legend.
     """
     shown = printable(name)
     shown = shown if len(shown) <= MOST_LABEL else f"{shown[: MOST_LABEL - 1]}…"

@@ -26,7 +26,7 @@ INTERRUPT_AFTER = 3.0
 
 
 def program(name: str) -> str:
-    """Return a fairseq command: its bare name if PATH resolves to this interpreter's copy, else its path.
+    """Return a fairseq command: its bare name if PATH resolves to this interpreter's copy, otherwise its path.
 
     Raises: ValueError if fairseq is not installed.
     """
@@ -40,7 +40,7 @@ def program(name: str) -> str:
 
 
 def user_dir() -> str:
-    """Return the plugin's folder for --user-dir: `fairseq_resid` if it is in the current folder, else its path."""
+    """Return the plugin's folder for --user-dir: `fairseq_resid` if it is in the current folder, otherwise its path."""
     here = Path(PACKAGE.name)
     return here.name if here.is_dir() and here.samefile(PACKAGE) else str(PACKAGE)
 
@@ -87,7 +87,7 @@ def followed(log: Path, take: Callable[[str], None]) -> Iterator[None]:
     def keep_failure(file: IO[bytes]) -> None:
         try:
             follow(file)
-        except Exception as failure:  # for example, the reader of our output has exited
+        except Exception as failure:  # for example, because the reader of our output has exited
             failures.append(failure)
 
     log.touch()
@@ -115,7 +115,7 @@ def run(
     """Run a command, wait for it and return its exit code; `output` receives its stdout, `errors` its stderr.
 
     environment: additional environment variables
-    notice: message written to stderr at the first signal, for commands that take a while to stop
+    notice: message written to stderr at the first signal, for commands that are slow to stop
 
     SIGTERM and SIGHUP are forwarded. After SIGINT the command receives SIGTERM unless the same Ctrl-C has already
     stopped it. The command never outlives this call. It inherits the file descriptor `lock`, so that a folder stays
@@ -131,13 +131,13 @@ def run(
 
         def handle(number: int, _: object) -> None:
             if not received:
-                os.write(2, notice.encode())  # not print(), which the signal may have interrupted
+                os.write(2, notice.encode())  # not print(), because the signal may have interrupted a print()
             received.append(number)
             if number != signal.SIGINT:
                 process.send_signal(number)
             else:
-                # A command that got Ctrl-C from the terminal too has ended by now. SIGTERM, because commands that
-                # a script started in the background ignore SIGINT.
+                # If the terminal sent Ctrl-C to the command too, it has ended by now. SIGTERM, because a command that a
+                # script # started in the background ignores SIGINT.
                 timer = threading.Timer(INTERRUPT_AFTER, process.terminate)
                 timer.daemon = True
                 timer.start()

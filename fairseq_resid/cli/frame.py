@@ -1,6 +1,6 @@
-"""What all commands share: parser, error messages, exit codes, interrupts, --verbose.
+"""The common frame of all commands: parser, error messages, exit codes, interrupts, --verbose.
 
-exit code   0 done
+exit code   0 success
             1 a program that the command runs has failed, or a result is below the required minimum
             2 bad input: one line on stderr describes it
             3 a package is missing: one line on stderr says what to install
@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from ..foreign import further_lines, printable, say
 from . import quiet
 
-MOST_SHOWN = 20_000  # characters of an error, which may quote a value of any length
+MOST_SHOWN = 20_000  # characters of an error message, which may quote a value of any length
 Work = Callable[[argparse.ArgumentParser, Sequence[str] | None], int | None]
 Main = Callable[[Sequence[str] | None], int]
 
@@ -36,7 +36,7 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
     """Make `work(parser, argv)` the main function of a command line: `main(argv)`, which returns the exit code.
 
     name: the command's name after `fairseq-resid`
-    again: what the same command does when it is run again after an interrupt, such as "resumes"
+    again: the effect of running the same command again after an interrupt, such as "resumes"
     settings: keyword arguments of argparse.ArgumentParser
     """
 
@@ -76,10 +76,10 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
 
 
 def refuse_module(work: Work, name: str) -> None:
-    """Exit if a module is run as a command, as versions before 0.7 allowed, and print the command to type instead."""
+    """Exit if a module is run as a command, which worked before version 0.7, and print the command to use instead."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if work.__module__ == "__main__" and spec is not None and spec.name.startswith("fairseq_resid."):
-        print(f"python -m {spec.name}: removed in version 0.7; type: fairseq-resid {name}", file=sys.stderr)
+        print(f"python -m {spec.name}: removed in version 0.7; use fairseq-resid {name}", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -112,7 +112,7 @@ def open_streams() -> None:
 
 
 def check_names(argv: Sequence[str]) -> None:
-    """Raise ValueError for an argument that is not UTF-8: neither JSON nor fairseq supports such file names."""
+    """Raise ValueError for an argument that is not UTF-8: neither JSON nor fairseq supports it in file names."""
     for word in map(str, argv):
         try:
             word.encode("utf-8")
@@ -127,7 +127,7 @@ def reader_has_gone() -> int:
 
 
 def show_error(prog: str, error: Exception) -> None:
-    """Print an error as a command's one line, with the further lines of its own, such as the end of a log, below."""
+    """Print an error as one line of a command, followed by its additional lines, such as the end of a log."""
     lines = [_with_advice(line) for line in (f"{prog}: error: {_reason(error)}", *further_lines(error))]
     say(*(line if len(line) <= MOST_SHOWN else f"{line[:MOST_SHOWN]}…" for line in lines), file=sys.stderr)
 
@@ -145,6 +145,6 @@ def _reason(error: Exception) -> str:
 
 
 def _with_advice(line: str) -> str:
-    """Return a line of an error, with advice if it says that the disk is full."""
+    """Return a line of an error message, with advice if the disk is full."""
     full = any(os.strerror(number) in line for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
     return line + ("; free some space and run the same command again to resume" if full else "")

@@ -1,4 +1,4 @@
-"""Describe this machine: processor, software versions, commit of the source tree, for records of measurements."""
+"""Describe this machine: processor, software versions, and commit of the source tree, for records of measurements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cores() -> int:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the packages that are installed."""
+    """Return the versions of those packages that are installed."""
     found = {}
     for name in packages:
         try:
@@ -44,7 +44,7 @@ def python() -> str:
 
 
 def commit() -> str | None:
-    """Return the commit of the source tree that this runs from; None outside a git checkout."""
+    """Return the commit of the source tree of this code; None outside a git checkout."""
     git = ["git", "-C", str(PACKAGE)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()

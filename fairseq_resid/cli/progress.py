@@ -12,7 +12,7 @@ from rich.progress import Progress as Bar
 
 from ..foreign import printable, say
 
-EVERY = 30.0  # seconds between two lines in a log
+EVERY = 30.0  # seconds between lines in a log
 POLL = 1.0  # seconds between checks on another process
 
 
@@ -76,7 +76,7 @@ class Progress:
         return f"{amount(self.done, self.unit)}{of}{unit}, {amount(rate, self.unit)}{unit}/s{left}"
 
     def advance(self, count: int, text: str | None = None) -> None:
-        """Add `count` to the finished amount; show `text`, if given, instead of count, rate and time left."""
+        """Add `count` to the finished amount. If `text` is given, show it instead of count, rate and time left."""
         self.done += count
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=self.done, text=self._text() if text is None else text)

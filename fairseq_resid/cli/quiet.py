@@ -13,17 +13,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Loggers and the level up to which they are silenced; the comments say what they would log.
+# Loggers, with the level up to which they are silenced. The comments say what they would log.
 LOGGERS = {
     "fairseq.tasks.text_to_speech": logging.WARNING,  # advice to install tensorboardX, which we do not need
     "fairseq.tasks.fairseq_task": logging.INFO,  # sizes of datasets and batches
     "fairseq.tasks.translation": logging.INFO,  # dictionaries
-    "fairseq.data.data_utils": logging.INFO,  # which file a dataset is loaded from
+    "fairseq.data.data_utils": logging.INFO,  # the file that a dataset is loaded from
     "fairseq.checkpoint_utils": logging.INFO,
     "fairseq.file_utils": logging.INFO,
     "fairseq.models.fairseq_model": logging.INFO,
     "fairseq_resid.fairseq_patches": logging.INFO,
-    "fairseq_resid.ops.dispatch": logging.INFO,  # the backend, which the training log contains anyway
+    "fairseq_resid.ops.dispatch": logging.INFO,  # the backend, which is in the training log anyway
     "root": logging.INFO,
 }
 # Regular expressions that match the beginning of a warning.
@@ -42,7 +42,7 @@ _verbose: bool | None = None  # --verbose; None: not given
 
 
 def set_verbose(on: bool | None) -> None:
-    """Set whether to show all messages; None: as the environment variable says."""
+    """Set whether to show all messages; None means that the environment variable decides."""
     global _verbose
     _verbose = on
 
@@ -69,7 +69,7 @@ def libraries() -> Iterator[None]:
             if is_verbose() or not any(re.match(text, str(message)) for text in WARNINGS):
                 show(message, *rest, **more)
 
-        # Checked at each warning, not by a filter: --verbose has not been parsed yet.
+        # Checked at each warning instead of by a filter, because --verbose has not been parsed yet.
         warnings.showwarning = show_unless_named
         try:
             yield

@@ -24,9 +24,9 @@ def context() -> ForkContext | SpawnContext:
 
 
 def ordered(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Generator[Result, None, None]:
-    """Yield `function(item)` of every item, in order. At most 2·workers + 1 items are in progress.
+    """Yield `function(item)` for every item, in order. At most 2·workers + 1 items are in progress.
 
-    Several workers are forked when the first result is requested. No thread should have been started before that.
+    If there are several workers, they are forked when the first result is requested. No thread should run at that time.
     Raises: whatever `function` raises; ChildProcessError if a worker dies.
     """
     if workers <= 1:
@@ -42,7 +42,7 @@ def ordered(function: Callable[[Item], Result], items: Iterable[Item], workers: 
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool:
-        raise ChildProcessError("a worker process died (out of memory?); try fewer --workers") from None
+        raise ChildProcessError("a worker process died (out of memory?); use fewer --workers") from None
     except BaseException:  # after Ctrl-C or an error in one item, the other results are not needed
         for child in active_children():
             child.terminate()

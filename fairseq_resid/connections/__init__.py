@@ -4,7 +4,7 @@
 >>> site = connections.build("sas", 512, dropout=0.1)
 >>> y = site(x, sublayer(site.branch_input(x)))
 
-Every file in this folder is imported, so a class that calls `register` is a structure. docs/adding-a-structure.md shows
+Every file in this folder is imported, so that its call of `register` takes effect. docs/adding-a-structure.md shows
 how to add one, here or in another package.
 """
 
@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 
 from .base import ResidualConnection, components, is_positional, sites
 from .folding import CannotFold, Fold
+from .norms import NORMS
 from .options import InvalidOption, Option, Options, option
 from .place import Place
 from .registry import (
@@ -42,6 +43,7 @@ from .stream import ResidualStream
 
 __all__ = [
     "FINAL_NORMS",
+    "NORMS",
     "CannotFold",
     "Fold",
     "InvalidOption",

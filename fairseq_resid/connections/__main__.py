@@ -1,4 +1,4 @@
-"""python -m fairseq_resid.connections: print the table of structures, or write it into the README."""
+"""python -m fairseq_resid.connections: print the table of structures, or insert it into the README."""
 
 from __future__ import annotations
 

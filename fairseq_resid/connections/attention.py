@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from .base import ResidualConnection
 from .growing import append
 from .mixing import dot, mix
+from .norms import EPS
 from .options import Options, option
-from .place import EPS, Place
+from .place import Place
 from .registry import Structure, register
 from .stream import ResidualStream
 
@@ -26,12 +27,12 @@ class AttentionOptions(Options):
     )
 
     def has_blocks(self) -> bool:
-        """Return whether a sublayer's block depends on its index."""
+        """Return whether the block of a sublayer depends on the sublayer's index."""
         return self.block_size > 1
 
 
 class DepthAttention(nn.Module):
-    """Attends to the values of a state.
+    """Attention over the values of a state.
 
     Formula:  h = Σ_i a_i v_i, a = softmax_i(w · RMSNorm(v_i)); w = 0 at the start, which gives the mean
     Shapes:   (..., n·C) -> (..., C)
@@ -53,7 +54,7 @@ class DepthAttention(nn.Module):
         return dot(values, self.query * self.weight).to(wide) * torch.rsqrt(length * length / self.dim + self.eps)
 
     def attended(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values that are read, without the last one of an incomplete block, and all weights."""
+        """Return the values that the attention reads, except the last one of an incomplete block, and all weights."""
         values = state.unflatten(-1, [-1, self.dim])
         last = values.size(-2) - 1
         blocks = values[..., :: self.block_size, :]
@@ -72,7 +73,7 @@ class DepthAttention(nn.Module):
 
 
 class AttentionResidual(ResidualConnection):
-    """Attends over depth before every sublayer, instead of summing.
+    """Replaces the residual sum with attention over depth before every sublayer.
 
     Formula:  the branch sees LN(h), h = Σ_i a_i v_i, a = softmax_i(w · RMSNorm(v_i)); v_0 is the stack's input and
               v_i = F_i, or with --block-size S the sum of F in block i; an incomplete block counts with its sum so far.
@@ -110,7 +111,7 @@ class AttentionResidual(ResidualConnection):
 class AttentionStream(ResidualStream):
     """Ends a stack of attention residuals.
 
-    Formula:  LN(h), h as before a sublayer, with its own query and gain
+    Formula:  LN(h), with h computed as before a sublayer, but with its own query w and gain
     """
 
     def __init__(self, place: Place, options: AttentionOptions, final_norm: bool) -> None:
@@ -132,6 +133,6 @@ register(
         formula="the branch sees LN of a softmax-weighted mean of all F",
         source="Kimi Team 2026",
         family="Depth",
-        use_when="Models whose layers should choose among all earlier ones. Time grows with the square of the depth.",
+        use_when="Models whose layers should choose among earlier sublayers. Time grows with the square of the depth.",
     ),
 )

@@ -32,7 +32,7 @@ class ResidualConnection(nn.Module):
     Dtype:    fp16 / bf16 / fp32 / fp64 in, the same out; LayerNorm is affine with eps 1e-5 and fp32 statistics
     Range:    finite for |x|, |F| up to L / S, where L = 65,000 in fp16 and 1e17 in bf16 and fp32, and S is the sum of
               the formula's weights (2 for x + F): docs/adding-a-structure.md
-    Args:     place: the position of the site in the model; options: those of the structure; dropout: of the branch, a
+    Args:     place: the position of the site in the model; options: the structure's options; dropout: of the branch, a
               module or a probability: F = dropout(f_out); described: the name and options that print(model) shows
     """
 
@@ -45,11 +45,12 @@ class ResidualConnection(nn.Module):
         described: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        # TorchScript does not see these three, so subclasses copy the numbers that their formula needs.
+        # TorchScript cannot read these three attributes, so subclasses copy the numbers that their formula needs.
         self.place, self.options, self.described = place, options, dict(described or {})
         self.dropout = dropout if isinstance(dropout, nn.Module) else nn.Dropout(probability(dropout))
         self.backend = backend
         self.dim = place.dim
+        self.kernel = ("chain", 1)  # that combine_fused calls, and its number of norms
         # Bounds on the channels of a state, multiples of C; 0: no maximum. A structure with a wide state may set both;
         # `build` sets the maximum of all others to C.
         self.least_width, self.most_width = place.dim, 0
@@ -61,7 +62,7 @@ class ResidualConnection(nn.Module):
 
     @torch.jit.export
     def branch_input(self, state: Tensor) -> Tensor:
-        """Return the input of the sublayer: the whole state, unless the structure overrides this."""
+        """Return the input of the sublayer. The default is the whole state."""
         return state
 
     def forward(self, state: Tensor, f_out: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ class ResidualConnection(nn.Module):
         if not is_tracing:
             check_shapes(state, f_out, self.dim, self.least_width, self.most_width)
         if not torch.jit.is_scripting():  # noqa: SIM102
-            if use_kernels(self.backend, self.training, state, f_out):
+            if use_kernels(self.backend, self.training, state, f_out, self.kernel):
                 p = dropout_probability(self.dropout)
                 if p is None:
                     return self.combine_fused(state, self.dropout(f_out), 0.0)
@@ -95,7 +96,7 @@ class ResidualConnection(nn.Module):
         raise NotImplementedError("a ResidualConnection must define combine")
 
     def share(self, first: ResidualConnection) -> None:
-        """Share parameters with the first site of the same layer; called once for each of its other sites."""
+        """Share parameters with the first site of the same layer. Called once for each of its other sites."""
 
     def init_branch(self, **linears: nn.Linear | nn.Conv2d) -> None:
         """Reinitialise the sublayer's weights; called once, before a checkpoint is loaded.
@@ -152,8 +153,8 @@ def probability(dropout: Any) -> float:
     Raises: InvalidOption naming the value and the allowed range.
     """
     value = float(dropout) if isinstance(dropout, numbers.Real) else math.nan
-    if not 0 <= value <= 1:  # nor NaN
-        raise InvalidOption(f"dropout {dropout}: must be a number from 0 to 1, or a module")
+    if not 0 <= value <= 1:  # also true for NaN
+        raise InvalidOption("dropout", dropout, "must be a number from 0 to 1, or a module")
     return value
 
 
@@ -180,7 +181,7 @@ def sites(module: nn.Module) -> dict[str, ResidualConnection]:
     return {f"{site.place.stack}.{site.place.layer}.{site.place.kind}": site for site in found}
 
 
-FEW = 32  # components shown separately, such as the n·n weights of streams; a coefficient with more is per channel
+FEW = 32  # components shown separately, such as the n·n weights of streams; more than these are one per channel
 
 
 def is_positional(coefficient: Tensor, positions: torch.Size) -> bool:

@@ -18,8 +18,8 @@ from .registry import Structure, for_all_options, register
 def deep_norm_scales(place: Place) -> tuple[float, float]:
     """Return DeepNorm's α and β for a stack; `DeepNorm` states the formulas."""
     if "encoder" not in place.depths or not place.depths.get("decoder"):
-        place.depth(place.stack)  # raises if it is unknown
-        alone = sum(place.depths.values())  # all stages of an image model together are one stack
+        place.depth(place.stack)  # raises if the depth is unknown
+        alone = sum(place.depths.values())  # the stages of an image model count as one stack
         return (2 * alone) ** 0.25, (8 * alone) ** -0.25
     n, m = place.depth("encoder"), place.depth("decoder")
     if place.stack == "decoder":
@@ -28,7 +28,7 @@ def deep_norm_scales(place: Place) -> tuple[float, float]:
 
 
 class DeepNorm(ResidualConnection):
-    """Normalises the sum of a shortcut that is scaled up with depth and a branch that starts scaled down.
+    """Normalises the sum of shortcut and branch. Depth scales the shortcut up and the branch's initial weights down.
 
     Formula:  y = LN(α x + F) at every site, including cross-attention; no norm at the end of a stack
     Scales:   α = 0.81 (N⁴M)^(1/16) and β = 0.87 (N⁴M)^(-1/16) in the encoder of a model with N encoder and M decoder
@@ -66,7 +66,7 @@ class Keel(ResidualConnection):
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        place.depth(place.stack)  # raises if it is unknown
+        place.depth(place.stack)  # raises if the depth is unknown
         self.alpha = 1.0 if place.layer == 0 else float(place.sites)
         self.inner_norm = place.norm(place.dim)
         self.norm = nn.Identity() if place.index == 0 else place.norm(place.dim)

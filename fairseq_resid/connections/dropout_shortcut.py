@@ -14,7 +14,7 @@ SHORTCUT_DROPOUT = 0.5  # He 2016b, section 3.1, "Dropout shortcut"
 
 
 class DropoutShortcut(OptionallyNormed):
-    """Drops elements of the shortcut with probability 0.5 in training.
+    """Drops elements of the shortcut with probability 0.5 during training.
 
     Formula:  y = dropout(x, 0.5) + F            Source: He 2016b, dropout shortcut
     """

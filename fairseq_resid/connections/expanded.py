@@ -97,6 +97,6 @@ register(
         formula="LN(λx + μF)",
         source="Liu 2020 (rSkip)",
         family="Scaling",
-        use_when="The control for `rskip_ln`: the same doubled shortcut with one norm instead of two.",
+        use_when="The control for `rskip_ln`: the same doubled shortcut, but one norm instead of two.",
     ),
 )

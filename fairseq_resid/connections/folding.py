@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 GRAPHS = ("post_norm", "pre_norm", "pre_and_post_norm")
 NORMS = {"post_norm": 1, "pre_norm": 1, "pre_and_post_norm": 2}
@@ -25,7 +25,7 @@ class Fold:
     Formula:  post_norm            y = LN(a ⊙ x + b ⊙ f(x))
               pre_norm             y = x + b ⊙ f(LN(x))
               pre_and_post_norm    y = x + LN_out(b ⊙ f(LN_in(x)))
-    Shapes:   norms: (gain, bias) of each LN in order of use, each (C,); shortcut a and branch b: numbers or (C,)
+    Shapes:   norms: (gain, bias) of each LN in the order of use, each (C,); shortcut a and branch b: numbers or (C,)
     Each LN has eps 1e-5.
     """
 
@@ -38,13 +38,18 @@ class Fold:
         if self.graph not in GRAPHS:
             raise ValueError(f"graph {self.graph!r}: must be one of {', '.join(GRAPHS)}")
         if len(self.norms) != NORMS[self.graph]:
-            raise ValueError(f"{self.graph}: {len(self.norms)} norms; it has {NORMS[self.graph]}")
+            raise ValueError(f"{self.graph}: {len(self.norms)} norms: must be {NORMS[self.graph]}")
         if self.graph != "post_norm" and not (isinstance(self.shortcut, float) and self.shortcut == 1):
             raise ValueError(f"{self.graph}: only the shortcut of post_norm can have a weight")
 
 
 def affine(norm: Any, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return the gain and bias of a LayerNorm whose output is multiplied by `scale`."""
+    """Return the gain and bias of a LayerNorm whose output is multiplied by `scale`.
+
+    Raises: CannotFold for another norm.
+    """
+    if not isinstance(norm, nn.LayerNorm):
+        raise CannotFold(f"{type(norm).__name__} as its norm; only --norm layer folds")
     return norm.weight.detach() * scale, norm.bias.detach() * scale
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..ops import dense_gate
 from .base import xavier_uniform
 from .optional_norm import OptionallyNormed, OptionalNorm
-from .options import invalid, option
+from .options import InvalidOption, option
 from .place import Place
 from .registry import Structure, register
 from .self_adaptive import ScalingGate, SingleLayerGate
@@ -36,7 +36,7 @@ class HighwayOptions(GateOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.gate_layers == 2 and self.gate_input == "shortcut":
-            raise invalid("gate_layers", 2, "needs --gate-input both")
+            raise InvalidOption("gate_layers", 2, "needs {others}", {"gate_input": "both"})
 
 
 class GatedShortcut(OptionallyNormed):

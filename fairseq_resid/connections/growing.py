@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class _Append(torch.autograd.Function):
-    """Writes a value after a state, into the buffer that the state is a view of, and returns the wider view.
+    """Writes a value after a state, in the buffer of which the state is a view, and returns the wider view.
 
     The state itself, which a backward pass may need, does not change: the value is written to the memory after it.
     """
@@ -18,7 +18,7 @@ class _Append(torch.autograd.Function):
     def forward(ctx: Any, state: Tensor, value: Tensor, width: int) -> Tensor:
         before = state.size(-1)
         after = before + value.size(-1)
-        # .data: autograd must not mistake this write for a change of the state, which it may have saved.
+        # .data: autograd may have saved the state, and must not mistake this write for a change of it.
         buffer = state.data if has_room(state, after, width) else moved(state, max(after, width))
         wide = buffer.as_strided((*state.shape[:-1], after), buffer.stride(), buffer.storage_offset())
         wide[..., before:] = value
@@ -32,7 +32,7 @@ class _Append(torch.autograd.Function):
 
 
 def has_room(state: Tensor, after: int, width: int) -> bool:
-    """Return whether a state is the beginning of such a buffer's rows, with room for `after` channels."""
+    """Return whether a state is at the beginning of the rows of such a buffer, with room for `after` channels."""
     lies_in_rows = state.stride(-1) == 1 and state.stride(-2) == width and state.storage_offset() % width == 0
     is_first = after == 2 * state.size(-1)  # the caller owns the input buffer: never append to it
     return lies_in_rows and after <= width and not is_first
@@ -47,7 +47,8 @@ def moved(state: Tensor, width: int) -> Tensor:
 def append(state: Tensor, value: Tensor, width: int) -> Tensor:
     """Return a state (..., n·C) followed by a value (..., C), in the state's dtype.
 
-    width: the number of channels at the end of the stack. Append to a state only once: this uses the memory after it.
+    width: the number of channels at the end of the stack. Append to a state only once: the value is written to the
+    memory after it.
     """
     value = value.to(state.dtype)
     if not torch.jit.is_scripting():  # noqa: SIM102  (TorchScript only drops a bare is_scripting branch)

@@ -1,7 +1,8 @@
-"""Several streams that are mixed at every site: hyper-connections, and mHC, whose mixing preserves their sum."""
+"""Streams that are mixed at every site: hyper-connections, their fractions, and mHC, which preserves their sum."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,10 @@ from torch import Tensor, nn
 
 from ..ops import sinkhorn
 from .base import ResidualConnection, xavier_uniform
-from .mixing import dot, full_precision_linear, mix
-from .options import Options, option
-from .place import EPS, Place
+from .mixing import full_precision_linear, mix
+from .norms import EPS
+from .options import InvalidOption, Options, option
+from .place import Place
 from .registry import Structure, register
 from .stream import ResidualStream
 
@@ -21,11 +23,12 @@ SINKHORN_STEPS = 20
 # Initial values of mHC's biases: σ(±READ) are the weights with which a site reads its own stream (0.98) and the others
 # (0.02); KEPT is the logit of the diagonal of H_res.
 READ, KEPT = 4.0, 8.0
+MOST_PERMUTED = 5  # streams of --hyper-mixing permutation, which has n! weights
 
 
 @dataclass(frozen=True)
 class StreamsOptions(Options):
-    """Options of mhc."""
+    """Options of a structure with n streams."""
 
     hyper_streams: int = option(4, "number n of streams", least=1, most=32, example=2)
 
@@ -39,25 +42,55 @@ class HyperOptions(StreamsOptions):
     )
 
 
+@dataclass(frozen=True)
+class FractionOptions(HyperOptions):
+    """Options of frac."""
+
+    hyper_streams: int = option(2, "number m of fractions, a divisor of the width", least=1, most=32, example=4)
+
+
+@dataclass(frozen=True)
+class ManifoldOptions(StreamsOptions):
+    """Options of mhc."""
+
+    hyper_mixing: str = option(
+        "sinkhorn",
+        "form of H_res: sinkhorn: 20 rounds of scaling; permutation: a weighted mean of the n! permutations, n <= 5",
+        choices=("sinkhorn", "permutation"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hyper_mixing == "permutation" and self.hyper_streams > MOST_PERMUTED:
+            allowed = f"must be <= {MOST_PERMUTED} with {{others}}"
+            raise InvalidOption("hyper_streams", self.hyper_streams, allowed, {"hyper_mixing": "permutation"})
+
+
 def mixed(weights: Tensor, writing: Tensor, streams: Tensor, f: Tensor) -> Tensor:
-    """Return the next state: weights (..., n, n) @ streams, plus the branch times `writing` (..., n)."""
-    # Not unsqueeze(-1): TorchScript's shape propagation inserts that dimension one place too early.
-    writing, f = writing.to(streams.dtype).unsqueeze(writing.dim()), f.to(streams.dtype).unsqueeze(-2)
+    """Return the next state: weights (..., n, n) @ streams, plus `writing` (..., n) times the branch.
+
+    f: (..., 1, C), the branch, or (..., n, C/n), a part of it for every stream
+    """
+    # Not unsqueeze(-1): TorchScript's shape propagation inserts that dimension one position too early.
+    writing, f = writing.to(streams.dtype).unsqueeze(writing.dim()), f.to(streams.dtype)
     return torch.addcmul(mix(weights, streams), writing, f).flatten(-2)
 
 
 class ManyStreams(ResidualConnection):
-    """Base of connections with n streams. State: (..., nC), at first n copies of the input."""
+    """Base of connections with n streams. State: (..., nC), initially n copies of the input."""
+
+    divides_state = False  # whether the streams are parts of a C-wide state
 
     def __init__(self, place: Place, options: StreamsOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         self.streams = options.hyper_streams
-        self.least_width = self.most_width = self.streams * place.dim
+        self.least_width = self.most_width = place.dim if self.divides_state else self.streams * place.dim
+        self.part = self.least_width // self.streams  # channels of a stream
         self.norm = place.norm(place.dim)
 
     def split(self, state: Tensor) -> Tensor:
-        """Return the state as (..., n, C)."""
-        return state.unflatten(-1, [self.streams, self.dim])
+        """Return a state, or a branch, as (..., n, C)."""
+        return state.unflatten(-1, [-1, self.part])
 
     @torch.jit.export
     def enter(self, x: Tensor) -> Tensor:
@@ -71,41 +104,42 @@ class HyperConnection(ManyStreams):
 
     Formula:  h = A_mᵀ H;  H' = A_rᵀ H + B F, F = dropout(f(LN(h))), H in R^{n×C};  static: A_m, A_r, B learned;
               dynamic: each of them + s tanh(LN'(H) W), LN' over C of each stream, one s for A_m and A_r, one for B
-    Source:   Zhu 2024, arXiv 2409.19606, eq. 1 to 13. Not implemented: scaling the initial output projections by √n, or
-              sparing A_m, A_r and B weight decay
+    Source:   Zhu 2024, arXiv 2409.19606, eq. 1 to 13. Not implemented: scaling the initial output projections by √n,
+              and excluding A_m, A_r and B from weight decay
     Start:    A_m = e_(i mod n) at site i, A_r = I, B = 1, W = 0, s = 0.01: n identical pre-norm streams
     """
 
     def __init__(self, place: Place, options: HyperOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        reading = torch.zeros(1, self.streams)
-        reading[0, place.index % self.streams] = 1.0
+        every = torch.eye(self.streams)
+        reading = every if self.divides_state else every[place.index % self.streams].unsqueeze(0)
+        self.reads = len(reading)
         # Rows: A_mᵀ, then A_rᵀ.
-        self.mixing = nn.Parameter(torch.cat([reading, torch.eye(self.streams)]))
+        self.mixing = nn.Parameter(torch.cat([reading, every]))
         self.writing = nn.Parameter(torch.ones(self.streams))
         self.stream_norm = None
         if options.hyper_weights == "dynamic":
-            self.stream_norm = place.norm(place.dim)
-            self.mixing_weight = nn.Parameter(torch.zeros(self.streams + 1, place.dim))
-            self.writing_weight = nn.Parameter(torch.zeros(1, place.dim))
+            self.stream_norm = place.norm(self.part)
+            self.mixing_weight = nn.Parameter(torch.zeros(len(self.mixing), self.part))
+            self.writing_weight = nn.Parameter(torch.zeros(1, self.part))
             self.mixing_scale = nn.Parameter(torch.tensor(SCALE))
             self.writing_scale = nn.Parameter(torch.tensor(SCALE))
 
     def reading_weights(self, streams: Tensor) -> Tensor:
-        """Return A_mᵀ, (..., 1, n) or (1, n)."""
-        weights: Tensor = self.mixing[:1]
+        """Return A_mᵀ, (..., 1, n) or (1, n); in place of 1, n if the streams are parts of a state."""
+        weights: Tensor = self.mixing[: self.reads]
         if self.stream_norm is not None:
-            logits = dot(self.stream_norm(streams), self.mixing_weight[0]).unsqueeze(-2)
-            weights = weights + self.mixing_scale * torch.tanh(logits)
+            logits = full_precision_linear(self.stream_norm(streams), self.mixing_weight[: self.reads])
+            weights = weights + self.mixing_scale * torch.tanh(logits).transpose(-1, -2)
         return weights
 
     def writing_weights(self, streams: Tensor) -> tuple[Tensor, Tensor]:
         """Return A_rᵀ, (..., n, n) or (n, n), and B, (..., n) or (n,)."""
-        weights: Tensor = self.mixing[1:]
+        weights: Tensor = self.mixing[self.reads :]
         writing: Tensor = self.writing
         if self.stream_norm is not None:
             normed = self.stream_norm(streams)
-            logits = torch.matmul(normed, self.mixing_weight[1:].t())
+            logits = torch.matmul(normed, self.mixing_weight[self.reads :].t())
             weights = weights + self.mixing_scale * torch.tanh(logits).transpose(-1, -2)
             logits = torch.matmul(normed, self.writing_weight.t()).squeeze(-1)
             writing = writing + self.writing_scale * torch.tanh(logits)
@@ -114,12 +148,12 @@ class HyperConnection(ManyStreams):
     @torch.jit.export
     def branch_input(self, state: Tensor) -> Tensor:
         streams = self.split(state)
-        return self.norm(mix(self.reading_weights(streams), streams).squeeze(-2))
+        return self.norm(mix(self.reading_weights(streams), streams).flatten(-2))
 
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
-        streams = self.split(state)
+        streams, f = self.split(state), self.split(f)
         if self.stream_norm is None:  # torch.jit.freeze leaves parameters that pass through a tuple unfrozen
-            return mixed(self.mixing[1:], self.writing, streams, f)
+            return mixed(self.mixing[self.reads :], self.writing, streams, f)
         weights, writing = self.writing_weights(streams)
         return mixed(weights, writing, streams, f)
 
@@ -129,18 +163,42 @@ class HyperConnection(ManyStreams):
         return {"A_m": self.reading_weights(streams), "A_r": weights, "B": writing}
 
 
+class FractionalConnection(HyperConnection):
+    """Hyper-connections between m fractions of one C-wide state: channels are mixed instead of copies.
+
+    Formula:  h = A_mᵀ H;  H' = A_rᵀ H + B ⊙ F, F = dropout(f(LN(vec h))), H in R^{m×C/m}, F as m fractions, A_m and A_r
+              in R^{m×m};  static or dynamic as in hyper, LN' over C/m of each fraction; the stack ends with a norm
+    Source:   Zhu 2025, Frac-Connections, arXiv 2503.14125, eq. 6 to 15 and algorithms 2 and 3. The package
+              hyper-connections differs: its B adds every fraction of the branch to every fraction of the state. The
+              paper tries m = 2 and 4
+    Start:    A_m = A_r = I, B = 1, W = 0, s = 0.01: a pre-norm stack
+    """
+
+    divides_state = True
+    enter = ResidualConnection.enter
+
+    def __init__(self, place: Place, options: FractionOptions, *rest: Any) -> None:
+        if place.dim % options.hyper_streams:
+            raise InvalidOption("hyper_streams", options.hyper_streams, f"must divide the {place.dim} channels")
+        super().__init__(place, options, *rest)
+
+
 class ManifoldHyperConnection(ManyStreams):
     """Hyper-connections with a doubly stochastic mixing matrix, which preserves the sum of the streams.
 
     Formula:  h = H_pre H;  H' = H_res H + H_postᵀ F, F = dropout(f(LN(h))), H in R^{n×C};  u = RMSNorm(vec H), over nC;
-              each from a (u φ) + b: H_pre = σ(.), H_post = 2σ(.), H_res = Sinkhorn(.), 20 rounds of columns, then rows
-    Source:   Xie 2025, mHC, arXiv 2512.24880
+              each from a (u φ) + b: H_pre = σ(.), H_post = 2σ(.), H_res = Sinkhorn(.), 20 rounds of columns, then rows;
+              or with --hyper-mixing permutation H_res = Σ_p softmax(.)_p P_p over the n! permutation matrices P_p,
+              exactly doubly stochastic
+    Source:   Xie 2025, mHC, arXiv 2512.24880; permutation: mHC-lite, arXiv 2601.05732, and its code (FFTYYY/mhc-lite,
+              mhc_lite.py), where b_post is ±1 and H_pre starts at σ(±1)
     Start:    a = 0.01, three scalars. Our choices, which the paper does not state: φ Xavier-uniform; b_pre = 4 for
-              stream i mod n of site i and -4 for the others; b_post = 0; b_res = 8 on the diagonal and 0 elsewhere; the
-              streams start as copies of the input, and LN of their sum ends the stack
+              stream i mod n of site i and -4 for the others; b_post = 0; b_res = 8 on the diagonal and 0 elsewhere,
+              with permutations 0 for the identity and -8 for the others, as in mHC-lite; the streams start as copies
+              of the input, and LN of their sum ends the stack
     """
 
-    def __init__(self, place: Place, options: StreamsOptions, *rest: Any) -> None:
+    def __init__(self, place: Place, options: ManifoldOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         n = self.streams
         self.width, self.eps, self.steps = n * place.dim, EPS, SINKHORN_STEPS
@@ -151,14 +209,22 @@ class ManifoldHyperConnection(ManyStreams):
         self.pre_bias = nn.Parameter(reading)
         self.post_weight = nn.Parameter(xavier_uniform(n, n * place.dim))
         self.post_bias = nn.Parameter(torch.zeros(n))
-        self.mixing_weight = nn.Parameter(xavier_uniform(n * n, n * place.dim))
-        self.mixing_bias = nn.Parameter(KEPT * torch.eye(n).flatten())
+        bias, permutations = KEPT * torch.eye(n).flatten(), None
+        if options.hyper_mixing == "permutation":
+            orders = torch.tensor(list(itertools.permutations(range(n))))  # the identity first
+            bias = torch.full((len(orders),), -KEPT)
+            bias[0] = 0.0
+            permutations = torch.eye(n)[orders].flatten(1).t()  # (n·n, n!)
+        self.register_buffer("permutations", permutations, persistent=False)
+        self.mixing_weight = nn.Parameter(xavier_uniform(len(bias), n * place.dim))
+        self.mixing_bias = nn.Parameter(bias)
         self.scales = nn.Parameter(torch.full((3,), SCALE))
 
     def projected(self, state: Tensor, weight: Tensor) -> Tensor:
         """Return u φ, as r x (γ φ), with r = 1 / RMS(x) and γ the weight of the norm: u itself is never computed.
 
-        Dtype:  fp32 for 16-bit states, in which the squares and the product would overflow; otherwise theirs
+        Dtype:  fp32 for 16-bit states, in which the squares and the product would overflow; otherwise the dtype of the
+                state
         """
         x = state.float() if state.dtype == torch.float16 or state.dtype == torch.bfloat16 else state
         rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True) * self.width**-0.5
@@ -173,9 +239,12 @@ class ManifoldHyperConnection(ManyStreams):
         """Return H_res, (..., n, n), and H_post, (..., n)."""
         n = self.streams
         both = self.projected(state, torch.cat([self.post_weight, self.mixing_weight]))  # one GEMM and one u for both
-        post, mixing = both.split([n, n * n], dim=-1)
+        post, mixing = both[..., :n], both[..., n:]
         writing = 2 * torch.sigmoid(self.scales[1] * post + self.post_bias)
         logits = self.scales[2] * mixing + self.mixing_bias
+        if self.permutations is not None:
+            shares, permutations = torch.softmax(logits, -1), self.permutations.to(logits.dtype)
+            return full_precision_linear(shares, permutations).unflatten(-1, [n, n]), writing  # type: ignore[arg-type]
         return sinkhorn(logits.unflatten(-1, [n, n]), self.steps), writing
 
     @torch.jit.export
@@ -184,7 +253,7 @@ class ManifoldHyperConnection(ManyStreams):
 
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
         weights, writing = self.writing_weights(state)
-        return mixed(weights, writing, self.split(state), f)
+        return mixed(weights, writing, self.split(state), self.split(f))
 
     def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:
         weights, writing = self.writing_weights(state)
@@ -208,14 +277,14 @@ class HyperStream(ResidualStream):
 register(
     "mhc",
     Structure(
-        StreamsOptions,
+        ManifoldOptions,
         ManifoldHyperConnection,
         HyperStream,
         final_norm=None,
         formula="n streams, mixed by doubly stochastic matrices",
         source="Xie 2025",
         family="Several streams",
-        use_when="Several streams, mixed without amplification. It decodes more slowly than every other structure.",
+        use_when="Several streams, mixed without amplification. Decoding is slower than with any other structure.",
     ),
 )
 register(
@@ -229,5 +298,17 @@ register(
         source="Zhu 2024",
         family="Several streams",
         use_when="Several streams with learned connections, if time and memory allow.",
+    ),
+)
+register(
+    "frac",
+    Structure(
+        FractionOptions,
+        FractionalConnection,
+        final_norm=True,
+        formula="m fractions of x, mixed at every site",
+        source="Zhu 2025",
+        family="Several streams",
+        use_when="Learned connections as in `hyper`, at the memory of a plain Transformer.",
     ),
 )

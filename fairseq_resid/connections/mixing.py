@@ -1,4 +1,4 @@
-"""Weighted sums of the values of a state, which are stored side by side, without copying them."""
+"""Weighted sums of the values that a state stores side by side, computed without copying the values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def batch_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left @ right, (N, a, b) @ (N, b, c), in the dtype of the inputs, which autocast would reduce."""
+    """Return left @ right, (N, a, b) @ (N, b, c), in the dtype of the inputs, which autocast would lower."""
     if torch.jit.is_scripting():
         return torch.bmm(left, right)
     with torch.autocast(left.device.type, enabled=False):
@@ -16,7 +16,7 @@ def batch_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def full_precision_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x @ weight.T in the dtype of the inputs, which autocast would reduce."""
+    """Return x @ weight.T in the dtype of the inputs, which autocast would lower."""
     if torch.jit.is_scripting():
         return functional.linear(x, weight)
     with torch.autocast(x.device.type, enabled=False):

@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 FP32_MOST = 3.4028234663852886e38  # formulas use the values of options in fp32
 
 
+# Parameters of `build` whose flag has another name.
+FLAGS = {"name": "residual", "backend": "residual_backend"}
+NOTHING: Mapping[str, object] = MappingProxyType({})
+
+
 class InvalidOption(ValueError):
-    """Unknown or invalid residual name, option or backend."""
+    """Unknown or invalid residual name, option or backend.
+
+    The message names keyword arguments, as Python code passes them; `flags` is the message for a command line.
+
+    allowed: what is allowed; {others} in it is replaced by `others`, further options by name, None for no value
+    """
+
+    def __init__(self, option: str, value: object, allowed: str, others: Mapping[str, object] = NOTHING) -> None:
+        keywords = [name if each is None else f"{name}={each!r}" for name, each in others.items()]
+        super().__init__(f"{option}={value!r}: {allowed.replace('{others}', ', '.join(keywords) or 'none')}")
+        flags = [flag(name) if each is None else f"{flag(name)} {each}" for name, each in others.items()]
+        self.flags = f"{flag(option)} {value}: {allowed.replace('{others}', ' '.join(flags) or 'none')}"
 
 
-def invalid(option: str, value: object, allowed: str) -> InvalidOption:
-    """Return the error for an invalid value: the flag, the value and what is allowed."""
-    return InvalidOption(f"--{option.replace('_', '-')} {value}: {allowed}")
+def flag(option: str) -> str:
+    """Return the flag of an option or a parameter of `build`.
+
+    >>> flag("skip_lambda"), flag("name")
+    ('--skip-lambda', '--residual')
+    """
+    return f"--{FLAGS.get(option, option).replace('_', '-')}"
 
 
 @dataclass(frozen=True)
@@ -57,24 +79,24 @@ class Option:
     def checked(self, value: Any) -> Any:
         """Return a value, possibly a string from a command line, converted to the option's type.
 
-        Raises: InvalidOption naming the flag, the value and what is allowed.
+        Raises: InvalidOption naming the option, the value and the allowed values.
         """
         if self.type is str:
             if value not in self.choices:
-                raise invalid(self.name, value, self.allowed)
+                raise InvalidOption(self.name, value, self.allowed)
             return value
         try:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
-            raise invalid(self.name, value, self.allowed) from None
+            raise InvalidOption(self.name, value, self.allowed) from None
         if (
-            not abs(number) <= FP32_MOST  # nor NaN
+            not abs(number) <= FP32_MOST  # also true for NaN
             or (self.type is int and not number.is_integer())
             or (self.above is not None and number <= self.above)
             or (self.least is not None and number < self.least)
             or (self.most is not None and number > self.most)
         ):
-            raise invalid(self.name, value, self.allowed)
+            raise InvalidOption(self.name, value, self.allowed)
         return self.type(number)
 
 
@@ -98,7 +120,7 @@ class Options:
     """The options of a structure without any, and the base class of all others, which declare fields with `option`.
 
     A field is an int, a float, or a str with choices. Its name must not be that of a flag of fairseq.
-    Raises: InvalidOption naming the flag, the value and what is allowed.
+    Raises: InvalidOption naming the option, the value and the allowed values.
     """
 
     @classmethod

@@ -7,21 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
-
+from .norms import layer_norm
 from .options import InvalidOption
-
-EPS = 1e-5
-
-
-def layer_norm(dim: int) -> nn.Module:
-    """Return the affine LayerNorm of every structure, eps 1e-5."""
-    return nn.LayerNorm(dim, eps=EPS)
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a sublayer site in a model, or of a stack's stream.
+    """The place of a sublayer site, or of a stack's stream, in a model.
 
     dim: C; stack: "encoder", "decoder", "stage3"
     kind: "self_attn", "encoder_attn", "ffn", "conv"; a stream's is "stream"
@@ -48,9 +40,9 @@ class Place:
             try:
                 number = operator.index(given)
             except TypeError:
-                raise InvalidOption(f"{name} {given!r}: must be an integer of at least {least}") from None
+                raise InvalidOption(name, given, f"must be an integer of at least {least}") from None
             if number < least:
-                raise InvalidOption(f"{name} {given}: must be an integer of at least {least}")
+                raise InvalidOption(name, given, f"must be an integer of at least {least}")
             object.__setattr__(self, name, number)
 
     def depth(self, stack: str) -> int:
@@ -59,5 +51,5 @@ class Place:
         Raises: ValueError if `depths` is empty.
         """
         if not self.depths:
-            raise ValueError("this structure depends on the depth of its model: give build() a Place with depths")
+            raise ValueError("the structure depends on the model's depth: pass build() a Place with depths")
         return self.depths.get(stack, 0)

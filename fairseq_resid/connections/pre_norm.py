@@ -21,8 +21,8 @@ class LayerScale(PreLayerNorm):
     """Scales each channel of the branch by a learned factor that starts small.
 
     Formula:  y = x + s ⊙ f(LN(x)), s in R^C learned; the stack ends with a norm
-    Source:   Touvron 2021, CaiT: s starts at 0.1 up to 18 layers, 1e-5 for 24, 1e-6 beyond. We use 1e-5 for 19 to 23
-              layers too, which the paper does not state, and count the layers of the site's own stack.
+    Source:   Touvron 2021, CaiT: s starts at 0.1 for up to 18 layers, at 1e-5 for 24, and at 1e-6 beyond. We use 1e-5
+              for 19 to 23 layers too, which the paper does not state, and count the layers of the site's own stack.
     """
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
@@ -58,7 +58,7 @@ class ResidualPostNorm(ResidualConnection):
     """Normalises only the output of the branch.
 
     Formula:  y = x + LN(F), F = dropout(f(x)); the stack ends with a norm
-    Source:   OLMo 2, 2024; its norm is RMS
+    Source:   OLMo 2, 2024, which uses RMSNorm
     """
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
@@ -139,7 +139,7 @@ register(
         formula="x + s ⊙ f(LN(x)), s learned",
         source="Touvron 2021",
         family="Scaling",
-        use_when="Deep pre-norm models, above all of images, whose branches should start small.",
+        use_when="Deep pre-norm models whose branches should start small, especially image models.",
     ),
 )
 register(
@@ -165,7 +165,7 @@ register(
         formula="x + LN(F)",
         source="OLMo 2, 2024",
         family="Norms",
-        use_when="Models whose branches should be bounded while the shortcut stays free of norms.",
+        use_when="Models that need bounded branches and a shortcut without norms.",
     ),
 )
 register(

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection
 from .folding import CannotFold, Fold, as_post_norm
+from .norms import divisor
 from .options import Options, option
-from .place import EPS, Place
+from .place import Place
 from .registry import Structure, for_all_options, register
 
 
@@ -23,23 +24,18 @@ class RecursiveOptions(Options):
     skip_lambda: int = option(2, "number of times λ >= 1 that the shortcut is added", least=1, most=100, example=3)
 
 
-def deviation(norm: nn.Module, x: Tensor) -> Tensor:
-    """Return the σ by which a norm divides x: that of x over its channels, or the running σ of a batch norm."""
-    running = getattr(norm, "running_var", None)
-    variance = x.float().var(-1, correction=0, keepdim=True) if running is None else running
-    return (variance + EPS).sqrt()
-
-
 class RecursiveSkipLayerNorm(ResidualConnection):
     """Adds the shortcut and normalises, λ times in a row.
 
     Formula:  y_1 = LN_1(x + F);  y_k = LN_k(x + y_{k-1}), k = 2..λ
     Source:   rSkip paper, eq. 4. λ = 1 is post_ln. Effective ratio of x to F: 1 + Σ_{i=1}^{λ-1} Π_{j≤i} σ_j / w_j
-              (the paper prints λ as the upper limit, which contradicts its eq. 6 and the unrolled formula)
+              (the paper prints λ as the upper limit, which contradicts its eq. 6 and the unrolled formula). σ is what
+              the norm divides by; --norm dyt and derf divide by nothing, so they have no such ratio.
     """
 
     def __init__(self, place: Place, options: RecursiveOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
+        self.kernel = ("chain", options.skip_lambda)
         self.norm = place.norm(place.dim)
         self.recursive_norms = nn.ModuleList([place.norm(place.dim) for _ in range(options.skip_lambda - 1)])
 
@@ -54,7 +50,9 @@ class RecursiveSkipLayerNorm(ResidualConnection):
         ratio = product
         for norm in [self.norm, *self.recursive_norms][:-1]:
             total = x + y
-            sigma = deviation(norm, total)
+            sigma = divisor(norm, total)
+            if sigma is None:
+                return {}
             product = product * sigma / norm.weight
             ratio = ratio + product
             y = norm(total)
@@ -72,7 +70,7 @@ def fold(site: Any) -> Fold:
     Raises: CannotFold for λ >= 2.
     """
     if len(site.recursive_norms):
-        raise CannotFold(f"λ = {1 + len(site.recursive_norms)} adds the shortcut again after a norm; only λ = 1 folds")
+        raise CannotFold(f"λ = {1 + len(site.recursive_norms)} adds the shortcut again after a norm; fold only λ = 1")
     return as_post_norm(site)
 
 

@@ -12,8 +12,9 @@ from torch import nn
 from ..ops import BACKENDS
 from .base import ResidualConnection
 from .folding import Fold
-from .options import Option, Options, invalid
-from .place import Place, layer_norm
+from .norms import layer_norm
+from .options import InvalidOption, Option, Options
+from .place import Place
 from .stream import ResidualStream
 
 FINAL_NORMS = ("none", "layer")
@@ -22,12 +23,12 @@ _ALIASES: dict[str, str] = {}
 
 
 def for_no_options(_: Any) -> bool:
-    """Return False: a property that a structure has with no choice of options."""
+    """Return False: for a property that a structure never has, whatever its options."""
     return False
 
 
 def for_all_options(_: Any) -> bool:
-    """Return True: a property that a structure has with every choice of options."""
+    """Return True: for a property that a structure always has, whatever its options."""
     return True
 
 
@@ -36,15 +37,16 @@ class Structure:
     """A residual structure, as --residual names it.
 
     formula, source: y as a function of x and F, and the publication; one line each, for help texts and tables
-    family: the heading of the README's table under which the structure is listed
+    family: the heading in the README's table under which the structure is listed
     use_when: one or two sentences for the gallery, docs/structures.md
     options: a frozen dataclass; connection: the class of its sites; stream: the class that ends a stack
     has_kernel: whether `combine_fused` supports these options
-    final_norm: whether stacks end with a norm in the source, which is the default of --final-norm; None: the stream
-                contains a norm, and the flag does not apply
+    final_norm: default of --final-norm: whether a stack ends with a norm in the source paper; None if the stream
+    contains a norm, and the flag does not apply
     needs_every_layer: whether LayerDrop is unsupported with these options
     is_profiled: whether these options need a first pass through the model, which sets initial values (`profile`)
-    folds: returns a site as a layer of an inference engine, or raises CannotFold (folding.py); None: none expresses it
+    folds: returns a site as a layer of an inference engine, or raises CannotFold (folding.py); None: no layer can
+    express it
     """
 
     options: type[Options]
@@ -96,7 +98,7 @@ def canonical(name: str) -> str:
     """
     name = _ALIASES.get(name, name)
     if name not in _STRUCTURES:
-        raise invalid("residual", name, f"choose one of {', '.join(names())}")
+        raise InvalidOption("name", name, f"choose one of {', '.join(names())}")
     return name
 
 
@@ -123,7 +125,7 @@ def all_options() -> dict[str, dict[str, Option]]:
 
 
 def resolve(name: str, given: dict[str, Any]) -> Options:
-    """Return the options of a structure: the given values, and defaults for the others; None means not given.
+    """Return the options of a structure: the given values, and defaults for the others; None means not set.
 
     Raises: InvalidOption for an option that the structure does not have, or an invalid value.
     """
@@ -131,13 +133,13 @@ def resolve(name: str, given: dict[str, Any]) -> Options:
     chosen = {option: value for option, value in given.items() if value is not None}
     for option, value in chosen.items():
         if option not in known:
-            has = ", ".join("--" + key.replace("_", "-") for key in known) or "none"
-            raise invalid(option, value, f"not an option of the residual {canonical(name)}, whose options are: {has}")
+            allowed = f"not an option of the residual {canonical(name)}, whose options are: {{others}}"
+            raise InvalidOption(option, value, allowed, dict.fromkeys(known))
     return structure(name).options(**chosen)
 
 
 def resolve_final_norm(name: str, given: str | None) -> bool:
-    """Return whether the stacks of a structure end with a norm: as given, or by default as in its source.
+    """Return whether the stacks of a structure end with a norm: the given choice, or by default the one in its source.
 
     Raises: InvalidOption for an unknown value, or if the structure's stream contains a norm.
     """
@@ -145,9 +147,9 @@ def resolve_final_norm(name: str, given: str | None) -> bool:
     if given is None:
         return bool(default)
     if default is None:
-        raise invalid("final_norm", given, f"the residual {canonical(name)} ends a stack with its own norm")
+        raise InvalidOption("final_norm", given, f"the residual {canonical(name)} ends a stack with its own norm")
     if given not in FINAL_NORMS:
-        raise invalid("final_norm", given, f"choose one of {', '.join(FINAL_NORMS)}")
+        raise InvalidOption("final_norm", given, f"choose one of {', '.join(FINAL_NORMS)}")
     return given == "layer"
 
 
@@ -157,11 +159,10 @@ def check_backend(name: str, chosen: Options, backend: str) -> None:
     Raises: InvalidOption for an unknown backend, or for triton without a kernel.
     """
     if backend not in BACKENDS:
-        raise invalid("residual_backend", backend, f"choose one of {', '.join(BACKENDS)}")
+        raise InvalidOption("backend", backend, f"choose one of {', '.join(BACKENDS)}")
     if backend == "triton" and not structure(name).has_kernel(chosen):
-        given = {"residual": canonical(name), **chosen.values()}
-        flags = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in given.items())
-        raise invalid("residual_backend", backend, f"there is no kernel for {flags}; use auto or eager")
+        given = {"name": canonical(name), **chosen.values()}
+        raise InvalidOption("backend", backend, "no kernel supports {others}; use auto or eager", given)
 
 
 def draws_branches(name: str) -> bool:
@@ -178,7 +179,7 @@ Profiler = Callable[[Sequence[ResidualConnection]], AbstractContextManager[None]
 
 
 def profiler(name: str, chosen: Options) -> Profiler | None:
-    """Return `profile` of a structure's connection if a first pass sets initial values with these options."""
+    """Return the `profile` method of a structure if a first pass sets its initial values with these options."""
     made = structure(name)
     return made.connection.profile if made.is_profiled(chosen) else None
 
@@ -197,16 +198,16 @@ def build(
     >>> site = build("rskip_ln", 512, dropout=0.1, skip_lambda=3)
     >>> y = site(x, sublayer(site.branch_input(x)))
 
-    Args:   place: its place in the model; the number of channels suffices if the structure depends on nothing else
+    Args:   place: its place in the model, or the number of channels if the structure depends on nothing else
             dropout: of the sublayer's output, a module or a probability
-            backend: auto: fused kernels wherever they are supported; eager; triton: kernels, or an error in training
+            backend: auto: fused kernels where supported; eager: no kernels; triton: kernels, or an error in training
     Raises: InvalidOption for an unknown name, an option that the structure does not have, or an invalid value,
             including `dropout`; ValueError if the structure needs a Place.
     """
     made, chosen = structure(name), resolve(name, given)
     check_backend(name, chosen, backend)
     at = place if isinstance(place, Place) else Place(place)
-    if not made.has_kernel(chosen) or at.norm is not layer_norm:  # the only norm of the kernels
+    if not made.has_kernel(chosen) or at.norm is not layer_norm:  # the only norm that the kernels support
         backend = "eager"
     site = made.connection(at, chosen, dropout, backend, {"residual": canonical(name), **chosen.values()})
     if not has_wide_state(name) and not site.most_width:
@@ -215,7 +216,7 @@ def build(
 
 
 def build_stream(name: str, place: Place, final_norm: bool, **given: Any) -> ResidualStream | None:
-    """Return the module that ends a stack of a structure; None if it would do nothing.
+    """Return the module that ends a stack of a structure, or None if it would do nothing.
 
     Raises: as `build`.
     """

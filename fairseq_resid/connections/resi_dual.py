@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
-from torch import Tensor, nn
+from torch import Tensor
 
 from .base import ResidualConnection
 from .options import Options
@@ -48,19 +47,19 @@ class ResiDual(ResidualConnection):
 class ResiDualStream(ResidualStream):
     """Ends a stack of ResiDual.
 
-    Formula:  x + LN(d), affine, eps 1e-7
+    Formula:  x + LN(d), affine, eps 1e-7 for LayerNorm
     """
 
     def __init__(self, place: Place, options: Options, final_norm: bool) -> None:
         super().__init__(place, options, final_norm=False)
         self.dim = place.dim
-        self.weight, self.bias = nn.Parameter(torch.ones(place.dim)), nn.Parameter(torch.zeros(place.dim))
+        self.make_norm()
         self.eps = EXIT_EPS
 
     def leave(self, state: Tensor) -> Tensor:
         x = state[..., : self.dim]
         d = x if state.size(-1) == self.dim else state[..., self.dim :]
-        return x + functional.layer_norm(d, self.shape, self.weight, self.bias, self.eps)
+        return x + self.normalise(d)
 
 
 register(

@@ -92,13 +92,14 @@ class SelfAdaptiveScaling(ResidualConnection):
               γ = (1 - α)(1 - β) (coupled, eq. 4) or σ(S_γ) (free, eq. 3)
     Source:   SAS paper, eq. 2 to 4. The special cases of its table 2 hold as identities of eq. 4.
     The gates see F after dropout. `sas_alpha_bias` and `sas_beta_bias` are the initial values of a gate's last bias
-    (b_ff; b_f of the single-layer gate, b of the transform gate); that of the γ gate of `free` is 0.
+    (b_ff; b_f of the single-layer gate, b of the transform gate); the γ gate of `free` starts with bias 0.
     """
 
     def __init__(self, place: Place, options: ScalingOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         self.free_gamma = options.sas_gamma == "free"
         biases = [options.sas_alpha_bias, options.sas_beta_bias, *([0.0] if self.free_gamma else [])]
+        self.kernel = ("sas", 1)
         self.norm = place.norm(place.dim)
         self.gate = GATES[options.sas_gate](place.dim, biases)
         self.gates = len(biases)
@@ -112,7 +113,8 @@ class SelfAdaptiveScaling(ResidualConnection):
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         alpha, beta, gamma = self.factors(x, f)
-        # The norm comes first, as in 0.3: the order of operations determines the order in which gradients are summed.
+        # The norm is computed first, as in 0.3: the order of operations determines the order in which gradients are
+        # summed.
         normalised = self.norm(x + f)
         return torch.addcmul(torch.addcmul(alpha * x, beta, f), gamma, normalised)
 

@@ -6,17 +6,19 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from .norms import EPS, layer_norm
 from .options import Options
-from .place import EPS, Place
+from .place import Place
 
 
 class ResidualStream(nn.Module):
-    """Ends a stack whose state is its output; one per stack.
+    """Ends a stack whose state is its output. Each stack has one.
 
-    Formula:  x, or LN(x) with a final norm (--final-norm layer), affine, eps 1e-5
-    Shapes:   (..., n·C) -> (..., C); accepts (..., C) too, for a stack whose layers were all dropped
+    Formula:  x, or LN(x) with a final norm (--final-norm layer), affine, eps 1e-5, or the place's other norm
+    Shapes:   (..., n·C) -> (..., C); also accepts (..., C), for a stack whose layers were all dropped
     Args:     place: of the stack, with kind "stream"; options: of the structure; final_norm: whether it has a norm
-    The norm's parameters are called `weight` and `bias`, as in the `layer_norm` of a stack in fairseq's checkpoints.
+    A LayerNorm's parameters are called `weight` and `bias`, as in the `layer_norm` of a stack in fairseq's checkpoints;
+    those of another norm belong to `norm`.
     """
 
     def __init__(self, place: Place, options: Options, final_norm: bool) -> None:
@@ -24,17 +26,34 @@ class ResidualStream(nn.Module):
         self.place, self.options = place, options
         self.shape, self.eps = [place.dim], EPS
         self.has_norm = final_norm
-        self.weight = nn.Parameter(torch.ones(place.dim)) if final_norm else None
-        self.bias = nn.Parameter(torch.zeros(place.dim)) if final_norm else None
+        self.weight: nn.Parameter | None = None
+        self.bias: nn.Parameter | None = None
+        self.norm: nn.Module | None = None
+        if final_norm:
+            self.make_norm()
+
+    def make_norm(self) -> None:
+        """Make the parameters of the norm."""
+        if self.place.norm is layer_norm:
+            self.weight = nn.Parameter(torch.ones(self.place.dim))
+            self.bias = nn.Parameter(torch.zeros(self.place.dim))
+        else:
+            self.norm = self.place.norm(self.place.dim)
 
     def leave(self, state: Tensor) -> Tensor:
         """Return the C channels of the state that the final norm sees."""
         return state
 
+    def normalise(self, x: Tensor) -> Tensor:
+        """Return LN(x), or the place's other norm of x."""
+        if self.norm is not None:
+            return self.norm(x)
+        return functional.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+
     def forward(self, state: Tensor) -> Tensor:
         """Return the output of the stack."""
         x = self.leave(state)
-        return functional.layer_norm(x, self.shape, self.weight, self.bias, self.eps) if self.has_norm else x
+        return self.normalise(x) if self.has_norm else x
 
     def extra_repr(self) -> str:
         return f"{self.place.dim}, final_norm={'layer' if self.has_norm else 'none'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -91,16 +92,17 @@ def split_page(page: str) -> tuple[str, str, str]:
     Raises: ValueError if the page lacks the markers.
     """
     if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise ValueError(f"the page must have one line {BEGIN} and one line {END}")
+        raise ValueError(f"the page must contain exactly one line {BEGIN} and one line {END}")
     before, rest = page.split(BEGIN + "\n")
     inside, after = rest.split(END)
     return before + BEGIN + "\n", inside, END + after
 
 
 def write(file: Path, names: list[str]) -> None:
-    """Write the table of these structures between the markers of a page.
+    """Write the table of these structures between the markers of a page, and their number before it.
 
     Raises: ValueError if the page lacks the markers; OSError.
     """
     before, _, after = split_page(file.read_text(encoding="utf-8"))
+    before = re.sub(r"\d+(?= residual structures)", str(len(names)), before)
     file.write_text(before + table(names) + after, encoding="utf-8")

@@ -70,14 +70,14 @@ class Admin(WeightedSkipLayerNorm):
     Source:   Liu 2020, Understanding the Difficulty of Training Transformers, section 4.3, and its code
               (LiyuanLucasLiu/Transformer-Clinic, transformer_layer.py); the closed form is admin-torch's
     Start:    profiled, from a first pass in training mode, separately for each stack: ω_1 = 1,
-              ω²_{i+1} = Var(ω_i x_i) + Var(F_i) over all entries, F after dropout, each ω in use as soon as it is set;
+              ω²_{i+1} = Var(ω_i x_i) + Var(F_i) over all entries, F after dropout; each ω is used as soon as it is set
               closed: ω = √((n + 1) / ln(n + 1) - 1), n sublayers in the stack
     """
 
     def start(self, place: Place, options: Any) -> float:
         if options.is_profiled():
             return 1.0
-        place.depth(place.stack)  # raises if it is unknown
+        place.depth(place.stack)  # raises if the depth is unknown
         return math.sqrt((place.sites + 1) / math.log(place.sites + 1) - 1)
 
     @classmethod
@@ -99,7 +99,7 @@ class Admin(WeightedSkipLayerNorm):
             yield
         finally:
             for site in sites:
-                del site.forward  # back to the method of the class
+                del site.forward  # restores the method of the class
 
 
 def fold(site: Any) -> Fold:
@@ -116,7 +116,7 @@ register(
         formula="LN(w ⊙ x + F), w learned",
         source="Liu 2020 (rSkip)",
         family="Scaling",
-        use_when="The control of the rSkip paper whose shortcut weight is learned instead of fixed.",
+        use_when="The control in the rSkip paper with a learned instead of a fixed shortcut weight.",
     ),
 )
 register(
@@ -126,9 +126,9 @@ register(
         Admin,
         is_profiled=AdminOptions.is_profiled,
         folds=fold,
-        formula="LN(w ⊙ x + F), w learned, initialised by the depth of the stack",
+        formula="LN(w ⊙ x + F), w learned, initialised from the depth of the stack",
         source="Liu 2020 (Admin)",
         family="Scaling",
-        use_when="Deep post-norm models. A new model runs one pass over data first, to set initial values.",
+        use_when="Deep post-norm models. A new model first runs one forward pass to set initial values.",
     ),
 )

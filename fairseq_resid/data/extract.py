@@ -34,12 +34,12 @@ from .unpacking import (
 )
 
 MARKUP_BYTES = 1 << 26  # largest marked-up test set, because it is read into memory
-SHOWN_MEMBERS = 8  # in the message that one is missing
+SHOWN_MEMBERS = 8  # listed in the message about a missing member
 # White space used to lay out markup. A no-break space is part of the sentence.
 LAYOUT = re.compile(r"[ \t\r\n\f\v]+")
 # Lines of IWSLT training files that are not sentences: an element such as <url>...</url> that fills the line.
 TAG_LINE = re.compile(rb"\s*<(\w+)( [^>]*)?>.*</\1>\s*")
-# A web page: any number of these, and then a tag. One expression for both would take exponential time.
+# A web page: any number of these, and then a tag. A single expression for both would take exponential time.
 BEFORE_HTML = re.compile(rb"\s+|<\?xml[^>]*>|<!--.*?-->", re.DOTALL | re.IGNORECASE)
 HTML = re.compile(rb"<(!doctype\s+)?html\b", re.IGNORECASE)
 
@@ -64,7 +64,7 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
     All outputs appear together after the archive has been read to the end and its checksums match: for gzip and xz the
     checksum of the whole archive, for zip those of the wanted members. With `limit`, only that many lines of each text
     are written and reading stops there, so the rest of the archive is not checked.
-    Raises: Damaged naming the archive; ValueError naming archive and member if one is missing or not allowed.
+    Raises: Damaged naming the archive; ValueError naming the archive and member if one is missing or not allowed.
     """
     left, seen, count = dict(wanted), [], 0
     with ExitStack() as outputs, _reading(archive) as (found, room):
@@ -90,7 +90,7 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
 def unpack(archive: Path, folder: Path) -> None:
     """Extract every file of an archive to FOLDER, unchanged and under its own name.
 
-    Raises: Damaged naming the archive; ValueError naming archive and member if one appears twice or is not allowed.
+    Raises: Damaged naming the archive; ValueError naming the archive and member if one appears twice or is not allowed.
     """
     made = {PurePosixPath(".")}
     with _reading(archive) as (found, room):
@@ -141,7 +141,7 @@ def is_web_page(beginning: bytes) -> bool:
 
 
 def instead(name: str, beginning: bytes) -> str | None:
-    """Describe what a file really is, judging by its first bytes; None if they match the format in its name."""
+    """Describe the actual content of a file, judging by its first bytes; None if they match the format in its name."""
     if not beginning:
         return "an empty file"
     if is_web_page(beginning):
@@ -154,7 +154,7 @@ def instead(name: str, beginning: bytes) -> str | None:
     elif is_archive(name):
         fits = is_gzip or is_tar
     else:
-        fits = is_gzip == name.endswith(".gz")  # a text never begins with the bytes of a gzip header
+        fits = is_gzip == name.endswith(".gz")  # text never begins with a gzip header
     return None if fits else "data of another format"
 
 
@@ -224,7 +224,7 @@ def _segments(markup: bytes, name: str) -> Iterator[bytes]:
 
 
 def undo_entities(text: str) -> str:
-    """Replace the five XML entities by their characters."""
+    """Replace the five XML entities with their characters."""
     return unescape(text, {"&quot;": '"', "&apos;": "'"})
 
 

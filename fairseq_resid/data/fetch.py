@@ -1,4 +1,4 @@
-"""Downloads that can be interrupted at any point: they are resumed, retried, verified and only then renamed.
+"""Downloads that can be interrupted at any point. They are resumed, retried and verified before they are renamed.
 
 FOLDER/NAME is a complete, verified file and FOLDER/NAME.json its fingerprint; FOLDER/NAME.partial is unfinished.
 """
@@ -31,7 +31,7 @@ BLOCK = 1 << 20
 ATTEMPTS = 4  # per URL
 PAUSE = 2.0  # seconds before the second attempt; doubled before each further attempt
 SILENCE = 60  # seconds without data before a connection counts as lost
-PATIENCE = 5  # seconds to wait for the answer to an optional request
+PATIENCE = 5  # seconds to wait for the response to an optional request
 # Not retried: the file does not exist or is not accessible. (416: not even without a range.)
 FINAL = {400, 401, 403, 404, 405, 406, 410, 416, 451}
 BEGINNING = 512  # bytes needed to recognise the format of a file
@@ -178,7 +178,7 @@ def _wrong(kind: str, actual: object, expected: object) -> str:
 
 
 def _from(url: str, file: RemoteFile, target: Path, allow_other: bool, sleep: Callable[[float], None]) -> Fingerprint:
-    """Download from one URL; every attempt resumes the one before.
+    """Download from one URL; every attempt resumes the previous one.
 
     Raises: _Refused if the URL does not provide the file, or provides a different one.
     """

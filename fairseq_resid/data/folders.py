@@ -16,7 +16,8 @@ from .text import folder as text
 class FolderKind(ABC):
     """A kind of data folder.
 
-    content: its type of data, also the subpackage with its manifests; command: the command that prepares it
+    content: the type of data, which is also the name of the subpackage with its manifests; command: the command that
+    prepares it
     record: a file that only this kind of folder contains; task: the fairseq task that reads it
     unit: what training counts as tokens; logged: suffix of a metric that only its training logs
     has_running_statistics: its models use batch normalisation, so 16-bit training needs --amp
@@ -34,7 +35,7 @@ class FolderKind(ABC):
     def check(self, data: Path, hint: str = "") -> None:
         """Check before training that a data folder is complete.
 
-        hint: appended to error messages: how to make such a folder
+        hint: how to make such a folder; appended to error messages
         Raises: ValueError naming the missing or damaged files.
         """
 
@@ -44,7 +45,7 @@ class FolderKind(ABC):
 
     @abstractmethod
     def missing_split(self, data: Path, names: Sequence[str]) -> str | None:
-        """Describe the first split that is missing; None if none is, or if the folder does not exist yet."""
+        """Describe the first missing split; None if there is none, or if the folder does not exist yet."""
 
     def fingerprint(self, data: Path) -> str:
         """Return a hash that identifies the content of a data folder."""
@@ -59,7 +60,7 @@ class TextFolderKind(FolderKind):
     def check(self, data: Path, hint: str = "") -> None:
         held = of_folder(data)
         if held is not self:
-            raise ValueError(f"{data}: contains {held.content}, but the recipe's task needs {self.content}")
+            raise ValueError(f"{data}: contains {held.content}, but the recipe's task requires {self.content}")
         for pattern in ("dict.*.txt", "train*.bin", "train*.idx"):
             if len(list(data.glob(pattern))) < 2:
                 raise ValueError(f"{data}: incomplete data folder: {pattern} is missing for a language{hint}")
@@ -101,7 +102,7 @@ KINDS: tuple[FolderKind, ...] = (TEXT, IMAGES)
 
 
 def of_task(name: str) -> FolderKind:
-    """Return the kind of folder that a fairseq task reads; text for other tasks than ours."""
+    """Return the kind of folder that a fairseq task reads; text for tasks other than ours."""
     return next((kind for kind in KINDS if kind.task == name), TEXT)
 
 

@@ -27,7 +27,7 @@ from ..cli.progress import Progress, amount
 
 BLOCK = 1 << 20
 READ = 1 << 16  # bytes read at once from compressed input, which is copied once per compressed stream in it
-MEMBERS = 2_000_000  # most members per archive
+MEMBERS = 2_000_000  # maximum number of members per archive
 # An archive or .gz may unpack to this many times its size, or to this many bytes if that is more. Text typically
 # expands about 4 times.
 UNPACKED_FACTOR = 100
@@ -35,9 +35,9 @@ UNPACKED_BYTES = 1 << 30
 # Counted per member, header, folder and compressed stream in addition to its content: hundreds of thousands of empty
 # ones fill a disk, or take minutes to read.
 FILE_BYTES = 8192
-NAME_BYTES, NAME_PARTS, PART_BYTES = 1024, 32, 255  # of a member's name: in all, its folders, each folder
-HEADER_BYTES, PAX_RECORDS = 1 << 16, 100  # of an extended header in a tar: a long name, extended attributes
-DIRECTORY_BYTES = 1 << 26  # of a zip's list of members, which is kept in memory
+NAME_BYTES, NAME_PARTS, PART_BYTES = 1024, 32, 255  # limits on a member's name: bytes, parts, bytes per part
+HEADER_BYTES, PAX_RECORDS = 1 << 16, 100  # limits on an extended header in a tar: a long name, extended attributes
+DIRECTORY_BYTES = 1 << 26  # limit on a zip's list of members, which is kept in memory
 XZ_MEMORY = 1 << 28  # `xz -9` needs a quarter of it
 LEADS_OUT = "leads outside the archive's folder; it is not used"
 NOT_A_FILE = "is not a regular file"
@@ -176,8 +176,9 @@ def _counted(file: IO[bytes], progress: Progress) -> io.BufferedReader:
 def members(archive: Path, file: IO[bytes], room: Room, progress: Progress) -> Iterator[Member]:
     """Yield the members of an archive. Use each member before advancing to the next.
 
-    Raises: ValueError naming archive and member if it is not allowed: its name or link target is outside the archive's
-    folder, its name is too long, it is neither a file nor a folder, or there are too many members; see `damage_named`.
+    Raises: ValueError naming the archive and member if it is not allowed: its name or link target is outside the
+    archive's folder, its name is too long, it is neither a file nor a folder, or there are too many members; see
+    `damage_named`.
     """
     found = _zipped(file, room, progress) if archive.name.endswith(".zip") else _tarred(file, room, progress)
     for number, member in enumerate(found):
@@ -203,9 +204,7 @@ def _name_problem(name: str) -> str | None:
     if name.startswith("/") or b".." in parts:
         return LEADS_OUT
     if len(raw) > NAME_BYTES or len(parts) > NAME_PARTS or max(map(len, parts)) > PART_BYTES:
-        return (
-            f"has too long a name: at most {NAME_BYTES:,} bytes in {NAME_PARTS} parts of {PART_BYTES} bytes are allowed"
-        )
+        return f"has too long a name: must be at most {NAME_BYTES:,} bytes in {NAME_PARTS} parts of {PART_BYTES} bytes"
     return "has a NUL byte in its name" if "\0" in name else None
 
 
@@ -214,7 +213,7 @@ class _ZipFile(io.BufferedReader):
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > DIRECTORY_BYTES:
-            raise zipfile.BadZipFile(f"a list of members of {size:,} bytes; at most {DIRECTORY_BYTES:,} are read")
+            raise zipfile.BadZipFile(f"a list of members with {size:,} bytes: must be at most {DIRECTORY_BYTES:,}")
         return super().read(size)
 
 
@@ -225,7 +224,7 @@ def _zipped(file: IO[bytes], room: Room, progress: Progress) -> Iterator[Member]
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 yield Member(item.filename, refused=NOT_A_FILE)
             elif item.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                # `zipfile` decompresses other methods in blocks of any size.
+                # `zipfile` decompresses data of other methods in blocks of any size.
                 yield Member(item.filename, refused=f"has an unsupported compression method ({item.compress_type})")
             elif item.filename.endswith("/"):
                 yield Member(item.filename, is_folder=True)
@@ -308,7 +307,7 @@ class _Tar:
 
     def _extended(self, header: tarfile.TarInfo) -> bytes:
         if not 0 <= header.size <= HEADER_BYTES:
-            raise tarfile.ReadError(f"an extended header of {header.size:,} bytes; at most {HEADER_BYTES:,} are read")
+            raise tarfile.ReadError(f"an extended header of {header.size:,} bytes; must be at most {HEADER_BYTES:,}")
         self._enter(header.size)
         content = b"".join(iter(lambda: self._read(BLOCK), b""))
         self._skip()

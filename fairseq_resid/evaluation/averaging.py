@@ -2,7 +2,7 @@
 
 Formula:  w = (w_1 + ... + w_n) / n, for each floating-point tensor
 Dtype:    summed in fp32 (fp64 stays fp64) and cast back to the tensor's dtype. Integer and boolean tensors are copied
-          from the newest file: they are counters or flags, for which a mean is meaningless (fairseq's script divides
+          from the newest file: they are counters or flags, whose mean is meaningless (fairseq's script divides
           the sum of integers by n, rounding down).
 Tying:    tensors that share memory in the files (the output projection and the embedding) are averaged once and share
           memory in the result.
@@ -11,12 +11,13 @@ The rest of the result (cfg, task state, meters) is copied from the newest file,
 other checkpoint. The optimizer state is dropped. `averaged_from` records the file name, SHA-256 and number of updates
 of each input. The newest file is the one with the most updates; in a tie, the one named last.
 
-Files are memory-mapped and read one at a time, so memory use is the sum plus one model.
+Files are memory-mapped and read one at a time, so memory holds only the sum and one model.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import zipfile
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ from ..foreign import say
 from ..runs.run import Numbering, Run
 from ..runs.trained_on import num_updates
 
-# name -> (shape, dtype, first name that shares this tensor's memory)
+# name -> (shape, dtype, first name with the same memory)
 Layout = dict[str, tuple[torch.Size, torch.dtype, str]]
 
 
@@ -46,7 +47,7 @@ def last_checkpoints(folder: Path, last: int, by: Numbering | None = None) -> li
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
     if last < 1:
-        raise ValueError(f"--last {last}: must be 1 or more")
+        raise ValueError(f"--last {last}: must be at least 1")
     run = Run(folder)
     files = {kind: run.numbered(kind) for kind in ((by,) if by else ("epoch", "update"))}
     kinds = [kind for kind, of_kind in files.items() if of_kind]
@@ -58,7 +59,7 @@ def last_checkpoints(folder: Path, last: int, by: Numbering | None = None) -> li
     if len(numbered) < last:
         names = ", ".join(file.name for file in numbered) or "none"
         sort = f"{kind}-numbered" if kind else "numbered"
-        raise ValueError(f"{folder}: --last {last}, but it contains {len(numbered)} {sort} checkpoints: {names}")
+        raise ValueError(f"{folder}: --last {last}, but it contains only {len(numbered)} {sort} checkpoints: {names}")
     return numbered[-last:]
 
 
@@ -71,13 +72,13 @@ def epoch_checkpoints(folder: Path, first: int, last: int) -> list[Path]:
     for number in range(first, last + 1):
         file = folder / f"checkpoint{number}.pt"
         if not file.is_file():
-            raise ValueError(f"{file}: no such checkpoint; --epochs {first}-{last} needs one for each of these epochs")
+            raise ValueError(f"{file}: no such checkpoint; --epochs {first}-{last} requires one for each epoch")
         files.append(file)
     return files
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return a key that is equal for two tensors if and only if they are the same view of the same memory."""
+    """Return a key that two tensors share if and only if they are the same view of the same memory."""
     if tensor.numel() == 0:  # empty tensors have no memory to share
         return (id(tensor),)
     return (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
@@ -142,11 +143,14 @@ def _add(model: dict[str, torch.Tensor], names: Sequence[str], sums: dict[str, t
 def average(paths: Sequence[Path], output: Path) -> None:
     """Average the checkpoints `paths` and write the result to `output`, replacing it only when complete.
 
+    Prints a warning if they span more than half of the training: the oldest models are then much worse than the newest.
+
     Raises: ValueError naming the file that cannot be read, or two files whose keys, shapes, dtypes or tying differ;
     OSError if `output` cannot be written.
     """
     layouts: dict[Path, Layout] = {}
     inputs = []
+    updates: list[int] = []
     sums: dict[str, torch.Tensor] = {}
     with Progress(
         f"average {output}", 2 * sum(path.stat().st_size for path in paths if path.is_file()), "B"
@@ -157,6 +161,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
             check_finite(state["model"], path)
             _check_views(state["model"], path)
             layouts[path] = layout(state["model"])
+            updates.append(num_updates(state) or 0)
             inputs.append({"file": path.name, "sha256": sha256(path), "num_updates": num_updates(state)})
             del state
             progress.advance(path.stat().st_size)
@@ -168,7 +173,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
             _add(load_checkpoint(path)["model"], names, sums)
             progress.advance(path.stat().st_size)
 
-    newest = max(range(len(paths)), key=lambda index: (inputs[index]["num_updates"] or 0, index))
+    newest = max(range(len(paths)), key=lambda index: (updates[index], index))
     state = load_checkpoint(paths[newest])
     model = OrderedDict(state["model"])
     for name, (_, dtype, tied) in layouts[paths[newest]].items():
@@ -180,8 +185,15 @@ def average(paths: Sequence[Path], output: Path) -> None:
     try:
         with replacing(output) as partial:
             torch.save(state, partial)
-    except RuntimeError as error:  # how torch.save reports a full disk or a missing folder
+    except RuntimeError as error:  # torch.save raises this for a full disk or a missing folder
         raise OSError(f"{output}: cannot be written: {str(error).splitlines()[0]}") from None
+    updates = [int(number) for each in inputs if (number := each["num_updates"])]
+    if updates and (span := max(updates) - min(updates)) > max(updates) / 2:
+        say(
+            f"{output}: warning: averages checkpoints from update {min(updates):,} to {max(updates):,}, "
+            f"{span / max(updates):.0%} of the training; to average fewer, use --last N",
+            file=sys.stderr,
+        )
 
 
 @frame.command(
@@ -201,9 +213,9 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     if len(inputs) == 1 and inputs[0].is_dir():
         inputs = last_checkpoints(inputs[0], 10 if options.last is None else options.last, options.by)
     elif folder := next((path for path in inputs if path.is_dir()), None):
-        raise ValueError(f"--inputs {folder}: is a folder; give either one folder or several files")
+        raise ValueError(f"--inputs {folder}: is a folder; give one folder or several files")
     elif options.last is not None or options.by is not None:
-        raise ValueError("--last and --by: only allowed if --inputs is a folder; files are all averaged")
+        raise ValueError("--last and --by: only allowed if --inputs is a folder; given files are all averaged")
     if options.output.is_dir():
         raise ValueError(f"--output {options.output}: is a folder; must be a file")
     average(inputs, options.output)

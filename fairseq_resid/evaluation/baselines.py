@@ -27,7 +27,7 @@ from ..tasks.text.scoring import bleu
 
 SPLITS = ("train", "test")
 QUERIES = 64  # test sentences compared at a time
-CHOICES = 32_768  # training sentences compared at a time: 16 MiB of similarities
+CHOICES = 32_768  # training sentences compared at a time, which gives 16 MiB of similarities
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Baselines:
 def baselines(raw: Path, source: str, target: str) -> Baselines:
     """Return the BLEU of copying the test source and of the nearest training sentence's translation.
 
-    Raises: ValueError naming the file that is missing, empty, not UTF-8, or not as long as its counterpart, or whose
-    line is too long.
+    Raises: ValueError naming a file that is missing, empty, not UTF-8, or has a different length than its counterpart,
+    or a line that is too long.
     """
     (train_source, train_target), (test_source, test_target) = (_read(raw, split, source, target) for split in SPLITS)
     copy = bleu(test_source, test_target)
@@ -62,16 +62,16 @@ def _read(raw: Path, split: str, source: str, target: str) -> tuple[list[str], l
     for path, lines in zip(sides, texts, strict=True):
         for number, line in enumerate(lines, start=1):
             if len(line) > MAX_CHARACTERS:  # the time of a comparison grows with the product of both lengths
-                raise ValueError(f"{path}:{number}: {len(line):,} characters; at most {MAX_CHARACTERS:,} are allowed")
+                raise ValueError(f"{path}:{number}: {len(line):,} characters; must be at most {MAX_CHARACTERS:,}")
     return texts
 
 
 def nearest(queries: Sequence[str], choices: Sequence[str]) -> list[int]:
     """Return, for each query, the index of the choice with the most similar words; ties go to the first.
 
-    Sentences are compared in blocks, so memory does not grow with queries times choices.
+    Sentences are compared in blocks, so memory use does not grow with queries × choices.
     """
-    numbers: dict[str, int] = {}  # integers, because rapidfuzz compares items by their hashes
+    numbers: dict[str, int] = {}  # use integers, because rapidfuzz compares items by their hashes
 
     def words(sentence: str) -> list[int]:
         return [numbers.setdefault(word, len(numbers)) for word in sentence.split()]

@@ -1,4 +1,5 @@
-"""The card of a run: a page with data, command, hardware, scores with signatures, and log, to publish with checkpoints.
+"""The card of a run: a page with data, command, hardware, scores with signatures, and log, to be published with
+checkpoints.
 
 fairseq-resid card RUN...
 """
@@ -22,7 +23,7 @@ from ..tasks.protocol import NLL
 def card_of(run: Run) -> str:
     """Return the card of an evaluated run as Markdown.
 
-    Raises: ValueError if no subset was evaluated, or a file is damaged.
+    Raises: ValueError if no subset has been evaluated, or if a file is damaged.
     """
     files = run.files("results*.json")[::-1]
     subsets = [records.read(file, Results, EVALUATE) for file in files]
@@ -73,7 +74,7 @@ def amount(value: int | str) -> str:
 
 
 def prepared(settings: dict[str, Any]) -> str:
-    """Return the settings that a data folder was prepared with, on one line."""
+    """Return the settings used to prepare a data folder, on one line."""
     named = ("name", "source", "target")  # shown elsewhere on the card
     return ", ".join(f"{name} {value}" for name, value in settings.items() if name not in named and value is not None)
 

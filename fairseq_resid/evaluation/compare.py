@@ -1,4 +1,4 @@
-"""Whether one run is better than another: paired significance tests, and the spread over seeds.
+"""Test whether one run is better than another, and show the spread over seeds.
 
     fairseq-resid compare BASELINE RUN [RUN...] [--model averaged|last] [--subset test] [--markdown]
 
@@ -27,7 +27,7 @@ from ..tasks.protocol import LAST, Candidate, TableRows, Task
 from . import layout
 
 LEFT = 2  # columns of text
-# Options of a training command that may differ between two runs with the same settings.
+# Options of a training command that may differ between runs with the same settings.
 OWN_FLAGS = ("--seed", "--save-dir", "--log-file", "--user-dir")
 
 
@@ -48,7 +48,7 @@ def read_candidate(path: Path, model: str, subset: str, data: Path | None = None
 def setting_and_seed(run: Run) -> tuple[str, str]:
     """Return a training command without the options that differ between seeds, and the seed.
 
-    If the run has no recorded command, the path of its folder is returned instead.
+    If the run has no recorded command, return the path of its folder instead.
     """
     record = records.remembered(run.record, RunRecord)
     if record is None:
@@ -72,7 +72,7 @@ def seeds(candidates: Sequence[Candidate]) -> list[str]:
     for group in groups.values():
         names = ", ".join(each.name for each in group)
         if len({each.seed for each in group}) < len(group):
-            lines.append(f"{names}: same settings, and at least two with the same seed; no spread over seeds")
+            lines.append(f"{names}: same settings, but at least two with the same seed; no spread over seeds")
         elif len(group) > 1:
             task = group[0].task
             spread = task.spread([each.score for each in group])
@@ -83,7 +83,7 @@ def seeds(candidates: Sequence[Candidate]) -> list[str]:
 def one_task(by_path: Mapping[Path, Results], what: str) -> Task[Any]:
     """Return the task that all results belong to.
 
-    what: error message with the fields {first}, {first_content}, {second}, {second_content}
+    what: template of the error message, with the fields {first}, {first_content}, {second}, {second_content}
     Raises: ValueError if the results belong to different tasks.
     """
     found = {kinds.of_results(results).folder.content: path for path, results in by_path.items()}
@@ -108,14 +108,14 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         "--model",
         choices=("averaged", "last"),
         default="averaged",
-        help="model to compare (default averaged); always the last checkpoint for image models",
+        help="model to compare (default averaged); for image models always the last checkpoint",
     )
     add("--subset", default="test", help="subset of the data (default test)")
     add("--data", type=Path, help="data folder (default: the one named in the results)")
     add("--markdown", action="store_true", help="print Markdown")
     options = parser.parse_args(argv)
     if len(options.runs) < 2:
-        parser.error(f"{len(options.runs)} run: two or more are needed")
+        parser.error(f"{len(options.runs)} run: must be at least two")
     if len({path.resolve() for path in options.runs}) < len(options.runs):
         parser.error("RUN: the same run is given twice")
     headings, rows, notes = compared(options.runs, options.model, options.subset, options.data)

@@ -30,7 +30,7 @@ SUBSETS = ("valid", "test")
 
 @dataclass(frozen=True)
 class AverageNote:
-    """averaged.json: the inputs of an average and its own file."""
+    """averaged.json: the inputs of an average, and the fingerprint of its file."""
 
     inputs: list[FileState]
     output: FileState
@@ -100,9 +100,9 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         nargs="+",
         type=Path,
         metavar="RUN",
-        help="a run folder (--save-dir of fairseq-train), or an export of one",
+        help="a run folder (--save-dir of fairseq-train), or an exported run",
     )
-    add("--data", type=Path, help="data folder (default: the one that the run was trained on)")
+    add("--data", type=Path, help="data folder (default: the data that the run was trained on)")
     settings.add_flags(parser)
     add(
         "--as-published",
@@ -139,7 +139,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     for run in dict.fromkeys(job.run for job in jobs):
         try:
             write_text(run.card, card.card_of(run))
-        except ValueError as error:  # the scores have been written
+        except ValueError as error:  # the scores have already been written
             say(f"{parser.prog}: warning: {run.card} not written: {error}", file=sys.stderr)
         else:
             say(f"{run.card}: all scores with their signatures")

@@ -1,4 +1,4 @@
-"""Score an export: BLEU of its engine's translations beside BLEU of its run."""
+"""Score an export: BLEU of its engine's translations next to the BLEU of its run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..export.engine import Record, Search, load, read
 from ..runs.run import EVALUATE, Run
 from ..tasks.text import scoring
 
-TOGETHER = 512  # sentences between two reports of progress
+TOGETHER = 512  # sentences between progress reports
 
 
 def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespace) -> str:
-    """Translate a subset of the data with an export, and return BLEU with its signature and that of the run.
+    """Translate a subset of the data with an export; return its BLEU with signature, and the BLEU of the run.
 
-    data: the data folder, by default that of the run; given: options of `fairseq-resid evaluate`
+    data: the data folder, by default the run's; given: options of `fairseq-resid evaluate`
     Raises: ValueError or OSError naming the file or flag and the problem.
     """
     record = read(folder)
@@ -49,7 +49,7 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
 
 
 def search_of(record: Record, given: argparse.Namespace) -> Search:
-    """Return the settings of an export with those of the command line."""
+    """Return the search settings of an export, changed by the options on the command line."""
     names = {"beam": "beam", "lenpen": "length_penalty", "max_len_a": "max_len_a", "max_len_b": "max_len_b"}
     changed = {name: getattr(given, flag) for flag, name in names.items() if getattr(given, flag) is not None}
     return replace(record.search, nbest=1, **changed)
@@ -76,7 +76,7 @@ def source_subwords(corpus: Corpus, subset: str, record: Record) -> list[list[st
 
 
 def of_run(record: Record, subset: str, signature: str) -> str:
-    """Describe the score of the run that was exported, for the checkpoint that was."""
+    """Describe the score of the exported checkpoint in its run."""
     run = Run(Path(record.run))
     model = {"averaged.pt": "averaged", "checkpoint_last.pt": "last"}.get(record.checkpoint)
     try:

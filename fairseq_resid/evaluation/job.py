@@ -17,14 +17,14 @@ from ..tasks import kinds
 from ..tasks.protocol import ScoringJob
 from . import averaging
 
-# Not parameters: buffers that fairseq and torch store in the state dict.
+# Buffers, not parameters, that fairseq and torch store in the state dict.
 BUFFER = re.compile(r"(^|\.)(version|_float_tensor|running_mean|running_var|num_batches_tracked)$")
 # Saved but never trained.
 DEAD_COPY = re.compile(rf"\.layers\.\d+\.({'|'.join(BETTER_TRANSFORMER_COPIES)})$")
 
 
 def count_parameters(model: dict[str, Any]) -> int:
-    """Return the number of parameters in a state dict: shared ones count once, buffers and dead copies do not count."""
+    """Return the number of parameters in a state dict. Shared ones count once; buffers and dead copies do not count."""
     return sum(
         tensor.numel()
         for tensor in {
@@ -77,7 +77,7 @@ def find_job(path: Path, data: Path | None, settings: Settings, subset: str, cpu
 
 
 def averages_of(path: Path, settings: Settings) -> dict[str, list[Path]]:
-    """Return the name of every average to score, with its checkpoints.
+    """Return every average to score, by name, with its checkpoints.
 
     Raises: ValueError naming the missing checkpoint.
     """

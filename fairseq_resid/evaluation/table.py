@@ -12,7 +12,7 @@ from rich.console import Console
 
 from .. import records
 from ..cli import frame
-from ..foreign import say
+from ..foreign import say, with_lines
 from ..runs.run import Results, Run
 from ..tasks import kinds
 from . import compare, layout
@@ -31,7 +31,7 @@ def headings(runs: dict[Path, Results]) -> tuple[str, ...]:
 
 
 def row(path: Path, results: Results) -> tuple[str, ...]:
-    """Return the cells of a run; its time is the time spent in training steps."""
+    """Return the cells of a run. The time shown is the time spent in training steps."""
     speed, seconds = results.training.tokens_per_second, results.training.train_seconds
     return (
         Run(path).name,
@@ -67,28 +67,41 @@ def show(runs: dict[Path, Results], baselines: Baselines | None, console: Consol
     layout.show(headings(runs), [row(*run) for run in runs.items()], notes(runs, baselines), LEFT, console)
 
 
-@frame.command("table", "Print a table of evaluated runs.")
+@frame.command(
+    "table",
+    "Print a table of evaluated runs. Runs without scores are named on stderr; the exit code is 2 if none has scores.",
+)
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    """Print the table; return 1 if a score is below --at-least."""
+    """Print the table; return 1 if a score is missing or below --at-least."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder that fairseq-resid evaluate has scored")
     add("--baselines", type=Path, metavar="FILE", help="file written by `fairseq-resid baselines --json`")
-    add("--at-least", type=float, metavar="BLEU", help="exit with code 1 if an averaged model scores lower")
+    add("--at-least", type=float, metavar="BLEU", help="exit with code 1 if a score is missing or lower")
     add("--markdown", action="store_true", help="print Markdown")
     options = parser.parse_args(argv)
-    runs = {path: Run(path).read_results() for path in options.runs}
+    runs: dict[Path, Results] = {}
+    missing: list[FileNotFoundError] = []
+    for path in options.runs:
+        try:
+            runs[path] = Run(path).read_results()
+        except FileNotFoundError as error:
+            missing.append(error)
+    if not runs:
+        raise with_lines(missing[0], map(str, missing[1:]))
     known = records.read(options.baselines, Baselines, "fairseq-resid baselines") if options.baselines else None
     bleu = {path: kinds.of_results(results).bleu(results) for path, results in runs.items()}
     if options.at_least is not None:
         for path in (path for path, score in bleu.items() if score is None):
             content = kinds.of_results(runs[path]).folder.content
-            raise ValueError(f"--at-least {options.at_least:g}: bounds BLEU, but {path} is a model of {content}")
+            raise ValueError(f"--at-least {options.at_least:g}: applies to BLEU, but {path} is a model of {content}")
     if options.markdown:
         print(markdown(runs, known), end="")
     else:
         show(runs, known, Console(highlight=False))
+    for absent in missing:
+        say(f"{parser.prog}: warning: {absent}", file=sys.stderr)
     least = options.at_least or 0
     below = {path: score for path, score in bleu.items() if score is not None and score < least}
     for path, score in below.items():
         say(f"{path}: BLEU {score:.2f} is below {least:g}", file=sys.stderr)
-    return 1 if below else 0
+    return 1 if below or (missing and options.at_least is not None) else 0

@@ -2,7 +2,7 @@
 
     fairseq-resid translate RUN < text > translations
 
-RUN is a run folder, or an export of one (`fairseq-resid export`), whose engine then translates.
+RUN is a run folder, or an exported run (`fairseq-resid export`), whose engine then translates.
 In Python:  Translator("checkpoints/RUN").translate(["A sentence.", "Another one."])
 
 If a line cannot be translated, the lines before it are written and the error names the line.
@@ -38,7 +38,7 @@ BUFFER = 512  # lines translated together when the input is not a terminal
 class Translator:
     """A run's model, ready to translate: the averaged model if it exists, otherwise the last checkpoint.
 
-    run: the run folder; data: the data folder, by default the one that the run was trained on
+    run: the run folder; data: the data folder, by default the data that the run was trained on
     checkpoint: a file name in the run folder; cpu: use the CPU even if a GPU is available
     Raises: ValueError or OSError naming the missing or mismatched file.
     """
@@ -72,7 +72,7 @@ class Translator:
     def encode(self, line: str | bytes, number: int) -> Tensor | None:
         """Return the token ids of a line, or None for a blank line.
 
-        Raises: ValueError naming the line if it is not UTF-8 or too long for the model.
+        Raises: ValueError naming the line if it is not UTF-8 or is too long for the model.
         """
         subwords: Tensor | None = self.text.encode(read_line(line, number, self.longest), self.hub.src_dict)
         if subwords is not None:
@@ -104,7 +104,7 @@ def lines_of(stream: IO[bytes], most: int) -> Iterator[bytes]:
 
 
 def encoded_batches(translator: Any, lines: Iterable[bytes], together: int) -> Iterator[list[Any]]:
-    """Yield the encoded lines in batches of `together`; a bad line raises after the lines before it are yielded."""
+    """Yield the encoded lines in batches of `together`; a bad line raises after the lines before it."""
     encoded: list[Any] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -119,14 +119,16 @@ def encoded_batches(translator: Any, lines: Iterable[bytes], together: int) -> I
 
 
 def open_translator(folder: Path, data: Path | None, checkpoint: str | None, cpu: bool) -> Any:
-    """Return the Translator of a run, or of an export.
+    """Return the Translator for a run or an export.
 
     Raises: ValueError or OSError naming the file or flag and the problem.
     """
     if not is_export(folder):
         return Translator(folder, data, checkpoint, cpu)
     if checkpoint is not None or data is not None:
-        raise ValueError(f"{folder}: an export contains one model and its text conversion: no --checkpoint, no --data")
+        raise ValueError(
+            f"{folder}: an export contains one model and its text conversion; omit --checkpoint and --data"
+        )
     return exported.Translator(folder)
 
 
@@ -134,9 +136,9 @@ def open_translator(folder: Path, data: Path | None, checkpoint: str | None, cpu
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Run `fairseq-resid translate`."""
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="a run folder, or an export of one")
+    add("run", type=Path, metavar="RUN", help="a run folder, or an exported run")
     add("--checkpoint", metavar="FILE", help="a checkpoint in RUN (default: averaged.pt, or else checkpoint_last.pt)")
-    add("--data", type=Path, help="data folder (default: the one that the run was trained on)")
+    add("--data", type=Path, help="data folder (default: the data that the run was trained on)")
     add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     options = parser.parse_args(argv)
     if sys.stdin is None:

@@ -1,4 +1,4 @@
-"""Trained models for other engines: CTranslate2, ONNX Runtime and Hugging Face transformers.
+"""Export trained models to other engines: CTranslate2, ONNX Runtime and Hugging Face transformers.
 
-This package and `engine` need neither torch nor fairseq, and no module imports an engine before it is used.
+This package and `engine` work without torch and fairseq. Engines are imported only when they are used.
 """

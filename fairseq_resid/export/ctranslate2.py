@@ -1,7 +1,7 @@
-"""CTranslate2: the files of a model in its stock Transformer format, and translation with them.
+"""CTranslate2: write a model in its stock Transformer format, and translate with it.
 
-The engine's search differs from fairseq's in three respects, which `Model` compensates for: it only counts </s> in the
-length if it returns it, its maximum length is one for a batch, and it could generate <pad>.
+The engine's search differs from fairseq's in three ways, and `Model` compensates for them: it counts </s> in the length
+only if it returns it, a batch has a single maximum length, and it can generate <pad>.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .checks import MEMORY, calling
 from .engine import WRITER, Hypothesis, Record, Search
 from .words import BOS, EOS, PAD, UNK, batches, check_lengths, check_vocabulary, symbols
 
-# What --quantization allows. With "int8" the machine that loads the model chooses the type of everything else.
+# Values of --quantization. With "int8", the machine that loads the model chooses the type of all other weights.
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
 ACTIVATIONS = {
     "relu": "RELU",
@@ -70,7 +70,7 @@ def write(
 def specify(model: Any) -> Any:
     """Return the engine's specification with the folded weights of a model, without vocabularies.
 
-    Raises: ValueError naming what the engine cannot express.
+    Raises: ValueError naming the structure or setting that the engine cannot express.
     """
     from ctranslate2.specs import common_spec, transformer_spec
 
@@ -92,7 +92,7 @@ def specify(model: Any) -> Any:
         made = stacks[kind] = kind(
             len(stack.layers),
             stack.heads,
-            pre_norm=True,  # only with it does the specification have a norm at the end
+            pre_norm=True,  # otherwise the specification has no final norm
             no_final_norm=stack.final_norm is None,
             activation=getattr(common_spec.Activation, activation),
             layernorm_embedding=stack.embedding_norm is not None,
@@ -107,7 +107,7 @@ def specify(model: Any) -> Any:
 
 
 def fill_stack(spec: Any, stack: Any) -> None:
-    """Set the weights of an encoder or decoder."""
+    """Fill in the weights of an encoder or decoder."""
     embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
     embeddings.weight = stack.embedding.numpy()
     spec.scale_embeddings = float(stack.scale)
@@ -122,7 +122,7 @@ def fill_stack(spec: Any, stack: Any) -> None:
 
 
 def fill_sublayer(layer: Any, sublayer: Any) -> None:
-    """Set the weights of a sublayer and of its norms."""
+    """Fill in the weights of a sublayer and its norms."""
     linears = sublayer.linears
     if sublayer.kind == "ffn":
         part = layer.ffn
@@ -148,19 +148,19 @@ def fill_sublayer(layer: Any, sublayer: Any) -> None:
 
 
 def fill_norm(spec: Any, norm: Any) -> None:
-    """Set gain and bias of a LayerNorm."""
+    """Fill in the gain and bias of a LayerNorm."""
     spec.gamma, spec.beta = norm.gain.numpy(), norm.bias.numpy()
 
 
 def fill_linear(spec: Any, linears: Sequence[Any]) -> None:
-    """Set the weights of linear maps with the same input as one."""
+    """Fill in the weights of several linear maps that share an input, as a single map."""
     spec.weight = np.concatenate([linear.weight.numpy() for linear in linears])
     if any(linear.bias is not None for linear in linears):
         spec.bias = np.concatenate([bias_of(linear) for linear in linears])
 
 
 def bias_of(linear: Any) -> NDArray[np.float32]:
-    """Return the bias of a linear map, zeros if it has none."""
+    """Return the bias of a linear map, or zeros if it has none."""
     found: NDArray[np.float32] = np.zeros(len(linear.weight), np.float32)
     return found if linear.bias is None else linear.bias.numpy()
 
@@ -179,7 +179,7 @@ def check(folder: Path, longest: tuple[int, int]) -> None:
     is_shared = (folder / VOCABULARIES[0]).is_file()
     for side, size, most in zip(("source", "target"), sizes, longest, strict=True):
         if size.positions < most:
-            raise ValueError(f"{folder / WEIGHTS}: {size.positions:,} {side} positions: must be {most:,} or more")
+            raise ValueError(f"{folder / WEIGHTS}: {size.positions:,} {side} positions: must be at least {most:,}")
         file = folder / (VOCABULARIES[0] if is_shared else f"{side}_vocabulary.json")
         words = records.read(file, list[str], WRITER)
         check_vocabulary(file, words)
@@ -188,7 +188,7 @@ def check(folder: Path, longest: tuple[int, int]) -> None:
 
 
 class Model:
-    """A model that CTranslate2 has loaded, on the CPU; see engine.Engine."""
+    """A model loaded by CTranslate2 on the CPU; see engine.Engine."""
 
     def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
         import ctranslate2
@@ -202,11 +202,11 @@ class Model:
     def translate(
         self, sources: Sequence[Sequence[str]], search: Search, prefixes: Sequence[Sequence[str]] | None = None
     ) -> list[list[Hypothesis]]:
-        """Return the best translations of every source.
+        """Return the best translations of each source.
 
-        A hypothesis that reaches the maximum length gets </s> afterwards, as in fairseq. With a prefix every hypothesis
-        is scored again, because the engine's score omits the prefix. Other scores differ from those of fairseq by the
-        probability that the model gives to </s> at the first position, where neither allows it: fairseq counts it.
+        A hypothesis that reaches the maximum length gets a final </s>, as in fairseq. With a prefix every hypothesis is
+        scored again, because the engine's score omits the prefix. Other scores differ from fairseq's by the probability
+        of </s> at the first position: neither allows it there, but only fairseq includes it in the sum.
         Raises: ValueError naming the source that is too long for the model.
         """
         check_lengths(sources, self.longest[0], "source")
@@ -218,7 +218,7 @@ class Model:
                 begun = None if prefixes is None else [prefixes[row] for row in rows]
                 for row, hypotheses in zip(rows, self.decode(chosen, begun, search, most, suppressed), strict=True):
                     found[row] = [each for each in hypotheses if PAD not in each.tokens][: search.nbest]
-                # fairseq never generates <pad>. Always suppressing it would remove it from every sum of probabilities.
+                # fairseq never generates <pad>. Suppressing it in every search would change the other probabilities.
                 rows = [row for row in rows if len(found[row]) < search.nbest]
                 if not rows:
                     break
@@ -266,7 +266,7 @@ class Model:
         return [sorted(hypotheses, key=lambda each: -each.score) for hypotheses in found]
 
     def score(self, sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]) -> list[list[float]]:
-        """Return log p of each token of every target and of </s>.
+        """Return log p of every target token and of </s>.
 
         Raises: ValueError naming the sentence that is too long for the model.
         """

@@ -1,4 +1,4 @@
-"""The interface of every engine, and the description of an export in its folder, export.json.
+"""The interface that all engines share, and export.json, the description in every export folder.
 
 >>> from fairseq_resid.export.engine import Search, load
 >>> load(Path("exported")).translate([["▁A", "▁man", "."]], Search())
@@ -20,18 +20,18 @@ from ..files import bounded, inside
 from .checks import check_files
 
 RECORD, FORMAT = "export.json", 1
-MOST_BEAM, MOST_BATCH, MOST_FACTOR, MOST_MORE, MOST_LENGTH = 1000, 10_000, 1000, 1_000_000, 1 << 16
+MOST_BEAM, MOST_BATCH, MOST_FACTOR, MOST_MORE, MOST_LENGTH = 1000, 10_000, 1000, 1_000_000, 1 << 20
 MOST_HYPOTHESES = 4096  # in a batch
 MOST_SUBWORD_MODEL = 64 << 20  # bytes
 WRITER = "fairseq-resid export"
-OLDEST_PYTHON = (3, 11)  # releases of the engines for older versions of Python compute other results
+OLDEST_PYTHON = (3, 11)  # engine releases for older Python versions give different results
 
 
 @dataclass(frozen=True)
 class Search:
     """Beam search with the settings of fairseq-generate.
 
-    A translation has at most max_len_a · (source length with </s>) + max_len_b subwords.
+    A translation has at most max_len_a · (source length including </s>) + max_len_b subwords.
     Raises: ValueError for a value that is not a number, or too large to compute with.
     """
 
@@ -50,8 +50,8 @@ class Search:
             )
         if self.beam > MOST_BEAM or self.batch_size > MOST_BATCH:
             raise ValueError(
-                f"beam {self.beam}, batch_size {self.batch_size}: beam must be {MOST_BEAM} or less, and batch_size "
-                f"{MOST_BATCH:,} or less"
+                f"beam {self.beam}, batch_size {self.batch_size}: beam must be at most {MOST_BEAM}, and batch_size "
+                f"at most {MOST_BATCH:,}"
             )
         for name, least, most in (
             ("length_penalty", -MOST_FACTOR, MOST_FACTOR),
@@ -69,37 +69,37 @@ class Search:
         return max(1, min(self.batch_size, MOST_HYPOTHESES // self.beam))
 
     def longest(self, source: int) -> int:
-        """Return the maximum number of subwords in the translation of a source of `source` subwords."""
+        """Return the maximum length of a translation, in subwords, for a source of `source` subwords."""
         return int(self.max_len_a * (source + 1) + self.max_len_b)
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation. score: the sum of log p over tokens and </s>, divided by their number to the length penalty."""
+    """A translation. score: sum of log p over the tokens and </s>, divided by (number of terms)^length_penalty."""
 
     tokens: tuple[str, ...]  # without <s> and </s>
     score: float
 
 
 class Engine(Protocol):
-    """A model that an engine has loaded. Subwords are strings, without </s>; log probabilities are natural."""
+    """A model loaded by an engine. Subwords are strings, without </s>. Log probabilities use the natural logarithm."""
 
     def translate(
         self, sources: Sequence[Sequence[str]], search: Search, prefixes: Sequence[Sequence[str]] | None = None
     ) -> list[list[Hypothesis]]:
-        """Return the `nbest` best translations of every source, best first; each starts with its prefix."""
+        """Return the `nbest` best translations of each source, best first. Each starts with its source's prefix."""
         ...
 
     def score(self, sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]) -> list[list[float]]:
-        """Return log p of each token of every target, and of </s> last."""
+        """Return log p of every target token, and of </s> at the end."""
         ...
 
 
 @dataclass(frozen=True)
 class Text:
-    """How raw text is converted to subwords and back: see fairseq_resid/data/text/forms.py.
+    """How raw text becomes subwords and subwords become text: see fairseq_resid/data/text/forms.py.
 
-    post_process: kind of the subwords, as in fairseq's --post-process; model: the subword model in the folder
+    post_process: kind of subwords, as in fairseq's --post-process; model: the subword model in the folder
     """
 
     source: str
@@ -109,7 +109,7 @@ class Text:
     split_hyphens: bool = False
     post_process: str | None = None
     model: str | None = None
-    tokenize: str = "13a"  # of sacrebleu
+    tokenize: str = "13a"  # a sacrebleu tokenizer
 
     def __post_init__(self) -> None:
         check_languages(self.source, self.target)
@@ -120,13 +120,13 @@ class Text:
 
 @dataclass(frozen=True)
 class Record:
-    """export.json.
+    """The content of export.json.
 
-    engine_version: of the engine that wrote the model; run, checkpoint, data: the run folder, the name of the file in
-    it, and the data folder
-    structure: the --residual name with its options; quantization: None for float32
-    longest: maximum number of subwords in a source and a target, including </s>
-    search: the settings of the run's evaluation; proof: result of the comparison with fairseq
+    engine_version: version of the engine package that wrote the model
+    run, checkpoint, data: the run folder, the name of the checkpoint file in it, and the data folder
+    structure: the --residual name and its options; quantization: None for float32
+    longest: maximum number of subwords in a source and in a target, including </s>
+    search: the settings of the run's evaluation; proof: the result of the comparison with fairseq
     """
 
     format: int
@@ -145,7 +145,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Kind:
-    """An engine: the module here that writes its files, the one that loads them, and the package that it needs.
+    """An engine: the module that writes its files, the module that loads them, and the package that it requires.
 
     The second module declares FILES, all files that it opens, with their maximum size in bytes; FOREIGN, those that the
     engine's library would open as well, but that are never written; and the class Model.
@@ -168,17 +168,17 @@ ENGINES: dict[str, Kind] = {
 
 
 def check_installed(name: str) -> None:
-    """Raise MissingPackage saying what to install if an engine is missing."""
+    """Raise MissingPackage with install instructions if an engine is missing."""
     if sys.version_info < OLDEST_PYTHON:
         raise MissingPackage(
-            f"{name}: needs Python {'.'.join(map(str, OLDEST_PYTHON))} or newer; this is Python "
+            f"{name}: requires Python {'.'.join(map(str, OLDEST_PYTHON))} or newer; this is Python "
             f"{sys.version_info[0]}.{sys.version_info[1]}"
         )
     check_package(name, ENGINES[name].package)
 
 
 def check_package(name: str, package: str) -> None:
-    """Raise MissingPackage saying what to install if a package that an engine needs is missing."""
+    """Raise MissingPackage with install instructions if a package that an engine requires is missing."""
     if find_spec(package) is None:
         raise MissingPackage(
             f"{name}: {package} is not installed; in the project's folder run "
@@ -205,7 +205,7 @@ def read(folder: Path) -> Record:
     if known.engine not in ENGINES:
         raise ValueError(f"{file}: engine {known.engine[:40]!r}: must be one of {', '.join(ENGINES)}")
     if not 1 <= min(known.longest) <= max(known.longest) <= MOST_LENGTH:
-        raise ValueError(f"{file}: longest {list(known.longest)}: must be positive, and {MOST_LENGTH:,} or less")
+        raise ValueError(f"{file}: longest {list(known.longest)}: must be positive, and at most {MOST_LENGTH:,}")
     loader = ENGINES[known.engine].load()
     model = {} if known.text.model is None else {known.text.model: MOST_SUBWORD_MODEL}
     check_files(folder, {**model, **loader.FILES}, loader.FOREIGN, WRITER)
@@ -215,7 +215,7 @@ def read(folder: Path) -> Record:
 def load(folder: Path, threads: int = 0) -> Engine:
     """Load the model of an export folder with its engine.
 
-    threads: of the CPU; 0: the engine's default
+    threads: number of CPU threads; 0 means the engine's default
     Raises: OSError or ValueError naming the file and the problem, or the engine that is not installed.
     """
     record = read(folder)

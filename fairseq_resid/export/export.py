@@ -1,10 +1,10 @@
-"""Export a trained translation model to a folder for another engine, and prove that it computes the same.
+"""Export a trained translation model to a folder for another engine, and prove that the results are the same.
 
     fairseq-resid export RUN --to ctranslate2 --out DIR
     fairseq-resid translate DIR < text
 
-DIR contains the engine's files, the subword model, export.json and a README. It is written under a temporary name and
-renamed after the proof has succeeded (proof.py).
+DIR contains the engine's files, the subword model, export.json and a README. The files are first written to a
+temporary folder, which is renamed after the proof has succeeded (proof.py).
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ translator = Translator("DIR")
 print(translator.translate(["A sentence."]))
 ```
 
-This needs fairseq_resid with its extra `{engine}`. `export.json` describes the files.
+This requires fairseq_resid with its extra `{engine}`. `export.json` describes the files.
 """
 
 
 def text_of(data: Path) -> Text:
-    """Return how the text of a data folder is converted; without corpus.json, it is not.
+    """Return how the text of a data folder is converted. Without corpus.json there is no conversion.
 
     Raises: ValueError naming corpus.json if it is damaged.
     """
@@ -79,7 +79,7 @@ def text_of(data: Path) -> Text:
 
 
 def search_of(run: Run) -> Search:
-    """Return the settings of a run's evaluation."""
+    """Return the search settings that the evaluation of a run uses."""
     decoding = settings.of(run).decoding
     return Search(
         int(decoding["beam"]),
@@ -90,7 +90,7 @@ def search_of(run: Run) -> Search:
 
 
 def structure_of(model: Any) -> dict[str, Any]:
-    """Return the --residual name of a model with its options; for fairseq's own model, only that of the model."""
+    """Return the --residual name of a model and its options, or `transformer` for fairseq's own model."""
     from ..connections import sites
 
     site = next(iter(sites(model).values()), None)
@@ -107,16 +107,16 @@ def export(
 ) -> Proof:
     """Write the export of a run to the new folder `out`, and return its proof.
 
-    Raises: ValueError or OSError naming the flag or file and the problem; NotEqual if the proof fails. There is no
-    folder then.
+    Raises: ValueError or OSError naming the flag or file and the problem; NotEqual if the proof fails. No folder
+    is left in that case.
     """
     if out.exists() or out.is_symlink():
-        raise ValueError(f"--out {out}: already exists; choose another name, or remove it")
+        raise ValueError(f"--out {out}: already exists; choose another name or remove it")
     check_installed(engine)
     file = run.checkpoint(checkpoint)
     state = load_checkpoint(file)
     if not kinds.of_checkpoint(state.get("cfg")).can_decode:
-        raise ValueError(f"{file}: not a translation model; only these can be exported")
+        raise ValueError(f"{file}: not a translation model; only translation models can be exported")
     path = (data or find_data(run, state)).resolve()
     if not path.is_dir():
         raise ValueError(f"--data {path}: no such data folder")
@@ -126,7 +126,7 @@ def export(
     text, kind = text_of(path), ENGINES[engine]
     corpus = Corpus.read(path) if (path / CORPUS).is_file() else None
     out.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(partial_of(out), ignore_errors=True)  # of an export that was killed
+    shutil.rmtree(partial_of(out), ignore_errors=True)  # left by an export that was killed
     with replacing(out) as partial:
         partial.mkdir()
         if text.model is not None:
@@ -156,12 +156,12 @@ def export(
         more = writer.readme(partial, record) if hasattr(writer, "readme") else ""
         write_text(partial / "README.md", readme(record, run.name, proof) + more)
         if out.exists() or out.is_symlink():
-            raise ValueError(f"--out {out}: was created in the meantime; choose another name, or remove it")
+            raise ValueError(f"--out {out}: was created during the export; choose another name or remove it")
     return proof
 
 
 def readme(record: Record, run: str, proof: Proof) -> str:
-    """Return the README of an export."""
+    """Return the text of an export's README."""
     return README.format(
         run=code(run),
         engine=record.engine,
@@ -175,22 +175,22 @@ def readme(record: Record, run: str, proof: Proof) -> str:
 
 @frame.command(
     "export",
-    "Export a trained translation model to a folder for another engine, and prove that it computes what fairseq does.",
+    "Export a trained translation model to a folder for another engine, and prove that the results equal fairseq's.",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Run `fairseq-resid export`."""
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run folder")
     add("--to", required=True, choices=list(ENGINES), help="the engine")
-    add("--out", required=True, type=Path, metavar="DIR", help="the folder to make; it must not exist")
+    add("--out", required=True, type=Path, metavar="DIR", help="the folder to create; it must not exist")
     add("--checkpoint", metavar="FILE", help="a checkpoint in RUN (default: averaged.pt, or else checkpoint_last.pt)")
     add(
         "--quantization",
         metavar="TYPE",
-        help="type of the weights (default: float32); with ctranslate2 int8, int8_float32, int8_float16, "
-        "int8_bfloat16, int16, float16 or bfloat16; with onnx int8; with huggingface float16 or bfloat16",
+        help="type of the weights (default: float32). ctranslate2: int8, int8_float32, int8_float16, int8_bfloat16, "
+        "int16, float16 or bfloat16; onnx: int8; huggingface: float16 or bfloat16",
     )
-    add("--data", type=Path, help="data folder (default: the one that the run was trained on)")
+    add("--data", type=Path, help="data folder (default: the data that the run was trained on)")
     options = parser.parse_args(argv)
     try:
         proof = export(

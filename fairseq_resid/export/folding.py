@@ -1,6 +1,6 @@
-"""A translation model as arrays of a plain post-norm, pre-norm or pre-and-post-norm Transformer.
+"""Fold a translation model into the arrays of a plain post-norm, pre-norm or pre-and-post-norm Transformer.
 
-The weights of a structure fold into the weights around them, so that the arrays compute the same function:
+The weights of a structure are folded into the weights around them, so that the arrays compute the same function:
 
     shortcut weight a    into gain and bias of the norm before the site (for the first site of a stack: into the
                          embedding, the positions, or the norm of the embedding), and 1/a into the branch's input
@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import connections
 from ..connections import CannotFold, Fold
 
-# The linear maps of a sublayer: those that read x, and the one that writes to the sum.
+# The linear maps of a sublayer: the ones that read x, and the one that produces the branch output.
 INPUTS = {"self_attn": ("q_proj", "k_proj", "v_proj"), "encoder_attn": ("q_proj",), "ffn": ("fc1",)}
 OTHERS = {"self_attn": (), "encoder_attn": ("k_proj", "v_proj"), "ffn": ()}  # these read the encoder's output
 OUTPUT = {"self_attn": "out_proj", "encoder_attn": "out_proj", "ffn": "fc2"}
@@ -28,7 +28,7 @@ STOCK_NORMS = {
     "encoder_attn": "encoder_attn_layer_norm",
     "ffn": "final_layer_norm",
 }
-# fairseq's own scalings (NormFormer), and the attribute of a layer that each sets.
+# fairseq's own scalings (NormFormer), and the layer attribute that each of them sets.
 SCALINGS = {
     "--scale-attn": "attn_ln",
     "--scale-fc": "ffn_layernorm",
@@ -56,7 +56,7 @@ class Norm:
 
 @dataclass
 class Sublayer:
-    """A sublayer and the norms of its site, in order of use (two for pre_and_post_norm).
+    """A sublayer and the norms of its site, in the order in which they are applied (two for pre_and_post_norm).
 
     kind: self_attn, encoder_attn or ffn; linears: q_proj, k_proj, v_proj, out_proj; or fc1, fc2
     """
@@ -70,8 +70,8 @@ class Sublayer:
 class Stack:
     """An encoder or a decoder: x = embedding_norm(scale · embedding[token] + positions[position]), layers, final_norm.
 
-    Shapes: embedding (V, C), row i of a symbol with index i in fairseq's dictionary; positions (P, C), from the first
-    position on, so without fairseq's rows for <s> and <pad>
+    Shapes: embedding (V, C): row i belongs to the symbol with index i in fairseq's dictionary; positions (P, C): row 0
+    is the first position, so fairseq's rows for <s> and <pad> are left out
     """
 
     graph: str
@@ -88,7 +88,7 @@ class Stack:
 
 @dataclass
 class Folded:
-    """A whole model. projection: from the decoder's output to logits (V, C)."""
+    """A whole model. projection: maps the decoder's output to logits, (V, C)."""
 
     encoder: Stack
     decoder: Stack
@@ -129,7 +129,7 @@ def fold_site(site: connections.ResidualConnection) -> Fold:
 
 
 def check_settings(model: Any) -> None:
-    """Raise CannotFold for a setting of fairseq that changes the layers in a way that no structure does."""
+    """Raise CannotFold for a setting of fairseq that changes the layers in a way that no fold can express."""
     cfg, stacks = model.cfg, (model.encoder, model.decoder)
     wrong = [
         ("--adaptive-input", bool(getattr(cfg, "adaptive_input", False))),
@@ -152,7 +152,7 @@ def check_settings(model: Any) -> None:
     ]
     for setting, is_set in wrong:
         if is_set:
-            raise CannotFold(f"{setting}: a common Transformer layer has no such setting; {INSTEAD}")
+            raise CannotFold(f"{setting}: a standard Transformer layer has no such setting; {INSTEAD}")
     if model.training:
         raise ValueError("the model is in training mode; call eval() first")
 
@@ -168,12 +168,12 @@ def maybe(tensor: Tensor | None) -> Tensor | None:
 
 
 def norm_of(module: Any) -> Norm | None:
-    """Return a LayerNorm of fairseq or a final norm of ours; None if there is none."""
+    """Return the arrays of a LayerNorm of fairseq or of one of our final norms, or None without a norm."""
     return None if module is None else Norm(single(module.weight), single(module.bias))
 
 
 def sublayers(stack: Any) -> Iterator[tuple[int, str, Any, Any]]:
-    """Yield the number of the layer, the kind, the module with the linear maps, and the layer, of every sublayer."""
+    """For each sublayer, yield the layer number, the kind, the module with the linear maps, and the layer."""
     for number, layer in enumerate(stack.layers):
         yield number, "self_attn", layer.self_attn, layer
         if getattr(layer, "encoder_attn", None) is not None:
@@ -182,7 +182,7 @@ def sublayers(stack: Any) -> Iterator[tuple[int, str, Any, Any]]:
 
 
 def fold_of(stack: Any, kind: str, layer: Any) -> Fold:
-    """Return the fold of a site; a layer of stock fairseq has the plain one.
+    """Return the fold of a site. Layers of stock fairseq have the trivial fold.
 
     Raises: CannotFold naming the structure and the reason.
     """
@@ -193,10 +193,10 @@ def fold_of(stack: Any, kind: str, layer: Any) -> Fold:
 
 
 def check_end(stack: Any) -> None:
-    """Raise CannotFold unless a stack ends with a LayerNorm or nothing."""
+    """Raise CannotFold unless a stack ends with a LayerNorm or without a norm."""
     end = stack.layer_norm
-    if isinstance(end, connections.ResidualStream) and type(end) is not connections.ResidualStream:
-        raise CannotFold(f"a stack that ends with {type(end).__name__}: not a LayerNorm; {INSTEAD}")
+    if isinstance(end, connections.ResidualStream) and (type(end) is not connections.ResidualStream or end.norm):
+        raise CannotFold(f"final norm {type(end.norm or end).__name__}: only a LayerNorm can be folded; {INSTEAD}")
 
 
 def double(value: Tensor | float, width: int) -> Tensor:
@@ -206,7 +206,7 @@ def double(value: Tensor | float, width: int) -> Tensor:
 
 
 def scaled(tensor: Tensor, by: Tensor) -> Tensor:
-    """Return a product computed in fp64, in fp32."""
+    """Return a product that is computed in fp64 and rounded to fp32."""
     return (tensor.double() * by).float()
 
 
@@ -219,11 +219,12 @@ def fold_stack(stack: Any) -> Stack:
     check_end(stack)
     graphs = {site.graph for _, _, site in made}
     if len(graphs) > 1:
-        raise CannotFold(f"layers of several kinds in one stack ({', '.join(sorted(graphs))}); {INSTEAD}")
+        named = ", ".join(sorted(graphs))
+        raise CannotFold(f"layers of several kinds in one stack ({named}): only one kind can be folded; {INSTEAD}")
     positions = stack.embed_positions
     learned = isinstance(positions, torch.nn.Embedding)
     table = single(positions.weight if learned else positions.weights)[positions.padding_idx + 1 :]
-    table = table[: stack.max_positions()]  # a longer input has extended a sinusoidal table
+    table = table[: stack.max_positions()]  # fairseq extends a sinusoidal table for longer inputs
     layer = stack.layers[0] if len(stack.layers) else None
     folded = Stack(
         graph=graphs.pop() if graphs else "post_norm",
@@ -237,12 +238,12 @@ def fold_stack(stack: Any) -> Stack:
         final_norm=norm_of(stack.layer_norm),
         learned_positions=learned,
     )
-    before: Norm | None = None  # the norm whose output is x
+    before: Norm | None = None  # the norm that produced x
     for number, sublayer, site in made:
         width = folded.embedding.size(1)
         shortcut, branch = double(site.shortcut, width), double(site.branch, width)
         if not bool((shortcut != 0).all() and shortcut.isfinite().all()):
-            raise CannotFold(f"a shortcut weight of 0: it cannot be divided out of the branch; {INSTEAD}")
+            raise CannotFold(f"shortcut weight 0: the branch cannot be divided by it; {INSTEAD}")
         for name in INPUTS[sublayer.kind]:
             linear = sublayer.linears[name]
             linear.weight = scaled(linear.weight, 1 / shortcut)
@@ -257,7 +258,7 @@ def fold_stack(stack: Any) -> Stack:
 
 
 def scale_input(stack: Stack, before: Norm | None, by: Tensor) -> None:
-    """Scale the channels of x: those of the norm before a site, or of the stack's input."""
+    """Scale the channels of x: in the norm before a site, or in the input of the stack."""
     before = before or stack.embedding_norm
     if before is not None:
         before.gain, before.bias = scaled(before.gain, by), scaled(before.bias, by)
@@ -266,7 +267,7 @@ def scale_input(stack: Stack, before: Norm | None, by: Tensor) -> None:
 
 
 def layers_of(stack: Any) -> list[tuple[int, Sublayer, Fold]]:
-    """Return the sublayers of a stack with the folds that are to be applied to them."""
+    """Return the sublayers of a stack and the fold to apply to each."""
     made = []
     for number, kind, module, layer in sublayers(stack):
         site = fold_of(stack, kind, layer)

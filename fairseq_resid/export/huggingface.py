@@ -1,14 +1,14 @@
-"""Hugging Face transformers: the files of a model for its stock classes, and translation with them.
+"""Hugging Face transformers: write a model for its stock classes, and translate with them.
 
     graph       class                              stored besides the weights
     post_norm   FSMTForConditionalGeneration       the tables of positions, so learned and scaled ones too
     pre_norm    M2M100ForConditionalGeneration     nothing: its positions are fairseq's sinusoids
 
-Both number positions as fairseq does and need no remote code. Neither has a norm of the embedding, and only the second
-has a norm at the end of a stack.
+Both number positions as fairseq does, and neither needs remote code. Neither has a norm of the embedding, and only the
+second has a final norm in each stack.
 
-Their beam search divides by the same power of the length as fairseq's, </s> included, and with `early_stopping` it ends
-at the same step. `Rules` adds the rest: the maximum length, the first token, <pad>, and prefixes.
+Like fairseq, their beam search divides by the same power of the length, including </s>, and with `early_stopping` it
+ends at the same step. `Rules` adds the rest: the maximum length, the first token, <pad>, and prefixes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ TIED = {
     "lm_head.weight",
     "model.decoder.output_projection.weight",
 }
-FORBIDDEN = -1e9  # </s> gets -inf: with any other value of log p it would end a hypothesis
+FORBIDDEN = -1e9  # but </s> gets -inf: any finite log p could end a hypothesis
 
 
 def write(
@@ -96,17 +96,17 @@ def write(
         raise RuntimeError(f"{CLASSES[config.model_type]}: missing {missing}, unexpected {unexpected}")
     made.tie_weights()
     made.to(getattr(torch, quantization or "float32")).save_pretrained(folder, max_shard_size="100TB")
-    shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # safetensors lets the owner alone read it
+    shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # safetensors makes it readable only for its owner
     records.write(folder / VOCABULARY, vocabularies[0])
     if vocabularies[1] != vocabularies[0]:
         records.write(folder / TARGET_VOCABULARY, vocabularies[1])
 
 
 def library() -> Any:
-    """Return the module transformers.
+    """Import and return transformers.
 
-    It imports torchaudio if there is one. fairseq requires that package, whose common build cannot be loaded with
-    a torch for the CPU; nothing here uses it.
+    It imports torchaudio if that is installed. fairseq requires torchaudio, but its usual build cannot be loaded with
+    a CPU build of torch. Nothing here uses it.
     """
     if find_spec("torchaudio") is not None:
         try:
@@ -138,9 +138,9 @@ def check(model: Any, folded: Any) -> None:
     graphs = {stack.graph for stack in both}
     if graphs - {"post_norm", "pre_norm"}:
         named = structure_of(model)
-        raise CannotFold(f"--residual {named}: no class of transformers has two norms around a sublayer; {INSTEAD}")
+        raise CannotFold(f"--residual {named}: no class in transformers has two norms around a sublayer; {INSTEAD}")
     if len(graphs) > 1:
-        raise CannotFold(f"a post-norm and a pre-norm stack: no class of transformers has both; {INSTEAD}")
+        raise CannotFold(f"a post-norm and a pre-norm stack: no class in transformers has both; {INSTEAD}")
     is_post_norm = graphs == {"post_norm"}
     widths = {stack.embedding.size(1) for stack in both}
     scales = {stack.scale for stack in both}
@@ -168,7 +168,7 @@ def check(model: Any, folded: Any) -> None:
 
 
 def settings(folded: Any) -> dict[str, Any]:
-    """Return the settings that the configurations of both classes share."""
+    """Return the settings that both classes have in their configurations."""
     encoder, decoder = folded.encoder, folded.decoder
     return {
         "activation_function": ACTIVATIONS[encoder.activation],
@@ -193,7 +193,7 @@ def inner_width(stack: Any) -> int:
 
 
 def are_shared(folded: Any) -> bool:
-    """Return whether both embeddings and the output projection are equal."""
+    """Return whether the two embeddings and the output projection are all equal."""
     rows = folded.projection.weight
     return all(
         stack.embedding.shape == rows.shape and bool((stack.embedding == rows).all())
@@ -223,7 +223,7 @@ def as_fsmt(folded: Any) -> tuple[Any, dict[str, Any]]:
 def as_m2m_100(folded: Any) -> tuple[Any, dict[str, Any]]:
     """Return the configuration and the state dict of M2M100ForConditionalGeneration.
 
-    Raises: CannotFold if the positions are not those that the class computes.
+    Raises: CannotFold if the class computes other positions.
     """
     from torch.nn.functional import pad
 
@@ -239,19 +239,19 @@ def as_m2m_100(folded: Any) -> tuple[Any, dict[str, Any]]:
     table = made.get_embedding(most + before, config.d_model, SPECIAL[PAD])[before:]
     for stack in (folded.encoder, folded.decoder):
         if not (table[: len(stack.positions)] - stack.positions).abs().max() < 1e-4:
-            raise CannotFold(f"positions that are not sinusoids: {CLASSES['m2m_100']} has no others; {INSTEAD}")
+            raise CannotFold(f"positions other than sinusoids: {CLASSES['m2m_100']} has only sinusoids; {INSTEAD}")
     weights = weights_of(folded)
     for name, stack in (("encoder", folded.encoder), ("decoder", folded.decoder)):
         weights |= norm(f"model.{name}.layer_norm", stack.final_norm)
     name = "model.encoder.embed_tokens.weight"
     weights[name] = pad(weights[name], (0, 0, 0, config.vocab_size - len(weights[name])))
-    weights["model.shared.weight"] = weights[name]  # not used unless it is tied to the others
+    weights["model.shared.weight"] = weights[name]  # only used if it is tied to the others
     weights["lm_head.weight"] = folded.projection.weight
     return config, weights
 
 
 def weights_of(folded: Any) -> dict[str, Any]:
-    """Return the weights whose names are equal in both classes."""
+    """Return the weights that have the same names in both classes."""
     import torch
 
     weights: dict[str, Any] = {}
@@ -275,10 +275,10 @@ def norm(name: str, made: Any) -> dict[str, Any]:
 
 
 def complete(folder: Path, record: Record) -> None:
-    """Write the files that depend on the run: generation_config.json and those of the tokenizer.
+    """Write the files that depend on the run: generation_config.json and the tokenizer files.
 
-    With sentencepiece the tokenizer is MarianTokenizer, which calls the library with our model and looks each subword
-    up in vocab.json. For other subwords it is PreTrainedTokenizerFast, for text that is segmented already.
+    With sentencepiece, the tokenizer is MarianTokenizer: it runs the library with our model and looks each subword up
+    in vocab.json. For other subwords it is PreTrainedTokenizerFast, which expects text that is already segmented.
     """
     library().GenerationConfig(
         num_beams=record.search.beam,
@@ -301,7 +301,7 @@ def complete(folder: Path, record: Record) -> None:
 
 
 def special_tokens() -> dict[str, int]:
-    """Return the special tokens of a generation."""
+    """Return the generation settings for the special tokens."""
     return {
         "bos_token_id": SPECIAL[BOS],
         "pad_token_id": SPECIAL[PAD],
@@ -330,7 +330,7 @@ def write_marian(folder: Path, record: Record) -> None:
 
 
 def write_word_level(folder: Path, words: Path, longest: int, post_process: str | None) -> None:
-    """Write the files of a tokenizer that splits at spaces; what it decodes are joined subwords of subword-nmt."""
+    """Write the files of a tokenizer that splits at spaces and, when decoding, joins the subwords of subword-nmt."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
     made = Tokenizer(models.WordLevel(records.read(words, dict[str, int], WRITER), unk_token=UNK))
@@ -353,7 +353,7 @@ def write_word_level(folder: Path, words: Path, longest: int, post_process: str 
 
 
 README = """
-Or with only transformers, whose own classes can load the model (`pip install transformers torch{package}`):
+Or with transformers alone, because its own classes can load the model (`pip install transformers torch{package}`):
 
 ```python
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -362,18 +362,16 @@ found = model.generate(**tokenizer(["A sentence."], padding=True, return_tensors
 print(tokenizer.batch_decode(found, skip_special_tokens=True))
 ```
 
-{text} A source has at most {source:,} tokens and a translation at most {target:,}, `</s>` included.
+{text} A source has at most {source:,} tokens and a translation at most {target:,}, including `</s>`.
 """
-PLAIN = "The tokenizer takes raw text."
-OTHER = "The tokenizer takes text in the form {form} of the data folder, which fairseq_resid makes of raw text."
-SEGMENTED = (
-    "The tokenizer takes text that is segmented into subwords already, separated by spaces, and returns the same."
-)
+PLAIN = "The tokenizer expects raw text."
+OTHER = "The tokenizer expects text in the form {form} of the data folder; fairseq_resid converts raw text to it."
+SEGMENTED = "The tokenizer expects and returns text that is already segmented into subwords separated by spaces."
 TARGETS = ' Decode with `AutoTokenizer.from_pretrained("DIR", subfolder="target")`: the target has its own dictionary.'
 
 
 def readme(folder: Path, record: Record) -> str:
-    """Return what the README of an export says about transformers."""
+    """Return the section of an export's README about transformers."""
     if not (folder / "source.spm").is_file():
         text = SEGMENTED + (TARGETS if (folder / "target").is_dir() else "")
     elif record.text.form == "plain":
@@ -496,9 +494,9 @@ def read_vocabulary(file: Path, size: int, is_exact: bool) -> dict[str, int]:
 
 
 class Rules:
-    """What fairseq allows at each step of a search, as a logits processor of transformers.
+    """The tokens that fairseq allows at each step of a search, as a logits processor for transformers.
 
-    Shapes: ids (batch · beams, step + 1), from </s> on; scores (batch · beams, V): log p, or logits without beams
+    Shapes: ids (batch · beams, step + 1), starting with </s>; scores (batch · beams, V): log p, or logits without beams
     """
 
     def __init__(self, most: int, prefixes: Sequence[Sequence[int]], beams: int) -> None:
@@ -527,7 +525,7 @@ class Rules:
 
 
 class Model:
-    """A model that transformers has loaded, on the CPU; see engine.Engine."""
+    """A model loaded by transformers on the CPU; see engine.Engine."""
 
     def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
         import torch
@@ -558,7 +556,7 @@ class Model:
     def translate(
         self, sources: Sequence[Sequence[str]], search: Search, prefixes: Sequence[Sequence[str]] | None = None
     ) -> list[list[Hypothesis]]:
-        """Return the best translations of every source, with the scores that fairseq gives them.
+        """Return the best translations of each source, with fairseq's scores.
 
         Raises: ValueError naming the source that is too long for the model.
         """
@@ -575,14 +573,14 @@ class Model:
     def decode(
         self, sources: Sequence[Sequence[str]], prefixes: Sequence[Sequence[int]], search: Search, most: int
     ) -> list[list[Hypothesis]]:
-        """Return the hypotheses of a batch of sources, best first. most: maximum number of subwords."""
+        """Return the hypotheses for a batch of sources, best first. most: maximum number of subwords."""
         transformers = library()
         settings = transformers.GenerationConfig(
             num_beams=search.beam,
             num_return_sequences=search.nbest,
             length_penalty=search.length_penalty,
             early_stopping=search.beam > 1,
-            max_length=most + 2,  # with </s> at both ends
+            max_length=most + 2,  # including </s> at both ends
             do_sample=False,
             return_dict_in_generate=True,
             output_scores=search.beam > 1,
@@ -607,7 +605,7 @@ class Model:
         return [all_found[start : start + search.nbest] for start in range(0, len(all_found), search.nbest)]
 
     def score(self, sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]) -> list[list[float]]:
-        """Return log p of each token of every target and of </s>.
+        """Return log p of every target token and of </s>.
 
         Raises: ValueError naming the sentence that is too long for the model.
         """
@@ -647,7 +645,7 @@ class Model:
 
 
 def padded(rows: Sequence[Sequence[int]]) -> Any:
-    """Return rows of indices as one tensor."""
+    """Return rows of indices as one padded tensor."""
     import torch
 
     width = max(map(len, rows))

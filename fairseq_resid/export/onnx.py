@@ -1,6 +1,6 @@
-"""ONNX: the files of a model of any residual structure, for ONNX Runtime (onnx_runner.py) or another runtime.
+"""ONNX: write a model of any residual structure for ONNX Runtime (onnx_runner.py) or another runtime.
 
-encoder.onnx and decoder_step.onnx compute what onnx_graph.py describes, for every number and length of sentences.
+encoder.onnx and decoder_step.onnx compute the modules of onnx_graph.py for any number and length of sentences.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .words import symbols
 
 QUANTIZATIONS = ("int8", "float32")
 OPSET = 18
-EXTERNAL = 1_800_000_000  # bytes of weights; a file of this format has less than 2 GiB, the rest goes into FILE.data
+EXTERNAL = 1_800_000_000  # bytes; an ONNX file is limited to 2 GiB, so larger weights are stored in FILE.data
 
 
 def write(
@@ -27,7 +27,7 @@ def write(
 ) -> None:
     """Write the graphs and vocabularies of a fairseq Transformer in eval mode into a folder.
 
-    Raises: ValueError naming the setting that the graphs do not contain, or the unknown quantization.
+    Raises: ValueError naming the setting that the graphs do not support, or the unknown quantization.
     """
     for package in ("onnx", "onnxscript"):
         check_package("onnx", package)
@@ -49,14 +49,14 @@ def write(
     batch, source, target = Dim("batch"), Dim("source"), Dim("target")
     encoder, decoder = Encoder(model).eval(), DecoderStep(model).eval()
     device = next(model.parameters()).device
-    # Sizes of 0 and 1 would become constants of the graph, and equal sizes one size.
+    # torch.export turns sizes 0 and 1 into constants and treats equal sizes as one.
     tokens = torch.full((2, 5), source_dictionary.eos(), device=device)
     with torch.no_grad():
         memory = encoder(tokens)
     attention = model.decoder.layers[0].self_attn
     keys = torch.zeros(len(model.decoder.layers), 2, attention.num_heads, 3, attention.head_dim, device=device)
     token, step = torch.full((2,), target_dictionary.eos(), device=device), torch.tensor(3, device=device)
-    # The same tensor twice would become one input.
+    # Passing the same tensor twice would create a single input.
     given = (token, step, *memory, keys, keys.clone())
     source_sizes, target_sizes = {1: batch, 3: source}, {1: batch, 3: target}
     sizes = ({0: batch}, None, {0: batch, 1: source}, source_sizes, source_sizes, target_sizes, target_sizes)
@@ -68,7 +68,7 @@ def write(
 
 
 def export(graph: Any, given: tuple[Any, ...], sizes: tuple[Any, ...], file: Path, metadata: dict[str, str]) -> None:
-    """Write a graph to a file. given: example inputs; sizes: names of the varying sizes of each, by dimension."""
+    """Write a graph to a file. given: example inputs; sizes: for each input, its dynamic dimensions by name."""
     import torch
 
     names = INPUTS[file.name], OUTPUTS[file.name]
@@ -84,14 +84,14 @@ def export(graph: Any, given: tuple[Any, ...], sizes: tuple[Any, ...], file: Pat
             verbose=False,
         )
         for node in program.model.graph:
-            node.metadata_props.clear()  # where each comes from, with the names of our files
+            node.metadata_props.clear()  # the source of each node, including paths on this machine
         program.model.metadata_props.update(metadata)
         size = sum(weight.const_value.nbytes for weight in program.model.graph.initializers.values())
         program.save(str(file), external_data=size > EXTERNAL)
 
 
 def quantise(file: Path) -> None:
-    """Replace the weights of a graph's matrix products by 8-bit ones, with a scale for every column."""
+    """Replace the weights of a graph's matrix products by 8-bit weights with one scale per column."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with quiet():
@@ -102,7 +102,7 @@ def quantise(file: Path) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress the progress reports and warnings of the exporter, which are about its own code."""
+    """Suppress the progress reports and warnings of the exporter, which concern only its own code."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,9 +1,10 @@
 """The encoder and one step of the decoder as modules that torch.onnx exports, for any residual structure.
 
-fairseq's own modules depend on the data: they apply a mask if a batch has padding, and extend tables of positions.
-These run the same layers without such branches: the mask is always applied, and positions come from a cumulative sum.
+The control flow of fairseq's own modules depends on the data: they apply a mask only if a batch has padding, and extend
+tables of positions. The modules here run the same layers without branches: they always apply the mask and compute
+positions by a cumulative sum.
 
-Shapes: B rows, S source tokens, T target tokens so far, L layers of the decoder, H heads, D channels of a head.
+Shapes: B rows, S source tokens, T target tokens so far, L layers of the decoder, H heads, D channels per head.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class StockSite(nn.Module):
 
 
 def sites_of(layer: Any) -> list[Any]:
-    """Return the sites of a layer of ours or of fairseq: self_attn, encoder_attn in a decoder, and ffn."""
+    """Return the sites of one of our layers or of a fairseq layer: self_attn, encoder_attn in a decoder, and ffn."""
     if sites(layer):
         names = ("self_attn_residual", "encoder_attn_residual", "ffn_residual")
         return [getattr(layer, name) for name in names if hasattr(layer, name)]
@@ -55,7 +56,7 @@ def sites_of(layer: Any) -> list[Any]:
 
 
 def check(model: Any) -> None:
-    """Raise ValueError naming a setting of fairseq that the graphs do not contain."""
+    """Raise ValueError naming a fairseq setting that the graphs do not support."""
     cfg, decoder = model.cfg, model.decoder
     wrong = [
         ("--adaptive-softmax-cutoff", decoder.adaptive_softmax is not None),
@@ -63,7 +64,7 @@ def check(model: Any) -> None:
         ("--cross-self-attention", bool(cfg.cross_self_attention)),
     ]
     for stack, kind in ((model.encoder, TransformerEncoderLayerBase), (decoder, TransformerDecoderLayerBase)):
-        wrong.append(("embeddings other than a table", not isinstance(stack.embed_tokens, nn.Embedding)))
+        wrong.append(("embeddings other than nn.Embedding", not isinstance(stack.embed_tokens, nn.Embedding)))
         wrong.append(("--base-layers", not all(isinstance(layer, kind) for layer in stack.layers)))
     for setting, is_set in wrong:
         if is_set:
@@ -87,7 +88,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean of the values, weighted by attention, with the heads side by side.
+    """Return the attention-weighted mean of the values, with the heads concatenated.
 
     Shapes: q (B, H, T, D); k, v (B, H, S, D); mask (B, S), true at padding -> (B, T, H·D)
     """
@@ -105,7 +106,7 @@ def feed_forward(layer: Any, x: Tensor) -> Tensor:
 
 
 class Stack(nn.Module):
-    """What both graphs have in common: embedding, sites, and the end of a stack."""
+    """The parts that both graphs share: embedding, sites, and the end of a stack."""
 
     def __init__(self, stack: Any) -> None:
         super().__init__()
@@ -115,7 +116,7 @@ class Stack(nn.Module):
         self.padding = int(stack.padding_idx)
 
     def run(self, x: Tensor, branches: list[list[Callable[[Tensor], Tensor]]]) -> Tensor:
-        """Return the output of the stack. branches: the sublayers of every layer."""
+        """Return the output of the stack. branches: the sublayers of each layer."""
         layers: Any = self.sites
         for layer_sites, layer_branches in zip(layers, branches, strict=True):
             x = layer_sites[0].enter(x)
@@ -125,7 +126,7 @@ class Stack(nn.Module):
 
 
 class Encoder(Stack):
-    """Reads a batch of sources, and computes the keys and values of the decoder's attention to them."""
+    """Encodes a batch of sources and computes the keys and values for the decoder's cross-attention."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model.encoder)
@@ -165,7 +166,7 @@ class Encoder(Stack):
 
 
 class DecoderStep(Stack):
-    """Predicts one token from the last one and the keys and values of those before."""
+    """Predicts the next token from the last one and the cached keys and values of earlier tokens."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model.decoder)
@@ -184,7 +185,7 @@ class DecoderStep(Stack):
 
         Args:
             token: (B,); step: T, the number of tokens before it, ()
-            mask, source_keys, source_values: as the encoder returns them
+            mask, source_keys, source_values: as returned by the encoder
             keys, values: of the self-attention, (L, B, H, T, D)
         """
         grown_keys: list[Tensor] = []

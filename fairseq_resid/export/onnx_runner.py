@@ -1,6 +1,6 @@
-"""ONNX Runtime: translation with the graphs that `onnx` writes, with fairseq's beam search in numpy.
+"""ONNX Runtime: translate with the graphs that `onnx` writes, using fairseq's beam search in NumPy.
 
-This module needs onnxruntime and numpy, and neither torch nor fairseq.
+This module requires onnxruntime and NumPy, but neither torch nor fairseq.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .words import EOS, PAD, UNK, batches, check_lengths, check_vocabulary
 
 ENCODER, STEP = "encoder.onnx", "decoder_step.onnx"
 VOCABULARIES = ("source_vocabulary.json", "target_vocabulary.json")
-# In the metadata of a graph: the number of symbols that it knows, and of subwords that a sentence may have, with </s>.
+# Metadata keys of a graph: size of its vocabulary, and maximum number of subwords in a sentence, including </s>.
 WORDS, LONGEST = "vocabulary", "longest"
 # Inputs and outputs of both graphs; their shapes are in onnx_graph.py.
 INPUTS = {
@@ -45,8 +45,8 @@ FILES = {
 }
 FOREIGN = ()
 MOST_WIDTH = 1 << 17
-SHORTEST = 1  # subwords of a translation without a prefix, fairseq's --min-len
-TOGETHER = 32  # sentences in a batch that is scored
+SHORTEST = 1  # minimum subwords in a translation without a prefix: fairseq's --min-len
+TOGETHER = 32  # sentences per batch in scoring
 
 Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
@@ -74,7 +74,7 @@ class Vocabulary:
 
 
 def largest(values: Floats, count: int) -> Numbers:
-    """Return the positions of the `count` largest values of every row, largest first; of equal values, the first ones.
+    """Return the positions of the `count` largest values of each row, largest first. Ties go to the first position.
 
     Shapes: (N, M) -> (N, count)
     """
@@ -89,7 +89,7 @@ def largest(values: Floats, count: int) -> Numbers:
 
 
 class Model:
-    """A model that ONNX Runtime has loaded, on the CPU; see engine.Engine."""
+    """A model loaded by ONNX Runtime on the CPU; see engine.Engine."""
 
     def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
         self.source, self.target = (Vocabulary(folder / name) for name in VOCABULARIES)
@@ -127,11 +127,11 @@ class Model:
     def search(
         self, sources: list[list[int]], prefixes: list[list[int]] | None, search: Search, most: int
     ) -> list[list[Hypothesis]]:
-        """Return all hypotheses of a batch of sources, best first: fairseq's SequenceGenerator, step by step.
+        """Return all hypotheses for a batch of sources, best first, as fairseq's SequenceGenerator does step by step.
 
-        most: maximum number of subwords. Every step keeps twice as many candidates as the beam is wide: half of them
-        may end. A candidate ends only if it is among the first half, and a sentence with `beam` ended hypotheses leaves
-        the batch. If candidates have equal scores, that of the first hypothesis and word comes first.
+        most: maximum number of subwords. Every step keeps twice as many candidates as the beam is wide. A candidate
+        can only end in the first half, and a sentence with `beam` ended hypotheses leaves the batch. Candidates with
+        equal scores are ordered by hypothesis, then by word.
         """
         target, count = self.target, len(self.target.words)
         beam = min(search.beam, count - 1)  # <pad> is never chosen
@@ -141,7 +141,7 @@ class Model:
         tokens: Numbers = np.full((len(memory[0]), 1), target.end)
         total: Floats = np.zeros(len(memory[0]), np.float32)
         alive = np.arange(len(sources))  # the numbers of the sentences in the batch
-        ignored = np.zeros((len(sources), beam), bool)  # hypotheses that cannot end any more
+        ignored = np.zeros((len(sources), beam), bool)  # hypotheses that can no longer end
         found: list[list[Hypothesis]] = [[] for _ in sources]
         for step in range(most + 1):
             log_p, keys, values = self.step(tokens[:, step], step, memory, keys, values)
@@ -154,7 +154,7 @@ class Model:
             elif step < SHORTEST:
                 log_p[:, target.end] = -math.inf
             sums = (log_p + total[:, None]).reshape(len(alive), beam, count)
-            # At first all hypotheses of a sentence are the same.
+            # Initially all hypotheses of a sentence are the same.
             sums = (sums[:, :1] if step == 0 else sums).reshape(len(alive), -1)
             best = largest(sums, min(2 * beam, sums.shape[1] - 1))
             best_sums, best_words, best_beams = np.take_along_axis(sums, best, 1), best % count, best // count
@@ -171,7 +171,7 @@ class Model:
             if not left or step == most:
                 break
 
-            # The first candidates that go on; if they are too few, ended ones fill the beam and are ignored.
+            # The best candidates that have not ended. If there are too few, ended ones fill the beam and are ignored.
             is_end[:, :beam] |= ignored
             order = is_end[left] * (2 * beam) + np.arange(best.shape[1])
             going = np.argsort(order, axis=1, kind="stable")[:, :beam]
@@ -187,7 +187,7 @@ class Model:
         return [sorted(hypotheses, key=lambda each: -each.score) for hypotheses in found]
 
     def score(self, sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]) -> list[list[float]]:
-        """Return log p of each token of every target and of </s>.
+        """Return log p of every target token and of </s>.
 
         Raises: ValueError naming the sentence that is too long for the model.
         """
@@ -210,7 +210,7 @@ class Model:
         return found
 
     def encode(self, sources: list[list[int]]) -> list[Any]:
-        """Return what the decoder needs of a batch of sources: padding mask, keys and values."""
+        """Return the encoder's output for a batch of sources: padding mask, keys and values."""
         tokens = padded([[*source, self.source.end] for source in sources], self.source.padding, left=True)
         rows, width = tokens.shape
         memory = self.shape(rows, width)
@@ -249,7 +249,7 @@ def padded(rows: list[list[int]], padding: int, left: bool) -> Numbers:
 
 
 def force(log_p: Floats, words: Numbers, padding: int) -> None:
-    """Set log p to minus infinity for everything but the next word of a prefix, in rows that have one."""
+    """In rows with a prefix, set log p to minus infinity for every word except the next word of the prefix."""
     rows = np.flatnonzero(words != padding)
     kept = log_p[rows, words[rows]]
     log_p[rows] = -math.inf
@@ -270,10 +270,10 @@ def limit_memory() -> None:
 
 
 def session(file: Path, words: int, longest: int, threads: int) -> Any:
-    """Return a graph that ONNX Runtime has loaded.
+    """Load a graph with ONNX Runtime and return it.
 
-    words: the number of symbols in its vocabulary; longest: the maximum number of subwords that it is used for
-    Raises: OSError or ValueError naming the file that is missing, damaged or foreign.
+    words: the number of symbols in its vocabulary; longest: the maximum number of subwords in a sentence
+    Raises: OSError or ValueError naming the file that is missing, damaged or not part of an export.
     """
     import onnxruntime
 
@@ -290,7 +290,7 @@ def session(file: Path, words: int, longest: int, threads: int) -> Any:
     if values != expected or not {WORDS, LONGEST} <= known.keys():
         raise ValueError(f"{file}: not written by {WRITER}")
     if known[WORDS] != str(words):
-        raise ValueError(f"{file}: made for {printable(known[WORDS][:40])} words, but the vocabulary has {words:,}")
+        raise ValueError(f"{file}: has {printable(known[WORDS][:40])} words, but the vocabulary has {words:,}")
     if not known[LONGEST].isdecimal() or int(known[LONGEST][:9]) < longest:
-        raise ValueError(f"{file}: made for {printable(known[LONGEST][:40])} subwords: must be {longest:,} or more")
+        raise ValueError(f"{file}: accepts {printable(known[LONGEST][:40])} subwords: must be at least {longest:,}")
     return loaded

@@ -1,7 +1,7 @@
-"""The proof of an export: its engine and fairseq compute the same log probabilities and the same translations.
+"""The proof of an export: the engine and fairseq compute the same log probabilities and translations.
 
-Both score the references of the validation set, and translate its first sentences with the settings of the run. For a
-quantised model, whose results differ, both translate the whole set, and BLEU of both is shown.
+Both score the references of the validation set, and translate its first sentences with the settings of the run. A
+quantised model gives different results, so both translate the whole set instead, and the proof shows both BLEU scores.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..foreign import say
 from .engine import Engine, Record, Search
 
 SUBSET = "valid"
-TOLERANCE = 1e-4  # of log p of a token
+TOLERANCE = 1e-4  # largest allowed difference in log p of a token
 TRANSLATIONS = 200
-SHARE = 0.99  # of the translations that must be identical
-TOGETHER = 32  # sentences in a batch
-EXACT = (None, "float32")  # quantizations that change nothing
+SHARE = 0.99  # of the translations must be identical
+TOGETHER = 32  # sentences per batch
+EXACT = (None, "float32")  # quantizations that leave the weights unchanged
 
 
 class NotEqual(Exception):
@@ -58,8 +58,8 @@ class Bleu:
 class Proof:
     """The comparison of an engine with fairseq.
 
-    sentences, tokens: references scored by both, with </s>; skipped: references that are too long for the model
-    largest: largest difference of log p of a token; identical: number of identical translations among `translations`
+    sentences, tokens: references scored by both, including </s>; skipped: references that are too long for the model
+    largest: largest difference in log p of a token; identical: number of identical translations among `translations`
     """
 
     subset: str
@@ -79,7 +79,7 @@ class Proof:
             f"translations: {self.identical} of {self.translations} identical",
         ]
         if self.skipped:
-            found.append(f"skipped: {self.skipped:,} sentences that are too long for the model")
+            found.append(f"skipped: {self.skipped:,} sentences too long for the model")
         if self.bleu is not None:
             found.append(
                 f"BLEU ({self.subset}): fairseq {self.bleu.fairseq:.2f}, {engine} {self.bleu.engine:.2f}  "
@@ -88,19 +88,19 @@ class Proof:
         return found
 
     def check(self) -> None:
-        """Raise NotEqual unless the engine computes what fairseq does."""
-        if not self.largest <= TOLERANCE:  # nor NaN
-            raise NotEqual(f"log p differs by {self.largest:.1e} from fairseq's; at most {TOLERANCE:g} is allowed")
+        """Raise NotEqual unless the engine computes the same as fairseq."""
+        if not self.largest <= TOLERANCE:  # also true for NaN
+            raise NotEqual(f"log p differs by {self.largest:.1e} from fairseq's: must be at most {TOLERANCE:g}")
         if self.identical < SHARE * self.translations:
             raise NotEqual(
-                f"{self.identical} of {self.translations} translations match fairseq's; at least "
+                f"{self.identical} of {self.translations} translations match fairseq's: at least "
                 f"{100 * SHARE:g}% must match"
             )
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A sentence pair of a data folder: its line, and the ids of both sides in fairseq's dictionaries, with </s>."""
+    """A sentence pair of a data folder: its line, and the ids of both sides, with </s>, in fairseq's dictionaries."""
 
     line: int
     source: Any
@@ -108,7 +108,7 @@ class Pair:
 
 
 def read_pairs(loaded: Any, subset: str, longest: tuple[int, int]) -> tuple[list[Pair], int]:
-    """Return the sentence pairs of a subset that the model accepts, and the number of others.
+    """Return the sentence pairs of a subset that the model accepts, and the number that it does not.
 
     Raises: ValueError naming the data folder if it has no such subset.
     """
@@ -128,14 +128,14 @@ def read_pairs(loaded: Any, subset: str, longest: tuple[int, int]) -> tuple[list
 
 
 def batches(pairs: Sequence[Pair]) -> Iterator[list[int]]:
-    """Yield the numbers of the pairs by source length, as many at a time as the engine's batches have."""
+    """Yield the numbers of the pairs, sorted by source length, in batches of the same size as the engine's."""
     order = sorted(range(len(pairs)), key=lambda number: len(pairs[number].source))
     for start in range(0, len(order), TOGETHER):
         yield order[start : start + TOGETHER]
 
 
 def net_input(loaded: Any, chosen: Sequence[Pair]) -> dict[str, Any]:
-    """Return the source side of a batch as fairseq collates it."""
+    """Return the source side of a batch, collated as in fairseq."""
     import torch
     from fairseq.data.data_utils import collate_tokens
 
@@ -145,7 +145,7 @@ def net_input(loaded: Any, chosen: Sequence[Pair]) -> dict[str, Any]:
 
 
 def fairseq_scores(loaded: Any, pairs: Sequence[Pair]) -> list[list[float]]:
-    """Return fairseq's log p of each token of every target."""
+    """Return fairseq's log p of every target token."""
     import torch
     from fairseq.data.data_utils import collate_tokens
 
@@ -173,7 +173,7 @@ def fairseq_scores(loaded: Any, pairs: Sequence[Pair]) -> list[list[float]]:
 
 
 def fairseq_translations(loaded: Any, pairs: Sequence[Pair], search: Search) -> list[list[str]]:
-    """Return fairseq's best translation of every source, as subwords."""
+    """Return fairseq's best translation of each source, as subwords."""
     import torch
     from fairseq.sequence_generator import SequenceGenerator
 
@@ -202,10 +202,10 @@ def words(dictionary: Any, ids: Any) -> list[str]:
 
 
 def prove(loaded: Any, engine: Engine, record: Record, corpus: Corpus | None = None) -> Proof:
-    """Compare the engine of an export with fairseq; print the differences.
+    """Compare the engine of an export with fairseq; print the translations that differ.
 
-    loaded: the model that was exported, of tasks.loading; corpus: its data folder, for BLEU of a quantised export
-    Raises: NotEqual if the results of an export in full precision differ; ValueError if there is no validation set.
+    loaded: the exported model, loaded by tasks.loading; corpus: its data folder, for the BLEU of a quantised export
+    Raises: NotEqual if an export in full precision gives different results; ValueError if there is no validation set.
     """
     pairs, skipped = read_pairs(loaded, SUBSET, record.longest)
     source_dictionary, target_dictionary = loaded.task.source_dictionary, loaded.task.target_dictionary
@@ -253,7 +253,7 @@ def prove(loaded: Any, engine: Engine, record: Record, corpus: Corpus | None = N
 
 
 def largest_difference(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> float:
-    """Return the largest difference of log p of a token; NaN if one is not a number.
+    """Return the largest difference in log p of a token, or NaN if any log p is NaN.
 
     Raises: NotEqual if the engine scored a different number of tokens.
     """
@@ -301,7 +301,7 @@ def bleu_of(corpus: Corpus, theirs: Sequence[Sequence[str]], mine: Sequence[Sequ
 
 
 def restored(corpus: Corpus, translated: Sequence[Sequence[str]]) -> list[str]:
-    """Return translations as text in the form that is scored, as fairseq-generate and evaluation do."""
+    """Return translations as text in the form that fairseq-generate and evaluation score."""
     from fairseq.data.data_utils import post_process
 
     return [corpus.form.restore(post_process(" ".join(tokens), corpus.post_process)) for tokens in translated]

@@ -1,4 +1,4 @@
-"""Translate raw text with an exported model. Needs the engine, and neither torch nor fairseq.
+"""Translate raw text with an exported model. This requires the engine, but neither torch nor fairseq.
 
 >>> Translator("exported").translate(["A sentence.", "Another one."])
 """
@@ -19,7 +19,7 @@ NO_NUMBERS = "the model computes no probabilities: its weights are damaged"
 
 
 def converter(folder: Path, record: Record) -> TextConverter:
-    """Return the conversion of an export's raw text to subwords and back.
+    """Return the conversion between raw text and subwords that an export uses.
 
     Raises: ValueError naming the file and the problem, such as a missing subword model.
     """
@@ -29,14 +29,14 @@ def converter(folder: Path, record: Record) -> TextConverter:
     except ValueError as error:
         raise ValueError(f"{folder / RECORD}: {error}") from None
     if text.model is None:
-        raise ValueError(f"{folder}: contains no subword model: the data folder of the run had none")
+        raise ValueError(f"{folder}: contains no subword model, because the data folder of the run had none")
     return TextConverter(Segmenter(text.post_process, folder / text.model), forms[text.source], forms[text.target])
 
 
 class Translator:
     """An exported model, ready to translate with the settings of the run's evaluation.
 
-    threads: of the CPU; 0: the engine's default; beam, length_penalty: other settings than those of the run
+    threads: number of CPU threads; 0 means the engine's default. beam, length_penalty: None for the run's settings
     Raises: ValueError or OSError naming the file and the problem, or the engine that is not installed.
     """
 
@@ -45,7 +45,7 @@ class Translator:
     ) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            raise ValueError(f"{folder}: no such folder; make it with {WRITER}")
+            raise ValueError(f"{folder}: no such folder; create it with {WRITER}")
         self.record = read(self.folder)
         given: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty}
         self.search = replace(
@@ -56,12 +56,12 @@ class Translator:
 
     @property
     def longest(self) -> int:
-        """Maximum number of subwords of a line, including </s>."""
+        """Maximum number of subwords in a line, including </s>."""
         return self.record.longest[0]
 
     @property
     def most_bytes(self) -> int:
-        """Maximum length of a line in bytes, newline included."""
+        """Maximum length of a line in bytes, including the newline."""
         return most_bytes(self.longest)
 
     def translate(self, lines: Iterable[str]) -> list[str]:
@@ -74,14 +74,14 @@ class Translator:
     def encode(self, line: str | bytes, number: int) -> list[str] | None:
         """Return the subwords of a line, or None for a blank line.
 
-        Raises: ValueError naming the line if it is not UTF-8 or too long for the model.
+        Raises: ValueError naming the line if it is not UTF-8 or is too long for the model.
         """
         subwords = self.text.subwords(read_line(line, number, self.longest))
         check_length(len(subwords) + 1, number, self.longest)
         return subwords or None
 
     def decode(self, encoded: Sequence[list[str] | None]) -> list[str]:
-        """Return the translation of every encoded line, "" for None."""
+        """Return the translation of each encoded line, and "" for None."""
         translations = [""] * len(encoded)
         filled = {index: subwords for index, subwords in enumerate(encoded) if subwords is not None}
         found = self.engine.translate(list(filled.values()), self.search) if filled else []

@@ -1,4 +1,4 @@
-"""Subwords as every engine gets them: special symbols, vocabularies, batches, and limits on lengths."""
+"""Subwords, as passed to every engine: special symbols, vocabularies, batches, and length limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EOS, BOS, PAD, UNK = "</s>", "<s>", "<pad>", "<unk>"
 
 
 def symbols(dictionary: Any) -> list[str]:
-    """Return the symbols of a fairseq dictionary, which an engine finds by name.
+    """Return the symbols of a fairseq dictionary, which engines look up by name.
 
     Raises: ValueError if fairseq's special symbols have other names or two symbols are equal.
     """
@@ -34,14 +34,14 @@ def check_vocabulary(file: Path, words: Collection[str]) -> None:
 
 
 def batches(sources: Sequence[Sequence[str]], size: int) -> Iterator[list[int]]:
-    """Yield the indices of the sources, sorted by length, `size` at a time: a batch has one maximum length."""
+    """Yield the indices of the sources in batches of `size`, sorted by length: a batch has a single maximum length."""
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     for start in range(0, len(order), size):
         yield order[start : start + size]
 
 
 def check_lengths(sentences: Sequence[Sequence[str]], most: int, name: str) -> None:
-    """Raise ValueError for a sentence with more than `most` subwords including </s>; name: "source" or "target"."""
+    """Raise ValueError for a sentence with more than `most` subwords, including </s>; name: "source" or "target"."""
     for number, sentence in enumerate(sentences, start=1):
         if len(sentence) >= most:
             raise ValueError(f"{name} {number}: {len(sentence):,} subwords; the model accepts at most {most - 1:,}")

@@ -22,7 +22,7 @@ _weights: ContextVar[dict[str, Any] | None] = ContextVar("weights", default=None
 
 # fairseq allocates tied weights separately before it ties them, and upgrade_state_dict may add parameters.
 TIMES, MORE_PARAMETERS = 2, 100
-# Tensors that are not saved, such as tables of positions: 200 MB in fp32.
+# Allowance for tensors that are not saved, such as tables of positions: 200 MB in fp32.
 MORE_NUMBERS = 50_000_000
 
 
@@ -30,7 +30,7 @@ MORE_NUMBERS = 50_000_000
 def loading(weights: dict[str, Any] | None) -> Iterator[None]:
     """Limit the size of models built in this context.
 
-    weights: of the checkpoint; a checkpoint read in this context replaces them. None sets no limit.
+    weights: the checkpoint's weights, replaced when a checkpoint is read in this context. None sets no limit.
     """
     token = _weights.set(weights)
     try:
@@ -53,7 +53,7 @@ class _Bound:
         self.numbers = sum(value.numel() for value in weights.values())
 
     def check(self, numbers: int, parameters: int) -> None:
-        """Raises: UserError if the model is larger."""
+        """Raise UserError if the model is larger."""
         if numbers > TIMES * self.numbers + MORE_NUMBERS or parameters > TIMES * self.weights + MORE_PARAMETERS:
             raise UserError(
                 f"its config describes a model of at least {numbers:,} numbers in {parameters:,} parameters, but "

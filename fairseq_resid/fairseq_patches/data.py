@@ -65,8 +65,8 @@ def keep_place_on_other_devices() -> None:
     """Resume at the same position of the epoch on a different number of processes.
 
     fairseq's iterator saves the number of batches that one process has seen. On half as many processes, half of the
-    examples seen would repeat; on twice as many, an equal number of unseen ones would be skipped. If the batches have
-    changed too, we resume at the same fraction of the epoch.
+    examples seen would repeat; on twice as many, an equal number of unseen examples would be skipped. If the batches
+    have changed too, we resume at the same fraction of the epoch.
     """
     from fairseq.data.iterators import EpochBatchIterator
 

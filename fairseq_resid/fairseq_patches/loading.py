@@ -73,7 +73,7 @@ def check_finite(model: dict[str, Any], path: str | os.PathLike[str]) -> None:
             raise UserError(f"{path}: {name} has NaN or infinite values ({count:,} of {tensor.numel():,})")
 
 
-LONGEST = 10_000  # limit for evaluated settings, in characters before and in values after evaluation
+LONGEST = 10_000  # limit on evaluated settings: characters before evaluation, and values after it
 
 
 def _values(node: ast.AST) -> int:
@@ -131,7 +131,7 @@ def _settings(config: Any) -> Iterator[tuple[str, Any]]:
 def is_plain(value: Any) -> bool:
     """Return whether a setting is safe to pass to eval: a number, a string with a literal, or containers of these.
 
-    eval also runs bytes and byte arrays as code, and weights-only loading allows both.
+    eval also runs bytes and byte arrays as code, and weights-only loading allows both types.
     """
     if isinstance(value, str):
         return not value.strip() or is_literal(value)
@@ -183,8 +183,8 @@ def refuse_code(state: Any, path: str) -> None:
 MOST_SETTINGS = 10_000
 # fairseq only saves resolved configs. A plain reference to another setting is harmless and allowed.
 RESOLVER = re.compile(r"\$\{(?![\w.]+\})")
-# Settings that name files, which fairseq would read together with a model: initial embeddings, which the checkpoint's
-# weights replace, and options of decoding, which belong on the command line.
+# Settings that name files, which fairseq would read together with a model. These are initial embeddings, which the
+# checkpoint's weights replace, and decoding options, which belong on the command line.
 FILES = ("encoder_embed_path", "decoder_embed_path", "replace_unk", "lm_path")
 PROGRAMS = ("tokenizer", "bpe")
 
@@ -236,7 +236,7 @@ def naming(*files: str) -> Iterator[None]:
         said = " ".join(str(error).split())
         if isinstance(error, UserError) and said.startswith(tuple(f"{file}: " for file in files)):
             raise
-        # A mismatch between model and checkpoint lists every parameter, so the line is cut.
+        # A mismatch between model and checkpoint lists every parameter, so the line is truncated.
         said = said[:20_000] if isinstance(error, UserError) else f"{type(error).__name__}: {said[:500]}"
         raise UserError(f"{', '.join(files)}: cannot be loaded: {said}") from error
 
@@ -286,8 +286,8 @@ def load_weights_only() -> None:
 def name_misfits() -> None:
     """Report which parameters of a checkpoint do not match the model, and refuse paths that are not regular files.
 
-    Trainer.load_checkpoint replaces every error of load_state_dict by "please ensure that the architectures match", and
-    starts from scratch if the path is not a regular file.
+    Trainer.load_checkpoint replaces every error of load_state_dict with "please ensure that the architectures match",
+    and starts from scratch if the path is not a regular file.
     """
     from fairseq.trainer import Trainer
 

@@ -2,11 +2,11 @@
 
 torch.load is not used, in any version. Its weights-only mode still calls functions with arguments from the file:
 `bytearray` of any size, a codec that doubles its input, numpy dtypes with pointers. It decompresses records and
-enlarges a storage that is too small for its tensor. Here a file can only call the functions of this module, which check
-their arguments, and the memory used is proportional to the file size.
+enlarges a storage that is too small for its tensor. Here, a file can only call the functions in this module, which
+check their arguments, and the memory used is proportional to the file size.
 
     zip        torch >= 1.6: ROOT/data.pkl, and ROOT/data/KEY for every storage; all uncompressed
-    legacy     earlier: pickles of a magic number, a version, the system, the content and its storage keys; then the
+    legacy     older: pickles of a magic number, a version, the system, the content and its storage keys; then the
                storages
 """
 
@@ -34,10 +34,10 @@ from torch import Tensor
 
 # The magic number of torch's legacy format, and its only version.
 LEGACY_MARK, LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001
-# Limits for the number of reads of a pickle program. A tensor needs 55 reads, a value in a list one. Each read can
-# allocate 70 bytes. The smallest tensor occupies 290 bytes of an archive.
+# Limits on the number of reads of a pickle program. A tensor needs 55 reads, and a value in a list needs one. Each read
+# can # allocate 70 bytes. The smallest tensor occupies 290 bytes of an archive.
 FREE_READS, BYTES_A_READ, MOST_READS = 300_000, 5, 8_000_000
-DEPTH = 100  # of nested containers
+DEPTH = 100  # maximum depth of nested containers
 STORAGES = {
     f"torch.{name}Storage": dtype
     for name, dtype in {

@@ -119,7 +119,7 @@ def save_when_stopped() -> None:
         except WORKER_LOST as error:
             if not (is_alone and _has_lost_worker(error)):
                 raise
-            losses, is_last = [None], False  # the validation is lost, but not the update before it
+            losses, is_last = [None], False  # the validation is lost, but the update before it is not
         if (stop := _Stop.received if is_alone else _Stop.agreed) and not is_last:
             checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, losses[0])
             logger.info(f"stopped by {signal.Signals(stop).name} after update {trainer.get_num_updates()}")

@@ -12,7 +12,7 @@ from .errors import UserError
 logger = logging.getLogger(__name__)
 
 
-# The beginning of the error if loss or gradient are not finite. Studies search for it in the log.
+# The beginning of the error for a loss or gradient that is not finite. Studies search for it in the log.
 DIVERGED = "training diverged"
 
 

@@ -43,7 +43,7 @@ def _writing(path: str, size: int) -> Iterator[None]:
         said = getattr(error, "strerror", None) or (str(error).strip().splitlines() or [type(error).__name__])[0]
         reason = os.strerror(errno.ENOSPC) if free < size else said
         raise UserError(
-            f"{path}: cannot be written: {reason}; it needs {size / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free. "
+            f"{path}: cannot be written: {reason}; it needs {size / 1e6:.1f} MB, but {free / 1e6:.1f} MB are free. "
             "Earlier checkpoints are intact"
         ) from error
 
@@ -52,7 +52,8 @@ def keep_last_optimizer_state() -> None:
     """Keep the optimizer state in checkpoint_last.pt under --no-save-optimizer-state, so that training can resume.
 
     fairseq removes it there too: a resumed run would reset Adam and the number of updates. We write the complete
-    state first and then remove it from the other files. A kill in between leaves one of them larger than necessary.
+    state first and then remove it from the other files. If the process is killed in between, one of them is larger than
+    necessary.
     """
     from fairseq import checkpoint_utils
 

@@ -32,14 +32,14 @@ LEAST = 9  # minimum height and width of an image
 class AllConvolutionalNetwork(ImageClassifier):
     """ALL-CNN-C: each convolution is followed by BN and ReLU, the last one by the mean over positions.
 
-    --two-streams replaces W by W + I in all convolutions except the first and last: Targ 2016, table 4. There is no
+    --two-streams replaces W with W + I in all convolutions except the first and last: Targ 2016, table 4. There is no
     residual site.
     """
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
         parser.add_argument(
-            "--two-streams", action="store_true", default=None, help="ResNet Init: convolutions by W + I"
+            "--two-streams", action="store_true", default=None, help="ResNet Init: convolutions use the weight W + I"
         )
 
     @classmethod
@@ -48,7 +48,7 @@ class AllConvolutionalNetwork(ImageClassifier):
         known = getattr(task, "known", None)
         if known is not None and min(known.shape[1:]) < LEAST:
             raise UserError(
-                f"--arch all_cnn_c: images of {known.shape[1:]} are too small; at least {LEAST}x{LEAST} is needed"
+                f"--arch all_cnn_c: images of {known.shape[1:]} are too small; must be at least {LEAST}x{LEAST}"
             )
         return super().build_model(args, task)
 

@@ -15,7 +15,7 @@ from .structures import require_namespace
 from .translation import resolve_residual
 
 # Vaswani 2017, table 3, rows "base" and "big". SAS paper section 4.1 and rSkip paper section 4.1.2 also use them for
-# IWSLT'15 EN-VI, and not fairseq's smaller preset for IWSLT.
+# IWSLT'15 EN-VI, instead of fairseq's smaller preset for IWSLT.
 BASE = {"embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8, "layers": 6, "dropout": 0.1}
 BIG = {"embed_dim": 1024, "ffn_embed_dim": 4096, "attention_heads": 16, "layers": 6, "dropout": 0.3}
 
@@ -37,7 +37,7 @@ FAMILIES = {"transformer_resid": None, "transformer_sas": "sas", "transformer_rs
 
 
 def preset(arch: str, residual: str | None, size: dict[str, Any]) -> Callable[[argparse.Namespace], None]:
-    """Return the function that sets an architecture's values in a namespace wherever no flag gave one."""
+    """Return the function that sets an architecture's values in a namespace, except those set by a flag."""
 
     def fill(args: argparse.Namespace) -> None:
         require_namespace(args)
@@ -45,7 +45,7 @@ def preset(arch: str, residual: str | None, size: dict[str, Any]) -> Callable[[a
             given = getattr(args, "residual", None)
             if given not in (None, residual):
                 raise UserError(
-                    f"--residual {given}: --arch {arch} is {residual}; use --arch transformer_resid to choose"
+                    f"--residual {given}: --arch {arch} always uses {residual}; use --arch transformer_resid to choose"
                 )
             args.residual = residual
         for name, value in size.items():

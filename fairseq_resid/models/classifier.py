@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import connections
 from ..connections import Place
-from ..connections.place import EPS, layer_norm
+from ..connections.norms import EPS
 from ..fairseq_patches import UserError
 from .structures import Structured, add_flags, options_of, require_namespace, settle
 
@@ -31,7 +31,7 @@ def batch_norm(dim: int) -> nn.Module:
     return PositionBatchNorm(dim, eps=EPS)
 
 
-NORMS = {"layer": layer_norm, "batch": batch_norm}
+NORMS = {**connections.NORMS, "batch": batch_norm}
 
 
 def last(x: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def first(x: Tensor) -> Tensor:
 
 
 def allowed_structures() -> list[str]:
-    """Return the names of structures whose state has C channels."""
+    """Return the names of the structures with a state of C channels."""
     return [name for name in connections.names() if not connections.has_wide_state(name)]
 
 
@@ -59,7 +59,7 @@ def settle_images(args: argparse.Namespace) -> None:
         for name, start in SAS_STARTS.items():
             if getattr(args, name, None) is None:
                 setattr(args, name, start)
-    options = settle(args, "xskip")
+    options = settle(args, "xskip", NORMS)
     if connections.has_wide_state(args.residual):
         raise UserError(
             f"--residual {args.residual}: its state is wider than C channels; choose one of "
@@ -67,24 +67,20 @@ def settle_images(args: argparse.Namespace) -> None:
         )
     if connections.profiler(args.residual, options):
         raise UserError(f"--residual {args.residual}: its first pass needs sentences; use --admin-start closed")
-    args.norm = getattr(args, "norm", None) or "layer"
-    if args.norm not in NORMS:
-        raise UserError(f"--norm {args.norm}: choose one of {', '.join(NORMS)}")
-    if args.norm != "layer" and args.residual_backend == "triton":
-        raise UserError(f"--residual-backend triton: no kernel supports --norm {args.norm}; use auto or eager")
 
 
 def build_site(cfg: Any, place: Place, residual: str | None = None) -> connections.ResidualConnection:
-    """Return the connection of a block; `residual` replaces the model's structure by one with default options."""
+    """Return the connection of a block; `residual` replaces the model's structure with another one."""
     if residual is not None:
         return connections.build(residual, place, backend="eager")
     return connections.build(cfg.residual, place, backend=cfg.residual_backend, **options_of(cfg))
 
 
 def he_normal(module: nn.Module) -> None:
-    """Draw a layer's weights as He 2015 (MSR) does: from N(0, 2 / (k² out)) for a convolution, N(0, 2 / in) if linear.
+    """Sample a layer's weights as in He 2015 (MSR): from N(0, 2 / (k² out)) for a convolution, N(0, 2 / in) if linear.
 
-    A linear classifier counts its inputs, because its outputs are as many as the data has classes.
+    A linear layer uses the number of its inputs, because the number of its outputs depends only on the number of
+    classes.
     """
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -93,7 +89,7 @@ def he_normal(module: nn.Module) -> None:
 
 
 def fill(args: argparse.Namespace, values: Mapping[str, Any]) -> None:
-    """Set the values of an architecture in a namespace wherever no flag gave one."""
+    """Set the values of an architecture in a namespace, except those set by a flag."""
     for name, value in values.items():
         if getattr(args, name, None) is None:
             setattr(args, name, value)
@@ -102,9 +98,11 @@ def fill(args: argparse.Namespace, values: Mapping[str, Any]) -> None:
 def refuse_structure_without_sites(args: argparse.Namespace) -> None:
     """Raise UserError if a command line chooses a structure for an architecture that has no shortcuts."""
     given = [name for name in ("residual", "norm") if getattr(args, name, None)]
-    # A namespace with _name is a checkpoint's, in which everything is settled.
+    # A namespace with _name comes from a checkpoint, where all options are resolved.
     if args.no_shortcut and given and not hasattr(args, "_name"):
-        raise UserError(f"--{given[0]} {getattr(args, given[0])}: this architecture has no shortcuts")
+        raise UserError(
+            f"--{given[0]} {getattr(args, given[0])}: not supported, because the architecture has no shortcuts"
+        )
 
 
 class ImageClassifier(Structured, BaseFairseqModel):  # type: ignore[misc]
@@ -120,12 +118,7 @@ class ImageClassifier(Structured, BaseFairseqModel):  # type: ignore[misc]
     @staticmethod
     def add_image_flags(parser: Any) -> None:
         """Add the flags of every image model."""
-        add_flags(parser, "xskip")
-        parser.add_argument(
-            "--norm",
-            choices=tuple(NORMS),
-            help="norm of the residual structure: layer, over the channels of each position, or batch (default: layer)",
-        )
+        add_flags(parser, "xskip", NORMS)
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> ImageClassifier:
@@ -170,7 +163,7 @@ def register_architectures(
     defaults: Mapping[str, Any],
     architectures: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Register the named architectures of an image model, each with the defaults that it does not change."""
+    """Register the named architectures of an image model: its defaults, overridden by the values of each."""
 
     def preset(own: Mapping[str, Any]) -> Callable[[argparse.Namespace], None]:
         def architecture(args: argparse.Namespace) -> None:

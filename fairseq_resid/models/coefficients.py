@@ -21,7 +21,7 @@ class CoefficientLog:
         self.hooks: list[Any] = []
 
     def before(self, update: int) -> None:
-        """Add hooks for the update after number `update` if fairseq logs it; remove those of the last one."""
+        """Add hooks for the update after number `update` if fairseq logs it; remove the hooks of the previous one."""
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()

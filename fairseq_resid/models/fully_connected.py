@@ -1,7 +1,7 @@
-"""Fully connected networks for images, with ResNet Init or without, with shortcuts or without.
+"""Fully connected networks for images, with or without ResNet Init and shortcuts.
 
-The pixels of an image are one vector. Targ 2016 notes that the generalised block suits fully connected layers as well
-(section 2, eq. 2) and gives no such network: depth and width here are our choice.
+The pixels of an image form one vector. Targ 2016 notes that the generalised block also suits fully connected layers
+(section 2, eq. 2) but evaluates no such network: depth and width here are our choice.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class FullyConnectedBlock(nn.Module):
 class FullyConnectedNetwork(ImageClassifier):
     """A fully connected network with a choice of residual structure: --arch rir_fc --residual NAME.
 
-    Formula:  linear BN ReLU of the pixels, blocks, linear to the classes; weights drawn as He 2015 does
+    Formula:  linear BN ReLU of the pixels, blocks, linear to the classes; weights sampled as in He 2015
     """
 
     @classmethod
@@ -73,9 +73,9 @@ class FullyConnectedNetwork(ImageClassifier):
         """Add the flags of the network's size, and those of the structures."""
         cls.add_image_flags(parser)
         add = parser.add_argument
-        add("--hidden-blocks", type=int, metavar="N", help="blocks of the network (default: the architecture's)")
-        add("--hidden-width", type=int, metavar="C", help="width of its layers (default: the architecture's)")
-        add("--block-layers", type=int, metavar="N", help="fully connected layers of a block (default: 2)")
+        add("--hidden-blocks", type=int, metavar="N", help="number of blocks (default: the architecture's)")
+        add("--hidden-width", type=int, metavar="C", help="width of the layers (default: the architecture's)")
+        add("--block-layers", type=int, metavar="N", help="fully connected layers per block (default: 2)")
 
     @classmethod
     def settle(cls, args: argparse.Namespace) -> None:
@@ -122,7 +122,7 @@ DEFAULTS: dict[str, Any] = {
     "two_streams": False,
     "no_shortcut": False,
 }
-# As Targ 2016's convolutional networks (residual_network.TARG).
+# As in Targ 2016's convolutional networks (residual_network.TARG).
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "rir_plain_fc": {"no_shortcut": True},
     "rir_resnet_fc": {},

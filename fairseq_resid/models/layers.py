@@ -112,7 +112,7 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
         need_attn: bool = False,
         need_head_weights: bool = False,
     ):
-        """Return the state (T, B, n·C), the encoder attention and, under ONNX tracing, the self-attention's buffer.
+        """Return the state (T, B, n·C), the encoder attention and, in ONNX tracing, the self-attention's buffer.
 
         Args:
             x: (T, B, C) or a state; T is 1 in incremental decoding
@@ -121,7 +121,7 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
             incremental_state: keys and values of earlier steps, by attention module
             prev_self_attn_state, prev_attn_state: keys and values passed explicitly (ONNX)
             self_attn_mask: (T, T); self_attn_padding_mask: (B, T)
-            need_attn: return attention weights averaged over heads; need_head_weights: those of each head
+            need_attn: return attention weights averaged over heads; need_head_weights: return the weights of each head
         """
         if need_head_weights:
             need_attn = True

@@ -35,7 +35,7 @@ from .two_streams import TwoStreamConv2d
 
 ORDERS = ("full_preact", "relu_preact", "original", "bn_after_add", "relu_before_add")
 MOST_BLOCKS, MOST_CHANNELS, MOST_LAYERS = 1000, 65_536, 100  # of a stage; MOST_LAYERS: of a block
-EXPANSION = 4  # of a bottleneck's last convolution
+EXPANSION = 4  # factor by which a bottleneck's last convolution widens
 # In the backward pass of a strided 1x1 convolution of 2 to 6 input channels in channels-last memory, oneDNN's AVX2
 # kernels (3.12, in torch 2.13) write past their buffers. A test in tests/images/test_image_models.py fails when a newer
 # oneDNN has fixed this.
@@ -49,7 +49,7 @@ def norm_relu(channels: int) -> list[nn.Module]:
 def arranged(convolutions: list[nn.Conv2d], order: str, has_first: bool) -> nn.Sequential:
     """Return a branch: convolutions with norms and ReLUs in one of ORDERS.
 
-    has_first: whether the norm and the ReLU before the first convolution belong to the branch
+    has_first: whether the norm and the ReLU before the first convolution are part of the branch
     """
     parts: list[nn.Module] = []
     for number, convolution in enumerate(convolutions):
@@ -91,7 +91,7 @@ class Block(nn.Module):
     Shapes:   (N, in, H, W) -> (N, out, H / stride, W / stride)
     Where the shape changes, and in the first block of the network, a pre-activation comes before shortcut and branch. A
     structure that normalises the input of the branch (pre_ln) has the wrong width where the shape changes; these blocks
-    use x + F. Without shortcuts (`rir_cnn`, `resnet_init`), the block is its branch.
+    use x + F. Without shortcuts (`rir_cnn`, `resnet_init`), a block consists of its branch alone.
     """
 
     def __init__(self, cfg: Any, place: Place, inputs: int, stride: int, is_first: bool) -> None:
@@ -158,7 +158,7 @@ class ResidualNetwork(ImageClassifier):
         add = parser.add_argument
         add("--stage-blocks", metavar="N,N,...", help="blocks of each stage (default: the architecture's)")
         add("--stage-channels", metavar="C,C,...", help="channels of each stage (default: the architecture's)")
-        add("--block-layers", type=int, metavar="N", help="3x3 convolutions of a block (default: 2)")
+        add("--block-layers", type=int, metavar="N", help="3x3 convolutions per block (default: 2)")
         add("--block-order", choices=ORDERS, help="order of a block's parts (default: the architecture's)")
 
     @classmethod
@@ -225,7 +225,7 @@ class ResidualNetwork(ImageClassifier):
         return self.classify(self.end(x).mean(dim=(2, 3)))
 
 
-# Values of an architecture that its name and the flags do not set.
+# Defaults for the values that neither an architecture nor a flag sets.
 DEFAULTS: dict[str, Any] = {
     "stage_blocks": "3,3,3",
     "stage_channels": "16,32,64",
@@ -236,9 +236,9 @@ DEFAULTS: dict[str, Any] = {
     "no_shortcut": False,
     "projection_kernel": 1,
     "no_class_bias": False,
-    "msr_classifier": False,  # if not, torch's default, as in He 2016b's code
+    "msr_classifier": False,  # False: torch's default, as in He 2016b's code
 }
-# He 2016b: 6n + 2 layers; bottlenecks 9n + 2, of four times the channels.
+# He 2016b: 6n + 2 layers; with bottlenecks 9n + 2, and four times the channels.
 PREACT: dict[str, dict[str, Any]] = {
     **{f"preact_resnet{6 * n + 2}": {"stage_blocks": f"{n},{n},{n}"} for n in (3, 5, 7, 9, 18)},
     **{
@@ -254,7 +254,7 @@ TARG = {
     "resnet_init": {"no_shortcut": True, "two_streams": True},
     "rir": {"two_streams": True},
 }
-# "MSR initialization was used for all weight tensors", section 3.
+# Section 3: "MSR initialization was used for all weight tensors".
 NARROW = {"stage_blocks": "5,5,5", "block_order": "original", "projection_kernel": 3, "msr_classifier": True}
 WIDE = {**NARROW, "stage_blocks": "2,3,3", "stage_channels": "96,192,384", "no_class_bias": True}
 ARCHITECTURES: dict[str, dict[str, Any]] = {

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from .. import connections
 from ..fairseq_patches import UserError
 from ..ops import BACKENDS, absence
 from .coefficients import CoefficientLog
+
+MEANINGS = {
+    "layer": "LayerNorm over the channels of each position",
+    "batch": "batch normalisation over all positions",
+    "rms": "RMSNorm",
+    "scale": "ScaleNorm, one gain for all channels",
+    "dyt": "tanh without statistics (DyT)",
+    "derf": "erf without statistics (Derf)",
+}  # of --norm
 
 
 def require_namespace(args: object) -> None:
@@ -20,8 +30,8 @@ def require_namespace(args: object) -> None:
         )
 
 
-def add_flags(parser: Any, default: str) -> None:
-    """Add --residual with a default, its backend and log flags, and a flag for every option of any structure."""
+def add_flags(parser: Any, default: str, norms: Collection[str]) -> None:
+    """Add --residual with a default, --norm, backend and log flags, and a flag for every option of any structure."""
     formulas = "; ".join(f"{name}: {connections.structure(name).formula}" for name in connections.names())
     parser.add_argument(
         "--residual",
@@ -29,10 +39,17 @@ def add_flags(parser: Any, default: str) -> None:
         help=f"residual structure (default: {default}). {formulas}".replace("%", "%%"),
     )
     parser.add_argument(
+        "--norm",
+        choices=tuple(norms),
+        help="norm of the residual structure: "
+        + "; ".join(f"{name}, {MEANINGS[name]}" for name in norms)
+        + " (default: layer)",
+    )
+    parser.add_argument(
         "--residual-backend",
         choices=BACKENDS,
-        help="implementation of the residual structure: auto, fused kernels wherever they are supported; eager, plain "
-        "PyTorch; triton, the kernels, or an error in training if they are not supported (default: auto)",
+        help="implementation of the residual structure. auto: fused kernels wherever they are supported; eager: plain "
+        "PyTorch; triton: the kernels, or an error in training if they are not supported (default: auto)",
     )
     parser.add_argument(
         "--log-coefficients",
@@ -50,22 +67,27 @@ def add_flags(parser: Any, default: str) -> None:
             parser.add_argument(flag, type=float, metavar="X", help=text.replace("%", "%%"))
 
 
-def settle(args: argparse.Namespace, default: str) -> connections.Options:
-    """Resolve `args.residual`, its backend and its options, write them to `args`, and return the options.
+def settle(args: argparse.Namespace, default: str, norms: Collection[str]) -> connections.Options:
+    """Resolve `args.residual`, its norm, backend and options, write them to `args`, and return the options.
 
     Raises: UserError if flags contradict each other or the structure.
     """
-    backend = getattr(args, "residual_backend", None) or "auto"  # checkpoints from before the flag have none
+    backend = getattr(args, "residual_backend", None) or "auto"  # checkpoints that are older than the flag have none
     try:
         residual = connections.canonical(getattr(args, "residual", None) or default)
         options = connections.resolve(residual, {name: getattr(args, name, None) for name in connections.all_options()})
         connections.check_backend(residual, options, backend)
     except connections.InvalidOption as error:
-        raise UserError(str(error)) from None
+        raise UserError(error.flags) from None
+    norm = getattr(args, "norm", None) or "layer"
+    if norm not in norms:
+        raise UserError(f"--norm {norm}: choose one of {', '.join(norms)}")
+    if norm != "layer" and backend == "triton":
+        raise UserError(f"--residual-backend triton: no kernel supports --norm {norm}; use auto or eager")
     # Only when training: a namespace with _name comes from a checkpoint, which can be decoded anywhere.
     if backend == "triton" and not hasattr(args, "_name") and (reason := absence(getattr(args, "cpu", False))):
         raise UserError(f"--residual-backend triton: {reason}; use --residual-backend auto")
-    args.residual, args.residual_backend = residual, backend
+    args.residual, args.norm, args.residual_backend = residual, norm, backend
     vars(args).update(options.values())
     return options
 
@@ -76,7 +98,7 @@ def options_of(cfg: Any) -> dict[str, Any]:
 
 
 class Structured:
-    """Mixin for a fairseq model with a residual structure, before fairseq's class in the bases; `cfg` is its config."""
+    """Mixin for a fairseq model with a residual structure; precedes fairseq's class in the bases. `cfg`: its config."""
 
     if TYPE_CHECKING:  # TorchScript reads the annotations of a class
         cfg: Any
@@ -84,7 +106,7 @@ class Structured:
 
     @classmethod
     def hub_models(cls) -> dict[str, Any]:
-        """Return an empty dict: there are no pretrained models, and fairseq's do not apply."""
+        """Return an empty dict: there are no pretrained models, and fairseq's do not fit."""
         return {}
 
     def log_coefficients(self, args: argparse.Namespace) -> None:
@@ -93,13 +115,13 @@ class Structured:
             self.coefficient_log = CoefficientLog(self, args.log_interval)  # type: ignore[arg-type]
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Set the number of updates so far, as fairseq does before the next one."""
+        """Set the number of updates so far, as fairseq does before the next update."""
         super().set_num_updates(num_updates)  # type: ignore[misc]
         if self.coefficient_log is not None:
             self.coefficient_log.before(num_updates)
 
     def load_state_dict(self, state_dict: Any, *given: Any, **named: Any) -> Any:
-        """Load a checkpoint of this model, or (translation) of stock `transformer` with the same parameters.
+        """Load a checkpoint of this model, or for translation also of stock `transformer` with the same parameters.
 
         Raises: UserError naming the tensors that are missing or unexpected, or have a different shape or kind of dtype.
         """
@@ -121,7 +143,7 @@ class Structured:
         return f"--residual {residual}" if residual else f"--arch {self.cfg.arch}"
 
     def divergence_advice(self) -> str:
-        """Return advice for the error message of a run that diverged (fairseq_patches.name_divergence)."""
+        """Return the advice in the error message of a run that diverged (fairseq_patches.name_divergence)."""
         residual = getattr(self.cfg, "residual", None)
         if getattr(self.cfg, "residual_norm", None) == "none":
             remedy = "--residual-norm layer"

@@ -28,11 +28,11 @@ from .profiling import profile
 from .structures import Structured, add_flags, options_of, require_namespace, settle
 
 # Scalings of fairseq's own decoder layer (modules/transformer_layer.py). They belong to another residual structure
-# (NormFormer), and would be ignored silently here.
+# (NormFormer), and would be silently ignored here.
 FOREIGN_SCALINGS = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
 
-# Versions before 0.3.3 built a small site of these whenever options were resolved, even before the model. It is still
-# built, so that a seed still gives the same initial values.
+# Versions before 0.3.3 built a small site of each of these whenever they resolved options, before the model. It is
+# still built, so that a seed gives the same initial values as before.
 DRAWN_AHEAD = ("highway", "linear_shortcut", "sas", "shortcut_gate")
 
 MOST_LAYERS = 10_000  # of a stack; fairseq has no limit
@@ -44,7 +44,7 @@ STOCK_NORMS = {
     "final_layer_norm": "ffn_residual.norm",
 }
 
-# fairseq's names for --retain-dropout-modules (module_name in its code), and the classes that replace them.
+# fairseq's class names for --retain-dropout-modules (module_name in its code), and the classes that replace those.
 OWN_CLASSES = {
     "TransformerEncoder": "ResidualTransformerEncoder",
     "TransformerDecoder": "ResidualTransformerDecoder",
@@ -66,19 +66,19 @@ def resolve_residual(args: argparse.Namespace) -> None:
             raise UserError(f"--{name.replace('_', '-')}: fairseq's scaling cannot be combined with --residual")
     for name in ("encoder_layers", "decoder_layers"):
         if getattr(args, name, 0) > MOST_LAYERS:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be {MOST_LAYERS} or less")
+            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at most {MOST_LAYERS}")
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         if not 0 <= getattr(args, name, 0.0) <= 1:  # also catches NaN, which fairseq accepts until the first update
             raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be a number from 0 to 1")
     flags = {
         name: bool(getattr(args, name, False)) for name in ("encoder_normalize_before", "decoder_normalize_before")
     }
-    options = settle(args, "pre_ln" if all(flags.values()) else "post_ln")
+    options = settle(args, "pre_ln" if all(flags.values()) else "post_ln", connections.NORMS)
     residual = args.residual
     try:
         final_norm = connections.resolve_final_norm(residual, getattr(args, "final_norm", None))
     except connections.InvalidOption as error:
-        raise UserError(str(error)) from None
+        raise UserError(error.flags) from None
     if residual in DRAWN_AHEAD:
         connections.build(residual, 1, **options.values())
     if any(flags.values()) and not (residual == "pre_ln" and all(flags.values())):
@@ -86,13 +86,13 @@ def resolve_residual(args: argparse.Namespace) -> None:
         raise UserError(f"{shown} with --residual {residual}: only pre_ln supports it, with both flags")
     if getattr(args, "no_decoder_final_norm", False) and residual != "pre_ln":
         raise UserError(f"--no-decoder-final-norm with --residual {residual}: only for pre_ln; use --final-norm")
-    # Of the trained model: fairseq overwrites the numbers of layers with --encoder-layers-to-keep.
+    # The depth of the trained model, because --encoder-layers-to-keep makes fairseq overwrite the number of layers.
     is_pruned = getattr(args, "encoder_layers_to_keep", None) or getattr(args, "decoder_layers_to_keep", None)
     if not is_pruned or getattr(args, "residual_depths", None) is None:
         args.residual_depths = [args.encoder_layers, args.decoder_layers]
     if getattr(args, "base_layers", 0) and connections.has_wide_state(residual):
         raise UserError(
-            f"--base-layers {args.base_layers} with --residual {residual}: its state is wider than a layer's"
+            f"--base-layers {args.base_layers} with --residual {residual}: its state is wider than fairseq's"
         )
     if connections.needs_every_layer(residual, options):
         dropping = ("encoder_layerdrop", "decoder_layerdrop", "encoder_layers_to_keep", "decoder_layers_to_keep")
@@ -104,7 +104,10 @@ def resolve_residual(args: argparse.Namespace) -> None:
                     + ": the weights of each layer depend on its position, so no layer may be dropped"
                 )
     if connections.profiler(residual, options) and getattr(args, "ddp_backend", "") == "fully_sharded":
-        raise UserError(f"--ddp-backend fully_sharded with --residual {residual}: use --admin-start closed")
+        raise UserError(
+            f"--ddp-backend fully_sharded with --residual {residual}: its first pass does not support sharded weights; "
+            "use --admin-start closed"
+        )
     ffn_init = getattr(args, "ffn_init", None) or "default"
     if ffn_init not in FFN_INITS:
         raise UserError(f"--ffn-init {ffn_init}: choose one of {', '.join(FFN_INITS)}")
@@ -120,7 +123,7 @@ def wrap(layer, cfg):  # type: ignore[no-untyped-def]
     """Wrap a layer for activation checkpointing and FSDP as fairseq does, if the config enables them."""
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-    # A checkpointed layer is wrapped whatever its size.
+    # A checkpointed layer is wrapped regardless of its size.
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
 
@@ -139,8 +142,13 @@ def rename_stock_keys(state_dict: dict[str, Any], name: str) -> None:
             del state_dict[key]
 
 
+def norm_of(cfg):  # type: ignore[no-untyped-def]
+    """Return the function that makes the norms; checkpoints from before --norm have LayerNorm."""
+    return connections.NORMS[getattr(cfg, "norm", None) or "layer"]
+
+
 def depths_of(cfg, stack: str) -> dict[str, int]:  # type: ignore[no-untyped-def]
-    """Return the number of layers of both stacks of the trained model; of one, without cross-attention."""
+    """Return the number of layers of each stack of the trained model: of one stack if there is no cross-attention."""
     depths = dict(zip(("encoder", "decoder"), cfg.residual_depths, strict=True))
     return {stack: depths[stack]} if cfg.no_cross_attention else depths
 
@@ -157,18 +165,18 @@ def layer_places(cfg, stack: str, kinds: Sequence[str], built: int) -> list[Plac
     return [
         Place(
             part.embed_dim, stack, kind, layer, number + 1 == len(kinds), layer * len(kinds) + number,
-            depths[stack] * len(kinds), depths,
+            depths[stack] * len(kinds), depths, norm_of(cfg),
         )
         for number, kind in enumerate(kinds)
     ]  # fmt: skip
 
 
 def stack_end(cfg, stack: str, sites: int) -> connections.ResidualStream | None:  # type: ignore[no-untyped-def]
-    """Return the module that ends a stack, for the attribute that stock calls `layer_norm`."""
+    """Return the module that ends a stack, for the attribute called `layer_norm` in stock fairseq."""
     depths = depths_of(cfg, stack)
     place = Place(
         getattr(cfg, stack).embed_dim, stack, "stream", depths[stack], True, sites * depths[stack],
-        sites * depths[stack], depths,
+        sites * depths[stack], depths, norm_of(cfg),
     )  # fmt: skip
     has_norm = getattr(cfg, "final_norm", "none") == "layer" and not (stack == "decoder" and cfg.no_decoder_final_norm)
     return connections.build_stream(cfg.residual, place, has_norm, **options_of(cfg))
@@ -189,7 +197,7 @@ class ResidualTransformerEncoder(TransformerEncoderBase):
         return wrap(ResidualEncoderLayer(cfg, places, return_fc=self.return_fc), cfg)
 
     def upgrade_state_dict_named(self, state_dict, name):  # type: ignore[no-untyped-def]
-        end = self.layer_norm  # stock removes it for checkpoints of its first version or without one
+        end = self.layer_norm  # fairseq removes it for checkpoints with version 1 or without a version
         state_dict = super().upgrade_state_dict_named(state_dict, name)
         self.layer_norm = end
         rename_stock_keys(state_dict, name)
@@ -229,24 +237,24 @@ class ResidualTransformerModel(Structured, TransformerModel):
     def add_args(cls, parser) -> None:  # type: ignore[no-untyped-def]
         """Add fairseq's Transformer flags, --residual, and the flag of every option of any residual structure."""
         gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
-        add_flags(parser, "post_ln")
+        add_flags(parser, "post_ln", connections.NORMS)
         parser.add_argument(
             "--final-norm",
             choices=connections.FINAL_NORMS,
-            help="LayerNorm at the end of both stacks (default: as in the structure's source)",
+            help="norm at the end of both stacks (default: as in the structure's source)",
         )
         parser.add_argument(
             "--ffn-init",
             choices=FFN_INITS,
-            help="initial values of the feed-forward: default, those of nn.Linear; xavier, Xavier-uniform weights "
-            "and zero biases, as in tensor2tensor (default: default)",
+            help="initial values of the feed-forward sublayer: default, as in nn.Linear; xavier, Xavier-uniform "
+            "weights and zero biases, as in tensor2tensor (default: default)",
         )
 
     @classmethod
     def build_model(cls, args, task):  # type: ignore[no-untyped-def]
         """Return a new model from a parsed command line or from the config of a checkpoint.
 
-        As in stock fairseq, defaults are written to `args`, and so is everything that resolve_residual resolves.
+        As in stock fairseq, defaults are written to `args`, and so are the results of resolve_residual.
 
         Raises: UserError for contradictory options, or if `args` is not a Namespace.
         """
@@ -284,7 +292,7 @@ class ResidualTransformerModel(Structured, TransformerModel):
         """Prepare for inference as fairseq does; --retain-dropout-modules accepts fairseq's class names and ours."""
         names = retain_dropout_modules
         if names is not None:
-            # A list from Python or a string from the command line: fairseq tests either with `in`.
+            # This is a list from Python or a string from the command line; fairseq tests both with `in`.
             own = [mine for theirs, mine in OWN_CLASSES.items() if theirs in names]
             names = " ".join([names, *own]) if isinstance(names, str) else [*names, *own]
         super().make_generation_fast_(retain_dropout_modules=names, **kwargs)

@@ -1,7 +1,7 @@
 """Layers with a residual and a transient stream: ResNet Init, the building block of ResNet in ResNet.
 
-The first half of the input's channels is the stream r, the second half t. One linear map W' = W + I, where I is the
-identity on r, computes the four maps between the streams and the shortcut of r:
+The first half of the input's channels is the stream r, and the second half is t. One linear map W' = W + I, where I is
+the identity on r, computes the four maps between the streams and the shortcut of r:
 
     r' = W_rr r + W_tr t + r;   t' = W_rt r + W_tt t            Source: Targ 2016, eq. 1 and 2, appendix 6.1
 
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 
 def identity_on_first_half(weight: Tensor) -> Tensor:
-    """Return I for a weight (out, in, ...): 1 at the centre tap, from the r half of the input to that of the output.
+    """Return I for a weight (out, in, ...): 1 at the centre tap, from the r half of the input to the r half of the
+    output.
 
-    If the streams grow, all of the old r is kept, and the new channels of r' have no shortcut.
+    If the streams become wider, all of the old r is kept, and the new channels of r' have no shortcut.
     """
     eye = torch.zeros_like(weight)
     kept = min(weight.size(0), weight.size(1)) // 2

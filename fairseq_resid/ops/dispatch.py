@@ -33,45 +33,46 @@ def _say(text: str) -> None:
 
 
 @functools.cache
-def _misfit(device: torch.device, x_dtype: torch.dtype, f_dtype: torch.dtype, channels: int) -> str:
+def _misfit(kind: self_check.Kind) -> str:
     """Return why the kernels do not support tensors of this kind; an empty string if they do."""
-    for dtype in (x_dtype, f_dtype):
+    device, channels = kind.device, kind.channels
+    for dtype in (kind.x_dtype, kind.f_dtype):
         if dtype not in DTYPES:
             return f"{str(dtype).removeprefix('torch.')} is not one of fp32, fp16, bf16"
     if not FEWEST_CHANNELS <= channels <= MOST_CHANNELS:
         return f"C = {channels}: must be from {FEWEST_CHANNELS} to {MOST_CHANNELS}"
     if device.type == "cpu" and _INTERPRETED:
-        return self_check.fault(device, x_dtype, channels)
-    if device.type != "cuda" or torch.version.hip is not None:
-        return f"the kernels need an NVIDIA GPU, and the tensors are on {device.type}"
+        return self_check.fault(kind)
+    if device.type != "cuda":
+        return f"the kernels need a GPU, and the tensors are on {device.type}"
     if _INTERPRETED:
         return "TRITON_INTERPRET=1 interprets the kernels"
     capability = torch.cuda.get_device_capability(device)
-    for dtype in (x_dtype, f_dtype):
+    for dtype in (kind.x_dtype, kind.f_dtype):
         if capability < DTYPES[dtype]:
             shown = ".".join(map(str, capability))
             return f"{str(dtype).removeprefix('torch.')} needs compute capability {DTYPES[dtype][0]}.0, not {shown}"
-    return self_check.fault(device, x_dtype, channels)
+    return self_check.fault(kind)
 
 
-def _obstacle(x: Tensor, f: Tensor) -> str:
+def _obstacle(x: Tensor, f: Tensor, kernel: tuple[str, int]) -> str:
     """Return why the kernels do not support this call; an empty string if they do."""
     if type(x) not in PLAIN or type(f) not in PLAIN:
         return f"the tensors are of the class {(type(x) if type(f) in PLAIN else type(f)).__name__}"
     if x.shape != f.shape or x.device != f.device:
         return "shortcut and branch differ in shape or device"
-    if x.is_cuda and x.device.index != torch.cuda.current_device():
-        return "the tensors are not on the current CUDA device"
     if x.numel() > MOST_ROWS * x.size(-1):
         return f"more than {MOST_ROWS} rows"
-    return _misfit(x.device, x.dtype, f.dtype, x.size(-1))
+    device = x.device
+    autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    return _misfit(self_check.Kind(*kernel, device, x.dtype, f.dtype, autocast, x.size(-1)))
 
 
 def absence(on_cpu: bool) -> str:
     """Return why no kernel can run in this process, `on_cpu` or not; an empty string if one may."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    return "" if _INTERPRETED or (torch.cuda.is_available() and not on_cpu) else "no NVIDIA GPU is in use"
+    return "" if _INTERPRETED or (torch.cuda.is_available() and not on_cpu) else "no GPU is in use"
 
 
 def is_traced(x: Tensor) -> bool:
@@ -88,27 +89,28 @@ def is_traced(x: Tensor) -> bool:
     )
 
 
-def use_kernels(backend: str, training: bool, x: Tensor, f: Tensor) -> bool:
+def use_kernels(backend: str, training: bool, x: Tensor, f: Tensor, kernel: tuple[str, int] = ("chain", 1)) -> bool:
     """Decide whether the kernels compute a site; log the decision and its reason once per process.
 
     `auto` uses the kernels wherever they are supported on a GPU; `eager` never uses them. `triton` requires them in
     training and falls back to eager otherwise, so that a model trained on a GPU can be decoded anywhere. Whatever
-    PyTorch traces (torch.compile, torch.jit, torch.func, forward-mode AD, CUDA graphs) is eager.
+    PyTorch traces (torch.compile, torch.jit, torch.func, forward-mode AD, CUDA graphs) is eager. `kernel` is chain or
+    sas, and its number of norms: the kernels are checked for it before their first use.
 
     Raises:   ValueError naming the reason, if `triton` is not supported in training
     """
     if backend == "eager" or torch.compiler.is_compiling():
         return False
     if backend == "auto" and not x.is_cuda:
-        _say("residual backend: eager (the kernels need an NVIDIA GPU)")
+        _say("residual backend: eager (the kernels need a GPU)")
         return False
     if is_traced(x) or not x.numel():
         return False
-    reason = _obstacle(x, f)
+    reason = _obstacle(x, f, kernel)
     if not reason:
         _say("residual backend: triton")
         return True
     if backend == "triton" and training:
-        raise ValueError(f"--residual-backend triton: {reason}; use --residual-backend auto")
+        raise ValueError(f"residual backend triton: {reason}; use auto or eager")
     _say(f"residual backend: eager ({reason})")
     return False

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import occupancy
+
 # The longest chain of norms in one kernel; longer ones are split.
 MAX_NORMS = 4
 # Dropout compares 16-bit random numbers, so its probability is a multiple of 2^-16.
@@ -23,10 +25,10 @@ RANDOM_RANGE = 1 << 16
 FORWARD_LANES = 512
 BACKWARD_LANES = 256
 MAX_WARPS = 16
-# Warps of the backward kernel on each multiprocessor: enough to saturate its memory, and few enough that the sums of
-# all programs, P x 2λ x C in fp32, stay small compared with the rows.
-WARPS_PER_PROCESSOR = 12
-ROWS_PER_PROGRAM = 16
+# Rows that a backward program loads ahead, plus one: 1 loads none, 2 the next one through shared memory.
+BACKWARD_STAGES = 1
+# Programs of a backward kernel in Triton's interpreter.
+INTERPRETED_PROGRAMS = 2
 
 NO_SECOND_DERIVATIVE = (
     "the fused residual kernels have no second derivative (create_graph=True): use --residual-backend eager"
@@ -41,37 +43,88 @@ def _kernels() -> Any:
     return kernels
 
 
-# By kind of launch: the compiled kernel, and the constants that its launcher takes.
-_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+class _Compiled:
+    """A kernel that Triton compiled for one kind of arguments, or interprets."""
+
+    def __init__(self, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+        self.name, self.channels = name, options["C"]
+        self.kernel, self.options = getattr(_kernels(), name), options
+        self.device = arguments[1].device
+        self.spills = 0
+        self.compiled: Any = None  # None in the interpreter
+        if not isinstance(self.kernel, _kernels().triton.JITFunction):
+            return
+        self.compiled = self.kernel.warmup(*arguments, grid=(1,), **options)
+        self.compiled._init_handles()
+        self.spills = self.compiled.n_spills
+        self.limits = occupancy.limits(self.device)
+        self.at_once = self.limits.programs_at_once(
+            self.compiled.n_regs, options["num_warps"], self.compiled.metadata.shared
+        )
+        # Triton 3.1's launcher takes no constants, 3.7's takes all of them; the signature shows which.
+        takes_all = len(self.compiled.src.signature) == len(self.kernel.arg_names)
+        constants = [options[name] for name in self.kernel.arg_names[len(arguments) :]]
+        self.constants = constants if takes_all else []
+
+    def programs(self, rows: int, sums: int) -> int:
+        """Return the number of programs that share the rows, if each writes so many sums in fp32."""
+        if self.compiled is None:
+            return min(INTERPRETED_PROGRAMS, rows)
+        return self.limits.programs(rows, self.at_once, 4 * sums)
+
+    def launch(self, programs: int, *arguments: Any) -> None:
+        if self.compiled is None:
+            self.kernel[(programs,)](*arguments, **self.options)
+        else:
+            self.compiled[programs, 1, 1](*arguments, *self.constants)
 
 
-def _launch(name: str, programs: int, *arguments: Any, **options: Any) -> None:
-    """Launch a kernel with a number of programs; `options` are its constants and num_warps.
+_compiled: dict[tuple[Any, ...], _Compiled] = {}  # by kind of arguments
 
-    Later launches of the same kind bypass Triton's lookup of the compiled kernel, which dominates the host's time. A
-    kind is whatever Triton compiles once: it depends on the types of tensors and on whether their addresses are
-    multiples of 16, but not on the values of numbers (do_not_specialize).
+
+def spills(device: torch.device, kernels: str, channels: int) -> bool:
+    """Return whether a kernel whose name starts with `kernels` needs more registers than a thread can have."""
+    return any(
+        one.spills > 0 and one.device == device and one.channels == channels and one.name.startswith(kernels)
+        for one in _compiled.values()
+    )
+
+
+def _launch(name: str, rows: int, *arguments: Any, sums: int = 0, **options: Any) -> Tensor | None:
+    """Launch a kernel with a program per row; `options` are its constants and num_warps.
+
+    With `sums`, fewer programs share the rows, and each writes so many sums in fp32, to a buffer that is the kernel's
+    first argument; their total is returned.
+
+    The compiled kernel is kept by kind of arguments, because Triton's own lookup dominates the host's time. A kind is
+    whatever Triton compiles once: it depends on the types of all arguments and on whether addresses are multiples of
+    16, but not on the values of numbers (do_not_specialize).
     """
-    kind: list[Any] = [name, arguments[0].device, *options.values()]
-    addresses = 0
+    device = arguments[0].device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):  # Triton launches on the current device
+            return _launch(name, rows, *arguments, sums=sums, **options)
+    kind: list[Any] = [name, device, *options.values()]
     for argument in arguments:
         if isinstance(argument, Tensor):
             kind.append(argument.dtype)
-            addresses |= argument.data_ptr()
+            kind.append(argument.data_ptr() % 16 == 0)
         else:
-            kind.append(argument is None)
+            kind.append(type(argument))
     key = tuple(kind)
-    if addresses % 16 == 0 and key in _compiled:
-        compiled, constants = _compiled[key]
-        compiled[programs, 1, 1](*arguments, *constants)
-        return
-    kernel = getattr(_kernels(), name)
-    compiled = kernel[(programs,)](*arguments, **options)
-    if addresses % 16 == 0 and compiled is not None:  # None from Triton's interpreter
-        # Triton 3.1's launcher takes no constants, 3.7's takes all of them; the signature shows which.
-        takes_all = len(compiled.src.signature) == len(kernel.arg_names)
-        constants = tuple(options[constant] for constant in kernel.arg_names[len(arguments) :])
-        _compiled[key] = compiled, constants if takes_all else ()
+    found = _compiled.get(key)
+    if found is None:
+        buffer = [torch.empty(0, dtype=torch.float32, device=device)] if sums else []
+        found = _Compiled(name, [*buffer, *arguments], options)
+        if found.compiled is not None:
+            _compiled[key] = found
+    if not sums:
+        found.launch(rows, *arguments)
+        return None
+    programs = found.programs(rows, sums)
+    partial = torch.empty(programs, sums, dtype=torch.float32, device=device)
+    found.launch(programs, partial, *arguments)
+    return partial.sum(0)
 
 
 @functools.cache
@@ -79,17 +132,6 @@ def _shape(channels: int, lanes: int) -> dict[str, int]:
     """Return the launch options of a kernel for rows of `channels`, with `lanes` channels per warp."""
     block = 1 << (channels - 1).bit_length()
     return {"C": channels, "BLOCK": block, "num_warps": min(max(block // lanes, 1), MAX_WARPS)}
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    """Return the number of multiprocessors; 1 for Triton's interpreter, where a program processes several rows."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-def _programs(rows: int, device: torch.device, warps: int) -> int:
-    at_once = _processors(device) * max(WARPS_PER_PROCESSOR // warps, 1)
-    return min(at_once, -(-rows // ROWS_PER_PROGRAM)) if device.type == "cuda" else min(2, rows)
 
 
 def _result_dtype(x: Tensor, f: Tensor) -> torch.dtype:
@@ -174,17 +216,16 @@ class _Chain(torch.autograd.Function):
         x, f, stats, *norms = ctx.saved_tensors
         channels = x.size(-1)
         rows = x.numel() // channels
-        options = _shape(channels, BACKWARD_LANES)
-        programs = _programs(rows, x.device, options["num_warps"])
+        options = {"STAGES": BACKWARD_STAGES, **_shape(channels, BACKWARD_LANES)}
         dx, df = torch.empty_like(x), torch.empty_like(f)
-        sums = torch.empty(programs, len(norms), channels, dtype=torch.float32, device=x.device)
-        _launch(
-            "chain_backward", programs, g.contiguous(), x, f, stats, dx, df, sums,
+        total = _launch(
+            "chain_backward", rows, g.contiguous(), x, f, stats, dx, df,
             *norms[:-1], *(None,) * (2 * MAX_NORMS - len(norms)),
             ctx.scales[0], ctx.scales[1] / (1.0 - ctx.p), ctx.seed, round(ctx.p * RANDOM_RANGE), rows,
-            NORMS=len(norms) // 2, DROPOUT=ctx.p > 0, **options,
+            sums=len(norms) * channels, NORMS=len(norms) // 2, DROPOUT=ctx.p > 0, **options,
         )  # fmt: skip
-        return dx, df, None, None, None, None, *sums.sum(0).to(norms[0].dtype).unbind()
+        assert total is not None
+        return dx, df, None, None, None, None, *total.view(len(norms), channels).to(norms[0].dtype).unbind()
 
 
 def fused_recursive_layer_norm(
@@ -278,15 +319,13 @@ class _SelfAdaptiveScaling(torch.autograd.Function):
         hidden_weight, hidden_bias, output_weight, output_bias, weight, bias = parameters
         channels = x.size(-1)
         rows = x.numel() // channels
-        options = _shape(channels, BACKWARD_LANES)
-        programs = _programs(rows, x.device, options["num_warps"])
+        options = {"STAGES": BACKWARD_STAGES, **_shape(channels, BACKWARD_LANES)}
         dx, df, dh = torch.empty_like(x), torch.empty_like(f), torch.empty_like(hidden)
-        sums = torch.empty(programs, 6 * channels + 2, dtype=torch.float32, device=x.device)
-        _launch(
-            "sas_backward", programs, g.contiguous(), x, f, hidden, stats, dx, df, dh, sums,
-            output_weight, weight, bias, rows, **options,
+        total = _launch(
+            "sas_backward", rows, g.contiguous(), x, f, hidden, stats, dx, df, dh,
+            output_weight, weight, bias, rows, sums=6 * channels + 2, **options,
         )  # fmt: skip
-        total = sums.sum(0)
+        assert total is not None
         d_hidden_weight = torch.empty_like(hidden_weight)
         for side, source, gradient in ((0, x, dx), (1, f, df)):
             half = slice(side * channels, (side + 1) * channels)

@@ -21,7 +21,7 @@ def scaling_gate(
     """
     channels = x.size(-1)
     gates = output_weight.size(0)
-    if torch.jit.is_scripting():  # torch.jit.freeze leaves weights that pass through the list of chunk unfrozen
+    if torch.jit.is_scripting():  # torch.jit.freeze does not freeze weights that pass through chunk's list
         x_weight = hidden_weight.narrow(1, 0, channels)
         f_weight = hidden_weight.narrow(1, channels, channels)
     else:  # the gradients of two slices would be padded with zeros and added
@@ -29,9 +29,10 @@ def scaling_gate(
     hidden = functional.linear(x.reshape(-1, channels), x_weight, hidden_bias)
     hidden = torch.addmm(hidden, f.reshape(-1, channels), f_weight.t())
     hidden = torch.tanh_(hidden)  # in place: no derivative needs the input of tanh
-    # Row g has the weights of gate g in its own columns and 0 elsewhere: one GEMM, without a copy for a batched one.
+    # Row g has the weights of gate g in its own columns and 0 elsewhere: one GEMM, without the copy that a batched one
+    # needs.
     own = torch.eye(gates, dtype=output_weight.dtype, device=output_weight.device)
-    # unsqueeze(2): TorchScript's shape propagation inserts the dimension of unsqueeze(-1) one place too early.
+    # unsqueeze(2): TorchScript's shape propagation inserts the dimension of unsqueeze(-1) one position too early.
     block_weight = (own.unsqueeze(2) * output_weight).view(gates, gates * channels)
     return functional.linear(hidden, block_weight, output_bias).reshape(x.shape[:-1] + (gates,))  # noqa: RUF005  (TorchScript cannot unpack a shape)
 

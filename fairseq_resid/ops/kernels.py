@@ -42,26 +42,31 @@ def branch_row(f_ptr, offsets, inside, seed, row, cols, threshold, scale, DROPOU
 
 
 @triton.jit
-def standardise(s, inside, eps, C: tl.constexpr, BLOCK: tl.constexpr):
-    """Return u, mean and rstd of a row; two passes over registers, so that a large mean costs no precision."""
-    mean = tl.sum(s, axis=0) / C
+def norm_forward(
+    s, mean, w_ptr, b_ptr, stats_ptr, place, cols, inside, eps,
+    C: tl.constexpr, BLOCK: tl.constexpr, SAVE: tl.constexpr,
+):  # fmt: skip
+    """Return LN(s) of a row with this mean; stats_ptr is unused without SAVE.
+
+    The variance takes a second pass over registers, so that a large mean costs no precision.
+    """
     centred = s - mean
     if BLOCK != C:
         centred = tl.where(inside, centred, 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=0) / C + eps)
-    return centred * rstd, mean, rstd
-
-
-@triton.jit
-def norm_forward(
-    s, w_ptr, b_ptr, stats_ptr, place, cols, inside, eps, C: tl.constexpr, BLOCK: tl.constexpr, SAVE: tl.constexpr
-):
-    """Return LN(s); stats_ptr is unused without SAVE."""
-    u, mean, rstd = standardise(s, inside, eps, C, BLOCK)
     if SAVE:
         tl.store(stats_ptr + place, mean)
         tl.store(stats_ptr + place + 1, rstd)
-    return u * load_row(w_ptr, cols, inside) + load_row(b_ptr, cols, inside)
+    return centred * rstd * load_row(w_ptr, cols, inside) + load_row(b_ptr, cols, inside)
+
+
+@triton.jit
+def add_norm(
+    x, y, w_ptr, b_ptr, stats_ptr, place, cols, inside, eps,
+    C: tl.constexpr, BLOCK: tl.constexpr, SAVE: tl.constexpr,
+):  # fmt: skip
+    s = x + y
+    return norm_forward(s, tl.sum(s, axis=0) / C, w_ptr, b_ptr, stats_ptr, place, cols, inside, eps, C, BLOCK, SAVE)
 
 
 @triton.jit
@@ -73,22 +78,33 @@ def norm_again(s, stats_ptr, inside, C: tl.constexpr, BLOCK: tl.constexpr):
     return u
 
 
+# A reduction costs three barriers: values that are summed at the same place share one.
 @triton.jit
-def add_pairs(a, b, c, d):
-    return a + c, b + d
+def add_2(a1, a2, b1, b2):
+    return a1 + b1, a2 + b2
+
+
+@triton.jit
+def add_3(a1, a2, a3, b1, b2, b3):
+    return a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def add_5(a1, a2, a3, a4, a5, b1, b2, b3, b4, b5):
+    return a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5
 
 
 @triton.jit
 def norm_backward(q, u, rstd, C: tl.constexpr):
-    """Return dL/ds from q = w ⊙ dL/dy:  rstd (q - mean q - u · mean(q ⊙ u)); both sums in one reduction."""
-    sum_q, sum_qu = tl.reduce((q, q * u), axis=0, combine_fn=add_pairs)
+    """Return dL/ds from q = w ⊙ dL/dy:  rstd (q - mean q - u · mean(q ⊙ u))."""
+    sum_q, sum_qu = tl.reduce((q, q * u), axis=0, combine_fn=add_2)
     return rstd * (q - sum_q / C - u * (sum_qu / C))
 
 
 # --- recursive LayerNorm: y_1 = LN_1(λx + μF), y_k = LN_k(λx + y_{k-1}) ---------------------------------------------
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=["x_scale", "f_scale", "eps", "seed", "threshold"])
 def chain_forward(
     x_ptr, f_ptr, y_ptr, stats_ptr,
     w1_ptr, b1_ptr, w2_ptr, b2_ptr, w3_ptr, b3_ptr, w4_ptr, b4_ptr,
@@ -103,22 +119,22 @@ def chain_forward(
     x = load_row(x_ptr, offsets, inside) * x_scale
     y = branch_row(f_ptr, offsets, inside, seed, row, cols, threshold, f_scale, DROPOUT)
     place = row * (2 * NORMS)
-    y = norm_forward(x + y, w1_ptr, b1_ptr, stats_ptr, place, cols, inside, eps, C, BLOCK, SAVE)
+    y = add_norm(x, y, w1_ptr, b1_ptr, stats_ptr, place, cols, inside, eps, C, BLOCK, SAVE)
     if NORMS >= 2:
-        y = norm_forward(x + y, w2_ptr, b2_ptr, stats_ptr, place + 2, cols, inside, eps, C, BLOCK, SAVE)
+        y = add_norm(x, y, w2_ptr, b2_ptr, stats_ptr, place + 2, cols, inside, eps, C, BLOCK, SAVE)
     if NORMS >= 3:
-        y = norm_forward(x + y, w3_ptr, b3_ptr, stats_ptr, place + 4, cols, inside, eps, C, BLOCK, SAVE)
+        y = add_norm(x, y, w3_ptr, b3_ptr, stats_ptr, place + 4, cols, inside, eps, C, BLOCK, SAVE)
     if NORMS >= 4:
-        y = norm_forward(x + y, w4_ptr, b4_ptr, stats_ptr, place + 6, cols, inside, eps, C, BLOCK, SAVE)
+        y = add_norm(x, y, w4_ptr, b4_ptr, stats_ptr, place + 6, cols, inside, eps, C, BLOCK, SAVE)
     tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["seed", "threshold", "rows"])
+@triton.jit(do_not_specialize=["x_scale", "f_scale", "seed", "threshold", "rows"])
 def chain_backward(
-    g_ptr, x_ptr, f_ptr, stats_ptr, dx_ptr, df_ptr, sums_ptr,
+    sums_ptr, g_ptr, x_ptr, f_ptr, stats_ptr, dx_ptr, df_ptr,
     w1_ptr, b1_ptr, w2_ptr, b2_ptr, w3_ptr, b3_ptr, w4_ptr,
     x_scale, f_scale, seed, threshold, rows,
-    NORMS: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, DROPOUT: tl.constexpr,
+    NORMS: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, DROPOUT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Write dx and dF of every P-th row, and the sums dw_1, db_1, dw_2, ... over these rows as (P, 2 NORMS, C)."""
     first = tl.program_id(0)
@@ -135,7 +151,7 @@ def chain_backward(
     if NORMS >= 4:
         dw4 = tl.zeros((BLOCK,), tl.float32)
         db4 = tl.zeros((BLOCK,), tl.float32)
-    for step in range(0, rows - first, tl.num_programs(0)):
+    for step in tl.range(0, rows - first, tl.num_programs(0), num_stages=STAGES):
         row = first + step
         offsets = row.to(tl.int64) * C + cols
         x = load_row(x_ptr, offsets, inside) * x_scale
@@ -195,7 +211,7 @@ def chain_backward(
 # --- dropout alone, for a GEMM that needs F: forward on f, backward on dL/dF ------------------------------------------
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=["scale", "seed", "threshold"])
 def dropout(
     f_ptr, out_ptr, scale, seed, threshold, C: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -219,7 +235,7 @@ def tanh(h):
     return tl.where(h < 0.0, -t, t)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["eps"])
 def sas_forward(
     x_ptr, f_ptr, h_ptr, y_ptr, stats_ptr, v_ptr, c_ptr, w_ptr, b_ptr, eps,
     C: tl.constexpr, BLOCK: tl.constexpr, SAVE: tl.constexpr,
@@ -232,12 +248,14 @@ def sas_forward(
     hidden = h_ptr + row.to(tl.int64) * (2 * C)
     x = load_row(x_ptr, offsets, inside)
     f = load_row(f_ptr, offsets, inside)
-    s_alpha = tl.sum(tanh(load_row(hidden, cols, inside)) * load_row(v_ptr, cols, inside), axis=0)
-    s_beta = tl.sum(tanh(load_row(hidden + C, cols, inside)) * load_row(v_ptr + C, cols, inside), axis=0)
+    on_alpha = tanh(load_row(hidden, cols, inside)) * load_row(v_ptr, cols, inside)
+    on_beta = tanh(load_row(hidden + C, cols, inside)) * load_row(v_ptr + C, cols, inside)
+    s = x + f
+    s_alpha, s_beta, sum_s = tl.reduce((on_alpha, on_beta, s), axis=0, combine_fn=add_3)
     alpha = tl.sigmoid(s_alpha + tl.load(c_ptr).to(tl.float32))
     beta = tl.sigmoid(s_beta + tl.load(c_ptr + 1).to(tl.float32))
     place = row * 4
-    normed = norm_forward(x + f, w_ptr, b_ptr, stats_ptr, place, cols, inside, eps, C, BLOCK, SAVE)
+    normed = norm_forward(s, sum_s / C, w_ptr, b_ptr, stats_ptr, place, cols, inside, eps, C, BLOCK, SAVE)
     if SAVE:
         tl.store(stats_ptr + place + 2, alpha)
         tl.store(stats_ptr + place + 3, beta)
@@ -247,8 +265,8 @@ def sas_forward(
 
 @triton.jit(do_not_specialize=["rows"])
 def sas_backward(
-    g_ptr, x_ptr, f_ptr, h_ptr, stats_ptr, dx_ptr, df_ptr, dh_ptr, sums_ptr, v_ptr, w_ptr, b_ptr, rows,
-    C: tl.constexpr, BLOCK: tl.constexpr,
+    sums_ptr, g_ptr, x_ptr, f_ptr, h_ptr, stats_ptr, dx_ptr, df_ptr, dh_ptr, v_ptr, w_ptr, b_ptr, rows,
+    C: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Write dH of every P-th row, dx and dF without the part that comes through H, and sums over these rows.
 
@@ -257,10 +275,6 @@ def sas_backward(
     first = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     inside = cols < C
-    v_alpha = load_row(v_ptr, cols, inside)
-    v_beta = load_row(v_ptr + C, cols, inside)
-    w = load_row(w_ptr, cols, inside)
-    b = load_row(b_ptr, cols, inside)
     dw = tl.zeros((BLOCK,), tl.float32)
     db = tl.zeros((BLOCK,), tl.float32)
     dv_alpha = tl.zeros((BLOCK,), tl.float32)
@@ -269,7 +283,7 @@ def sas_backward(
     sum_beta = tl.zeros((BLOCK,), tl.float32)
     dc_alpha = 0.0
     dc_beta = 0.0
-    for step in range(0, rows - first, tl.num_programs(0)):
+    for step in tl.range(0, rows - first, tl.num_programs(0), num_stages=STAGES):
         row = first + step
         offsets = row.to(tl.int64) * C + cols
         hidden = row.to(tl.int64) * (2 * C) + cols
@@ -283,13 +297,17 @@ def sas_backward(
         alpha = tl.load(stats + 2)
         beta = tl.load(stats + 3)
         u = norm_again(x + f, stats, inside, C, BLOCK)
-        on_norm = tl.sum(g * (u * w + b), axis=0)
-        logit_alpha = alpha * (1.0 - alpha) * (tl.sum(g * x, axis=0) - (1.0 - beta) * on_norm)
-        logit_beta = beta * (1.0 - beta) * (tl.sum(g * f, axis=0) - (1.0 - alpha) * on_norm)
-        dh_alpha = logit_alpha * v_alpha * (1.0 - t_alpha * t_alpha)
-        dh_beta = logit_beta * v_beta * (1.0 - t_beta * t_beta)
-        dn = (1.0 - alpha) * (1.0 - beta) * g
-        dz = norm_backward(dn * w, u, rstd, C)
+        q = g * load_row(w_ptr, cols, inside)
+        b = load_row(b_ptr, cols, inside)
+        sum_q, sum_qu, sum_gb, on_x, on_f = tl.reduce((q, q * u, g * b, g * x, g * f), axis=0, combine_fn=add_5)
+        on_norm = sum_qu + sum_gb
+        logit_alpha = alpha * (1.0 - alpha) * (on_x - (1.0 - beta) * on_norm)
+        logit_beta = beta * (1.0 - beta) * (on_f - (1.0 - alpha) * on_norm)
+        dh_alpha = logit_alpha * load_row(v_ptr, cols, inside) * (1.0 - t_alpha * t_alpha)
+        dh_beta = logit_beta * load_row(v_ptr + C, cols, inside) * (1.0 - t_beta * t_beta)
+        gamma = (1.0 - alpha) * (1.0 - beta)
+        dn = gamma * g
+        dz = (gamma * rstd) * (q - sum_q / C - u * (sum_qu / C))
         tl.store(dx_ptr + offsets, (alpha * g + dz).to(dx_ptr.dtype.element_ty), mask=inside)
         tl.store(df_ptr + offsets, (beta * g + dz).to(df_ptr.dtype.element_ty), mask=inside)
         tl.store(dh_ptr + hidden, dh_alpha.to(dh_ptr.dtype.element_ty), mask=inside)

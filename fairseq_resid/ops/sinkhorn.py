@@ -9,13 +9,13 @@ from torch import Tensor
 
 from .dispatch import PLAIN, is_traced
 
-LOWEST = -80.0  # of logits relative to their maximum: exp must neither overflow nor leave a row of zeros
+LOWEST = -80.0  # lower bound of logits minus their maximum, so that exp neither overflows nor gives a row of zeros
 
 
 def sinkhorn(logits: Tensor, steps: int) -> Tensor:
     """Return exp(logits) after `steps` rounds that scale its columns, then its rows, to a sum of 1.
 
-    Source: Sinkhorn and Knopp 1967; Xie 2025, arXiv 2512.24880, ends on the rows
+    Source: Sinkhorn and Knopp 1967; Xie 2025, arXiv 2512.24880, ends with the rows
     Shapes: (..., n, n), n small
     Dtype:  fp32 for 16-bit logits, otherwise that of the logits
     """
@@ -60,7 +60,7 @@ class _Sinkhorn(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         logits, weights, sums = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True: the derivative of this pass is wanted too
+        if torch.is_grad_enabled():  # create_graph=True: this pass must itself be differentiable
             result = sinkhorn_rounds(logits, len(sums) // 2)
             return torch.autograd.grad(result, logits, gradient, create_graph=True)[0], None
         weights = weights.clone()
@@ -70,7 +70,7 @@ class _Sinkhorn(torch.autograd.Function):
             weights.mul_(rows.unsqueeze(1))
             in_logs.addcmul_(weights, in_logs.sum(0), value=-1)
             weights.mul_(columns)
-        # Entries at LOWEST are constants. All entries move with the maximum but those.
+        # Entries at LOWEST are constants. All other entries depend on the maximum.
         relative = _positions_last(logits)
         relative.sub_(relative.amax(dim=(0, 1)))
         is_constant, is_maximum = relative < LOWEST, (relative == 0).to(relative.dtype)

@@ -1,4 +1,4 @@
-"""Sentences that systems translate most differently, with the words that differ."""
+"""Find the sentences that systems translate most differently, and mark the words that differ."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sample:
 
 
 def marked(line: str, reference: str) -> list[Word]:
-    """Return a translation's words; those changed by a shortest edit from the reference are marked."""
+    """Return a translation's words; words that a shortest edit from the reference changes are marked."""
     words, other = line.split(), reference.split()
     kept: set[int] = set()
     for block in SequenceMatcher(None, other, words, autojunk=False).get_matching_blocks():

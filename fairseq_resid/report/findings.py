@@ -98,7 +98,7 @@ def more_below(analysis: Analysis, baseline: Analysis | None) -> Finding | None:
         found.append(line)
     if not found:
         return None
-    claim = "lower sites get larger gradients than upper ones, and all get larger ones than in the baseline"
+    claim = "lower sites get larger gradients than upper sites, and all gradients are larger than in the baseline"
     return Finding(claim, "SAS paper, section 5, figure 4 (images)", "; ".join(found))
 
 

@@ -23,7 +23,6 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from .. import records
 from ..analysis import analyze, curves, plots
 from ..analysis.results import Analysis
 from ..analysis.results import read_analysis as read_analysis
@@ -92,15 +91,17 @@ def without_control(value: Any) -> Any:
 
 
 def figure(path: Path, caption: str) -> Figure:
-    """Return the plot in a file."""
+    """Return the plot from a file."""
     return Figure(base64.b64encode(read_bytes(path)).decode("ascii"), caption)
 
 
-def settings(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
-    """Return every flag of the runs' commands with its value in each run; flags that differ come first."""
+def settings(runs: Sequence[Run], notes: list[str]) -> list[tuple[str, list[str], bool]]:
+    """Return every flag of the runs' commands with its value in each run; flags with different values come first."""
     values = []
     for run in runs:
-        record = records.remembered(run.record, RunRecord)
+        record: RunRecord | None = None
+        with fenced(notes, f"{run.name}: settings"):
+            record = run.read_record()
         command = TrainingCommand.parse(record.command) if record else None
         flags = {flag: " ".join(given) or "yes" for flag, given in command.flags} if command else {}
         values.append({"data": command.data, **flags} if command else None)
@@ -132,7 +133,8 @@ def scores(
 ) -> tuple[dict[str, Any] | None, list[compare.Candidate]]:
     """Return the table of scores and the runs that have scores.
 
-    Runs are tested against the first one if their scores can be compared, unless `untested` gives a reason not to.
+    Runs are tested against the first one if their scores can be compared, unless `untested` gives a reason not to test
+    them.
     """
     candidates: list[compare.Candidate] = []
     for run in runs:
@@ -200,7 +202,7 @@ def what_it_learned(
 
 
 def draw_curves(runs: Sequence[Run], path: Path, notes: list[str]) -> list[Figure]:
-    """Plot the curves of all runs that have a log; returns no figure if none has."""
+    """Plot the curves of all runs that have a log; return no figure if no run has one."""
     logged: dict[str, list[curves.Curves]] = {}
     for label, alike in curves.group_by_setting(runs).items():
         for run in alike:
@@ -251,7 +253,7 @@ def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = (), untest
             shown = candidates[0].task.texts(candidates)
             texts = samples(shown.sources, shown.references, shown.outputs) if shown else []
     with fenced(notes, "settings"):
-        rows = settings(runs)
+        rows = settings(runs, notes)
     for run in runs:
         structure = analyses[run.path].structure if run.path in analyses else None
         if structure is not None and structure not in [each.name for each in glossary]:

@@ -27,7 +27,7 @@ class Gpu:
 
     @property
     def line(self) -> str:
-        """The GPU in run.json."""
+        """The description of the GPU in run.json."""
         return f"{self.name}, {self.memory / 2**30:.0f} GiB"
 
 
@@ -49,9 +49,9 @@ def gpus() -> list[Gpu]:
 
 @dataclass(frozen=True)
 class Rank:
-    """This process among those that train together, one for each device.
+    """This process in a group of processes that train together, with one process per device.
 
-    flags: for fairseq-train; environment: further variables that the rendezvous needs
+    flags: passed to fairseq-train; environment: additional variables that the rendezvous needs
     """
 
     rank: int
@@ -63,9 +63,9 @@ class Rank:
 def rank(environ: Mapping[str, str], given: TrainingCommand, local_gpus: int) -> Rank | None:
     """Return the rank of this process; None if it is the only one.
 
-    The rank comes from fairseq's own flags, from torchrun's variables, or from those of a Slurm step (`srun`; a batch
-    script by itself is not a step). torchrun's and Slurm's variables are turned into fairseq's flags: fairseq reads the
-    environment too, but on a CPU it would start unconnected training runs in one folder.
+    The rank comes from fairseq's own flags, from torchrun's variables, or from the variables of a Slurm step (`srun`; a
+    batch script by itself is not a step). The variables of torchrun and Slurm are converted to fairseq's flags: fairseq
+    reads the environment too, but on a CPU it would start unconnected training runs in one folder.
 
     Raises: ValueError if a launcher's variables are incomplete or contradictory.
     """
@@ -79,7 +79,7 @@ def rank(environ: Mapping[str, str], given: TrainingCommand, local_gpus: int) ->
         names, needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK"), {"RANK", "MASTER_ADDR", "MASTER_PORT"}
         if missing := sorted(needed - environ.keys()):
             raise ValueError(
-                f"WORLD_SIZE={environ['WORLD_SIZE']}: {', '.join(missing)} must be set too, as torchrun does"
+                f"WORLD_SIZE={environ['WORLD_SIZE']}: {', '.join(missing)} must be set too, as torchrun sets them"
             )
     elif {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"} <= environ.keys():
         names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
@@ -95,7 +95,7 @@ def rank(environ: Mapping[str, str], given: TrainingCommand, local_gpus: int) ->
     if size == 1:
         return None
     more = {"MASTER_ADDR": first_host(environ), "MASTER_PORT": str(port(environ))} if names[0] != "RANK" else {}
-    # Some launchers make only one GPU visible to each process, as number 0.
+    # Some launchers make only one GPU visible to each process, with number 0.
     device = local % local_gpus if local_gpus else 0
     argv = ["--distributed-init-method", "env://", "--distributed-rank", str(number), "--distributed-no-spawn"]
     return Rank(number, size, (*argv, "--device-id", str(device)), more)
@@ -115,5 +115,5 @@ def first_host(environ: Mapping[str, str]) -> str:
 
 
 def port(environ: Mapping[str, str]) -> int:
-    """Return a port for a Slurm step: the same in all its processes, and unlikely to be another step's."""
+    """Return a port for a Slurm step: the same in all its processes, and unlikely to be used by another step."""
     return 20_000 + (int(environ.get("SLURM_JOB_ID", "0")) * 64 + int(environ.get("SLURM_STEP_ID", "0"))) % 40_000

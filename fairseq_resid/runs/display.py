@@ -11,7 +11,7 @@ from ..data import folders
 from .run import TrainingSummary, log_record
 from .training_command import TrainingCommand
 
-# What is shown, in this order.
+# The quantities shown, in this order.
 FACTS = ("epoch", "update", "loss", "valid loss", "test loss", "speed", "left")
 
 
@@ -72,7 +72,7 @@ class Display:
     def _share(self, record: dict[str, Any], updates: int) -> float | None:
         """Return the fraction of training completed, from 0 to 1, by the limit that will be reached first."""
         shares = [updates / self.max_update] if self.max_update else []
-        if self.max_epoch and "update" in record:  # fairseq's name for the epochs done, with a fraction
+        if self.max_epoch and "update" in record:  # fairseq's name for the number of completed epochs, with a fraction
             shares.append(float(record["update"]) / self.max_epoch)
         return max(shares, default=None)
 

@@ -1,8 +1,9 @@
-"""Run stock fairseq-train in a run folder. Running the same command again resumes it, or does nothing if it finished.
+"""Run stock fairseq-train in a run folder. Running the same command again resumes it, or does nothing if it has
+finished.
 
-RUN/run.json contains the full command, the plan and the seed; the commit, versions and hardware of every session; and
-whether training finished. A different command is refused, because a run resumed with changed settings would represent
-neither of the two.
+RUN/run.json contains the full command, the plan, the seed, and whether training has finished, and for every session
+the commit, versions and hardware. A different command is refused, because a run that is resumed with changed settings
+would represent neither the old settings nor the new ones.
 
 Under torchrun or srun, every process runs this module. Each process determines its rank (devices.rank), all of them
 run the same checks, and only rank 0 writes files.
@@ -63,7 +64,7 @@ PLACE_FLAGS = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
 
 
 def check_architecture(arch: str, given: TrainingCommand) -> None:
-    """Check that fairseq knows an architecture and that its size matches the recipe.
+    """Check that fairseq has an architecture and that its size matches the recipe.
 
     Raises: ValueError naming similar architectures, or both sizes.
     """
@@ -104,7 +105,7 @@ def check_task(arch: str, given: TrainingCommand) -> None:
     task = given.value("--task", folders.TEXT.task)
     kind = folders.of_task(TASKS.get(ARCH_MODEL_NAME_REGISTRY[arch], folders.TEXT.task))
     if kind is not folders.of_task(task):
-        raise ValueError(f"--arch {arch}: a model of {kind.content}, and the recipe's task is {task}")
+        raise ValueError(f"--arch {arch}: a model of {kind.content}, but the recipe's task is {task}")
 
 
 def check_own_flags(given: TrainingCommand) -> None:
@@ -114,7 +115,9 @@ def check_own_flags(given: TrainingCommand) -> None:
     """
     for flag in (*RESERVED_FLAGS, "--arch"):
         if flag in given:
-            raise ValueError(f"{flag}: set by this command; --run chooses the folder, --arch the architecture")
+            raise ValueError(
+                f"{flag}: set by this command; choose the folder with --run and the architecture with --arch"
+            )
 
 
 def check_tensorboard(given: TrainingCommand) -> None:
@@ -123,14 +126,14 @@ def check_tensorboard(given: TrainingCommand) -> None:
     Raises: ValueError naming the package to install.
     """
     if "--tensorboard-logdir" in given and not (find_spec("tensorboard") or find_spec("tensorboardX")):
-        raise ValueError("--tensorboard-logdir: TensorBoard is not installed; pip install tensorboard adds it")
+        raise ValueError("--tensorboard-logdir: TensorBoard is not installed; install it with pip install tensorboard")
 
 
 def spinning(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that limit how long waiting OpenMP threads spin.
 
-    By default a thread of GNU OpenMP spins for milliseconds before it sleeps. Next to other busy processes, spinning
-    threads take cores from the threads they wait for, and training runs at a fraction of its speed. The user's settings
+    By default, a thread of GNU OpenMP spins for milliseconds before it sleeps. If other processes are busy, spinning
+    threads take cores from the threads they wait for, and training becomes many times slower. The user's settings
     take precedence.
     """
     own = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"}
@@ -192,8 +195,10 @@ class Argument(str):
 def place_data(argv: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[TrainingCommand, TrainingCommand]:
     """Return the recipe's command, with the user's data folder if one is given, and the user's flags.
 
-    Raises: ValueError unless there is exactly one data folder; see also `check_flags`.
+    Raises: ValueError unless there is exactly one data folder; see also `check_own_flags` and `check_flags`.
     """
+    # First of all: fairseq's parser imports the folder of --user-dir, which would run its code.
+    check_own_flags(TrainingCommand.parse([*argv, *extra]))
     recipes = list(takewhile(lambda word: not FLAG.match(word), argv))
     rest, mine = (list(map(Argument, part)) for part in (argv[len(recipes) :], extra))
     given = check_flags([*(recipes or ["DATA"])[:1], *rest, "--arch", arch, *mine])
@@ -221,7 +226,7 @@ def check_data(command: TrainingCommand) -> None:
 
 
 def settings(command: TrainingCommand) -> TrainingCommand:
-    """Return the flags that identify a training run: no paths, processes or batch plan."""
+    """Return the flags that identify a training run, without paths, processes and batch plan."""
     ignored = (*PLACE_FLAGS, *PROCESS_FLAGS, *BACKEND_FLAGS, *plan.PLANNED_FLAGS)
     return replace(command.without(ignored), data=os.path.normpath(command.data) if command.data else "")
 
@@ -277,14 +282,14 @@ def is_finished(command: TrainingCommand, run: Run) -> bool:
         differences += begun.only(plan.PLANNED_FLAGS).changes(command.only(plan.PLANNED_FLAGS))
     if differences:
         raise ValueError(
-            f"{run.path}: was started with different settings ({'; '.join(differences)}); repeat those, choose another "
-            "--run folder or remove this one"
+            f"{run.path}: was started with different settings ({'; '.join(differences)}); use the same settings, "
+            "choose another --run folder or remove this one"
         )
     return record.finished
 
 
 def reached_end(command: TrainingCommand, run: Run) -> bool:
-    """Return whether a training run ended by --max-update or --max-epoch rather than --stop-time-hours."""
+    """Return whether a training run ended because of --max-update or --max-epoch, not --stop-time-hours."""
     if "--stop-time-hours" not in command:
         return True
     done = run.training_summary()
@@ -297,7 +302,7 @@ def reached_end(command: TrainingCommand, run: Run) -> bool:
 def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.Rank | None = None) -> bool:
     """Train or resume; return False if the run has already finished.
 
-    record: the new run.json, with this session only
+    record: the new run.json, which contains only this session
     Raises: ValueError if another command started the run; ChildProcessError if fairseq-train fails.
     """
     is_first = rank is None or rank.rank == 0
@@ -330,7 +335,7 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
             else:
                 code = children.run(argv, file, lock, file, variables)
         if code > 128:
-            raise SystemExit(code)  # killed by a signal that this process did not receive
+            raise SystemExit(code)  # a signal that this process did not receive killed it
         if code:
             failure = ChildProcessError(f"fairseq-train failed with exit code {code}; the last lines of {log}:")
             raise with_lines(failure, children.last_lines(log))
@@ -342,7 +347,7 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
 
 @dataclass(frozen=True)
 class Request:
-    """A requested training run, checked as far as possible without reading its data."""
+    """A requested training run, checked as far as is possible without reading its data."""
 
     run: Run
     plan: plan.Plan
@@ -353,7 +358,7 @@ class Request:
     evaluate: list[str] = field(default_factory=list)
 
     def record(self) -> RunRecord:
-        """Return the content of run.json, with a session that starts now."""
+        """Return the content of run.json, with one session, which starts now."""
         chosen = {**spinning(os.environ), **({} if self.gpus else allocating(os.environ))}
         session = Session(
             datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -382,7 +387,6 @@ def request(
     recipe_argv = recipe.read(name)
     # Only fairseq's parser, in place_data, knows whether a word after a flag is the data folder.
     words = TrainingCommand.parse([*recipe_argv, *extra])
-    check_own_flags(words)
     check_architecture(arch, words)
     check_task(arch, words)
     # Before fairseq reads the flags: it warns that --bf16 needs a TPU.
@@ -390,7 +394,7 @@ def request(
     base, own = place_data(recipe_argv, arch, extra)
     run = Run(folder or Path("checkpoints") / f"{Path(name).stem}-{arch}")
     if run.path.exists() and not run.path.is_dir():
-        raise ValueError(f"--run {run.path}: is a file; a folder is needed")
+        raise ValueError(f"--run {run.path}: is a file; must be a folder")
     given = base.and_then(own)
     check_tensorboard(given)
     gpus = [] if "--cpu" in given else devices.gpus()
@@ -424,7 +428,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[
     add = parser.add_argument
     add(
         "recipe",
-        help="name of a recipe, or a file of fairseq-train flags; DATA after it replaces its data folder",
+        help="name of a recipe, or a file of fairseq-train flags; DATA replaces the recipe's data folder",
     )
     add("--arch", required=True, help="transformer, transformer_sas, transformer_rskip_ln, transformer_resid, ...")
     add("--run", type=Path, help="run folder (default: checkpoints/RECIPE-ARCH)")
@@ -432,7 +436,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[
         "--effective-batch",
         type=int,
         metavar="N",
-        help="effective batch, in the recipe's unit (default: the recipe's); --max-tokens limits one device",
+        help="effective batch, in the unit of the recipe (default: as in the recipe); --max-tokens limits one device",
     )
     add(
         "--precision",
@@ -443,7 +447,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[
     add("--dry-run", action="store_true", help="print the plan and the command without training")
     options, extra = parser.parse_known_args(argv)
     if options.effective_batch is not None and options.effective_batch < 1:
-        parser.error(f"--effective-batch {options.effective_batch}: must be 1 or more")
+        parser.error(f"--effective-batch {options.effective_batch}: must be at least 1")
     return options, extra
 
 
@@ -451,9 +455,9 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[
     "train",
     "Train a recipe with stock fairseq-train, on all visible GPUs or on the CPU. Run the same command again to resume.",
     again="resumes",
-    epilog=f"recipes: {', '.join(recipe.available())}. All other flags go to fairseq-train. On several machines, start "
-    "one process per device with torchrun (torchrun ... --no-python -- scripts/train.sh RECIPE ...) or srun (srun "
-    "scripts/train.sh RECIPE ...).",
+    epilog=f"recipes: {', '.join(recipe.available())}. All other flags are passed to fairseq-train. On several "
+    "machines, start one process per device with torchrun (torchrun ... --no-python -- scripts/train.sh RECIPE ...) "
+    "or srun (srun scripts/train.sh RECIPE ...).",
     allow_abbrev=False,
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:

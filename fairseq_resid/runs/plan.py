@@ -4,9 +4,9 @@ A recipe's --distributed-world-size, --max-tokens and --update-freq define its e
 
     effective batch = processes × max-tokens × update-freq, in padded positions
 
-fairseq's --max-tokens is the number of sentences in a batch × its longest side. With --batch-size instead, examples
+fairseq's --max-tokens limits the number of sentences × the longest side of a batch. With --batch-size instead, examples
 are counted: sentence pairs or images. On a different number of devices, update-freq is adapted to keep the effective
-batch, and max-tokens too if update-freq alone is not enough.
+batch. If that is not enough, max-tokens is adapted too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PRECISION_FLAGS = (
     "--tpu",
 )
 TOLERANCE = 0.01  # of the effective batch
-MOST_STEPS = 1_000_000  # of --update-freq: all values up to it are tried
+MOST_STEPS = 1_000_000  # maximum --update-freq: all values up to this are tried
 UNITS = {"--max-tokens": "padded positions", "--batch-size": "examples"}
 # The flags that the plan sets.
 PLANNED_FLAGS = ("--distributed-world-size", "--update-freq", *UNITS)
@@ -38,13 +38,13 @@ PLANNED_FLAGS = ("--distributed-world-size", "--update-freq", *UNITS)
 
 @dataclass(frozen=True)
 class Batches:
-    """How an effective batch is split over processes; size: of one process's batch, in the unit of `limit`."""
+    """How an effective batch is split over processes; size: size of one process's batch, in the unit of `limit`."""
 
     world_size: int
     limit: str
     size: int
     update_freq: int
-    pairs: int | None = None  # at most, in one batch of one process, if both --batch-size and --max-tokens are given
+    pairs: int | None = None  # maximum in one batch of one process, if both --batch-size and --max-tokens are given
 
     @classmethod
     def of(cls, command: TrainingCommand) -> Batches | None:
@@ -64,7 +64,7 @@ class Batches:
 
     @property
     def product(self) -> str:
-        """The effective batch as a product, for users."""
+        """The effective batch written as a product, for users."""
         factors = f"{self.world_size} × {self.size:,} × {self.update_freq}"
         return f"processes × {self.limit[2:]} × update-freq = {factors} = {self.effective:,} {UNITS[self.limit]}"
 
@@ -88,7 +88,7 @@ class Plan:
     def line(self) -> str:
         """Return the line that is printed before training starts."""
         off = "" if self.batches.effective == self.effective_batch else f", for {self.effective_batch:,}"
-        pairs = f", of at most {self.batches.pairs:,} pairs a process (--batch-size)" if self.batches.pairs else ""
+        pairs = f", at most {self.batches.pairs:,} pairs per process (--batch-size)" if self.batches.pairs else ""
         return f"{self.devices}; effective batch {self.batches.product}{off}{pairs}; {self.precision} ({self.why})"
 
     def record(self) -> dict[str, str | int]:
@@ -101,14 +101,14 @@ class Plan:
             "effective batch": self.batches.effective,
             "unit": UNITS[self.batches.limit],
             "precision": self.precision,
-            **({"pairs a process at most": self.batches.pairs} if self.batches.pairs else {}),
+            **({"maximum pairs per process": self.batches.pairs} if self.batches.pairs else {}),
         }
 
 
 def split_batch(effective: int, world_size: int, most: int, update_freq: int | None, limit: str) -> tuple[int, int]:
     """Return the batch size of one process, at most `most`, and the update-freq that keep the effective batch.
 
-    Unless update-freq is given, it is the one that comes closest.
+    If update-freq is not given, the value that comes closest is chosen.
     Raises: ValueError if the effective batch would change by more than 1%.
     """
 
@@ -121,7 +121,7 @@ def split_batch(effective: int, world_size: int, most: int, update_freq: int | N
     enough = math.ceil(effective / (world_size * most))
     if update_freq is None and enough > MOST_STEPS:
         raise ValueError(
-            f"effective batch: {effective:,}: needs --update-freq {enough:,} with {world_size} processes × {limit} "
+            f"effective batch: {effective:,}: requires --update-freq {enough:,} with {world_size} processes × {limit} "
             f"{most:,}; at most {MOST_STEPS:,}"
         )
     least = max(1, math.ceil(effective * (1 - TOLERANCE) / (world_size * most)))
@@ -145,20 +145,20 @@ def own_precision(given: TrainingCommand) -> list[str]:
     """
     own = [flag[2:] for flag in PRECISION_FLAGS if flag in given]
     if len({flag.removeprefix("memory-efficient-") for flag in own}) > 1:
-        raise ValueError(f"--{' and --'.join(own)}: give one of them")
+        raise ValueError(f"--{' and --'.join(own)}: give only one of them")
     return own
 
 
 def choose_precision(asked: str, given: TrainingCommand, gpus: Sequence[Gpu]) -> tuple[str, str, list[str]]:
     """Return the precision, the reason, and fairseq's flags for it.
 
-    bf16 from compute capability 8.0 (Ampere), whose tensor cores support it, since it needs no loss scale; fp16 from
-    7.0 (Volta); fp32 on older GPUs and on the CPU. Images use amp instead of bf16 and fp16: it keeps the weights and
-    the running statistics of batch normalisation in fp32.
+    bf16 requires compute capability 8.0 (Ampere), the first with bf16 tensor cores, and is preferred because it needs
+    no loss scale. fp16 requires 7.0 (Volta). Older GPUs and CPUs use fp32. Images use amp instead of bf16 and fp16: it
+    keeps the weights and the running statistics of batch normalisation in fp32.
     """
     own = own_precision(given)
     if own and asked != "auto":
-        raise ValueError(f"--precision {asked} and --{own[0]}: give one of them")
+        raise ValueError(f"--precision {asked} and --{own[0]}: give only one of them")
     if own:
         return " ".join(own), "as given", []
     if asked != "auto":

@@ -29,7 +29,7 @@ def read(name: str) -> list[str]:
 
 
 def evaluation(name: str) -> list[str]:
-    """Return the flags that a recipe states for its evaluation.
+    """Return the evaluation flags of a recipe.
 
     Raises: see `_sections`.
     """
@@ -48,8 +48,8 @@ def _sections(name: str) -> tuple[list[str], list[str]]:
         raise ValueError(f"{name}: no such recipe; {meant} {', '.join(available())}, or a file of flags")
     lines = read_lines(path)
     try:
-        # As in a command pasted from a shell or an editor: a byte order mark, continued lines, comments where an
-        # argument would start (shlex would also find comments inside arguments).
+        # Accept what a shell or an editor may produce: a byte order mark, continued lines, and comments that start
+        # where an # argument would start (shlex would also find comments inside arguments).
         text = "\n".join(lines).removeprefix("\ufeff")
         text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text).replace("\\\n", " ")
         training, *others = re.split(r"(?m)^\[evaluate\]\s*$", text)

@@ -1,9 +1,9 @@
 """The run folder: paths and contents of its files, for training, evaluation, analysis and report.
 
-RUN/checkpointN.pt, checkpoint_E_U.pt      written by fairseq at the end of epoch N, and in epoch E at update U
+RUN/checkpointN.pt, checkpoint_E_U.pt      written by fairseq at the end of epoch N, or in epoch E at update U
 RUN/checkpoint_best.pt, checkpoint_last.pt copies written by fairseq
-RUN/run.json                               command, plan, versions, commit, hardware, whether training finished
-RUN/train.log, train.rankN.log             output of fairseq-train --log-format json, and of its rank N
+RUN/run.json                               command, plan, versions, commit, hardware, and whether training has finished
+RUN/train.log, train.rankN.log             output of fairseq-train --log-format json, of rank 0 and rank N
 RUN/averaged.pt, averaged.json             average of the last numbered checkpoints, and its inputs
 RUN/epochsFIRST-LAST.pt, ....json          average of the checkpoints of these epochs, if --epochs was given
 RUN/decode/SUBSET.{averaged,last,...}.{log,hyp,json}
@@ -33,7 +33,7 @@ Numbering = Literal["epoch", "update"]
 NUMBERED = {"epoch": re.compile(r"checkpoint([0-9]+)\.pt"), "update": re.compile(r"checkpoint_[0-9]+_([0-9]+)\.pt")}
 
 
-# A JSON record in fairseq's log, alone on its line or after time, level and logger.
+# A JSON record in fairseq's log: alone on its line, or after time, level and logger.
 LOGGED = re.compile(r"(?:[^|{]*\|){0,3} ?(\{.*\})\s*")
 # The first line of a training session in the log: its settings.
 SESSION = "fairseq_cli.train | {"
@@ -108,7 +108,7 @@ class TrainingSummary:
 
 @dataclass(frozen=True)
 class ByModel:
-    """The score of both models of a run: the average of its last checkpoints, and the last checkpoint."""
+    """A score of the two models of a run: the average of its last checkpoints, and the last checkpoint."""
 
     averaged: float
     last: float
@@ -123,11 +123,11 @@ class Scored:
 
 
 def check_number_of_scores(scores: dict[str, dict[str, Scored]]) -> None:
-    """Raise ValueError for more scores than can be shown: a card has a row for each score, with a cell per model."""
+    """Raise ValueError if there are too many scores for a card, which has a row for each score and a cell per model."""
     labels = {label for of_model in scores.values() for label in of_model}
     if max(len(scores), len(labels)) > MOST_SCORES:
         what = f"{len(scores):,} models and {len(labels):,} scores"
-        raise ValueError(f"scores: {what}: must be {MOST_SCORES} or fewer of each")
+        raise ValueError(f"scores: {what}: must be at most {MOST_SCORES} each")
 
 
 @dataclass(frozen=True)
@@ -177,14 +177,14 @@ class FileState:
 class Run:
     """The folder of a training run, and the paths of the files in it.
 
-    The folder may come from somebody else: the path of every file but a checkpoint is checked by `inside`, and raises
+    The folder may come from somebody else. `inside` checks the path of every file except checkpoints, and raises
     ValueError for a link that leads out of the folder.
     """
 
     path: Path
 
     def file(self, name: str) -> Path:
-        """Return the path of a file or folder in it."""
+        """Return the path of a file or folder inside the run folder."""
         return inside(self.path, name)
 
     def files(self, pattern: str) -> list[Path]:
@@ -237,7 +237,8 @@ class Run:
 
     @contextmanager
     def lock(self) -> Iterator[int]:
-        """Lock the folder for one training or evaluation; yield the file descriptor of the lock, for child processes.
+        """Lock the folder for one training or evaluation process; yield the file descriptor of the lock, for child
+        processes.
 
         Raises: ValueError if another process has locked it.
         """
@@ -268,9 +269,9 @@ class Run:
         return [file for _, file in sorted((int(match[1]), file) for match, file in found)]
 
     def log_records(self) -> Iterator[dict[str, Any]]:
-        """Yield the JSON records of train.log in order, each once.
+        """Yield each JSON record of train.log once, in order.
 
-        Before version 0.3.3, fairseq wrote the file itself (--log-file) and repeated the records of a process's k-th
+        Before version 0.3.3, fairseq itself wrote the file (--log-file) and repeated the records of a process's k-th
         epoch k times. Values are rounded and stored as strings, except epoch and update.
         """
         previous = ""
@@ -283,7 +284,7 @@ class Run:
     def log_lines(self) -> Iterator[str]:
         """Yield the lines of train.log; nothing if the file does not exist.
 
-        Raises: ValueError if it is damaged or longer than the log of any training.
+        Raises: ValueError if it is damaged or longer than any training log.
         """
         try:
             with reading(self.train_log, MOST_LOG_BYTES, MOST_LOG_LINES) as log:
@@ -338,13 +339,13 @@ class Run:
 
 
 def drop_later(rows: dict[int, T], last: int) -> None:
-    """Remove the entries after `last` from a dict whose keys increase: a training restarted from there."""
+    """Remove the entries after `last`, where training restarted, from a dict with increasing keys."""
     while rows and next(reversed(rows)) > last:
         rows.popitem()
 
 
 def log_record(line: str) -> dict[str, Any] | None:
-    """Return the JSON record on a line of train.log; None if there is none, or if it has non-numeric values."""
+    """Return the JSON record on a line of train.log; None if there is no record, or if it has non-numeric values."""
     if (match := LOGGED.fullmatch(line)) is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Settings for averaging and decoding a run: from the command line, or else the recipe, or else the defaults.
+"""Settings for averaging and decoding a run: from the command line, the recipe, or the defaults, in this order.
 
 A recipe lists its settings below a line `[evaluate]`, as options of `fairseq-resid evaluate`; run.json records them.
 """
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from ..files import bounded
 from .run import Numbering, Run, RunRecord
 
-MOST_FACTOR = 1000  # of --lenpen and --max-len-a
+MOST_FACTOR = 1000  # maximum of --lenpen and --max-len-a
 LAST = 10  # checkpoints to average
 # Options of fairseq-generate. fairseq divides a score by len^lenpen, tensor2tensor by ((5 + len) / 6)^lenpen, so the
 # same value 0.6 has a slightly different effect.
@@ -40,11 +40,11 @@ class Settings:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the options; those not given are None."""
+    """Add the options; options that are not given are None."""
     add = parser.add_argument
     add("--last", type=_count, metavar="N", help=f"average the last N numbered checkpoints (default {LAST})")
     add("--by", choices=("epoch", "update"), help="average checkpointN.pt (epoch) or checkpoint_E_U.pt (update)")
-    add("--epochs", type=_range, metavar="FIRST-LAST", help="also score the average of these epochs' checkpoints")
+    add("--epochs", type=_range, metavar="FIRST-LAST", help="also score the average of the checkpoints of these epochs")
     add("--beam", type=_count, metavar="N", help=f"beam size (default {DECODING['beam']})")
     add("--lenpen", type=_number, metavar="X", help=f"length penalty (default {DECODING['lenpen']})")
     add(
@@ -79,7 +79,7 @@ def _number(text: str) -> float:
 def _range(text: str) -> tuple[int, int]:
     match = RANGE.fullmatch(text)
     if match is None or int(match[1]) > int(match[2]):
-        raise argparse.ArgumentTypeError(f"{text}: must be two epochs, FIRST-LAST, such as 41-50")
+        raise argparse.ArgumentTypeError(f"{text}: must be two epochs FIRST-LAST, such as 41-50")
     return int(match[1]), int(match[2])
 
 

@@ -14,7 +14,7 @@ def setting(section: Any, name: str) -> Any:
 
 
 def task_of(cfg: Any) -> str | None:
-    """Return the name of the fairseq task in a checkpoint's cfg, or None if it has none."""
+    """Return the name of the fairseq task in a checkpoint's cfg, or None if there is none."""
     task = setting(cfg, "task")
     return setting(task, "_name") or setting(task, "task")
 
@@ -45,7 +45,7 @@ def find_data(run: Run, state: dict[str, Any]) -> Path:
     cfg = state.get("cfg") or {}
     recorded = setting(cfg.get("task"), "data") or setting(state.get("args"), "data")
     if not recorded:
-        raise ValueError(f"{run.path}: checkpoints do not name a data folder; give it with --data")
+        raise ValueError(f"{run.path}: the checkpoints do not name a data folder; give it with --data")
     data = Path(str(recorded).split(":")[0])  # fairseq accepts shards of a training set as A:B
     save_dir = Path(str(setting(cfg.get("checkpoint"), "save_dir")))
     here = run.path.resolve()

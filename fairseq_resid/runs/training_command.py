@@ -10,26 +10,26 @@ from dataclasses import dataclass, replace
 PROGRAM = "fairseq-train"
 MOST_CHARACTERS, MOST_WORDS = 1 << 17, 10_000  # of a command line in a file
 FLAG = re.compile(r"--?[A-Za-z]")
-# Flags that fairseq knows by two names.
+# Flags with two names in fairseq.
 SYNONYMS = {"--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
 
 
 def split(text: str) -> list[str]:
     """Return the words of a command line, split as by a shell.
 
-    Raises: ValueError if it is too long, for which a shell's rules would take minutes, or a quotation is not closed.
+    Raises: ValueError if it is too long, because splitting it could take minutes, or if a quote is not closed.
     """
     if len(text) > MOST_CHARACTERS:
-        raise ValueError(f"{len(text):,} characters of flags: at most {MOST_CHARACTERS:,} are read")
+        raise ValueError(f"{len(text):,} characters of flags: must be at most {MOST_CHARACTERS:,}")
     return shlex.split(text)
 
 
 def check_size(words: Sequence[str]) -> None:
-    """Raise ValueError for a command line that is too long for one."""
+    """Raise ValueError if a command line is too long."""
     if len(words) > MOST_WORDS or sum(map(len, words)) > MOST_CHARACTERS:
         raise ValueError(
-            f"a command of {len(words):,} words and {sum(map(len, words)):,} characters: at most {MOST_WORDS:,} words "
-            f"and {MOST_CHARACTERS:,} characters are read"
+            f"a command of {len(words):,} words and {sum(map(len, words)):,} characters: must be at most "
+            f"{MOST_WORDS:,} words and {MOST_CHARACTERS:,} characters"
         )
 
 
@@ -63,7 +63,7 @@ class TrainingCommand:
 
     @property
     def arguments(self) -> list[str]:
-        """The data folder and the flags."""
+        """The data folder and the flags, as words."""
         words = [word for flag, values in self.flags for word in (flag, *values)]
         return [self.data, *words] if self.data else words
 
@@ -76,17 +76,17 @@ class TrainingCommand:
         return any(name == flag for name, _ in self.flags)
 
     def get(self, flag: str) -> tuple[str, ...] | None:
-        """Return the values of a flag, None if it is not given."""
+        """Return the values of a flag, or None if it is not given."""
         return dict(self.flags).get(flag)
 
     def value(self, flag: str, default: str) -> str:
-        """Return the only or last value of a flag."""
+        """Return the value of a flag; if it has several, the last one."""
         return (self.get(flag) or (default,))[-1]
 
     def integer(self, flag: str, default: int | None = None, least: int = 1) -> int | None:
         """Return the value of a flag that takes one whole number.
 
-        Raises: ValueError naming the flag, what was given and what is allowed.
+        Raises: ValueError naming the flag, the given value and the allowed values.
         """
         values = self.get(flag)
         if values is None:
@@ -106,7 +106,7 @@ class TrainingCommand:
         return TrainingCommand("", tuple((flag, given[flag]) for flag in flags if flag in given))
 
     def and_then(self, other: TrainingCommand) -> TrainingCommand:
-        """Return this command followed by the flags of another one, with the other's data folder, if any."""
+        """Return this command followed by the flags of another one, with the data folder of the other if it has one."""
         return TrainingCommand(other.data or self.data, (*self.flags, *other.flags))
 
     def changes(self, now: TrainingCommand) -> list[str]:

@@ -34,7 +34,8 @@ def run_folders(kept: Path) -> list[Path]:
 
 
 def runs_folder(kept: Path) -> Path:
-    """Return the folder that contains a study's kept runs: the study's own folder if it has any, else the cache.
+    """Return the folder that contains a study's kept runs: the study's own folder if it contains runs, otherwise the
+    cache.
 
     Raises: ValueError naming the archive if it is damaged or its SHA-256 differs from results.json; OSError.
     """
@@ -54,7 +55,7 @@ def runs_folder(kept: Path) -> Path:
             extract.unpack(archive, partial)
             os.rename(partial, folder)
         except OSError:
-            if not folder.is_dir():  # otherwise another process was faster
+            if not folder.is_dir():  # another process may have been faster
                 raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -62,11 +63,11 @@ def runs_folder(kept: Path) -> Path:
 
 
 def pack(kept: Path) -> Path:
-    """Pack a study's run folders into the archive, remove the folders and return its path. Same content, same bytes.
+    """Pack a study's run folders into the archive, remove them and return its path. Equal content gives equal bytes.
 
     FILE.gz is stored uncompressed, as FILE: similar files of several runs compress better together.
-    Raises: OSError or ValueError naming the file that is unreadable or not a regular one, or the archive that cannot be
-    unpacked; the folders are kept in that case.
+    Raises: OSError or ValueError naming the file that is unreadable or not regular, or the archive that cannot be
+    unpacked. In that case the folders are kept.
     """
     with replacing(archive_file(kept)) as partial:
         with tarfile.open(partial, "w:xz", format=tarfile.PAX_FORMAT, preset=9) as tar:
@@ -74,13 +75,13 @@ def pack(kept: Path) -> Path:
                 for file in _regular_files(folder):
                     plain = file.with_suffix("") if file.suffix == ".gz" else file
                     if plain != file and plain.exists():
-                        raise ValueError(f"{file}: {plain.name} exists too; remove one of them")
+                        raise ValueError(f"{file}: {plain.name} also exists; remove one of them")
                     with reading(plain) as lines:
                         content = b"".join(lines)
                     member = tarfile.TarInfo(plain.relative_to(kept).as_posix())
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
-        # Names and sizes that an archive from somebody else may not have must be refused while the folders exist.
+        # Refuse names and sizes that reading an archive would refuse while the folders still exist.
         with tempfile.TemporaryDirectory(dir=kept.parent) as unpacked:
             extract.unpack(partial, Path(unpacked))
     for folder in run_folders(kept):

@@ -23,7 +23,7 @@ class StartedRun(Protocol):
 
 
 class Executor(Protocol):
-    """Starts runs. room: how many more runs can start now; stop: end all started runs."""
+    """Starts runs. room: number of runs that can still be started now; stop: end all started runs."""
 
     def room(self) -> int: ...
 
@@ -46,10 +46,10 @@ class Process:
 
 @dataclass
 class LocalExecutor:
-    """Runs on this machine: `slots` at a time, each with `threads` threads on its own cores, or on all if it is None.
+    """Runs on this machine: `slots` at a time, each with `threads` threads on its own cores; None: on all cores.
 
     logs: folder for the output of each run, NAME.out
-    gpus: CUDA_VISIBLE_DEVICES of each slot, in turn; empty: every run sees the same GPUs as this process
+    gpus: CUDA_VISIBLE_DEVICES for each slot in turn; empty: every run sees the same GPUs as this process
     """
 
     slots: int
@@ -134,7 +134,7 @@ class Command:
                 child.terminate()
                 raise
         if code in (-signal.SIGTERM, 128 + signal.SIGTERM):
-            # Slurm signals all processes of a job that it preempts or cancels. submitit ignores this signal, and an
+            # Slurm signals all processes of a job that it preempts or cancels. submitit ignores this signal, but an
             # exception here would mark a requeued run as failed.
             time.sleep(KILLED_WITHIN)
         if code:
@@ -160,7 +160,7 @@ class Submitted:
     """A run submitted through submitit."""
 
     job: Any
-    is_debug: bool  # runs on the call of exception(); done() would open a debugger on failure
+    is_debug: bool  # it runs when exception() is called; done() would open a debugger on failure
 
     def code(self) -> int | None:
         if not self.is_debug and not self.job.done():
@@ -172,7 +172,7 @@ class SubmititExecutor:
     """Runs through submitit: on Slurm, or its executors `local` and `debug`. All runs that are ready form a job array.
 
     logs: folder for the output of each run, NAME.out, and for submitit's own files
-    parameters: of submitit's AutoExecutor.update_parameters, such as timeout_min, gpus_per_node, slurm_partition
+    parameters: passed to submitit's AutoExecutor.update_parameters, such as timeout_min, gpus_per_node, slurm_partition
     Raises: ValueError if submitit is missing, the cluster is unavailable, or submitit does not know a parameter.
     """
 
@@ -181,7 +181,7 @@ class SubmititExecutor:
         try:
             import submitit
         except ImportError:
-            raise ValueError(f'--cluster {kind}: needs submitit: run pip install "fairseq_resid[cluster]"') from None
+            raise ValueError(f'--cluster {kind}: requires submitit; run pip install "fairseq_resid[cluster]"') from None
         try:
             # A run may need several time slots: it resumes in the next one.
             self.executor = submitit.AutoExecutor(

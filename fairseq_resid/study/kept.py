@@ -7,7 +7,7 @@ KEPT/RUN/decode/SUBSET.MODEL.nll.gz        NLL and tokens of every reference sen
 KEPT/RUN/decode/SUBSET.averaged.hyp.gz     translations
 KEPT/RUN/decode/SUBSET.averaged.bleu.gz    BLEU statistics of every sentence: lengths, n-grams matched, n-grams
 KEPT/RUN/decode/SUBSET.epochs*.{hyp,bleu}.gz
-                                           both for the average of fixed epochs, if the study has one
+                                           the same for the average of fixed epochs, if the study has one
 KEPT/RUN/decode/SUBSET.last.images.gz      class, predicted class and NLL of every image
 KEPT/RUN/analysis/analysis.json            learned coefficients of the sites, if the run was analysed
 """
@@ -60,7 +60,7 @@ class Note:
 
     @property
     def nll(self) -> float:
-        """The NLL on the validation set, of the averaged model if it exists; infinite if training diverged."""
+        """The NLL on the validation set, of the averaged model if there is one; infinite if training diverged."""
         return self.valid.get("averaged", self.valid.get("last", math.inf))
 
 
@@ -72,7 +72,7 @@ def note_file(folder: Path) -> Path:
 def keep_run(run: Run, note: Note, folder: Path) -> None:
     """Copy the kept files of a run into FOLDER, atomically."""
     with replacing(folder) as partial:
-        if partial.exists():  # left by a run that was killed at this point
+        if partial.exists():  # from a run that was killed at this point
             shutil.rmtree(partial)
         partial.mkdir(parents=True)
         record = run.read_record()
@@ -94,7 +94,7 @@ def keep_run(run: Run, note: Note, folder: Path) -> None:
 
 
 def command_without_paths(record: RunRecord) -> list[str]:
-    """Return the command of a training run without the local folders."""
+    """Return the command of a training run without local folders."""
     return TrainingCommand.parse(record.command).without(launch.PLACE_FLAGS).argv
 
 
@@ -133,7 +133,7 @@ def read_notes(folder: Path, study: str) -> dict[str, Note]:
     """
     found: dict[str, Note] = {}
     for path in matching(folder, "*/study.json"):
-        if path.parent.name.endswith(".partial"):  # a run is being copied, or was killed meanwhile
+        if path.parent.name.endswith(".partial"):  # a run is being copied, or was killed during the copy
             continue
         try:
             note = records.read(path, Note, "fairseq-resid study")
@@ -165,7 +165,7 @@ def faults(note: Note) -> Iterator[str]:
         for measure, scored in scores.items()
     }
     for where, value in numbers.items():
-        if not abs(value) <= MOST_NUMBER:  # nor NaN
+        if not abs(value) <= MOST_NUMBER:  # also true for NaN
             yield f"{where}: {value:g}: must be a number from {-MOST_NUMBER:g} to {MOST_NUMBER:g}"
     sizes = {"seconds": (note.seconds, MOST_SECONDS), "parameters": (note.parameters, MOST_PARAMETERS)}
     for where, (number, most) in sizes.items():
@@ -200,7 +200,10 @@ def load_notes(study: Study, file: Path, folder: Path) -> dict[str, Note]:
             before = TrainingCommand.parse(split(note.flags))
         except ValueError as error:
             raise ValueError(f"{note_file(folder / name)}: flags: {error}") from None
-        differences = before.changes(flags_of(study, note.run))
+        try:
+            differences = before.changes(flags_of(study, note.run))
+        except ValueError as error:
+            raise ValueError(f"{file}: {note.run.arm} in {note.run.setting}: {error}") from None
         now = scoring_terms(study, note.run)
         differences += [
             f"{key} was {note.terms[key]}, now {now.get(key)}" for key in note.terms if note.terms[key] != now.get(key)

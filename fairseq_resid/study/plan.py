@@ -1,8 +1,8 @@
 """The plan of a study: which runs it needs and in which order, fixed before the first run. Reads and checks STUDY.yaml.
 
-A study compares arms (a structure with its options) in settings (such as a depth), each arm over several seeds.
-Optionally one flag is tuned first, in the same way for every arm in every setting: each value of a grid is trained with
-one seed that is not used again, for a part of the length, and the value with the lowest validation NLL of the averaged
+A study compares arms (a structure with its options) in settings (such as a depth). Each arm has several seeds.
+Optionally, one flag is tuned first, in the same way for every arm in every setting: each value of a grid is trained for
+a part of the length, with one seed that is not used again, and the value with the lowest validation NLL of the averaged
 checkpoint is chosen. If the best value is at the edge of the tried range, the next value beyond it is tried too.
 """
 
@@ -25,10 +25,12 @@ from ..tasks import kinds
 from ..tasks.protocol import Task
 
 LENGTHS = ("--max-epoch", "--max-update")
-LOWER = 3  # number of values below the grid to try if every value of it diverges
-MOST_SEEDS, MOST_RUNS = 1000, 10_000  # of a comparison, of a whole plan; every command lists all runs
-MOST_PAIRS = 200  # of a setting and an arm; fairseq's parser checks the flags of each, which takes a moment
-# Flags of fairseq whose value is a file or a folder.
+LOWER = 3  # number of values to try below the grid if all its values diverge
+MOST_SEEDS, MOST_RUNS = 1000, 10_000  # per comparison, per plan; every command lists all runs
+MOST_AVERAGED, MOST_EPOCHS, MOST_SEED = 10_000, 1_000_000, 2**32 - 1  # NumPy's largest seed
+LEAST_FACTOR, MOST_FACTOR = 1.01, 1000  # with a smaller factor, tuning would never end
+MOST_PAIRS = 200  # pairs of setting and arm; fairseq's parser checks the flags of each, which takes a moment
+# fairseq flags that expect a file or a folder.
 FILE_FLAGS = {
     *("--restore-file", "--finetune-from-model", "--continue-once", "--user-dir", "--save-dir", "--log-file"),
     *("--tensorboard-logdir", "--encoder-embed-path", "--decoder-embed-path"),
@@ -40,7 +42,7 @@ class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
     """How a flag is tuned.
 
     seed: used by tuning runs only; length: their length as a fraction of a run; average: number of last checkpoints
-    factor: ratio of the next value beyond the edge to the value at the edge; least, most: bounds on the values
+    factor: ratio between the next value beyond the edge and the value at the edge; least, most: bounds on the values
     """
 
     flag: str
@@ -79,7 +81,7 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     """A study file.
 
     recipe: a recipe's name or file; data: a data folder to use instead of the recipe's
-    flags: flags of every run; arms, settings: their flags, by name; baseline: the arm that the others are compared with
+    flags: flags of all runs; arms, settings: their flags, by name; baseline: the arm that the others are compared with
     measure: fixed before the runs: NLL or BLEU for translation, error for images
     tests: the test sets, scored together; or test sets by measure
     epochs: first and last epoch of an additional average, scored for every run that trains long enough
@@ -131,7 +133,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Planned:
-    """A run of a study. value: of the tuned flag, None without tuning; is_tuning: whether it is a tuning run."""
+    """A run of a study. value: value of the tuned flag, None without tuning; is_tuning: whether it is a tuning run."""
 
     setting: str
     arm: str
@@ -175,19 +177,28 @@ def _check(study: Study) -> None:
         tests = study.tests_of(measure)
         if not tests or len(set(tests)) < len(tests):
             raise ValueError(f"tests: {', '.join(tests) or 'no test set'}: each must be named once")
-    if study.epochs is not None and not 1 <= study.epochs[0] <= study.epochs[1]:
-        raise ValueError(f"epochs: {study.epochs[0]}, {study.epochs[1]}: must be two epochs, such as [41, 50]")
-    averages = {"average": study.average, **({"tuning: average": study.tuning.average} if study.tuning else {})}
-    for name, value in averages.items():
-        if value < 1:
-            raise ValueError(f"{name}: {value}: must be 1 or more")
+    if study.epochs is not None and not 1 <= study.epochs[0] <= study.epochs[1] <= MOST_EPOCHS:
+        raise ValueError(
+            f"epochs: {study.epochs[0]}, {study.epochs[1]}: must be two epochs up to {MOST_EPOCHS}, such as [41, 50]"
+        )
     tuning = study.tuning
+    numbers: dict[str, tuple[float, float, float]] = {
+        "average": (study.average, 1, MOST_AVERAGED),
+        "analyze": (study.analyze, 0, MOST_SEEDS),
+    }
+    if tuning is not None:
+        numbers |= {
+            "tuning: average": (tuning.average, 1, MOST_AVERAGED),
+            "tuning: seed": (tuning.seed, 0, MOST_SEED),
+            "tuning: factor": (tuning.factor, LEAST_FACTOR, MOST_FACTOR),
+        }
+    for name, (value, least, most) in numbers.items():
+        if not least <= value <= most:
+            raise ValueError(f"{name}: {value}: must be {least} to {most}")
     if tuning is not None:
         values = list(tuning.grid)
         if len(values) < 2 or values != sorted(set(values)) or not all(0 < value < math.inf for value in values):
             raise ValueError("tuning: grid: must be two or more increasing, positive, finite numbers")
-        if not 1 < tuning.factor < math.inf:
-            raise ValueError(f"tuning: factor: {tuning.factor:g}: must be a finite number above 1")
         for name, bound in (("least", tuning.least), ("most", tuning.most)):
             if math.isnan(bound):
                 raise ValueError(f"tuning: {name}: {bound:g}: must be a number")
@@ -248,7 +259,10 @@ def group(study: Study, text: str) -> Group:
         raise ValueError(f"must be SETTING ARM or SETTING ARM VALUE; the plan has {allowed}")
     if words[2:] and study.tuning is None:
         raise ValueError(f"{words[2]}: a value needs `tuning`, which the study does not have")
-    return Group(words[0], words[1], float(words[2]) if words[2:] else None)
+    value = float(words[2]) if words[2:] else None
+    if value is not None and not 0 < value < math.inf:
+        raise ValueError(f"{words[2]}: must be above 0 and finite")
+    return Group(words[0], words[1], value)
 
 
 def arguments(study: Study, run: Planned) -> tuple[str, list[str]]:
@@ -277,10 +291,15 @@ def arguments(study: Study, run: Planned) -> tuple[str, list[str]]:
 
 
 def flags_of(study: Study, run: Planned) -> TrainingCommand:
-    """Return all flags of a run that do not depend on the machine, including the recipe's."""
+    """Return all flags of a run that do not depend on the machine, including the recipe's.
+
+    Raises: ValueError naming the missing or invalid flag, or one that names a file.
+    """
     arch, extra = arguments(study, run)
     base, own = launch.place_data(recipe.read(study.recipe), arch, extra)
-    return base.and_then(TrainingCommand.parse(["--arch", arch])).and_then(own)
+    found = base.and_then(TrainingCommand.parse(["--arch", arch])).and_then(own)
+    check_paths(found)
+    return found
 
 
 def check_study(study: Study, path: Path) -> None:
@@ -293,7 +312,7 @@ def check_study(study: Study, path: Path) -> None:
         for is_tuning in (False, True) if study.tuning else (False,):
             run = Planned(setting, arm, value, 1, is_tuning)
             try:
-                check_paths(TrainingCommand.parse(arguments(study, run)[1]))
+                flags_of(study, run)
                 requested = launch.request(study.recipe, *arguments(study, run), Path("unused"))
                 check_kind(requested.command, study.measure)
                 if study.task.has_averages:
@@ -306,7 +325,7 @@ def check_study(study: Study, path: Path) -> None:
 
 
 def check_paths(given: TrainingCommand) -> None:
-    """Raise ValueError for a flag of a study file that names a file: a study only reads its data folder."""
+    """Raise ValueError for a flag of a study file or its recipe that names a file: a study only reads its data."""
     for flag, values in given.flags:
         for value in values:
             if flag in FILE_FLAGS or "/" in value or value.startswith("~"):
@@ -348,7 +367,7 @@ def check_tests(command: TrainingCommand, tests: Sequence[str], is_tuning: bool 
 class Choice:
     """The state of tuning for an arm in a setting: NLL by value, values still to try, and the best value if known.
 
-    With no value left to try and no best value, training diverges at every value.
+    If there is neither a value to try nor a best value, training diverges at every value.
     """
 
     tried: dict[float, float]
@@ -377,7 +396,7 @@ def choose_value(tuning: Tuning, tried: Mapping[float, float]) -> Choice:
 
 
 def choices(study: Study, nll: Mapping[Planned, float]) -> dict[tuple[str, str], Choice]:
-    """Return the state of tuning for every arm in every setting of the plan. nll: of the finished runs."""
+    """Return the state of tuning for every arm in every setting of the plan. nll: NLL of the finished runs."""
     if study.tuning is None:
         return {}
     found = {}
@@ -399,16 +418,16 @@ def _tuned(study: Study, step: PlanStep) -> tuple[str, ...]:
 
 
 def value_of(study: Study, step: PlanStep, arm: str, known: Mapping[tuple[str, str], Choice]) -> float | None:
-    """Return the value of the tuned flag for an arm in a step; None while it is unknown."""
+    """Return the value of the tuned flag for an arm in a step; None if it is not known yet."""
     if step.fixed is not None:
         return step.fixed
     return known[step.setting, arm if step.at == "own" else study.baseline].best
 
 
 def runs(study: Study, nll: Mapping[Planned, float]) -> Iterator[Planned]:
-    """Yield every run that is known to be needed, each once, in the order of the plan. nll: of the finished runs.
+    """Yield every run that is known to be needed, each once, in the order of the plan. nll: NLL of the finished runs.
 
-    The runs of a step are unknown until its tuning is complete; the runs of later steps are yielded nevertheless.
+    The runs of a step are unknown until its tuning is complete; the runs of later steps are still yielded.
     """
     known = choices(study, nll)
     named: set[Planned] = set()

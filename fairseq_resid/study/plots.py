@@ -15,7 +15,9 @@ from .plan import Planned, Study
 from .results import Row, StudyResults, across, values_chosen
 from .statistics import Effect
 
-LEGEND = "dot and line: difference and 95% interval; small dots: seeds, their number in brackets"
+# Inches. At the width of a phone, letters are still 10 pixels high.
+WIDTH = 4.8
+LEGEND = "dot and line: difference and 95% interval\nsmall dots: seeds, their number in brackets"
 CAPTIONS = {
     "effects": "Difference of each arm from the baseline, with 95% intervals; small dots are seeds",
     "settings": "Difference of each arm from the baseline, by setting",
@@ -31,7 +33,7 @@ def value_of(at: str) -> str:
 
 
 def look(study: Study, arm: str) -> dict[str, Any]:
-    """Return colour and marker of an arm: the same in every plot, and unique. After one round, markers are hollow."""
+    """Return colour and marker of an arm: unique, and the same in every plot. If they run out, markers are hollow."""
     turn, colour = divmod(list(study.arms).index(arm), len(COLOURS))
     mark = MARKS[(colour + turn) % len(MARKS)]
     return {"color": COLOURS[colour], "marker": mark, "markerfacecolor": "white" if turn else COLOURS[colour]}
@@ -67,8 +69,8 @@ def effects(results: StudyResults, path: Path) -> None:
         )
         panels.setdefault(f"{row.setting}{value_of(at)}", [base]).append(row)
     counts = [len(rows) for rows in panels.values()]
-    height = (0.8 + 0.5 * len(panels) + 0.3 * sum(counts)) / len(panels)
-    with figure(path, len(panels), size=(7.0, height), gridspec_kw={"height_ratios": counts}) as axes:
+    height = (1.2 + 0.5 * len(panels) + 0.3 * sum(counts)) / len(panels)
+    with figure(path, len(panels), size=(WIDTH, height), gridspec_kw={"height_ratios": counts}) as axes:
         for axis, (title, rows) in zip(axes[:, 0], panels.items(), strict=True):
             center = float(np.mean(rows[0].by_seed))
             for place, row in enumerate(rows):
@@ -84,14 +86,14 @@ def effects(results: StudyResults, path: Path) -> None:
                 axis.plot(one.difference, place, "o", color=colour, markersize=5)
                 if row.against.untested:
                     label = f"no interval: {row.against.untested}"
-                    axis.annotate(label, (one.difference, place), (8, -3), textcoords="offset points", size=8)
+                    axis.annotate(label, (one.difference, place), (8, -3), textcoords="offset points")
             axis.axvline(0, color="black", linewidth=0.8)
-            marks = ["" if row.at != "baseline" else value_of(row.at) for row in rows]  # the title has a fixed value
+            marks = ["" if row.at != "baseline" else value_of(row.at) for row in rows]  # the title shows a fixed value
             labels = [f"{row.arm}{value} ({len(row.seeds)})" for row, value in zip(rows, marks, strict=True)]
             axis.set_yticks(range(len(rows)), labels)
             axis.set_ylim(len(rows) - 0.4, -0.6)
             axis.set_title(title, loc="left")
-        axis.set_xlabel(f"{results.measure} minus the mean of {results.baseline}, {direction(results)}")
+        axis.set_xlabel(f"{results.measure} minus the mean of {results.baseline}\n{direction(results)}")
         axis.figure.suptitle(LEGEND, size=9)
 
 
@@ -103,7 +105,7 @@ def gap(study: Study, results: StudyResults, path: Path) -> bool:
             panels.setdefault(row.setting, []).append(row)
     if not panels:
         return False
-    with figure(path, len(panels), size=(7.0, 2.6)) as axes:
+    with figure(path, len(panels), size=(WIDTH, 2.6)) as axes:
         for axis, (setting, rows) in zip(axes[:, 0], panels.items(), strict=True):
             for row in rows:
                 style = {"linewidth": 1.2, "linestyle": "--" if row.at == "baseline" else "-", "markersize": 4}
@@ -115,7 +117,7 @@ def gap(study: Study, results: StudyResults, path: Path) -> bool:
             axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_xlabel("epoch")
         lines = {line.get_label(): line for each in axes[:, 0] for line in each.get_lines()[:-1]}
-        axis.figure.legend(lines.values(), lines, loc="outside lower center", ncols=4, fontsize=8, handlelength=3)
+        axis.figure.legend(lines.values(), lines, loc="outside lower center", ncols=2, fontsize=9, handlelength=3)
     return True
 
 

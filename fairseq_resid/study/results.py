@@ -26,7 +26,7 @@ SIGNS = (1.0, -1.0, -1.0, 1.0)
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over seeds and its standard deviation (None for a single seed). count: number of seeds."""
+    """Mean and standard deviation (None for a single seed) over seeds. count: number of seeds."""
 
     mean: float
     sd: float | None
@@ -43,7 +43,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference of two groups of runs, or of two such differences, over all finished seeds.
+    """The difference between two groups of runs, or between two such differences, over all finished seeds.
 
     seeds: number in each group; effects: by measure, empty unless every group has a finished run
     untested: reason for omitting intervals and p: a run diverged, so that the remaining seeds are a biased
@@ -61,7 +61,7 @@ class Row:
 
     at: "own", "baseline", a value that the plan fixes, or "" without tuning
     seeds: finished seeds; diverged: seeds whose training diverged
-    parameters: number in the model; hours: training and evaluation of a run; means: by model and measure
+    parameters: number of parameters in the model; hours: training and evaluation of a run; means: by model and measure
     by_seed: the measure for each seed; curve: (epoch, validation), the mean over seeds
     against: comparison with the baseline in the same setting, at its own best or the same fixed value
     gap: the curve minus the baseline's
@@ -166,7 +166,7 @@ class KeptRuns:
         return pseudo_values(np.array(parts), of.score)
 
     def compare(self, groups: Sequence[Sequence[Note]], measures: Iterable[str]) -> Comparison:
-        """Compare two groups of finished runs, or the difference of the first two with that of the last two."""
+        """Compare two groups of finished runs, or two pairs of groups by their differences."""
         task = self.study.task
         finished = [[note for note in group if note.outcome == "finished"] for group in groups]
         seeds = [len(group) for group in finished]
@@ -281,7 +281,7 @@ def _cells(study: Study, known: Mapping[tuple[str, str], Choice]) -> list[Cell]:
             at = step.label if study.tuning else ""
             own, base = (known.get((step.setting, name)) for name in (arm, study.baseline))
             if at == "baseline" and own is not None and base is not None and own.best == base.best:
-                at = "own"  # the same runs as at its own value
+                at = "own"  # the runs are the same as at its own value
             key = (step.setting, at, arm)
             planned[key] = max(planned.get(key, 0), step.seeds)
     cells = []
@@ -294,7 +294,7 @@ def _cells(study: Study, known: Mapping[tuple[str, str], Choice]) -> list[Cell]:
                 if at in ("own", "baseline"):
                     value = known[setting, arm if at == "own" else study.baseline].best
                     if value is None:
-                        continue  # not known yet
+                        continue  # the value is not known yet
                 cells.append(Cell(setting, arm, at, value, tuple(range(1, planned[setting, at, arm] + 1))))
     return cells
 
@@ -402,7 +402,7 @@ def _interactions(kept: KeptRuns, rows: Sequence[Row]) -> list[Interaction]:
         mine = across(study, rows, arm, at)
         for than, setting in combinations(mine, 2):
             if at not in {mine[setting].at, mine[than].at}:
-                continue  # the same as at its own value
+                continue  # equal to the one at its own value
             groups = [kept.ended(row) for row in (mine[setting], base[setting], mine[than], base[than])]
             found.append(Interaction(arm, at, setting, than, kept.compare(groups, [study.measure])))
     return found

@@ -32,7 +32,7 @@ import numpy as np
 from scipy import stats
 
 LEVEL, POWER = 0.05, 0.80
-Array = Any  # a NumPy array; its type hints add little
+Array = Any  # a NumPy array; NumPy's type hints add little
 
 
 def pseudo_values(parts: Array, score: Callable[[Array], float]) -> Array:
@@ -93,7 +93,7 @@ def two_way_variance(combination: Sequence[tuple[float, Array]]) -> tuple[float,
         count, by_seed, by_sentence = len(values), values.mean(axis=1), values.mean(axis=0)
         contrast += sign * by_sentence
         seeds.append((sign**2 * float(by_seed.var(ddof=1)) / count, count - 1))
-        # Residual sum of squares: the table's, minus those of its rows and columns.
+        # Residual sum of squares: that of the table minus those of its rows and columns.
         squares = float(((values - by_seed[:, None] - by_sentence + by_seed.mean()) ** 2).sum())
         free = (count - 1) * (sentences - 1)
         residual.append((sign**2 * squares / free / (count * sentences) if free else 0.0, free))
@@ -106,7 +106,8 @@ def two_way_variance(combination: Sequence[tuple[float, Array]]) -> tuple[float,
 
 
 def holm(p: Sequence[float | None]) -> list[float | None]:
-    """Return Holm-corrected p-values: the k-th smallest of m times m - k + 1, never less than the one before.
+    """Return Holm-corrected p-values: the k-th smallest of m is multiplied by m - k + 1, and is never less than the
+    previous one.
 
     None stays None and is not counted.
     """

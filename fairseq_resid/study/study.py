@@ -61,7 +61,7 @@ class State:
         return plan.undetermined_runs(self.study, self.nll())
 
     def seconds(self, run: Planned) -> float | None:
-        """Estimate the duration of a run from similar finished ones; None without any."""
+        """Estimate the duration of a run from similar finished runs; None if there are none."""
 
         def alike(note: Note, what: tuple[str, ...]) -> bool:
             return all(getattr(note.run, name) == getattr(run, name) for name in what)
@@ -106,7 +106,7 @@ def command(place: StudyFolders, run: Planned, weights: bool) -> list[str]:
 
 
 def run_missing(state: State, executor: Executor, slots: int, weights: bool, until: float) -> None:
-    """Execute all missing runs that are determined, with as many at a time as the executor allows.
+    """Execute all missing runs that are known so far, as many at a time as the executor allows.
 
     No run is started after `until`.
     """
@@ -114,7 +114,7 @@ def run_missing(state: State, executor: Executor, slots: int, weights: bool, unt
     running: dict[str, StartedRun] = {}
     planned: dict[str, Planned] = {}
     for name in () if weights else state.notes:
-        shutil.rmtree(place.work / name, ignore_errors=True)  # of a run killed after it had been kept
+        shutil.rmtree(place.work / name, ignore_errors=True)  # from a run that was killed after it had been kept
     say(f"{place.name}: {state.left(slots)}")
     try:
         while True:
@@ -204,7 +204,7 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
 
 
 def show_plan(state: State) -> None:
-    """Print all runs determined so far, with their outcome or estimated time."""
+    """Print all runs known so far, with their outcome or estimated time."""
     for run in plan.runs(state.study, state.nll()):
         done = run.name in state.notes or run.name in state.failed
         seconds = state.seconds(run)
@@ -214,8 +214,8 @@ def show_plan(state: State) -> None:
 
 @frame.command(
     "study",
-    "Execute the missing runs of a study in the order of its plan, and write its tables and plots. The files kept of "
-    "each run are next to the study file.",
+    "Execute the missing runs of a study in the order of its plan, and write its tables and plots. The files kept from "
+    "each run are stored next to the study file.",
     again="resumes",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
@@ -234,7 +234,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         return 0
     if options.pack:
         if state.missing() or state.undetermined() or state.failed:
-            raise ValueError(f"--pack: {options.study}: {state.left(1)}; only a complete study is packed")
+            raise ValueError(f"--pack: {options.study}: {state.left(1)}; only a complete study can be packed")
         if archive.run_folders(place.kept):
             say(archive.pack(place.kept))
     if options.unpack:
@@ -245,7 +245,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         if state.missing() and archive.runs_folder(place.kept) != place.kept:
             archive.unpack(place.kept)  # the study continues
         place.claim()
-        with locked(place.work / ".lock", f"{place.work}: another process runs this study"):
+        with locked(place.work / ".lock", f"{place.work}: another process is running this study"):
             if options.retry:
                 for name in state.failed:
                     (place.work / "failed" / f"{name}.txt").unlink()
@@ -272,7 +272,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             file=sys.stderr,
         )
     for name, text in state.failed.items():
-        say(f"{name}: failed: {text}; --retry tries it again", file=sys.stderr)
+        say(f"{name}: failed: {text}; use --retry to try it again", file=sys.stderr)
     return 1 if state.failed or hopeless else 0
 
 
@@ -281,16 +281,16 @@ def interrupt(number: int, _: object) -> None:
 
 
 def make_executor(options: argparse.Namespace, place: StudyFolders) -> tuple[Executor, int]:
-    """Return the executor and the number of runs at a time (1 on a cluster, where it is unknown)."""
+    """Return the executor and the number of parallel runs (1 on a cluster, where the number is unknown)."""
     if options.cluster:
         given = parameters(options.cluster_option)
         if options.cluster == "slurm" and not {"timeout_min", "slurm_time"} & given.keys():
-            raise ValueError("--cluster slurm: needs --cluster-option timeout_min=MINUTES; submitit's default is 5")
+            raise ValueError("--cluster slurm: requires --cluster-option timeout_min=MINUTES; submitit's default is 5")
         return SubmititExecutor(options.cluster, inside(place.work, "logs"), given), 1
     cores = machine.cores()
     visible = visible_gpus()
     gpus = group_gpus(visible, options.gpus) if options.gpus else []
-    # A run on a GPU has data loading processes: do not pin it to one core.
+    # A run on a GPU has data loading processes, so do not pin it to one core.
     threads = options.threads or (None if visible else 1)
     slots = options.jobs or len(gpus) or (1 if visible else max(1, cores // (threads or 1)))
     return LocalExecutor(slots, threads, inside(place.work, "logs"), gpus), slots
@@ -310,7 +310,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     add("--work", type=Path, metavar="DIR", help="working folder of unfinished runs (default: checkpoints/study-NAME)")
     add("--kept", type=Path, metavar="DIR", help="folder of results (default: the study file's path without .yaml)")
     add("--jobs", type=int, metavar="N", help="runs at a time (default: one per --threads cores, or per --gpus)")
-    add("--threads", type=int, metavar="N", help="threads per run, each on its own core (default: 1; on GPUs all)")
+    add("--threads", type=int, metavar="N", help="threads per run, each on its own core (default: 1; on GPUs: all)")
     add("--gpus", type=int, metavar="N", help="GPUs per run; runs share the GPUs in groups of N (default: all)")
     add("--hours", type=float, metavar="H", help="stop starting new runs after H hours")
     add("--retry", action="store_true", help="try failed runs again")
@@ -331,12 +331,12 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     options = parser.parse_args(argv)
     for name in ("jobs", "threads", "gpus", "hours"):
         value = getattr(options, name)
-        if value is not None and not value > 0:  # nor NaN
+        if value is not None and not value > 0:  # also true for NaN
             parser.error(f"--{name} {value:g}: must be above 0")
         if value is not None and name != "hours" and value > MOST:
             parser.error(f"--{name} {value}: must be {MOST} or less")
     if here := [name for name in ("jobs", "threads", "gpus") if options.cluster and getattr(options, name)]:
         parser.error(f"--{here[0]}: only for runs on this machine; with --cluster, set resources with --cluster-option")
     if options.cluster_option and not options.cluster:
-        parser.error("--cluster-option: needs --cluster")
+        parser.error("--cluster-option: requires --cluster")
     return options

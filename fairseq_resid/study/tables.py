@@ -57,7 +57,7 @@ EFFECT = ("difference", "95% interval", "p")
 
 
 def effect_cells(comparison: Comparison, measure: str, digits: int) -> list[str]:
-    """Return the cells of an effect: difference, interval, and p or the reason for its absence."""
+    """Return the cells of an effect: difference, interval, and p or the reason why it is missing."""
     one = comparison.effects.get(measure)
     if one is None:
         return [""] * len(EFFECT)

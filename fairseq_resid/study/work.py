@@ -27,7 +27,7 @@ from .plan import Planned, Study, arguments, flags_of
 
 @dataclass(frozen=True)
 class StudyFolders:
-    """The file of a study, the folder of its unfinished runs, and the folder of its kept results."""
+    """The file of a study, the folder with its unfinished runs, and the folder with its kept results."""
 
     file: Path
     work: Path
@@ -57,10 +57,11 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
     Raises: ValueError, ChildProcessError, OSError. A diverged run is kept with this outcome.
     """
     folder, target = Run(inside(place.work, run.name)), inside(place.kept, run.name)
-    # The process of an engine that was killed may still be running.
+    # The process of a killed study may still be running.
     with locked(place.work / f"{run.name}.lock", f"{run.name}: another process is running it", wait=True):
         if kept.note_file(target).is_file():
             return
+        flags = shlex.join(flags_of(study, run).arguments)
         arch, extra = arguments(study, run)
         requested = launch.request(study.recipe, arch, extra, folder.path)
         launch.check_data(requested.command)
@@ -79,7 +80,7 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
         note = kept.Note(
             place.name,
             run,
-            shlex.join(flags_of(study, run).arguments),
+            flags,
             outcome,
             terms=kept.scoring_terms(study, run),
             data=folders.of_folder(data).fingerprint(data),
@@ -104,7 +105,7 @@ def has_diverged(run: Run) -> bool:
 
 
 def analyze(run: Run) -> None:
-    """Run `fairseq-resid analyze`. Its plots are not kept, because they can be drawn again from its numbers."""
+    """Run `fairseq-resid analyze`. Its plots are not kept, because they can be redrawn from its numbers."""
     code = children.run([sys.executable, "-m", "fairseq_resid", "analyze", str(run.path)])
     if code:
         raise ChildProcessError(f"fairseq-resid analyze {run.path} failed with exit code {code}")

@@ -38,7 +38,7 @@ def write_answers(path: Path, answers: Sequence[Answer]) -> None:
 def read_answers(path: Path) -> list[Answer]:
     """Read a file written by `write_answers`.
 
-    Raises: ValueError naming file and line.
+    Raises: ValueError naming the file and line.
     """
 
     def one(fields: list[str]) -> Answer:
@@ -84,7 +84,7 @@ def over_runs(errors: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Paired:
-    """Two models on the same images. difference: between their errors, in percent; p: exact McNemar test."""
+    """Two models on the same images. difference: of their errors, in percent; p: from the exact McNemar test."""
 
     difference: float
     low: float

@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
     from .loading import Loaded
 
-ERROR = "error"  # among the scores
+ERROR = "error"  # the name of the score
 SIGNATURES = {ERROR: "percent of the images, last checkpoint", NLL: "nats an image"}
-TOGETHER = 500  # images per batch; the result does not depend on it
+TOGETHER = 500  # images per batch; the result does not depend on this
 ANALYSED_TOGETHER = 100  # in analysis, which needs more memory per image
 
 
 @dataclass(frozen=True)
 class AnswersNote:
-    """decode/SUBSET.last.json: all inputs of the predictions next to it."""
+    """decode/SUBSET.last.json: everything that the predictions next to it were computed from."""
 
     checkpoint: FileState
     data: str
@@ -101,7 +101,7 @@ def answers_file(run: Run, subset: str) -> Path:
 
 
 def answers_of(run: Run, subset: str) -> list[Answer]:
-    """Read the predictions of the last checkpoint of an evaluated run."""
+    """Read the predictions that an evaluated run made with its last checkpoint."""
     return answers.read_answers(answers_file(run, subset))
 
 
@@ -166,7 +166,7 @@ def _percent(summed: np.ndarray) -> float:
 
 
 class ImageClassification(Task[ImageData]):
-    """Image classification. It has no floor, because the error of guessing depends on the number of classes."""
+    """Image classification. It has no floor, because the error of random guessing depends on the number of classes."""
 
     folder = folders.IMAGES
     example = prediction = "image"

@@ -118,7 +118,7 @@ class ImageDataset(FairseqDataset):
 def end_loading() -> None:
     """Wait for the threads that have read their last batch and are shutting down their worker processes.
 
-    If the interpreter exits meanwhile, such a thread aborts it: "terminate called without an active exception".
+    If the interpreter exits before that, such a thread aborts it with "terminate called without an active exception".
     """
     for thread in threading.enumerate():
         # The thread increments `count` only after it has delivered the batch.
@@ -161,7 +161,7 @@ class ImageClassificationTask(LegacyFairseqTask):  # type: ignore[misc]
         self.datasets[split] = self.open(split, split == getattr(self.args, "train_subset", "train"))
 
     def open(self, split: str, trains: bool = False) -> ImageDataset:
-        """Return a split, augmented if `trains`."""
+        """Return a split, augmented if `trains` is true."""
         moves = self.args.crop_padding, not self.args.no_flip
         try:
             return ImageDataset(Path(self.args.data), split, self.known, self.args.seed, trains, *moves)
@@ -171,8 +171,8 @@ class ImageClassificationTask(LegacyFairseqTask):  # type: ignore[misc]
     def get_batch_iterator(self, *args: Any, **kwargs: Any) -> Any:
         """Return an iterator whose worker processes end with the epoch.
 
-        fairseq-fixed keeps them for an iterator that serves all epochs. Images get a new iterator in each epoch, so the
-        workers would live until garbage collection, which takes 5 s per process.
+        fairseq-fixed keeps the workers alive so that one iterator can serve all epochs. Images get a new iterator in
+        each epoch, so the workers would live until garbage collection, which takes 5 s per process.
         """
         iterator = super().get_batch_iterator(*args, **kwargs)
         iterator.persistent_workers = iterator.reuse_dataloader = False

@@ -1,4 +1,4 @@
-"""The list of tasks, and lookup by the name of a fairseq task, by results or by a measure."""
+"""The list of tasks, and lookup by the name of a fairseq task, by its results, or by a measure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def of_example(example: str) -> Task[Any]:
 
 
 def of_measure(measure: str) -> Task[Any]:
-    """Return the task that a study of this measure compares; NLL defaults to translation."""
+    """Return the task of a study that compares this measure; for NLL the default is translation."""
     return _first(lambda task: measure in task.measures, TASKS[0])
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NLL = "NLL"  # a score of every task
 LAST = "last"  # a model that every task scores
-POSITIONS = 64  # with separate values; later positions count as the last one
+POSITIONS = 64  # positions with separate values; later positions count as the last one
 FREQUENCIES = 8  # classes of tokens by their rank in dict.txt: the 1st to 10th, 11th to 30th, 31st to 100th, ...
 
 TableRows = list[tuple[str, ...]]
@@ -154,7 +154,7 @@ class Batch(ABC):
 
     @abstractmethod
     def kept(self, stack: str) -> Tensor | None:
-        """Return a mask that is true where a stack has no padding; None if it has none anywhere."""
+        """Return a mask that is true where a stack has no padding; None if the batch has no padding."""
 
     @abstractmethod
     def classes(self, stack: str) -> dict[str, tuple[Tensor, int]]:
@@ -241,7 +241,7 @@ class Task(ABC, Generic[D]):
 
     @abstractmethod
     def bleu(self, results: Results) -> float | None:
-        """Return the BLEU that `--at-least` bounds; None if the task has no BLEU."""
+        """Return the BLEU that `--at-least` is compared with; None if the task has no BLEU."""
 
     # ---------------------------------------------------------------------------------------------------- comparison
 

@@ -44,7 +44,7 @@ TOLERANCE = 0.001  # results.json has four decimals
 
 @dataclass(frozen=True)
 class DecodingNote:
-    """decode/SUBSET.MODEL.json, SUBSET.MODEL.nll.json: all inputs of the hypotheses or the NLL next to it."""
+    """decode/SUBSET.MODEL.json or SUBSET.MODEL.nll.json: all inputs of the hypotheses or the NLL stored next to it."""
 
     checkpoints: list[FileState]
     data: str
@@ -112,7 +112,7 @@ def reference_nll(job: ScoringJob[Corpus], model: ScoredModel) -> list[likelihoo
 def check_same_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> None:
     """Check that the dictionaries of a data folder are those that a run was trained with.
 
-    Raises: OSError or ValueError naming the dictionary that is missing or differs from that of the model.
+    Raises: OSError or ValueError naming the dictionary that is missing or differs from the model's.
     """
     try:
         trained_on = find_data(run, state)
@@ -126,7 +126,7 @@ def check_same_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> 
         own = trained_on / file.name
         words = read_lines(file)
         weights = state["model"].get(embedding)
-        trained = len(words) if weights is None else sum(weights.shape[:1]) - len(SPECIAL)  # it may have no dimensions
+        trained = len(words) if weights is None else sum(weights.shape[:1]) - len(SPECIAL)  # it can have no dimensions
         if len(words) != trained:
             raise ValueError(f"{file}: {len(words):,} words, but {run.last} was trained with {trained:,}")
         if own.is_file() and read_lines(own) != words:
@@ -134,7 +134,7 @@ def check_same_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> 
 
 
 def data_of(run: Run, results: Results) -> Path:
-    """Return the data folder named in results; if it does not exist from here, find it like evaluation does."""
+    """Return the data folder named in results; if that path does not exist, find it as evaluation does."""
     from ..fairseq_patches import load_checkpoint
 
     named = Path(results.data)
@@ -177,7 +177,7 @@ class Translation(Task[Corpus]):
         if subset in corpus.skipped:
             raise ValueError(
                 f"--subset {subset}: {corpus.path} was prepared without it ({corpus.skipped[subset]}); "
-                "prepare the corpus again with its files"
+                "prepare the corpus again with this subset's files"
             )
         if not reference.is_file():
             raise ValueError(f"{reference}: no such reference text; --subset must name subsets of the data folder")

@@ -1,1 +1,1 @@
-"""Tests of what a model learned."""
+"""Tests of the analysis of trained models."""

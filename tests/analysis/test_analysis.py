@@ -175,7 +175,7 @@ def test_analysis_reports_effective_ratio_of_rskip() -> None:
 
 
 @pytest.mark.parametrize("residual", ["sas", "admin"])
-def test_initial_model_is_the_one_before_first_update(
+def test_initial_model_equals_the_model_before_the_first_update(
     residual: str, train: Callable[..., Any], corpus: Path, tmp_path: Path
 ) -> None:
     train(tmp_path, "--residual", residual, "--lr", 0, "--max-update", 1, "--seed", 7)

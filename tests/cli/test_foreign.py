@@ -58,16 +58,16 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("text", BLOCKS)
-def test_markdown_starts_no_block(text: str) -> None:
+def test_markdown_never_starts_a_block(text: str) -> None:
     assert re.match(r"\\|&lt;|\w+\\|code|\[a\\\]", markdown(text))
 
 
 @pytest.mark.parametrize("text", ["3 runs", "-0.5", "--lr 3", "2026-11-25", "1.5", "a - b", "a # b", "[95%]"])
-def test_markdown_leaves_plain_text_as_it_is(text: str) -> None:
+def test_markdown_leaves_plain_text_unchanged(text: str) -> None:
     assert markdown(text) == markdown(text, in_table=True) == text
 
 
-def test_corpus_name_is_no_heading_below_a_table(tmp_path: Path, capsys: Capture) -> None:
+def test_corpus_name_below_a_table_is_not_a_heading(tmp_path: Path, capsys: Capture) -> None:
     path = evaluated(data_folder(tmp_path / "data"), "one", 0.7, corpus="# HEADING")
     assert table.main([str(path), "--markdown"]) == 0
     assert "\n\n\\# HEADING test" in capsys.readouterr().out
@@ -160,7 +160,7 @@ def test_progress_shows_names_literally(capsys: Capture, monkeypatch: pytest.Mon
     assert capsys.readouterr().out.startswith(f"  {printable(RED)} [bold]: 1 of 2 lines")
 
 
-def test_score_missing_for_last_model_is_a_dash_or_named(tmp_path: Path, capsys: Capture) -> None:
+def test_missing_score_of_last_model_is_a_dash_or_an_error(tmp_path: Path, capsys: Capture) -> None:
     path = evaluated(data_folder(tmp_path / "data"), "one", 0.7)
     results = json.loads((path / "results.json").read_text())
     one = {"score": 1.0, "signature": "s"}

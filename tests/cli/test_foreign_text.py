@@ -30,7 +30,7 @@ def assert_plain(capsys: Capture, times: int = 1) -> None:
 
 
 @pytest.mark.parametrize("words", ["table RUN", "table RUN --markdown", "card RUN", "compare RUN OTHER"])
-def test_results_of_others_are_shown_escaped(words: str, tmp_path: Path, capsys: Capture) -> None:
+def test_results_from_others_are_shown_escaped(words: str, tmp_path: Path, capsys: Capture) -> None:
     data = data_folder(tmp_path / "data")
     run, other = (evaluated(data, name, 0.7, corpus=ESCAPE, architecture=ESCAPE) for name in ("a", "b"))
     assert main(words.replace("RUN", str(run)).replace("OTHER", str(other)).split()) == 0

@@ -73,7 +73,7 @@ def test_foreign_line_break_never_forges_an_error_line(separator: str, capsys: C
     assert capsys.readouterr().err.splitlines()[-1].endswith("all of it is well")
 
 
-def test_error_that_quotes_a_long_value_is_cut(capsys: Capture) -> None:
+def test_error_that_quotes_a_long_value_is_truncated(capsys: Capture) -> None:
     assert command(raising(ValueError("x" * 8_000_000)))([]) == 2
     assert len(capsys.readouterr().err) == 20_002
 
@@ -210,9 +210,9 @@ def test_command_has_one_spelling() -> None:
 
 
 @pytest.mark.parametrize(("module", "name"), [("runs.launch", "train"), ("data.text.custom", "prepare custom")])
-def test_module_run_as_command_says_what_to_type(module: str, name: str) -> None:
+def test_module_run_as_command_names_the_new_command(module: str, name: str) -> None:
     done = subprocess.run([sys.executable, "-m", f"fairseq_resid.{module}", "x"], capture_output=True, text=True)
-    said = f"python -m fairseq_resid.{module}: removed in version 0.7; type: fairseq-resid {name}\n"
+    said = f"python -m fairseq_resid.{module}: removed in version 0.7; use fairseq-resid {name}\n"
     assert done.returncode == 2 and done.stderr == said
 
 

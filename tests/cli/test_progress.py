@@ -28,12 +28,12 @@ def test_log_shows_progress_rate_and_time_left(
             clock.now = 1000.0 + seconds
             shown.advance(50_000)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 19  # every 30 s, from the 30th second on
+    assert len(lines) == 19  # one every 30 s, starting after 30 s
     # After 390 s, 40 x 50,000 have been added to the initial million.
     assert lines[12] == "  tokenise train: 3,000,000 of 36,000,000 pairs, 5,128 pairs/s, 1:47:15 left"
 
 
-def test_time_left_needs_total_and_rate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_time_left_requires_total_and_rate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock(monkeypatch)
     with Progress("a.tgz", None, "B") as unknown, Progress("b.tgz", 8_000_000, "B", 5_000_000) as waiting:
         clock.now += 31
@@ -68,7 +68,7 @@ def build(folder: Path, train: int) -> list[str]:
 def test_long_steps_in_other_programs_show_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the interval between lines set to zero."""
+    """The interval between lines is set to zero."""
     monkeypatch.setattr(progress, "EVERY", 0.0)
     for module in (subwords, binarise):
         monkeypatch.setattr(module, "POLL", 0.002)
@@ -111,7 +111,7 @@ def test_counting_lines_shows_progress(
 def test_killed_subword_learning_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As if the system ran out of memory: the error is one line, and the command can be repeated."""
+    """Simulates running out of memory: the error is one line, and the command can be repeated."""
 
     def killed(*_: Any) -> Any:
         os._exit(9)

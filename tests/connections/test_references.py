@@ -1,8 +1,9 @@
 """Structures compared with other implementations; `scripts/test.sh --references` installs those.
 
-What each can vouch for: admin-torch the closed start and the weighted sum; torchscale DeepNorm's α and order of norms,
-not its start; hyper-connections HC, with an RMSNorm in place of the LayerNorm; x-transformers the sandwich norm,
-LayerScale, the plain structures, and Keel's body without its exceptions in the first layer.
+What each one can confirm: admin-torch the closed initial value and the weighted sum; torchscale DeepNorm's α and order
+of norms, but not its initialisation; hyper-connections HC, with an RMSNorm in place of the LayerNorm; x-transformers
+the sandwich norm, LayerScale, the plain structures, the orthogonal update up to its ε, Keel without its exceptions in
+the first layer, and GTrXL's gate where one of its matrices is diagonal.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fairseq_resid.connections import Place
 
 pytestmark = pytest.mark.once
 C = 8
-FOLDER = Path(sys.prefix) / "references"  # as scripts/test.sh --references fills it
+FOLDER = Path(sys.prefix) / "references"  # scripts/test.sh --references installs them here
 
 
 def reference(name: str) -> Any:
@@ -157,6 +158,7 @@ def copied(site: connections.ResidualConnection, names: dict[str, Any]) -> None:
         ("sandwich_ln", {"sandwich_norm": True}, ("norm", "outer_norm", "")),
         ("layer_scale", {"use_layerscale": True, "layerscale_init_value": 0.1}, ("norm", "", "")),
         ("keel", {"pre_and_post_norm": True, "scale_residual_constant": 4.0}, ("inner_norm", "", "norm")),
+        ("orthogonal", {"orthog_residual": True}, ("norm", "", "")),
     ],
 )
 def test_residuals_equal_those_of_x_transformers(name: str, given: dict[str, Any], norms: tuple[str, str, str]) -> None:
@@ -167,7 +169,7 @@ def test_residuals_equal_those_of_x_transformers(name: str, given: dict[str, Any
     x = torch.randn(2, 5, C, dtype=torch.float64)
     y: Tensor = x
     for index, (their_norms, block, _) in enumerate(theirs.layers):
-        # Keel's first layer is an exception that theirs does not have: four sites of later layers.
+        # The reference lacks the exceptions in Keel's first layer, so use four sites of later layers.
         at = Place(C, "encoder", "ffn", index + 1, True, index + 1, 4, {"encoder": 4, "decoder": 2})
         site = connections.build(name, at).double()
         copied(site, {mine: norm for mine, norm in zip(norms, their_norms, strict=True) if mine})
@@ -182,4 +184,22 @@ def test_residuals_equal_those_of_x_transformers(name: str, given: dict[str, Any
         with torch.no_grad():
             end.weight.copy_(gain(theirs.final_norm))  # type: ignore[union-attr]
         y = end(y)
-    torch.testing.assert_close(y, theirs(x))
+    tolerance = 1e-5 if name == "orthogonal" else 1e-7  # theirs has no ε
+    torch.testing.assert_close(y, theirs(x), rtol=tolerance, atol=tolerance)
+
+
+def test_gru_gate_equals_that_of_x_transformers() -> None:
+    """Theirs is a GRUCell: r ⊙ (U_h x) in place of U_h (r ⊙ x), more biases, 1 - z for z, and no ReLU."""
+    theirs = shaken(reference("x_transformers.x_transformers").GRUGating(C))
+    cell, ours = theirs.gru, connections.build("gru_gate", place(0, 4)).double()
+    with torch.no_grad():
+        cell.weight_hh[2 * C :] = cell.weight_hh[2 * C :].diag().diag()
+        for bias in (cell.bias_ih[:C], cell.bias_hh[:C], cell.bias_ih[2 * C :], cell.bias_hh[2 * C :]):
+            bias.zero_()
+        (w_r, w_z, w_h), (u_r, u_z, u_h) = cell.weight_ih.chunk(3), cell.weight_hh.chunk(3)
+        ours.branch_weight.copy_(torch.cat([w_r, -w_z, w_h]))
+        ours.shortcut_weight.copy_(torch.cat([u_r, -u_z]))
+        ours.candidate_weight.copy_(u_h)
+        ours.gate_bias.copy_(-(cell.bias_ih + cell.bias_hh)[C : 2 * C])
+    x, f = torch.randn(2, 3, C, dtype=torch.float64), torch.randn(2, 3, C, dtype=torch.float64)
+    torch.testing.assert_close(ours(x, f), theirs(f.relu(), x))

@@ -58,7 +58,7 @@ def test_growing_state_is_allocated_once(name: str, options: dict[str, int]) -> 
     assert len(places_in_memory) == 1 and torch.equal(x, before)
     widest = 9 + 1 + (3 if name == "dense_former" else 0)
     assert state.size(-1) == widest * C == state.untyped_storage().nbytes() // 8 // 10
-    # A slice of something wider is not taken for the buffer.
+    # A slice of a wider tensor is not mistaken for the buffer.
     wide = torch.randn(5, 2, widest * C, dtype=torch.float64)
     kept = wide.clone()
     made.sites[0](wide[..., :C], x)
@@ -88,7 +88,7 @@ def test_stack_works_under_torchscript_and_autocast(name: str, options: dict[str
 
 @pytest.mark.parametrize("name", ["deep_norm", "keel", "layer_scale", "mix_ln", "b2t", "dense_former"])
 def test_depth_dependent_structure_declares_it(name: str) -> None:
-    with pytest.raises(ValueError, match="depends on the depth of its model: give build"):
+    with pytest.raises(ValueError, match="depends on the model's depth: pass build"):
         connections.build(name, C)
 
 
@@ -96,11 +96,11 @@ def test_depth_dependent_structure_declares_it(name: str) -> None:
 def test_final_norm_follows_flag_or_source(name: str) -> None:
     source = connections.structure(name).final_norm
     if source is None:
-        with pytest.raises(connections.InvalidOption, match="--final-norm layer: the residual"):
+        with pytest.raises(connections.InvalidOption, match="final_norm='layer': the residual"):
             connections.resolve_final_norm(name, "layer")
         return
     assert [connections.resolve_final_norm(name, given) for given in (None, "none", "layer")] == [source, False, True]
-    with pytest.raises(connections.InvalidOption, match="--final-norm batch: choose one of none, layer"):
+    with pytest.raises(connections.InvalidOption, match="final_norm='batch': choose one of none, layer"):
         connections.resolve_final_norm(name, "batch")
     end = Place(C, kind="stream")
     bare = connections.build_stream(name, end, False)

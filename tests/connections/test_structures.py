@@ -24,11 +24,11 @@ def test_every_structure_has_its_test_file() -> None:
     missing = [name for name in structures.registered() if not structures.has_file(name)]
     assert not missing, "\n".join(structures.MISSING.format(name=name) for name in missing)
     files = {file.stem for file in structures.FOLDER.glob("[!_]*.py")}
-    assert files <= set(structures.registered()), "a test file of a structure that no class registers"
+    assert files <= set(structures.registered()), "a test file for a structure that no class registers"
 
 
 @each
-def test_every_structure_says_its_formula_and_source(name: str) -> None:
+def test_every_structure_states_its_formula_and_source(name: str) -> None:
     made = connections.structure(name)
     assert made.formula and made.source, f'{name}: give Structure(..., formula="y as x and F", source="Author year")'
 
@@ -47,9 +47,9 @@ def test_every_integer_option_has_a_maximum(name: str) -> None:
 
 
 @pytest.mark.structures
-def test_the_readme_has_the_table_of_structures() -> None:
+def test_readme_has_the_table_of_structures() -> None:
     if any(not structures.has_file(name) for name in structures.registered()):
-        pytest.skip("a structure has no test file yet")  # one failing test says so
+        pytest.skip("a structure has no test file yet")  # another test fails for that
     inside = table.split_page((ROOT / "README.md").read_text(encoding="utf-8"))[1]
     command = "python -m fairseq_resid.connections --write README.md"
     assert inside == table.table(structures.ALL), f"the table of structures is out of date: run {command}"
@@ -58,23 +58,26 @@ def test_the_readme_has_the_table_of_structures() -> None:
 def test_names_keep_their_order() -> None:
     """--help, benchmarks and reports list the structures in this order."""
     expected = """
-        attn_residual b2t deep_norm keel post_ln pre_ln dense_former dropout_shortcut xskip xskip_ln sas
-        highway shortcut_gate mhc hyper linear_shortcut layer_scale sandwich_ln res_post_norm scaled_pre_ln
-        mix_ln rskip_ln resi_dual rezero wskip_ln admin exclusive_gate peri_ln
+        attn_residual b2t post_ln pre_ln deep_delta deep_norm keel dense_former dropout_shortcut xskip xskip_ln sas
+        highway shortcut_gate gpas gru_gate mhc hyper frac laurel linear_shortcut orthogonal layer_scale sandwich_ln
+        res_post_norm scaled_pre_ln mix_ln rskip_ln resi_dual rezero siamese wskip_ln admin exclusive_gate peri_ln
     """
     assert [name for name in connections.names() if name in expected.split()] == expected.split()
 
 
-def test_the_command_writes_the_table_between_the_markers(tmp_path: Path) -> None:
+def test_command_writes_the_table_between_the_markers(tmp_path: Path) -> None:
     page, command = tmp_path / "page.md", [sys.executable, "-m", "fairseq_resid.connections"]
-    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n", encoding="utf-8")
+    page.write_text(f"1 residual structures\n{table.BEGIN}\nold\n{table.END}\nafter\n", encoding="utf-8")
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     subprocess.run([*command, "--write", page], cwd=ROOT, check=True)
-    expected = f"before\n{table.BEGIN}\n{printed}{table.END}\nafter\n"
+    expected = f"{len(connections.own_names())} residual structures\n{table.BEGIN}\n{printed}{table.END}\nafter\n"
     assert page.read_text(encoding="utf-8") == expected
     page.write_text("no markers\n", encoding="utf-8")
     failed = subprocess.run([*command, "--write", page], cwd=ROOT, capture_output=True, text=True)
-    assert failed.returncode == 2 and f"--write {page}: the page must have one line <!-- structures" in failed.stderr
+    assert (
+        failed.returncode == 2
+        and f"--write {page}: the page must contain exactly one line <!-- structures" in failed.stderr
+    )
 
 
 @pytest.mark.parametrize(

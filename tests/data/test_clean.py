@@ -1,4 +1,4 @@
-"""text/{clean,tokenise,subwords}.py: which pairs are kept, and how the text changes."""
+"""text/{clean,tokenise,subwords}.py: the pairs that are kept, and the changes to the text."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_damaged_data_folder_is_not_called_complete(
     assert f"train.en-de.de.bin has 100 bytes, not {len(whole):,}" in error and "ref/test.de is missing" in error
     binary.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
     (tmp_path / "test.de").rename(data / "ref" / "test.de")
-    assert main("data", "--raw", host) == 0  # the size alone does not reveal it
+    assert main("data", "--raw", host) == 0  # the size alone does not reveal the damage
     assert main("data", "--raw", host, "--verify") == 2
     assert "train.en-de.de.bin does not have the checksum recorded in corpus.json" in capsys.readouterr().err
     binary.write_bytes(whole)
@@ -70,7 +70,7 @@ def test_damaged_data_folder_is_not_called_complete(
         {"overlap": None}, {"unverified": 3}, {"asked": None}, {"texts": {"a": {}}},
     ],
 )  # fmt: skip
-def test_invalid_corpus_json_is_a_one_line_error(
+def test_invalid_corpus_json_gives_a_one_line_error(
     change: dict[str, Any], raw: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert build(raw, tmp_path / "data") == 0

@@ -179,7 +179,7 @@ def test_unpack_refuses_links_and_special_members(tmp_path: Path, kind: bytes, n
 
 @pytest.mark.parametrize("linked", ["good", "/etc/passwd", "../../secret"])
 def test_links_are_never_followed(linked: str, tmp_path: Path) -> None:
-    """The text that a link points to is not extracted, wherever it is."""
+    """The target of a link is not extracted, wherever it is."""
     link = tarfile.TarInfo("a.en")
     link.type, link.linkname = tarfile.SYMTYPE, linked
     archive = tar(tmp_path / "a.tgz", [tarfile.TarInfo("good"), link])
@@ -306,7 +306,7 @@ def test_flipped_bit_is_harmless_or_detected(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("missing", [*range(1, 9), 20])
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz"])
-def test_compressed_archive_missing_its_last_bytes_is_named(tmp_path: Path, name: str, missing: int) -> None:
+def test_compressed_archive_without_its_last_bytes_is_named(tmp_path: Path, name: str, missing: int) -> None:
     """The tar inside is complete; only the end of the compressed stream is missing."""
     mirror.archive(tmp_path / name, dict(TEXTS))
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-missing])

@@ -1,4 +1,4 @@
-"""Downloads: verified, resumed, from alternates and mirrors; complete, or absent."""
+"""Downloads are verified and resumed, use alternates and mirrors, and are complete or absent."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_connection_refused_error_suggests_raw(tmp_path: Path) -> None:
     assert url in said and "refused" in said and "--raw" in said
 
 
-def test_failing_server_is_given_up_after_four_attempts(server: Server, tmp_path: Path) -> None:
+def test_download_fails_after_four_attempts(server: Server, tmp_path: Path) -> None:
     server.script = ["503"] * 9
     pauses: list[float] = []
     with pytest.raises(FetchError, match="Service Unavailable"):

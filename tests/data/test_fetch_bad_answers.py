@@ -132,7 +132,7 @@ def test_partial_of_another_file_is_detected_by_content(server: Server, tmp_path
 
 
 @pytest.mark.parametrize("mirror", ["nowhere", "http://exa mple", "http://h\u0000st", "http://[", "odd://host"])
-def test_invalid_mirror_is_a_one_line_error(tmp_path: Path, mirror: str) -> None:
+def test_invalid_mirror_gives_a_one_line_error(tmp_path: Path, mirror: str) -> None:
     with pytest.raises(FetchError, match=r"a\.tgz: download failed"):
         get(RemoteFile("a.tgz"), tmp_path, mirror)
     assert fetching.size_at(fetching.address("a.tgz", mirror)) is None

@@ -1,4 +1,4 @@
-"""Archives and markup made to hang, to fill memory or disk, or to write elsewhere: one clear error, quickly."""
+"""Archives and markup designed to hang, to fill memory or disk, or to write elsewhere: one clear error, quickly."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ZEROS = gzip.compress(bytes(16 * MIB), mtime=0)  # one of several streams in a f
 
 
 def unpacked(path: Path, limit: int = 0) -> str:
-    """Unpack an archive in another process, which must be quick and need little memory; return its error."""
+    """Unpack an archive in another process, which must be fast and use little memory; return its error."""
 
     def load(file: str) -> None:
         extract.unpack(Path(file), path.parent / "out")
@@ -93,7 +93,7 @@ def test_unclosed_segments_are_read_in_linear_time(text: bytes, tmp_path: Path) 
     assert "a.sgm: the <seg> at byte 0 is not closed" in said or "a.sgm: contains no <seg>" in said
 
 
-def test_last_segment_without_end_is_an_error() -> None:
+def test_last_segment_without_end_gives_an_error() -> None:
     """Before, the sentence was dropped, and the two sides of a corpus no longer matched."""
     with pytest.raises(ValueError, match=r"a\.xml: the <seg> at byte 15 is not closed"):
         extract.segments(b"<seg>one</seg>\n<seg>two", "a.xml")
@@ -116,7 +116,7 @@ def test_tag_lines_are_read_in_linear_time(text: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
 def test_extended_header_of_8_gb_is_refused(kind: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.tgz").write_bytes(gzip.compress(header("x", kind, 8 << 30)) + ZEROS * 20)
-    assert "an extended header of 8,589,934,592 bytes; at most 65,536 are read" in unpacked(tmp_path / "a.tgz")
+    assert "an extended header of 8,589,934,592 bytes; must be at most 65,536" in unpacked(tmp_path / "a.tgz")
 
 
 def test_data_after_the_end_of_a_tar_is_limited(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_folders_of_deep_files_are_counted(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", ["d/" * 200 + "x", "/".join(["d" * 250] * 5), "x" * 256, "é" * 128], ids=len)
 def test_member_with_too_long_a_name_is_refused(name: str, suffix: str, tmp_path: Path) -> None:
     mirror.archive(tmp_path / f"a.{suffix}", {name: ""})
-    assert "has too long a name: at most 1,024 bytes in 32 parts of 255 bytes are allowed" in unpacked(
+    assert "has too long a name: must be at most 1,024 bytes in 32 parts of 255 bytes" in unpacked(
         tmp_path / f"a.{suffix}"
     )
     assert not (tmp_path / "out").exists()
@@ -248,7 +248,7 @@ HOSTILE_TARS: dict[str, tuple[Iterable[bytes], str]] = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE_TARS)
-def test_hostile_tar_is_a_clear_error(kind: str, tmp_path: Path) -> None:
+def test_hostile_tar_gives_a_clear_error(kind: str, tmp_path: Path) -> None:
     blocks, said = HOSTILE_TARS[kind]
     is_cut = "truncated (the archive" in said or "cut" in kind
     (tmp_path / "a.tar").write_bytes(b"".join(blocks) + (b"" if is_cut else END))
@@ -339,7 +339,7 @@ def test_zip_method_without_a_memory_limit_is_refused(method: int, tmp_path: Pat
 def test_large_list_of_zip_members_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mirror.archive(tmp_path / "a.zip", {f"name{number}": "" for number in range(99)})
     monkeypatch.setattr(unpacking, "DIRECTORY_BYTES", 1000)
-    assert "a list of members of 5," in unpacked(tmp_path / "a.zip")
+    assert "a list of members with 5," in unpacked(tmp_path / "a.zip")
 
 
 def test_overlapping_zip_members_count_as_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

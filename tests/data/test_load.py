@@ -52,7 +52,7 @@ def bytes_below(folder: Path) -> int:
 
 
 class Peaks:
-    """Peak memory of every step of a preparation, and of fairseq-preprocess within the last step."""
+    """Peak memory of every step of a preparation, and of fairseq-preprocess in the last step."""
 
     def __init__(self, process: subprocess.Popen[bytes], work: Path) -> None:
         self.process, self.work = process, work
@@ -215,7 +215,7 @@ class Watched:
                 self.held[self.newest] = held
 
     def until(self, process: subprocess.Popen[Any], newest: int = CHECKPOINTS + 1) -> None:
-        """Look until the training ends, or has written this number of checkpoints."""
+        """Watch until training ends, or has written this number of checkpoints."""
         while process.poll() is None and self.newest < newest:
             self.look(process)
             time.sleep(0.02)

@@ -74,7 +74,7 @@ def test_subjects_agree_with_their_verbs() -> None:
 
 
 def test_sentences_translate_one_to_one() -> None:
-    """Straight from the grammar, because drawing would skip a second translation and hide it."""
+    """Taken straight from the grammar, because drawing would skip a second translation and hide it."""
     translations: dict[str, set[str]] = defaultdict(set)
     sources: dict[str, set[str]] = defaultdict(set)
     for example in raw_examples():
@@ -135,7 +135,7 @@ def test_no_sentence_occurs_twice(default: dict[str, list[Example]]) -> None:
 
 
 def test_combinations_are_held_out(default: dict[str, list[Example]]) -> None:
-    """Also across seeds, and for the words of a combination in any order."""
+    """This also holds across seeds, and for the words of a combination in any order."""
     train = [*default["train"], *phrasebook.draw(seed=2, train=4000, valid=1, test=1)["train"]]
     held = {
         split: {(item.template, tuple(sorted(item.combination))) for item in examples}

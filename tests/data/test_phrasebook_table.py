@@ -318,7 +318,7 @@ def test_rows_expand_in_order(tmp_path: Path) -> None:
     path.write_text(textwrap.dedent(rows).replace("|", "\t"), encoding="utf-8")
     fillers = table.read(path).fillers
     assert [filler.forms["vi"] for filler in fillers["all"]] == [
-        *("bóng đỏ", "bóng xanh", "quay đỏ", "quay xanh"),  # the last slot of the Vietnamese varies fastest
+        *("bóng đỏ", "bóng xanh", "quay đỏ", "quay xanh"),  # the last slot of the Vietnamese side varies fastest
         *("đỏ bóng mới", "đỏ quay mới", "xanh bóng mới", "xanh quay mới"),
     ]
     assert [filler.forms["plural"] for filler in fillers["all"]][:3] == ["red balls", "blue balls", "red tops"]

@@ -82,7 +82,7 @@ def test_result_does_not_depend_on_source_path_or_workers(
 
 
 def test_parts_are_not_joined_within_a_line(tmp_path: Path) -> None:
-    """EN-FR's validation set has two parts, and the last line of the first may lack its line end."""
+    """EN-FR's validation set has two parts, and the last line of the first may have no line end."""
     host = mirror.wmt14(tmp_path / "host", "fr")
     members: dict[str, str | bytes] = {}
     for year in (2012, 2013):
@@ -157,7 +157,7 @@ def test_finished_folder_is_reused(
     data = tmp_path / "data"
     shutil.copytree(en_de, data)
     before = {file: file.stat().st_mtime_ns for file in data.rglob("*")}
-    (tmp_path / "data.partial").mkdir()  # left by a run killed at its very end
+    (tmp_path / "data.partial").mkdir()  # from a run that was killed at its very end
     (tmp_path / "data.partial" / "text.json").write_text("{}")
     for flags in (["--mirror", "file:///nowhere"], ["--raw", hosts["de"]]):
         assert main("wmt14-en-de", data, *flags) == 0

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.once
 
 @pytest.mark.both
 def test_full_disk_gives_one_line_and_next_run_succeeds(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
-    """No file may grow beyond 8 KB, which the tokenised training text does."""
+    """No file may exceed 8 KB, as the tokenised training text does."""
     small = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))  # noqa: E731
     run = subprocess.run(command(hosts, tmp_path / "data"), cwd=ROOT, preexec_fn=small, capture_output=True, text=True)
     assert run.returncode == 2 and not (tmp_path / "data").exists()
@@ -36,7 +36,7 @@ def test_full_disk_gives_one_line_and_next_run_succeeds(hosts: dict[str, Path], 
 
 
 def test_full_disk_while_copying_gives_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """shutil.copytree wraps the error in its own."""
+    """shutil.copytree wraps the error in one of its own."""
     for folder in ("from", "to"):
         (tmp_path / folder).mkdir()
     for name in ("valid.en", "valid.de"):
@@ -148,7 +148,7 @@ def test_too_little_disk_space_is_reported_first(
 def test_small_mirror_or_folder_needs_little_disk_space(
     target: str, hosts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """About 50 MB are needed for a corpus of any size."""
+    """A corpus of any size needs about 50 MB."""
     free(monkeypatch, 60_000_000)
     name, host = f"wmt14-en-{target}", hosts[target]
     checked(name, tmp_path, raw=host)

@@ -153,7 +153,7 @@ def test_files_that_no_later_step_reads_are_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings, ran", [("abd", ["one", "two", "three"]), ("xbc", ["one", "two", "three"])])
-def test_results_of_other_settings_are_not_used(settings: str, ran: list[str], tmp_path: Path) -> None:
+def test_results_with_other_settings_are_not_used(settings: str, ran: list[str], tmp_path: Path) -> None:
     before = Work(tmp_path).folders
     after = Work(tmp_path, settings)
     assert after.ran == ran and not before[2].exists()

@@ -37,7 +37,7 @@ def test_cleaning_limits_drop_pairs_or_are_refused(
     assert "--max-pieces 0: must be 1 or more" in capsys.readouterr().err
 
 
-def test_profiles_prepare_like_other_projects(
+def test_profiles_prepare_text_as_other_projects_do(
     released: Released, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host, main = released

@@ -98,6 +98,15 @@ def test_average_equals_wide_precision_sum_divided_by_n(files: list[Path], tmp_p
     assert got["fp16"].isfinite().all()
 
 
+def test_average_of_most_of_the_training_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [save(tmp_path / f"checkpoint{epoch}.pt", epoch) for epoch in (5, 6, 9, 10)]
+    averaging.average(files, tmp_path / "out.pt")  # updates 500 to 1,000
+    assert capsys.readouterr().err == ""
+    averaging.average([save(tmp_path / "checkpoint4.pt", 4), *files], tmp_path / "out.pt")
+    said = f"{tmp_path / 'out.pt'}: warning: averages checkpoints from update 400 to 1,000, 60% of the training; "
+    assert capsys.readouterr().err.startswith(said)
+
+
 def test_integers_and_markers_come_from_the_newest_file(files: list[Path], tmp_path: Path) -> None:
     averaging.average([files[2], files[0], files[1]], tmp_path / "out.pt")
     out = load_checkpoint(tmp_path / "out.pt")
@@ -132,7 +141,7 @@ def test_average_of_one_file_is_that_file(files: list[Path], tmp_path: Path) -> 
     assert all(torch.equal(got[name], tensor) for name, tensor in state(1)["model"].items())
 
 
-def test_reads_checkpoint_format_before_torch_1_6(tmp_path: Path) -> None:
+def test_checkpoint_format_before_torch_1_6_is_read(tmp_path: Path) -> None:
     torch.save(state(1), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     save(tmp_path / "new.pt", 3)
     averaging.average([tmp_path / "old.pt", tmp_path / "new.pt"], tmp_path / "out.pt")
@@ -162,14 +171,14 @@ def test_too_few_files_are_named(folder: Path) -> None:
         ValueError, match=r"--last 4.* 3 update-numbered checkpoints: checkpoint_1_900\.pt, checkpoint_2"
     ):
         averaging.last_checkpoints(folder, 4)
-    with pytest.raises(ValueError, match="contains 0 epoch-numbered checkpoints: none"):
+    with pytest.raises(ValueError, match="--last 1, but it contains only 0 epoch-numbered checkpoints: none"):
         averaging.last_checkpoints(folder, 1, "epoch")
     with pytest.raises(ValueError, match="--last 0"):
         averaging.last_checkpoints(folder, 0)
 
 
 def test_endless_range_of_epochs_stops_at_first_missing(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"checkpoint\d+\.pt: no such checkpoint; --epochs 1-1000000000000 needs"):
+    with pytest.raises(ValueError, match=r"checkpoint\d+\.pt: no such checkpoint; --epochs 1-1000000000000 requires"):
         averaging.epoch_checkpoints(folder, 1, 10**12)
 
 

@@ -89,7 +89,7 @@ def test_identical_runs_show_no_difference_and_no_seed_spread(data: Path, capsys
     assert compare.main([*map(str, runs), "--markdown"]) == 0
     output = capsys.readouterr().out
     assert rows(output)["copy"][3:] == ["+0.00", rows(output)["one"][4], "1.0000", "1.0000"]
-    assert "one, copy: same settings, and at least two with the same seed; no spread over seeds" in output
+    assert "one, copy: same settings, but at least two with the same seed; no spread over seeds" in output
 
 
 def test_data_is_found_from_another_folder(data: Path, capsys: Capture, monkeypatch: Any) -> None:
@@ -123,7 +123,7 @@ def test_incomparable_scores_are_refused(data: Path, changes: dict[str, Any], sa
     assert f"{runs[0]} and {runs[1]} cannot be compared: " in error and said in error and error.count("\n") == 1
 
 
-def test_another_reference_or_another_bleu_is_refused(data: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_scores_with_different_references_or_bleu_are_refused(data: Path, tmp_path: Path, capsys: Capture) -> None:
     one, two = evaluated(data, "one", 0.8), evaluated(data, "two", 0.9)
     lines, other = translate(0.9, 1), tmp_path / "other"
     (other / "ref").mkdir(parents=True)
@@ -166,7 +166,7 @@ def test_folder_without_evaluated_run_is_named(data: Path, capsys: Capture) -> N
         (empty / "results.json").write_text(content)
         assert compare.main([str(one), str(empty)]) == 2
         assert "empty/results.json: damaged" in capsys.readouterr().err
-    for runs, said in (([one], "two or more are needed"), ([one, one], "given twice")):
+    for runs, said in (([one], "must be at least two"), ([one, one], "given twice")):
         with pytest.raises(SystemExit):
             compare.main(list(map(str, runs)))
         assert said in capsys.readouterr().err

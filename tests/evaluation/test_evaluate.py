@@ -153,7 +153,7 @@ def test_each_subset_has_its_own_results(copy: Run, decoder: Decoder) -> None:
     assert copy.results().read_text() == before
 
 
-def test_missing_hypotheses_are_an_error(copy: Run, decoder: Decoder, capsys: Capture) -> None:
+def test_missing_hypotheses_give_an_error(copy: Run, decoder: Decoder, capsys: Capture) -> None:
     copy.results().write_text("old")
     decoder.lines = 16
     assert main(arguments(copy)) == 1

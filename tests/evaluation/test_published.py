@@ -131,7 +131,7 @@ def test_published_profile_cannot_be_changed(words: list[str], message: str, tmp
     assert message in capsys.readouterr().err and not (tmp_path / "data").exists()
 
 
-def test_a_missing_split_is_refused(raw: Path, tmp_path: Path, small_profile: dict[str, Any], capsys: Capture) -> None:
+def test_missing_split_is_refused(raw: Path, tmp_path: Path, small_profile: dict[str, Any], capsys: Capture) -> None:
     part = tmp_path / "part"
     part.mkdir()
     for path in raw.iterdir():
@@ -191,7 +191,7 @@ def test_folder_without_some_test_sets_is_a_different_corpus(
 
 
 @pytest.mark.parametrize("missing", ["train", "val", "test_2016_flickr", "test_2017_flickr.de"])
-def test_required_or_incomplete_text_stays_an_error(
+def test_missing_required_or_incomplete_text_is_still_an_error(
     missing: str, raw: Path, tmp_path: Path, small_profile: dict[str, Any], capsys: Capture
 ) -> None:
     part = tmp_path / "part"
@@ -212,7 +212,7 @@ def test_evaluation_of_a_skipped_test_set_is_one_clear_line(
     assert evaluate.main([str(trained[1]), "--cpu", "--subset", "test1"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         f"fairseq-resid evaluate: error: --subset test1: {trained[0]} was prepared without it (test_2017_flickr); "
-        "prepare the corpus again with its files"
+        "prepare the corpus again with this subset's files"
     ]
 
 
@@ -302,7 +302,7 @@ def test_evaluation_follows_the_recipe_and_scores_tokens(trained: tuple[Path, Pa
     assert "| averaged | " not in (run / "card.md").read_text() and "epochs1-3" in (run / "card.md").read_text()
 
 
-def test_a_run_that_differs_is_refused_as_published(trained: tuple[Path, Path], capsys: Capture) -> None:
+def test_as_published_refuses_a_run_with_other_settings(trained: tuple[Path, Path], capsys: Capture) -> None:
     assert evaluated(trained[1], "--as-published") == 2
     error = capsys.readouterr().err
     assert "--as-published: " in error and "pairs; expected 29,000" in error and "--max-len-b 50, not 200" in error

@@ -29,7 +29,7 @@ def test_bleu_equals_sacrebleu_with_signature() -> None:
 
 
 def some_text(seed: int, hyphens: bool = False) -> tuple[list[str], list[str]]:
-    """Return hypotheses and references with much in common, untokenised."""
+    """Return similar hypotheses and references, not tokenised."""
     choose = random.Random(seed)
     text = "the a house ship river king sees follows finds old small red very and with of on to in day"
     words = text.split()
@@ -103,5 +103,5 @@ def test_tokenised_bleu_equals_fairseq_score(tmp_path: Path, capsys: Capture, mo
         ("ab-cd-ef", "ab ##AT##-##AT## cd ##AT##-##AT## ef"),
     ],
 )
-def test_compounds_are_split_like_perl_does(line: str, split: str) -> None:
+def test_compounds_are_split_as_in_perl(line: str, split: str) -> None:
     assert scoring.split_compounds(line) == split

@@ -86,11 +86,25 @@ def test_table_as_markdown(tmp_path: Path, capsys: Capture) -> None:
     assert not blank and note[0] == "wmt14-en-de test  " and note[1].startswith("BLEU nrefs:1|case:mixed")
 
 
+def test_table_names_runs_without_scores(tmp_path: Path, capsys: Capture) -> None:
+    """It shows the others, and fails if there are none or if --at-least requires a score."""
+    runs = [str(tmp_path / "two"), str(results(tmp_path, "one", "a")), str(tmp_path / "three")]
+    (tmp_path / "two").mkdir()
+    assert table.main(runs) == 0
+    shown = capsys.readouterr()
+    for name in ("two", "three"):
+        line = f"{tmp_path / name}/results.json: no such file: run fairseq-resid evaluate {tmp_path / name} first"
+        assert f"fairseq-resid table: warning: {line}\n" in shown.err
+    assert "28.46" in shown.out and "two" not in shown.out
+    assert table.main([*runs, "--at-least", "5"]) == 1 and "28.46" in capsys.readouterr().out
+    assert table.main([runs[0], runs[2]]) == 2
+    shown = capsys.readouterr()
+    assert not shown.out and "error: " in shown.err and shown.err.count("results.json: no such file") == 2
+
+
 def test_table_refuses_unreadable_results(tmp_path: Path, capsys: Capture) -> None:
     good = results(tmp_path, "one", "a")
     (tmp_path / "two").mkdir()
-    assert table.main([str(good), str(tmp_path / "two")]) == 2
-    assert "two/results.json: no such file: run fairseq-resid evaluate" in capsys.readouterr().err
     for content in ("{", "[]", '{"architecture": "a"}'):
         (tmp_path / "two" / "results.json").write_text(content)
         assert table.main([str(tmp_path / "two")]) == 2

@@ -1,4 +1,4 @@
-"""CTranslate2: log probabilities and translations are those of fairseq; foreign folders are refused."""
+"""CTranslate2: log probabilities and translations equal fairseq's, and invalid folders are refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def exported(model: Any, folder: Path, task: Any = TASK, quantization: str | Non
 
 
 def scores(model: Any, sources: list[torch.Tensor], targets: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return fairseq's log p of every target token and </s>, from one padded batch."""
+    """Return fairseq's log p of every target token and of </s>, computed in one padded batch."""
     rows = [torch.cat([row, END]) for row in sources]
     previous = torch.nn.utils.rnn.pad_sequence(
         [torch.cat([END, row]) for row in targets], batch_first=True, padding_value=PAD
@@ -72,28 +72,28 @@ def worst_difference(engine: Any, model: Any, task: Any = TASK) -> float:
 
 
 @pytest.mark.parametrize("name", FOLDING)
-def test_log_probabilities_are_those_of_fairseq(name: str, tmp_path: Path) -> None:
+def test_log_probabilities_equal_fairseq(name: str, tmp_path: Path) -> None:
     model = shaken(build(residual=name, **FOLDING[name][0]), 7, 0.1)
     assert worst_difference(exported(model, tmp_path), model) < 2e-5
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_engine_supports_a_setting_of_fairseq(name: str, tmp_path: Path) -> None:
+def test_engine_supports_fairseq_setting(name: str, tmp_path: Path) -> None:
     settings, task = SETTINGS[name]
     model = shaken(build(task=task, **settings), 7, 0.1)
     assert worst_difference(exported(model, tmp_path, task), model, task) < 2e-5
 
 
 @pytest.mark.parametrize("settings", [{}, PRE], ids=["post-norm", "pre-norm"])
-def test_stock_transformers_are_exported(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_stock_transformers_can_be_exported(settings: dict[str, Any], tmp_path: Path) -> None:
     model = stock(**settings)
     assert worst_difference(exported(model, tmp_path), model) < 2e-5
 
 
 def speaking(residual: str = "deep_norm", seed: int = 1, **options: Any) -> Any:
-    """Return a model with sharp distributions that ends its sentences at various lengths.
+    """Return a model with peaked distributions that ends its sentences at various lengths.
 
-    The first channel of the decoder's output is constant, so that the weights there are biases: <pad> has p = 0.
+    The first channel of the decoder's output is constant, so its output weights act as biases. <pad> has p = 0.
     """
     model = shaken(build(residual=residual, **options), seed, 0.15)
     with torch.no_grad():
@@ -134,7 +134,7 @@ each_search = pytest.mark.parametrize(
 
 @each_search
 @pytest.mark.parametrize("seed", [1, 3, 4])
-def test_translations_are_those_of_fairseq(search: Search, seed: int, tmp_path: Path) -> None:
+def test_translations_equal_fairseq(search: Search, seed: int, tmp_path: Path) -> None:
     model = speaking(seed=seed)
     sources = sentences(seed, (6,) * 30)
     found = exported(model, tmp_path).translate(as_words(sources), search)
@@ -143,17 +143,17 @@ def test_translations_are_those_of_fairseq(search: Search, seed: int, tmp_path: 
     assert sum(same) >= 29, same
     lengths = {len(mine[0].tokens) for mine in found}
     assert len(lengths) > 1 and max(lengths) <= search.longest(6)
-    # The engine gives no probability to </s> at the first position, where neither allows it; fairseq does.
+    # Neither allows </s> at the first position, but fairseq includes its probability in the normalisation.
     ends = scores(model, sources, [row[:0] for row in sources])
     for mine, theirs, is_same, end in zip(found, expected, same, ends, strict=True):
         length = len(mine[0].tokens)
         missing = math.log1p(-math.exp(end.item())) / (length + 1) ** search.length_penalty
-        is_ended = length < search.longest(6)  # others are scored again
+        is_ended = length < search.longest(6)  # the engine scores the others again
         assert not is_same or mine[0].score + is_ended * missing == pytest.approx(theirs[0][1], abs=1e-4)
 
 
 def test_maximum_length_and_end_of_sentence_count_as_in_fairseq(tmp_path: Path) -> None:
-    """A model that never ends a sentence by itself: every score is known, because fairseq appends </s> too."""
+    """The model never ends a sentence by itself, so every score is known: fairseq appends </s> too."""
     model = speaking()
     with torch.no_grad():
         model.decoder.output_projection.weight[EOS, 0] = -100
@@ -167,7 +167,7 @@ def test_maximum_length_and_end_of_sentence_count_as_in_fairseq(tmp_path: Path) 
         assert [each.score for each in mine] == pytest.approx([score for _, score in theirs[:3]], abs=1e-4)
 
 
-def test_a_translation_continues_its_prefix_with_the_score_of_both(tmp_path: Path) -> None:
+def test_translation_continues_its_prefix_and_score_covers_both(tmp_path: Path) -> None:
     model = speaking()
     sources, prefixes = sentences(4, (5, 5, 5)), sentences(5, (2, 2, 2))
     search = Search(4, 0.6, 1, 6, nbest=2)
@@ -181,7 +181,7 @@ def test_a_translation_continues_its_prefix_with_the_score_of_both(tmp_path: Pat
         assert mine[0].score >= mine[1].score
 
 
-def test_translations_come_in_order_of_the_sources(tmp_path: Path) -> None:
+def test_translations_are_in_source_order(tmp_path: Path) -> None:
     engine = exported(speaking(), tmp_path)
     sources = as_words(sentences(6, (9, 2, 5, 3, 7)))
     alone = [engine.translate([source], Search(max_len_a=0, max_len_b=9))[0] for source in sources]
@@ -192,7 +192,7 @@ def test_translations_come_in_order_of_the_sources(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_padding_is_never_generated(beam: int, tmp_path: Path) -> None:
-    """fairseq forbids <pad>, but counts its probability."""
+    """fairseq forbids <pad>, but includes its probability in the normalisation."""
     model = speaking()
     with torch.no_grad():
         model.decoder.output_projection.weight[PAD, 0] = 9
@@ -205,7 +205,7 @@ def test_padding_is_never_generated(beam: int, tmp_path: Path) -> None:
         assert [each[0].tokens for each in found] == [each[0][0] for each in expected]
 
 
-def test_unknown_words_are_the_unknown_symbol(tmp_path: Path) -> None:
+def test_unknown_words_become_the_unknown_symbol(tmp_path: Path) -> None:
     engine = exported(build(residual="post_ln"), tmp_path)
     known, unknown = engine.score([["w1", "<unk>"], ["w1", "nonsense"]], [["w2"], ["w2"]])
     assert known == pytest.approx(unknown)
@@ -272,7 +272,7 @@ def break_folder(folder: Path, how: str) -> None:
         "config",
     ],
 )
-def test_damaged_files_are_refused_in_one_line(how: str, tmp_path: Path) -> None:
+def test_damaged_files_are_refused_with_one_line(how: str, tmp_path: Path) -> None:
     exported(build(residual="post_ln"), tmp_path)
     break_folder(tmp_path, how)
     with pytest.raises((ValueError, OSError)) as refused:
@@ -288,13 +288,13 @@ def test_damaged_files_are_refused_in_one_line(how: str, tmp_path: Path) -> None
         ({"engine": 7}, "damaged"),
         ({"longest": [0, 5]}, "must be positive"),
         ({"longest": [10]}, "damaged"),
-        ({"search": {"beam": 1_000_000}}, "beam must be 1000 or less"),
+        ({"search": {"beam": 1_000_000}}, "beam must be at most 1000"),
         ({"search": {"beam": 0}}, "damaged.*beam 0"),
         ({"text": {"source": "a", "target": "b", "model": "../../etc/passwd"}}, "must be the name of a file"),
     ],
     ids=str,
 )
-def test_foreign_descriptions_are_refused(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_invalid_export_json_is_refused(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
     exported(build(residual="post_ln"), tmp_path)
     known = json.loads((tmp_path / RECORD).read_text())
     (tmp_path / RECORD).write_text(json.dumps({**known, **change}))
@@ -303,15 +303,15 @@ def test_foreign_descriptions_are_refused(change: dict[str, Any], reason: str, t
     assert str(tmp_path / RECORD) in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_length_without_positions_is_refused(tmp_path: Path) -> None:
+def test_length_beyond_the_position_table_is_refused(tmp_path: Path) -> None:
     exported(build(residual="post_ln", max_source_positions=8), tmp_path)
     known = json.loads((tmp_path / RECORD).read_text())
     (tmp_path / RECORD).write_text(json.dumps({**known, "longest": [9, 1024]}))
-    with pytest.raises(ValueError, match=r"model\.bin: 8 source positions: must be 9 or more"):
+    with pytest.raises(ValueError, match=r"model\.bin: 8 source positions: must be at least 9"):
         load(tmp_path)
 
 
-def test_an_embedding_without_its_positions_is_refused(tmp_path: Path) -> None:
+def test_embedding_without_positions_is_refused(tmp_path: Path) -> None:
     exported(build(residual="post_ln"), tmp_path)
     weights = (tmp_path / "model.bin").read_bytes()
     assert weights.count(b"encoder/position_encodings/encodings") == 1

@@ -1,4 +1,4 @@
-"""`fairseq-resid export`: the folder, its proof, and translate and evaluate with it."""
+"""`fairseq-resid export`: the folder, its proof, and translating and evaluating with it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ needs_engine = need("ctranslate2")
 
 @pytest.fixture(scope="module")
 def run(train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of scaled_pre_ln that has begun to translate: many of its translations differ. Not to be written to."""
+    """A run of scaled_pre_ln, trained until many of its translations differ. Read only."""
     folder = tmp_path_factory.mktemp("export") / "run"
     train(folder, "--residual", "scaled_pre_ln", "--batch-size", 64, "--max-update", 100, "--dropout", 0)
     return folder
@@ -41,7 +41,7 @@ def run(train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def recursive(train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of rskip_ln with λ = 2, which no engine but ONNX Runtime expresses."""
+    """A run of rskip_ln with λ = 2, which only ONNX Runtime can express."""
     folder = tmp_path_factory.mktemp("export") / "recursive"
     train(folder, "--residual", "rskip_ln", "--batch-size", 64, "--max-update", 20)
     return folder
@@ -49,7 +49,7 @@ def recursive(train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def exported(run: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run as an export. Not to be written to."""
+    """The exported run. Read only."""
     out = tmp_path_factory.mktemp("export") / "out"
     assert export.main([str(run), "--to", "ctranslate2", "--out", str(out), "--data", str(corpus)]) == 0
     return out
@@ -69,7 +69,7 @@ def nothing_was_written(folder: Path) -> bool:
 
 
 @needs_engine
-def test_an_export_contains_all_that_is_needed_to_translate(exported: Path, run: Path, corpus: Path) -> None:
+def test_export_contains_everything_needed_to_translate(exported: Path, run: Path, corpus: Path) -> None:
     names = {"README.md", "export.json", "config.json", "model.bin", "shared_vocabulary.json", "spm.model"}
     assert {file.name for file in exported.iterdir()} == names
     assert (exported / "spm.model").read_bytes() == (corpus / "spm.model").read_bytes()
@@ -90,7 +90,7 @@ def expected(run: Path, generate: Callable[..., Any]) -> list[str]:
 
 
 @needs_engine
-def test_translations_of_an_export_equal_fairseq_generate(exported: Path, corpus: Path, expected: list[str]) -> None:
+def test_export_translates_like_fairseq_generate(exported: Path, corpus: Path, expected: list[str]) -> None:
     assert len(set(expected)) > 15
     assert Translator(exported).translate(read_lines(corpus / "ref" / "test.en")) == expected
 
@@ -121,7 +121,7 @@ print(Translator({str(exported)!r}, threads=1).translate(["the red fox sees a ki
 
 
 @needs_engine
-def test_bad_lines_and_flags_of_translate_are_refused(exported: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_translate_refuses_bad_lines_and_flags(exported: Path, capsys: Any, monkeypatch: Any) -> None:
     translator = Translator(exported)
     with pytest.raises(ValueError, match=r"line 2: 2,\d\d\d subwords; the model accepts at most 1,024"):
         translator.translate(["a", "the fox " * 600])
@@ -134,7 +134,7 @@ def test_bad_lines_and_flags_of_translate_are_refused(exported: Path, capsys: An
 
 
 @needs_engine
-def test_evaluate_shows_bleu_of_an_export_beside_its_run(
+def test_evaluate_shows_bleu_of_export_next_to_its_run(
     exported: Path, corpus: Path, expected: list[str], tmp_path: Path, capsys: Any
 ) -> None:
     shutil.copytree(exported, tmp_path / "out")
@@ -158,14 +158,14 @@ def test_evaluate_shows_bleu_of_an_export_beside_its_run(
 
 
 @needs_engine
-def test_stock_checkpoints_are_exported(stock_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+def test_stock_checkpoints_can_be_exported(stock_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
     assert export_to(tmp_path / "out", stock_checkpoint.parent, corpus) == 0
     assert engines.read(tmp_path / "out").structure == {"arch": "transformer"}
     assert "43 of 43 identical" in capsys.readouterr().out
 
 
 @needs_engine
-def test_quantised_exports_show_bleu_of_both(run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+def test_quantised_export_shows_both_bleu_scores(run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
     assert export_to(tmp_path / "out", run, corpus, "--quantization", "int8") == 0
     out = capsys.readouterr().out
     assert "BLEU (valid): fairseq " in out and "nrefs:1|case:mixed" in out
@@ -175,7 +175,7 @@ def test_quantised_exports_show_bleu_of_both(run: Path, corpus: Path, tmp_path: 
 
 
 @needs_engine
-def test_data_without_corpus_json_exports_for_subwords(run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+def test_export_without_corpus_json_expects_subwords(run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
     data = tmp_path / "data"
     shutil.copytree(corpus, data)
     (data / "corpus.json").unlink()
@@ -194,14 +194,14 @@ def test_an_existing_folder_is_not_overwritten(run: Path, corpus: Path, tmp_path
 
 
 @needs_engine
-def test_structures_without_a_fold_are_refused(recursive: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+def test_structure_without_a_fold_is_refused(recursive: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
     assert export_to(tmp_path / "out", recursive, corpus) == 2
     assert is_one_error(capsys.readouterr().err, "--residual rskip_ln: λ = 2", "use --to onnx")
     assert nothing_was_written(tmp_path)
 
 
 @needs_engine
-def test_a_structure_in_the_wrong_graph_fails_the_proof(
+def test_structure_in_the_wrong_graph_fails_the_proof(
     recursive: Path, corpus: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     wrong = dataclasses.replace(registry.structure("rskip_ln"), folds=as_post_norm)
@@ -212,7 +212,7 @@ def test_a_structure_in_the_wrong_graph_fails_the_proof(
 
 
 @needs_engine
-def test_other_translations_fail_the_proof_and_are_shown(
+def test_differing_translations_fail_the_proof_and_are_shown(
     run: Path, corpus: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     load = export.load
@@ -240,7 +240,7 @@ def test_other_translations_fail_the_proof_and_are_shown(
 
 @needs_engine
 @pytest.mark.parametrize("wrong", ["checkpoint", "data", "subwords", "validation set", "quantization", "model name"])
-def test_wrong_input_is_refused_in_one_line(wrong: str, run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+def test_wrong_input_is_refused_with_one_line(wrong: str, run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
     data, flags, named = tmp_path / "data", [], wrong
     shutil.copytree(corpus, data)
     if wrong == "checkpoint":
@@ -267,7 +267,7 @@ def test_wrong_input_is_refused_in_one_line(wrong: str, run: Path, corpus: Path,
     assert nothing_was_written(tmp_path)
 
 
-def test_a_missing_engine_is_named_with_what_to_install(run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+def test_missing_engine_error_says_what_to_install(run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
     for name in engines.ENGINES:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engines, "OLDEST_PYTHON", (3, 10))
@@ -277,14 +277,14 @@ def test_a_missing_engine_is_named_with_what_to_install(run: Path, corpus: Path,
         assert is_one_error(capsys.readouterr().err, f"{name}: ", "is not installed", f'".[{name}]"')
 
 
-def test_an_old_python_is_named(run: Path, corpus: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_old_python_is_refused(run: Path, corpus: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(engines, "OLDEST_PYTHON", (4, 0))
     assert export_to(tmp_path / "out", run, corpus) == 3
-    assert is_one_error(capsys.readouterr().err, "ctranslate2: needs Python 4.0 or newer; this is Python 3.")
+    assert is_one_error(capsys.readouterr().err, "ctranslate2: requires Python 4.0 or newer; this is Python 3.")
 
 
 @needs_engine
-def test_a_folder_that_was_moved_still_translates(exported: Path, tmp_path: Path) -> None:
+def test_moved_folder_still_translates(exported: Path, tmp_path: Path) -> None:
     shutil.copytree(exported, tmp_path / "moved")
     line = ["the red fox sees a king ."]
     assert Translator(tmp_path / "moved").translate(line) == Translator(exported).translate(line)

@@ -1,4 +1,4 @@
-"""Folding: the arrays of a plain post-norm or pre-norm Transformer give the log probabilities of the model."""
+"""Folding: a plain post-norm or pre-norm Transformer with the folded arrays computes the model's log probabilities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairseq_resid.export.folding import fold
 from support.models import DICT, EOS, PAD, PRE, TASK, build, dictionary, left_padded, sentences, shaken, stock
 from support.plain_transformer import log_probabilities
 
-# Every structure that folds, with options other than the defaults where it has some, and its graph.
+# Every structure that folds, with non-default options if it has any, and its graph.
 FOLDING: dict[str, tuple[dict[str, Any], str]] = {
     "post_ln": ({}, "post_norm"),
     "rskip_ln": ({"skip_lambda": 1}, "post_norm"),
@@ -52,7 +52,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 def padded_batch(words: int = len(DICT)) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-    """Return sources with </s>, decoder inputs, and fairseq's inputs of both as one padded batch."""
+    """Return sources with </s>, decoder inputs, and both as fairseq's inputs in one padded batch."""
     eos = torch.tensor([EOS])
     sources = [torch.cat([row, eos]) for row in sentences(1, (3, 9, 5), words)]
     inputs = [torch.cat([eos, row]) for row in sentences(2, (7, 2, 4))]
@@ -60,7 +60,7 @@ def padded_batch(words: int = len(DICT)) -> tuple[list[torch.Tensor], list[torch
 
 
 def worst_difference(model: Any, words: int = len(DICT)) -> float:
-    """Return the largest difference of log p between a model on a padded batch and its folded arrays."""
+    """Return the largest difference in log p between a model on a padded batch and its folded arrays."""
     sources, inputs, previous = padded_batch(words)
     lengths = torch.tensor([len(row) for row in sources])
     with torch.no_grad():
@@ -71,7 +71,7 @@ def worst_difference(model: Any, words: int = len(DICT)) -> float:
 
 
 @pytest.mark.parametrize("name", FOLDING)
-def test_folded_arrays_give_the_log_probabilities_of_a_structure(name: str) -> None:
+def test_folded_arrays_compute_the_log_probabilities_of_structure(name: str) -> None:
     options, graph = FOLDING[name]
     model = shaken(build(residual=name, **options), 7, 0.1)
     folded = fold(model)
@@ -80,14 +80,14 @@ def test_folded_arrays_give_the_log_probabilities_of_a_structure(name: str) -> N
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_folding_supports_a_setting_of_fairseq(name: str) -> None:
+def test_folding_supports_fairseq_setting(name: str) -> None:
     settings, task = SETTINGS[name]
     model = shaken(build(task=task, **settings), 7, 0.1)
     assert worst_difference(model, len(task.source_dictionary)) < 2e-5
 
 
 @pytest.mark.parametrize("settings", [{}, PRE, {**PRE, "encoder_layers": 1, "layernorm_embedding": True}], ids=str)
-def test_stock_transformers_fold(settings: dict[str, Any]) -> None:
+def test_stock_transformers_can_be_folded(settings: dict[str, Any]) -> None:
     assert worst_difference(stock(**settings)) < 2e-5
 
 
@@ -102,7 +102,7 @@ def test_folding_leaves_the_model_unchanged() -> None:
 
 @pytest.mark.structures
 @pytest.mark.parametrize("name", connections.own_names())
-def test_a_structure_folds_or_is_refused_in_one_line(name: str) -> None:
+def test_structure_folds_or_is_refused_with_one_line(name: str) -> None:
     model = build(residual=name)
     if name in FOLDING and name != "rskip_ln":
         fold(model)
@@ -132,7 +132,7 @@ def test_every_structure_that_declares_a_fold_is_tested() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_settings_that_no_engine_layer_has_are_refused(settings: dict[str, Any], flag: str) -> None:
+def test_settings_that_no_engine_supports_are_refused(settings: dict[str, Any], flag: str) -> None:
     with pytest.raises(CannotFold, match=rf"^{flag}: [^\n]*; use --to onnx$"):
         fold(build(residual="post_ln", **settings))
 
@@ -143,20 +143,20 @@ def test_scalings_of_stock_layers_are_refused(flag: str) -> None:
         fold(stock(**{flag: True, **PRE}))
 
 
-def test_a_shortcut_weight_of_zero_is_refused() -> None:
+def test_shortcut_weight_zero_is_refused() -> None:
     model = build(residual="wskip_ln")
     with torch.no_grad():
         model.encoder.layers[1].ffn_residual.skip_weight[3] = 0
-    with pytest.raises(CannotFold, match="a shortcut weight of 0"):
+    with pytest.raises(CannotFold, match="shortcut weight 0"):
         fold(model)
 
 
-def test_a_model_in_training_mode_is_refused() -> None:
+def test_model_in_training_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="training mode"):
         fold(build(residual="post_ln").train())
 
 
-def test_a_fold_checks_its_graph() -> None:
+def test_fold_checks_its_graph() -> None:
     pair = (torch.ones(2), torch.zeros(2))
     with pytest.raises(ValueError, match="graph 'mid_norm': must be one of post_norm"):
         Fold("mid_norm", (pair,))

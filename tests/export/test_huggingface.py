@@ -1,4 +1,4 @@
-"""Hugging Face: stock classes give fairseq's log probabilities, translations and ids; foreign folders are refused."""
+"""Hugging Face: stock classes give fairseq's log probabilities, translations and ids; invalid folders are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .test_ctranslate2 import as_words, each_search, generated, scores, speaking
 from .test_folding import FOLDING, SETTINGS
 
 pytestmark = need("huggingface")
-REFUSED = {  # the settings of test_folding that no class has, and how each is named
+REFUSED = {  # settings of test_folding that no class supports, with the start of the error message
     "final norm after post-norm": "--final-norm layer: FSMT",
     "no final norm after pre-norm": "--final-norm none: M2M100",
     "no final norm of the decoder": "--final-norm none: M2M100",
@@ -67,7 +67,7 @@ def worst_difference(engine: Any, model: Any, task: Any = TASK) -> float:
 
 
 @pytest.mark.parametrize("name", [name for name, (_, graph) in FOLDING.items() if graph in CLASSES])
-def test_log_probabilities_are_those_of_fairseq(name: str, tmp_path: Path) -> None:
+def test_log_probabilities_equal_fairseq(name: str, tmp_path: Path) -> None:
     options, graph = FOLDING[name]
     model = shaken(build(residual=name, **options), 7, 0.1)
     engine = exported(model, tmp_path)
@@ -77,7 +77,7 @@ def test_log_probabilities_are_those_of_fairseq(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_of_fairseq_is_exported_or_refused(name: str, tmp_path: Path) -> None:
+def test_fairseq_setting_is_exported_or_refused(name: str, tmp_path: Path) -> None:
     settings, task = SETTINGS[name]
     model = shaken(build(task=task, **settings), 7, 0.1)
     if name not in REFUSED:
@@ -92,33 +92,33 @@ def test_a_setting_of_fairseq_is_exported_or_refused(name: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"residual": "sandwich_ln"}, "--residual sandwich_ln: no class of transformers has two norms"),
+        ({"residual": "sandwich_ln"}, "--residual sandwich_ln: no class in transformers has two norms"),
         ({"residual": "sas"}, "--residual sas: "),
         ({"residual": "pre_ln", "decoder_learned_pos": True}, "learned positions: M2M100"),
         ({"residual": "pre_ln", "layernorm_embedding": True}, "--layernorm-embedding: M2M100"),
     ],
     ids=str,
 )
-def test_what_no_class_has_is_refused_in_one_line(settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_unsupported_setting_is_refused_with_one_line(settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(CannotFold, match=f"^{reason}[^\n]*; use --to onnx$"):
         exported(build(**settings), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("settings", [{}, PRE], ids=["post-norm", "pre-norm"])
-def test_stock_transformers_are_exported(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_stock_transformers_can_be_exported(settings: dict[str, Any], tmp_path: Path) -> None:
     model = stock(**settings)
     assert worst_difference(exported(model, tmp_path), model) < 2e-5
 
 
 class Tasks:
-    """A dictionary of the source that is smaller or larger than that of the target."""
+    """A source dictionary that is smaller or larger than the target dictionary."""
 
     def __init__(self, words: int) -> None:
         self.source_dictionary, self.target_dictionary = dictionary(words), DICT
 
 
-def test_pre_norm_has_a_smaller_source_dictionary_but_no_larger_one(tmp_path: Path) -> None:
+def test_pre_norm_source_dictionary_cannot_exceed_target_dictionary(tmp_path: Path) -> None:
     model = shaken(build(task=Tasks(40), residual="pre_ln"), 7, 0.1)
     assert worst_difference(exported(model, tmp_path / "small", Tasks(40)), model, Tasks(40)) < 2e-5
     with pytest.raises(CannotFold, match="a source dictionary larger than the target dictionary: M2M100"):
@@ -138,7 +138,7 @@ def test_shared_embeddings_are_stored_once(residual: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("residual", ["xskip_ln", "pre_ln"])
 def test_auto_class_loads_the_folder_without_remote_code(residual: str, tmp_path: Path) -> None:
-    """Logits of the loaded model on a batch padded on the left, as fairseq pads it."""
+    """Compares logits on a batch with left padding, as in fairseq."""
     model = shaken(build(residual=residual), 7, 0.1)
     exported(model, tmp_path)
     assert "auto_map" not in json.loads((tmp_path / "config.json").read_text())
@@ -158,7 +158,7 @@ def test_auto_class_loads_the_folder_without_remote_code(residual: str, tmp_path
 
 @each_search
 @pytest.mark.parametrize("seed", [1, 3, 4])
-def test_translations_and_scores_are_those_of_fairseq(search: Search, seed: int, tmp_path: Path) -> None:
+def test_translations_and_scores_equal_fairseq(search: Search, seed: int, tmp_path: Path) -> None:
     model = speaking(seed=seed)
     sources = sentences(seed, (6,) * 30)
     found = exported(model, tmp_path).translate(as_words(sources), search)
@@ -172,7 +172,7 @@ def test_translations_and_scores_are_those_of_fairseq(search: Search, seed: int,
 
 
 def test_maximum_length_and_end_of_sentence_count_as_in_fairseq(tmp_path: Path) -> None:
-    """A model that never ends a sentence by itself: fairseq appends </s> with its probability."""
+    """The model never ends a sentence by itself: fairseq appends </s> with its probability."""
     model = speaking()
     with torch.no_grad():
         model.decoder.output_projection.weight[EOS, 0] = -100
@@ -187,7 +187,7 @@ def test_maximum_length_and_end_of_sentence_count_as_in_fairseq(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-def test_a_translation_continues_its_prefix_with_the_score_of_both(beam: int, tmp_path: Path) -> None:
+def test_translation_continues_its_prefix_and_score_covers_both(beam: int, tmp_path: Path) -> None:
     model = speaking()
     sources, prefixes = sentences(4, (5, 5, 5)), sentences(5, (2, 2, 2))
     search = Search(beam, 0.6, 1, 6, nbest=min(beam, 2))
@@ -212,7 +212,7 @@ def test_prefixes_may_differ_in_length(tmp_path: Path) -> None:
     assert together[0][0].tokens == engine.translate(sources[:1], search)[0][0].tokens
 
 
-def test_translations_come_in_order_of_the_sources(tmp_path: Path) -> None:
+def test_translations_are_in_source_order(tmp_path: Path) -> None:
     engine = exported(speaking(), tmp_path)
     sources = as_words(sentences(6, (9, 2, 5, 3, 7)))
     alone = [engine.translate([source], Search(max_len_a=0, max_len_b=9))[0] for source in sources]
@@ -234,7 +234,7 @@ def test_padding_is_never_generated_but_its_probability_counts(beam: int, tmp_pa
     assert [each[0].score for each in found] == pytest.approx([each[0][1] for each in expected], abs=1e-4)
 
 
-def test_unknown_words_are_the_unknown_symbol(tmp_path: Path) -> None:
+def test_unknown_words_become_the_unknown_symbol(tmp_path: Path) -> None:
     engine = exported(build(residual="post_ln"), tmp_path)
     known, unknown = engine.score([["w1", "<unk>"], ["w1", "nonsense"]], [["w2"], ["w2"]])
     assert known == pytest.approx(unknown)
@@ -337,7 +337,7 @@ def break_folder(folder: Path, how: str) -> None:
         "damaged configuration",
     ],
 )
-def test_foreign_folders_are_refused_in_one_line(how: str, tmp_path: Path) -> None:
+def test_invalid_folders_are_refused_with_one_line(how: str, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     exported(build(residual="post_ln"), folder)
     break_folder(folder, how)
@@ -364,7 +364,7 @@ def written(folder: Path, text: Text, model: Path | None, *dictionaries: Any) ->
 
 
 def pieces_of(corpus: Path, side: str) -> tuple[list[str], list[list[str]]]:
-    """Return lines of the corpus, with some that are unusual, and their subwords."""
+    """Return lines of the corpus, some of them unusual, and their subwords."""
     lines = [line for split in ("valid", "test") for line in read_lines(corpus / "ref" / f"{split}.{side}")]
     lines += ["", "  two   spaces ", "ＦＵＬＬ ﬁ", "日本語 x", "<unk> a </s> b <pad>", "a\u00a0b"]
     return lines, Segmenter("sentencepiece", corpus / "spm.model").encode(lines)
@@ -373,7 +373,7 @@ def pieces_of(corpus: Path, side: str) -> tuple[list[str], list[list[str]]]:
 SENTENCEPIECE = Text("en", "xx", post_process="sentencepiece", model="spm.model")
 
 
-def test_tokenizer_gives_the_ids_of_fairseq(corpus: Path, tmp_path: Path) -> None:
+def test_tokenizer_gives_the_same_ids_as_fairseq(corpus: Path, tmp_path: Path) -> None:
     words = Dictionary.load(str(corpus / "dict.en.txt"))
     folder = written(tmp_path / "out", SENTENCEPIECE, corpus / "spm.model", words)
     made = tokenizer(folder)
@@ -418,7 +418,7 @@ def test_segmented_text_is_looked_up_word_by_word(tmp_path: Path) -> None:
     assert target.decode(target("A CO@@ TTON").input_ids, skip_special_tokens=True) == "A CO@@ TTON"
 
 
-RUNS = {  # flags with which a run of each class soon begins to translate
+RUNS = {  # for each class, flags of a run that soon produces sensible translations
     "wskip_ln": ("--max-update", 150, "--warmup-updates", 40),
     "scaled_pre_ln": ("--max-update", 100),
 }
@@ -426,7 +426,7 @@ RUNS = {  # flags with which a run of each class soon begins to translate
 
 @pytest.fixture(scope="module", params=RUNS)
 def run(request: Any, train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has begun to translate. Not to be written to."""
+    """A run trained until it produces sensible translations. Read only."""
     folder = tmp_path_factory.mktemp("huggingface") / "run"
     train(folder, "--residual", request.param, "--batch-size", 64, "--dropout", 0, *RUNS[request.param])
     return folder
@@ -434,13 +434,13 @@ def run(request: Any, train: Callable[..., Any], tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def folder(run: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run as an export. Not to be written to."""
+    """The exported run. Read only."""
     out = tmp_path_factory.mktemp("huggingface") / "out"
     assert export.main([str(run), "--to", "huggingface", "--out", str(out), "--data", str(corpus)]) == 0
     return out
 
 
-def test_an_export_contains_all_that_is_needed_to_translate(folder: Path) -> None:
+def test_export_contains_everything_needed_to_translate(folder: Path) -> None:
     assert {file.name for file in folder.iterdir()} == {
         *("README.md", "export.json", "spm.model"),
         *("config.json", "generation_config.json", "model.safetensors"),
@@ -453,7 +453,7 @@ def test_an_export_contains_all_that_is_needed_to_translate(folder: Path) -> Non
     assert str(folder.parent) not in "".join(file.read_text() for file in folder.glob("*.json") if file.name != RECORD)
 
 
-def test_translations_of_an_export_equal_fairseq_generate(
+def test_export_translates_like_fairseq_generate(
     folder: Path, run: Path, corpus: Path, generate: Callable[..., Any]
 ) -> None:
     lines = generate(run / "checkpoint_last.pt", "--max-len-b", 50, "--post-process", "sentencepiece").lines("D")
@@ -462,10 +462,10 @@ def test_translations_of_an_export_equal_fairseq_generate(
     assert Translator(folder).translate(read_lines(corpus / "ref" / "test.en")) == expected
 
 
-def test_lines_of_the_readme_translate_without_this_package(folder: Path, corpus: Path) -> None:
-    """In a process without fairseq, its requirement torchaudio, and a network."""
+def test_readme_code_translates_without_this_package(folder: Path, corpus: Path) -> None:
+    """Runs in a process without fairseq, torchaudio (which fairseq requires) or a network."""
     text = (folder / "README.md").read_text()
-    assert "takes raw text" in text and "A source has at most 1,024 tokens" in text
+    assert "expects raw text" in text and "A source has at most 1,024 tokens" in text
     code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[-1]
     assert "from_pretrained" in code and len(code.splitlines()) == 4
     lines = read_lines(corpus / "ref" / "test.en")[:8]
@@ -489,7 +489,7 @@ def test_translate_command_recognises_an_export(folder: Path, corpus: Path, monk
     assert capsys.readouterr().out.strip() == Translator(folder).translate([line])[0]
 
 
-def test_a_structure_that_no_class_has_leaves_no_folder(
+def test_unsupported_structure_leaves_no_folder(
     sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any
 ) -> None:
     out = tmp_path / "out"

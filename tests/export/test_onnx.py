@@ -1,4 +1,4 @@
-"""ONNX: the exported graphs compute what the model does, for every structure and at all sizes; foreign folders."""
+"""ONNX: exported graphs compute the same as the model, for every structure and size; invalid folders are refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SMALL = {
     "decoder_layers": 2,
 }
 TOLERANCE = 2e-5
-# Numbers of sentences and their lengths without </s>; the graphs are traced with two sources of 5 words, unpadded.
+# Lengths of the sentences in each batch, without </s>. The graphs are traced with two unpadded sources of 5 words.
 SIZES = [(0,), (3, 9, 5, 2), (12, 1, 7)]
 
 
@@ -53,7 +53,7 @@ def exported(model: Any, folder: Path, task: Any = TASK, quantization: str | Non
 
 @functools.cache
 def example() -> Path:
-    """Return an export folder that tests may copy and must not change."""
+    """Return an export folder that tests may copy but must not change."""
     folder = Path(tempfile.mkdtemp(prefix="onnx-"))
     exported(shaken(build(residual="post_ln", **SMALL), 7, 0.1), folder)
     return folder
@@ -74,7 +74,7 @@ def batch(lengths: tuple[int, ...], words: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def relative(found: Any, expected: torch.Tensor) -> float:
-    """Return the largest difference, as a share of the largest value if that is above 1."""
+    """Return the largest difference, relative to the largest value if that exceeds 1."""
     difference = (torch.as_tensor(np.array(found)) - expected).abs().max()
     return (difference / expected.abs().max().clamp(min=1)).item()
 
@@ -107,7 +107,7 @@ def check_graphs(model: Any, encode: Any, decode: Any, words: int = len(DICT)) -
 
 
 def check_engine(model: Any, engine: Any, words: int = len(DICT)) -> None:
-    """Compare an exported model with the model."""
+    """Compare an exported model with the original."""
 
     def run(session: Any, *given: Any) -> Any:
         names = [each.name for each in session.get_inputs()]
@@ -117,14 +117,14 @@ def check_engine(model: Any, engine: Any, words: int = len(DICT)) -> None:
 
 
 def check_modules(model: Any, words: int = len(DICT)) -> None:
-    """Compare the modules that are exported with the model."""
+    """Compare the modules before export with the model."""
     with torch.no_grad():
         check_graphs(model, Encoder(model), DecoderStep(model), words)
 
 
 @pytest.mark.slow
 @each
-def test_graphs_compute_a_structure_at_sizes_other_than_the_traced(name: str, tmp_path: Path) -> None:
+def test_graphs_compute_structure_at_untraced_sizes(name: str, tmp_path: Path) -> None:
     model = shaken(build(residual=name, **SMALL), 7, 0.1)
     check_engine(model, exported(model, tmp_path))
 
@@ -138,18 +138,18 @@ VARIANTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
-def test_graphs_compute_an_option_of_a_structure(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_graphs_compute_structure_with_options(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = shaken(build(residual=name, **options, **SMALL), 7, 0.1)
     check_engine(model, exported(model, tmp_path))
 
 
 @each_variant
-def test_modules_compute_a_structure(name: str, options: dict[str, Any]) -> None:
+def test_modules_compute_structure(name: str, options: dict[str, Any]) -> None:
     check_modules(shaken(build(residual=name, **options, **SMALL), 7, 0.1))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_modules_support_a_setting_of_fairseq(name: str) -> None:
+def test_modules_support_fairseq_setting(name: str) -> None:
     settings, task = SETTINGS[name]
     check_modules(shaken(build(task=task, **settings), 7, 0.1), len(task.source_dictionary))
 
@@ -168,7 +168,7 @@ WIDTHS = {"decoder_input_dim": 32, "decoder_output_dim": 24, "share_decoder_inpu
     ],
     ids=str,
 )
-def test_modules_support_settings_that_no_other_engine_has(settings: dict[str, Any]) -> None:
+def test_modules_support_settings_that_other_engines_lack(settings: dict[str, Any]) -> None:
     check_modules(shaken(build(residual="deep_norm", **settings), 7, 0.1))
 
 
@@ -180,13 +180,13 @@ def test_modules_compute_stock_transformers(settings: dict[str, Any]) -> None:
     check_modules(shaken(stock(**settings), 7, 0.1))
 
 
-def test_stock_transformer_with_many_settings_is_exported(tmp_path: Path) -> None:
+def test_stock_transformer_with_many_settings_can_be_exported(tmp_path: Path) -> None:
     learned = {"encoder_learned_pos": True, "decoder_learned_pos": True, "layernorm_embedding": True}
     model = shaken(stock(**{**SMALL, **PRE, **SCALINGS, **learned}), 7, 0.1)
     check_engine(model, exported(model, tmp_path))
 
 
-def test_model_with_two_dictionaries_and_widths_is_exported(tmp_path: Path) -> None:
+def test_model_with_two_dictionaries_and_widths_can_be_exported(tmp_path: Path) -> None:
     task = SETTINGS["two dictionaries"][1]
     widths = {"encoder_embed_dim": 32, "decoder_attention_heads": 4, "activation_fn": "gelu", "final_norm": "layer"}
     model = shaken(build(task=task, residual="rskip_ln", **{**SMALL, **widths}), 7, 0.1)
@@ -195,7 +195,13 @@ def test_model_with_two_dictionaries_and_widths_is_exported(tmp_path: Path) -> N
     assert worst_difference(engine, model, task) < TOLERANCE
 
 
-def test_scores_are_those_of_fairseq_and_come_in_order() -> None:
+@pytest.mark.parametrize("norm", ["rms", "scale", "dyt", "derf"])
+def test_model_with_another_norm_is_exported(norm: str, tmp_path: Path) -> None:
+    model = shaken(build(residual="rskip_ln", norm=norm, final_norm="layer", **SMALL), 7, 0.1)
+    check_engine(model, exported(model, tmp_path))
+
+
+def test_scores_equal_fairseq_and_are_in_order() -> None:
     model = shaken(build(residual="post_ln", **SMALL), 7, 0.1)
     engine = load(example(), threads=1)
     assert worst_difference(engine, model) < TOLERANCE
@@ -207,13 +213,13 @@ def test_scores_are_those_of_fairseq_and_come_in_order() -> None:
     assert engine.score([], []) == []
 
 
-def test_unknown_words_are_the_unknown_symbol() -> None:
+def test_unknown_words_become_the_unknown_symbol() -> None:
     known, unknown = load(example(), threads=1).score([["w1", "<unk>"], ["w1", "nonsense"]], [["w2"], ["<unk>"]])
     again, also = load(example(), threads=1).score([["w1", "nonsense"], ["w1", "<unk>"]], [["w2"], ["more"]])
     assert known == pytest.approx(again) and unknown == pytest.approx(also)
 
 
-def test_int8_quantises_every_linear_map_and_is_close(tmp_path: Path) -> None:
+def test_int8_quantises_all_linear_maps_with_small_error(tmp_path: Path) -> None:
     from onnx import load_model
 
     model = build(residual="sas", **SMALL)
@@ -306,7 +312,7 @@ def break_folder(folder: Path, how: str) -> None:
         step.write_bytes(step.read_bytes()[:5000])
     elif how == "foreign step":
         step.write_bytes(b"PK\x03\x04" + bytes(5000))
-    elif how == "the encoder as the step":
+    elif how == "encoder in place of the decoder step":
         step.write_bytes(encoder.read_bytes())
     elif how == "device":
         step.unlink()
@@ -330,7 +336,7 @@ def break_folder(folder: Path, how: str) -> None:
         "no encoder",
         "short step",
         "foreign step",
-        "the encoder as the step",
+        "encoder in place of the decoder step",
         "device",
         "small vocabulary",
         "repeated word",
@@ -339,7 +345,7 @@ def break_folder(folder: Path, how: str) -> None:
         "longest",
     ],
 )
-def test_damaged_files_are_refused_in_one_line(how: str, tmp_path: Path) -> None:
+def test_damaged_files_are_refused_with_one_line(how: str, tmp_path: Path) -> None:
     break_folder(copied(tmp_path), how)
     with pytest.raises((ValueError, OSError)) as refused:
         load(tmp_path)

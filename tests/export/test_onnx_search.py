@@ -1,4 +1,4 @@
-"""Beam search on ONNX Runtime finds what fairseq's SequenceGenerator finds, with the same scores."""
+"""Beam search on ONNX Runtime finds the same hypotheses and scores as fairseq's SequenceGenerator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOGETHER = len(SOURCES)
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """A model that ends its sentences at various lengths, and would often generate <pad>, which fairseq forbids."""
+    """A model that ends its sentences at various lengths and would often generate <pad>, which fairseq forbids."""
     made = speaking()
     with torch.no_grad():
         made.decoder.output_projection.weight[PAD, 0] = 3
@@ -32,12 +32,12 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def engine(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The model as an export."""
+    """The exported model."""
     return exported(model, tmp_path_factory.mktemp("speaking"))
 
 
 def check(engine: Any, model: Any, search: Search, prefixes: list[torch.Tensor] | None = None) -> list[Any]:
-    """Compare all hypotheses of all sources with fairseq's, and return them."""
+    """Compare the hypotheses for all sources with fairseq's, and return them."""
     begun = None if prefixes is None else as_words(prefixes)
     found = engine.translate(as_words(SOURCES), search, begun)
     forced = prefixes and torch.nn.utils.rnn.pad_sequence(prefixes, batch_first=True, padding_value=PAD)
@@ -61,7 +61,7 @@ def check(engine: Any, model: Any, search: Search, prefixes: list[torch.Tensor] 
     ],
     ids=["greedy", "beam 4", "beam 5", "no length penalty", "long", "one subword", "beam wider than the vocabulary"],
 )
-def test_all_hypotheses_are_those_of_fairseq_without_padding(search: Search, engine: Any, model: Any) -> None:
+def test_hypotheses_equal_fairseq_without_padding(search: Search, engine: Any, model: Any) -> None:
     found = check(engine, model, search)
     assert all("<pad>" not in each.tokens for row in found for each in row)
     lengths = {len(each.tokens) for row in found for each in row}
@@ -70,20 +70,20 @@ def test_all_hypotheses_are_those_of_fairseq_without_padding(search: Search, eng
 
 
 def test_hypotheses_start_with_prefixes_of_different_lengths(engine: Any, model: Any) -> None:
-    """Also where only some sources have a prefix, and where </s> is then allowed at the first position."""
+    """Includes sources without a prefix, and </s> allowed at the first position."""
     prefixes = sentences(5, (2, 0, 1, 3) * 6)
     found = check(engine, model, Search(4, 0.6, 1, 6, 4, TOGETHER), prefixes)
     for row, prefix in zip(found, as_words(prefixes), strict=True):
         assert all(list(each.tokens[: len(prefix)]) == prefix for each in row)
 
 
-def test_prefix_longer_than_the_maximum_is_cut(engine: Any, model: Any) -> None:
+def test_prefix_longer_than_the_maximum_is_truncated(engine: Any, model: Any) -> None:
     prefixes = sentences(5, (5,) * TOGETHER)
     found = check(engine, model, Search(2, 1.0, 0, 3, 1, TOGETHER), prefixes)
     assert all(list(row[0].tokens) == prefix[:3] for row, prefix in zip(found, as_words(prefixes), strict=True))
 
 
-def test_translations_come_in_order_of_the_sources(engine: Any) -> None:
+def test_translations_are_in_source_order(engine: Any) -> None:
     search = Search(max_len_a=0, max_len_b=9, batch_size=5)
     together = engine.translate(as_words(SOURCES), search)
     alone = [engine.translate([source], search)[0] for source in as_words(SOURCES)]
@@ -92,7 +92,7 @@ def test_translations_come_in_order_of_the_sources(engine: Any) -> None:
     assert engine.translate([], search) == []
 
 
-def test_score_of_a_hypothesis_is_that_of_its_words(engine: Any) -> None:
+def test_hypothesis_has_the_score_of_its_words(engine: Any) -> None:
     search = Search(4, 0.6, 1, 8, 2)
     found = engine.translate(as_words(SOURCES), search)
     for number in (0, 1):
@@ -107,7 +107,7 @@ def test_special_symbols_in_a_prefix_are_refused(word: str, engine: Any) -> None
         engine.translate([["w1"], ["w2"]], Search(), [["w1"], ["w1", word]])
 
 
-def test_largest_values_come_in_order_and_ties_by_position() -> None:
+def test_largest_values_are_sorted_and_ties_by_position() -> None:
     minus = -np.inf
     values = np.array([[1, 5, 3, 5, 2], [0, 0, 0, 0, 0], [minus, 2, minus, minus, 7]], np.float32)
     assert largest(values, 3).tolist() == [[1, 3, 2], [0, 1, 2], [4, 1, 0]]

@@ -1,4 +1,4 @@
-"""The proof of an export: its limits."""
+"""The limits of the proof of an export."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from fairseq_resid.export.proof import NotEqual, Proof, largest_difference
 
 
-def test_a_proof_has_limits() -> None:
+def test_proof_fails_beyond_its_limits() -> None:
     good = Proof("valid", 10, 100, 9e-5, 200, 198)
     good.check()
     for change in ({"largest": 1.1e-4}, {"largest": float("nan")}, {"identical": 197}):

@@ -121,7 +121,7 @@ def test_code_anywhere_in_a_config_is_refused(name: str, sas_checkpoint: Path, t
 
 @pytest.mark.parametrize("value", ["(0.9, 0.98)", "[(512, 3)] * 20", "", None])
 @pytest.mark.parametrize("name", list(PLACES)[:3])
-def test_literals_in_a_config_pass(name: str, value: str | None, sas_checkpoint: Path, tmp_path: Path) -> None:
+def test_literals_in_a_config_are_accepted(name: str, value: str | None, sas_checkpoint: Path, tmp_path: Path) -> None:
     from fairseq import checkpoint_utils
 
     file = resaved(sas_checkpoint, tmp_path / "harmless.pt", lambda state: PLACES[name](state, value))

@@ -27,7 +27,7 @@ def test_code_in_a_flag_is_refused(flag: str, corpus: Path, tmp_path: Path, cli:
 
 
 @pytest.mark.parametrize("value", ["1e-3 x", "[1e-3", "1e-3;", "(" * 500])
-def test_typo_in_a_list_of_numbers_is_one_line(value: str, corpus: Path, cli: Any) -> None:
+def test_typo_in_a_list_of_numbers_gives_a_one_line_error(value: str, corpus: Path, cli: Any) -> None:
     done = cli("fairseq-train", corpus, "--arch", "transformer_sas_tiny", "--lr", value, check=False)
     error = done.output.splitlines()[-1]
     assert done.code == 2 and "argument --lr: " in error and "only literals are allowed" in error
@@ -51,6 +51,29 @@ def test_code_in_a_study_is_refused(tmp_path: Path) -> None:
     assert not ran.exists()
 
 
+@pytest.mark.parametrize("words", ["--plan", "--results", "--only flat.sas.0.004.seed1"])
+def test_study_and_its_recipe_import_no_code(words: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """fairseq imports the folder of --user-dir as soon as it parses the flags, which a kept run requires."""
+    monkeypatch.chdir(tmp_path)
+    ran, plugin = tmp_path / "ran", tmp_path / "plugin"
+    plugin.mkdir()
+    (plugin / "__init__.py").write_text(CODE.format(str(ran)))
+    file = studies.written(tmp_path, studies.SMALL)
+    studies.all_kept(tmp_path / "trial", plan.read_study(file))
+    text = file.read_text()
+    (tmp_path / "recipe.txt").write_text("data\n--user-dir plugin --lr 0.1 --max-update 9 --batch-size 9\n")
+    for changed in (
+        text.replace("--residual sas", "--residual sas --user-dir plugin", 1),
+        text.replace("recipe: quickstart", f"recipe: {tmp_path / 'recipe.txt'}"),
+    ):
+        assert changed != text
+        file.write_text(changed)
+        assert main(["study", str(file), *words.split()]) == 2
+        error = capsys.readouterr().err
+        assert "trial.yaml: " in error and "--user-dir: set by this command" in error and not ran.exists()
+
+
+@pytest.mark.parametrize("place", ["arm", "recipe"])
 @pytest.mark.parametrize(
     "flag",
     [
@@ -61,7 +84,12 @@ def test_code_in_a_study_is_refused(tmp_path: Path) -> None:
         "--valid-subset ../other/valid",
     ],
 )
-def test_study_names_no_file_outside_its_data(tmp_path: Path, flag: str) -> None:
-    path = studies.written(tmp_path, studies.TEXT.replace("--residual sas", f"--residual sas {flag}", 1))
-    with pytest.raises(ValueError, match=rf"trial\.yaml: sas in flat: {flag.replace('.', '[.]')}: names a file"):
+def test_study_cannot_name_a_file_outside_its_data(tmp_path: Path, flag: str, place: str) -> None:
+    recipe = tmp_path / "recipe.txt"
+    recipe.write_text(f"data\n--lr 0.1 --max-epoch 9 --batch-size 9 {flag if place == 'recipe' else ''}\n")
+    text = studies.TEXT.replace("recipe: quickstart", f"recipe: {recipe}")
+    if place == "arm":
+        text = text.replace("--residual post_ln", f"--residual post_ln {flag}", 1)
+    path = studies.written(tmp_path, text)
+    with pytest.raises(ValueError, match=rf"trial\.yaml: base in flat: {flag.replace('.', '[.]')}: names a file"):
         plan.check_study(plan.read_study(path), path)

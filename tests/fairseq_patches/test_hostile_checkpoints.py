@@ -334,7 +334,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 def test_sharded_checkpoints_skip_the_size_check(sas_checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
-    """A shard has only a part of the weights, so it does not limit the size of the model."""
+    """A shard contains only a part of the weights, so it does not limit the size of the model."""
     from fairseq import checkpoint_utils
 
     state = torch.load(sas_checkpoint, weights_only=False)

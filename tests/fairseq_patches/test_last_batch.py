@@ -1,4 +1,4 @@
-"""fairseq keeps the last batch of every dataset, whatever its size."""
+"""fairseq keeps the last batch of every dataset, regardless of its size."""
 
 from __future__ import annotations
 

@@ -34,4 +34,25 @@ FAULTS = [
         "df = df\n        tl.store(df_ptr + offsets, df.to(df_ptr.dtype.element_ty), mask=inside)\n    sums =",
         "ops/test_kernels.py",
     ),
+    Fault(
+        "kernel: a row is summed in fp64",
+        "fairseq_resid/ops/kernels.py",
+        "tl.sum(centred * centred, axis=0) / C + eps",
+        "(tl.sum(centred.to(tl.float64) * centred, axis=0) / C).to(tl.float32) + eps",
+        "ops/test_kernel_budget.py",
+    ),
+    Fault(
+        "kernel: the compiler does not know that x is aligned",
+        "fairseq_resid/ops/kernels.py",
+        '@triton.jit(do_not_specialize=["x_scale", "f_scale", "seed", "threshold", "rows"])',
+        '@triton.jit(do_not_specialize=["x_ptr", "x_scale", "f_scale", "seed", "threshold", "rows"])',
+        "ops/test_kernel_budget.py",
+    ),
+    Fault(
+        "kernel: the launch fills half of the multiprocessors",
+        "fairseq_resid/ops/occupancy.py",
+        "rows_each = max(-(-rows // at_once)",
+        "rows_each = max(-(-2 * rows // at_once)",
+        "ops/test_occupancy.py",
+    ),
 ]

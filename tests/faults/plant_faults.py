@@ -1,4 +1,5 @@
-"""Do the tests find faults? Plant one fault at a time in a copy of the project, and run the tests that must find it.
+"""Check that the tests find faults: plant one fault at a time in a copy of the project, and run the tests that must
+find it.
 
     python tests/faults/plant_faults.py [--only NAME ...] [--jobs N] [--markdown FILE]
 
@@ -72,7 +73,7 @@ def run(tree: Path, tests: str) -> tuple[int | None, float, str]:
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return None, time.monotonic() - start, "out of time"
+        return None, time.monotonic() - start, "timeout"
     lines = [line for line in output.splitlines() if line.startswith("FAILED")] or output.strip().splitlines()[-1:]
     return process.returncode, time.monotonic() - start, lines[0] if lines else ""
 
@@ -89,7 +90,7 @@ def seek(fault: Fault) -> tuple[Fault, bool, float, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 1 if a fault is not found, 2 if the tests fail without a fault."""
-    parser = argparse.ArgumentParser(description="Plant faults one at a time and see whether the tests find them.")
+    parser = argparse.ArgumentParser(description="Plant faults one at a time and check whether the tests find them.")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="plant only faults whose name contains one of these")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="faults tested in parallel (default 1)")
     parser.add_argument("--no-baseline", action="store_true", help="skip the run without a fault")

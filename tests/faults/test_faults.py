@@ -36,7 +36,7 @@ def test_every_fault_names_test_files_that_exist() -> None:
 
 
 def test_core_tests_find_the_faults_of_the_core() -> None:
-    """Those of mathematics, models, decoding and averaging, and of checkpoints that others made."""
+    """The core consists of mathematics, models, decoding, averaging, and checkpoints from others."""
     modules = ("connections", "ops", "models", "evaluation")
     chosen = [fault for fault in plant_faults.FAULTS if fault.file.split("/")[1] in modules]
     chosen += [fault for fault in plant_faults.FAULTS if fault.name.startswith("checkpoints: ")]
@@ -64,7 +64,7 @@ def test_page_names_tests_that_exist() -> None:
     assert all(f"def {test}(" in everything for test in re.findall(r"`(test_\w+)`", page))
 
 
-def test_every_package_has_its_faults_planted() -> None:
+def test_faults_of_every_package_are_planted() -> None:
     modules = {file.stem for file in Path(plant_faults.__file__).parent.glob("[a-z]*.py")}
     assert modules - {"fault", "plant_faults", "test_faults"} == set(plant_faults.PACKAGES)
     for package in plant_faults.PACKAGES:

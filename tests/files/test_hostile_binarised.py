@@ -16,7 +16,7 @@ from fairseq_resid.data.text.binarised import check_dictionaries, check_texts, r
 from fairseq_resid.data.text.folder import check
 from fairseq_resid.data.text.segmentation import Segmenter
 
-LENGTHS, POINTERS = 26, 26 + 4 * 203  # where they begin in the index of the test set
+LENGTHS, POINTERS = 26, 26 + 4 * 203  # their offsets in the index of the test set
 NAME = "test.en-xx.xx"
 
 
@@ -150,7 +150,7 @@ def test_every_format_that_fairseq_writes_is_accepted(form: str, data: Path) -> 
             for sentence in sentences:
                 made.add_item(sentence)
             made.finalize(f"{path}.idx")
-    # Alignments have no dictionary and may be empty; other tools use these endings too.
+    # Alignments have no dictionary and may be empty; other tools also use these endings.
     made = MMapIndexedDatasetBuilder(str(data / "train.align.en-xx.bin"), dtype=np.int32)
     for alignment in (torch.tensor([70_000]), torch.tensor([], dtype=torch.int64)):
         made.add_item(alignment)
@@ -190,7 +190,7 @@ def test_giant_index_is_checked_in_blocks(data: Path, monkeypatch: pytest.Monkey
         ("a b\n#version: 0.2 x\n", ":2: '#version: 0.2 x'"),
     ],
 )  # fmt: skip
-def test_invalid_subword_merges_are_a_one_line_error(
+def test_invalid_subword_merges_give_a_one_line_error(
     content: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bpe.codes").write_text(content)
@@ -200,6 +200,6 @@ def test_invalid_subword_merges_are_a_one_line_error(
 
 
 @pytest.mark.parametrize("version", ["", "#version: 0.1\n", "#version: 0.2\n", "#version: 0.2.0\n"])
-def test_subword_merges_of_every_version_are_read(version: str, tmp_path: Path) -> None:
+def test_subword_merges_of_every_version_can_be_read(version: str, tmp_path: Path) -> None:
     (tmp_path / "bpe.codes").write_text(f"{version}a b\nab c</w>\n\n")
     assert Segmenter("subword_nmt", tmp_path / "bpe.codes").encode(["abc xab"])[0]

@@ -1,4 +1,4 @@
-"""Settings in files of others that end on the command line of fairseq-generate, and files that it opens."""
+"""Settings in files from others that reach the command line of fairseq-generate, and files that it opens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.once
 
 @pytest.mark.parametrize("value", ["--user-dir=/tmp/code", "--help", "", 5])
 def test_post_process_cannot_become_an_option(value: object, tmp_path: Path) -> None:
-    """--post-process takes an optional value, so that --user-dir=X after it would load code."""
+    """--post-process takes an optional value, so --user-dir=X after it would load code."""
     data = data_folder(tmp_path / "data")
     record = json.loads((data / "corpus.json").read_text())
     (data / "corpus.json").write_text(json.dumps({**record, "restore": {"post_process": value}}))

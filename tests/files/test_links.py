@@ -1,4 +1,4 @@
-"""Symbolic links in run, study and data folders of others: nothing outside such a folder is read or written."""
+"""Symbolic links in run, study and data folders from others: nothing outside such a folder is read or written."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def linked(path: Path, outside: Path) -> Iterator[Path]:
-    """Move a file or folder to `outside` and leave a link to it; yield where it is."""
+    """Move a file or folder to `outside` and leave a link to it; yield its new path."""
     moved = outside / path.name
     shutil.move(path, moved)
     path.symlink_to(moved)
@@ -123,7 +123,7 @@ def test_links_out_of_a_run_folder_are_refused(name: str, tmp_path: Path) -> Non
         }[name](Run(run))
 
 
-def test_link_of_the_compressed_name_is_refused(tmp_path: Path) -> None:
+def test_compressed_log_that_is_a_link_is_refused(tmp_path: Path) -> None:
     """train.log.gz is read when there is no train.log."""
     run = tmp_path / "run"
     run.mkdir()
@@ -141,8 +141,8 @@ def test_checkpoints_may_be_links(tmp_path: Path) -> None:
     assert run.checkpoint() == run.last and [file.name for file in run.numbered("epoch")] == ["checkpoint3.pt"]
 
 
-def test_data_folder_leads_nowhere_else(tmp_path: Path) -> None:
-    """By a link, or by a name in corpus.json."""
+def test_data_folder_cannot_lead_outside(tmp_path: Path) -> None:
+    """Neither by a link nor by a name in corpus.json."""
     data = strange_folders.data_folder(tmp_path / "data")
     corpus = Corpus.read(data)
     (data / "ref" / "valid.xx").symlink_to(tmp_path / "private")
@@ -196,7 +196,7 @@ def test_hypotheses_that_are_links_are_not_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("../../private"), os.mkfifo], ids=["link", "pipe"])
 @pytest.mark.parametrize("name", ["decode/test.averaged.hyp", "x", "analysis"])
 def test_pack_refuses_links_and_pipes(make: Callable[[Path], None], name: str, tmp_path: Path) -> None:
-    """The archive would contain private text; a linked folder would be missing from it."""
+    """Otherwise the archive would contain private text, and lack a linked folder."""
     (tmp_path / "private").write_text("secret\n")
     run = tmp_path / "study" / "run"
     (run / "decode").mkdir(parents=True)
@@ -208,7 +208,7 @@ def test_pack_refuses_links_and_pipes(make: Callable[[Path], None], name: str, t
 
 
 def test_working_folder_is_not_written_through_links(tmp_path: Path) -> None:
-    """RUN and failed/ of the working folder, RUN of the kept folder."""
+    """Tested with RUN and failed/ in the working folder, and RUN in the kept folder."""
     outside = tmp_path / "outside"
     outside.mkdir()
     trial_file = studies.written(tmp_path, studies.SMALL)

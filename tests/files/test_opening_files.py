@@ -1,6 +1,7 @@
-"""Files are opened by `fairseq_resid/files.py`, which refuses pipes, devices and giants; nothing else opens any.
+"""Files are opened by `fairseq_resid/files.py`, which refuses pipes, devices and giant files. No other module opens
+files.
 
-What must be opened otherwise is listed here with the reason.
+The exceptions are listed here with their reasons.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.once
 
 PACKAGE = Path(__file__).resolve().parents[2] / "fairseq_resid"
-# Names that read a file whatever they are called on: open, path.open, gzip.open, Image.open, path.read_text, ...
+# Methods that read a file, whatever the object: open, path.open, gzip.open, Image.open, path.read_text, ...
 ANYWHERE = {
     *(
         "open",
@@ -31,7 +32,7 @@ ANYWHERE = {
     *("safe_load", "full_load", "unsafe_load", "load_all", "GzipFile", "BZ2File", "LZMAFile", "ZipFile", "TarFile"),
     *("FileIO", "load_from_file", "copyfile", "copyfileobj", "copytree", "getline", "genfromtxt"),
 }
-# Names that read a file only as a function of these modules.
+# Names that read a file only as functions of these modules.
 OF_MODULE = {
     "load": {"np", "numpy", "json", "yaml", "pickle", "torch", "marshal", "tomllib", "joblib", "plistlib"},
     "copy": {"shutil"},
@@ -40,8 +41,8 @@ OF_MODULE = {
 }
 WRITING = {"w", "wb", "a", "ab", "x", "xb"}  # the modes in which `open` cannot read
 
-STREAM = "what files.open_any_size or files.read_bytes returned"
-NO_FILE = "a method of our own that opens no file by itself"
+STREAM = "a result of files.open_any_size or files.read_bytes"
+NO_FILE = "a method of our own that does not open files itself"
 CHECKPOINT = "a checkpoint, with its own checks"
 OWN_TEXT = "a text of any size that this preparation has just written"
 ALLOWED = {
@@ -52,7 +53,7 @@ ALLOWED = {
     "data/extract.py": STREAM,
     "data/fetch.py:_attempt": "a download that resumes: read and written",
     "data/images/by_class.py:_decode": STREAM,
-    "data/images/folder.py:open_split": "images of any size, mapped; is_file was asked before",
+    "data/images/folder.py:open_split": "images of any size, mapped; checked with is_file before",
     "data/images/prepare.py:_make": NO_FILE,
     "data/images/sources.py:Release._member": STREAM,
     "data/text/binarise.py:make": OWN_TEXT,
@@ -61,12 +62,12 @@ ALLOWED = {
     "data/text/subwords.py:sample": OWN_TEXT,
     "data/text/text_steps.py:encode": OWN_TEXT,
     "data/unpacking.py:_zipped": STREAM,
-    "tasks/text/decoding.py:decode": "what a command of ours has just written",
+    "tasks/text/decoding.py:decode": "output that our own command has just written",
     "tasks/classifying.py:ImageClassification.load_examples": NO_FILE,
     "fairseq_patches/loading.py": CHECKPOINT,
     "fairseq_patches/reader.py": CHECKPOINT,
     "fairseq_patches/writing.py": CHECKPOINT,
-    "records.py:from_yaml": "YAML that files.read_bytes returned, in the safe way, without aliases and tags",
+    "records.py:from_yaml": "YAML from files.read_bytes, loaded safely, without aliases and tags",
     "report/report.py:build": "a file of this package",
     "runs/launch.py:repair_last_checkpoint": CHECKPOINT,
     "study/archive.py:pack": "an archive that is written",
@@ -76,7 +77,7 @@ ALLOWED = {
 
 
 def calls(tree: ast.AST, where: str = "") -> Iterator[tuple[str, ast.Call]]:
-    """Yield every call in a module with the function or method that it is in."""
+    """Yield every call in a module with the function or method that contains it."""
     for node in ast.iter_child_nodes(tree):
         inside = where
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -101,7 +102,7 @@ def opens(call: ast.Call) -> str:
         modes = [*call.args[:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
         if any(isinstance(mode, ast.Constant) and mode.value in WRITING for mode in modes):
             return ""
-    # `files` is the one module that opens: files.read_bytes(path), or read_bytes(path) imported from it.
+    # `files` is the only module that opens files: files.read_bytes(path), or read_bytes(path) imported from it.
     if of == "files" or (not of and name == "read_bytes"):
         return ""
     return f"{of}.{name}" if of else name

@@ -20,7 +20,7 @@ from fairseq_resid.runs import recipe
 from fairseq_resid.runs.run import Run, RunRecord
 
 pytestmark = pytest.mark.once
-# Each reads RUN/NAME through the one function that opens untrusted files.
+# Each reads RUN/NAME through the function that opens untrusted files.
 READERS: dict[str, Callable[[Path], object]] = {
     "train.log": lambda path: list(Run(path.parent).log_lines()),
     "run.json": lambda path: records.read(path, RunRecord),
@@ -76,7 +76,7 @@ def test_long_lines_are_refused_and_ordinary_ones_read(tmp_path: Path) -> None:
     assert [len(line) for line in files.read_lines(tmp_path / "a")] == [files.MOST_LINE_BYTES - 1, 4]
 
 
-def test_log_longer_than_that_of_any_training_is_refused(tmp_path: Path) -> None:
+def test_log_longer_than_any_real_log_is_refused(tmp_path: Path) -> None:
     line = '{"epoch": 1, "num_updates": 3, "loss": 2}\n'
     (tmp_path / "train.log").write_text(line * 200_001)
     for read in (Run(tmp_path).training_summary, lambda: curves.read_curves(Run(tmp_path))):
@@ -91,28 +91,32 @@ def test_log_that_restarts_at_every_line_is_read_quickly(tmp_path: Path) -> None
         (tmp_path / "train.log").write_text(
             "".join(f'{{"epoch": {n}, "valid_loss": 2, "train_num_updates": {n}}}\n' for n in count)
         )
-        begun = time.monotonic()
+        begun = time.process_time()
         Run(tmp_path).training_summary()
         curves.read_curves(Run(tmp_path))
-        assert time.monotonic() - begun < 20
+        assert time.process_time() - begun < 20
 
 
 def test_results_of_many_models_with_many_scores_are_refused(tmp_path: Path) -> None:
-    """The card of 5,000 models with a score of its own each would have 25 million cells."""
+    """A card of 5,000 models, each with its own score, would have 25 million cells."""
     scores = {f"m{n}": {f"s{n}": {"score": 1, "signature": "s"}} for n in range(5000)}
     summary = {"architecture": "a", "parameters": 1, "corpus": "c", "subset": "test", "training": {}}
     (tmp_path / "results.json").write_text(json.dumps({**summary, "scores": scores}))
-    with pytest.raises(ValueError, match=r"results\.json: .*scores: 5,000 models and 5,000 scores: must be 100 or"):
+    with pytest.raises(
+        ValueError, match=r"results\.json: .*scores: 5,000 models and 5,000 scores: must be at most 100"
+    ):
         Run(tmp_path).read_results()
 
 
 @pytest.mark.parametrize("words", [["a"] * 10_001, ["a" * 200_000]])
-def test_recorded_command_longer_than_any_is_refused(words: list[str], tmp_path: Path) -> None:
+def test_overlong_recorded_command_is_refused(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"command": ["fairseq-train", *words], "finished": True}))
-    with pytest.raises(ValueError, match=r"run\.json: damaged, .*characters: at most 10,000 words and 131,072 char"):
+    with pytest.raises(
+        ValueError, match=r"run\.json: damaged, .*characters: must be at most 10,000 words and 131,072 char"
+    ):
         Run(tmp_path).read_record()
     (tmp_path / "recipe.txt").write_text("--lr " + " ".join(words) + " a" * 70_000)
-    with pytest.raises(ValueError, match=r"recipe\.txt: .* characters of flags: at most 131,072 are read"):
+    with pytest.raises(ValueError, match=r"recipe\.txt: .* characters of flags: must be at most 131,072"):
         recipe.read(str(tmp_path / "recipe.txt"))
 
 
@@ -125,6 +129,7 @@ HOSTILE_YAML = {
     "deep lists of a line each": ("- " * 100_000, "line 1: nested too deeply"),
     "a date that does not exist": ("a: 2024-99-99", "2024-99-99"),
     "a merge": ("<<: {a: x}", ""),
+    "a key twice": ("a: x\nb: [{c: 1, c: 2}]", "line 2: c is given twice"),
     "many items": ("a: [" + "x," * 130_000 + "]", "x"),
     "more than 256 KB": ("a: x\n" + "#" * (1 << 18), "262,149 bytes; at most 262,144 are read"),
 }
@@ -134,13 +139,13 @@ HOSTILE_YAML = {
 def test_hostile_yaml_is_refused_or_read_as_text(text: str, tmp_path: Path) -> None:
     content, expected = HOSTILE_YAML[text]
     (tmp_path / "study.yaml").write_text(content)
-    begun = time.monotonic()
+    begun = time.process_time()
     try:
         found = str(records.read(tmp_path / "study.yaml", dict).get("a", ""))
     except ValueError as error:
         found = str(error)
         assert found.startswith(f"{tmp_path / 'study.yaml'}: ") and "\n" not in found
-    assert expected in found and time.monotonic() - begun < 20
+    assert expected in found and time.process_time() - begun < 20
 
 
 def test_yaml_has_the_types_of_version_1_2() -> None:
@@ -167,7 +172,7 @@ def test_folder_in_place_of_a_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_lock_and_partial_name_do_not_follow_links(tmp_path: Path) -> None:
-    """Someone else's run folder may contain links out of it under every name that we write."""
+    """Someone else's run folder may contain links out of it, under any name that we write."""
     precious = tmp_path / "precious"
     precious.write_text("mine")
     for name in (".lock", "results.json.partial", "train.log"):
@@ -193,7 +198,7 @@ def test_device_or_pipe_is_not_replaced_by_output(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "null").symlink_to("/dev/null")
     for name in ("pipe", "null"):
-        with pytest.raises(ValueError, match=f"{name}: not a regular file, which this output must be"):
+        with pytest.raises(ValueError, match=f"{name}: not a regular file; the output must be one"):
             files.write_text(tmp_path / name, "new")
         assert not (tmp_path / name).is_file() and (tmp_path / name).exists()
     assert len(list(tmp_path.iterdir())) == 2

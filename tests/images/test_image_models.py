@@ -19,7 +19,7 @@ from torch import nn
 
 from fairseq_resid.connections import sites
 from fairseq_resid.fairseq_patches import UserError
-from fairseq_resid.models.classifier import allowed_structures
+from fairseq_resid.models.classifier import NORMS, allowed_structures
 from fairseq_resid.models.fully_connected import ARCHITECTURES as FULLY_CONNECTED
 from fairseq_resid.models.residual_network import ARCHITECTURES, ORDERS, NarrowProjection
 from fairseq_resid.models.two_streams import TwoStreamConv2d, TwoStreamLinear
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("arch", "parameters"),
     [
-        # Targ 2016 prints 0.46M, 0.49M, 9.5M, 10.3M.
+        # Targ 2016 reports 0.46M, 0.49M, 9.5M, 10.3M.
         ("rir_cnn", 464_154),
         ("resnet_init", 464_154),
         ("rir_resnet", 487_194),
@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("resnet_init_wide", 9_469_920),
         ("rir_resnet_wide", 10_299_360),
         ("rir_wide", 10_299_360),
-        # He 2016b prints 1.7M for both.
+        # He 2016b reports 1.7M for both.
         ("preact_resnet20", 272_282),
         ("preact_resnet110", 1_730_522),
         ("preact_resnet164", 1_703_258),
@@ -119,7 +119,7 @@ def test_block_orders_match_figure_4() -> None:
 
 
 @pytest.mark.parametrize("name", allowed_structures())
-@pytest.mark.parametrize("norm", ["layer", "batch"])
+@pytest.mark.parametrize("norm", NORMS)
 def test_every_structure_trains(name: str, norm: str) -> None:
     """Every parameter gets a gradient; otherwise training on several GPUs would hang."""
     extra = {"admin_start": "closed"} if name == "admin" else {}
@@ -212,7 +212,7 @@ def test_two_stream_layer_is_four_maps_and_a_shortcut() -> None:
 
 
 @pytest.mark.parametrize("arch", ["rir", "rir_cnn", "resnet_init_wide", "rir_resnet", "rir_fc", "rir_plain_fc"])
-def test_networks_of_targ_draw_all_weights_by_msr(arch: str) -> None:
+def test_networks_of_targ_sample_all_weights_by_msr(arch: str) -> None:
     drawn = [each for each in build(arch, classes=100).modules() if isinstance(each, (nn.Conv2d, nn.Linear))]
     for layer in drawn:
         inputs, outputs = layer.weight[0].numel(), layer.weight[:, 0].numel()
@@ -221,7 +221,7 @@ def test_networks_of_targ_draw_all_weights_by_msr(arch: str) -> None:
     assert isinstance(drawn[-1], nn.Linear) and (drawn[-1].bias is None or not drawn[-1].bias.any())
 
 
-def test_classifier_of_he_2016b_keeps_the_start_of_torch() -> None:
+def test_classifier_of_he_2016b_keeps_the_initial_values_of_torch() -> None:
     classify = build("preact_resnet20", classes=100).classify
     bound = 1 / math.sqrt(classify.in_features)
     assert float(classify.weight.detach().abs().max()) <= bound
@@ -289,7 +289,7 @@ def test_network_runs_under_torchscript(arch: str, residual: str) -> None:
         ({"stage_channels": "0,1,2"}, "--stage-channels 0,1,2: must be integers from 1 to 65536"),
         ({"block_layers": 0}, "--block-layers 0: must be an integer from 1 to 100"),
         ({"block_layers": 10**9}, "--block-layers 1000000000: must be an integer from 1 to 100"),
-        ({"norm": "group"}, "--norm group: choose one of layer, batch"),
+        ({"norm": "group"}, "--norm group: choose one of layer, rms, scale, dyt, derf, batch"),
         ({"residual": "admin"}, "--residual admin: .* use --admin-start closed"),
         ({"norm": "batch", "residual_backend": "triton", "residual": "rskip_ln"}, "--residual-backend triton: "),
     ],
@@ -302,8 +302,12 @@ def test_bad_network_shapes_are_refused(flags: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize(
     ("arch", "flags", "message"),
     [
-        ("rir_cnn", {"residual": "sas"}, "--residual sas: this architecture has no shortcuts"),
-        ("resnet_init_fc", {"residual": "sas"}, "--residual sas: this architecture has no shortcuts"),
+        ("rir_cnn", {"residual": "sas"}, "--residual sas: not supported, because the architecture has no shortcuts"),
+        (
+            "resnet_init_fc",
+            {"residual": "sas"},
+            "--residual sas: not supported, because the architecture has no shortcuts",
+        ),
         ("rir_fc", {"hidden_width": 0}, "--hidden-width 0: must be an integer from 1 to 65536"),
         ("rir_fc", {"hidden_blocks": 10**9}, "--hidden-blocks 1000000000: must be an integer from 1 to 1000"),
         ("preact_resnet164", {"block_layers": 5}, "--block-layers 5: a bottleneck always has three convolutions"),
@@ -321,7 +325,7 @@ def test_network_without_sites_gives_helpful_errors() -> None:
     with pytest.raises(UserError, match="the checkpoint does not fit --arch all_cnn_c"):
         model.load_state_dict({}, strict=True)
     small = Namespace(known=Namespace(shape=(3, 8, 8), classes=CLASSES))
-    with pytest.raises(UserError, match=r"images of .* are too small; at least 9x9 is needed"):
+    with pytest.raises(UserError, match=r"images of .* are too small; must be at least 9x9"):
         ARCH_MODEL_REGISTRY["all_cnn_c"].build_model(Namespace(arch="all_cnn_c"), small)
 
 

@@ -120,9 +120,9 @@ def test_fully_connected_network_is_trained_evaluated_and_analysed(data: Path, t
 def test_mixing_text_and_images_is_refused(recipe: Path, runs: list[Path], tmp_path: Path, capsys: Capture) -> None:
     run = ["--run", str(tmp_path / "run")]
     assert main(["train", str(recipe), "--arch", "transformer_sas", *run]) == 2
-    assert "--arch transformer_sas: a model of text, and the recipe's task is image_cl" in capsys.readouterr().err
+    assert "--arch transformer_sas: a model of text, but the recipe's task is image_cl" in capsys.readouterr().err
     assert main(["train", "multi30k-en-de", "--arch", "rir", *run]) == 2
-    assert "--arch rir: a model of images, and the recipe's task is translation" in capsys.readouterr().err
+    assert "--arch rir: a model of images, but the recipe's task is translation" in capsys.readouterr().err
     assert main(["attention", str(runs[0]), "--cpu"]) == 2
     assert "a model of images has no encoder attention" in capsys.readouterr().err
     assert main(["analyze", str(runs[0]), "--subset", "nosuch", "--cpu"]) == 2
@@ -141,7 +141,7 @@ def test_evaluation_marks_subsets_used_in_training(recipe: Path, data: Path, tmp
     assert main(["analyze", str(run), "--sentences", "8", "--no-ablation", "--cpu"]) == 0
     assert "on 8 images of valid (training data)" in capsys.readouterr().out
     assert main(["train", "multi30k-en-de-small", str(data), "--arch", "transformer_sas", "--run", str(run) + "2"]) == 2
-    assert "contains images, but the recipe's task needs text" in capsys.readouterr().err
+    assert "contains images, but the recipe's task requires text" in capsys.readouterr().err
     file = tmp_path / "farm.yaml"
     file.write_text(
         f"title: Farm\nrecipe: {recipe}\nmeasure: error\nflags: --arch preact_resnet20 --train-subset train+valid\n"

@@ -83,7 +83,7 @@ def test_moments_are_exact_beyond_float32_sums() -> None:
 
 
 def test_release_with_matching_checksum_has_no_differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a mirror, from disk, from earlier downloads: nothing differs."""
+    """Images from a mirror, from disk, or from earlier downloads do not differ."""
     archive = release(tmp_path / "host")
     known = yaml.safe_load((manifest.MANIFESTS / "cifar10.yaml").read_text())
     known["file"]["md5"] = hashlib.md5(archive.read_bytes()).hexdigest()

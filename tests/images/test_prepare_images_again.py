@@ -19,7 +19,7 @@ def test_finished_preparation_is_not_repeated(by_classes: Path, made: Path, tmp_
     out = tmp_path / "animals"
     shutil.copytree(made, out)
     before = content(out)
-    (tmp_path / "animals.partial" / "raw").mkdir(parents=True)  # left by a run killed at its very end
+    (tmp_path / "animals.partial" / "raw").mkdir(parents=True)  # from a run that was killed at its very end
     for flags, checked in (([], "sizes"), (["--verify"], "checksums")):
         assert main("custom", out, "--raw", by_classes, "--valid", 3, *flags) == 0
         assert capsys.readouterr().out == f"{out}: already contains these images ({checked} verified)\n"
@@ -33,7 +33,7 @@ def test_other_settings_are_refused(by_classes: Path, made: Path, tmp_path: Path
     def said(name: str, *flags: object) -> str:
         return error_of(capsys, name, out, *flags)
 
-    other = f"{out}: contains other images ("
+    other = f"{out}: contains different images ("
     assert said("custom", "--raw", by_classes) == f"{other}valid is 3, not None); choose another folder"
     cifar = ["--mirror", "http://nowhere"]
     assert said("cifar10", *cifar) == (

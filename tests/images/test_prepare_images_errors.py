@@ -213,7 +213,7 @@ def test_dead_image_worker_is_reported(
 ) -> None:
     monkeypatch.setattr(by_class, "_decode_all", die)
     assert main("custom", tmp_path / "data", "--raw", by_classes, "--workers", 2) == 1
-    assert "a worker process died (out of memory?); try fewer --workers" in capsys.readouterr().err
+    assert "a worker process died (out of memory?); use fewer --workers" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

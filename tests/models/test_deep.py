@@ -20,7 +20,7 @@ pytestmark = pytest.mark.once
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("encoder", "decoder"), [(24, 24), (6, 18)], ids=["24+24", "6+18"])
 @structures.over("residual", [name for name in structures.NAMES if spec(name).deep is not None])
-def test_a_deep_model_starts_finite(residual: str, encoder: int, decoder: int, autocast: bool) -> None:
+def test_deep_model_starts_finite(residual: str, encoder: int, decoder: int, autocast: bool) -> None:
     loss, gradient = start(residual, encoder, decoder, autocast, **spec(residual).deep)
     assert 0 < loss < float("inf") and 0 < gradient < float("inf")
 
@@ -37,8 +37,8 @@ def gradient_in_fp64(residual: str, layers: int, monkeypatch: pytest.MonkeyPatch
     """Return the gradient norm of a new model, the same on every machine.
 
     In fp32 it depends on the CPU. These gradients amplify rounding errors, and the backward pass of torch's fused
-    attention, which computes exp(score − logsumexp), gives infinity once scores are so large that they are rounded by
-    more than 100. So everything is computed in fp64, and attention by plain matrix products. Weights are drawn in fp64
+    attention, which computes exp(score − logsumexp), gives infinity once rounding changes the large scores by
+    more than 100. Therefore everything is in fp64, and attention uses plain matrix products. Weights are drawn in fp64
     and positions are learned, because fp32's normal distribution and sinusoids depend on the CPU as well.
     """
     monkeypatch.setattr("fairseq.utils.softmax", lambda x, dim, onnx_trace=False: torch.softmax(x, dim))
@@ -58,7 +58,7 @@ def gradient_in_fp64(residual: str, layers: int, monkeypatch: pytest.MonkeyPatch
 
 
 DEPTHS = (6, 12, 24, 36)
-# Powers of ten. The README and tests/faults/README.md give them.
+# Powers of ten, as listed in the README and in tests/faults/README.md.
 GRADIENTS: dict[tuple[str, float | None], tuple[int, ...]] = {
     ("xskip", 1): (2, 6, 10, 13),
     ("xskip", 2): (10, 19, 38, 57),

@@ -103,7 +103,7 @@ def test_every_parameter_learns(name, options):
     LabelSmoothedCrossEntropyCriterion(TASK, False, 0.1)(model, sample())[0].backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
-        if not name.endswith("k_proj.bias"):  # softmax ignores what all keys have in common
+        if not name.endswith("k_proj.bias"):  # softmax ignores the common part of all keys
             assert parameter.grad.abs().sum() > 0, name
 
 
@@ -134,7 +134,7 @@ def test_own_layers_run_in_eval_mode_after_loading(name, options, monkeypatch):
 
 
 def test_own_layers_avoid_the_fast_path_by_themselves(monkeypatch):
-    """Also without our patches of fairseq: neither of 0.12.2's two conditions for its fast path holds."""
+    """Even without our patches to fairseq, neither of 0.12.2's two conditions for its fast path holds."""
     plain = TransformerEncoderLayerBase.__init__
     monkeypatch.setattr(TransformerEncoderLayerBase, "__init__", plain.__wrapped__)
     model = build()
@@ -158,7 +158,7 @@ def test_stock_decodes_left_padded_batches():
 @pytest.mark.slow
 @each_variant
 def test_scripted_frozen_saved_model_equals_eager(name, options):
-    """Also for sizes that TorchScript was not optimised for: it optimises in the second call, for the sizes so far."""
+    """Also for new sizes: TorchScript optimises in the second call, for the sizes seen so far."""
     model = build(residual=name, **options, encoder_layers=1, decoder_layers=2)
     scripted = torch.jit.script(model)
     close(logits(scripted), logits(model))
@@ -188,7 +188,7 @@ def test_int8_of_the_export_page(name, options):
 
 
 def test_int8_of_every_linear_layer_fails():
-    """docs/export.md says so. Fairseq's attention reads the weights of its projections."""
+    """As docs/export.md says: fairseq's attention reads the weights of its projections."""
     model = torch.ao.quantization.quantize_dynamic(build(), {nn.Linear})
     with pytest.raises(TypeError, match="expected Tensor as element 0"):
         logits(model)
@@ -367,7 +367,7 @@ def test_cross_self_attention_equals_incremental_decoding(arch, no_cross_attenti
     full = model(source, lengths, previous)[0]
     close(incremental(model, source, lengths, previous), full)
     flipped = model(source.flip(0), lengths.flip(0), previous)[0]
-    assert not torch.allclose(flipped[0], full[0], atol=1e-3)  # the source is seen
+    assert not torch.allclose(flipped[0], full[0], atol=1e-3)  # the source has an effect
 
 
 @pytest.mark.parametrize("heads", [None, 2])
@@ -437,3 +437,32 @@ def test_half_precision_logits_stay_close(name, options):
         found = logits(model.half())
     assert found.dtype == torch.float16
     close(found.float(), expected, 0.01)
+
+
+# --- norms -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("residual", ["pre_ln", "rskip_ln", "deep_norm"])
+@pytest.mark.parametrize("norm", ["rms", "scale", "dyt", "derf"])
+def test_model_with_another_norm_decodes_scripts_and_halves(residual, norm):
+    model = build(residual=residual, norm=norm)
+    assert not any(isinstance(module, nn.LayerNorm) for module in model.modules())
+    source, lengths, previous, _ = batch()
+    close(incremental(model, source, lengths, previous), model(source, lengths, previous)[0])
+    expected = logits(model)
+    close(logits(torch.jit.script(model)), expected)
+    with torch.no_grad():
+        close(logits(model.half()).float(), expected, 0.01)
+
+
+def test_norm_is_checked_and_saved():
+    build_model = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model
+    args = settings("transformer_resid_tiny", residual="pre_ln")
+    build_model(args, TASK)
+    assert args.norm == "layer"
+    del args.norm  # as in checkpoints of earlier versions
+    assert any(isinstance(module, nn.LayerNorm) for module in build_model(args, TASK).modules())
+    with pytest.raises(UserError, match="--norm batch: choose one of layer, rms, scale, dyt, derf"):
+        build(norm="batch")
+    with pytest.raises(UserError, match="--residual-backend triton: no kernel supports --norm rms"):
+        build(residual="rskip_ln", norm="rms", residual_backend="triton")

@@ -99,7 +99,7 @@ BASES = [name + "Base" for name in LAYERS]
 )
 @archs
 def test_retained_modules_equal_those_of_stock(arch: str, names: list[str] | str, corpus: Path) -> None:
-    """fairseq accepts a list in Python and a string on the command line, in which it searches for each name."""
+    """fairseq accepts a list in Python, or a string on the command line, which it searches for each name."""
     reference = stock(corpus)
     for module in reference.modules():
         if isinstance(module, FairseqDropout):
@@ -151,7 +151,7 @@ def test_shortcut_dropout_obeys_retain_dropout(flags: dict[str, Any], shortcuts:
 
 
 def test_fairseq_generate_retains_dropout(sas_checkpoint: Path, corpus: Path, generate: Command) -> None:
-    """Scores depend on the seed with the flag, and not without it."""
+    """With the flag, scores depend on the seed; without it they do not."""
     few = ["--gen-subset", "valid", "--num-shards", 4, "--beam", 1]
     retained = ["--retain-dropout", "--retain-dropout-modules", " ".join(STACKS)]
     found = [

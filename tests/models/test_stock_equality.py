@@ -156,7 +156,7 @@ def test_internal_error_while_loading_is_not_hidden(monkeypatch):
         model.load_state_dict(copied(model))
 
 
-# --- one layer and fairseq's ---------------------------------------------------------------------------------------
+# --- layers compared with fairseq's ---------------------------------------------------------------------------------
 
 GENERATOR = torch.Generator().manual_seed(9)
 X, ENCODED = torch.randn(4, 3, 64, generator=GENERATOR), torch.randn(5, 3, 64, generator=GENERATOR)

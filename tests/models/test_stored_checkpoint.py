@@ -22,7 +22,7 @@ def test_stored_files_are_small_and_not_trivial() -> None:
         assert (STORED / f"{family}.pt").stat().st_size < 150_000
         hypotheses = {item["hypothesis"] for item in translations}
         assert len(translations) == 12 and len(hypotheses) == 12
-        assert all(len(set(text.split())) > 4 for text in hypotheses)  # no word repeated for ever
+        assert all(len(set(text.split())) > 4 for text in hypotheses)  # not one word repeated forever
     assert len((STORED / "dict.en.txt").read_text().splitlines()) < 100
 
 
@@ -47,7 +47,7 @@ def test_stored_checkpoints_translate_the_same(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stored_parameters_keep_names_and_shapes(family: str) -> None:
-    """The names are a promise: code that loads old files may map them, but new files must keep them."""
+    """The names are a promise: code may map the names in old files, but new files must keep them."""
     state = torch.load(STORED / f"{family}.pt", weights_only=False)
     names = {name for name in state["model"] if "_residual." in name}
     sites = [f"{stack}.layers.0.{site}_residual" for stack in ("encoder", "decoder") for site in ("self_attn", "ffn")]

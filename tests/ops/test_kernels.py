@@ -28,7 +28,7 @@ from support.kernels import (
 
 pytestmark = pytest.mark.once  # torch and triton alone
 
-# Calls are slow under the interpreter, and cheap compared with the compilation of each kind on a GPU.
+# Calls are slow in the interpreter; on a GPU, they are cheap compared with compilation.
 few = settings(
     max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -119,7 +119,7 @@ def test_kernels_handle_rows_without_variance(value: float) -> None:
     check("sas", x, f, sas_parameters(65), slack=30)
 
 
-def test_a_large_mean_costs_no_precision() -> None:
+def test_large_mean_costs_no_precision() -> None:
     x, f = draw(2, 128, shift=3000.0, seed=1), draw(2, 128, seed=2)
     found = fused_chain(x, f, chain_parameters(128, 1)).double()
     expected = chain(*in_double(x, f), in_double(*chain_parameters(128, 1)))
@@ -141,7 +141,7 @@ def test_kernels_accept_non_contiguous_input_and_gradient(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["chain", "sas"])
-def test_kernels_accept_an_expanded_gradient(kind: str) -> None:
+def test_kernels_accept_expanded_gradient(kind: str) -> None:
     """The gradient of a sum has strides of zero."""
     function, reference = (fused_chain, chain) if kind == "chain" else (fused_sas, sas)
     parameters = chain_parameters(64, 2) if kind == "chain" else sas_parameters(64)
@@ -155,7 +155,7 @@ def test_kernels_accept_an_expanded_gradient(kind: str) -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.3])
 def test_dropout_mask_is_random_and_reproducible(p: float) -> None:
-    """The rate is right at each of the 8 channels that share a call of philox, and draws are independent."""
+    """The rate is correct for each of the 8 channels that share a call of philox, and draws are independent."""
     mask = ops.dropout_mask((16, 1024), p, 11, DEVICE)
     assert set(mask.unique().tolist()) == {0.0, 1.0}
     dropped = 1 - mask

@@ -28,9 +28,9 @@ FLOATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 # --- numbers up to the limit of a format ---------------------------------------------------------------------------
 
 C = 64
-# What docs/adding-a-structure.md promises of the sum that is normed. In fp32 its squares must fit, 8192 of them.
+# Limits of the normalised sum, from docs/adding-a-structure.md. In fp32, 8192 of its squares must fit.
 LARGEST_SUM = {torch.float16: 65000.0, torch.bfloat16: 1e17, torch.float32: 1e17}
-# Every structure that has a norm somewhere, or no weights that overflow without one.
+# Every structure that has a norm, or that does not overflow without one.
 NORMED: list[tuple[str, dict[str, Any]]] = [
     (name, options)
     for name in structures.NAMES
@@ -45,7 +45,7 @@ def weight_sum(site: Any) -> float:
 
 
 def edge_cases(most: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows of x and F: drawn, all equal, zero, subnormal, one huge number, alternating, opposite, one of both."""
+    """Rows of x and F: random, all equal, zero, subnormal, one huge number, alternating, opposite, or one of both."""
     drawn = [stacks.inputs(2, C, seed=seed) for seed in (0, 1)]
     tiny = torch.finfo(dtype).smallest_normal / 4
     ones, one = torch.ones(1, C).double(), torch.zeros(1, C).double()
@@ -79,7 +79,7 @@ def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype, backend
     site, end = site.eval(), end if end is None else end.to(dtype)
     is_whole = (
         backend == "triton" and dtype == torch.float16 and not spec(name).has_gate
-    )  # sums in fp32, and y is a norm's
+    )  # sums in fp32, and y is the output of a norm
     most = LARGEST_SUM[dtype] / (1.0 if is_whole else weight_sum(site))
     x, f = edge_cases(most, dtype)
     assert backend == "eager" or use_kernels(backend, True, x, f)
@@ -146,7 +146,7 @@ OPTIMIZERS = ["--fp16 --fp16-no-flatten-grads", "--memory-efficient-fp16"]
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """For every training step: the loss scale before and after, whether it counts, and whether weights changed."""
+    """For every training step: the loss scale before and after, whether it counts, and whether the weights changed."""
     from fairseq.trainer import Trainer
 
     import fairseq_resid.models  # noqa: F401  (the patches must be applied before those below)

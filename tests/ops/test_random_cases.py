@@ -47,7 +47,7 @@ class Roundings(TorchDispatchMode):
         if func.overloadpacket in SUMS:
             size = func(*[one.abs() if isinstance(one, Tensor) else one for one in args], **(kwargs or {}))
         noise = torch.empty_like(result).uniform_(-1, 1, generator=self.generator)
-        noise.add_(noise.sign())  # not so small that fp64 does not see it
+        noise.add_(noise.sign())  # large enough to have an effect in fp64
         return noise.mul_(size.abs().mul_(self.eps).add_(self.least)).add_(result)
 
 
@@ -69,7 +69,7 @@ def draw_options(choose: random.Random, name: str, is_fused: bool = False) -> di
             if has_kernel(name, drawn) or not is_fused:
                 return drawn
         except connections.InvalidOption:
-            pass  # options that do not go together
+            pass  # options that cannot be combined
 
 
 def draw_input(choose: random.Random, shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""The Sinkhorn function of training against the plain rounds that it replaces."""
+"""The Sinkhorn function for training, compared with the plain rounds that it replaces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHAPES = [(7, 5, 3, 3), (0, 4, 4), (4, 4), (50, 32, 32), (9, 1, 1), (4096, 4, 4)
 
 
 def clamped(logits: torch.Tensor) -> torch.Tensor:
-    """Return logits whose first row is 200 above the others, beyond what exp can represent."""
+    """Return logits whose first row is 200 above the others, beyond the range of exp."""
     return torch.cat([logits[..., :1, :] + 200, logits[..., 1:, :]], dim=-2)
 
 
@@ -27,7 +27,9 @@ def values_and_gradients(function, logits, gradient):
 def test_sinkhorn_gives_a_doubly_stochastic_matrix():
     found = sinkhorn(3 * torch.randn(50, 4, 4, dtype=torch.float64), ROUNDS)
     assert (found > 0).all()
-    torch.testing.assert_close(found.sum(-1), torch.ones(50, 4, dtype=torch.float64))  # it ends on the rows
+    torch.testing.assert_close(
+        found.sum(-1), torch.ones(50, 4, dtype=torch.float64)
+    )  # the last step normalises the rows
     torch.testing.assert_close(found.sum(-2), torch.ones(50, 4, dtype=torch.float64), atol=0.05, rtol=0)
     for logits in ([[1e4, 0.0], [0.0, 1e4]], [[200.0, 200.0], [0.0, 0.0]]):
         assert sinkhorn(torch.tensor(logits), ROUNDS).isfinite().all()
@@ -72,7 +74,7 @@ def test_backward_saves_the_sums_and_no_matrix_of_a_round():
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         result = sinkhorn(logits, ROUNDS)
     assert sum(tensor.numel() for tensor in saved) == 2 * logits.numel() + 2 * ROUNDS * 100 * 4
-    result.sum().backward()  # the saved tensors are not changed by it
+    result.sum().backward()  # does not change the saved tensors
     assert torch.equal(saved[0], logits)
 
 

@@ -1,4 +1,4 @@
-"""Training with two processes equals training with one; stopping and resuming equals an uninterrupted training."""
+"""Training with two processes equals training with one; a resumed run equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_two_processes_equal_one_with_same_effective_batch(
             assert first[key] == second[key]
         assert float(first["loss"]) == pytest.approx(float(second["loss"]), abs=2e-3)
     losses = exact_losses(alone[0])
-    assert len(set(losses)) == 10  # the last update ends the epoch, and its checkpoint has another name
+    assert len(set(losses)) == 10  # the last update ends the epoch, so its checkpoint has a different name
     assert exact_losses(run) == pytest.approx(losses, rel=1e-5)
     record = json.loads((run / "run.json").read_text())
     assert record["finished"] and record["plan"]["processes"] == 2 and record["plan"]["effective batch"] == 28
@@ -239,7 +239,7 @@ def cut_back(run: Path, to: int) -> None:
 def test_run_resumes_on_different_number_of_processes(
     recipe: Path, alone: tuple[Path, str], tmp_path: Path, fault: Callable[..., None]
 ) -> None:
-    """Two processes, then one, then two, each for a part of the epoch: the losses equal an uninterrupted run."""
+    """Two processes, then one, then two, each for a part of the epoch: losses equal those of an uninterrupted run."""
     run = tmp_path / "run"
     wait(by_hand(launched(recipe, run), free_port()), os.environ["PATH"])
     cut_back(run, 4)

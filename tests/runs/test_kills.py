@@ -46,7 +46,7 @@ def test_failed_write_leaves_no_half_written_checkpoint(tmp_path: Path, monkeypa
     assert torch.load(old, weights_only=True) == {"old": 1}
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", lambda _, file: full("", file.name))
-        with pytest.raises(compat.UserError, match=r"checkpoint_last.pt: cannot be written: .*; it needs 4.0 MB, and"):
+        with pytest.raises(compat.UserError, match=r"checkpoint_last.pt: cannot be written: .*; it needs 4.0 MB, but"):
             checkpoint_utils.torch_persistent_save({"model": {"w": torch.zeros(10**6)}}, str(old))
     assert torch.load(old, weights_only=True) == {"old": 1}
     assert sorted(file.name for file in tmp_path.iterdir()) == ["checkpoint1.pt", "checkpoint_last.pt"]
@@ -104,7 +104,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 def test_command_killed_at_random_moments_can_be_repeated(
     what: str, raw_text: dict[str, Path], corpus: Path, whole: Path, tmp_path: Path, fault: Fault
 ) -> None:
-    """After five kills at moments spread over its running time, a last run writes the files of an undisturbed one."""
+    """After five kills at moments spread over its running time, a last run writes the files of an uninterrupted one."""
     program = [sys.executable, "-m", "fairseq_resid", what]
     texts = [word for split in ("train", "valid", "test") for word in (f"--{split}", str(raw_text[split]))]
 

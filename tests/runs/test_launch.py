@@ -132,7 +132,7 @@ def test_checkpoints_without_run_record_are_not_touched(fake_train: Path, capsys
 
 
 def test_order_and_spelling_of_flags_do_not_matter(fake_train: Path) -> None:
-    """Uses a record as an older version wrote it."""
+    """Uses a record from an older version."""
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "code").write_text("3")
     assert launch.main(words) == 1
@@ -200,7 +200,7 @@ def test_equivalent_recipe_spellings_are_the_same_run(fake_train: Path, capsys: 
     Path("mine.txt").write_text("\ufeffdata-bin/./phrasebook \\\n  --max-tokens=100 \\\n --update-freq 1 # no more\n")
     assert launch.main(["mine.txt", "--arch", "transformer", "--run", str(fake_train / "run")]) == 0
     assert "already trained" in capsys.readouterr().out
-    # as 0.2.0 wrote it
+    # as written by 0.2.0
     record = json.loads(Path("run/run.json").read_text())
     command = TrainingCommand.parse(record["command"]).without(["--distributed-world-size"])
     old = {"command": command.argv, "finished": True, "versions": {}}
@@ -223,7 +223,7 @@ def test_interrupt_of_launcher_reaches_fairseq_train(fake_train: Path) -> None:
     assert calls(fake_train)[-1] == "stopped by a signal"
 
 
-def test_recorded_commit_says_if_files_were_changed(tmp_path: Path, monkeypatch: Any) -> None:
+def test_recorded_commit_shows_whether_files_were_changed(tmp_path: Path, monkeypatch: Any) -> None:
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
     package = tmp_path / "fairseq_resid"
     package.mkdir()

@@ -91,8 +91,8 @@ def test_missing_data_error_names_the_prepare_command(fake_train: Path, capsys: 
         "--seed 3 other --wandb-project other",
     ],
 )
-def test_given_data_folder_replaces_that_of_the_recipe(extra: str, fake_train: Path, capsys: Capture) -> None:
-    """At any position; values of flags are not mistaken for it."""
+def test_given_data_folder_replaces_the_one_in_the_recipe(extra: str, fake_train: Path, capsys: Capture) -> None:
+    """It may be at any position; values of flags are not mistaken for it."""
     make_data(fake_train / "other")
     words = ["quickstart", *extra.split(), "--arch", "transformer", "--run", "run", "--precision", "auto"]
     assert launch.main([*words, "--dry-run"]) == 0
@@ -114,7 +114,7 @@ def test_given_data_folder_replaces_that_of_the_recipe(extra: str, fake_train: P
         ),
         ("--max-tokens 9", "", "data folder: none given; exactly one is needed"),
         ("data-bin/phrasebook --max-tokens 9 --arch transformer", "", "--arch: set by this command"),
-        ("data-bin/phrasebook --max-tokens 9", "--fp16 --bf16", "--bf16 and --fp16: give one of them"),
+        ("data-bin/phrasebook --max-tokens 9", "--fp16 --bf16", "--bf16 and --fp16: give only one of them"),
         ("data-bin/phrasebook --max-tokens 9", "--seed -1", "--seed -1: must be one whole number, 0 or more"),
         ("data-bin/phrasebook --max-tokens 9", "--batch-size", "--batch-size/--max-sentences: expected one argument"),
         ("data-bin/phrasebook --max-tokens 9", "--batch-size 0", "--batch-size 0: must be one whole number, 1 or more"),
@@ -122,7 +122,7 @@ def test_given_data_folder_replaces_that_of_the_recipe(extra: str, fake_train: P
         ("half --max-tokens 9", "", "half: incomplete data folder: train*.idx is missing for a language"),
     ],
 )
-def test_contradicting_flags_are_refused(
+def test_contradictory_flags_are_refused(
     recipe_text: str, extra: str, said: str, fake_train: Path, capsys: Capture
 ) -> None:
     make_data(fake_train / "half")
@@ -132,7 +132,7 @@ def test_contradicting_flags_are_refused(
     assert said in capsys.readouterr().err and not calls(fake_train)
 
 
-def test_recipe_is_parsed_like_a_shell_does(tmp_path: Path) -> None:
+def test_recipe_is_parsed_as_by_a_shell(tmp_path: Path) -> None:
     text = (
         "\ufeff# It's mine: \\\ndata#2 --lr 1e-3 \\\n  --dropout 0.1# # 10%\n\t#--fp16\n--adam-betas '(0.9, 0.98)' #'\n"
     )
@@ -169,6 +169,9 @@ def test_missing_tensorboard_is_named(fake_train: Path, capsys: Capture, monkeyp
     words = ["quickstart", "--arch", "transformer", "--tensorboard-logdir", "tb", "--dry-run"]
     monkeypatch.setattr(launch, "find_spec", lambda name: None)
     assert launch.main(words) == 2
-    assert "--tensorboard-logdir: TensorBoard is not installed; pip install tensorboard" in capsys.readouterr().err
+    assert (
+        "--tensorboard-logdir: TensorBoard is not installed; install it with pip install tensorboard"
+        in capsys.readouterr().err
+    )
     monkeypatch.setattr(launch, "find_spec", lambda name: name == "tensorboardX" or None)
     assert launch.main(words) == 0

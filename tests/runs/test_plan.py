@@ -122,7 +122,7 @@ def test_changed_effective_batch_must_be_explicit() -> None:
 
 
 def test_huge_effective_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"effective batch: 1,0.*: needs --update-freq 2\d\d,.*; at most 1,000,000"):
+    with pytest.raises(ValueError, match=r"effective batch: 1,0.*: requires --update-freq 2\d\d,.*; at most 1,000,000"):
         plan.plan_training(BASE, command(""), [A100], None, effective=10**15)
 
 
@@ -130,8 +130,8 @@ def test_effective_batch_in_pairs_is_kept() -> None:
     for flag in ("--batch-size", "--max-sentences"):
         both = plan.plan_training(BASE, command(f"{flag} 3"), [P100], None)
         assert words(both).endswith("--max-tokens 4096 --batch-size 3 --update-freq 8")
-        assert "32,768 padded positions, of at most 3 pairs a process (--batch-size); " in both.line()
-        assert both.record()["pairs a process at most"] == 3
+        assert "32,768 padded positions, at most 3 pairs per process (--batch-size); " in both.line()
+        assert both.record()["maximum pairs per process"] == 3
     planned = plan.plan_training(command("data --batch-size 64"), command(""), [P100] * 2, None)
     assert words(planned) == "--distributed-world-size 2 --batch-size 32"
     assert "2 × 32 × 1 = 64 examples; " in planned.line()
@@ -170,8 +170,8 @@ def test_image_models_keep_their_weights_in_fp32() -> None:
     assert words(plan.plan_training(images, command(""), [P100], None)) == "--distributed-world-size 1 --batch-size 128"
 
 
-def test_contradicting_precision_flags_are_refused() -> None:
-    with pytest.raises(ValueError, match="--precision bf16 and --fp16: give one of them"):
+def test_contradictory_precision_flags_are_refused() -> None:
+    with pytest.raises(ValueError, match="--precision bf16 and --fp16: give only one of them"):
         plan.plan_training(BASE, command("--fp16"), [A100], None, precision="bf16")
 
 

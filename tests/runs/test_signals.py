@@ -59,8 +59,8 @@ def test_signal_saves_checkpoint_and_stops(
     fault(f"{number.name} to the {whom} of a training process", 1, outcome)
 
 
-def test_finished_training_makes_no_further_update(train: Callable[..., Any], tmp_path: Path) -> None:
-    """As if killed after its last checkpoint, in the middle of an epoch, before it was recorded as finished."""
+def test_finished_training_makes_no_additional_update(train: Callable[..., Any], tmp_path: Path) -> None:
+    """The run is killed after its last checkpoint, in the middle of an epoch, before it is recorded as finished."""
     for _ in range(2):
         done = train(tmp_path, "--max-update", 3)
         state = compat.load_checkpoint(tmp_path / "checkpoint_last.pt")

@@ -42,7 +42,7 @@ def test_later_command_adds_flags_and_replaces_the_data() -> None:
     assert parse(["a"]).and_then(parse(["--fp16"])).arguments == ["a", "--fp16"]
 
 
-def test_changes_name_flags_whatever_their_order() -> None:
+def test_changes_do_not_depend_on_the_order_of_flags() -> None:
     assert parse(["a", "--x"]).changes(parse(["b", "--x", "1"])) == ["the data was a, now b", "--x was given, now 1"]
     assert parse(["a", "--x=1", "--y", "2"]).changes(parse(["a", "--y", "2", "--x", "1"])) == []
 

@@ -1,1 +1,1 @@
-"""One file for each structure, tests/structures/NAME.py: support/structures.py describes what it may define."""
+"""One file for each structure, tests/structures/NAME.py: support/structures.py describes the possible definitions."""

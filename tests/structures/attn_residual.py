@@ -22,7 +22,7 @@ def attend(values, query, gain):
 
 def attn_residual(x, sites, end, block_size=1):
     """Attention residuals, Kimi Team 2026, arXiv 2603.15031 (row `attn_residual` of family.md): block_size 1 is the
-    full form; above, `finished` holds b_0 (the embedding), b_1, ... and `running` the sum of the open block.
+    full form; above, `finished` contains b_0 (the embedding), b_1, ... and `running` the sum of the open block.
 
     Written from the source, independently of the package."""
     finished = [x]
@@ -30,7 +30,7 @@ def attn_residual(x, sites, end, block_size=1):
     for f, query, gain, ln_weight, ln_bias in sites:
         values = [*finished, sum(running[1:], running[0])] if running else finished
         if query is None or gain is None:
-            assert len(values) == 1, "only the first site goes without a query"
+            assert len(values) == 1, "only the first site has no query"
             h = values[0]
         else:
             h = attend(values, query, gain)

@@ -9,12 +9,12 @@ from support.stacks import branches, by_layer, places
 
 
 def formula(x, f, p, options, place):
-    """The last and only site of a layer: its state is the input of the layer."""
+    """The last and only site of a layer: so its state is the input of the layer."""
     return norm(x + f + x, p)
 
 
 def b2t(x, layers):
-    """B2T, Takase 2022; b2t_connection `transformer_layer.py`: post-LN, and the input of the layer is added once more
+    """B2T, Takase 2022; b2t_connection `transformer_layer.py`: post-LN, and the input of the layer is added again
     before the layer's last norm. The stack has no final norm.
 
     Written from the source, independently of the package."""

@@ -1,4 +1,4 @@
-"""deep_norm: y = LN(αx + F), α by the depths of both stacks."""
+"""deep_norm: y = LN(αx + F), where α depends on the depths of both stacks."""
 
 import math
 
@@ -29,7 +29,7 @@ def weight_sum(site):
 @pytest.mark.parametrize(
     ("stack", "depths", "alpha", "beta"),
     [
-        # Wang 2022, table 1, in numbers of this test's own.
+        # Wang 2022, table 1, with numbers chosen for this test.
         ("encoder", {"encoder": 6, "decoder": 6}, 0.81 * 6 ** (5 / 16), 0.87 * 6 ** (-5 / 16)),
         ("decoder", {"encoder": 6, "decoder": 6}, 18**0.25, 72**-0.25),
         ("encoder", {"encoder": 24, "decoder": 4}, 0.81 * (24**4 * 4) ** 0.0625, 0.87 * (24**4 * 4) ** -0.0625),

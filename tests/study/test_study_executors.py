@@ -29,8 +29,8 @@ def test_failed_run_is_named_and_others_continue(stub: Any, tmp_path: Path, caps
     assert study.main([*words, "--jobs", "2"]) == 1
     said = capsys.readouterr()
     assert "flat.base.0.002.tuning: failed: fairseq-resid study: error: no space" in said.err
-    assert "--retry tries it again" in said.err and "flat.base.0.002.tuning.out" in said.err
-    # base has no best value, and sas is complete.
+    assert "use --retry to try it again" in said.err and "flat.base.0.002.tuning.out" in said.err
+    # base has no best value, but sas is complete.
     assert sorted(calls(tmp_path)) == sorted(
         [
             *(f"flat.{arm}.{lr}.tuning" for arm in ("base", "sas") for lr in (0.001, 0.002, 0.004)),
@@ -208,7 +208,7 @@ def test_preempted_run_is_queued_again(tmp_path: Path) -> None:
         executors.Command(["false"], tmp_path / "run.out")()
 
 
-def test_preempted_run_exits_only_after_slurm_requeued_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preempted_run_exits_only_after_slurm_has_requeued_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A preempted run must not report its exit before Slurm has requeued it."""
     waited: list[float] = []
     monkeypatch.setattr(executors.time, "sleep", waited.append)
@@ -226,10 +226,10 @@ def test_preempted_run_exits_only_after_slurm_requeued_it(tmp_path: Path, monkey
         (["--jobs", "1000000000"], "--jobs 1000000000: must be 10000 or less"),
         (["--hours", "nan"], "--hours nan: must be above 0"),
         (["--hours", "-1"], "--hours -1: must be above 0"),
-        (["--cluster-option", "a=b"], "--cluster-option: needs --cluster"),
+        (["--cluster-option", "a=b"], "--cluster-option: requires --cluster"),
         (["--cluster", "local", "--cluster-option", "nonsense"], "nonsense: must be NAME=VALUE"),
         (["--cluster", "local", "--cluster-option", "slurm_nonsense=1"], "slurm_nonsense"),
-        (["--cluster", "slurm"], "needs --cluster-option timeout_min=MINUTES"),
+        (["--cluster", "slurm"], "requires --cluster-option timeout_min=MINUTES"),
         (["--cluster", "slurm", "--cluster-option", "timeout_min=9"], "--cluster slurm: Could not detect"),
         (["--cluster", "local", "--jobs", "2"], "--jobs: only for runs on this machine"),
     ],

@@ -1,4 +1,4 @@
-"""Kept runs of a study: missing, damaged, made with different settings, or of another study."""
+"""Kept runs of a study: missing, damaged, made with different settings, or from another study."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_damaged_kept_file_is_named(file: Path, tmp_path: Path, capsys: Capture)
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [("a " * 1_000_000, "2,000,000 characters of flags: at most 131,072 are read"), ("--lr '", "No closing quotation")],
+    [("a " * 1_000_000, "2,000,000 characters of flags: must be at most 131,072"), ("--lr '", "No closing quotation")],
 )
-def test_kept_flags_that_are_no_command_line_are_refused(
+def test_kept_flags_that_are_not_a_command_line_are_refused(
     flags: str, said: str, file: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     trial = plan.read_study(file)
@@ -91,7 +91,7 @@ def test_changed_terms_are_refused(
     assert f"flat.base.0.001.seed1: was made with different settings ({message})" in capsys.readouterr().err
 
 
-def test_runs_of_other_data_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_runs_on_other_data_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:
     trial = plan.read_study(file)
     for seed, data in ((1, "aaaa"), (2, "bbbb")):
         keep(tmp_path / "trial", Planned("flat", "base", 0.001, seed), 3.0, trial, data=data)

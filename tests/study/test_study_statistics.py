@@ -39,7 +39,7 @@ def test_effect_equals_paired_test_without_seed_noise() -> None:
 
 
 def test_variance_of_a_difference_is_unbiased() -> None:
-    """The mean estimate equals the true variance, with noise of seeds, of sentences and of both."""
+    """The mean estimate equals the true variance, with noise from seeds, from sentences, and from both."""
     generator = np.random.default_rng(0)
     found = []
     for _ in range(4000):

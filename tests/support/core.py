@@ -1,6 +1,6 @@
 """The core tests, which `scripts/test.sh` runs by default: mathematics, models, decoding, averaging, checkpoints.
 
-They are whole test files; single tests of theirs that take long are marked `slow` and left out.
+They are whole test files, without the slow tests in them, which are marked `slow`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 FOLDERS = ("analysis", "cli", "connections", "evaluation", "fairseq_patches", "files", "models", "ops", "structures")
-# Of other folders. The first three find faults in the models for images.
+# Files from other folders. The first three find faults in the image models.
 FILES = (
     "images/test_image_connections.py",
     "images/test_image_models.py",

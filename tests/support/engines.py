@@ -12,7 +12,7 @@ from fairseq_resid.export.engine import ENGINES, OLDEST_PYTHON
 
 
 def need(name: str) -> pytest.MarkDecorator:
-    """Return a mark that skips tests without an engine. In CI (variable CI), they fail on a missing one instead."""
+    """Return a mark that skips tests without an engine. In CI (variable CI), they fail instead."""
     if sys.version_info < OLDEST_PYTHON:
         return pytest.mark.skipif(True, reason="models are exported on Python 3.11 and later")
     is_missing = find_spec(ENGINES[name].package) is None and not os.environ.get("CI")

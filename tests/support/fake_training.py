@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fairseq_resid.data.text.binarised import HEADER, MAGIC, TYPES
 
-EOS = 2  # of fairseq's dictionaries
+EOS = 2  # its index in fairseq's dictionaries
 FAKE = """#!/bin/sh
 echo "$@" >> FOLDER/calls
 while [ "$1" != --save-dir ]; do shift; done

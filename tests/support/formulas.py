@@ -49,7 +49,7 @@ def largest_row(site: nn.Module) -> float:
 
 
 def assert_xavier_uniform(values: Tensor, fan_in: int, fan_out: int) -> None:
-    """Assert a Xavier-uniform distribution by its bound, which is nearly reached, its deviation and its mean."""
+    """Assert a Xavier-uniform distribution by its bound, which some values nearly reach, its deviation and its mean."""
     bound = math.sqrt(6 / (fan_in + fan_out))
     assert values.abs().max() <= bound
     assert values.abs().max() > 0.97 * bound

@@ -61,7 +61,7 @@ def memory(key: str) -> int:
 
 
 def loaded(loaders: dict[str, Callable[[str], object]], file: Path) -> dict[str, Any]:
-    """Load a file with each loader in a child process; return their messages, peak growth in MiB, and seconds."""
+    """Load a file with each loader in a child process; return messages, growth of peak memory in MiB, and seconds."""
     reading, writing = os.pipe()
     begun = time.monotonic()
     child = os.fork()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +27,14 @@ if DEVICE.type == "cuda" and torch.cuda.get_device_capability() < (8, 0):
     DTYPES.remove(torch.bfloat16)
 
 Tensors = list[Tensor]
+
+
+def compiled(script: Path, cache: Path, *flags: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process in which Triton compiles instead of interpreting."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
+    done = subprocess.run([sys.executable, script, *flags], capture_output=True, text=True, env=environment)
+    assert not check or done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    return done
 
 
 def norm(s: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -85,7 +96,7 @@ def sas_parameters(c: int, dtype: torch.dtype = torch.float32) -> Tensors:
 
 
 def results(function: Any, x: Tensor, f: Tensor, parameters: Tensors, g: Tensor, **given: Any) -> Tensors:
-    """Return y and all of its gradients."""
+    """Return y and all its gradients."""
     y = function(x, f, parameters, **given)
     return [y, *torch.autograd.grad(y, [x, f, *parameters], g.to(y.dtype))]
 
@@ -97,7 +108,7 @@ def in_double(*tensors: Tensor) -> Tensors:
 def check(
     kind: str, x: Tensor, f: Tensor, parameters: Tensors, p: float = 0.0, slack: float = 1.0, **scales: float
 ) -> None:
-    """Compare y and all gradients with fp64: to fp32's rounding, or in 16 bits to twice the error of eager PyTorch.
+    """Compare y and all gradients with fp64: up to rounding in fp32, or twice the error of eager PyTorch in 16 bits.
 
     All use the same dropout mask.
     """

@@ -1,4 +1,4 @@
-"""Print every error message of the package in one listing, to read them in a row: python tests/support/messages.py"""
+"""Print every error message of the package in one list, for review: python tests/support/messages.py"""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def sites(model):
 
 
 def close(found, expected, tolerance=1e-5):
-    """Assert equality up to `tolerance` of the largest value, because values grow with depth without a norm."""
+    """Assert equality up to `tolerance` of the largest value, because values grow with depth if there is no norm."""
     assert found.shape == expected.shape
     worst = ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
     assert worst < tolerance, worst

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from fairseq_resid import connections
 from fairseq_resid.connections import Place
+from fairseq_resid.connections.norms import layer_norm as default_norm
 from support.formulas import layer_norm
 from support.structures import spec
 
@@ -65,12 +67,12 @@ def seen(name: str, options: dict[str, Any], p: dict[str, Tensor], x: Tensor, at
     return spec(name).branch_input(x, p, connections.resolve(name, options), at)
 
 
-def places(stack: str, depths: dict[str, int], dim: int = C) -> list[Place]:
+def places(stack: str, depths: dict[str, int], dim: int = C, norm: Callable[[int], Any] = default_norm) -> list[Place]:
     """Return the places of a stack's sites in order."""
     kinds = KINDS[stack]
     sites = depths[stack] * len(kinds)
     return [
-        Place(dim, stack, kind, layer, kind == "ffn", layer * len(kinds) + number, sites, depths)
+        Place(dim, stack, kind, layer, kind == "ffn", layer * len(kinds) + number, sites, depths, norm)
         for layer in range(depths[stack])
         for number, kind in enumerate(kinds)
     ]
@@ -79,16 +81,24 @@ def places(stack: str, depths: dict[str, int], dim: int = C) -> list[Place]:
 class Stack(nn.Module):
     """A stack whose sublayers are linear maps with tanh."""
 
-    def __init__(self, name: str, stack: str, depths: dict[str, int], dim: int = C, **options: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        stack: str,
+        depths: dict[str, int],
+        dim: int = C,
+        norm: Callable[[int], Any] = default_norm,
+        **options: Any,
+    ) -> None:
         super().__init__()
-        at = places(stack, depths, dim)
+        at = places(stack, depths, dim, norm)
         self.name, self.kinds, self.options = name, len(KINDS[stack]), connections.resolve(name, options)
         self.sites = nn.ModuleList(connections.build(name, place, **options) for place in at)
         for index, site in enumerate(self.sites):
             if index % self.kinds:
                 site.share(self.sites[index - index % self.kinds])
         self.branches = nn.ModuleList(nn.Linear(dim, dim) for _ in at)
-        end = Place(dim, stack, "stream", depths[stack], True, len(at), len(at), depths)
+        end = Place(dim, stack, "stream", depths[stack], True, len(at), len(at), depths, norm)
         self.end = connections.build_stream(name, end, connections.resolve_final_norm(name, None), **options)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ def stop_while_joining(name: str, count: int) -> None:
 
 
 def wait(*_: Any) -> Any:
-    """Replace the work of a worker or of the learning process by waiting."""
+    """Make a worker or the learning process wait instead of work."""
     os.write(1, f"WORKER {os.getpid()}\n".encode())  # one write, so that two workers cannot mix their lines
     time.sleep(600)
 

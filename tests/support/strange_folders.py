@@ -1,9 +1,11 @@
-"""Run, study and data folders as the project leaves them, and which command reads which of their files."""
+"""Run, study and data folders as the project writes them, and the commands that read each of their files."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
+import html
 import io
 import json
 import random
@@ -17,6 +19,7 @@ from typing import Any
 from unittest.mock import MagicMock, patch
 
 import numpy as np
+import yaml
 
 from fairseq_resid import records
 from fairseq_resid.__main__ import main
@@ -31,7 +34,7 @@ from fairseq_resid.evaluation.evaluate import AverageNote
 from fairseq_resid.files import pack
 from fairseq_resid.foreign import CONTROL
 from fairseq_resid.runs import recipe
-from fairseq_resid.runs.run import FileState, Run, Scored
+from fairseq_resid.runs.run import FileState, Results, Run, RunRecord, Scored
 from fairseq_resid.study import archive, kept, plan
 from fairseq_resid.tasks import answers, classifying
 from fairseq_resid.tasks.translating import DecodingNote
@@ -39,9 +42,10 @@ from support import strange_values, studies
 from support.scored_runs import data_folder, evaluated
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 20  # that a command may take
-REPORTS = 0.25  # of the cases of a file that a report reads
-DRAWN = 0.03  # of the cases are drawn as plots, the others only computed
+SECONDS = 20  # maximum duration of a command
+REPORTS = 0.25  # share of the cases of a file in which a report reads it
+UNSTRUCTURED = 40  # number of fields assumed for a log, a recipe or a file of lines
+DRAWN = 0.03  # share of the cases in which plots are drawn; in the others they are only computed
 IMAGES, CLASSES, SHAPE = 24, ["ant", "bee", "cow"], (3, 4, 4)
 
 IMAGE_STUDY = """
@@ -61,14 +65,27 @@ IMAGE_FLAGS = (
 
 @dataclass(frozen=True)
 class StrangeFile:
-    """A file that others wrote: how a field of it is altered, and the commands and functions that read it.
+    """A file written by others: the function that alters one of its fields, and the commands and functions that read
+    it.
 
     commands: command lines, below the folder; readers: functions of the folder, which may raise ValueError or OSError
+    is_noted: whether a report must name the file in a note if the first reader refuses it
     """
 
-    alter: Callable[[random.Random, bytes], bytes]
+    alter: Callable[[random.Random, bytes, int], bytes]
     commands: tuple[str, ...] = ()
     readers: tuple[Callable[[Path], Any], ...] = ()
+    is_noted: bool = False
+
+    def content(self, path: Path) -> bytes:
+        whole = path.read_bytes()
+        return gzip.decompress(whole) if path.suffix == ".gz" else whole
+
+    def fields(self, path: Path) -> int:
+        """Return the number of fields, each of which is altered in its turn."""
+        if self.alter not in (strange_values.as_json, strange_values.as_yaml):
+            return UNSTRUCTURED
+        return len(strange_values.fields(yaml.safe_load(self.content(path))))
 
 
 def read(kind: type, name: str) -> Callable[[Path], Any]:
@@ -107,7 +124,7 @@ def log(folder: Path) -> None:
 
 
 def study(name: str) -> Callable[[Path], Any]:
-    """Check a study as before its first run."""
+    """Check a study as is done before its first run."""
 
     def check(folder: Path) -> None:
         plan.check_study(plan.read_study(folder / name), folder / name)
@@ -115,6 +132,11 @@ def study(name: str) -> Callable[[Path], Any]:
     return check
 
 
+def note(name: str) -> Callable[[Path], Any]:
+    return read(kept.Note, name)
+
+
+KNOWN = "analyze b --sentences 9999"  # reads the analysis instead of the checkpoint
 TEXT_RUN = "report a b --out page.html", "report b a --out page.html"
 IMAGE_RUN = "report x y --out page.html", "report y x --out page.html"
 OF_TRIAL = "study trial.yaml --plan", "study trial.yaml --results", "report a b --study trial.yaml --out page.html"
@@ -125,21 +147,24 @@ FILES = {
         strange_values.as_json,
         (*TEXT_RUN, "card b", "compare a b", "compare b a --markdown", "curves a b --out curves.svg", "attention b",
          "evaluate b", "analyze b", "translate b"),
+        (read(RunRecord, "b/run.json"),), is_noted=True,
     ),
     "b/results.json": StrangeFile(
         strange_values.as_json,
         (*TEXT_RUN, "card b", "card a b", "table a b", "table b --markdown", "table b --at-least 3", "compare a b",
          "compare a b --model last --markdown"),
+        (read(Results, "b/results.json"),), is_noted=True,
     ),
     "b/results.test1.json": StrangeFile(
-        strange_values.as_json, ("card b", "report a b --subset test1 --out page.html")
+        strange_values.as_json, ("card b", "report a b --subset test1 --out page.html"),
+        (read(Results, "b/results.test1.json"),), is_noted=True,
     ),
     "b/averaged.json": StrangeFile(strange_values.as_json, readers=(read(AverageNote, "b/averaged.json"),)),
     "b/decode/test.averaged.json": StrangeFile(
         strange_values.as_json, readers=(read(DecodingNote, "b/decode/test.averaged.json"),)
     ),
-    "b/analysis/analysis.json": StrangeFile(strange_values.as_json, (*TEXT_RUN, "report b --out page.html"),
-        (lambda folder: analysis_results.read_analysis(folder / "b/analysis/analysis.json"),)),
+    "b/analysis/analysis.json": StrangeFile(strange_values.as_json, (*TEXT_RUN, "report b --out page.html", KNOWN),
+        (lambda folder: analysis_results.read_analysis(folder / "b/analysis/analysis.json"),), is_noted=True),
     "b/train.log": StrangeFile(strange_values.as_log, (*TEXT_RUN, "curves a b --out curves.svg",
                                                        "curves b --by hours --out curves.svg"), (log,)),
     "baselines.json": StrangeFile(
@@ -150,20 +175,24 @@ FILES = {
         strange_values.as_json, (*TEXT_RUN, "compare a b", "translate b --data data", "evaluate b --data data"),
         (text_data,),
     ),
-    "y/run.json": StrangeFile(strange_values.as_json, (*IMAGE_RUN, "card y", "compare x y", "table x y")),
+    "y/run.json": StrangeFile(
+        strange_values.as_json, (*IMAGE_RUN, "card y", "compare x y", "table x y", "curves x y --out curves.svg"),
+        (read(RunRecord, "y/run.json"),), is_noted=True,
+    ),
     "y/results.json": StrangeFile(
-        strange_values.as_json, (*IMAGE_RUN, "card y", "compare x y", "table x y --markdown")
+        strange_values.as_json, (*IMAGE_RUN, "card y", "compare x y", "table x y --markdown"),
+        (read(Results, "y/results.json"),), is_noted=True,
     ),
     "y/decode/test.last.images": StrangeFile(strange_values.as_fields, (*IMAGE_RUN, "compare x y")),
     "farm-bin/images.json": StrangeFile(strange_values.as_json, ("study farm.yaml --plan",), (image_data,)),
-    "trial.yaml": StrangeFile(strange_values.as_yaml, OF_TRIAL, (study("trial.yaml"),)),
-    f"{T}/study.json": StrangeFile(strange_values.as_json, OF_TRIAL),
+    "trial.yaml": StrangeFile(strange_values.as_yaml, OF_TRIAL, (study("trial.yaml"),), is_noted=True),
+    f"{T}/study.json": StrangeFile(strange_values.as_json, OF_TRIAL, (note(f"{T}/study.json"),), is_noted=True),
     f"{T}/run.json": StrangeFile(strange_values.as_json, OF_TRIAL[1:]),
     f"{T}/train.log.gz": StrangeFile(strange_values.as_log, OF_TRIAL[1:]),
     f"{T}/decode/test.averaged.nll.gz": StrangeFile(strange_values.as_fields, OF_TRIAL[1:]),
     f"{T}/decode/test.averaged.bleu.gz": StrangeFile(strange_values.as_fields, OF_TRIAL[1:]),
-    "farm.yaml": StrangeFile(strange_values.as_yaml, OF_FARM, (study("farm.yaml"),)),
-    f"{F}/study.json": StrangeFile(strange_values.as_json, OF_FARM),
+    "farm.yaml": StrangeFile(strange_values.as_yaml, OF_FARM, (study("farm.yaml"),), is_noted=True),
+    f"{F}/study.json": StrangeFile(strange_values.as_json, OF_FARM, (note(f"{F}/study.json"),), is_noted=True),
     f"{F}/decode/test.last.images.gz": StrangeFile(strange_values.as_fields, OF_FARM[1:]),
     "recipe.txt": StrangeFile(
         strange_values.as_words,
@@ -205,7 +234,7 @@ def log_lines(count: int) -> str:
 
 
 def image_results(run: Path, data: Path, seed: int) -> None:
-    """Write what evaluation leaves in the run folder of an image model."""
+    """Write the files that evaluation writes to the run folder of an image model."""
     choose = random.Random(seed)
     found = [answers.Answer(at % 3, choose.randrange(3), choose.random()) for at in range(IMAGES)]
     (run / "decode").mkdir(parents=True)
@@ -263,7 +292,10 @@ def build(folder: Path) -> None:
         records.write(run / "run.json", {**record, "command": command, "evaluate": ["--beam", "5", "--last", "3"]})
         (run / "train.log").write_text(log_lines(4))
         (run / "analysis").mkdir()
-        records.write(run / "analysis" / "analysis.json", short_analysis(known / "analysis" / "analysis.json"))
+        (run / "averaged.pt").write_bytes(b"not a checkpoint")
+        analysis = short_analysis(known / "analysis" / "analysis.json")
+        made_from = {"is_whole": True, "made_from": FileState.of(run / "averaged.pt")}
+        records.write(run / "analysis" / "analysis.json", {**analysis, **made_from})
         records.write(run / "averaged.json", AverageNote([one, one], one))
         records.write(
             run / "decode" / "test.averaged.json", DecodingNote([one], "d", [one], {"beam": "4"}, {"form": "x"})
@@ -355,7 +387,7 @@ def command_outcome(words: str) -> tuple[str, bool]:
 
 
 def lost_of_report(words: str, code: int) -> str:
-    """Return which parts of the page are lost that do not depend on the strange file, "" if none is."""
+    """Return the missing parts of the page that do not depend on the strange file; "" if there are none."""
     healthy = [run for run in ("a", "x") if f" {run} " in f" {words} "]
     if not healthy:
         return ""
@@ -369,6 +401,16 @@ def lost_of_report(words: str, code: int) -> str:
             parts["second analysis"] = 'id="run-b"'
     lost = [name for name, text in parts.items() if text not in page]
     return f"report lost: {', '.join(lost)}" if lost else ""
+
+
+def missing_note(first: Callable[[Path], Any], path: Path, folder: Path) -> str:
+    """Return the problem if a report does not say that a file cannot be read, "" if it does or the file can."""
+    page = html.unescape(Path("page.html").read_text(encoding="utf-8"))
+    return (
+        "no note names the file"
+        if reader_outcome(first, folder)[1] and str(path.relative_to(folder)) not in page
+        else ""
+    )
 
 
 def reader_outcome(function: Callable[[Path], Any], folder: Path) -> tuple[str, bool]:
@@ -386,7 +428,7 @@ def reader_outcome(function: Callable[[Path], Any], folder: Path) -> tuple[str, 
 
 
 def blank_plot(rows: int = 1, columns: int = 1, **_: object) -> tuple[Any, Any]:
-    """Return what pyplot.subplots does, of axes that take everything and draw nothing."""
+    """Return the same as pyplot.subplots, with axes that accept every call and draw nothing."""
     axes = np.empty((rows, columns), dtype=object)
     for place in np.ndindex(axes.shape):
         axes[place] = MagicMock()
@@ -420,18 +462,26 @@ class Case:
     is_refused: bool
 
 
+@functools.cache
+def turns(folder: Path) -> list[tuple[str, int, int]]:
+    """Return all fields of all files in a random order: the file, the number of the field, and the number of fields."""
+    found = [(name, turn, count) for name in FILES for count in [FILES[name].fields(folder / name)]
+             for turn in range(count)]  # fmt: skip
+    return random.Random(0).sample(found, len(found))
+
+
 def tried(folder: Path, seed: int, only: str = "") -> Case:
-    """Alter a field of a file, chosen by the seed, and run one of the commands or functions that read it.
+    """Alter a field of a file, in its turn, and run one of the commands or functions that read it.
 
     The current folder must be `folder`. Its files are restored afterwards.
     """
     choose = random.Random(seed)
-    name = choose.choice([name for name in FILES if only in name])
+    known = [each for each in turns(folder) if only in each[0]]
+    name, turn, fields = known[seed % len(known)]
     strange = FILES[name]
     path = folder / name
     whole = path.read_bytes()
-    content = gzip.decompress(whole) if name.endswith(".gz") else whole
-    altered = strange.alter(choose, content)
+    altered = strange.alter(choose, strange.content(path), turn + seed // len(known) * fields)
     path.write_bytes(gzip.compress(altered, 1) if name.endswith(".gz") else altered)
     quick = [*(words for words in strange.commands if not words.startswith("report")), *strange.readers]
     reports = [words for words in strange.commands if words.startswith("report")]
@@ -440,6 +490,8 @@ def tried(folder: Path, seed: int, only: str = "") -> Case:
     try:
         with contextlib.nullcontext() if draws else without_drawing():
             outcome = command_outcome(reader) if isinstance(reader, str) else reader_outcome(reader, folder)
+            if isinstance(reader, str) and reader in reports and strange.is_noted and not outcome[0]:
+                outcome = missing_note(strange.readers[0], path, folder), outcome[1]
     finally:
         path.write_bytes(whole)
     return Case(name, seed, reader if isinstance(reader, str) else "a function", *outcome)

@@ -1,4 +1,4 @@
-"""Replace any field of a JSON or YAML file, a log or a line of fields by a strange value, chosen by a seed."""
+"""Replace any field of a JSON or YAML file, a log or a line of fields with a strange value, chosen by a seed."""
 
 from __future__ import annotations
 
@@ -32,15 +32,23 @@ OTHERS = (None, True, False, [], {}, [[]], NESTED, [1, 2], ["a"], [None], {"a": 
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every value in a value: keys and places from the outermost."""
+    """Yield the path of every value in a value: keys and indices, outermost first."""
     yield path
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in inside:
         yield from paths(item, (*path, key))
 
 
+def fields(value: Any) -> dict[tuple[Any, ...], list[tuple[Any, ...]]]:
+    """Return the fields of a value, each with the paths of its values: the items of a list are one field."""
+    found: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+    for path in paths(value):
+        found.setdefault(tuple("[]" if isinstance(key, int) else key for key in path), []).append(path)
+    return found
+
+
 def like(choose: Choose, value: Any) -> Any:
-    """Return a value of the same type as another, but of another magnitude or kind."""
+    """Return a value of the same type as another, but of a different magnitude or kind."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, (int, float)):
@@ -58,47 +66,56 @@ def like(choose: Choose, value: Any) -> Any:
     return choose.choice(OTHERS)
 
 
-def altered(choose: Choose, value: Any) -> Any:
-    """Return a copy of a JSON value in which one value is strange or missing, or a key is added."""
+HOW = ("like", "other type", "like", "text", "number", "missing")  # a field is altered, in turn
+
+
+def altered(choose: Choose, value: Any, turn: int) -> Any:
+    """Return a copy of a JSON value in which the values of one field are strange, or a key is missing or added.
+
+    turn: every field is altered once in as many turns as there are fields, and in another way the next time
+    """
     value = json.loads(json.dumps(value))
-    path = choose.choice(list(paths(value)))
-    how = choose.random()
+    known = list(fields(value).values())
+    path = choose.choice(known[turn % len(known)])
+    how = HOW[(turn % len(known) + turn // len(known)) % len(HOW)]
     inside = value
     for key in path[:-1]:
         inside = inside[key]
-    if path and how < 0.15:
+    if path and how == "missing":
         del inside[path[-1]]
         return value
     old = inside[path[-1]] if path else value
-    new = like(choose, old) if how < 0.6 else choose.choice(choose.choice([NUMBERS, TEXTS, OTHERS]))
+    values = {"other type": OTHERS, "text": TEXTS, "number": NUMBERS}.get(how)
+    new = choose.choice(values) if values else like(choose, old)
     if not path:
         return new
     inside[path[-1]] = new
     return value
 
 
-def as_json(choose: Choose, content: bytes) -> bytes:
-    return json.dumps(altered(choose, json.loads(content))).encode()
+def as_json(choose: Choose, content: bytes, turn: int) -> bytes:
+    return json.dumps(altered(choose, json.loads(content), turn)).encode()
 
 
-def as_yaml(choose: Choose, content: bytes) -> bytes:
-    found = altered(choose, yaml.safe_load(content))
+def as_yaml(choose: Choose, content: bytes, turn: int) -> bytes:
+    found = altered(choose, yaml.safe_load(content), turn)
     return yaml.safe_dump(found, sort_keys=False, allow_unicode=choose.random() < 0.5).encode("utf-8", "surrogatepass")
 
 
-def as_log(choose: Choose, content: bytes) -> bytes:
-    """Alter a record of a log, its time, or how often it is there."""
+def as_log(choose: Choose, content: bytes, turn: int) -> bytes:
+    """Alter a record of a log, its time, or the number of its copies."""
     lines = content.split(b"\n")
-    place = choose.choice([place for place, line in enumerate(lines) if b'{"' in line])
+    logged = [place for place, line in enumerate(lines) if b'{"' in line]
+    place = logged[turn % len(logged)]
     head, brace, rest = lines[place].partition(b"{")
     if choose.random() < 0.1:
         head = choose.choice([b"", b"9999-12-31 23:59:59 | ", b"0001-01-01 00:00:00 | ", b"2024-02-30 00:00:00 | "])
-    lines[place] = head + as_json(choose, brace + rest)
+    lines[place] = head + as_json(choose, brace + rest, turn // len(logged))
     return b"\n".join(lines)
 
 
-def as_fields(choose: Choose, content: bytes) -> bytes:
-    """Alter a field of a line whose fields tabs part."""
+def as_fields(choose: Choose, content: bytes, turn: int) -> bytes:
+    """Alter a field of a tab-separated line."""
     lines = [line.split(b"\t") for line in content.split(b"\n")]
     fields = choose.choice(lines[:-1])
     text = str(choose.choice([*NUMBERS[:-1], *TEXTS]))
@@ -106,7 +123,7 @@ def as_fields(choose: Choose, content: bytes) -> bytes:
     return b"\n".join(map(b"\t".join, choose.choice([lines, lines, lines, lines[1:], [*lines[:-1], *lines]])))
 
 
-def as_words(choose: Choose, content: bytes) -> bytes:
+def as_words(choose: Choose, content: bytes, turn: int) -> bytes:
     """Alter a word of a file of flags."""
     lines = [shlex.split(line, comments=True) for line in content.decode().replace("\\\n", " ").split("\n")]
     words = choose.choice([line for line in lines if line])

@@ -8,11 +8,12 @@ The file of a structure implements its formula a second time. Everything except 
                                                 # `formula` is then optional
     EXAMPLES = [{}, ...]                        # options for checking the formula: each choice and each `example=`
     VARIANTS = {"free": {"sas_gamma": "free"}}  # options that change the parameters: tested as models, names frozen
-    DEEP = {"residual_norm": "layer"}           # options with which 24 + 24 layers start finite; None if impossible
-    LIMITS = [{}, ...]                          # further options for numbers up to the limit of a dtype
+    DEEP = {"residual_norm": "layer"}           # options with which 24 + 24 layers start with finite values; None if
+    impossible LIMITS = [{}, ...]                          # further options for numbers up to the limit of a dtype
     COEFFICIENTS = {"alpha"}                    # names of `coefficients`
     IS_RANDOM = True                            # training differs from evaluation even without dropout of the branch
     IS_SLOW = True                              # the formula uses Python loops: only small cases are tested
+    STOPS_GRADIENT = True                       # the gradient is not the derivative: gradcheck is skipped
     HAS_GATE = True                             # multiplies by a gate, whose rounding error is not bounded
     def extra(c, options):                      # number of parameters of a site beyond the 2C of fairseq's norm
     def state(site, x):                         # an initial state of a site (default: site.enter(x))
@@ -57,14 +58,14 @@ def has_file(name: str) -> bool:
 
 
 ALL = [name for name in registered() if has_file(name)]
-NAMES = sorted(ALL)  # the structures to test: only one with --structure NAME
+NAMES = sorted(ALL)  # the structures to test: only some with --structure NAME
 
 
-def select(name: str) -> None:
-    """Restrict tests to one structure. Must be called before any test file is imported."""
-    if name not in registered():
-        raise pytest.UsageError(f"--structure {name}: choose one of {', '.join(registered())}")
-    NAMES[:] = [name] if name in ALL else []
+def select(names: list[str]) -> None:
+    """Restrict tests to some structures. This must be called before any test file is imported."""
+    if unknown := [name for name in names if name not in registered()]:
+        raise pytest.UsageError(f"--structure {unknown[0]}: choose one of {', '.join(registered())}")
+    NAMES[:] = sorted(set(names) & set(ALL))
 
 
 class Spec:
@@ -85,6 +86,7 @@ class Spec:
         self.coefficients: set[str] | None = self.get("COEFFICIENTS", None)
         self.is_random: bool = self.get("IS_RANDOM", False)
         self.is_slow: bool = self.get("IS_SLOW", False)
+        self.stops_gradient: bool = self.get("STOPS_GRADIENT", False)
         self.has_gate: bool = self.get("HAS_GATE", False)
         self.extra: Callable[..., int] | None = self.get("extra", None)
         self.state: Callable[..., Any] = self.get("state", lambda site, x: site.enter(x))

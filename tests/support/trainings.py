@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-# The settings of the fixture `train`, for real processes.
+# The settings of the fixture `train`, for runs in real processes.
 SETTINGS = shlex.split("""
     --arch transformer_sas_tiny --optimizer adam --adam-betas (0.9,0.98) --lr 0.005
     --lr-scheduler inverse_sqrt --warmup-updates 4 --criterion label_smoothed_cross_entropy

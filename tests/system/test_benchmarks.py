@@ -1,4 +1,4 @@
-"""The benchmarks run, at a size that is too small to measure speed."""
+"""The benchmarks run at a size that is too small to measure speed."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_readme_shows_the_measured_results(load: Any) -> None:
     [
         ("ops --rows 0", "--rows: 0: must be an integer of at least 1"),
         ("ops --implementations numpy", "--implementations: invalid choice: 'numpy'"),
-        ("ops --implementations liger --device cpu", "--implementations liger: needs a GPU"),
+        ("ops --implementations liger --device cpu", "--implementations liger: requires a GPU"),
         ("ops --json nowhere/ops.json", "--json nowhere/ops.json: no such folder"),
         ("training --plot plot.jpeg", "--plot plot.jpeg: must end in .png, .svg or .pdf"),
         ("training --structures transformer_sas", "--structures: invalid choice: 'transformer_sas'"),
@@ -230,7 +230,7 @@ def test_readme_shows_the_measured_results(load: Any) -> None:
         ("decoding --data {empty}/none", "--data {empty}/none: not a binarised data folder"),
         ("goals --data {empty}", "--data {empty}: not a binarised data folder"),
         ("goals --only ops training --out {empty}", "--only training: choose from ops, training-small, training-base,"),
-        ("goals --quick", "--quick: needs --out FOLDER"),
+        ("goals --quick", "--quick: requires --out FOLDER"),
         ("goals --judge {empty}", "--judge {empty}: contains no ops.json"),
     ],
 )

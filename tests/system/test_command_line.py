@@ -63,7 +63,7 @@ def test_every_variant_and_option_trains_and_generates(
 @pytest.mark.parametrize(
     ("arch", "residual"), [("transformer_sas_tiny", "sas"), ("transformer_rskip_ln_tiny", "rskip_ln")]
 )
-def test_the_families_train_and_generate(
+def test_families_train_and_generate(
     arch: str, residual: str, flags: list[str], train: Command, generate: Command, tmp_path: Path
 ) -> None:
     """--residual that repeats the architecture's own structure is not a conflict."""
@@ -180,7 +180,7 @@ def test_validate_gives_the_loss_of_training(
 def test_ensembles_mix_our_models_with_stock_models(
     sas_checkpoint: Path, stock_checkpoint: Path, generate: Command
 ) -> None:
-    """A model with itself decodes as alone. Ours with the stock model differs from both."""
+    """Twice the same model decodes like the model alone; our model with the stock model differs from both."""
     alone = generate(sas_checkpoint, "--gen-subset", "valid").hypotheses
     twice = generate(f"{sas_checkpoint}:{sas_checkpoint}", "--gen-subset", "valid").hypotheses
     for number, (score, text) in alone.items():
@@ -231,8 +231,8 @@ def test_activation_checkpointing_draws_the_same_dropout(train: Command, tmp_pat
         weights.append(torch.load(folder / "checkpoint_last.pt", weights_only=False)["model"])
     assert weights[0].keys() == weights[1].keys()
     for name, tensor in weights[0].items():
-        if not name.endswith("._float_tensor"):  # 0.12.2 stores this empty marker without ever filling it
-            # Adam amplifies a different summation order; different dropout changes weights a hundred times as much.
+        if not name.endswith("._float_tensor"):  # 0.12.2 stores this marker uninitialised
+            # Adam amplifies rounding errors; different dropout would change the weights a hundred times as much.
             torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=3e-4)
 
 
@@ -262,7 +262,7 @@ ONE_BY_ONE = ["--batch-size", 1, "--gen-subset", "valid", "--num-shards", 4]
 
 
 @pytest.mark.parametrize("shape", [[], ONE_BY_ONE], ids=["padded", "one by one"])
-def test_a_stock_checkpoint_decodes_as_in_stock(shape: list[object], stock_checkpoint: Path, generate: Command) -> None:
+def test_stock_checkpoint_decodes_as_in_stock(shape: list[object], stock_checkpoint: Path, generate: Command) -> None:
     stock = generate(stock_checkpoint, *shape)
     ours = generate(stock_checkpoint, *shape, "--model-overrides", REROUTED)
     assert "ResidualEncoderLayer" not in stock.output
@@ -271,7 +271,7 @@ def test_a_stock_checkpoint_decodes_as_in_stock(shape: list[object], stock_check
     assert len({text for _, text in stock.hypotheses.values()}) > 5
 
 
-def test_the_override_takes_effect(stock_checkpoint: Path, generate: Command) -> None:
+def test_override_takes_effect(stock_checkpoint: Path, generate: Command) -> None:
     """Otherwise the test above would compare the stock model with itself."""
     other = REROUTED.replace("post_ln", "xskip_ln").replace("}", ", 'skip_lambda': 1.5}")
     flags = ["--gen-subset", "valid", "--beam", 1]
@@ -305,7 +305,7 @@ def test_parameters_missing_in_a_stock_checkpoint_are_named(
 
 @pytest.mark.parametrize("more", [[], ["--update-freq", 2], ["--checkpoint-activations"]], ids=str)
 def test_coefficients_are_logged_without_changing_training(more: list[Any], train: Command, tmp_path: Path) -> None:
-    """They are logged at log intervals, for every site, without changing the training."""
+    """They are logged at log intervals for every site, and training does not change."""
     flags = ["--arch", "transformer_sas_tiny", "--max-update", 5, "--log-interval", 2, *more]
     outputs = [train(tmp_path / name, *flags, *own).output for name, own in (("a", ["--log-coefficients"]), ("b", []))]
     logged, plain = (

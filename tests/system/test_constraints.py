@@ -33,7 +33,7 @@ def pins(path, python_version=VERSION):
 
 
 def requirements():
-    """The requirement strings of setup.py, extras included."""
+    """The requirement strings of setup.py, including extras."""
     text = (ROOT / "setup.py").read_text(encoding="utf-8")
     body = text[text.index("DOCS = ") : text.index("def version")]
     body += text[text.index("install_requires") : text.index("classifiers")]
@@ -57,7 +57,7 @@ def test_every_requirement_is_pinned_within_its_bounds(fairseq, python_version):
         version, _, marker = (part.strip() for part in rest.partition(";"))
         names.add(name)
         if name in (*DOCS, *ENGINES) and not Marker(marker).evaluate({"python_version": python_version}):
-            continue  # the site is built, and models are exported, on Python 3.11 and later
+            continue  # building the site and exporting models require Python 3.11 or later
         if name in CONSTRAINTS and name != fairseq:
             assert name not in pinned
         elif operator == "==":
@@ -83,14 +83,14 @@ def test_pins_satisfy_stock_fairseq():
     assert pinned["torchaudio"] == pinned["torch"], "this torchaudio requires the torch of the same version"
 
 
-def test_the_markers_share_the_pythons():
+def test_markers_divide_the_python_versions():
     text = (ROOT / "setup.py").read_text(encoding="utf-8")
     assert "'fairseq==0.12.2; python_version < \"3.11\"'" in text
     assert "'fairseq-fixed==0.12.3.1; python_version >= \"3.11\"'" in text
 
 
 @pytest.mark.parametrize("name", ["torch", "numpy", "pytest", "mypy", "hydra-core", "omegaconf", "sacrebleu"])
-def test_this_environment_is_the_pinned_one(name):
+def test_this_environment_has_the_pinned_versions(name):
     metadata = pytest.importorskip("importlib.metadata")
     if os.environ.get("FAIRSEQ_RESID_TORCH") or not (Path(sys.prefix) / ".setup-stamp").is_file():
         pytest.skip("not an environment that scripts/setup.sh made with its pins")
@@ -98,7 +98,7 @@ def test_this_environment_is_the_pinned_one(name):
     assert metadata.version(name).split("+")[0] == pinned[name]
 
 
-def test_the_version_is_written_once():
+def test_version_is_written_once():
     written = re.search(r'__version__ = "(.+)"', (ROOT / "fairseq_resid/version.py").read_text(encoding="utf-8"))[1]
     command = [sys.executable, "setup.py", "--version"]
     asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -145,7 +145,7 @@ def test_index_gives_the_packages_that_were_hashed(tmp_path, fault):
     wrong.write_text(f"{lines[1][:-4]}0000\n")
     done = pip_with_hashes(wrong)
     if "No matching distribution" in done.stderr:
-        pytest.skip("no package index is reached")
+        pytest.skip("no package index can be reached")
     assert done.returncode and "DO NOT MATCH THE HASHES" in done.stderr
     done = pip_with_hashes(file)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -180,7 +180,7 @@ def plain(markdown: str) -> str:
 
 
 @each
-def test_a_formula_in_latex_has_every_sign(name: str) -> None:
+def test_formula_in_latex_has_every_symbol(name: str) -> None:
     formula = connections.structure(name).formula
     expected = re.sub(r"[\s_{}]", "", formula.translate(formulas.DIGITS)).replace("−", "-")
     assert plain(formulas.markdown(formula)) == expected
@@ -216,8 +216,8 @@ def test_math_is_distinguished_from_prose(formula: str, markdown: str) -> None:
 
 
 @each
-def test_a_drawing_agrees_with_the_class(name: str) -> None:
-    """The drawing has a norm in front of the branch if the branch input differs from x."""
+def test_drawing_agrees_with_the_class(name: str) -> None:
+    """The drawing has a norm before the branch if the branch input differs from x."""
     shown, made = drawings.site(name), connections.structure(name)
     reads = made.connection.branch_input is not connections.ResidualConnection.branch_input
     if "`" not in made.formula:  # at some sites it uses another structure's formula
@@ -243,16 +243,16 @@ def test_drawing_shows_norms_and_streams_of_the_site(name: str, expected: dict[s
 
 
 @pytest.mark.structures
-def test_the_gallery_is_up_to_date() -> None:
+def test_gallery_is_up_to_date() -> None:
     if any(not structures.has_file(name) for name in structures.registered()):
-        pytest.skip("a structure has no test file yet")  # one failing test says so
+        pytest.skip("a structure has no test file yet")  # another test fails for that
     made = gallery.files(structures.ALL)
     stale = [file for file, text in made.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
     stale += [file for file in gallery.DRAWINGS.glob("*") if file not in made]
     assert not stale, "the gallery is out of date: run python docs/tools/gallery.py"
 
 
-def test_the_gallery_shows_every_option_and_measurement() -> None:
+def test_gallery_shows_every_option_and_measurement() -> None:
     section = gallery.section("rskip_ln")
     assert "| `--skip-lambda` | 2 | an integer >= 1 and <= 100 | " in section
     rows = json.loads((gallery.RESULTS / "cpu-family" / "training-small.json").read_text())["structures"]

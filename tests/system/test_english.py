@@ -1,4 +1,4 @@
-"""Phrases that read like a translation: an alarm for texts in the whole tree, not a measure of their quality."""
+"""Phrases that read like a translation: an alarm for all texts in the tree, not a measure of their quality."""
 
 from __future__ import annotations
 

@@ -25,15 +25,15 @@ MATRIX = """
     test_any_leading_shape_is_accepted test_whole_stack_equals_its_formula
     test_stack_works_under_torchscript_and_autocast test_final_norm_follows_flag_or_source
     test_every_variant_and_option_trains_and_generates
-    test_a_deep_model_starts_finite test_lopsided_model_starts_finite_and_reloads
+    test_deep_model_starts_finite test_lopsided_model_starts_finite_and_reloads
     test_numbers_up_to_the_limit_stay_finite test_random_cases_equal_fp64_formula
     test_incremental_decoding_equals_the_full_forward test_padding_and_batch_order_change_nothing
     test_own_checkpoints_load test_every_parameter_learns test_activation_checkpointing_keeps_loss_and_gradients
     test_layerdrop_skips_layers_only_in_training test_layers_to_keep_prunes_both_stacks
     test_names_in_checkpoints_are_frozen test_coefficients_of_every_structure_are_measured
-    test_the_glossary_has_every_structure
-    test_a_drawing_agrees_with_the_class test_the_gallery_is_up_to_date
-    test_the_readme_has_the_table_of_structures test_added_parameters_are_those_of_a_model
+    test_glossary_has_every_structure
+    test_drawing_agrees_with_the_class test_gallery_is_up_to_date
+    test_readme_has_the_table_of_structures test_added_parameters_are_those_of_a_model
 """
 
 
@@ -66,7 +66,7 @@ def outcomes(report: Path) -> dict[str, list[str]]:
     return found
 
 
-def test_a_structure_is_two_files(tree: Path) -> None:
+def test_structure_consists_of_two_files(tree: Path) -> None:
     freeze, write, draw, check, train = COMMANDS
     assert train.startswith("fairseq-train ")  # test_readme.py runs it
     before = {path: path.read_bytes() for path in tree.rglob("*") if path.is_file()}
@@ -91,7 +91,7 @@ def test_a_structure_is_two_files(tree: Path) -> None:
     assert set(MATRIX.split()) <= set(found["passed"]) and "test_start_value" in found["passed"]
 
 
-def test_a_class_without_its_test_file_fails_one_test(tree: Path) -> None:
+def test_class_without_its_test_file_fails_one_test(tree: Path) -> None:
     code, output = shell("python -m pytest --collect-only -q -p no:cacheprovider", tree)
     assert code == 0, output[-4000:]
     for flags in (

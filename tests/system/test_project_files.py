@@ -78,14 +78,14 @@ def test_workflow_runs_every_check() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "said"), [(".github/workflows/ci.yml", "has not run"), ("Dockerfile", "never been built")]
+    ("file", "said"), [(".github/workflows/ci.yml", "has never run"), ("Dockerfile", "never been built")]
 )
-def test_file_that_was_never_tried_says_so_at_its_top(file: str, said: str) -> None:
+def test_untested_file_says_so_at_its_top(file: str, said: str) -> None:
     top = [line for line in text_of(file).splitlines()[:6] if line.startswith("#")]
     assert said in " ".join(top)
 
 
-def test_image_is_made_by_the_steps_of_the_readme() -> None:
+def test_image_is_built_with_the_steps_of_the_readme() -> None:
     steps = [line.split(" ", 1) for line in text_of("Dockerfile").splitlines() if line and not line.startswith("#")]
     run = [words for kind, words in steps if kind == "RUN"]
     assert run and set(run) <= set(readme_commands())
@@ -94,7 +94,7 @@ def test_image_is_made_by_the_steps_of_the_readme() -> None:
     assert {".venv*", ".git", "data-bin"} <= set(text_of(".dockerignore").splitlines())
 
 
-def test_every_file_of_the_package_gets_into_the_wheel() -> None:
+def test_wheel_contains_every_file_of_the_package() -> None:
     (patterns,) = re.findall(r"^recursive-include fairseq_resid (.+)$", text_of("MANIFEST.in"), re.MULTILINE)
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "fairseq_resid"], cwd=ROOT, capture_output=True

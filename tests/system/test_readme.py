@@ -67,6 +67,7 @@ SHORTENED = {
     "fairseq-resid prepare custom": "--vocab-size 300 --out data-bin/second",
     "data-prep/cifar": "--mirror file://$PWD/mirrors/cifar --downloads downloads --allow-other-data --valid 10",
     "scripts/train.sh multi30k-en-de": SMALL,
+    "scripts/train.sh quickstart": SMALL,
     "scripts/train.sh cifar10-small": "--max-update 4 --stage-blocks 1,1,1 --batch-size 16",
     "fairseq-resid study": "--plan",
     "torchrun": SMALL,
@@ -77,11 +78,16 @@ GROUPS = {
     "corpora": r"data-prep/(iwslt|wmt)|scripts/train\.sh wmt14",
     "images": r"cifar|prepare-images",
     "documentation": r"scripts/docs\.sh|docs/tools",
+    "quickstart": r"checkpoints/quickstart",
     "phrasebook": r"scaled_branch|import connections|fairseq_resid\.connections|data-bin/phrasebook|prepare phrasebook",
     "published": r"profile published|multi30k-en-de-published",
     "studies": r"multi30k-en-de-4k|studies/",
     "multi30k": r"multi30k-en-de",
 }
+# In place of scripts/quickstart.sh.
+QUICKSTART = (
+    f"scripts/train.sh quickstart --arch transformer {SMALL} && scripts/evaluate.sh checkpoints/quickstart-transformer"
+)
 # .ci/run runs the whole quickstart and checks its result; scripts/test.sh would run this test itself. test_wheel.py
 # installs with pip, test_new_structure.py runs the others.
 RUN_ELSEWHERE = (
@@ -166,6 +172,8 @@ def test_commands_on_the_pages_run(name: str, tree: Path) -> None:
     """In order, because each command uses the output of earlier ones."""
     if name == "documentation" and not find_spec("sphinx"):
         pytest.skip("no Sphinx: it is installed on Python 3.11 and later")
+    if name == "quickstart":
+        shell(QUICKSTART, tree)
     for command in [each for each in COMMANDS if group(each) == name and each not in RUN_ELSEWHERE]:
         flags = next((flags for start, flags in SHORTENED.items() if command.startswith(start)), "")
         shell(f"{command} {flags}", tree)
@@ -221,5 +229,5 @@ REMOVED = [path for path in sorted(ROOT.glob("scripts/*.sh")) if path.is_symlink
 def test_removed_script_says_what_to_type(script: Path) -> None:
     done = subprocess.run([str(script), "RUN"], capture_output=True, text=True)
     command = "data-prep/multi30k-en-de.sh" if script.stem == "multi30k" else f"fairseq-resid {script.stem}"
-    said = f"scripts/{script.name}: removed in version 0.7; type: {command}"
+    said = f"scripts/{script.name}: removed in version 0.7; use {command}"
     assert done.returncode == 2 and done.stderr.startswith(said)

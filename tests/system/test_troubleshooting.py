@@ -55,5 +55,5 @@ def test_explained_messages_exist() -> None:
             wanted = part.strip()
             assert message in FOREIGN or any(wanted in text for text in known), (
                 f"docs/troubleshooting.md explains {message!r}, but no message contains {wanted!r}: "
-                "write the new wording into the page, or remove the entry"
+                "update the wording on the page, or remove the entry"
             )

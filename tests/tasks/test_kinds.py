@@ -64,7 +64,7 @@ def test_folder_defaults_to_text_without_images_json(tmp_path: Path) -> None:
     assert folders.of_folder(tmp_path) is folders.of_folder(tmp_path / "none") is folders.TEXT
     (tmp_path / "images.json").write_text("{}")
     assert folders.of_folder(tmp_path) is folders.IMAGES
-    with pytest.raises(ValueError, match="contains images, but the recipe's task needs text"):
+    with pytest.raises(ValueError, match="contains images, but the recipe's task requires text"):
         folders.TEXT.check(tmp_path)
     assert (
         folders.of_log({"valid_error": "1"}).unit == "images" and folders.of_log({"loss": "1"}).unit == "target tokens"

@@ -88,7 +88,7 @@ def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
         )
     for part in PARTS:
         if not (root / part).is_dir():
-            raise ValueError(f"{name}: folder {part}/ is missing; train/CLASS/IMAGE and test/CLASS/IMAGE are needed")
+            raise ValueError(f"{name}: folder {part}/ is missing; must contain train/CLASS/IMAGE and test/CLASS/IMAGE")
         folders = {entry.name: entry for entry in _entries(root / part, f"{name}/{part}", inside)}
         for entry in folders.values():
             if not entry.is_dir():
@@ -154,7 +154,7 @@ def _decode_all(files: Sequence[ImageFile], shape: Shape) -> np.ndarray:
 def _decode(file: ImageFile, shape: Shape | None = None) -> np.ndarray:
     """Return the pixels of an image in RGB: (C, H, W) bytes. Transparency and EXIF orientation are ignored.
 
-    Raises: ValueError naming the file if it is not a complete image or has a different shape; OSError of the disk.
+    Raises: ValueError naming the file if it is not a complete image or has a different shape; OSError.
     """
     raw = read_bytes(file.path)
     try:

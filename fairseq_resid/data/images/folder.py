@@ -100,7 +100,7 @@ def read(data: Path) -> ImageRecord:
 
 
 def check(data: Path, verify: bool = False) -> ImageRecord:
-    """Compare the sizes of the files in a data folder with images.json, and with `verify` their checksums too.
+    """Compare the sizes of the files in a data folder with images.json, and with `verify` also their checksums.
 
     Raises: ValueError naming every file that is missing or damaged; the errors of `read`.
     """

@@ -39,7 +39,7 @@ class ImageOptions:
     """Options of the preparation that are not in the manifest.
 
     valid: number of training images that become the split `valid`; None: the number in the manifest
-    verify: compare the checksums of a finished data folder, not only its sizes
+    verify: compare checksums of a finished data folder, not only file sizes
     """
 
     source: ImageSourceOptions
@@ -63,7 +63,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         help="the release archive, a folder with this archive, or a folder (or archive) with train/CLASS/IMAGE and "
         "test/CLASS/IMAGE; may be repeated",
     )
-    add("--mirror", metavar="URL", help="download the archive from URL/NAME (file:// too)")
+    add("--mirror", metavar="URL", help="download the archive from URL/NAME (file:// is allowed)")
     add("--out", type=Path, metavar="DATA", help="output folder (default: data-bin/NAME)")
     add(
         "--downloads",
@@ -74,7 +74,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     )
     add("--valid", type=int, metavar="N", help="training images to hold out as the split valid (default: a tenth)")
     add("--allow-other-data", action="store_true", help="accept files and image counts that differ from the manifest")
-    add("--verify", action="store_true", help="compare the checksums of a finished data folder, not only its sizes")
+    add("--verify", action="store_true", help="compare checksums of a finished data folder, not only file sizes")
     add(
         "--workers",
         type=int,
@@ -104,7 +104,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
 def prepare(manifest: ImageManifest, options: ImageOptions) -> bool:
     """Make the data folder OUT; return False if it already contains exactly these images.
 
-    Raises: ValueError for bad input, or if OUT contains other images; ChildProcessError; OSError.
+    Raises: ValueError for bad input, or if OUT contains different images; ChildProcessError; OSError.
     """
     out, work = options.out, partial_of(options.out)
     settings = {"name": manifest.name, "valid": options.valid or manifest.valid}
@@ -137,10 +137,10 @@ def _check_same(out: Path, settings: dict[str, Any], source: Source | None) -> I
         )
     if differing := [key for key in settings if record.asked.get(key) != settings[key]]:
         changes = ", ".join(f"{key} is {record.asked.get(key)}, not {settings[key]}" for key in differing)
-        raise ValueError(f"{out}: contains other images ({changes}); choose another folder")
+        raise ValueError(f"{out}: contains different images ({changes}); choose another folder")
     if source is not None and set(source.read.values()) != set(record.read.values()):
         raise ValueError(
-            f"{out}: contains other images (not made from {', '.join(source.read)}); choose another folder"
+            f"{out}: contains different images (not made from {', '.join(source.read)}); choose another folder"
         )
     return record
 
@@ -156,7 +156,7 @@ def _make(
         )
     try:
         for folder in (data, raw):
-            shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
+            shutil.rmtree(folder, ignore_errors=True)  # from a run that was killed
             folder.mkdir()
         source = source or sources.downloaded(manifest, options.source)
         images = source.open(raw, options.workers)

@@ -79,7 +79,7 @@ def _watched(data: Path, size: int) -> Iterator[None]:
         with Progress("fairseq-preprocess", size, "B") as progress:
             while not ended.wait(POLL):
                 written = 0
-                for file in data.glob("*.bin"):  # those of its workers too
+                for file in data.glob("*.bin"):  # including those of its workers
                     with suppress(FileNotFoundError):
                         written += file.stat().st_size
                 progress.advance(min(written, size) - progress.done)

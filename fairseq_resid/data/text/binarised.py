@@ -4,9 +4,9 @@
     DATA/SPLIT.SRC-TGT.LANG.idx      header, number of tokens of every sentence (int32), its byte offset (int64)
     DATA/SPLIT.SRC-TGT.LANG.bin      the token ids of all sentences, one after the other
 
-fairseq opens whatever is there: a damaged file fails with a traceback, or in the middle of a training run. The formats
+Without this check, a damaged file makes fairseq fail with a traceback, or in the middle of a training run. The formats
 are those of fairseq/data/dictionary.py and of MMapIndexedDataset in fairseq/data/indexed_dataset.py. The older formats
-of binarised text (lazy, cached, huffman) are only opened. Files are read in blocks, so memory does not depend on size.
+of binarised text (lazy, cached, huffman) are not checked. Files are read in blocks, so memory does not depend on size.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def check_regular(data: Path) -> None:
 
 
 def check_dictionaries(data: Path) -> dict[str, int]:
-    """Check the dictionaries; return the number of symbols of each language, with fairseq's own.
+    """Check the dictionaries; return the number of symbols of each language, including fairseq's own.
 
-    Raises: ValueError naming file and line; OSError.
+    Raises: ValueError naming the file and line; OSError.
     """
     return {file.name[len("dict.") : -len(".txt")]: _check_dictionary(file) for file in data.glob("dict.*.txt")}
 
@@ -59,7 +59,7 @@ def check_dictionaries(data: Path) -> dict[str, int]:
 def _check_dictionary(file: Path) -> int:
     words, number = set(SPECIAL), 0
     try:
-        # Lines end where they end for fairseq, which includes a lone carriage return.
+        # Lines end where fairseq ends them, which includes a lone carriage return.
         with open_regular(file) as raw, io.TextIOWrapper(raw, encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 word, flag = _fields(line)

@@ -85,7 +85,7 @@ def _normaliser(kind: str, model: Path) -> Callable[[str], str]:
 def judge(name: str, trips: Mapping[str, RoundTrip], normalizer: str, sampled: bool, accepted: bool) -> None:
     """Warn if the best possible BLEU is below 99.
 
-    sampled: --limit is used; a small training text lacks characters of the other texts; accepted: --allow-low-ceiling
+    sampled: --limit is used, so the training text may lack characters of the other texts; accepted: --allow-low-ceiling
     Raises: ValueError with the causes if it is below 95, unless sampled or accepted.
     """
     for split, trip in trips.items():

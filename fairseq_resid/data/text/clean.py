@@ -2,7 +2,7 @@
 
     raw text             not_utf8               a side is not UTF-8
                          too_long               a side is longer than 10,000 characters
-                         control_characters     a side contains one (category Cc) other than tab and its line end
+                         control_characters     a side contains one (category Cc) other than a tab and the line end
                          source_equals_target   both sides are equal, apart from surrounding spaces
     tokenised text       empty                  a side is empty
     all pairs            repeated               the pair occurred before (--deduplicate)

@@ -43,7 +43,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     args = parser.parse_args(argv)
     flags.check_positive(parser, args, "workers", "vocab_size", "max_pieces")
     if args.source == args.target:
-        parser.error(f"--source and --target are both {args.source}: they must differ")
+        parser.error(f"--source and --target: both are {args.source}; must be different")
     given = flags.settings(args)
     del given["vocab_size"]
     build(

@@ -45,7 +45,7 @@ class Fingerprints:
     def _keep(self) -> None:
         if self.memory is None:
             return
-        # Without this file the next run computes the checksums again: not worth an error.
+        # Without this file the next run computes the checksums again, which is not worth an error.
         with contextlib.suppress(OSError):
             self.memory.parent.mkdir(parents=True, exist_ok=True)
             records.write(self.memory, self.known)

@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add(
         "--clean",
         action=argparse.BooleanOptionalAction,
-        help="drop training pairs that are empty, too long, ...; or keep them",
+        help="drop training pairs that are empty, too long, ..., or keep them",
     )
     add(
         "--max-pieces",
@@ -49,7 +49,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help=f"sentencepiece's normalisation before segmentation (default: {default['spm_normalizer']})",
     )
     add("--allow-low-ceiling", action="store_true", help="continue even if a perfect model could not reach 95 BLEU")
-    add("--verify", action="store_true", help="compare the checksums of a finished data folder, not only its sizes")
+    add("--verify", action="store_true", help="compare checksums of a finished data folder, not only file sizes")
     add("--show", action="store_true", help="list validation and test sentences that also occur in the training text")
 
 

@@ -159,7 +159,7 @@ class CorpusRecord:
     def unverified_texts(self) -> tuple[str, ...]:
         """The texts that were not verified by a checksum.
 
-        Before 0.3.2 text from --raw was not verified, but its official origin was recorded nevertheless.
+        Before 0.3.2 text from --raw was not verified, but its official origin was recorded anyway.
         """
         if self.unverified is not None:
             return self.unverified

@@ -2,7 +2,7 @@
 
     download -> extract -> tokenise and clean -> learn a joint BPE -> encode and clean -> fairseq-preprocess -> DATA
 
-The data folder, as all other commands read it:
+The data folder that all other commands read:
 
     DATA/dict.SRC.txt, dict.TGT.txt   the joined dictionary, next to fairseq's binary files
     DATA/spm.model, DATA/bpe.codes    the subword model, of sentencepiece or subword-nmt

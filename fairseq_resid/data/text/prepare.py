@@ -91,7 +91,7 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
         metavar="DIR",
         help="folder with texts or archives on disk; may be repeated",
     )
-    add("--mirror", metavar="URL", help="download every archive from URL/NAME (file:// too)")
+    add("--mirror", metavar="URL", help="download every archive from URL/NAME (file:// is allowed)")
     add("--out", type=Path, metavar="DATA", help="output folder (default: data-bin/NAME)")
     add(
         "--downloads",

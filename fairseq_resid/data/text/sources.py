@@ -226,9 +226,9 @@ def _from_sacrebleu(
 ) -> list[Text] | None:
     """Return the texts of a test set from the archive that sacrebleu downloads; None if the download fails.
 
-    We read the archive and not sacrebleu's plain text, which replaces every no-break space by a space: the reference
-    must be the same from every source. The checksum known to sacrebleu is checked here again, because a killed run can
-    leave half a file in its cache.
+    We read the archive instead of sacrebleu's plain text, which replaces every no-break space with a space: the
+    reference must be the same from every source. The checksum known to sacrebleu is checked here again, because a
+    killed run can leave half a file in its cache.
     """
     from sacrebleu.utils import DATASETS
 

@@ -87,7 +87,7 @@ class Steps:
         return True
 
     def run(self, name: str, kind: type[T], make: Callable[[Path], T]) -> FinishedStep[T]:
-        """Run the next step unless it is finished. `make(folder)` may find files of an interrupted run in the folder.
+        """Run the next step unless it is finished. `make(folder)` may find files from an interrupted run in the folder.
 
         kind: the type of its result
         Raises: the errors of `make`; the step then counts as unfinished.

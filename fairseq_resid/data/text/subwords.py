@@ -153,7 +153,7 @@ LEARNERS: dict[str, Learner] = {"sentencepiece": _learn_sentencepiece, "subword_
 def _receive(receiver: Connection) -> int | bytes:
     """Return the next message of `_learn`, or 0 if none arrives within POLL seconds.
 
-    Raises: an exception that it sent; ChildProcessError if the process died.
+    Raises: the exception that `_learn` sent; ChildProcessError if the process died.
     """
     if not receiver.poll(POLL):
         return 0

@@ -31,7 +31,7 @@ ACCEPTS = "use --allow-other-data to accept this"
 class TextOptions:
     """Options of the preparation that are not in the manifest.
 
-    verify: compare the checksums of a finished data folder, not only its sizes
+    verify: compare checksums of a finished data folder, not only file sizes
     show: list validation and test sentences that also occur in the training text
     """
 
@@ -332,7 +332,7 @@ def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folde
     Raises: ValueError if even a perfect model would score badly, or if published counts differ.
     """
     manifest, data = job.manifest, folder / "data"
-    shutil.rmtree(data, ignore_errors=True)  # left by a run that was killed
+    shutil.rmtree(data, ignore_errors=True)  # from a run that was killed
     cut = [label for label, source in record.texts.items() if source.lines == job.options.limit]
     is_cut = any(label.startswith("train ") for label in cut)
     ceiling.judge(manifest.name, record.round_trip, manifest.spm_normalizer, is_cut, job.options.allow_low_ceiling)

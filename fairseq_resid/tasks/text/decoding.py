@@ -59,7 +59,7 @@ def decode(argv: list[str], log: Path, lock: int | None = None, sentences: int |
     messages = log.with_suffix(".err")
     with (
         create(log) as output,
-        # Separate until the end, so that a message cannot split the line of a hypothesis.
+        # Keep stderr separate until the end, so that a message cannot split the line of a hypothesis.
         create(messages) as errors,
         Progress(f"decode {log.stem}", sentences, "sentences") as progress,
         children.followed(log, lambda line: progress.advance(line.startswith("D-"))),
@@ -87,5 +87,5 @@ def read_hypotheses(log: Path) -> list[str]:
             hypotheses[number] = match[2]
     missing = sorted(set(range(max(hypotheses, default=-1) + 1)) - hypotheses.keys())
     if missing:
-        raise DecodingError(f"{log}: no hypothesis for sentence {missing[0]} ({len(missing)} such sentences)")
+        raise DecodingError(f"{log}: no hypothesis for sentence {missing[0]} ({len(missing)} sentences without one)")
     return [hypotheses[number] for number in sorted(hypotheses)]

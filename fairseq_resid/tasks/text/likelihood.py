@@ -16,7 +16,7 @@ from ...files import MOST_COUNT, MOST_NUMBER, bounded, read_rows, write_text
 from ..protocol import ScoringJob
 
 UNIT = "nats per reference subword with EOS, unsmoothed, teacher-forced"
-MAX_TOKENS = 4096  # padded positions per batch; the result does not depend on it
+MAX_TOKENS = 4096  # padded positions per batch; the result does not depend on this
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def write_nll(path: Path, sentences: Sequence[Sentence]) -> None:
 def read_nll(path: Path) -> list[Sentence]:
     """Read a file written by `write_nll`.
 
-    Raises: ValueError naming file and line.
+    Raises: ValueError naming the file and line.
     """
 
     def sentence(fields: list[str]) -> Sentence:

@@ -1,4 +1,4 @@
-"""Published scores, and the check whether a run can be compared with them."""
+"""Published scores, and a check of whether a run can be compared with them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def differences(job: ScoringJob[Corpus]) -> list[str]:
     ]
     numbered, averaged = job.run.numbered("epoch"), job.averages["averaged"]
     if averaged != numbered[-known.count :]:
-        found.append(f"{len(averaged)} checkpoints averaged, not those of the last {known.count} epochs")
+        found.append(f"{len(averaged)} checkpoints averaged instead of those of the last {known.count} epochs")
     return found
 
 

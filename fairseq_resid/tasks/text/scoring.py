@@ -38,7 +38,7 @@ def bleu(
     if len(hypotheses) != len(references) or not references:
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
     check_tokenizer(tokenize)
-    # force: text with its own tokens is tokenised on purpose, so sacrebleu must not warn.
+    # force: the text is tokenised on purpose, so sacrebleu must not warn about it.
     metric = BLEU(tokenize=tokenize, lowercase=lowercase, smooth_method=smooth, force=tokenize == "none")
     score = metric.corpus_score(hypotheses, [references])
     return Score(score.score, metric.get_signature().format())
@@ -70,7 +70,7 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 
 
 def split_compounds(line: str) -> str:
-    """Return a tokenised line with every hyphen between two words as a separate token."""
+    """Return a tokenised line in which every hyphen between two words is a separate token."""
     return COMPOUND.sub(r"\1 ##AT##-##AT## \2", line)
 
 

@@ -9,7 +9,8 @@ from ...data.text import folder
 from ...data.text.folder import Corpus
 from ...data.text.forms import TextForm, plain_words
 
-# Characters allowed in a line per subword that the model accepts. Segmenting a longer line could take minutes.
+# Maximum number of characters in a line, per subword that the model accepts. Segmenting a longer line could take
+# minutes.
 CHARACTERS = 100
 
 
@@ -32,7 +33,7 @@ class TextConverter:
         return cls(corpus.segmenter(), folder.read(corpus.path).forms()[corpus.source], corpus.form)
 
     def subwords(self, line: str) -> list[str]:
-        """Return the subwords of a raw line; none if the cleaned line is empty."""
+        """Return the subwords of a raw line: an empty list if the cleaned line is empty."""
         return plain_words(self.segmenter.encode([self.form.to_model(line)])[0])
 
     def encode(self, line: str, dictionary: Any) -> Any:
@@ -46,7 +47,8 @@ class TextConverter:
 
 
 def most_bytes(longest: int) -> int:
-    """Return the maximum length of a line in bytes, newline included: the longest allowed line at four bytes each.
+    """Return the maximum length of a line in bytes, newline included: the longest allowed line at four bytes per
+    character.
 
     longest: maximum number of subwords that the model accepts
     """
@@ -56,7 +58,7 @@ def most_bytes(longest: int) -> int:
 def read_line(line: str | bytes, number: int, longest: int) -> str:
     """Return a line, decoded and without its newline.
 
-    Raises: ValueError naming the line if it is not UTF-8 or too long for the model.
+    Raises: ValueError naming the line if it is not UTF-8 or is too long for the model.
     """
     most = CHARACTERS * longest
     too_long = f"line {number}: more than {most:,} characters; the model accepts at most {longest:,} subwords"

@@ -205,7 +205,7 @@ def write(folder: Path, contents: dict[str, bytes]) -> bool:
             raise ValueError(f"{folder}: exists and contains other files; remove it or choose another folder")
     left = partial_of(folder)
     if left.exists() or left.is_symlink():
-        # An interrupted run leaves some of our files. Anything else belongs to the user.
+        # An interrupted run may have left some of our files. Anything else belongs to the user.
         if left.is_symlink() or not left.is_dir() or {path.name for path in left.iterdir()} - set(contents):
             raise ValueError(f"{left}: already exists, and this command did not create it; remove it first")
         shutil.rmtree(left)
