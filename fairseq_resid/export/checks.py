@@ -44,7 +44,7 @@ def check_files(folder: Path, names: Mapping[str, int], foreign: Iterable[str], 
 def calling(library: str, path: Path, does: str = "fails") -> Iterator[None]:
     """Turn any error of an engine's library, whose exceptions have no common class, into one line that names the file.
 
-    Only calls of the library belong in this context: it would also word our own errors anew.
+    Only calls of the library belong in this context: it would also replace our own messages.
     Raises: ValueError.
     """
     try:
