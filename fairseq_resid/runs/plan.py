@@ -153,12 +153,17 @@ def choose_precision(asked: str, given: TrainingCommand, gpus: Sequence[Gpu]) ->
     """Return the precision, the reason, and fairseq's flags for it.
 
     bf16 requires compute capability 8.0 (Ampere), the first with bf16 tensor cores, and is preferred because it needs
-    no loss scale. fp16 requires 7.0 (Volta). Older GPUs and CPUs use fp32. Images use amp instead of bf16 and fp16: it
-    keeps the weights and the running statistics of batch normalisation in fp32.
+    no loss scale; fairseq does not support it for sharded models. fp16 requires 7.0 (Volta). Older GPUs and CPUs use
+    fp32. Images use amp instead of bf16 and fp16: it keeps the weights and the running statistics of batch
+    normalisation in fp32.
     """
     own = own_precision(given)
     if own and asked != "auto":
         raise ValueError(f"--precision {asked} and --{own[0]}: give only one of them")
+    is_sharded = given.value("--ddp-backend", "") == "fully_sharded"
+    if is_sharded and any(name.endswith("bf16") for name in (asked, *own)):
+        flag = f"--{own[0]}" if own else f"--precision {asked}"
+        raise ValueError(f"{flag} and --ddp-backend fully_sharded: fairseq does not support both; use fp16 or fp32")
     if own:
         return " ".join(own), "as given", []
     if asked != "auto":
@@ -167,10 +172,11 @@ def choose_precision(asked: str, given: TrainingCommand, gpus: Sequence[Gpu]) ->
         return "fp32", "CPU", []
     capability = min(gpu.capability for gpu in gpus)
     number = ".".join(map(str, capability))
-    name = "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
+    name = "bf16" if capability >= (8, 0) and not is_sharded else "fp16" if capability >= (7, 0) else "fp32"
     if name != "fp32" and folders.of_task(given.value("--task", "")).has_running_statistics:
         return "amp", f"compute capability {number}, batch normalisation in fp32", PRECISIONS["amp"]
-    return name, f"compute capability {number}", PRECISIONS[name]
+    why = f"compute capability {number}" + (", --ddp-backend fully_sharded" if is_sharded else "")
+    return name, why, PRECISIONS[name]
 
 
 def plan_training(

@@ -187,6 +187,75 @@ def test_self_check_leaves_torch_state_unchanged(c: int, dtype: torch.dtype) -> 
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_self_check_runs_what_the_site_will_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own number of norms, mixed dtypes, with and without dropout and saving, several backward programs."""
+    seen: list[dict[str, Any]] = []
+    launch = fused._launch
+
+    def record(name: str, rows: int, *arguments: Any, **options: Any) -> Any:
+        tensors = [argument.dtype for argument in arguments if isinstance(argument, Tensor)]
+        seen.append({"name": name, "rows": rows, "dtypes": tensors, **options})
+        return launch(name, rows, *arguments, **options)
+
+    monkeypatch.setattr(fused, "_launch", record)
+    mixed = kind("chain", c=100, norms=3, f_dtype=torch.bfloat16, autocast=torch.bfloat16)
+    assert self_check.fault(mixed) == ""
+    chains = [launched for launched in seen if launched["name"].startswith("chain")]
+    assert {launched["NORMS"] for launched in chains} == {3} and {launched["C"] for launched in chains} == {100}
+    forward = [launched for launched in chains if launched["name"] == "chain_forward"]
+    assert {(one["DROPOUT"], one["SAVE"]) for one in forward} == {
+        (p, save) for p in (True, False) for save in (True, False)
+    }
+    assert {tuple(one["dtypes"][:3]) for one in forward} == {(torch.float32, torch.bfloat16, torch.float32)}
+    assert {one["DROPOUT"] for one in chains if one["name"] == "chain_backward"} == {True, False}
+    assert seen[0]["rows"] > fused.INTERPRETED_PROGRAMS > 1
+    seen.clear()
+    assert self_check.fault(kind("chain", norms=9)) == ""  # split into chains of four norms: 4, 4 and 1
+    assert {launched["NORMS"] for launched in seen if "NORMS" in launched} == {4, 1}
+
+
+def test_kernels_that_spill_registers_are_not_used(
+    forgetful: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fused, "spills", lambda *_: True)
+    made = site("rskip_ln").eval()
+    with caplog.at_level(logging.INFO):
+        for seed in (1, 2):
+            made(draw(2, 64, seed=seed), draw(2, 64, seed=seed))
+    said = "residual backend: eager (C = 64: the compiled kernels spill registers on this device)"
+    assert caplog.messages == [said]
+
+
+def test_launch_uses_the_device_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    current, launched = [0], []
+
+    class Device:
+        def __init__(self, device: torch.device) -> None:
+            self.index = device.index
+
+        def __enter__(self) -> None:
+            current.append(self.index)
+
+        def __exit__(self, *_: object) -> None:
+            current.pop()
+
+    class Compiled:
+        compiled = None
+
+        def __init__(self, *_: object) -> None:
+            assert current[-1] == device
+
+        def launch(self, programs: int, *_: object) -> None:
+            launched.append((current[-1], programs))
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(fused, "_Compiled", Compiled)
+    for device in (0, 1):
+        fused._launch("dropout", 7, SimpleNamespace(device=torch.device("cuda", device)), C=64)
+    assert launched == [(0, 7), (1, 7)] and current == [0]
+
+
 def test_wrong_backends_are_refused() -> None:
     with pytest.raises(ValueError, match="backend='cuda': choose one of auto, eager, triton"):
         connections.build("post_ln", 64, backend="cuda")

@@ -175,6 +175,62 @@ def test_contradictory_precision_flags_are_refused() -> None:
         plan.plan_training(BASE, command("--fp16"), [A100], None, precision="bf16")
 
 
+def visible(monkeypatch: pytest.MonkeyPatch, number: int) -> list[Gpu]:
+    """The GPUs that the query of the devices finds."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(devices, "PROBE", f"print('{json.dumps([['A100', 80 << 30, 8, 0]] * number)}')")
+    return devices.gpus()
+
+
+def configured(planned: plan.Plan, extra: str) -> argparse.Namespace:
+    """The training configuration that fairseq makes of a plan."""
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    fixed = "--arch transformer --optimizer adam --lr 1e-3"
+    parser = options.get_training_parser()
+    return convert_namespace_to_omegaconf(
+        options.parse_args_and_arch(parser, ["data", *fixed.split(), *extra.split(), *planned.argv])
+    )
+
+
+@pytest.mark.parametrize("number", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ("", "bf16"),
+        ("--bf16", "bf16"),
+        ("--fp16", "fp16"),
+        ("--amp", "amp"),
+        ("--memory-efficient-fp16", "fp16 memory_efficient_fp16"),
+        ("--memory-efficient-bf16", "bf16 memory_efficient_bf16"),
+        ("--ddp-backend fully_sharded", "fp16"),
+        ("--ddp-backend fully_sharded --memory-efficient-fp16", "fp16 memory_efficient_fp16"),
+        ("--ddp-backend fully_sharded --amp", "amp"),
+        ("--ddp-backend legacy_ddp", "bf16"),
+    ],
+)
+def test_fairseq_accepts_planned_precision(
+    number: int, extra: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = plan.plan_training(BASE, command(extra), visible(monkeypatch, number), None)
+    made = configured(planned, extra)
+    names = ("amp", "bf16", "fp16", "memory_efficient_bf16", "memory_efficient_fp16")
+    assert [name for name in names if getattr(made.common, name)] == expected.split()
+    sharded = "fully_sharded" in extra
+    assert (made.distributed_training.ddp_backend == "fully_sharded") == sharded
+    assert not (sharded and made.common.bf16)  # fairseq's Trainer refuses both together
+    assert made.distributed_training.distributed_world_size == number
+    assert made.dataset.max_tokens * number * made.optimization.update_freq[0] == 32_768
+
+
+@pytest.mark.parametrize(("flag", "asked"), [("--bf16", "auto"), ("--memory-efficient-bf16", "auto"), ("", "bf16")])
+def test_sharded_bf16_is_refused(flag: str, asked: str) -> None:
+    said = f"{flag or '--precision bf16'} and --ddp-backend fully_sharded: fairseq does not support both; use fp16"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        plan.plan_training(BASE, command(f"--ddp-backend fully_sharded {flag}"), [A100] * 2, None, precision=asked)
+
+
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
 
 

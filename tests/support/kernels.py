@@ -21,6 +21,7 @@ if sys.platform != "linux":
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 EPS = 1e-5
+BUDGET = Path(__file__).with_name("kernel_budget.py")
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 if DEVICE.type == "cuda" and torch.cuda.get_device_capability() < (8, 0):

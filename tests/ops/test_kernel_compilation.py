@@ -1,0 +1,19 @@
+"""All kernels compile for several generations of GPUs and keep their budget. No GPU is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.kernels import BUDGET, compiled
+
+pytestmark = [pytest.mark.once, pytest.mark.slow]  # torch and triton alone
+
+
+@pytest.mark.parametrize(
+    ("target", "kernels"), [("sm_75", 14), ("sm_80", 53), ("sm_90", 99), ("sm_100", 53), ("gfx942", 14)]
+)
+def test_kernels_compile_within_their_budget(target: str, kernels: int, tmp_path: Path) -> None:
+    """What launches run, without spills; `python tests/support/kernel_budget.py --update` accepts new numbers."""
+    assert compiled(BUDGET, tmp_path, target).stdout == f"{target}: {kernels} kernels\n"
