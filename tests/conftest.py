@@ -62,9 +62,8 @@ STOCK = shlex.split("""
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--core", action="store_true", help="run only the core tests, as scripts/test.sh does")
-    parser.addoption(
-        "--structure", metavar="NAME", help="run the tests that every structure must pass, for this structure only"
-    )
+    text = "run the tests that every structure must pass, for this structure only; can be repeated"
+    parser.addoption("--structure", metavar="NAME", action="append", default=[], help=text)
     parser.addoption("--faults-table", type=Path, help="write the rows from the `fault` fixture to this file")
 
 
@@ -96,10 +95,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def pytest_configure(config: pytest.Config) -> None:
     """Require that every test finishes, select the structures, and ignore warnings about fairseq's own code."""
     complete.pytest_configure(config)
-    if (name := config.getoption("--structure")) is not None:
+    if chosen := config.getoption("--structure"):
         from support import structures
 
-        structures.select(name)
+        structures.select(chosen)
     for text in ("version_base", "'config' is validated", "strict flag", "deprecated keyword", "hydra.experimental"):
         config.addinivalue_line("filterwarnings", rf"ignore:[\s\S]*{text}:UserWarning")
     config.addinivalue_line("filterwarnings", "ignore:.*(find_module|find_loader|load_module)")
@@ -127,13 +126,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests marked `long` unless -m names this mark, and with --core those marked `slow`.
 
-    With --structure, deselect all tests that do not belong to this structure.
+    With --structure, deselect all tests that do not belong to these structures.
     The longest test runs first, so that other workers can run the rest meanwhile.
     """
-    if (name := config.getoption("--structure")) is not None:
-        own = ROOT / "tests" / "structures" / f"{name}.py"
-        kept = [item for item in items if item.get_closest_marker("structures") or item.path == own]
-        if not own.is_file():
+    if chosen := config.getoption("--structure"):
+        own = [ROOT / "tests" / "structures" / f"{name}.py" for name in chosen]
+        kept = [item for item in items if item.get_closest_marker("structures") or item.path in own]
+        if not all(file.is_file() for file in own):
             kept = [item for item in items if item.name == "test_every_structure_has_its_test_file"]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept

@@ -57,14 +57,14 @@ def has_file(name: str) -> bool:
 
 
 ALL = [name for name in registered() if has_file(name)]
-NAMES = sorted(ALL)  # the structures to test: only one with --structure NAME
+NAMES = sorted(ALL)  # the structures to test: only some with --structure NAME
 
 
-def select(name: str) -> None:
-    """Restrict tests to one structure. This must be called before any test file is imported."""
-    if name not in registered():
-        raise pytest.UsageError(f"--structure {name}: choose one of {', '.join(registered())}")
-    NAMES[:] = [name] if name in ALL else []
+def select(names: list[str]) -> None:
+    """Restrict tests to some structures. This must be called before any test file is imported."""
+    if unknown := [name for name in names if name not in registered()]:
+        raise pytest.UsageError(f"--structure {unknown[0]}: choose one of {', '.join(registered())}")
+    NAMES[:] = sorted(set(names) & set(ALL))
 
 
 class Spec:
