@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -98,9 +99,10 @@ def split_page(page: str) -> tuple[str, str, str]:
 
 
 def write(file: Path, names: list[str]) -> None:
-    """Write the table of these structures between the markers of a page.
+    """Write the table of these structures between the markers of a page, and their number before it.
 
     Raises: ValueError if the page lacks the markers; OSError.
     """
     before, _, after = split_page(file.read_text(encoding="utf-8"))
+    before = re.sub(r"\d+(?= residual structures)", str(len(names)), before)
     file.write_text(before + table(names) + after, encoding="utf-8")

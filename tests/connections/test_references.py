@@ -2,7 +2,8 @@
 
 What each one can confirm: admin-torch the closed initial value and the weighted sum; torchscale DeepNorm's α and order
 of norms, but not its initialisation; hyper-connections HC, with an RMSNorm in place of the LayerNorm; x-transformers
-the sandwich norm, LayerScale, the plain structures, and Keel without its exceptions in the first layer.
+the sandwich norm, LayerScale, the plain structures, the orthogonal update up to its ε, and Keel without its exceptions
+in the first layer.
 """
 
 from __future__ import annotations
@@ -157,6 +158,7 @@ def copied(site: connections.ResidualConnection, names: dict[str, Any]) -> None:
         ("sandwich_ln", {"sandwich_norm": True}, ("norm", "outer_norm", "")),
         ("layer_scale", {"use_layerscale": True, "layerscale_init_value": 0.1}, ("norm", "", "")),
         ("keel", {"pre_and_post_norm": True, "scale_residual_constant": 4.0}, ("inner_norm", "", "norm")),
+        ("orthogonal", {"orthog_residual": True}, ("norm", "", "")),
     ],
 )
 def test_residuals_equal_those_of_x_transformers(name: str, given: dict[str, Any], norms: tuple[str, str, str]) -> None:
@@ -182,4 +184,5 @@ def test_residuals_equal_those_of_x_transformers(name: str, given: dict[str, Any
         with torch.no_grad():
             end.weight.copy_(gain(theirs.final_norm))  # type: ignore[union-attr]
         y = end(y)
-    torch.testing.assert_close(y, theirs(x))
+    tolerance = 1e-5 if name == "orthogonal" else 1e-7  # theirs has no ε
+    torch.testing.assert_close(y, theirs(x), rtol=tolerance, atol=tolerance)

@@ -67,10 +67,10 @@ def test_names_keep_their_order() -> None:
 
 def test_command_writes_the_table_between_the_markers(tmp_path: Path) -> None:
     page, command = tmp_path / "page.md", [sys.executable, "-m", "fairseq_resid.connections"]
-    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n", encoding="utf-8")
+    page.write_text(f"1 residual structures\n{table.BEGIN}\nold\n{table.END}\nafter\n", encoding="utf-8")
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     subprocess.run([*command, "--write", page], cwd=ROOT, check=True)
-    expected = f"before\n{table.BEGIN}\n{printed}{table.END}\nafter\n"
+    expected = f"{len(connections.own_names())} residual structures\n{table.BEGIN}\n{printed}{table.END}\nafter\n"
     assert page.read_text(encoding="utf-8") == expected
     page.write_text("no markers\n", encoding="utf-8")
     failed = subprocess.run([*command, "--write", page], cwd=ROOT, capture_output=True, text=True)
