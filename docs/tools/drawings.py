@@ -65,7 +65,8 @@ def factor(term: str, name: str) -> str:
     """Return the factor or function of a path in a term: α of αx, LN of LN(F)."""
     if found := re.match(rf"(\w{{2,}})\({name}\b", term):
         return found[1]
-    return term.replace(name, "", 1).strip(" ·⊙").removeprefix("(").removesuffix(")")
+    rest = term.replace(name, "", 1).strip(" ·⊙")
+    return inside(rest, "") or rest
 
 
 def site(name: str) -> Site:

@@ -1,0 +1,81 @@
+"""A learned linear map on the shortcut: LAuReL, with residual weights, a low-rank map, or both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from .options import Options, option
+from .place import Place
+from .plain import PreLayerNorm
+from .registry import Structure, register
+
+
+@dataclass(frozen=True)
+class LaurelOptions(Options):
+    """Options of laurel."""
+
+    laurel_form: str = option(
+        "both",
+        "rw: weights of shortcut and branch; lr: a low-rank map of the shortcut; both",
+        choices=("both", "rw", "lr"),
+    )
+    laurel_rank: int = option(
+        32, "rank r of the map; without effect with --laurel-form rw", least=1, most=1024, example=4
+    )
+
+
+class Laurel(PreLayerNorm):
+    """Weights branch and shortcut, and adds a low-rank map of the shortcut.
+
+    Formula:  y = α F + β (x + B A x), F = dropout(f(LN(x))), A in R^{r×C}, B in R^{C×r}, (α, β) a softmax of two
+              learned numbers; the stack ends with a norm. rw: without B A x; lr: α = β = 1
+    Source:   Menghani 2025, LAuReL, arXiv 2411.07501, eq. 3 and 5; Gemma 3n's map reads LN(x), and has a norm after
+              it. Not implemented: the version that also reads earlier layers
+    Start:    A_ij = 1 / √(r C) where j mod r = i, else 0, and B = 0, as in the paper's language models. α = β = 0.5 is
+              our choice: the paper states softmax or sigmoid, without initial values
+    """
+
+    def __init__(self, place: Place, options: LaurelOptions, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.residual_weights = self.down_weight = self.up_weight = None
+        if options.laurel_form != "lr":
+            self.residual_weights = nn.Parameter(torch.zeros(2))
+        if options.laurel_form != "rw":
+            rank = options.laurel_rank
+            rows = torch.arange(place.dim) % rank == torch.arange(rank).unsqueeze(1)
+            self.down_weight = nn.Parameter(rows / (rank * place.dim) ** 0.5)
+            self.up_weight = nn.Parameter(torch.zeros(place.dim, rank))
+
+    def combine(self, x: Tensor, f: Tensor) -> Tensor:
+        shortcut = x
+        if self.down_weight is not None and self.up_weight is not None:
+            shortcut = x + functional.linear(functional.linear(x, self.down_weight), self.up_weight)
+        if self.residual_weights is None:
+            return shortcut + f
+        weights = torch.softmax(self.residual_weights, 0)
+        return weights[0] * f + weights[1] * shortcut
+
+    def coefficients(self, x: Tensor, f: Tensor) -> dict[str, Tensor]:
+        if self.residual_weights is None:
+            return {}
+        alpha, beta = torch.softmax(self.residual_weights, 0)
+        return {"α": alpha, "β": beta}
+
+
+register(
+    "laurel",
+    Structure(
+        LaurelOptions,
+        Laurel,
+        final_norm=True,
+        formula="αF + β(I + BA)x, F of f(LN(x)), α + β = 1, BA of low rank",
+        source="Menghani 2025",
+        family="Scaling",
+        use_when="Pre-norm models with few additional parameters. `--laurel-form` selects one of its two parts.",
+    ),
+)
