@@ -2,8 +2,8 @@
 
 What each one can confirm: admin-torch the closed initial value and the weighted sum; torchscale DeepNorm's α and order
 of norms, but not its initialisation; hyper-connections HC, with an RMSNorm in place of the LayerNorm; x-transformers
-the sandwich norm, LayerScale, the plain structures, the orthogonal update up to its ε, and Keel without its exceptions
-in the first layer.
+the sandwich norm, LayerScale, the plain structures, the orthogonal update up to its ε, Keel without its exceptions in
+the first layer, and GTrXL's gate where one of its matrices is diagonal.
 """
 
 from __future__ import annotations
@@ -186,3 +186,20 @@ def test_residuals_equal_those_of_x_transformers(name: str, given: dict[str, Any
         y = end(y)
     tolerance = 1e-5 if name == "orthogonal" else 1e-7  # theirs has no ε
     torch.testing.assert_close(y, theirs(x), rtol=tolerance, atol=tolerance)
+
+
+def test_gru_gate_equals_that_of_x_transformers() -> None:
+    """Theirs is a GRUCell: r ⊙ (U_h x) in place of U_h (r ⊙ x), more biases, 1 - z for z, and no ReLU."""
+    theirs = shaken(reference("x_transformers.x_transformers").GRUGating(C))
+    cell, ours = theirs.gru, connections.build("gru_gate", place(0, 4)).double()
+    with torch.no_grad():
+        cell.weight_hh[2 * C :] = cell.weight_hh[2 * C :].diag().diag()
+        for bias in (cell.bias_ih[:C], cell.bias_hh[:C], cell.bias_ih[2 * C :], cell.bias_hh[2 * C :]):
+            bias.zero_()
+        (w_r, w_z, w_h), (u_r, u_z, u_h) = cell.weight_ih.chunk(3), cell.weight_hh.chunk(3)
+        ours.branch_weight.copy_(torch.cat([w_r, -w_z, w_h]))
+        ours.shortcut_weight.copy_(torch.cat([u_r, -u_z]))
+        ours.candidate_weight.copy_(u_h)
+        ours.gate_bias.copy_(-(cell.bias_ih + cell.bias_hh)[C : 2 * C])
+    x, f = torch.randn(2, 3, C, dtype=torch.float64), torch.randn(2, 3, C, dtype=torch.float64)
+    torch.testing.assert_close(ours(x, f), theirs(f.relu(), x))

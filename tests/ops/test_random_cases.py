@@ -43,6 +43,8 @@ class Roundings(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if any(one.alias_info is not None for one in func._schema.returns) or not isinstance(result, Tensor):
             return result
+        if not result.is_floating_point():
+            return result
         size = result
         if func.overloadpacket in SUMS:
             size = func(*[one.abs() if isinstance(one, Tensor) else one for one in args], **(kwargs or {}))
