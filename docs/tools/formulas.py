@@ -15,7 +15,7 @@ COMMANDS = {
     "α": r"\alpha", "β": r"\beta", "γ": r"\gamma", "λ": r"\lambda", "μ": r"\mu", "σ": r"\sigma", "τ": r"\tau",
     "ω": r"\omega", "Σ": r"\sum", "Π": r"\prod", "√": r"\sqrt", "⊙": r"\odot", "·": r"\cdot", "×": r"\times", "−": "-",
     "..": r"\dots", "≤": r"\le", "≥": r"\ge", "∈": r"\in", "LN": r"\mathrm{LN}", "dropout": r"\mathrm{dropout}",
-    "softmax": r"\mathrm{softmax}", "tanh": r"\tanh", "exp": r"\exp",
+    "softmax": r"\mathrm{softmax}", "tanh": r"\tanh", "exp": r"\exp", "SiLU": r"\mathrm{SiLU}",
 }  # fmt: skip
 FUNCTIONS = {name for name in COMMANDS if name.isascii() and name.isalpha()}
 DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
@@ -49,6 +49,7 @@ def latex(formula: str) -> str:
             made += "".join(COMMANDS.get(letter, letter) + (" " if letter in COMMANDS else "") for letter in token)
         else:
             made += token
+    made = re.sub(r"\\sqrt (\([^()]*\))", r"\\sqrt{\1}", made)
     return re.sub(r"\s+", " ", re.sub(r"\s+(?=[),;^_}])", "", made)).strip()
 
 

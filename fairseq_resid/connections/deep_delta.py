@@ -1,0 +1,75 @@
+"""A rank-one update that erases and rewrites one direction of the shortcut: Deep Delta Learning."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .mixing import full_precision_linear
+from .options import Options
+from .place import Place
+from .plain import PreLayerNorm
+from .registry import Structure, register
+
+DIRECTION_EPS = 1e-5  # ε, as in the authors' code
+MOST_VALUE = 4.0  # the factor of v's sigmoid in the authors' code
+
+
+class DeepDelta(PreLayerNorm):
+    """Replaces the component of the shortcut in the direction of the branch by a predicted value.
+
+    Formula:  y = x + β (v - k·x) k;  k = F / √(F·F + ε²), ε = 1e-5, F = dropout(f(LN(x)));  β = 2 σ(w_β · LN(x) + b_β);
+              v = 4 σ(w_v · x + b_v); the stack ends with a norm
+    Source:   Zhang 2026, Deep Delta Learning, arXiv 2601.00417, and the authors' code for a value of one dimension
+              (yifanzhang-pro/deep-delta-learning, DDL-vdim1-gpt-mha-rope.py), whose norms are RMS. Not implemented: a
+              state of several values per channel, a hidden layer for β, or scaled-down output projections
+    Start:    β = 1 on average: w_β and w_v normal with deviation 0.5 / √C, b_β = 0; b_v = 0 is our choice (theirs is
+              uniform up to 1 / √C)
+    Dtype:    k, β and v in fp32 for a 16-bit x. The gradient of β contains x²: it is finite up to |x| = 1e13 / S
+    """
+
+    def __init__(self, place: Place, options: Options, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.most_value, self.square_eps = MOST_VALUE, DIRECTION_EPS**2
+        deviation = 0.5 / math.sqrt(place.dim)
+        self.gate_weight = nn.Parameter(deviation * torch.randn(1, place.dim))
+        self.gate_bias = nn.Parameter(torch.zeros(1))
+        self.value_weight = nn.Parameter(deviation * torch.randn(1, place.dim))
+        self.value_bias = nn.Parameter(torch.zeros(1))
+
+    def gate(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return β, (..., 1)."""
+        logits = full_precision_linear(self.norm(x).to(dtype), self.gate_weight.to(dtype))
+        return 2 * torch.sigmoid(logits + self.gate_bias)
+
+    def value(self, wide: Tensor) -> Tensor:
+        """Return v, (..., 1)."""
+        logits = full_precision_linear(wide, self.value_weight.to(wide.dtype))
+        return self.most_value * torch.sigmoid(logits + self.value_bias)
+
+    def combine(self, x: Tensor, f: Tensor) -> Tensor:
+        wide = x.float() if x.element_size() == 2 else x
+        f = f.to(wide.dtype)
+        k = f * torch.rsqrt(f.square().sum(-1, keepdim=True) + self.square_eps)
+        change = self.gate(x, wide.dtype) * (self.value(wide) - (k * wide).sum(-1, keepdim=True))
+        return torch.addcmul(wide, change, k).to(x.dtype)
+
+    def coefficients(self, x: Tensor, f: Tensor) -> dict[str, Tensor]:
+        return {"β": self.gate(x, x.dtype), "v": self.value(x)}
+
+
+register(
+    "deep_delta",
+    Structure(
+        Options,
+        DeepDelta,
+        final_norm=True,
+        formula="x + β(v − F·x)F, F of f(LN(x)) scaled to length 1, β and v predicted from x",
+        source="Zhang 2026",
+        family="Gates",
+        use_when="Pre-norm models that should overwrite parts of the shortcut instead of only adding to it.",
+    ),
+)
