@@ -13,6 +13,7 @@ The file of a structure implements its formula a second time. Everything except 
     COEFFICIENTS = {"alpha"}                    # names of `coefficients`
     IS_RANDOM = True                            # training differs from evaluation even without dropout of the branch
     IS_SLOW = True                              # the formula uses Python loops: only small cases are tested
+    STOPS_GRADIENT = True                       # the gradient is not the derivative: gradcheck is skipped
     HAS_GATE = True                             # multiplies by a gate, whose rounding error is not bounded
     def extra(c, options):                      # number of parameters of a site beyond the 2C of fairseq's norm
     def state(site, x):                         # an initial state of a site (default: site.enter(x))
@@ -85,6 +86,7 @@ class Spec:
         self.coefficients: set[str] | None = self.get("COEFFICIENTS", None)
         self.is_random: bool = self.get("IS_RANDOM", False)
         self.is_slow: bool = self.get("IS_SLOW", False)
+        self.stops_gradient: bool = self.get("STOPS_GRADIENT", False)
         self.has_gate: bool = self.get("HAS_GATE", False)
         self.extra: Callable[..., int] | None = self.get("extra", None)
         self.state: Callable[..., Any] = self.get("state", lambda site, x: site.enter(x))
