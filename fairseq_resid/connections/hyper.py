@@ -1,4 +1,4 @@
-"""Several streams that are mixed at every site: hyper-connections, and mHC, whose mixing preserves their sum."""
+"""Streams that are mixed at every site: hyper-connections, their fractions, and mHC, which preserves their sum."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ..ops import sinkhorn
 from .base import ResidualConnection, xavier_uniform
-from .mixing import dot, full_precision_linear, mix
+from .mixing import full_precision_linear, mix
 from .norms import EPS
-from .options import Options, option
+from .options import InvalidOption, Options, option
 from .place import Place
 from .registry import Structure, register
 from .stream import ResidualStream
@@ -26,7 +26,7 @@ READ, KEPT = 4.0, 8.0
 
 @dataclass(frozen=True)
 class StreamsOptions(Options):
-    """Options of mhc."""
+    """Options of a structure with n streams."""
 
     hyper_streams: int = option(4, "number n of streams", least=1, most=32, example=2)
 
@@ -40,25 +40,38 @@ class HyperOptions(StreamsOptions):
     )
 
 
+@dataclass(frozen=True)
+class FractionOptions(HyperOptions):
+    """Options of frac."""
+
+    hyper_streams: int = option(2, "number m of fractions, a divisor of the width", least=1, most=32, example=4)
+
+
 def mixed(weights: Tensor, writing: Tensor, streams: Tensor, f: Tensor) -> Tensor:
-    """Return the next state: weights (..., n, n) @ streams, plus the branch times `writing` (..., n)."""
+    """Return the next state: weights (..., n, n) @ streams, plus `writing` (..., n) times the branch.
+
+    f: (..., 1, C), the branch, or (..., n, C/n), a part of it for every stream
+    """
     # Not unsqueeze(-1): TorchScript's shape propagation inserts that dimension one position too early.
-    writing, f = writing.to(streams.dtype).unsqueeze(writing.dim()), f.to(streams.dtype).unsqueeze(-2)
+    writing, f = writing.to(streams.dtype).unsqueeze(writing.dim()), f.to(streams.dtype)
     return torch.addcmul(mix(weights, streams), writing, f).flatten(-2)
 
 
 class ManyStreams(ResidualConnection):
     """Base of connections with n streams. State: (..., nC), initially n copies of the input."""
 
+    divides_state = False  # whether the streams are parts of a C-wide state
+
     def __init__(self, place: Place, options: StreamsOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         self.streams = options.hyper_streams
-        self.least_width = self.most_width = self.streams * place.dim
+        self.least_width = self.most_width = place.dim if self.divides_state else self.streams * place.dim
+        self.part = self.least_width // self.streams  # channels of a stream
         self.norm = place.norm(place.dim)
 
     def split(self, state: Tensor) -> Tensor:
-        """Return the state as (..., n, C)."""
-        return state.unflatten(-1, [self.streams, self.dim])
+        """Return a state, or a branch, as (..., n, C)."""
+        return state.unflatten(-1, [-1, self.part])
 
     @torch.jit.export
     def enter(self, x: Tensor) -> Tensor:
@@ -79,34 +92,35 @@ class HyperConnection(ManyStreams):
 
     def __init__(self, place: Place, options: HyperOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        reading = torch.zeros(1, self.streams)
-        reading[0, place.index % self.streams] = 1.0
+        every = torch.eye(self.streams)
+        reading = every if self.divides_state else every[place.index % self.streams].unsqueeze(0)
+        self.reads = len(reading)
         # Rows: A_mᵀ, then A_rᵀ.
-        self.mixing = nn.Parameter(torch.cat([reading, torch.eye(self.streams)]))
+        self.mixing = nn.Parameter(torch.cat([reading, every]))
         self.writing = nn.Parameter(torch.ones(self.streams))
         self.stream_norm = None
         if options.hyper_weights == "dynamic":
-            self.stream_norm = place.norm(place.dim)
-            self.mixing_weight = nn.Parameter(torch.zeros(self.streams + 1, place.dim))
-            self.writing_weight = nn.Parameter(torch.zeros(1, place.dim))
+            self.stream_norm = place.norm(self.part)
+            self.mixing_weight = nn.Parameter(torch.zeros(len(self.mixing), self.part))
+            self.writing_weight = nn.Parameter(torch.zeros(1, self.part))
             self.mixing_scale = nn.Parameter(torch.tensor(SCALE))
             self.writing_scale = nn.Parameter(torch.tensor(SCALE))
 
     def reading_weights(self, streams: Tensor) -> Tensor:
-        """Return A_mᵀ, (..., 1, n) or (1, n)."""
-        weights: Tensor = self.mixing[:1]
+        """Return A_mᵀ, (..., 1, n) or (1, n); in place of 1, n if the streams are parts of a state."""
+        weights: Tensor = self.mixing[: self.reads]
         if self.stream_norm is not None:
-            logits = dot(self.stream_norm(streams), self.mixing_weight[0]).unsqueeze(-2)
-            weights = weights + self.mixing_scale * torch.tanh(logits)
+            logits = full_precision_linear(self.stream_norm(streams), self.mixing_weight[: self.reads])
+            weights = weights + self.mixing_scale * torch.tanh(logits).transpose(-1, -2)
         return weights
 
     def writing_weights(self, streams: Tensor) -> tuple[Tensor, Tensor]:
         """Return A_rᵀ, (..., n, n) or (n, n), and B, (..., n) or (n,)."""
-        weights: Tensor = self.mixing[1:]
+        weights: Tensor = self.mixing[self.reads :]
         writing: Tensor = self.writing
         if self.stream_norm is not None:
             normed = self.stream_norm(streams)
-            logits = torch.matmul(normed, self.mixing_weight[1:].t())
+            logits = torch.matmul(normed, self.mixing_weight[self.reads :].t())
             weights = weights + self.mixing_scale * torch.tanh(logits).transpose(-1, -2)
             logits = torch.matmul(normed, self.writing_weight.t()).squeeze(-1)
             writing = writing + self.writing_scale * torch.tanh(logits)
@@ -115,12 +129,12 @@ class HyperConnection(ManyStreams):
     @torch.jit.export
     def branch_input(self, state: Tensor) -> Tensor:
         streams = self.split(state)
-        return self.norm(mix(self.reading_weights(streams), streams).squeeze(-2))
+        return self.norm(mix(self.reading_weights(streams), streams).flatten(-2))
 
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
-        streams = self.split(state)
+        streams, f = self.split(state), self.split(f)
         if self.stream_norm is None:  # torch.jit.freeze leaves parameters that pass through a tuple unfrozen
-            return mixed(self.mixing[1:], self.writing, streams, f)
+            return mixed(self.mixing[self.reads :], self.writing, streams, f)
         weights, writing = self.writing_weights(streams)
         return mixed(weights, writing, streams, f)
 
@@ -128,6 +142,26 @@ class HyperConnection(ManyStreams):
         streams = self.split(state)
         weights, writing = self.writing_weights(streams)
         return {"A_m": self.reading_weights(streams), "A_r": weights, "B": writing}
+
+
+class FractionalConnection(HyperConnection):
+    """Hyper-connections between m fractions of one C-wide state: channels are mixed instead of copies.
+
+    Formula:  h = A_mᵀ H;  H' = A_rᵀ H + B ⊙ F, F = dropout(f(LN(vec h))), H in R^{m×C/m}, F as m fractions, A_m and A_r
+              in R^{m×m};  static or dynamic as in hyper, LN' over C/m of each fraction; the stack ends with a norm
+    Source:   Zhu 2025, Frac-Connections, arXiv 2503.14125, eq. 6 to 15 and algorithms 2 and 3. The package
+              hyper-connections differs: its B adds every fraction of the branch to every fraction of the state. The
+              paper tries m = 2 and 4
+    Start:    A_m = A_r = I, B = 1, W = 0, s = 0.01: a pre-norm stack
+    """
+
+    divides_state = True
+    enter = ResidualConnection.enter
+
+    def __init__(self, place: Place, options: FractionOptions, *rest: Any) -> None:
+        if place.dim % options.hyper_streams:
+            raise InvalidOption("hyper_streams", options.hyper_streams, f"must divide the {place.dim} channels")
+        super().__init__(place, options, *rest)
 
 
 class ManifoldHyperConnection(ManyStreams):
@@ -186,7 +220,7 @@ class ManifoldHyperConnection(ManyStreams):
 
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
         weights, writing = self.writing_weights(state)
-        return mixed(weights, writing, self.split(state), f)
+        return mixed(weights, writing, self.split(state), self.split(f))
 
     def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:
         weights, writing = self.writing_weights(state)
@@ -231,5 +265,17 @@ register(
         source="Zhu 2024",
         family="Several streams",
         use_when="Several streams with learned connections, if time and memory allow.",
+    ),
+)
+register(
+    "frac",
+    Structure(
+        FractionOptions,
+        FractionalConnection,
+        final_norm=True,
+        formula="A_r x + BF, F of f(LN(A_m x)), on m fractions of x and F",
+        source="Zhu 2025",
+        family="Several streams",
+        use_when="Learned connections as in `hyper`, at the memory of a plain Transformer.",
     ),
 )
