@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ SINKHORN_STEPS = 20
 # Initial values of mHC's biases: σ(±READ) are the weights with which a site reads its own stream (0.98) and the others
 # (0.02); KEPT is the logit of the diagonal of H_res.
 READ, KEPT = 4.0, 8.0
+MOST_PERMUTED = 5  # streams of --hyper-mixing permutation, which has n! weights
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,23 @@ class FractionOptions(HyperOptions):
     """Options of frac."""
 
     hyper_streams: int = option(2, "number m of fractions, a divisor of the width", least=1, most=32, example=4)
+
+
+@dataclass(frozen=True)
+class ManifoldOptions(StreamsOptions):
+    """Options of mhc."""
+
+    hyper_mixing: str = option(
+        "sinkhorn",
+        "form of H_res: sinkhorn: 20 rounds of scaling; permutation: a weighted mean of the n! permutations, n <= 5",
+        choices=("sinkhorn", "permutation"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hyper_mixing == "permutation" and self.hyper_streams > MOST_PERMUTED:
+            allowed = f"must be <= {MOST_PERMUTED} with {{others}}"
+            raise InvalidOption("hyper_streams", self.hyper_streams, allowed, {"hyper_mixing": "permutation"})
 
 
 def mixed(weights: Tensor, writing: Tensor, streams: Tensor, f: Tensor) -> Tensor:
@@ -168,14 +187,18 @@ class ManifoldHyperConnection(ManyStreams):
     """Hyper-connections with a doubly stochastic mixing matrix, which preserves the sum of the streams.
 
     Formula:  h = H_pre H;  H' = H_res H + H_postᵀ F, F = dropout(f(LN(h))), H in R^{n×C};  u = RMSNorm(vec H), over nC;
-              each from a (u φ) + b: H_pre = σ(.), H_post = 2σ(.), H_res = Sinkhorn(.), 20 rounds of columns, then rows
-    Source:   Xie 2025, mHC, arXiv 2512.24880
+              each from a (u φ) + b: H_pre = σ(.), H_post = 2σ(.), H_res = Sinkhorn(.), 20 rounds of columns, then rows;
+              or with --hyper-mixing permutation H_res = Σ_p softmax(.)_p P_p over the n! permutation matrices P_p,
+              exactly doubly stochastic
+    Source:   Xie 2025, mHC, arXiv 2512.24880; permutation: mHC-lite, arXiv 2601.05732, and its code (FFTYYY/mhc-lite,
+              mhc_lite.py), where b_post is ±1 and H_pre starts at σ(±1)
     Start:    a = 0.01, three scalars. Our choices, which the paper does not state: φ Xavier-uniform; b_pre = 4 for
-              stream i mod n of site i and -4 for the others; b_post = 0; b_res = 8 on the diagonal and 0 elsewhere; the
-              streams start as copies of the input, and LN of their sum ends the stack
+              stream i mod n of site i and -4 for the others; b_post = 0; b_res = 8 on the diagonal and 0 elsewhere,
+              with permutations 0 for the identity and -8 for the others, as in mHC-lite; the streams start as copies
+              of the input, and LN of their sum ends the stack
     """
 
-    def __init__(self, place: Place, options: StreamsOptions, *rest: Any) -> None:
+    def __init__(self, place: Place, options: ManifoldOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         n = self.streams
         self.width, self.eps, self.steps = n * place.dim, EPS, SINKHORN_STEPS
@@ -186,8 +209,15 @@ class ManifoldHyperConnection(ManyStreams):
         self.pre_bias = nn.Parameter(reading)
         self.post_weight = nn.Parameter(xavier_uniform(n, n * place.dim))
         self.post_bias = nn.Parameter(torch.zeros(n))
-        self.mixing_weight = nn.Parameter(xavier_uniform(n * n, n * place.dim))
-        self.mixing_bias = nn.Parameter(KEPT * torch.eye(n).flatten())
+        bias, permutations = KEPT * torch.eye(n).flatten(), None
+        if options.hyper_mixing == "permutation":
+            orders = torch.tensor(list(itertools.permutations(range(n))))  # the identity first
+            bias = torch.full((len(orders),), -KEPT)
+            bias[0] = 0.0
+            permutations = torch.eye(n)[orders].flatten(1).t()  # (n·n, n!)
+        self.register_buffer("permutations", permutations, persistent=False)
+        self.mixing_weight = nn.Parameter(xavier_uniform(len(bias), n * place.dim))
+        self.mixing_bias = nn.Parameter(bias)
         self.scales = nn.Parameter(torch.full((3,), SCALE))
 
     def projected(self, state: Tensor, weight: Tensor) -> Tensor:
@@ -209,9 +239,12 @@ class ManifoldHyperConnection(ManyStreams):
         """Return H_res, (..., n, n), and H_post, (..., n)."""
         n = self.streams
         both = self.projected(state, torch.cat([self.post_weight, self.mixing_weight]))  # one GEMM and one u for both
-        post, mixing = both.split([n, n * n], dim=-1)
+        post, mixing = both[..., :n], both[..., n:]
         writing = 2 * torch.sigmoid(self.scales[1] * post + self.post_bias)
         logits = self.scales[2] * mixing + self.mixing_bias
+        if self.permutations is not None:
+            shares, permutations = torch.softmax(logits, -1), self.permutations.to(logits.dtype)
+            return full_precision_linear(shares, permutations).unflatten(-1, [n, n]), writing  # type: ignore[arg-type]
         return sinkhorn(logits.unflatten(-1, [n, n]), self.steps), writing
 
     @torch.jit.export
@@ -244,7 +277,7 @@ class HyperStream(ResidualStream):
 register(
     "mhc",
     Structure(
-        StreamsOptions,
+        ManifoldOptions,
         ManifoldHyperConnection,
         HyperStream,
         final_norm=None,

@@ -1,5 +1,9 @@
 """mhc: n streams, mixed by a doubly stochastic matrix at every site (Xie 2025)."""
 
+import itertools
+import math
+
+import pytest
 import torch
 
 from fairseq_resid import connections
@@ -8,13 +12,35 @@ from structures.hyper import weight_sum  # noqa: F401
 from support.formulas import grid, layer_norm, norm
 from support.stacks import branch, parameters
 
-EXAMPLES = grid(hyper_streams=[1, 2, 4])
+EXAMPLES = grid(hyper_streams=[1, 2, 4], hyper_mixing=["sinkhorn", "permutation"])
+VARIANTS = {"permutation": {"hyper_mixing": "permutation"}}
 IS_SLOW = True
 HAS_GATE = True
 
 
+def scaled(numbers, n):
+    """Sinkhorn's scaling with loops over rows and columns."""
+    m = [[numbers[..., n * k + j] for j in range(n)] for k in range(n)]
+    for _ in range(20):
+        sums = [sum(m[k][j] for k in range(n)) for j in range(n)]
+        m = [[m[k][j] / sums[j] for j in range(n)] for k in range(n)]
+        m = [[row[j] / sum(row) for j in range(n)] for row in m]
+    return m
+
+
+def permuted(numbers, n):
+    """A mean of permutations (mHC-lite, arXiv 2601.05732): stream k of p is stream p(k) of the state."""
+    shares, total = numbers.unbind(-1), numbers.sum(-1)
+    orders = list(itertools.permutations(range(n)))
+
+    def entry(k, j):
+        return sum(share for share, p in zip(shares, orders, strict=True) if p[k] == j) / total
+
+    return [[entry(k, j) for j in range(n)] for k in range(n)]
+
+
 def stack(stack, x):
-    """Computed stream by stream, and the doubly stochastic matrix with loops over rows and columns."""
+    """Stream by stream."""
     n = stack.options.hyper_streams
     columns = [x for _ in range(n)]
     for i, site in enumerate(stack.sites):
@@ -24,11 +50,8 @@ def stack(stack, x):
         pre = torch.sigmoid(p["scales"][0] * (u @ p["pre_weight"].T) + p["pre_bias"])
         post = 2 / (1 + torch.exp(-(p["scales"][1] * (u @ p["post_weight"].T) + p["post_bias"])))
         logits = p["scales"][2] * (u @ p["mixing_weight"].T) + p["mixing_bias"]
-        m = [[logits[..., n * k + j].exp() for j in range(n)] for k in range(n)]
-        for _ in range(20):
-            sums = [sum(m[k][j] for k in range(n)) for j in range(n)]
-            m = [[m[k][j] / sums[j] for j in range(n)] for k in range(n)]
-            m = [[row[j] / sum(row) for j in range(n)] for row in m]
+        make = permuted if stack.options.hyper_mixing == "permutation" else scaled
+        m = make(logits.exp(), n)
         f = branch(stack, i, norm(sum(pre[..., j, None] * columns[j] for j in range(n)), p))
         columns = [sum(m[k][j].unsqueeze(-1) * columns[j] for j in range(n)) + post[..., k, None] * f for k in range(n)]
     return layer_norm(sum(columns), stack.end.weight, stack.end.bias)
@@ -36,7 +59,8 @@ def stack(stack, x):
 
 def extra(c, options):
     n = options.hyper_streams
-    return n * c + n * c * (n + n + n * n) + n + n + n * n + 3
+    mixing = math.factorial(n) if options.hyper_mixing == "permutation" else n * n
+    return n * c + n * c * (n + n + mixing) + n + n + mixing + 3
 
 
 def test_gates_of_large_fp16_numbers_equal_fp32_gates():
@@ -54,6 +78,22 @@ def test_mixing_starts_near_the_identity():
     site = connections.build("mhc", 4)
     start = sinkhorn(site.mixing_bias.view(4, 4), 20)
     assert (start.diagonal() > 0.99).all()
+    site = connections.build("mhc", 4, hyper_mixing="permutation")
+    start = site.writing_weights(torch.zeros(16))[0]
+    assert (start.diagonal() > 0.99).all()
+
+
+def test_mean_of_permutations_is_doubly_stochastic_for_large_logits():
+    site = connections.build("mhc", 4, hyper_mixing="permutation")
+    site.mixing_bias.data.normal_(std=25)
+    matrix = site.writing_weights(torch.randn(50, 16))[0]
+    for dim in (-1, -2):
+        torch.testing.assert_close(matrix.sum(dim), torch.ones(50, 4))
+
+
+def test_permutations_are_bounded():
+    with pytest.raises(ValueError, match=r"^hyper_streams=6: must be <= 5 with hyper_mixing='permutation'$"):
+        connections.build("mhc", 4, hyper_streams=6, hyper_mixing="permutation")
 
 
 def test_normalised_streams_are_not_materialised():
