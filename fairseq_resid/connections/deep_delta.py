@@ -28,7 +28,7 @@ class DeepDelta(PreLayerNorm):
               state of several values per channel, a hidden layer for β, or scaled-down output projections
     Start:    β = 1 on average: w_β and w_v normal with deviation 0.5 / √C, b_β = 0; b_v = 0 is our choice (theirs is
               uniform up to 1 / √C)
-    Dtype:    k, β and v in fp32 for a 16-bit x
+    Dtype:    k, β and v in fp32 for a 16-bit x. The gradient of β contains x²: it is finite up to |x| = 1e13 / S
     """
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
@@ -67,7 +67,7 @@ register(
         Options,
         DeepDelta,
         final_norm=True,
-        formula="x + β(v − k·x)k, k = F/√(F·F), F of f(LN(x)), β and v predicted from x",
+        formula="x + β(v − F·x)F, F of f(LN(x)) scaled to length 1, β and v predicted from x",
         source="Zhang 2026",
         family="Gates",
         use_when="Pre-norm models that should overwrite parts of the shortcut instead of only adding to it.",
