@@ -209,6 +209,7 @@ def test_every_formula_becomes_mathml(name: str) -> None:
         ("(1−t)x + tF, or a gate of x and F", "$(1-t)x + tF$, or a gate of $x$ and $F$"),
         ("the branch sees LN of a mean", "the branch sees LN of a mean"),
         ("x + f(LN(x)/√l), l the layer", r"$x + f(\mathrm{LN}(x)/\sqrt l)$, $l$ the layer"),
+        ("x + F/√(2l)", r"$x + F/\sqrt{(2l)}$"),
     ],
 )
 def test_math_is_distinguished_from_prose(formula: str, markdown: str) -> None:
