@@ -18,7 +18,7 @@ from fairseq_resid import connections
 from fairseq_resid.ops import dispatch, fused, self_check
 from support.kernels import DEVICE, DTYPES, compiled, draw, site, twin
 
-pytestmark = pytest.mark.once  # torch and triton alone
+pytestmark = pytest.mark.once  # needs only torch and triton
 
 ROOT = Path(__file__).resolve().parents[2]
 

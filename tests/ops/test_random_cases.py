@@ -272,7 +272,7 @@ def check_cases(numbers: range, is_fused: bool, fault: Fault) -> None:
         f"random structure, options, shape, layout, dtype and dropout, {what}",
         len(numbers),
         f"y and {len(shares) - len(numbers):,} gradients equal the formula in fp64; the largest error is "
-        f"{max(shares):.1f} times what {ROUNDINGS} roundings an operation explain ({SLACK} allowed)",
+        f"{max(shares):.1f} times that of {ROUNDINGS} roundings per operation ({SLACK} times are allowed)",
     )
 
 
