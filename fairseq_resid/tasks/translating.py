@@ -44,7 +44,7 @@ TOLERANCE = 0.001  # results.json has four decimals
 
 @dataclass(frozen=True)
 class DecodingNote:
-    """decode/SUBSET.MODEL.json or SUBSET.MODEL.nll.json: all that the hypotheses or NLL next to it were computed from."""
+    """decode/SUBSET.MODEL.json or SUBSET.MODEL.nll.json: what the hypotheses or NLL next to it were computed from."""
 
     checkpoints: list[FileState]
     data: str
