@@ -88,11 +88,11 @@ def steps(out: Path, data: Path | None, rehearse: bool) -> Iterator[Step]:
         words = "ops --rows 32768 --dtypes bf16 --rounds 5 --implementations eager torch.compile triton"
         yield benchmark("ops-compile", words, 9)
     if data:
-        yield from trainings(out, data, rehearse)
+        yield from training_runs(out, data, rehearse)
 
 
-def trainings(out: Path, data: Path, rehearse: bool) -> Iterator[Step]:
-    """Yield short trainings in every precision, and one that is interrupted, resumed and interrupted again."""
+def training_runs(out: Path, data: Path, rehearse: bool) -> Iterator[Step]:
+    """Yield short training runs in every precision, and one that is interrupted, resumed and interrupted again."""
     archs, precisions = ("transformer_rskip_ln", "transformer_sas", "transformer"), ("bf16", "fp16", "amp")
     updates, often, small = 300, 50, ""
     if rehearse:
