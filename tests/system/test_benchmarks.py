@@ -63,6 +63,7 @@ def test_serving_benchmark_compares_every_engine_with_fairseq(tmp_path: Path) ->
     assert run.stdout.count("\nonnx int8 ") == 2
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="triton has no build for this system")
 def test_first_gpu_script_rehearses_every_step_on_a_cpu(tmp_path: Path, corpus: Path) -> None:
     """The kernels run in Triton's interpreter. A second call has nothing left to do."""
