@@ -67,7 +67,8 @@ def shown(value: Any) -> str:
     """Return a short one-line representation of an untrusted value."""
     short = _Short()
     short.maxlevel, short.maxstring = 2, 80
-    return short.repr(value)[:200]
+    # reprlib would show a subclass of str by its name alone.
+    return short.repr(str(value) if isinstance(value, str) else value)[:200]
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from ..foreign import say, with_lines
 from . import devices, plan, recipe
 from .display import Display, summary
 from .run import Hardware, Run, RunRecord, Session
-from .training_command import FLAG, PROGRAM, TrainingCommand
+from .training_command import FLAG, MOST_SEED, PROGRAM, TrainingCommand
 
 # Spin rounds before an idle thread sleeps; docs/training.md has the measurement.
 SPIN_COUNT = "1000"
@@ -401,7 +401,7 @@ def request(
     rank = devices.rank(os.environ, given, len(gpus))
     planned = plan.plan_training(base, own, gpus, rank, effective_batch, precision)
     command = build_command(base, arch, run, own, [*planned.argv, *(rank.flags if rank else ())])
-    seed = given.integer("--seed", 1, least=0)
+    seed = given.integer("--seed", 1, least=0, most=MOST_SEED)
     return Request(run, planned, command, seed, gpus, rank, recipe.evaluation(name))
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 PROGRAM = "fairseq-train"
 MOST_CHARACTERS, MOST_WORDS = 1 << 17, 10_000  # of a command line in a file
+MOST_INTEGER = 10**18 - 1
+MOST_SEED = 2**32 - 1  # NumPy's largest
 FLAG = re.compile(r"--?[A-Za-z]")
 # Flags with two names in fairseq.
 SYNONYMS = {"--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
@@ -83,7 +85,7 @@ class TrainingCommand:
         """Return the value of a flag; if it has several, the last one."""
         return (self.get(flag) or (default,))[-1]
 
-    def integer(self, flag: str, default: int | None = None, least: int = 1) -> int | None:
+    def integer(self, flag: str, default: int | None = None, least: int = 1, most: int = MOST_INTEGER) -> int | None:
         """Return the value of a flag that takes one whole number.
 
         Raises: ValueError naming the flag, the given value and the allowed values.
@@ -91,8 +93,9 @@ class TrainingCommand:
         values = self.get(flag)
         if values is None:
             return default
-        if len(values) != 1 or not re.fullmatch(r"\d+", values[0]) or int(values[0]) < least:
-            raise ValueError(f"{flag} {' '.join(values)}: must be one whole number, {least} or more")
+        if len(values) != 1 or not re.fullmatch(r"[0-9]{1,18}", values[0]) or not least <= int(values[0]) <= most:
+            allowed = f"{least} or more" if most == MOST_INTEGER else f"{least} to {most}"
+            raise ValueError(f"{flag} {' '.join(values)[:100]}: must be one whole number, {allowed}")
         return int(values[0])
 
     def without(self, flags: Iterable[str]) -> TrainingCommand:

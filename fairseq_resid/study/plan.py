@@ -20,14 +20,14 @@ from .. import records
 from ..data import folders
 from ..runs import launch, recipe
 from ..runs.trained_on import share_splits
-from ..runs.training_command import TrainingCommand, split
+from ..runs.training_command import MOST_SEED, TrainingCommand, split
 from ..tasks import kinds
 from ..tasks.protocol import Task
 
 LENGTHS = ("--max-epoch", "--max-update")
 LOWER = 3  # number of values to try below the grid if all its values diverge
 MOST_SEEDS, MOST_RUNS = 1000, 10_000  # per comparison, per plan; every command lists all runs
-MOST_AVERAGED, MOST_EPOCHS, MOST_SEED = 10_000, 1_000_000, 2**32 - 1  # NumPy's largest seed
+MOST_AVERAGED, MOST_EPOCHS = 10_000, 1_000_000
 LEAST_FACTOR, MOST_FACTOR = 1.01, 1000  # with a smaller factor, tuning would never end
 MOST_PAIRS = 200  # pairs of setting and arm; fairseq's parser checks the flags of each, which takes a moment
 # fairseq flags that expect a file or a folder.

@@ -39,7 +39,8 @@ def test_code_in_a_recipe_is_refused(flag: str, corpus: Path, tmp_path: Path, ca
     recipe.write_text(f"{corpus}\n--optimizer adam --max-update 1 {flag} {shlex.quote(CODE.format(str(ran)))}\n")
     command = ["train", str(recipe), "--arch", "transformer_sas_tiny", "--run", str(tmp_path / "run")]
     assert main(command) == 2
-    assert f"argument {flag}" in capsys.readouterr().err and not ran.exists()
+    error = capsys.readouterr().err
+    assert f"argument {flag}: " in error and "__import__('pathlib')" in error and not ran.exists()
 
 
 def test_code_in_a_study_is_refused(tmp_path: Path) -> None:

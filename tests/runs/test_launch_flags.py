@@ -115,7 +115,12 @@ def test_given_data_folder_replaces_the_one_in_the_recipe(extra: str, fake_train
         ("--max-tokens 9", "", "data folder: none given; exactly one is needed"),
         ("data-bin/phrasebook --max-tokens 9 --arch transformer", "", "--arch: set by this command"),
         ("data-bin/phrasebook --max-tokens 9", "--fp16 --bf16", "--bf16 and --fp16: give only one of them"),
-        ("data-bin/phrasebook --max-tokens 9", "--seed -1", "--seed -1: must be one whole number, 0 or more"),
+        ("data-bin/phrasebook --max-tokens 9", "--seed -1", "--seed -1: must be one whole number, 0 to 4294967295"),
+        (
+            "data-bin/phrasebook --max-tokens 9",
+            "--seed 4294967296",
+            "4294967296: must be one whole number, 0 to 4294967295",
+        ),
         ("data-bin/phrasebook --max-tokens 9", "--batch-size", "--batch-size/--max-sentences: expected one argument"),
         ("data-bin/phrasebook --max-tokens 9", "--batch-size 0", "--batch-size 0: must be one whole number, 1 or more"),
         ("data-bin/phrasebook --max-tokens 9", "--run mine.txt", "--run mine.txt: is a file"),
