@@ -211,7 +211,7 @@ def scaled(tensor: Tensor, by: Tensor) -> Tensor:
 
 
 def fold_stack(stack: Any) -> Stack:
-    """Return an encoder or decoder of fairseq as folded arrays.
+    """Return an encoder or decoder from fairseq as folded arrays.
 
     Raises: CannotFold naming the structure or the setting that cannot be expressed, and the reason.
     """
