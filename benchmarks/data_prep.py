@@ -4,8 +4,8 @@
     python benchmarks/data_prep.py --text PREFIX --source en --target de --memory-lines 5000000 [--json FILE]
 
 PREFIX.SRC and PREFIX.TGT must be real text. Our step and the other tool alternate (A B A B) on the same text and cores,
-each in a separate process. The script prints the fastest round of each, and their ratio. Our startup time (Python,
-torch, fairseq) occurs only once in a whole preparation, so it is measured separately and subtracted from each step.
+each in a separate process. The script prints the fastest round of each, and their ratio. A whole preparation starts
+Python, torch and fairseq only once, so our startup time is measured separately and subtracted from each step.
 
 `--memory-lines N` repeats the text up to N lines per side and prints the peak memory of the process tree at N / 100 and
 at N lines. The other tools are tar, sacremoses and subword-nmt (pip install subword-nmt). Moses' Perl scripts are not
@@ -31,7 +31,7 @@ from pathlib import Path
 from fairseq_resid.cli import machine
 
 ROOT = Path(__file__).resolve().parent.parent
-# Size of WMT'14 EN-FR before cleaning, which leaves 36M pairs; an estimate, from its manifest.
+# Size of WMT'14 EN-FR before cleaning, which leaves 36M pairs; estimated, from its manifest.
 BYTES_36M = 13_500_000_000
 
 TOKENISE = """

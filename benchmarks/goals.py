@@ -146,7 +146,7 @@ def saved(sites: str) -> Callable[[Results], dict[str, Spread]]:
 
 
 def model_speed(benchmark: str, structure: str, size: str = "") -> Callable[[Results], dict[str, Spread]]:
-    """Return a function that finds the speed of a structure, relative to stock fairseq, in all runs or in one size."""
+    """Return a function that finds the speed of a structure, relative to stock fairseq, in all runs or at one size."""
 
     def figures(results: Results) -> dict[str, Spread]:
         found = {}

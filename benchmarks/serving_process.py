@@ -82,7 +82,7 @@ def engine_translate(folder: Path, threads: int) -> Callable[[list[list[str]], S
 
 
 def largest_memory() -> int:
-    """Return the largest resident memory of this process in bytes."""
+    """Return the peak resident memory of this process in bytes."""
     status = Path("/proc/self/status")
     if status.is_file():  # Linux, where getrusage also counts the process that started this one
         return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Average the weights of several checkpoints; see --help. Works with any Python: it runs the project's environment."""
+"""Average the weights of several checkpoints; see --help. Runs in the project's environment."""
 
 import os
 import sys

@@ -22,7 +22,7 @@ OWN_MODEL = "transformer_resid"
 
 
 def adapt(file: Path, state: dict[str, Any]) -> None:
-    """Change the config of a stock transformer to our model with post_ln or pre_ln.
+    """Change the config of a stock transformer to that of our model with post_ln or pre_ln.
 
     Raises: UserError naming an architecture that is neither stock transformer nor ours.
     """

@@ -68,7 +68,7 @@ def names(analysis: Analysis) -> list[str]:
 
 
 def coefficients(analysis: Analysis, path: Path) -> None:
-    """Draw mean and spread of every coefficient over the layers; dashed: initial model (SAS paper, figure 3)."""
+    """Draw the mean and spread of every coefficient over the layers; dashed: initial model (SAS paper, figure 3)."""
     shown, parts = names(analysis)[:MOST_LINES], stacks(analysis)
     with figure(path, len(shown), len(parts), sharex="col", sharey="row") as axes:
         for row, name in zip(axes, shown, strict=True):

@@ -68,7 +68,8 @@ class Analysis:
     """The analysis of one model on one subset of the data.
 
     example: "sentence" or "image", the unit of `sentences`; is_training_data: whether the model was trained on them
-    nll: nats per target token with EOS, unsmoothed, teacher-forced, or per image; tokens: number of tokens or images
+    nll: nats per target token including EOS, unsmoothed and teacher-forced, or per image
+    tokens: number of tokens or images
     checkpoint: the name of the checkpoint file; made_from: its state
     learning: position-independent coefficients, by site and name: (updates, mean) of each checkpoint
     format: FORMAT of the version that wrote the file

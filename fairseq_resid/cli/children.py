@@ -57,9 +57,9 @@ def last_lines(log: Path) -> list[str]:
 
 @contextmanager
 def followed(log: Path, take: Callable[[str], None]) -> Iterator[None]:
-    """Call `take` with every line appended to `log` during the block, and with "" after POLL seconds without one.
+    """Call `take` with every line appended to `log` during the block, and with "" after POLL seconds without any.
 
-    With --verbose the lines are printed too.
+    With --verbose, the lines are printed too.
     Raises: whatever `take` raises, at the end of the block.
     """
     ended = threading.Event()
@@ -136,8 +136,8 @@ def run(
             if number != signal.SIGINT:
                 process.send_signal(number)
             else:
-                # If the terminal sent Ctrl-C to the command too, it has ended by now. SIGTERM, because a command that a
-                # script # started in the background ignores SIGINT.
+                # If the terminal sent Ctrl-C to the command too, it has ended by now. Send SIGTERM, because a command
+                # that a script started in the background ignores SIGINT.
                 timer = threading.Timer(INTERRUPT_AFTER, process.terminate)
                 timer.daemon = True
                 timer.start()

@@ -133,7 +133,7 @@ def check_names(argv: Sequence[str]) -> None:
 
 
 def reader_has_gone() -> int:
-    """Return the exit code for a closed output pipe, and discard further output: Python would fail to flush at exit."""
+    """Return the exit code for a closed output pipe, and discard further output, which Python could not flush."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
 

@@ -35,7 +35,7 @@ def clock(seconds: float) -> str:
 class Progress:
     """`with Progress(what, total, unit) as p: p.advance(n)`. Unit: "B" for bytes, or a word such as "lines".
 
-    Without a unit it shows the elapsed time, for work that cannot be counted.
+    Without a unit, it shows the elapsed time, for work that cannot be counted.
     """
 
     def __init__(self, what: str, total: int | None = None, unit: str | None = None, done: int = 0) -> None:

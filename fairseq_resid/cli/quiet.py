@@ -21,7 +21,7 @@ LOGGERS = {
     "fairseq.data.data_utils": logging.INFO,  # the file that a dataset is loaded from
     "fairseq.checkpoint_utils": logging.INFO,
     "fairseq.file_utils": logging.INFO,
-    "fairseq.utils": logging.INFO,  # that the plugin is imported already
+    "fairseq.utils": logging.INFO,  # that the plugin has already been imported
     "fairseq.models.fairseq_model": logging.INFO,
     "fairseq_resid.fairseq_patches": logging.INFO,
     "fairseq_resid.ops.dispatch": logging.INFO,  # the backend, which is in the training log anyway

@@ -1,5 +1,5 @@
-"""The card of a run: a page with data, command, hardware, scores with signatures, and log, to be published with
-checkpoints.
+"""The card of a run, to be published with its checkpoints: a page that shows the data, command, hardware, scores with
+their signatures, and log.
 
 fairseq-resid card RUN...
 """

@@ -107,7 +107,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add(
         "--as-published",
         action="store_true",
-        help="fail if text, averaging or decoding differs from the published score",
+        help="fail if the text, averaging or decoding differs from that of the published score",
     )
     add(
         "--subset",

@@ -24,7 +24,7 @@ DEAD_COPY = re.compile(rf"\.layers\.\d+\.({'|'.join(BETTER_TRANSFORMER_COPIES)})
 
 
 def count_parameters(model: dict[str, Any]) -> int:
-    """Return the number of parameters in a state dict. Shared ones count once; buffers and dead copies do not count."""
+    """Return the number of parameters in a state dict. Shared ones count once, buffers and dead copies not at all."""
     return sum(
         tensor.numel()
         for tensor in {

@@ -104,7 +104,7 @@ def lines_of(stream: IO[bytes], most: int) -> Iterator[bytes]:
 
 
 def encoded_batches(translator: Any, lines: Iterable[bytes], together: int) -> Iterator[list[Any]]:
-    """Yield the encoded lines in batches of `together`; a bad line raises after the lines before it."""
+    """Yield the encoded lines in batches of `together`; a bad line raises after the lines before it are yielded."""
     encoded: list[Any] = []
     for number, line in enumerate(lines, start=1):
         try:

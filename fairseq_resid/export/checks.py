@@ -18,7 +18,7 @@ MOST_SHOWN = 1000  # characters of a library's message, which may quote a name o
 
 
 def memory() -> int:
-    """Return the bytes of memory of this machine: no model that is larger can be loaded."""
+    """Return the memory of this machine in bytes; a larger model cannot be loaded."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -28,8 +28,8 @@ MEMORY = memory()
 def check_files(folder: Path, names: Mapping[str, int], foreign: Iterable[str], writer: str) -> None:
     """Check that the files that an engine opens are regular files inside the folder, and not too large.
 
-    names: names of the files, of which any may be missing, and their maximum size in bytes
-    foreign: names of files that the engine's library would open as well, although `writer` never writes them
+    names: the names of the files, any of which may be missing, and their maximum sizes in bytes
+    foreign: the names of files that the engine's library would open as well, although `writer` never writes them
     Raises: ValueError or OSError naming the file and the problem.
     """
     for name in foreign:
@@ -42,9 +42,9 @@ def check_files(folder: Path, names: Mapping[str, int], foreign: Iterable[str], 
 
 @contextmanager
 def calling(library: str, path: Path, does: str = "fails") -> Iterator[None]:
-    """Turn any error of an engine's library, whose exceptions have no common class, into one line that names the file.
+    """Turn any error from an engine's library, whose exceptions have no common class, into one line naming the file.
 
-    Only calls of the library belong in this context: it would also replace our own messages.
+    Only calls to the library belong in this context, because it would also replace our own messages.
     Raises: ValueError.
     """
     try:

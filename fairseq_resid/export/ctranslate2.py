@@ -48,7 +48,7 @@ SETTINGS = {
 def write(
     model: Any, source_dictionary: Any, target_dictionary: Any, folder: Path, quantization: str | None = None
 ) -> None:
-    """Write the engine's files of a fairseq Transformer in eval mode into a folder.
+    """Write a fairseq Transformer in eval mode to a folder in the engine's format.
 
     Raises: ValueError naming the structure or setting that the engine cannot express, or the unknown quantization.
     """
@@ -166,7 +166,7 @@ def bias_of(linear: Any) -> NDArray[np.float32]:
 
 
 def check(folder: Path, longest: tuple[int, int]) -> None:
-    """Check that a model is whole, and fits its vocabularies and its `longest`: the engine itself checks little.
+    """Check that a model is complete and matches its vocabularies and `longest`, because the engine checks little.
 
     Raises: OSError if a file does not exist; ValueError naming the file and the problem.
     """
@@ -204,9 +204,9 @@ class Model:
     ) -> list[list[Hypothesis]]:
         """Return the best translations of each source.
 
-        A hypothesis that reaches the maximum length gets a final </s>, as in fairseq. With a prefix every hypothesis is
-        scored again, because the engine's score omits the prefix. Other scores differ from fairseq's by the probability
-        of </s> at the first position: neither allows it there, but only fairseq includes it in the sum.
+        A hypothesis that reaches the maximum length gets a final </s>, as in fairseq. With a prefix, every hypothesis
+        is scored again, because the engine's score omits the prefix. Other scores differ from fairseq's by the
+        probability of </s> at the first position: neither allows </s> there, but only fairseq includes it in the sum.
         Raises: ValueError naming the source that is too long for the model.
         """
         check_lengths(sources, self.longest[0], "source")

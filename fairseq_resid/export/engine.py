@@ -32,7 +32,7 @@ class Search:
     """Beam search with the settings of fairseq-generate.
 
     A translation has at most max_len_a · (source length including </s>) + max_len_b subwords.
-    Raises: ValueError for a value that is not a number, or too large to compute with.
+    Raises: ValueError for a value that is not a number or is too large to compute with.
     """
 
     beam: int = 4
@@ -65,7 +65,7 @@ class Search:
 
     @property
     def together(self) -> int:
-        """The number of sentences in a batch: fewer than `batch_size` for a wide beam, which needs as much memory."""
+        """The number of sentences in a batch: fewer than `batch_size` for a wide beam, to limit the use of memory."""
         return max(1, min(self.batch_size, MOST_HYPOTHESES // self.beam))
 
     def longest(self, source: int) -> int:
@@ -147,8 +147,8 @@ class Record:
 class Kind:
     """An engine: the module that writes its files, the module that loads them, and the package that it requires.
 
-    The second module declares FILES, all files that it opens, with their maximum size in bytes; FOREIGN, those that the
-    engine's library would open as well, but that are never written; and the class Model.
+    The second module declares FILES, all files that it opens and their maximum sizes in bytes; FOREIGN, the files that
+    the engine's library would also open although they are never written; and the class Model.
     """
 
     writer: str

@@ -54,7 +54,7 @@ This requires fairseq_resid with its extra `{engine}`. `export.json` describes t
 
 
 def text_of(data: Path) -> Text:
-    """Return how the text of a data folder is converted. Without corpus.json there is no conversion.
+    """Return how the text of a data folder is converted. Without corpus.json, there is no conversion.
 
     Raises: ValueError naming corpus.json if it is damaged.
     """
@@ -149,7 +149,7 @@ def export(
             search_of(run),
         )
         records.write(partial / RECORD, record)
-        if hasattr(writer, "complete"):  # files that depend on more than the model
+        if hasattr(writer, "complete"):  # files that depend on the record as well as the model
             writer.complete(partial, record)
         proof = prove(loaded, load(partial), record, corpus)
         records.write(partial / RECORD, dataclasses.replace(record, proof=msgspec.to_builtins(proof)))

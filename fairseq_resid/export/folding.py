@@ -2,7 +2,7 @@
 
 The weights of a structure are folded into the weights around them, so that the arrays compute the same function:
 
-    shortcut weight a    into gain and bias of the norm before the site (for the first site of a stack: into the
+    shortcut weight a    into the gain and bias of the norm before the site (for the first site of a stack: into the
                          embedding, the positions, or the norm of the embedding), and 1/a into the branch's input
     branch weight b      into the rows of out_proj or fc2
 """
@@ -182,7 +182,7 @@ def sublayers(stack: Any) -> Iterator[tuple[int, str, Any, Any]]:
 
 
 def fold_of(stack: Any, kind: str, layer: Any) -> Fold:
-    """Return the fold of a site. Layers of stock fairseq have the trivial fold.
+    """Return the fold of a site. Layers of stock fairseq have a trivial fold.
 
     Raises: CannotFold naming the structure and the reason.
     """
@@ -211,7 +211,7 @@ def scaled(tensor: Tensor, by: Tensor) -> Tensor:
 
 
 def fold_stack(stack: Any) -> Stack:
-    """Return an encoder or decoder of fairseq as folded arrays.
+    """Return an encoder or decoder from fairseq as folded arrays.
 
     Raises: CannotFold naming the structure or the setting that cannot be expressed, and the reason.
     """
@@ -220,7 +220,7 @@ def fold_stack(stack: Any) -> Stack:
     graphs = {site.graph for _, _, site in made}
     if len(graphs) > 1:
         named = ", ".join(sorted(graphs))
-        raise CannotFold(f"layers of several kinds in one stack ({named}): only one kind can be folded; {INSTEAD}")
+        raise CannotFold(f"a stack contains layers of different kinds ({named}): all must be the same; {INSTEAD}")
     positions = stack.embed_positions
     learned = isinstance(positions, torch.nn.Embedding)
     table = single(positions.weight if learned else positions.weights)[positions.padding_idx + 1 :]

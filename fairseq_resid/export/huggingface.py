@@ -1,10 +1,10 @@
 """Hugging Face transformers: write a model for its stock classes, and translate with them.
 
-    graph       class                              stored besides the weights
-    post_norm   FSMTForConditionalGeneration       the tables of positions, so learned and scaled ones too
+    graph       class                              stored in addition to the weights
+    post_norm   FSMTForConditionalGeneration       the position tables, including learned and scaled ones
     pre_norm    M2M100ForConditionalGeneration     nothing: its positions are fairseq's sinusoids
 
-Both number positions as fairseq does, and neither needs remote code. Neither has a norm of the embedding, and only the
+Both number positions as fairseq does, and neither needs remote code. Neither normalises the embedding, and only the
 second has a final norm in each stack.
 
 Like fairseq, their beam search divides by the same power of the length, including </s>, and with `early_stopping` it
@@ -46,19 +46,19 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 VOCABULARY, TARGET_VOCABULARY = "vocab.json", "target_vocab.json"
 SPECIAL = {BOS: 0, PAD: 1, EOS: 2, UNK: 3}
 FILES = {WEIGHTS: MEMORY, **dict.fromkeys((CONFIG, VOCABULARY, TARGET_VOCABULARY), records.MOST_JSON)}
-# Files that would make the library's from_pretrained load something else.
+# Files that would make the library's from_pretrained load something other than FILES.
 FOREIGN = ("adapter_config.json", "model.safetensors.index.json")
 WITHOUT_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-# Of the fields of config.json whose names contain the word.
+# The range of the fields of config.json whose names contain the word.
 LIMITS = {"layers": (0, 1000), "position": (1, 1 << 20), "vocab": (4, 1 << 24)}
 VOCABULARY_SIZES = ("src_vocab_size", "tgt_vocab_size", "vocab_size")
-# Settings of a class whose default is another one.
+# Settings of each class that differ from its defaults.
 MORE: dict[str, dict[str, Any]] = {
     "fsmt": {"forced_eos_token_id": None},
     "m2m_100": {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
 }
 MOST_WIDTH = 1 << 17
-MOST_TABLE = 1 << 28  # numbers in a table of positions, which M2M100 computes
+MOST_TABLE = 1 << 28  # numbers in a position table, which M2M100 computes when it is built
 TIED = {
     "model.shared.weight",
     "model.encoder.embed_tokens.weight",
@@ -72,7 +72,7 @@ FORBIDDEN = -1e9  # but </s> gets -inf: any finite log p could end a hypothesis
 def write(
     model: Any, source_dictionary: Any, target_dictionary: Any, folder: Path, quantization: str | None = None
 ) -> None:
-    """Write config.json, model.safetensors and the vocabularies of a fairseq Transformer in eval mode into a folder.
+    """Write config.json, model.safetensors and the vocabularies of a fairseq Transformer in eval mode to a folder.
 
     Raises: ValueError naming the structure or setting that no class can express, or the unknown quantization.
     """
@@ -96,7 +96,7 @@ def write(
         raise RuntimeError(f"{CLASSES[config.model_type]}: missing {missing}, unexpected {unexpected}")
     made.tie_weights()
     made.to(getattr(torch, quantization or "float32")).save_pretrained(folder, max_shard_size="100TB")
-    shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # safetensors makes it readable only for its owner
+    shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # safetensors makes it readable only by its owner
     records.write(folder / VOCABULARY, vocabularies[0])
     if vocabularies[1] != vocabularies[0]:
         records.write(folder / TARGET_VOCABULARY, vocabularies[1])
@@ -131,7 +131,7 @@ def vocabulary(dictionary: Any) -> dict[str, int]:
 
 
 def check(model: Any, folded: Any) -> None:
-    """Raise CannotFold naming the structure or setting that neither class has."""
+    """Raise CannotFold naming the structure or setting that neither class supports."""
     from .folding import INSTEAD, CannotFold, structure_of
 
     both = (folded.encoder, folded.decoder)
@@ -168,7 +168,7 @@ def check(model: Any, folded: Any) -> None:
 
 
 def settings(folded: Any) -> dict[str, Any]:
-    """Return the settings that both classes have in their configurations."""
+    """Return the settings that the configurations of both classes contain."""
     encoder, decoder = folded.encoder, folded.decoder
     return {
         "activation_function": ACTIVATIONS[encoder.activation],
@@ -223,7 +223,7 @@ def as_fsmt(folded: Any) -> tuple[Any, dict[str, Any]]:
 def as_m2m_100(folded: Any) -> tuple[Any, dict[str, Any]]:
     """Return the configuration and the state dict of M2M100ForConditionalGeneration.
 
-    Raises: CannotFold if the class computes other positions.
+    Raises: CannotFold if the class computes positions differently.
     """
     from torch.nn.functional import pad
 
@@ -239,7 +239,7 @@ def as_m2m_100(folded: Any) -> tuple[Any, dict[str, Any]]:
     table = made.get_embedding(most + before, config.d_model, SPECIAL[PAD])[before:]
     for stack in (folded.encoder, folded.decoder):
         if not (table[: len(stack.positions)] - stack.positions).abs().max() < 1e-4:
-            raise CannotFold(f"positions other than sinusoids: {CLASSES['m2m_100']} has only sinusoids; {INSTEAD}")
+            raise CannotFold(f"positions other than sinusoids: {CLASSES['m2m_100']} only supports sinusoids; {INSTEAD}")
     weights = weights_of(folded)
     for name, stack in (("encoder", folded.encoder), ("decoder", folded.decoder)):
         weights |= norm(f"model.{name}.layer_norm", stack.final_norm)
@@ -421,7 +421,7 @@ class Config:
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """The names of the sizes of the vocabularies that the class has."""
+        """The names of the fields for the sizes of the vocabularies."""
         return VOCABULARY_SIZES[:2] if self.model_type == "fsmt" else VOCABULARY_SIZES[2:]
 
     @property
@@ -450,7 +450,7 @@ def read_config(folder: Path, longest: tuple[int, int]) -> Config:
 
 
 def read_weights(folder: Path, config: Config, made: Any) -> dict[str, Any]:
-    """Return the weights by name, after a check that they have the names and shapes of the model, and one type.
+    """Return the weights by name, after checking that their names and shapes match the model and they have one type.
 
     made: the library's configuration
     Raises: OSError if the file does not exist; ValueError naming the file and the problem.
@@ -465,7 +465,7 @@ def read_weights(folder: Path, config: Config, made: Any) -> dict[str, Any]:
         shapes = {name: list(found.get_shape()) for name, found in slices.items()}
         types = {found.get_dtype() for found in slices.values()}
     if config.encoder_layers + config.decoder_layers > len(shapes) or types not in ({"F32"}, {"F16"}, {"BF16"}):
-        raise ValueError(f"{file}: {len(shapes):,} weights of type {printable(types)}: does not match {CONFIG}")
+        raise ValueError(f"{file}: {len(shapes):,} weights of type {printable(types)}: do not match {CONFIG}")
     with calling("transformers", folder / CONFIG, "cannot use it"), torch.device("meta"):
         expected = getattr(library(), CLASSES[config.model_type])(made).state_dict()
     absent = set(expected) - set(shapes) - (TIED if config.tie_word_embeddings else set())
@@ -488,7 +488,7 @@ def read_vocabulary(file: Path, size: int, is_exact: bool) -> dict[str, int]:
     fits = len(found) == size if is_exact else len(found) <= size
     if not is_whole or not fits or any(found.get(symbol) != index for symbol, index in SPECIAL.items()):
         raise ValueError(
-            f"{file}: {len(found):,} words; the model has {size:,} rows, the first ones for {' '.join(SPECIAL)}"
+            f"{file}: {len(found):,} words; the model has {size:,} rows, of which the first are for {' '.join(SPECIAL)}"
         )
     return found
 
@@ -547,11 +547,11 @@ class Model:
         made = config.made()
         weights = read_weights(folder, config, made)
         with calling("transformers", folder, "cannot load it"):
-            # Without a folder the library reads no file of it, such as generation_config.json.
+            # Without a folder, the library does not look for more files, such as generation_config.json.
             self.model = getattr(library(), CLASSES[config.model_type]).from_pretrained(
                 None, config=made, state_dict=weights, dtype=next(iter(weights.values())).dtype, local_files_only=True
             )
-        self.model.generation_config = library().GenerationConfig()  # settings that a search leaves out come from it
+        self.model.generation_config = library().GenerationConfig()  # it supplies the settings that a search omits
 
     def translate(
         self, sources: Sequence[Sequence[str]], search: Search, prefixes: Sequence[Sequence[str]] | None = None
@@ -593,7 +593,7 @@ class Model:
                 logits_processor=transformers.LogitsProcessorList([Rules(most, prefixes, search.beam)]),
             )
         rows = made.sequences.tolist()
-        if not all(SPECIAL[EOS] in row[1:] for row in rows):  # nor does a search among values that are not numbers end
+        if not all(SPECIAL[EOS] in row[1:] for row in rows):  # a search among values that are not numbers does not end
             return [[] for _ in sources]
         texts = [self.text(row) for row in rows]
         if search.beam > 1:
@@ -639,7 +639,7 @@ class Model:
         return [vocabulary.get(word, SPECIAL[UNK]) for word in words]
 
     def text(self, ids: Sequence[int]) -> list[str]:
-        """Return the subwords between </s> and </s>."""
+        """Return the subwords between the initial and the final </s>."""
         end = ids.index(SPECIAL[EOS], 1)
         return [self.words[index] for index in ids[1:end]]
 

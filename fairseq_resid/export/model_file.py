@@ -5,7 +5,7 @@
     number of bytes (u32), content
     number of aliases (u32); for each: alias, name of a variable (strings)
 
-A string is its length with a final NUL (u16), and the bytes. All numbers are little-endian.
+A string consists of its length including a final NUL (u16) and its bytes. All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..files import ANY_SIZE, bounded, open_regular
 from ..foreign import printable
 
 KIND = (6, "TransformerSpec", 7)
-# Of the types by their number in the file: float32, int8, int16, int32, float16, bfloat16.
+# The struct format of each type, by its number in the file: float32, int8, int16, int32, float16, bfloat16.
 FORMS = ("<f", "<b", "<h", "<i", "<e", "<H")
 BYTES = tuple(struct.calcsize(form) for form in FORMS)
 FLOAT, INT8, INT16 = 0, 1, 2
@@ -45,7 +45,7 @@ SETTINGS: dict[str, tuple[int, tuple[int, ...] | None]] = {
     "decoder/scale_alibi": (INT8, (0,)),
     "decoder/start_from_zero_embedding": (INT8, (0,)),
 }
-TWICE = {  # the norms around each sublayer of a graph with two
+TWICE = {  # the norms around each sublayer of a graph that has two of them
     "self_attention": ("input_layer_norm", "post_attention_layer_norm"),
     "attention": ("external_pre_encoder_attention_layer_norm", "external_post_encoder_attention_layer_norm"),
     "ffn": ("pre_feedforward_layer_norm", "post_feedforward_layer_norm"),
@@ -63,7 +63,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The rows of the tables of a stack."""
+    """The numbers of rows in the tables of a stack."""
 
     words: int
     positions: int
@@ -81,7 +81,7 @@ def check(file: Path) -> tuple[Sizes, Sizes]:
 
 
 def read(file: Path) -> dict[str, Variable]:
-    """Return the headers of all variables, also by their aliases.
+    """Return the headers of all variables by name and by alias.
 
     Raises: OSError; struct.error, UnicodeDecodeError or ValueError for a damaged file.
     """
@@ -97,14 +97,14 @@ def read(file: Path) -> dict[str, Variable]:
             type_ = bounded(number(stream, "<B"), 0, len(BYTES) - 1)
             length, end = number(stream, "<I"), math.prod(shape) * BYTES[type_]
             if length != end or length == 0 or name in found:
-                raise ValueError(f"{name}: {length:,} bytes for shape {shape}, or repeated")
+                raise ValueError(f"{name}: repeated, or {length:,} bytes for shape {shape}")
             if shape:
                 stream.seek(length, os.SEEK_CUR)
             found[name] = Variable(shape, type_, None if shape else number(stream, FORMS[type_]))
         for _ in range(bounded(number(stream, "<I"), 0, MOST_NAMES)):
             alias, name = word(stream), word(stream)
             if {alias, f"{alias}_scale"} & found.keys() or name not in found:
-                raise ValueError(f"{alias}: repeated, or an alias of nothing")
+                raise ValueError(f"{alias}: repeated, or an alias of no variable")
             found[alias] = found[name]
             if f"{name}_scale" in found:  # the engine does the same
                 found[f"{alias}_scale"] = found[f"{name}_scale"]
@@ -119,7 +119,7 @@ def number(stream: BinaryIO, form: str) -> Any:
 
 
 def word(stream: BinaryIO) -> str:
-    """Return a string of the characters that names have."""
+    """Return a string, which may only contain the characters of names."""
     raw = stream.read(bounded(number(stream, "<H"), 1, MOST_NAME))
     if not re.fullmatch(rb"[A-Za-z0-9_/]+\0", raw):
         raise ValueError(f"name {raw[:40]!r}")
@@ -148,7 +148,7 @@ def check_variables(found: dict[str, Variable]) -> tuple[Sizes, Sizes]:
             raise ValueError(f"{stack}/num_heads: must divide the width {width}")
         is_twice = f"{stack}/layer_0/input_layer_norm/gamma" in found
         if is_twice and not settings[f"{stack}/pre_norm"]:
-            raise ValueError(f"{stack}/pre_norm: must be 1 with norms on either side of a sublayer")
+            raise ValueError(f"{stack}/pre_norm: must be 1 if there are norms on both sides of a sublayer")
         for layer in layers(found, stack):
             take_layer(left, layer, width, source if stack == "decoder" else None, is_twice)
         sizes.append(Sizes(words, positions))
@@ -201,14 +201,14 @@ def take_linear(left: dict[str, Variable], name: str, rows: int, columns: int) -
 
 
 def take_matrix(left: dict[str, Variable], name: str, rows: int, columns: int) -> None:
-    """Remove a matrix, and its scales if its type is an integer."""
+    """Remove a matrix, and its scales if its values are integers."""
     found = take(left, f"{name}/weight", (rows, columns), (*FLOATS, INT8, INT16))
     if found.type in (INT8, INT16):
         take(left, f"{name}/weight_scale", (rows,) if found.type == INT8 else (), (FLOAT,))
 
 
 def matrix_of(found: dict[str, Variable], name: str) -> tuple[int, int]:
-    """Return the shape of a matrix. Raises: ValueError naming it if it is missing or no matrix."""
+    """Return the shape of a matrix. Raises: ValueError naming it if it is missing or not a matrix."""
     shape = found[name].shape if name in found else ()
     if len(shape) != 2:
         raise ValueError(f"{name}: missing, or not a matrix")
@@ -216,7 +216,7 @@ def matrix_of(found: dict[str, Variable], name: str) -> tuple[int, int]:
 
 
 def take(left: dict[str, Variable], name: str, shape: tuple[int, ...], types: tuple[int, ...] = FLOATS) -> Variable:
-    """Remove a variable. Raises: ValueError naming it if it is missing, or has another shape or type."""
+    """Remove a variable. Raises: ValueError naming it if it is missing or has a different shape or type."""
     variable = left.pop(name, None)
     if variable is None or variable.shape != shape or variable.type not in types:
         has = "missing" if variable is None else f"type {variable.type} and shape {variable.shape}"

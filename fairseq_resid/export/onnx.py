@@ -25,7 +25,7 @@ EXTERNAL = 1_800_000_000  # bytes; an ONNX file is limited to 2 GiB, so larger w
 def write(
     model: Any, source_dictionary: Any, target_dictionary: Any, folder: Path, quantization: str | None = None
 ) -> None:
-    """Write the graphs and vocabularies of a fairseq Transformer in eval mode into a folder.
+    """Write the graphs and vocabularies of a fairseq Transformer in eval mode to a folder.
 
     Raises: ValueError naming the setting that the graphs do not support, or the unknown quantization.
     """
@@ -84,14 +84,14 @@ def export(graph: Any, given: tuple[Any, ...], sizes: tuple[Any, ...], file: Pat
             verbose=False,
         )
         for node in program.model.graph:
-            node.metadata_props.clear()  # the source of each node, including paths on this machine
+            node.metadata_props.clear()  # the source code of each node, including paths on this machine
         program.model.metadata_props.update(metadata)
         size = sum(weight.const_value.nbytes for weight in program.model.graph.initializers.values())
         program.save(str(file), external_data=size > EXTERNAL)
 
 
 def quantise(file: Path) -> None:
-    """Replace the weights of a graph's matrix products by 8-bit weights with one scale per column."""
+    """Replace the weights of a graph's matrix products with 8-bit weights and one scale per column."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with quiet():

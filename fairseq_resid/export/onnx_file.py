@@ -1,8 +1,8 @@
 """Read and check an ONNX file before ONNX Runtime opens it: the operators, types and sizes of a graph from `onnx`.
 
-The file is a message of Protocol Buffers, read here without the package onnx, which ONNX Runtime does not need either.
-A field or an operator that exports do not use is refused. So a graph has no loops, branches and functions, no operators
-of other libraries, and only reads FILE.data besides itself.
+The file is a Protocol Buffers message. It is read here without the package onnx, which ONNX Runtime does not require
+either. A field or an operator that exports do not use is refused. So a graph contains no loops, branches, functions or
+operators of other libraries, and FILE.data is the only other file that it reads.
 
 Field numbers: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 """
@@ -17,7 +17,7 @@ from typing import Any
 from ..files import ANY_SIZE, bounded, open_regular
 from ..foreign import printable
 
-# All operators of all exports, of ONNX's own domain. None of them runs a subgraph. tests/export/test_onnx.py loads
+# All operators that exports use, from ONNX's own domain. None of them runs a subgraph. tests/export/test_onnx.py loads
 # an export of every structure, and fails with the name of a missing operator.
 OPERATORS = {
     "Add", "Cast", "Clip", "Concat", "CumSum", "Div", "DynamicQuantizeLinear", "Equal", "Erf", "Exp", "Expand",
@@ -27,12 +27,13 @@ OPERATORS = {
 }  # fmt: skip
 DIVIDING = ("Div", "Mod")  # a division of integers by zero would end the process
 FLOAT = 1
-BYTES = {1: 4, 2: 1, 3: 1, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 16: 2}  # of a number, by the number of its type
+BYTES = {1: 4, 2: 1, 3: 1, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 16: 2}  # bytes per number, by the index of its type
 OPSETS = (18, 24)
 MOST_FIELDS, MOST_SIZE = 1_000_000, 1 << 40
 
-# The fields of each message by number: a kind of WIRES, or the message in it; with *, it may be repeated. The parser of
-# ONNX Runtime ignores a field of another wire type, so that a check of it would be worth nothing.
+# The fields of each message by number: a kind from WIRES, or the message that it contains; * means that it may be
+# repeated. ONNX Runtime's parser ignores a field with a different wire type, so checking the value of such a field
+# would prove nothing.
 WIRES = {"number": (0,), "numbers": (0, 2), "float": (5,), "floats": (5, 2), "text": (2,)}
 MESSAGES: dict[str, dict[int, str]] = {
     "model": {
@@ -127,7 +128,7 @@ class Message:
 
 
 def varint(content: memoryview, place: int) -> tuple[int, int]:
-    """Return a number of variable length, as unsigned, and the place after it."""
+    """Return an unsigned number of variable length and the position after it."""
     found = 0
     for shift in range(0, 70, 7):
         if place >= len(content):
@@ -137,18 +138,18 @@ def varint(content: memoryview, place: int) -> tuple[int, int]:
         found |= (byte & 127) << shift
         if byte < 128:
             return found, place
-    raise ValueError("a number without end")
+    raise ValueError("an unterminated number")
 
 
 def check(file: Path) -> None:
-    """Check that a graph only has what exports have.
+    """Check that a graph contains only parts that exports contain.
 
     Raises: OSError if the file does not exist; ValueError naming it and the problem.
     """
     with open_regular(file, ANY_SIZE) as stream:
         try:
             check_model(memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)), file)
-        except ValueError as error:  # also of mmap, for an empty file
+        except ValueError as error:  # mmap raises it too, for an empty file
             raise ValueError(f"{file}: damaged, or not written by fairseq-resid export: {error}") from None
 
 
@@ -173,9 +174,9 @@ def check_model(content: memoryview, file: Path) -> None:
         for attribute in node.messages(5):
             for tensor in attribute.messages(5):
                 check_tensor(tensor, file)
-        # ONNX Runtime refuses a file with a wrong type of a value.
+        # ONNX Runtime refuses a file that states a wrong type for a value.
         if name in DIVIDING and any(types.get(output) != FLOAT for output in node.texts(2)):
-            raise ValueError(f"operator {name} of other numbers than float: no export has it")
+            raise ValueError(f"operator {name} on numbers other than floats: no export has it")
 
 
 def check_names(graph: Message) -> dict[str, int]:
@@ -196,7 +197,7 @@ def check_names(graph: Message) -> dict[str, int]:
 
 
 def check_tensor(tensor: Message, file: Path) -> None:
-    """Check that a constant has as many bytes as its shape says, in this file or in FILE.data.
+    """Check that a constant has as many bytes as its shape requires, in this file or in FILE.data.
 
     Raises: ValueError naming the constant.
     """
@@ -209,15 +210,15 @@ def check_tensor(tensor: Message, file: Path) -> None:
     if outside or tensor.number(14):
         data = file.with_name(f"{file.name}.data")
         if outside.pop("location", "") != data.name or not outside.keys() <= {"offset", "length", "checksum"}:
-            raise ValueError(f"constant {name}: is in another file than {data.name}")
+            raise ValueError(f"constant {name}: is in a file other than {data.name}")
         numbers = [outside.get("offset", "0"), outside.get("length", "")]
         if not all(text.isascii() and text.isdigit() and len(text) < 16 for text in numbers):
-            raise ValueError(f"constant {name}: has no place in {data.name}")
+            raise ValueError(f"constant {name}: has no valid offset and length in {data.name}")
         start, length = map(int, numbers)
         is_whole = start + length <= data.stat().st_size and not any(stored) and 9 not in tensor.fields
     elif 9 in tensor.fields:
         is_whole, length = not any(stored), tensor.size(9)
-    else:  # one number for each byte at most
+    else:  # at most one number per byte
         is_whole, length = count <= max(stored), count * width
     if not width or not is_whole or length != count * width:
         raise ValueError(f"constant {name}: {length:,} bytes for {count:,} numbers of type {tensor.number(2)}")

@@ -21,7 +21,7 @@ from ..connections import sites
 
 
 class StockSite(nn.Module):
-    """fairseq's own residual connection with its layer norm, with the interface of ours: LN(w x + f) or w x + f(LN(x)).
+    """fairseq's own residual connection and its layer norm, with the interface of ours: LN(w x + f) or w x + f(LN(x)).
 
     w: fairseq's --scale-resids, or None for 1
     """

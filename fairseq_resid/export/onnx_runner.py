@@ -46,7 +46,7 @@ FILES = {
 FOREIGN = ()
 MOST_WIDTH = 1 << 17
 SHORTEST = 1  # minimum subwords in a translation without a prefix: fairseq's --min-len
-TOGETHER = 32  # sentences per batch in scoring
+TOGETHER = 32  # sentences per batch when scoring
 
 Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
@@ -129,9 +129,9 @@ class Model:
     ) -> list[list[Hypothesis]]:
         """Return all hypotheses for a batch of sources, best first, as fairseq's SequenceGenerator does step by step.
 
-        most: maximum number of subwords. Every step keeps twice as many candidates as the beam is wide. A candidate
-        can only end in the first half, and a sentence with `beam` ended hypotheses leaves the batch. Candidates with
-        equal scores are ordered by hypothesis, then by word.
+        most: maximum number of subwords. Every step keeps twice as many candidates as the beam is wide. Only candidates
+        in the first half can end a hypothesis, and a sentence with `beam` finished hypotheses leaves the batch.
+        Candidates with equal scores are ordered by hypothesis, then by word.
         """
         target, count = self.target, len(self.target.words)
         beam = min(search.beam, count - 1)  # <pad> is never chosen
@@ -217,7 +217,7 @@ class Model:
         return self.run(ENCODER, self.encoder, [tokens], [(rows, width), memory, memory])
 
     def shape(self, rows: int, words: int) -> tuple[int, ...]:
-        """Return the shape of the keys and values of the decoder's attention to so many words."""
+        """Return the shape of the keys and values of the decoder's attention to this many words."""
         layers, _, heads, _, channels = self.empty.shape
         return layers, rows, heads, words, channels
 
@@ -228,9 +228,9 @@ class Model:
         return self.run(STEP, self.decoder, given, [(rows, len(self.target.words)), grown, grown])
 
     def run(self, name: str, graph: Any, given: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
-        """Return the outputs of a graph. shapes: those that they must have
+        """Return the outputs of a graph. shapes: the shapes that they must have
 
-        Raises: ValueError naming the file if the graph fails, or computes something else.
+        Raises: ValueError naming the file if the graph fails or its outputs have other shapes.
         """
         with calling("ONNX Runtime", self.folder / name):
             found: list[Any] = graph.run(OUTPUTS[name], dict(zip(INPUTS[name], given, strict=True)))
@@ -258,14 +258,14 @@ def force(log_p: Floats, words: Numbers, padding: int) -> None:
 
 @cache
 def limit_memory() -> None:
-    """Give all sessions together at most half of the memory: a small file can ask for any amount."""
+    """Limit all sessions together to half of the memory, because even a small file can request any amount."""
     import onnxruntime
 
     place = onnxruntime.OrtMemoryInfo(
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )
     defaults = {"arena_extend_strategy": -1, "initial_chunk_size_bytes": -1, "max_dead_bytes_per_chunk": -1}
-    with suppress(Exception):  # a program that uses this one has registered its own
+    with suppress(Exception):  # the program that uses this package has registered its own
         onnxruntime.create_and_register_allocator(place, onnxruntime.OrtArenaCfg({"max_mem": MEMORY // 2, **defaults}))
 
 

@@ -108,7 +108,7 @@ class Pair:
 
 
 def read_pairs(loaded: Any, subset: str, longest: tuple[int, int]) -> tuple[list[Pair], int]:
-    """Return the sentence pairs of a subset that the model accepts, and the number that it does not.
+    """Return the sentence pairs of a subset that the model accepts, and the number of pairs that are too long for it.
 
     Raises: ValueError naming the data folder if it has no such subset.
     """

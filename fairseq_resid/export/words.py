@@ -30,7 +30,7 @@ def check_vocabulary(file: Path, words: Collection[str]) -> None:
         raise ValueError(f"{file}: {len(words):,} words: must contain {BOS} {PAD} {EOS} {UNK}, and each word only once")
     for word in words:
         if not word or "\n" in word or "\r" in word or "\0" in word:
-            raise ValueError(f"{file}: {word[:40]!r}: must be a word without line breaks and NUL")
+            raise ValueError(f"{file}: {word[:40]!r}: must be a word without line breaks or NUL")
 
 
 def batches(sources: Sequence[Sequence[str]], size: int) -> Iterator[list[int]]:

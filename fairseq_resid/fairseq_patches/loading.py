@@ -146,7 +146,7 @@ def refuse_code(state: Any, path: str) -> None:
     """Refuse a checkpoint whose config contains code that fairseq or OmegaConf would evaluate.
 
     Weights-only loading does not prevent this: fairseq calls eval on settings such as optimizer.adam_betas, and
-    OmegaConf replaces `${oc.env:HOME}` and `${oc.create:...}` by environment variables or whole configs.
+    OmegaConf replaces `${oc.env:HOME}` and `${oc.create:...}` with environment variables or whole configs.
 
     Raises: UserError naming the file, the setting and its value.
     """

@@ -35,7 +35,7 @@ from torch import Tensor
 # The magic number of torch's legacy format, and its only version.
 LEGACY_MARK, LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001
 # Limits on the number of reads of a pickle program. A tensor needs 55 reads, and a value in a list needs one. Each read
-# can # allocate 70 bytes. The smallest tensor occupies 290 bytes of an archive.
+# can allocate 70 bytes. The smallest tensor occupies 290 bytes of an archive.
 FREE_READS, BYTES_A_READ, MOST_READS = 300_000, 5, 8_000_000
 DEPTH = 100  # maximum depth of nested containers
 STORAGES = {

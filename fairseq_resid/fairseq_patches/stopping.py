@@ -49,7 +49,7 @@ def _forward(number: int, _: Any) -> None:
 
 @contextlib.contextmanager
 def _handling(handle: Callable[[int, Any], None]) -> Iterator[None]:
-    """Handle SIGINT, SIGTERM and SIGHUP by `handle`, except those that are ignored, for example under nohup."""
+    """Handle SIGINT, SIGTERM and SIGHUP with `handle`, except those that are ignored, for example under nohup."""
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}

@@ -47,7 +47,7 @@ CAPTIONS = {
     "learning": "Coefficients that do not depend on the input, during training.",
     "norms": "Norms of shortcut, branch and output, and the branch's share of the output.",
     "gradients": "Gradient norm of each site's output, mean over sentences or images; dashed: at initialisation.",
-    "losses": "Increase of the NLL, in nats per token or per image, if the branch of one site is set to 0.",
+    "losses": "Increase in NLL, in nats per token or per image, if the branch of one site is set to 0.",
 }
 
 

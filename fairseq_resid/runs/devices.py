@@ -19,7 +19,7 @@ print(json.dumps([[gpu.name, gpu.total_memory, gpu.major, gpu.minor] for gpu in 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A CUDA device: its name, memory in bytes, compute capability."""
+    """A CUDA device: its name, memory in bytes and compute capability."""
 
     name: str
     memory: int

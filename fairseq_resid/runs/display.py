@@ -39,7 +39,7 @@ class Display:
         self.progress.__exit__(kind, error, trace)
 
     def take(self, line: str) -> None:
-        """Read a line of the log, or "" if there is none."""
+        """Read a line of the log, or "" if there is no new line."""
         record = log_record(line)
         updates = self.progress.done
         if record is not None:

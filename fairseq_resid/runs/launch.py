@@ -35,7 +35,7 @@ from .display import Display, summary
 from .run import Hardware, Run, RunRecord, Session
 from .training_command import FLAG, MOST_SEED, PROGRAM, TrainingCommand
 
-# Spin rounds before an idle thread sleeps; docs/training.md has the measurement.
+# The number of spin rounds before an idle thread sleeps; docs/training.md has the measurement.
 SPIN_COUNT = "1000"
 # Use mmap only for blocks above 4 GiB, and keep up to 8 GiB of freed memory.
 ALLOCATOR = {
@@ -205,7 +205,7 @@ def place_data(argv: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[Tr
     data = given or recipes
     if len(data) != 1:
         raise ValueError(f"data folder: {', '.join(data) or 'none'} given; exactly one is needed")
-    # By identity: a flag can have an equal value.
+    # Compare by identity, because a flag can have an equal value.
     kept = [[str(item) for item in part if not any(item is other for other in given)] for part in (rest, mine)]
     recipe, own = map(TrainingCommand.parse, kept)
     return replace(recipe, data=str(data[0])), own
@@ -217,7 +217,7 @@ def check_data(command: TrainingCommand) -> None:
     Raises: ValueError naming it, the missing files, and the command that prepares it.
     """
     kind = folders.of_task(command.value("--task", folders.TEXT.task))
-    for folder in map(Path, filter(None, command.data.split(":"))):  # fairseq takes shards of a training set as A:B
+    for folder in map(Path, filter(None, command.data.split(":"))):  # fairseq accepts shards of a training set as A:B
         is_known = (machine.PACKAGE / "data" / kind.content / "manifests" / f"{folder.name}.yaml").is_file()
         hint = f"; fairseq-resid {kind.command} {folder.name} makes it" if is_known else ""
         if not folder.is_dir():
@@ -226,7 +226,7 @@ def check_data(command: TrainingCommand) -> None:
 
 
 def settings(command: TrainingCommand) -> TrainingCommand:
-    """Return the flags that identify a training run, without paths, processes and batch plan."""
+    """Return the flags that identify a training run, excluding paths, processes and the batch plan."""
     ignored = (*PLACE_FLAGS, *PROCESS_FLAGS, *BACKEND_FLAGS, *plan.PLANNED_FLAGS)
     return replace(command.without(ignored), data=os.path.normpath(command.data) if command.data else "")
 

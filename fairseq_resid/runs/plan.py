@@ -1,4 +1,4 @@
-"""How a recipe runs on this machine: devices, batches, precision.
+"""How a recipe runs on this machine: devices, batches and precision.
 
 A recipe's --distributed-world-size, --max-tokens and --update-freq define its effective batch:
 

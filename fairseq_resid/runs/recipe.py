@@ -45,12 +45,12 @@ def _sections(name: str) -> tuple[list[str], list[str]]:
     path = available().get(name, Path(name))
     if not path.is_file():
         near = difflib.get_close_matches(name, available(), n=1)
-        meant = f"did you mean {near[0]}? There are" if near else "choose one of"
+        meant = f"did you mean {near[0]}? Otherwise choose one of" if near else "choose one of"
         raise ValueError(f"{name}: no such recipe; {meant} {', '.join(available())}, or a file of flags")
     lines = read_lines(path, MOST_RECIPE)
     try:
         # Accept what a shell or an editor may produce: a byte order mark, continued lines, and comments that start
-        # where an # argument would start (shlex would also find comments inside arguments).
+        # where an argument would start (shlex would also find comments inside arguments).
         text = "\n".join(lines).removeprefix("\ufeff")
         text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text).replace("\\\n", " ")
         training, *others = re.split(r"(?m)^\[evaluate\]\s*$", text)

@@ -161,7 +161,7 @@ class Results:
 
 @dataclass(frozen=True)
 class FileState:
-    """File fingerprint: name, size in bytes, modification time."""
+    """File fingerprint: name, size in bytes and modification time."""
 
     file: str
     size: int
@@ -300,7 +300,7 @@ class Run:
         validation) is used to refine it within the rounding error.
         If training was resumed in the middle of an epoch, the epoch is logged twice; the second record covers all of
         it, because the meters are in the checkpoint. If training was restarted from an older checkpoint, the new
-        records replace the later old ones.
+        records replace the old ones written after that checkpoint.
         """
         epochs: dict[int, dict[str, Any]] = {}
         losses: dict[int, float] = {}

@@ -81,7 +81,7 @@ def pack(kept: Path) -> Path:
                     member = tarfile.TarInfo(plain.relative_to(kept).as_posix())
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
-        # Refuse names and sizes that reading an archive would refuse while the folders still exist.
+        # While the folders still exist, refuse names and sizes that reading an archive would refuse.
         with tempfile.TemporaryDirectory(dir=kept.parent) as unpacked:
             extract.unpack(partial, Path(unpacked))
     for folder in run_folders(kept):

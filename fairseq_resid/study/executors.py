@@ -46,7 +46,7 @@ class Process:
 
 @dataclass
 class LocalExecutor:
-    """Runs on this machine: `slots` at a time, each with `threads` threads on its own cores; None: on all cores.
+    """Runs on this machine: `slots` at a time, each with `threads` threads on its own cores, or on all cores if None.
 
     logs: folder for the output of each run, NAME.out
     gpus: CUDA_VISIBLE_DEVICES for each slot in turn; empty: every run sees the same GPUs as this process

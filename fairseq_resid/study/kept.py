@@ -112,7 +112,7 @@ def write_log(run: Run, into: Run) -> None:
 
 
 def scoring_terms(study: Study, run: Planned) -> dict[str, Any]:
-    """Return a study's settings for scoring, which must be the same for all runs."""
+    """Return the settings for scoring in a study file, which must be the same for all runs."""
     tuning = study.tuning
     averages = study.task.has_averages
     by_measure = {measure: list(study.tests_of(measure)) for measure in study.task.measures}

@@ -33,7 +33,7 @@ def value_of(at: str) -> str:
 
 
 def look(study: Study, arm: str) -> dict[str, Any]:
-    """Return colour and marker of an arm: unique, and the same in every plot. If they run out, markers are hollow."""
+    """Return the colour and marker of an arm: unique, and the same in every plot. Additional markers are hollow."""
     turn, colour = divmod(list(study.arms).index(arm), len(COLOURS))
     mark = MARKS[(colour + turn) % len(MARKS)]
     return {"color": COLOURS[colour], "marker": mark, "markerfacecolor": "white" if turn else COLOURS[colour]}

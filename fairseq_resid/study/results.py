@@ -37,7 +37,7 @@ class Mean:
         return cls(plain.fmean(values), plain.stdev(values) if len(values) > 1 else None, len(values))
 
     def text(self, digits: int) -> str:
-        """Format mean and standard deviation."""
+        """Format a mean and its standard deviation."""
         return f"{self.mean:.{digits}f}" + ("" if self.sd is None else f" ± {self.sd:.{digits}f}")
 
 
@@ -395,7 +395,7 @@ def _corrected(rows: Sequence[Row], study: Study) -> list[Row]:
 
 
 def _interactions(kept: KeptRuns, rows: Sequence[Row]) -> list[Interaction]:
-    """Return the interactions of every arm: the difference of its effect between each two settings."""
+    """Return the interactions of every arm: the difference of its effect for every pair of settings."""
     study, found = kept.study, []
     for arm, at in product(study.arms, values_chosen(study)):
         base = baselines(study, rows, at)

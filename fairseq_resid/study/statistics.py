@@ -18,7 +18,7 @@ clamped at 0. The interval and p both use t with Satterthwaite's degrees of free
 differ by the same amount, this is Welch's test over seeds. Searle, Casella & McCulloch 1992, "Variance Components".
 
 NLL, error and BLEU are functions of sums over sentences. Their values are jackknife pseudo-values, N·θ - (N - 1)·θ
-without the sentence: for a mean they are the sentences' own values, for BLEU they linearise it.
+without the sentence: for a mean they are the sentences' own values, and for BLEU they linearise it.
 """
 
 from __future__ import annotations
