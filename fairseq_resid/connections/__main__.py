@@ -10,7 +10,7 @@ from .table import table, write
 
 
 def main() -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fairseq_resid.connections", description=__doc__)
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the table between the markers of this page")
     file = parser.parse_args().write

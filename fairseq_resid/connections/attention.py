@@ -76,12 +76,12 @@ class AttentionResidual(ResidualConnection):
     """Replaces the residual sum with attention over depth before every sublayer.
 
     Formula:  the branch sees LN(h), h = Σ_i a_i v_i, a = softmax_i(w · RMSNorm(v_i)); v_0 is the stack's input and
-              v_i = F_i, or with --block-size S the sum of F in block i; an incomplete block counts with its sum so far.
-              Each site has its own w and RMSNorm gain; the first site sees LN(v_0); a stack ends in LN(h), with another
-              w and gain
-    Source:   Kimi Team 2026, Attention Residuals, arXiv 2603.15031. The paper has a decoder only; one attention for
-              each stack of an encoder-decoder is our choice.
-    State:    grows by C at each site: v_0, then for every sublayer its F, or the sum of its block so far
+              v_i = F_i, or with --block-size S the sum of F in block i; an incomplete block contributes its sum so far.
+              Each site has its own w and RMSNorm gain; the first site sees LN(v_0); a stack ends with LN(h), which has
+              its own w and gain
+    Source:   Kimi Team 2026, Attention Residuals, arXiv 2603.15031. The paper covers decoders only; a separate
+              attention for each stack of an encoder-decoder is our choice.
+    State:    grows by C at each site: v_0, then the F of every sublayer, or the sum of its block so far
     """
 
     def __init__(self, place: Place, options: AttentionOptions, *rest: Any) -> None:

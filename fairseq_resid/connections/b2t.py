@@ -1,4 +1,4 @@
-"""Post-norm layers with a connection from bottom to top: B2T."""
+"""Post-norm layers with a bottom-to-top connection: B2T."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class BottomToTop(ResidualConnection):
 
     Formula:  y = LN(x + F); at the last site of a layer y = LN(x + F + x_layer), x_layer the input of the layer
     Source:   Takase 2022, B2T connection, eq. 9, and the authors' code (takase/b2t_connection, transformer_layer.py)
-    Start:    all weights of the sublayers, but not their biases, times (layers of the stack)^(-1/2), as in the code
+    Start:    the weights of all sublayers, but not the biases, are multiplied by (layers of the stack)^(-1/2), as in
+              the code
     State:    (..., 2C) within a layer: x, then x_layer; (..., C) between layers
     """
 

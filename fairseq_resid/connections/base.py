@@ -24,8 +24,8 @@ class ResidualConnection(nn.Module):
         state = site.enter(x)                                        # once, at the start of a stack
         state = site(state, sublayer(site.branch_input(state)))     # at every site
 
-    A subclass implements its formula in `combine`. A subclass with a kernel also implements it, dropout included, in
-    `combine_fused`; `backend` (--residual-backend) selects one of the two.
+    A subclass implements its formula in `combine`. A subclass with a kernel also implements the formula, including
+    dropout, in `combine_fused`; `backend` (--residual-backend) selects one of the two.
 
     Shapes:   state: (..., n·C), one tensor; f_out: (..., C) with the same leading dimensions: nothing is broadcast.
               n is 1 for most structures, whose state is the shortcut x
@@ -50,14 +50,14 @@ class ResidualConnection(nn.Module):
         self.dropout = dropout if isinstance(dropout, nn.Module) else nn.Dropout(probability(dropout))
         self.backend = backend
         self.dim = place.dim
-        self.kernel = ("chain", 1)  # that combine_fused calls, and its number of norms
+        self.kernel = ("chain", 1)  # the kernel that combine_fused calls, and its number of norms
         # Bounds on the channels of a state, multiples of C; 0: no maximum. A structure with a wide state may set both;
         # `build` sets the maximum of all others to C.
         self.least_width, self.most_width = place.dim, 0
 
     @torch.jit.export
     def enter(self, x: Tensor) -> Tensor:
-        """Return the initial state of a stack from its input (..., C). A state is returned unchanged."""
+        """Return the initial state of a stack from its input (..., C); a state is returned unchanged."""
         return x
 
     @torch.jit.export
@@ -68,7 +68,7 @@ class ResidualConnection(nn.Module):
     def forward(self, state: Tensor, f_out: Tensor) -> Tensor:
         """Return the next state from the state and the sublayer's raw output f_out.
 
-        Raises: ValueError naming the argument with a wrong shape (torch.jit.Error from TorchScript); TypeError naming
+        Raises: ValueError naming the argument with the wrong shape (torch.jit.Error from TorchScript); TypeError naming
                 the argument that is not a tensor, such as the tuple that an attention module returns.
         """
         is_tracing = False
@@ -96,7 +96,7 @@ class ResidualConnection(nn.Module):
         raise NotImplementedError("a ResidualConnection must define combine")
 
     def share(self, first: ResidualConnection) -> None:
-        """Share parameters with the first site of the same layer. Called once for each of its other sites."""
+        """Share parameters with the first site of the same layer. Called once for each other site of the layer."""
 
     def init_branch(self, **linears: nn.Linear | nn.Conv2d) -> None:
         """Reinitialise the sublayer's weights; called once, before a checkpoint is loaded.
@@ -159,9 +159,9 @@ def probability(dropout: Any) -> float:
 
 
 def dropout_probability(dropout: nn.Module) -> float | None:
-    """Return the probability with which a dropout module drops now; None if only the module itself can apply it.
+    """Return the current probability of a dropout module; None if only the module itself can apply the dropout.
 
-    A class other than nn.Dropout provides it as a method `probability()`.
+    A class other than nn.Dropout provides this probability as a method `probability()`.
     """
     known = getattr(dropout, "probability", None)
     if type(dropout) is nn.Dropout:
@@ -181,7 +181,7 @@ def sites(module: nn.Module) -> dict[str, ResidualConnection]:
     return {f"{site.place.stack}.{site.place.layer}.{site.place.kind}": site for site in found}
 
 
-FEW = 32  # components shown separately, such as the n·n weights of streams; more than these are one per channel
+FEW = 32  # maximum of components shown separately, such as n·n stream weights; larger coefficients have one per channel
 
 
 def is_positional(coefficient: Tensor, positions: torch.Size) -> bool:
@@ -193,7 +193,7 @@ def is_positional(coefficient: Tensor, positions: torch.Size) -> bool:
 
 
 def components(name: str, value: Tensor, positions: torch.Size) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parts of a coefficient that are reported separately: (*positions, ...) each if it is positional."""
+    """Yield the parts of a coefficient that are reported separately, each (*positions, ...) if it is positional."""
     leading = len(positions) if is_positional(value, positions) else 0
     rest = value.shape[leading:]
     if len(rest) and 1 < math.prod(rest) <= FEW:

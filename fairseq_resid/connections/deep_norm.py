@@ -28,7 +28,7 @@ def deep_norm_scales(place: Place) -> tuple[float, float]:
 
 
 class DeepNorm(ResidualConnection):
-    """Normalises the sum of shortcut and branch. Depth scales the shortcut up and the branch's initial weights down.
+    """Normalises the sum of shortcut and branch. With depth, α grows and the branch's initial weights shrink.
 
     Formula:  y = LN(α x + F) at every site, including cross-attention; no norm at the end of a stack
     Scales:   α = 0.81 (N⁴M)^(1/16) and β = 0.87 (N⁴M)^(-1/16) in the encoder of a model with N encoder and M decoder
@@ -60,8 +60,8 @@ class Keel(ResidualConnection):
 
     Formula:  y = LN_out(α x + f(LN_in(x))), α = number of sublayers in the stack, not learned; the last LN_out ends the
               stack; in the first layer α = 1, and its first site has no LN_out
-    Source:   Chen 2026, arXiv 2601.19895, a decoder with RMS norms. Our choices: LN, α counted in each stack, and α = 1
-              for the first cross-attention too.
+    Source:   Chen 2026, arXiv 2601.19895, a decoder with RMSNorm. Our choices: LN, a separate α for each stack, and
+              α = 1 for the first cross-attention too.
     """
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:

@@ -22,7 +22,7 @@ class DenseFormer(PreLayerNorm):
     Formula:  x + f(LN(x)) at every site; after layer i: y_i = Σ_{j≤i} a_ij X_j, X_j the output of layer j before this
               mean, X_0 the stack's input; layer i + 1 begins with y_i; LN(y) of the last layer ends the stack
     Source:   Pagliardini 2024, DenseFormer, eq. 1, and its code (denseformer.py) with dilation and period 1. The paper
-              has a decoder only; one mean for each stack of an encoder-decoder is our choice.
+              covers decoders only; a separate mean for each stack of an encoder-decoder is our choice.
     Start:    a_ii = 1 and all others 0, which is a pre-norm stack
     State:    grows: X_0, then for each layer the x of its sites, the last of which is X_i, and y_i. A branch sees the
               last value.

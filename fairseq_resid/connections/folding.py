@@ -1,6 +1,6 @@
 """How a site folds into a layer of common inference engines, which support only post-norm and pre-norm layers.
 
-A structure declares it in its own file, as the entry `folds` of its registration: a function from a site to a Fold.
+A structure declares this in its own file, as the entry `folds` of its registration: a function from a site to a Fold.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Fold:
 def affine(norm: Any, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """Return the gain and bias of a LayerNorm whose output is multiplied by `scale`.
 
-    Raises: CannotFold for another norm.
+    Raises: CannotFold for any other norm.
     """
     if not isinstance(norm, nn.LayerNorm):
         raise CannotFold(f"{type(norm).__name__} as its norm; only --norm layer folds")

@@ -21,7 +21,7 @@ class GradientPreservingScaling(PreLayerNorm):
     Formula:  y = s - SiLU(g) sg(s), s = x + F, F = dropout(f(LN(x))), sg: without gradient; g in R, one for all
               sublayers of a layer; the stack ends with a norm
     Source:   Chen 2025, GPAS, arXiv 2506.22049, and the authors' code (dandingsky/GPAS, modeling_llama.py, norm type
-              pre_gpas), whose norms are RMS. Not implemented: GPAS on other structures than pre_ln, clipping of the
+              pre_gpas), which uses RMSNorm. Not implemented: GPAS on structures other than pre_ln, and clipping of the
               gradient of g
     Start:    g = 0, which is pre_ln
     """

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class _Append(torch.autograd.Function):
-    """Writes a value after a state, in the buffer of which the state is a view, and returns the wider view.
+    """Writes a value after a state, in the buffer that the state is a view of, and returns the wider view.
 
     The state itself, which a backward pass may need, does not change: the value is written to the memory after it.
     """
@@ -32,7 +32,7 @@ class _Append(torch.autograd.Function):
 
 
 def has_room(state: Tensor, after: int, width: int) -> bool:
-    """Return whether a state is at the beginning of the rows of such a buffer, with room for `after` channels."""
+    """Return whether a state is at the beginning of the rows of a buffer that has room for `after` channels."""
     lies_in_rows = state.stride(-1) == 1 and state.stride(-2) == width and state.storage_offset() % width == 0
     is_first = after == 2 * state.size(-1)  # the caller owns the input buffer: never append to it
     return lies_in_rows and after <= width and not is_first

@@ -37,8 +37,8 @@ class GruGate(PreLayerNorm):
     def __init__(self, place: Place, options: GruOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         c = place.dim
-        # Bare parameters, because fairseq's quantisation would replace an nn.Linear. One GEMM each: W of r, z and h; U
-        # of r and z.
+        # Bare parameters, because fairseq's quantisation would replace an nn.Linear. One GEMM
+        # uses W of r, z and h, and another one U of r and z.
         self.branch_weight = nn.Parameter(torch.cat([xavier_uniform(c, c) for _ in range(3)]))
         self.shortcut_weight = nn.Parameter(torch.cat([xavier_uniform(c, c) for _ in range(2)]))
         self.candidate_weight = nn.Parameter(xavier_uniform(c, c))

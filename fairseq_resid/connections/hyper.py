@@ -55,7 +55,7 @@ class ManifoldOptions(StreamsOptions):
 
     hyper_mixing: str = option(
         "sinkhorn",
-        "form of H_res: sinkhorn: 20 rounds of scaling; permutation: a weighted mean of the n! permutations, n <= 5",
+        "form of H_res. sinkhorn: 20 rounds of scaling; permutation: a weighted mean of the n! permutations, n <= 5",
         choices=("sinkhorn", "permutation"),
     )
 
@@ -126,7 +126,7 @@ class HyperConnection(ManyStreams):
             self.writing_scale = nn.Parameter(torch.tensor(SCALE))
 
     def reading_weights(self, streams: Tensor) -> Tensor:
-        """Return A_mᵀ, (..., 1, n) or (1, n); in place of 1, n if the streams are parts of a state."""
+        """Return A_mᵀ, (..., 1, n) or (1, n), with n in place of 1 if the streams are parts of a state."""
         weights: Tensor = self.mixing[: self.reads]
         if self.stream_norm is not None:
             logits = full_precision_linear(self.stream_norm(streams), self.mixing_weight[: self.reads])
@@ -164,7 +164,7 @@ class HyperConnection(ManyStreams):
 
 
 class FractionalConnection(HyperConnection):
-    """Hyper-connections between m fractions of one C-wide state: channels are mixed instead of copies.
+    """Hyper-connections between m fractions of one C-wide state, which mix channels instead of copies.
 
     Formula:  h = A_mᵀ H;  H' = A_rᵀ H + B ⊙ F, F = dropout(f(LN(vec h))), H in R^{m×C/m}, F as m fractions, A_m and A_r
               in R^{m×m};  static or dynamic as in hyper, LN' over C/m of each fraction; the stack ends with a norm
@@ -221,7 +221,7 @@ class ManifoldHyperConnection(ManyStreams):
         self.scales = nn.Parameter(torch.full((3,), SCALE))
 
     def projected(self, state: Tensor, weight: Tensor) -> Tensor:
-        """Return u φ, as r x (γ φ), with r = 1 / RMS(x) and γ the weight of the norm: u itself is never computed.
+        """Return u φ, computed as r x (γ φ), where r = 1 / RMS(x) and γ is the weight of the norm.
 
         Dtype:  fp32 for 16-bit states, in which the squares and the product would overflow; otherwise the dtype of the
                 state
@@ -309,6 +309,6 @@ register(
         formula="A_r x + BF, F of f(LN(A_m x)), on m fractions of x and F",
         source="Zhu 2025",
         family="Several streams",
-        use_when="Learned connections as in `hyper`, at the memory of a plain Transformer.",
+        use_when="Learned connections as in `hyper`, with the memory use of a plain Transformer.",
     ),
 )

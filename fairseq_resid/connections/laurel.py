@@ -24,9 +24,7 @@ class LaurelOptions(Options):
         "rw: weights of shortcut and branch; lr: a low-rank map of the shortcut; both",
         choices=("both", "rw", "lr"),
     )
-    laurel_rank: int = option(
-        32, "rank r of the map; without effect with --laurel-form rw", least=1, most=1024, example=4
-    )
+    laurel_rank: int = option(32, "rank r of the map; no effect with --laurel-form rw", least=1, most=1024, example=4)
 
 
 class Laurel(PreLayerNorm):
@@ -37,7 +35,7 @@ class Laurel(PreLayerNorm):
     Source:   Menghani 2025, LAuReL, arXiv 2411.07501, eq. 3 and 5; Gemma 3n's map reads LN(x), and has a norm after
               it. Not implemented: the version that also reads earlier layers
     Start:    A_ij = 1 / √(r C) where j mod r = i, else 0, and B = 0, as in the paper's language models. α = β = 0.5 is
-              our choice: the paper states softmax or sigmoid, without initial values
+              our choice: the paper states softmax or sigmoid, but no initial values
     """
 
     def __init__(self, place: Place, options: LaurelOptions, *rest: Any) -> None:

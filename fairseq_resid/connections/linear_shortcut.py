@@ -18,7 +18,7 @@ class LinearShortcut(OptionallyNormed):
     """Adds the branch to a linear map of the shortcut.
 
     Formula:  y = xW + b + F, W in R^{C×C} Xavier-uniform, b = 0            Source: He 2016b, 1×1 convolution
-    Dtype:    under autocast y is 16-bit, like every matrix product; the other structures keep an fp32 shortcut
+    Dtype:    under autocast y is 16-bit, like any matrix product; the other structures keep an fp32 shortcut
     """
 
     def __init__(self, place: Place, options: OptionalNorm, *rest: Any) -> None:

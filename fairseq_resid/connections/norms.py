@@ -1,4 +1,4 @@
-"""The norms of --norm. Every structure makes its norms by `place.norm(C)`, so each works with all of them."""
+"""The norms of --norm. Every structure creates its norms with `place.norm(C)`, so it works with all of them."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
 
 
 def divisor(norm: nn.Module, x: Tensor) -> Tensor | None:
-    """Return the number by which a norm divides each position of x before its gain; None if it does not divide.
+    """Return the number by which a norm divides each position of x before its own gain; None if it does not divide.
 
-    The norm of images over the whole batch, --norm batch, divides by its running deviation.
+    The norm of images over the whole batch, --norm batch, divides by its running standard deviation.
     """
     if isinstance(norm, ScaleNorm):
         return norm.length(x)

@@ -12,7 +12,7 @@ from typing import Any
 FP32_MOST = 3.4028234663852886e38  # formulas use the values of options in fp32
 
 
-# Parameters of `build` whose flag has another name.
+# Parameters of `build` whose flag has a different name.
 FLAGS = {"name": "residual", "backend": "residual_backend"}
 NOTHING: Mapping[str, object] = MappingProxyType({})
 
@@ -22,7 +22,8 @@ class InvalidOption(ValueError):
 
     The message names keyword arguments, as Python code passes them; `flags` is the message for a command line.
 
-    allowed: what is allowed; {others} in it is replaced by `others`, further options by name, None for no value
+    allowed: what is allowed; {others} in it is replaced with `others`
+    others: further options by name; None if only the name is shown
     """
 
     def __init__(self, option: str, value: object, allowed: str, others: Mapping[str, object] = NOTHING) -> None:
@@ -117,9 +118,9 @@ def option(
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a structure without any, and the base class of all others, which declare fields with `option`.
+    """The options of a structure that has none, and the base class of all others, which declare fields with `option`.
 
-    A field is an int, a float, or a str with choices. Its name must not be that of a flag of fairseq.
+    A field is an int, a float, or a str with choices. It must not have the name of a fairseq flag.
     Raises: InvalidOption naming the option, the value and the allowed values.
     """
 
@@ -137,5 +138,5 @@ class Options:
             object.__setattr__(self, name, known.checked(getattr(self, name)))
 
     def values(self) -> dict[str, Any]:
-        """Return the value of every option by name, as the config of a checkpoint contains them."""
+        """Return the value of every option by name, as stored in the config of a checkpoint."""
         return dataclasses.asdict(self)

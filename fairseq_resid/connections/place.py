@@ -20,7 +20,7 @@ class Place:
     layer: index of the layer in its stack, from 0; last: whether this is the last sublayer of its layer
     index: index of the sublayer in its stack, from 0; a stream's is `sites`, the number of sublayers in the stack
     depths: number of layers of every stack of the model; empty if unknown
-    norm: function that returns a norm for a number of channels
+    norm: function that returns a norm for a given number of channels
     Raises: InvalidOption naming the field that is not an integer or is too small.
     """
 

@@ -60,7 +60,7 @@ register(
         formula="LN(x + F)",
         source="Vaswani 2017",
         family="Plain",
-        use_when="The baseline of both papers, used for most published scores. Deep stacks do not start to train.",
+        use_when="The baseline of both papers, used for most published scores. Deep stacks fail to train.",
     ),
 )
 register(

@@ -72,7 +72,8 @@ class ResidualPostNorm(ResidualConnection):
 class ScaledPreLayerNorm(PreLayerNorm):
     """Scales the input of the branch down with the depth of its layer.
 
-    Formula:  y = x + f(LN(x) / √l), l the layer in its stack, from 1; the norm that ends the stack is not scaled
+    Formula:  y = x + f(LN(x) / √l), where l numbers the layers of a stack from 1; the norm that ends
+              the stack is not scaled
     Source:   Sun 2025, LayerNorm Scaling
     """
 

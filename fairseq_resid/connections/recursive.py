@@ -29,8 +29,8 @@ class RecursiveSkipLayerNorm(ResidualConnection):
 
     Formula:  y_1 = LN_1(x + F);  y_k = LN_k(x + y_{k-1}), k = 2..λ
     Source:   rSkip paper, eq. 4. λ = 1 is post_ln. Effective ratio of x to F: 1 + Σ_{i=1}^{λ-1} Π_{j≤i} σ_j / w_j
-              (the paper prints λ as the upper limit, which contradicts its eq. 6 and the unrolled formula). σ is what
-              the norm divides by; --norm dyt and derf divide by nothing, so they have no such ratio.
+              (the paper prints λ as the upper limit, which contradicts its eq. 6 and the unrolled formula). σ is the
+              divisor of the norm; --norm dyt and derf do not divide, so they have no such ratio.
     """
 
     def __init__(self, place: Place, options: RecursiveOptions, *rest: Any) -> None:

@@ -139,7 +139,7 @@ def resolve(name: str, given: dict[str, Any]) -> Options:
 
 
 def resolve_final_norm(name: str, given: str | None) -> bool:
-    """Return whether the stacks of a structure end with a norm: the given choice, or by default the one in its source.
+    """Return whether the stacks of a structure end with a norm: the given choice, or by default that of its source.
 
     Raises: InvalidOption for an unknown value, or if the structure's stream contains a norm.
     """

@@ -72,6 +72,6 @@ register(
         formula="x' = LN(x + F), d' = d + F; at the end x + LN(d)",
         source="Xie 2023",
         family="Several streams",
-        use_when="Deep stacks that should keep a post-norm output and the gradients of a pre-norm one.",
+        use_when="Deep stacks that should keep a post-norm output and the gradients of a pre-norm stack.",
     ),
 )

@@ -37,7 +37,7 @@ class ScalingGate(nn.Module):
 
 
 class SingleLayerGate(nn.Module):
-    """Predicts G scalars per position from shortcut and branch, by one linear map.
+    """Predicts G scalars per position from shortcut and branch, with one linear map.
 
     Formula:  S_g(x, F) = [x;F] W_f + b_f            Source: SAS paper, table 6, "Single Layer"
     Shapes:   x, f: (T, B, C) -> (T, B, G)
@@ -113,8 +113,8 @@ class SelfAdaptiveScaling(ResidualConnection):
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         alpha, beta, gamma = self.factors(x, f)
-        # The norm is computed first, as in 0.3: the order of operations determines the order in which gradients are
-        # summed.
+        # The norm is computed first, as in version 0.3: the order of operations determines the order in which
+        # gradients are summed.
         normalised = self.norm(x + f)
         return torch.addcmul(torch.addcmul(alpha * x, beta, f), gamma, normalised)
 

@@ -27,7 +27,8 @@ class Siamese(ResidualConnection):
     Formula:  x̂ = LN_x(x);  F = dropout(f(LN(x̂ + LN_y(y))));  x' = x̂ + F / √(2l), l the layer, from 1;  y' = y + F;
               a stack ends with LN(LN_x(x) + LN_y(y)); both streams start as its input
     Source:   Li 2026, SiameseNorm, arXiv 2602.08064, and the authors' code (Qwen-Applications/SiameseNorm,
-              deit-model-siamesenorm.py). The 2 is its number of sublayers in a layer; we keep it in decoders with three
+              deit-model-siamesenorm.py). The 2 is the number of sublayers in its layers; we also use it in decoders,
+              whose layers have three
     State:    (..., 2C): x, then y
     """
 
@@ -79,6 +80,6 @@ register(
         formula="x' = LN(x) + F/√(2l), l the layer; y' = y + F; F of f(LN(LN(x) + LN(y)))",
         source="Li 2026",
         family="Several streams",
-        use_when="Models that should train as stably as pre-norm and score as well as post-norm, at twice the state.",
+        use_when="Models that should be as stable as pre-norm and as good as post-norm, with a state twice as wide.",
     ),
 )

@@ -18,7 +18,7 @@ class ResidualStream(nn.Module):
     Shapes:   (..., n·C) -> (..., C); also accepts (..., C), for a stack whose layers were all dropped
     Args:     place: of the stack, with kind "stream"; options: of the structure; final_norm: whether it has a norm
     A LayerNorm's parameters are called `weight` and `bias`, as in the `layer_norm` of a stack in fairseq's checkpoints;
-    those of another norm belong to `norm`.
+    those of any other norm belong to `norm`.
     """
 
     def __init__(self, place: Place, options: Options, final_norm: bool) -> None:
@@ -33,7 +33,7 @@ class ResidualStream(nn.Module):
             self.make_norm()
 
     def make_norm(self) -> None:
-        """Make the parameters of the norm."""
+        """Create the parameters of the norm."""
         if self.place.norm is layer_norm:
             self.weight = nn.Parameter(torch.ones(self.place.dim))
             self.bias = nn.Parameter(torch.zeros(self.place.dim))
@@ -45,7 +45,7 @@ class ResidualStream(nn.Module):
         return state
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Return LN(x), or the place's other norm of x."""
+        """Return LN(x), or x with the place's other norm applied."""
         if self.norm is not None:
             return self.norm(x)
         return functional.layer_norm(x, self.shape, self.weight, self.bias, self.eps)

@@ -21,7 +21,7 @@ HEAD = ["name", "formula", "paper"]
 
 
 def added_parameters(name: str, dim: int, layers: int = LAYERS) -> int:
-    """Return the number of parameters that a structure, with defaults, adds to fairseq's post-norm model."""
+    """Return the number of parameters that a structure with default options adds to fairseq's post-norm model."""
     depths = dict.fromkeys(KINDS, layers)
     parts: list[nn.Module] = []
     count = 0
@@ -99,7 +99,7 @@ def split_page(page: str) -> tuple[str, str, str]:
 
 
 def write(file: Path, names: list[str]) -> None:
-    """Write the table of these structures between the markers of a page, and their number before it.
+    """Write the table of these structures between the markers of a page, and their number in the text before it.
 
     Raises: ValueError if the page lacks the markers; OSError.
     """

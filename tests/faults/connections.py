@@ -70,7 +70,7 @@ FAULTS = [
     ),
     Fault(
         "norm: wrong eps",
-        "fairseq_resid/connections/place.py",
+        "fairseq_resid/connections/norms.py",
         "EPS = 1e-5",
         "EPS = 1e-6",
         "connections/test_connections.py models/test_models.py",
@@ -99,8 +99,8 @@ FAULTS = [
     Fault(
         "hyper: every site reads the first stream",
         "fairseq_resid/connections/hyper.py",
-        "reading[0, place.index % self.streams] = 1.0",
-        "reading[0, 0] = 1.0",
+        "else every[place.index % self.streams].unsqueeze(0)",
+        "else every[0].unsqueeze(0)",
         "structures/hyper.py",
     ),
     Fault(
