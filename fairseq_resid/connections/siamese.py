@@ -80,6 +80,6 @@ register(
         formula="x' = LN(x) + F/√(2l), l the layer; y' = y + F; F of f(LN(LN(x) + LN(y)))",
         source="Li 2026",
         family="Several streams",
-        use_when="Models that should be as stable as pre-norm and score as well as post-norm, with twice the state.",
+        use_when="Models that should be as stable as pre-norm and as good as post-norm, with a state twice as wide.",
     ),
 )
