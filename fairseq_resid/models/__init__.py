@@ -1,4 +1,4 @@
-"""The models that fairseq loads with --user-dir fairseq_resid. Importing this patches fairseq and registers them.
+"""The models that fairseq loads with --user-dir fairseq_resid. Importing it patches fairseq and registers them.
 
 Both versions of fairseq import every file of this folder; Python code that uses our models must import this package. No
 file here may have the name of a registered model, because fairseq would read that model's arguments from it.
@@ -16,7 +16,7 @@ for _module in iter_modules(__path__):
 from ..data.images import folder as images  # noqa: E402
 from .translation import ResidualTransformerModel  # noqa: E402
 
-# Of every model, as fairseq's registry names it, the task that trains it.
+# The task that trains each model, by the model's name in fairseq's registry.
 TASKS = {
     "transformer_resid": "translation",
     **dict.fromkeys(("resnet_resid", "all_convolutional", "fully_connected_resid"), images.TASK),

@@ -56,7 +56,7 @@ def preset(arch: str, residual: str | None, size: dict[str, Any]) -> Callable[[a
                     setattr(args, stack + name, value)
         base_architecture(args)
         # Check the flags before the data is loaded, on a copy: fairseq calls this again when it builds the model, after
-        # fairseq.options.get_args has set the values of its caller.
+        # fairseq.options.get_args has set the values that its caller passed.
         resolve_residual(copy.copy(args))
 
     return fill

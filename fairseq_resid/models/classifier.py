@@ -50,7 +50,7 @@ def allowed_structures() -> list[str]:
 
 
 def settle_images(args: argparse.Namespace) -> None:
-    """Resolve the structure of an image model: `structures.settle`, with initial values 3 and −3 for SAS's gates.
+    """Resolve the structure of an image model: `structures.settle`, with initial biases 3 and −3 for SAS's gates.
 
     Raises: UserError naming the invalid structure or flag.
     """
@@ -137,12 +137,12 @@ class ImageClassifier(Structured, BaseFairseqModel):  # type: ignore[misc]
 
     @staticmethod
     def inputs_of(shape: Sequence[int]) -> int:
-        """Return the inputs of the first layer for images of a shape (C, H, W): the channels of a position."""
+        """Return the number of inputs of the first layer for images of shape (C, H, W): the channels of a position."""
         return shape[0]
 
     @classmethod
     def settle(cls, args: argparse.Namespace) -> None:
-        """Resolve every option, and write it to `args`."""
+        """Resolve every option and write it to `args`."""
         settle_images(args)
 
     def get_normalized_probs(self, net_output: Tensor, log_probs: bool, sample: Any = None) -> Tensor:

@@ -1,7 +1,7 @@
 """Fully connected networks for images, with or without ResNet Init and shortcuts.
 
 The pixels of an image form one vector. Targ 2016 notes that the generalised block also suits fully connected layers
-(section 2, eq. 2) but evaluates no such network: depth and width here are our choice.
+(section 2, eq. 2) but evaluates no such network, so the depth and width here are our choice.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class FullyConnectedNetwork(ImageClassifier):
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
-        """Add the flags of the network's size, and those of the structures."""
+        """Add the flags for the network's size and for the structures."""
         cls.add_image_flags(parser)
         add = parser.add_argument
         add("--hidden-blocks", type=int, metavar="N", help="number of blocks (default: the architecture's)")
@@ -79,7 +79,7 @@ class FullyConnectedNetwork(ImageClassifier):
 
     @classmethod
     def settle(cls, args: argparse.Namespace) -> None:
-        """Resolve every option, and write it to `args`."""
+        """Resolve every option and write it to `args`."""
         fill(args, DEFAULTS)
         refuse_structure_without_sites(args)
         super().settle(args)

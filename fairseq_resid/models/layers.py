@@ -202,11 +202,11 @@ class SiteDropout(FairseqDropout):
 
 
 def build_site(cfg, place: Place, layer_name: str) -> connections.ResidualConnection:  # type: ignore[no-untyped-def]
-    """Return the connection of a site; --retain-dropout-modules selects its dropouts by `layer_name`."""
+    """Return the connection for a site; --retain-dropout-modules selects its dropouts by `layer_name`."""
     dropout = SiteDropout(cfg.dropout, module_name=layer_name)
     site = connections.build(cfg.residual, place, dropout, backend=cfg.residual_backend, **options_of(cfg))
     for name, module in site.named_children():
-        if type(module) is nn.Dropout:  # of the structure: --retain-dropout only affects FairseqDropout
+        if type(module) is nn.Dropout:  # the dropout of the structure: --retain-dropout only affects FairseqDropout
             setattr(site, name, SiteDropout(module.p, module_name=layer_name))
     return site
 

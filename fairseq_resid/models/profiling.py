@@ -17,7 +17,7 @@ SEED = 1
 
 
 def sentences(dictionary: Dictionary, length: int, generator: torch.Generator) -> Tensor:
-    """Return (SENTENCES, length) tokens sampled by their counts in dict.txt, the last one of each sentence EOS."""
+    """Return (SENTENCES, length) tokens sampled by their counts in dict.txt; every sentence ends with EOS."""
     counts = torch.tensor(dictionary.count, dtype=torch.float64)
     counts[: dictionary.nspecial] = 0
     if not counts.any():  # only special symbols, or no counts

@@ -34,11 +34,11 @@ from .classifier import (
 from .two_streams import TwoStreamConv2d
 
 ORDERS = ("full_preact", "relu_preact", "original", "bn_after_add", "relu_before_add")
-MOST_BLOCKS, MOST_CHANNELS, MOST_LAYERS = 1000, 65_536, 100  # of a stage; MOST_LAYERS: of a block
+MOST_BLOCKS, MOST_CHANNELS, MOST_LAYERS = 1000, 65_536, 100  # per stage; MOST_LAYERS: per block
 EXPANSION = 4  # factor by which a bottleneck's last convolution widens
 # In the backward pass of a strided 1x1 convolution of 2 to 6 input channels in channels-last memory, oneDNN's AVX2
-# kernels (3.12, in torch 2.13) write past their buffers. A test in tests/images/test_image_models.py fails when a newer
-# oneDNN has fixed this.
+# kernels (3.12, in torch 2.13) write past their buffers. A test in tests/images/test_image_models.py will fail
+# once a newer oneDNN has fixed this.
 SAFE_CHANNELS = 8
 
 
@@ -153,7 +153,7 @@ class ResidualNetwork(ImageClassifier):
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
-        """Add the flags of the network's size and form, and those of the structures."""
+        """Add the flags for the network's size and form, and for the structures."""
         cls.add_image_flags(parser)
         add = parser.add_argument
         add("--stage-blocks", metavar="N,N,...", help="blocks of each stage (default: the architecture's)")
@@ -163,7 +163,7 @@ class ResidualNetwork(ImageClassifier):
 
     @classmethod
     def settle(cls, args: argparse.Namespace) -> None:
-        """Resolve every option, and write it to `args`."""
+        """Resolve every option and write it to `args`."""
         layers = getattr(args, "block_layers", None)
         fill(args, DEFAULTS)
         refuse_structure_without_sites(args)

@@ -1,4 +1,4 @@
-"""Code shared by all our models: flags of residual structures, their resolution, and the log of coefficients."""
+"""Code shared by all our models: flags of residual structures, their resolution, and the logging of coefficients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def require_namespace(args: object) -> None:
 
 
 def add_flags(parser: Any, default: str, norms: Collection[str]) -> None:
-    """Add --residual with a default, --norm, backend and log flags, and a flag for every option of any structure."""
+    """Add --residual with a default, --norm, the flags for backend and logging, and a flag for every structure option."""
     formulas = "; ".join(f"{name}: {connections.structure(name).formula}" for name in connections.names())
     parser.add_argument(
         "--residual",
@@ -72,7 +72,7 @@ def settle(args: argparse.Namespace, default: str, norms: Collection[str]) -> co
 
     Raises: UserError if flags contradict each other or the structure.
     """
-    backend = getattr(args, "residual_backend", None) or "auto"  # checkpoints that are older than the flag have none
+    backend = getattr(args, "residual_backend", None) or "auto"  # checkpoints older than the flag lack it
     try:
         residual = connections.canonical(getattr(args, "residual", None) or default)
         options = connections.resolve(residual, {name: getattr(args, name, None) for name in connections.all_options()})
@@ -106,16 +106,16 @@ class Structured:
 
     @classmethod
     def hub_models(cls) -> dict[str, Any]:
-        """Return an empty dict: there are no pretrained models, and fairseq's do not fit."""
+        """Return an empty dict: we publish no pretrained models, and fairseq's do not fit."""
         return {}
 
     def log_coefficients(self, args: argparse.Namespace) -> None:
-        """Start to log coefficients if --log-coefficients is set."""
+        """Start logging coefficients if --log-coefficients is set."""
         if getattr(args, "log_coefficients", None):
             self.coefficient_log = CoefficientLog(self, args.log_interval)  # type: ignore[arg-type]
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Set the number of updates so far, as fairseq does before the next update."""
+        """Set the number of updates so far; fairseq calls this before the next update."""
         super().set_num_updates(num_updates)  # type: ignore[misc]
         if self.coefficient_log is not None:
             self.coefficient_log.before(num_updates)

@@ -31,11 +31,11 @@ from .structures import Structured, add_flags, options_of, require_namespace, se
 # (NormFormer), and would be silently ignored here.
 FOREIGN_SCALINGS = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
 
-# Versions before 0.3.3 built a small site of each of these whenever they resolved options, before the model. It is
-# still built, so that a seed gives the same initial values as before.
+# Versions before 0.3.3 built a small site of each of these structures when they resolved options, before the model.
+# They are still built, so that a seed gives the same initial values as before.
 DRAWN_AHEAD = ("highway", "linear_shortcut", "sas", "shortcut_gate")
 
-MOST_LAYERS = 10_000  # of a stack; fairseq has no limit
+MOST_LAYERS = 10_000  # per stack; fairseq has no limit
 
 # fairseq's names of the norms, and our names of the first norm of each site.
 STOCK_NORMS = {
@@ -44,7 +44,7 @@ STOCK_NORMS = {
     "final_layer_norm": "ffn_residual.norm",
 }
 
-# fairseq's class names for --retain-dropout-modules (module_name in its code), and the classes that replace those.
+# fairseq's class names for --retain-dropout-modules (module_name in its code), and the classes that replace them.
 OWN_CLASSES = {
     "TransformerEncoder": "ResidualTransformerEncoder",
     "TransformerDecoder": "ResidualTransformerDecoder",

@@ -84,7 +84,7 @@ def over_runs(errors: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Paired:
-    """Two models on the same images. difference: of their errors, in percent; p: from the exact McNemar test."""
+    """Compares two models on the same images. difference: of their errors, in percent; p: by the exact McNemar test."""
 
     difference: float
     low: float

@@ -21,7 +21,7 @@ from ..data.images import folder as images
 from ..data.images.folder import ImageRecord
 from ..fairseq_patches import UserError
 
-# Offset of the shuffling in the random stream of a seed and an epoch, far beyond that of crops and flips.
+# Offset of the shuffling in the random stream of a seed and an epoch, far beyond the offsets of crops and flips.
 ORDER = 1 << 64
 
 
@@ -64,7 +64,7 @@ class ImageDataset(FairseqDataset):
         return augmentation.draw(self.seed, epoch, len(self), self.padding, self.flips)
 
     def raw(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return labels (N,) and pixels (N, C, H, W) in uint8 of these images."""
+        """Return the labels (N,) and the uint8 pixels (N, C, H, W) of these images."""
         found = np.empty(len(numbers), dtype=self.parts[0].dtype)
         of = np.searchsorted(self.ends, numbers, side="right")
         for place, part in enumerate(self.parts):

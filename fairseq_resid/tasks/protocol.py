@@ -154,7 +154,7 @@ class Batch(ABC):
 
     @abstractmethod
     def kept(self, stack: str) -> Tensor | None:
-        """Return a mask that is true where a stack has no padding; None if the batch has no padding."""
+        """Return a mask that is true at positions of a stack without padding; None if the batch has no padding."""
 
     @abstractmethod
     def classes(self, stack: str) -> dict[str, tuple[Tensor, int]]:
@@ -177,7 +177,7 @@ class Task(ABC, Generic[D]):
 
     table_headings: scores and speed in a table of runs; headings: columns of a comparison
     measures: the measures of a study, by name; shown: additional scores in its table
-    floor: a measure and a mean; an arm below it did not train, so significance tests would be meaningless
+    floor: a measure and a threshold; an arm with a lower mean did not train, so significance tests would be meaningless
     curve: the quantity of analysis/curves.py that a study plots by epoch
     kept_files: patterns of the files in RUN/decode that a study keeps
     """
@@ -309,7 +309,7 @@ def article(noun: str) -> str:
 
 
 def is_kept(file: Path, note: Path, mine: Any, made: str) -> bool:
-    """Return whether a file exists and its note equals `mine`, that is, whether it can be reused; if so, print that."""
+    """Return whether a file can be reused: it exists, and its note equals `mine`. If so, print that it is reused."""
     kept = file.is_file() and records.remembered(note, type(mine)) == mine
     if kept:
         say(f"{file}: made from {made}, reused")

@@ -44,7 +44,7 @@ TOLERANCE = 0.001  # results.json has four decimals
 
 @dataclass(frozen=True)
 class DecodingNote:
-    """decode/SUBSET.MODEL.json or SUBSET.MODEL.nll.json: all inputs of the hypotheses or the NLL stored next to it."""
+    """The inputs of the hypotheses or the NLL next to it: decode/SUBSET.MODEL.json or SUBSET.MODEL.nll.json."""
 
     checkpoints: list[FileState]
     data: str
@@ -63,7 +63,7 @@ class DecodingNote:
         )
 
     def still_describes(self, file: Path, note: Path) -> bool:
-        """Return whether a file was made from the same files with the same settings; if so, print that."""
+        """Return whether a file was made from the same files and settings; if so, print that it is reused."""
         return is_kept(file, note, self, "the same files with the same settings")
 
 
@@ -126,7 +126,7 @@ def check_same_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> 
         own = trained_on / file.name
         words = read_lines(file)
         weights = state["model"].get(embedding)
-        trained = len(words) if weights is None else sum(weights.shape[:1]) - len(SPECIAL)  # it can have no dimensions
+        trained = len(words) if weights is None else sum(weights.shape[:1]) - len(SPECIAL)  # it may have no dimensions
         if len(words) != trained:
             raise ValueError(f"{file}: {len(words):,} words, but {run.last} was trained with {trained:,}")
         if own.is_file() and read_lines(own) != words:
