@@ -60,7 +60,9 @@ def decode(args: argparse.Namespace) -> dict[str, Any]:
 
     calls = {name: generation(model) for name, model in models.items()}
     seconds_of = clock(args.device, args.clock)
-    take_turns(calls, 1, seconds_of)
+    for name, call in calls.items():
+        with translation.watched(args, name):
+            call()
     seconds = take_turns(calls, args.rounds, seconds_of)
     structures = {
         name: {

@@ -97,9 +97,15 @@ def kind(results: Results) -> str:
 # --- results for a goal --------------------------------------------------------------------------------------------
 
 
+def op_rows(results: Results, kind: str) -> Iterator[Any]:
+    """Yield the rows of one kind that all runs of ops.py measured."""
+    for result in results.values():
+        yield from result.get(kind, [])
+
+
 def timings(results: Results, sites: str, passed: str, channels: int | None = None) -> Iterator[tuple[str, Any]]:
     """Yield (setting, row) for the fused op; `sites` is a prefix of the site's name."""
-    for row in results.get("ops", {}).get("timings", []):
+    for row in op_rows(results, "timings"):
         fits = row["site"].startswith(sites) and row["by"] == FUSED and row["pass"] == passed
         if fits and channels in (None, row["channels"]):
             yield f"{row['site']}, {row['rows']} x {row['channels']}, {row['dtype']}", row
@@ -124,10 +130,9 @@ def growth(results: Results) -> dict[str, Spread]:
 
 
 def host(results: Results) -> dict[str, Spread]:
-    rows = results.get("ops", {}).get("host", [])
     return {
         f"{row['site']}, C = {row['channels']}": row["time_to_eager_rskip_ln-1"]
-        for row in rows
+        for row in op_rows(results, "host")
         if row["by"] == FUSED and row["site"].startswith("rskip_ln")
     }
 
@@ -135,7 +140,7 @@ def host(results: Results) -> dict[str, Spread]:
 def saved(sites: str) -> Callable[[Results], dict[str, Spread]]:
     return lambda results: {
         f"{row['site']}, C = {row['channels']}": spread([row["saved_u"]])
-        for row in results.get("ops", {}).get("saved", [])
+        for row in op_rows(results, "saved")
         if row["by"] == FUSED and row["site"].startswith(sites)
     }
 
@@ -205,19 +210,28 @@ def table(rows: list[dict[str, Any]], results: Results) -> str:
     return "\n".join([*head, *body, *settings(results), "", *commands, "", *machines])
 
 
+def find(folder: Path) -> Results:
+    """Return the benchmark results in a folder."""
+    paths = sorted(path for path in folder.glob("*.json") if path.stem.split("-")[0] in ("ops", "training", "decoding"))
+    return {path.stem: json.loads(path.read_text()) for path in paths}
+
+
 def read(folder: Path) -> Results:
     """Return the benchmark results in a folder.
 
     Raises: SystemExit if there are none
     """
-    paths = sorted(path for path in folder.glob("*.json") if path.stem.split("-")[0] in ("ops", "training", "decoding"))
-    if not paths:
+    results = find(folder)
+    if not results:
         raise SystemExit(f"goals.py: error: --judge {folder}: contains no ops.json, training-*.json or decoding-*.json")
-    return {path.stem: json.loads(path.read_text()) for path in paths}
+    return results
 
 
-def measure(args: argparse.Namespace, machine: str, folder: Path) -> None:
-    """Run every benchmark; each writes its results and, if matplotlib is installed, its plot to the folder."""
+def measure(args: argparse.Namespace, machine: str, folder: Path) -> list[str]:
+    """Run every benchmark; each writes its results and, if matplotlib is installed, its plot to the folder.
+
+    Return the commands that failed. They do not stop the others, and their results of former runs are removed.
+    """
     commands = dict(RUNS["quick" if args.quick else machine])
     if args.data:
         words = f" --data {shlex.quote(str(args.data))}"
@@ -226,6 +240,7 @@ def measure(args: argparse.Namespace, machine: str, folder: Path) -> None:
     if unknown := set(args.only or ()) - commands.keys():
         raise SystemExit(f"goals.py: error: --only {min(unknown)}: choose from {', '.join(commands)}")
     folder.mkdir(parents=True, exist_ok=True)
+    failed = []
     for name, command in commands.items():
         if args.only and name not in args.only:
             continue
@@ -234,8 +249,10 @@ def measure(args: argparse.Namespace, machine: str, folder: Path) -> None:
         written = ["--clock", args.clock, "--json", f"{folder / name}.json"]
         if find_spec("matplotlib"):
             written += ["--plot", f"{folder / name}.png"]
+        (folder / f"{name}.json").unlink(missing_ok=True)
         if subprocess.run([sys.executable, str(FOLDER / script), *flags, *written]).returncode:
-            raise SystemExit(f"goals.py: error: failed: {command}")
+            failed.append(command)
+    return failed
 
 
 def main() -> None:
@@ -253,12 +270,13 @@ def main() -> None:
     machine = "gpu" if torch.cuda.is_available() else "cpu"
     # A relative path, because the table contains the commands.
     folder = args.judge or args.out or Path(os.path.relpath(FOLDER / "results" / machine))
-    if not args.judge:
-        measure(args, machine, folder)
-    results = read(folder)
+    failed = [] if args.judge else measure(args, machine, folder)
+    results = find(folder) if failed else read(folder)
     rows = [judge(goal, results) for goal in GOALS]
     (folder / "goals.json").write_text(json.dumps(rows, indent=1) + "\n")
     print(f"\n{table(rows, results)}")
+    if failed:
+        raise SystemExit(f"goals.py: error: failed: {'; '.join(failed)}")
 
 
 if __name__ == "__main__":

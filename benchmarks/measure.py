@@ -19,6 +19,7 @@ import torch
 
 from fairseq_resid.cli import machine as this_machine
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # the kernels then run, slowly, on a CPU
 Seconds = dict[Any, list[float]]  # by name, one value per round
 # Processor time excludes other processes on a busy machine, but sums over threads.
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}

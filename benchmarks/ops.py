@@ -4,7 +4,7 @@ installed.
     python benchmarks/ops.py [--json FILE] [--plot FILE]
 
 A site consists of the dropout, sums and norms of rskip_ln with λ = 1, 2, 3, or of all of sas including its gates. On a
-GPU this measures the median GPU time at 16k, 32k and 131k rows (positions), C = 512 and 1024, in bf16 and fp16; the
+GPU this measures the median GPU time at 4k, 16k, 32k and 131k rows (positions), C = 512 and 1024, in bf16 and fp16; the
 bandwidth of a copy, and the share of it that rskip_ln reaches if forward moves 3u and backward 5u (u is one C-vector
 per row); the host's time per call; and peak memory. On a CPU it measures median wall-clock time at small sizes. On
 both, it measures the memory saved for the backward pass. Implementations take turns, and ratios are computed within a
@@ -128,7 +128,7 @@ WITHOUT_SAS = ("liger", "flash-attn")
 def obstacle(implementation: str, device: str) -> str:
     """Return why an implementation cannot be timed here, or an empty string if it can."""
     package = PACKAGES.get(implementation)
-    if package and device == "cpu":
+    if package and device == "cpu" and not (implementation == FUSED and measure.INTERPRETED):
         return "requires a GPU"
     return f"requires the package {package}" if package and find_spec(package) is None else ""
 
@@ -287,7 +287,7 @@ def time_host(args: argparse.Namespace, channels: int) -> list[dict[str, Any]]:
 def saved_activations(implementations: list[str], channels: int, device: str) -> list[dict[str, Any]]:
     """Return the memory that each site saves for its backward pass beyond x, in u."""
     torch.compiler.reset()
-    given = Input((256, channels), DTYPES[half_precision(device)], device)
+    given = Input((32, channels), DTYPES[half_precision(device)], device)
     return [
         {"site": site, "by": by, "channels": channels, "saved_u": round(Run(site, by, given).saved(), 3)}
         for site, by in candidates(implementations)
@@ -296,7 +296,9 @@ def saved_activations(implementations: list[str], channels: int, device: str) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", type=positive, metavar="N", help="default: 16384 32768 131072; CPU: 2048")
+    parser.add_argument(
+        "--rows", nargs="+", type=positive, metavar="N", help="default: 4096 16384 32768 131072; CPU: 2048"
+    )
     parser.add_argument("--channels", nargs="+", type=positive, metavar="C", help="default: 512 1024; CPU: 512")
     parser.add_argument(
         "--dtypes", nargs="+", choices=DTYPES, metavar="DTYPE", help="default: bf16 fp16, before Ampere fp16; CPU: fp32"
@@ -307,7 +309,7 @@ def main() -> None:
     args = parser.parse_args()
     measure.check_flags(parser, args)
     gpu = args.device == "cuda"
-    args.rows = args.rows or ([16_384, 32_768, 131_072] if gpu else [2048])
+    args.rows = args.rows or ([4096, 16_384, 32_768, 131_072] if gpu else [2048])
     args.channels = args.channels or ([512, 1024] if gpu else [512])
     args.dtypes = args.dtypes or (list(dict.fromkeys([half_precision("cuda"), "fp16"])) if gpu else ["fp32"])
     for name in args.implementations or ():
@@ -318,16 +320,17 @@ def main() -> None:
 
     found: dict[str, Any] = {"machine": machine(args.device), "dropout": DROPOUT, "clock": args.clock}
     # The kernels save the same tensors in Triton's interpreter.
-    saving = [*args.implementations, *([FUSED] if not gpu and find_spec("triton") else [])]
+    saving = list(dict.fromkeys([*args.implementations, *([FUSED] if not gpu and find_spec("triton") else [])]))
+    found |= {"saved": [], "host": [], "timings": []}
     found["saved"] = [row for channels in args.channels for row in saved_activations(saving, channels, args.device)]
     for row in found["saved"]:
         print(f"{row['site']:11} {row['by']:14} C = {row['channels']:4}: saves {row['saved_u']:.2f}u beyond x")
+    write(args, found)
     found["host"] = [row for channels in args.channels for row in time_host(args, channels)] if gpu else []
     for row in found["host"]:
         times = f"{row['microseconds']['median']:.0f} µs of host time per call"
         print(f"{row['site']:11} {row['by']:14} C = {row['channels']:4}: {times}")
     print(f"\n{'site':11} {'by':14} {'pass':17} {'rows':>7} {'C':>5} {'':5} {'ms':>8}  {'speed to eager':20} of a copy")
-    found["timings"] = []
     for channels, rows, dtype in product(args.channels, args.rows, args.dtypes):
         for row in time_configuration(args, (rows, channels), dtype):
             found["timings"].append(row)
@@ -335,7 +338,7 @@ def main() -> None:
             share = f"{row['copy_share']['median']:.0%}" if "copy_share" in row else ""
             figures = f"{row['milliseconds']['median']:8.3f}  {shown(row['speed_to'][EAGER]):20} {share}"
             print(head, figures.rstrip(), flush=True)
-    write(args, found)
+        write(args, found)  # at once, so that later shapes cannot lose it
     if args.plot:
         plot_ratios(args.plot, panels(found["timings"]), "forward + backward, speed, eager = 1")
 

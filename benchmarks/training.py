@@ -60,7 +60,9 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
     calls = {name: steps(trainer) for name, trainer in trainers.items()}
     seconds_of = clock(args.device, args.clock)
-    take_turns(calls, 1, seconds_of)  # the first steps allocate Adam's state and compile GPU kernels
+    for name, call in calls.items():  # the first steps allocate Adam's state and compile GPU kernels
+        with translation.watched(args, name):
+            call()
     seconds = take_turns(calls, args.rounds, seconds_of)
     tokens = translation.tokens(batches)
     structures: dict[str, Any] = {}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import measure
 import torch
@@ -20,7 +23,7 @@ from measure import check_data, half_precision, plot_ratios, positive
 from torch import nn
 
 import fairseq_resid.models  # noqa: F401  (registers the models)
-from fairseq_resid import connections
+from fairseq_resid import connections, ops
 from fairseq_resid.ops import BACKENDS
 
 STOCK = "transformer"
@@ -39,7 +42,7 @@ COMPARED = [STOCK, "post_ln", "rskip_ln-1", "rskip_ln-2", "rskip_ln-3", "sas"]
 # Layers of each stack, C, FFN, heads, dropout, vocabulary of random data. base and big: Vaswani 2017, table 3; small:
 # the model of scripts/recipes/multi30k-en-de.txt; tiny: for testing the benchmarks.
 SIZES = {
-    "tiny": (1, 32, 64, 2, 0.1, 200),
+    "tiny": (1, 64, 64, 2, 0.1, 200),
     "small": (3, 256, 1024, 4, 0.2, 8_000),
     "base": (6, 512, 2048, 8, 0.1, 32_768),
     "big": (6, 1024, 4096, 16, 0.3, 32_768),
@@ -109,6 +112,25 @@ def configuration(args: argparse.Namespace, structure: str) -> Any:
     parser = options.get_training_parser()
     namespace = options.parse_args_and_arch(parser, [str(args.data or "random"), *words.split()])
     return convert_namespace_to_omegaconf(namespace)
+
+
+@contextmanager
+def watched(args: argparse.Namespace, structure: str) -> Iterator[None]:
+    """Check which backend computes the sites of a structure.
+
+    Raises: SystemExit if the kernels are forced and another one does; in decoding, a site falls back without an error
+    """
+    used: set[bool] = set()
+
+    def use_kernels(*given: Any) -> bool:
+        used.add(answer := ops.use_kernels(*given))
+        return answer
+
+    with mock.patch.object(connections.base, "use_kernels", use_kernels):
+        yield
+    if args.residual_backend == "triton" and structure != STOCK and used != {True}:
+        program = Path(sys.argv[0]).name
+        raise SystemExit(f"{program}: error: --residual-backend triton: the kernels did not compute {structure}")
 
 
 def random_dataset(dictionary: Dictionary, pairs: int) -> LanguagePairDataset:

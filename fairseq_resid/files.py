@@ -166,14 +166,14 @@ def _bounded_lines(file: BinaryIO | gzip.GzipFile, path: Path, most_bytes: int, 
         yield line
 
 
-def read_lines(path: Path) -> list[str]:
+def read_lines(path: Path, most_bytes: int = MOST_BYTES) -> list[str]:
     """Return the lines of a UTF-8 text file, split on LF alone: other Unicode line breaks belong to the sentences.
 
     Raises: ValueError naming the file if it is missing, and the file and line if it is not UTF-8 or contains a NUL.
     """
     lines = []
     try:
-        with reading(path) as file:
+        with reading(path, most_bytes) as file:
             for number, raw in enumerate(file, start=1):
                 try:
                     line = raw.decode("utf-8")

@@ -49,7 +49,7 @@ def latex(formula: str) -> str:
             made += "".join(COMMANDS.get(letter, letter) + (" " if letter in COMMANDS else "") for letter in token)
         else:
             made += token
-    made = re.sub(r"\\sqrt \(([^()]*)\)", r"\\sqrt{\1}", made)
+    made = re.sub(r"\\sqrt (\([^()]*\))", r"\\sqrt{\1}", made)
     return re.sub(r"\s+", " ", re.sub(r"\s+(?=[),;^_}])", "", made)).strip()
 
 

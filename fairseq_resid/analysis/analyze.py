@@ -18,6 +18,8 @@ from ..runs.run import FileState, Run
 from . import plots
 from .results import Analysis, read_analysis
 
+MOST_READ = 1_000_000  # examples, and padded positions in a batch
+
 
 def analysis_file(run: Run) -> Path:
     """Return the path of a run's analysis."""
@@ -57,19 +59,22 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     add("--subset", default="valid", metavar="NAME", help="subset of the data to read (default valid)")
     add(
         "--sentences",
-        type=int,
+        type=frame.integer(1, MOST_READ),
         default=400,
         metavar="N",
         help="number of sentences or images, spread evenly over the subset (default 400)",
     )
-    add("--max-tokens", type=int, default=4096, metavar="N", help="padded positions per batch (default 4096)")
+    add(
+        "--max-tokens",
+        type=frame.integer(1, MOST_READ),
+        default=4096,
+        metavar="N",
+        help="padded positions per batch (default 4096)",
+    )
     add("--checkpoint", metavar="FILE", help="a checkpoint in RUN (default: averaged.pt, or else checkpoint_last.pt)")
     add("--no-ablation", action="store_true", help="skip setting each branch to 0 in turn, the slowest step")
     add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     options = parser.parse_intermixed_args(argv)
-    for flag in ("sentences", "max_tokens"):
-        if getattr(options, flag) < 1:
-            parser.error(f"--{flag.replace('_', '-')} {getattr(options, flag)}: must be at least 1")
     # fairseq is imported here, after frame.command has silenced its libraries.
     from .figures import analyze
     from .model import load_for_analysis

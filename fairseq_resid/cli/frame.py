@@ -13,6 +13,7 @@ import argparse
 import errno
 import functools
 import os
+import re
 import shutil
 import signal
 import sys
@@ -94,6 +95,17 @@ class _Verbose(argparse.Action):
 
     def __call__(self, *_: Any) -> None:
         quiet.set_verbose(True)
+
+
+def integer(least: int, most: int) -> Callable[[str], int]:
+    """Return an argparse type: an integer from `least` to `most`."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"-?[0-9]{1,18}", text) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text[:40]}: must be an integer from {least} to {most}")
+        return int(text)
+
+    return parse
 
 
 def open_streams() -> None:

@@ -95,7 +95,7 @@ def fetch(
                 return found
         urls = [address(file.name, mirror)] if mirror else list(file.urls)
         if not urls:
-            raise FetchError(f"{file.name}: no download address is known; pass the folder that contains it with --raw")
+            raise FetchError(f"{file.name}: no download address is known; use --raw with the folder that contains it")
         refusals = []
         for url in urls:
             say(f"{file.name}: downloading from {url}")

@@ -31,7 +31,7 @@ def require_namespace(args: object) -> None:
 
 
 def add_flags(parser: Any, default: str, norms: Collection[str]) -> None:
-    """Add --residual with a default, --norm, backend and logging flags, and a flag for every option of any structure."""
+    """Add --residual with a default, --norm, backend and logging flags, and a flag for every option of a structure."""
     formulas = "; ".join(f"{name}: {connections.structure(name).formula}" for name in connections.names())
     parser.add_argument(
         "--residual",

@@ -44,7 +44,7 @@ def _misfit(kind: self_check.Kind) -> str:
     if device.type == "cpu" and _INTERPRETED:
         return self_check.fault(kind)
     if device.type != "cuda":
-        return f"the kernels need a GPU, and the tensors are on {device.type}"
+        return f"the kernels need a GPU, but the tensors are on {device.type}"
     if _INTERPRETED:
         return "TRITON_INTERPRET=1 interprets the kernels"
     capability = torch.cuda.get_device_capability(device)

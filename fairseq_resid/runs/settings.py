@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from ..cli.frame import integer
 from ..files import bounded
 from .run import Numbering, Run, RunRecord
 
 MOST_FACTOR = 1000  # maximum of --lenpen and --max-len-a
+MOST_BEAM = 100  # maximum of --beam: each hypothesis needs as much memory as a sentence
+MOST_COUNT = 999_999  # maximum of other integers
 LAST = 10  # checkpoints to average
 # Options of fairseq-generate. fairseq divides a score by len^lenpen, tensor2tensor by ((5 + len) / 6)^lenpen, so the
 # same value 0.6 has a slightly different effect.
@@ -42,10 +45,15 @@ class Settings:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the options; options that are not given are None."""
     add = parser.add_argument
-    add("--last", type=_count, metavar="N", help=f"average the last N numbered checkpoints (default {LAST})")
+    add(
+        "--last",
+        type=integer(1, MOST_COUNT),
+        metavar="N",
+        help=f"average the last N numbered checkpoints (default {LAST})",
+    )
     add("--by", choices=("epoch", "update"), help="average checkpointN.pt (epoch) or checkpoint_E_U.pt (update)")
     add("--epochs", type=_range, metavar="FIRST-LAST", help="also score the average of the checkpoints of these epochs")
-    add("--beam", type=_count, metavar="N", help=f"beam size (default {DECODING['beam']})")
+    add("--beam", type=integer(1, MOST_BEAM), metavar="N", help=f"beam size (default {DECODING['beam']})")
     add("--lenpen", type=_number, metavar="X", help=f"length penalty (default {DECODING['lenpen']})")
     add(
         "--max-len-a",
@@ -54,19 +62,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="limit translations to A times the source length in subwords plus --max-len-b "
         f"(default {DECODING['max-len-a']})",
     )
-    add("--max-len-b", type=_length, metavar="B", help=f"(default {DECODING['max-len-b']})")
-
-
-def _count(text: str) -> int:
-    if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
-        raise argparse.ArgumentTypeError(f"{text}: must be an integer from 1 to 999999")
-    return int(text)
-
-
-def _length(text: str) -> int:
-    if not re.fullmatch(r"\d{1,6}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text}: must be an integer from 0 to 999999")
-    return int(text)
+    add("--max-len-b", type=integer(0, MOST_COUNT), metavar="B", help=f"(default {DECODING['max-len-b']})")
 
 
 def _number(text: str) -> float:

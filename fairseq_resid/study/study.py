@@ -305,13 +305,13 @@ def visible_gpus() -> list[str]:
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse and check the options of the command line."""
-    add = parser.add_argument
+    add, count = parser.add_argument, frame.integer(1, MOST)
     add("study", type=Path, metavar="STUDY.yaml", help="the study file")
     add("--work", type=Path, metavar="DIR", help="working folder of unfinished runs (default: checkpoints/study-NAME)")
     add("--kept", type=Path, metavar="DIR", help="folder of results (default: the study file's path without .yaml)")
-    add("--jobs", type=int, metavar="N", help="runs at a time (default: one per --threads cores, or per --gpus)")
-    add("--threads", type=int, metavar="N", help="threads per run, each on its own core (default: 1; on GPUs: all)")
-    add("--gpus", type=int, metavar="N", help="GPUs per run; runs share the GPUs in groups of N (default: all)")
+    add("--jobs", type=count, metavar="N", help="runs at a time (default: one per --threads cores, or per --gpus)")
+    add("--threads", type=count, metavar="N", help="threads per run, each on its own core (default: 1; on GPUs: all)")
+    add("--gpus", type=count, metavar="N", help="GPUs per run; runs share the GPUs in groups of N (default: all)")
     add("--hours", type=float, metavar="H", help="stop starting new runs after H hours")
     add("--retry", action="store_true", help="try failed runs again")
     add("--weights", action="store_true", help="keep the checkpoints of finished runs in --work")
@@ -329,12 +329,8 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     )
     add("--only", metavar="RUN", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    for name in ("jobs", "threads", "gpus", "hours"):
-        value = getattr(options, name)
-        if value is not None and not value > 0:  # also true for NaN
-            parser.error(f"--{name} {value:g}: must be above 0")
-        if value is not None and name != "hours" and value > MOST:
-            parser.error(f"--{name} {value}: must be {MOST} or less")
+    if options.hours is not None and not options.hours > 0:  # also true for NaN
+        parser.error(f"--hours {options.hours:g}: must be above 0")
     if here := [name for name in ("jobs", "threads", "gpus") if options.cluster and getattr(options, name)]:
         parser.error(f"--{here[0]}: only for runs on this machine; with --cluster, set resources with --cluster-option")
     if options.cluster_option and not options.cluster:

@@ -250,10 +250,11 @@ def test_analyze_names_what_is_missing(
 
 
 @pytest.mark.parametrize("flag", ["--sentences", "--max-tokens"])
-def test_analyze_refuses_counts_below_one(flag: str, tmp_path: Path, capsys: Any) -> None:
+@pytest.mark.parametrize("value", ["0", "-1", "1000001", "9" * 5000, "1e3", "٣"])
+def test_analyze_refuses_counts_out_of_range(value: str, flag: str, tmp_path: Path, capsys: Any) -> None:
     with pytest.raises(SystemExit):
-        analyze.main([str(tmp_path), flag, "0"])
-    assert f"{flag} 0: must be at least 1" in capsys.readouterr().err
+        analyze.main([str(tmp_path), f"{flag}={value}"])
+    assert f"argument {flag}: {value[:40]}: must be an integer from 1 to 1000000\n" in capsys.readouterr().err
 
 
 def test_attention_decodes_with_settings_of_the_run(

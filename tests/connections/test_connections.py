@@ -20,7 +20,7 @@ from support import structures
 from support.stacks import C, build, inputs, make, reference, seen
 from support.structures import each, each_example, each_site, spec
 
-pytestmark = pytest.mark.once  # torch alone
+pytestmark = pytest.mark.once  # needs only torch
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -1,4 +1,4 @@
-"""--norm: each norm equals its formula, every structure works with each of them, and nothing else makes a norm."""
+"""--norm: each norm equals its formula, and every structure works with each norm and makes no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairseq_resid.connections.norms import NORMS, divisor
 from support.stacks import C, Stack, inputs, move
 from support.structures import each
 
-pytestmark = pytest.mark.once  # torch alone
+pytestmark = pytest.mark.once  # needs only torch
 
 # Names of the parameters in checkpoints, in order. Released names never change.
 PARAMETERS = {
@@ -92,14 +92,14 @@ def moved(name: str, norm: Any) -> Any:
 
 @each
 def test_every_norm_of_a_structure_is_that_of_its_place(name: str) -> None:
-    """A stack whose place makes another LayerNorm equals the default stack: it has no other norms."""
+    """A stack whose place makes another LayerNorm equals the default stack, so all norms are made by the place."""
     default, other = moved(name, NORMS["layer"]), moved(name, Plain)
     assert not any(isinstance(module, nn.LayerNorm) for module in other.modules())
     state = {key.replace("end.norm.", "end."): value for key, value in other.state_dict().items()}
     default.load_state_dict(state)
     x = inputs(5, 2, C)[0]
     if default.end is not None:
-        default.end.eps = 1e-5  # resi_dual's exit has another eps, with LayerNorm alone
+        default.end.eps = 1e-5  # resi_dual's exit has a different eps, but only with LayerNorm
     torch.testing.assert_close(default(x), other(x), rtol=1e-9, atol=1e-9)
 
 
@@ -120,8 +120,8 @@ def test_every_structure_trains_and_scripts_with_every_norm(name: str, norm: str
 
 
 @pytest.mark.parametrize("norm", ["rms", "scale"])
-def test_ratio_of_rskip_ln_uses_what_the_norm_divides_by(norm: str) -> None:
-    """Far from 0 in every channel, moving x and F along themselves changes no direction, only lengths."""
+def test_ratio_of_rskip_ln_uses_the_divisor_of_the_norm(norm: str) -> None:
+    """x and F are far from 0 in every channel; scaling them changes only their lengths, not their directions."""
     torch.manual_seed(1)
     site = move(connections.build("rskip_ln", Place(C, norm=NORMS[norm])).double())
     x, f = inputs(3, C)
@@ -140,7 +140,7 @@ def test_functions_without_statistics_have_no_ratio() -> None:
 
 
 @pytest.mark.parametrize("norm", [norm for norm in NORMS if norm != "layer"])
-def test_another_norm_than_layer_does_not_fold(norm: str) -> None:
+def test_norms_other_than_layer_do_not_fold(norm: str) -> None:
     site = connections.build("post_ln", Place(C, norm=NORMS[norm]))
     folds = connections.structure("post_ln").folds
     assert folds is not None

@@ -15,7 +15,7 @@ from fairseq_resid.connections import table
 from support import structures
 from support.structures import each
 
-pytestmark = pytest.mark.once  # torch alone
+pytestmark = pytest.mark.once  # needs only torch
 ROOT = Path(__file__).resolve().parents[2]
 
 

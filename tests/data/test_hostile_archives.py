@@ -94,7 +94,7 @@ def test_unclosed_segments_are_read_in_linear_time(text: bytes, tmp_path: Path) 
 
 
 def test_last_segment_without_end_gives_an_error() -> None:
-    """Before, the sentence was dropped, and the two sides of a corpus no longer matched."""
+    """Earlier versions dropped the sentence, so the two sides of a corpus no longer matched."""
     with pytest.raises(ValueError, match=r"a\.xml: the <seg> at byte 15 is not closed"):
         extract.segments(b"<seg>one</seg>\n<seg>two", "a.xml")
     assert extract.segments(b"<segment><seg>a<seg>b</seg><seg id='2'\n>c</SEG></seg>", "a.xml") == ["a<seg>b", "c"]

@@ -41,7 +41,7 @@ FORMS = [
 @pytest.mark.once
 @cases(20_000)
 def test_any_line_survives_tokenising_and_restoring(count: int, fault: Callable[..., None]) -> None:
-    """To the model and back: one line with only plain spaces; untokenised text does not change otherwise."""
+    """To the model and back, a line stays one line with only plain spaces; untokenised text changes in nothing else."""
     for number, line in enumerate(hostile_lines.valid(1, count)):
         form = FORMS[number % len(FORMS)]
         found = form.to_model(line)
@@ -52,7 +52,7 @@ def test_any_line_survives_tokenising_and_restoring(count: int, fault: Callable[
             assert found == restored == "".join(" " if letter.isspace() else letter for letter in line)
         if form.form == "escaped":
             assert text.escape(text.unescape(restored)) == restored
-    fault("lines of every kind tokenised and restored", count, "one line each, plain spaces only")
+    fault("lines of every kind tokenised and restored", count, "each remains one line, with plain spaces only")
 
 
 @pytest.mark.once
@@ -112,7 +112,7 @@ def test_cleaning_keeps_usable_pairs_in_order(count: int, tmp_path: Path, fault:
     assert all(found.dropped[reason] for reason in ("not_utf8", "too_long", "control_characters", "empty"))
     dropped = ", ".join(f"{number:,} {reason.replace('_', ' ')}" for reason, number in found.dropped.items())
     fault(
-        "text and other bytes, mixed, cleaned",
+        "a mixture of text and other bytes, cleaned",
         count,
         f"{found.kept:,} of {found.read:,} pairs kept in order, dropped {dropped}",
     )
@@ -137,7 +137,9 @@ def test_unusable_line_is_named(count: int, tmp_path: Path, fault: Callable[...,
             with pytest.raises(ValueError, match=f"^{named}(not UTF-8|contains a NUL byte)"):
                 read_pairs(*both)
         assert shards.measure(both[side]).lines == 200
-    fault("a line of other bytes, NUL, or too many characters among 200", count, "file and line named each time")
+    fault(
+        "a line with invalid bytes, NUL or too many characters among 200", count, "the error always names file and line"
+    )
 
 
 def read_back(data: Path, split: str, language: str) -> list[list[str]]:
@@ -245,7 +247,7 @@ def test_any_text_survives_log_and_scoring(count: int, tmp_path: Path, fault: Ca
     fault(
         "hypotheses of every kind in a log of fairseq-generate, and scored",
         count,
-        "all back in order; BLEU of themselves 100",
+        "all read in order; BLEU against themselves is 100",
     )
 
 
@@ -292,7 +294,7 @@ def test_translations_keep_the_order_of_lines(
     fault(
         "lines of every kind translated",
         len(lines),
-        f"as many answers, known ones in their places; {refused} too long, named",
+        f"one translation per line, in order; {refused} lines that are too long named by number",
     )
 
 
@@ -314,7 +316,11 @@ def test_untranslatable_line_is_named_after_translating_earlier_lines(
         assert out.decode() == "".join(f"{of[one]}\n" for one in before)
         said = f"fairseq-resid translate: error: line {len(before) + 1}: "
         assert error.decode().startswith(said) and error.count(b"\n") == 1, error
-    fault("a line that is not UTF-8 after up to 8 that are", count, "named by number, those before it translated")
+    fault(
+        "a line that is not UTF-8 after up to 8 valid ones",
+        count,
+        "named by number after translating the lines before it",
+    )
 
 
 def test_source_that_looks_like_fairseq_symbols_translates(

@@ -112,8 +112,8 @@ def test_preparing_millions_of_pairs_uses_bounded_memory(tmp_path: Path, fault: 
         2,
         f"peak of our steps: tokenise {megabytes('tokenise')}, learn {megabytes('learn')}, "
         f"encode {megabytes('encode')}; of fairseq-preprocess with its workers {megabytes('fairseq-preprocess')}; "
-        f"{last['seconds']:.0f} s, {last['text'] / 1e6:.0f} MB of text, {last['work'] / 1e6:.0f} MB at work, "
-        f"{last['data'] / 1e6:.0f} MB made",
+        f"{last['seconds']:.0f} s, {last['text'] / 1e6:.0f} MB of text, at most {last['work'] / 1e6:.0f} MB on disk, "
+        f"{last['data'] / 1e6:.0f} MB in the data folder",
     )
 
 
@@ -200,7 +200,7 @@ class Watched:
         self.held: dict[int, tuple[int, int]] = {}  # by the newest checkpoint: resident bytes, open files
 
     def look(self, process: subprocess.Popen[Any]) -> None:
-        """Look once."""
+        """Take one measurement."""
         with contextlib.suppress(OSError):  # a file or process has just disappeared
             found = [file for file in self.run.iterdir() if file.name.startswith("checkpoint")]
             sizes = [file.stat().st_size for file in found]
@@ -221,7 +221,7 @@ class Watched:
             time.sleep(0.02)
 
     def check(self) -> int:
-        """Check that there were never more than the kept checkpoints, one more and copies; return the size of one."""
+        """Check that there were never more than the kept checkpoints, one more, and copies; return the size of one."""
         one = (self.run / "checkpoint_last.pt").stat().st_size
         assert 0 < self.files <= KEPT + 3 and self.size <= (KEPT + 3) * 1.1 * one
         return one
@@ -277,5 +277,5 @@ def test_long_training_with_kills_leaves_nothing_half_written(
         f"{CHECKPOINTS} checkpoints written and rotated, with SIGKILL at 8 moments",
         8,
         f"finished; at most {watched.files} checkpoint files, {watched.size / size:.1f} times the bytes of one; "
-        "nothing half written is left",
+        "no partial files remain",
     )

@@ -24,7 +24,7 @@ STEPS = ["extract", "tokenise", "learn", "encode", "binarise"]
 
 
 def stopping(where: str, hosts: dict[str, Path], out: Path, **settings: Any) -> subprocess.Popen[bytes]:
-    """Start the command of `command` under support/stop_in_step.py, which stops it at `where`."""
+    """Start the arguments of `command` with support/stop_in_step.py, which stops at `where`."""
     environment = {**os.environ, "PREPARE_TEST_STOP": where, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     argv = [sys.executable, "-m", "support.stop_in_step", *command(hosts, out)[4:]]
     return subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, **settings)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data/ and checkpoints/run/: 12 updates of a one-layer stock transformer, a checkpoint every 3."""
+    """A folder with data/ and checkpoints/run/: a one-layer stock transformer, 12 updates, every third one saved."""
     folder = tmp_path_factory.mktemp("evaluation")
     (folder / "raw").mkdir()
     words = {"red": "ro@@ uge", "green": "ve@@ rt", "blue": "bl@@ eu", "old": "vi@@ eux", "new": "ne@@ uf"}

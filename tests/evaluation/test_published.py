@@ -203,7 +203,7 @@ def test_missing_required_or_incomplete_text_is_still_an_error(
 # ------------------------------------------------------------------------------------------------------- evaluation
 
 
-def test_evaluation_of_a_skipped_test_set_is_one_clear_line(
+def test_evaluation_of_a_skipped_test_set_gives_one_clear_error(
     trained: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     read = Corpus.read
@@ -261,7 +261,7 @@ TRAINED = ["--lr", "0.003", "--batch-size", "128", "--max-epoch", "4", "--max-up
 
 @pytest.fixture(scope="module")
 def trained(raw: Path, tmp_path_factory: pytest.TempPathFactory, cli: Callable[..., Result]) -> tuple[Path, Path]:
-    """A data folder of the published profile, and a stock model trained on it for four epochs like in its recipe."""
+    """A data folder of the published profile, and a stock model trained on it for four epochs as in its recipe."""
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         profile = {**prepare.PUBLISHED["multi30k-en-de"], "vocab_size": MERGES, "facts": {}}

@@ -148,7 +148,7 @@ def test_translations_equal_fairseq(search: Search, seed: int, tmp_path: Path) -
     for mine, theirs, is_same, end in zip(found, expected, same, ends, strict=True):
         length = len(mine[0].tokens)
         missing = math.log1p(-math.exp(end.item())) / (length + 1) ** search.length_penalty
-        is_ended = length < search.longest(6)  # the engine scores the others again
+        is_ended = length < search.longest(6)  # the engine rescores truncated translations
         assert not is_same or mine[0].score + is_ended * missing == pytest.approx(theirs[0][1], abs=1e-4)
 
 

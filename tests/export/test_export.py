@@ -1,4 +1,4 @@
-"""`fairseq-resid export`: the folder, its proof, and translating and evaluating with it."""
+"""`fairseq-resid export`: the folder, its proof, and how it translates and is evaluated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ needs_engine = need("ctranslate2")
 
 @pytest.fixture(scope="module")
 def run(train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of scaled_pre_ln, trained until many of its translations differ. Read only."""
+    """A run of scaled_pre_ln, trained until many of its translations differ from each other. Read only."""
     folder = tmp_path_factory.mktemp("export") / "run"
     train(folder, "--residual", "scaled_pre_ln", "--batch-size", 64, "--max-update", 100, "--dropout", 0)
     return folder
@@ -134,7 +134,7 @@ def test_translate_refuses_bad_lines_and_flags(exported: Path, capsys: Any, monk
 
 
 @needs_engine
-def test_evaluate_shows_bleu_of_export_next_to_its_run(
+def test_evaluate_shows_bleu_of_export_and_of_its_run(
     exported: Path, corpus: Path, expected: list[str], tmp_path: Path, capsys: Any
 ) -> None:
     shutil.copytree(exported, tmp_path / "out")

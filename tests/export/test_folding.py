@@ -47,7 +47,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], Any]] = {
         TASK,
     ),
     "narrow encoder": ({"residual": "xskip_ln", "encoder_embed_dim": 32, "decoder_embed_dim": 64}, TASK),
-    "other numbers of heads": ({"residual": "post_ln", "decoder_attention_heads": 2}, TASK),
+    "different numbers of heads": ({"residual": "post_ln", "decoder_attention_heads": 2}, TASK),
 }
 
 

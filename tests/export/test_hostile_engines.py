@@ -1,4 +1,4 @@
-"""Files of engines from strangers: refused in one line before the engine's library, which might crash, opens them."""
+"""Untrusted engine files are refused with one line before the engine's library, which might crash, opens them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [need("ctranslate2"), need("onnx"), need("huggingface"), pytest.mar
 
 
 def refused(folder: Path, file: str | None = None) -> str:
-    """Return the line with which a folder is refused; it must name the file."""
+    """Return the one-line error that refuses a folder; it must name the file."""
     with pytest.raises((ValueError, OSError)) as error:
         Translator(folder).translate(["w1 w2"])
     reason = str(error.value)
@@ -92,7 +92,7 @@ MODELS: dict[str, Callable[[ModelBin], Any]] = {
     "one matrix in half precision": lambda m: of_type(m, Q, 4, 2),
     "an unknown type": lambda m: setattr(m.variables[Q], "type", 9),
     "fewer bytes": lambda m: setattr(m.variables[Q], "content", bytes(8)),
-    "sizes beyond the file": lambda m: setattr(m.variables[Q], "shape", [1 << 31, 1 << 31]),
+    "sizes larger than the file": lambda m: setattr(m.variables[Q], "shape", [1 << 31, 1 << 31]),
     "an alias of nothing": lambda m: m.aliases.append(("x", "y")),
     "an alias of itself": lambda m: m.aliases.append(("x", "x")),
     "an alias of a known name": lambda m: m.aliases.append((Q, "decoder/projection/weight")),
@@ -127,7 +127,7 @@ def test_model_bin_must_be_that_of_an_export(how: str, copied: Callable[[str], P
     ],
     ids=str,
 )
-def test_settings_of_ctranslate2_are_those_of_an_export(
+def test_ctranslate2_settings_must_be_those_of_an_export(
     changes: dict[str, Any],
     copied: Callable[[str], Path],  # noqa: F811
 ) -> None:
@@ -143,8 +143,8 @@ WORDS = {
     "an empty word": lambda words: [*words[:-1], ""],
     "a word twice": lambda words: [*words[:-1], words[5]],
     "no unknown word": lambda words: [word for word in words if word != "<unk>"] + ["x"],
-    "one word less": lambda words: words[:-1],
-    "one word more": lambda words: [*words, "more"],
+    "one word too few": lambda words: words[:-1],
+    "one word too many": lambda words: [*words, "more"],
     "numbers": lambda words: list(range(len(words))),
     "nothing": lambda words: [],
 }
@@ -241,14 +241,14 @@ WEIGHTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a transposed matrix": lambda w: w.update({"model.encoder.embed_tokens.weight": torch.zeros(16, 54)}),
     "integers": lambda w: w.update({FC1: torch.zeros(16, 16, dtype=torch.int64)}),
     "two types": lambda w: w.update({FC1: torch.zeros(16, 16, dtype=torch.float16)}),
-    "one weight less": lambda w: w.pop(FC1),
-    "one weight more": lambda w: w.update({"model.encoder.layers.9.fc1.weight": torch.zeros(16, 16)}),
+    "a missing weight": lambda w: w.pop(FC1),
+    "an extra weight": lambda w: w.update({"model.encoder.layers.9.fc1.weight": torch.zeros(16, 16)}),
     "no weights": lambda w: w.clear(),
 }
 
 
 @pytest.mark.parametrize("how", WEIGHTS)
-def test_weights_are_those_of_the_configuration(how: str, copied: Callable[[str], Path]) -> None:  # noqa: F811
+def test_weights_must_match_the_configuration(how: str, copied: Callable[[str], Path]) -> None:  # noqa: F811
     folder = copied("huggingface")
     rewritten(folder, WEIGHTS[how])
     refused(folder, "model.safetensors")
@@ -349,20 +349,20 @@ GRAPHS: dict[str, Callable[[Any], Any]] = {
     "a function": add_function,
     "training": lambda m: m.training_info.add(),
     "sparse numbers": lambda m: m.graph.sparse_initializer.add(),
-    "a constant in a file outside": lambda m: elsewhere(m, "../private"),
+    "a constant in a file outside the folder": lambda m: elsewhere(m, "../private"),
     "a constant in a device": lambda m: elsewhere(m, "/dev/zero"),
     "a constant in another file": lambda m: elsewhere(m, RECORD),
     "a constant in a missing file": lambda m: elsewhere(m, f"{onnx_runner.STEP}.data"),
     "a huge constant": lambda m: add_tensor(m, "huge", 1, [1 << 40, 1 << 20], raw_data=bytes(4)),
     "a huge constant without bytes": lambda m: add_tensor(m, "huge", 1, [1 << 40]),
-    "a huge constant of few numbers": lambda m: add_tensor(m, "huge", 7, [1 << 38]).int64_data.append(1),
+    "a huge constant with few numbers": lambda m: add_tensor(m, "huge", 7, [1 << 38]).int64_data.append(1),
     "a negative size": lambda m: add_tensor(m, "negative", 1, [-1], raw_data=bytes(4)),
     "strings": lambda m: add_tensor(m, "strings", 8, [1]).string_data.append(b"x"),
     "a division of integers": divide_integers,
-    "a division of integers that claims to be none": lie_about_integers,
+    "a division of integers that claims to divide floats": lie_about_integers,
     "a name twice": lambda m: add_tensor(m, m.graph.initializer[0].name, 1, [1], raw_data=bytes(4)),
-    "an input less": lambda m: m.graph.input.pop(),
-    "an output more": lambda m: m.graph.output.append(m.graph.input[0]),
+    "a missing input": lambda m: m.graph.input.pop(),
+    "an extra output": lambda m: m.graph.output.append(m.graph.input[0]),
     "no nodes": lambda m: m.graph.ClearField("node"),
     "no graph": lambda m: m.ClearField("graph"),
     "no metadata": lambda m: m.ClearField("metadata_props"),
@@ -375,7 +375,7 @@ GRAPHS: dict[str, Callable[[Any], Any]] = {
 
 
 def swap(model: Any, one: str, other: str) -> None:
-    """Replace an output by a constant of another shape."""
+    """Replace an output with a constant of another shape."""
     for node in model.graph.node:
         for place, name in enumerate(node.output):
             if name == one:
@@ -385,7 +385,7 @@ def swap(model: Any, one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("how", GRAPHS)
-def test_a_graph_has_only_what_exports_have(how: str, copied: Callable[[str], Path], tmp_path: Path) -> None:  # noqa: F811
+def test_graph_with_parts_of_no_export_is_refused(how: str, copied: Callable[[str], Path], tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "private").write_bytes(bytes(4))
     folder = copied("onnx")
     edited(folder, GRAPHS[how])
@@ -413,7 +413,7 @@ def nested(levels: int) -> bytes:
 FILES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda raw: b"",
     "text": lambda raw: b"hello",
-    "a number without end": lambda raw: raw + b"\xff" * 50,
+    "an endless number": lambda raw: raw + b"\xff" * 50,
     "a length beyond the file": lambda raw: raw + b"\x3a\xff\xff\xff\xff\x0f",
     "a second graph": lambda raw: raw + key(7, b""),
     "deep types": lambda raw: key(7, key(13, key(2, nested(5000)))) + raw,
@@ -421,7 +421,7 @@ FILES: dict[str, Callable[[bytes], bytes]] = {
     "a group": lambda raw: raw + b"\x3b\x3c",
     "many fields": lambda raw: raw + b"\x72\x00" * 3_000_000,
     "a graph that is a number": lambda raw: b"\x38\x01",
-    "a version that is a text": lambda raw: raw.replace(b"\x08\x0a", b"\x0a\x01\x0a", 1),
+    "a version that is text": lambda raw: raw.replace(b"\x08\x0a", b"\x0a\x01\x0a", 1),
 }
 
 
@@ -433,8 +433,8 @@ def test_messages_of_a_graph_are_checked(how: str, copied: Callable[[str], Path]
     refused(folder, file.name)
 
 
-def test_a_graph_gets_a_limited_amount_of_memory(copied: Callable[[str], Path]) -> None:  # noqa: F811
-    """A product of two vectors with a million numbers each, which needs 4 TB."""
+def test_memory_of_a_graph_is_limited(copied: Callable[[str], Path]) -> None:  # noqa: F811
+    """The graph multiplies two vectors of a million numbers each, which needs 4 TB."""
 
     def edit(model: Any) -> None:
         add_tensor(model, "column", 1, [1_000_000, 1], raw_data=bytes(4_000_000))
@@ -467,7 +467,7 @@ def test_weights_outside_the_graph_are_read_from_its_own_file(copied: Callable[[
     refused(folder, name)
 
 
-# ------------------------------------------------------------------------------------------------- damage at random
+# ------------------------------------------------------------------------------------------------- random damage
 
 
 @pytest.mark.parametrize("tries", [pytest.param(60), pytest.param(1500, marks=pytest.mark.long)])

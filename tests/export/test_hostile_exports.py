@@ -1,4 +1,4 @@
-"""Export folders of strangers: one line that names the file; nothing outside the folder is opened, nothing hangs."""
+"""Untrusted export folders: one line names the file, nothing outside the folder is opened, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ each_engine = pytest.mark.parametrize("engine", ENGINES)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an export for every engine. Not to be written to."""
+    """A folder with an export for every engine. Read only."""
     folder = tmp_path_factory.mktemp("exports")
     model = shaken(build(residual="post_ln", max_source_positions=64, max_target_positions=64, **SMALL), 7, 0.1)
     for name, writer in WRITERS.items():
@@ -61,7 +61,7 @@ def change(file: Path, **changes: Any) -> None:
 
 
 def error_of(folder: Path, monkeypatch: Any, capsys: Any) -> str:
-    """Return the one line with which `translate` and Translator refuse a folder."""
+    """Return the one-line error with which both `translate` and Translator refuse a folder."""
     with pytest.raises((ValueError, OSError)) as refused:
         Translator(folder).translate(["w1 w2"])
     reason = str(refused.value)
@@ -123,7 +123,7 @@ def test_every_file_must_be_a_regular_file_in_the_folder(
 
 
 @pytest.mark.parametrize("engine", ["ctranslate2", "huggingface"])
-def test_files_that_a_library_would_open_as_well_are_refused(
+def test_files_that_a_library_would_also_open_are_refused(
     engine: str, copied: Callable[[str], Path], monkeypatch: Any, capsys: Any
 ) -> None:
     folder = copied(engine)
@@ -237,7 +237,7 @@ ELSEWHERE = ["flores200", "flores101", "spm", "ja-mecab", "ko-mecab", "spBLEU-1K
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_tokenisers_that_need_more_are_refused(
+def test_tokenisers_that_need_further_packages_or_files_are_refused(
     name: str, copied: Callable[[str], Path], corpus: Path, tmp_path: Path, capsys: Any
 ) -> None:
     folder = copied("ctranslate2")

@@ -107,7 +107,7 @@ def test_special_symbols_in_a_prefix_are_refused(word: str, engine: Any) -> None
         engine.translate([["w1"], ["w2"]], Search(), [["w1"], ["w1", word]])
 
 
-def test_largest_values_are_sorted_and_ties_by_position() -> None:
+def test_largest_values_are_sorted_with_ties_by_position() -> None:
     minus = -np.inf
     values = np.array([[1, 5, 3, 5, 2], [0, 0, 0, 0, 0], [minus, 2, minus, minus, 7]], np.float32)
     assert largest(values, 3).tolist() == [[1, 3, 2], [0, 1, 2], [4, 1, 0]]

@@ -20,14 +20,14 @@ FAULTS = [
         "images/test_image_batches.py",
     ),
     Fault(
-        "decoding: a missing hypothesis passes",
+        "decoding: a missing hypothesis is accepted",
         "fairseq_resid/tasks/text/decoding.py",
         "    if missing:",
         "    if False:",
         "evaluation/test_decoding.py",
     ),
     Fault(
-        "scoring: BLEU of another tokenisation",
+        "scoring: BLEU with the wrong tokenisation",
         "fairseq_resid/tasks/text/scoring.py",
         "metric = BLEU(tokenize=tokenize, lowercase=lowercase",
         'metric = BLEU(tokenize="intl", lowercase=lowercase',
@@ -48,14 +48,14 @@ FAULTS = [
         "images/test_image_scores.py",
     ),
     Fault(
-        "images: p of images that both get wrong",
+        "images: McNemar's test counts images that both models get wrong",
         "fairseq_resid/tasks/answers.py",
         "better = sum(other.is_wrong and not one.is_wrong",
         "better = sum(other.is_wrong",
         "images/test_image_scores.py",
     ),
     Fault(
-        "study: the error is a share, not percent",
+        "study: the error is a fraction instead of a percentage",
         "fairseq_resid/tasks/classifying.py",
         "    return 100 * mean_of_sums(summed)\n",
         "    return mean_of_sums(summed)\n",

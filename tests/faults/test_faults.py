@@ -36,16 +36,16 @@ def test_every_fault_names_test_files_that_exist() -> None:
 
 
 def test_core_tests_find_the_faults_of_the_core() -> None:
-    """The core consists of mathematics, models, decoding, averaging, and checkpoints from others."""
+    """The core consists of mathematics, models, decoding, averaging, and untrusted checkpoints."""
     modules = ("connections", "ops", "models", "evaluation")
     chosen = [fault for fault in plant_faults.FAULTS if fault.file.split("/")[1] in modules]
     chosen += [fault for fault in plant_faults.FAULTS if fault.name.startswith("checkpoints: ")]
     assert len(chosen) > 40
     files = {name: fault.name for fault in chosen for name in fault.tests.split()}
     missed = {name: fault for name, fault in files.items() if not core.is_core(TESTS / name)}
-    assert missed == {}, "a test file that finds a fault of the core is not among tests/support/core.py"
+    assert missed == {}, "a test file that finds a fault of the core is not listed in tests/support/core.py"
     slow = {name for name in files if "mark.slow" in (TESTS / name).read_text(encoding="utf-8")}
-    assert [fault.name for fault in chosen if set(fault.tests.split()) <= slow] == [], "--core may not find it"
+    assert [fault.name for fault in chosen if set(fault.tests.split()) <= slow] == [], "--core may miss these faults"
 
 
 def test_core_names_folders_and_files_that_exist() -> None:

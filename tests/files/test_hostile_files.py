@@ -1,4 +1,4 @@
-"""Every file format that the project reads, damaged at random: it is read, or a ValueError names it."""
+"""Randomly damaged files of every format that the project reads: each is read, or a ValueError names it."""
 
 from __future__ import annotations
 

@@ -41,7 +41,16 @@ def test_pipes_among_binarised_files_are_refused(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "words", ["--lenpen nan", "--lenpen inf", "--max-len-a 1e9", "--max-len-b 999999999", "--max-len-b -1", "--beam ٣"]
+    "words",
+    [
+        "--lenpen nan",
+        "--lenpen inf",
+        "--max-len-a 1e9",
+        "--max-len-b 999999999",
+        "--max-len-b -1",
+        "--beam ٣",
+        "--beam 101",
+    ],
 )
 def test_decoding_settings_out_of_range_are_refused(words: str, tmp_path: Path) -> None:
     record = {"command": [], "finished": True, "evaluate": words.split()}

@@ -142,7 +142,7 @@ def test_checkpoints_may_be_links(tmp_path: Path) -> None:
 
 
 def test_data_folder_cannot_lead_outside(tmp_path: Path) -> None:
-    """Neither by a link nor by a name in corpus.json."""
+    """Neither a link nor a name in corpus.json may lead outside."""
     data = strange_folders.data_folder(tmp_path / "data")
     corpus = Corpus.read(data)
     (data / "ref" / "valid.xx").symlink_to(tmp_path / "private")

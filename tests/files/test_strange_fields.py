@@ -1,4 +1,4 @@
-"""Any field of any file from others is replaced by a strange value: no traceback, no hang, no lost report."""
+"""Any field of any untrusted file is replaced with a strange value: no traceback, no hang, no lost report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Test significance by few resamples, in the folder."""
+    """Test significance with few resamples, and work in the folder."""
     few = functools.partial(sacrebleu.significance.PairedTest, n_samples=20)
     monkeypatch.setattr(sacrebleu.significance, "PairedTest", few)
     monkeypatch.chdir(folder)
@@ -47,16 +47,16 @@ def test_unaltered_files_are_read_without_error() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("tries", TRIES)
-def test_strange_field_costs_one_line_and_no_report(tries: int, folder: Path, fault: Callable[..., None]) -> None:
+def test_strange_field_gives_one_line_and_loses_no_report(tries: int, folder: Path, fault: Callable[..., None]) -> None:
     cases = [strange_folders.tried(folder, seed) for seed in range(tries)]
     wrong = [case for case in cases if case.fault]
     assert not wrong, f"{len(wrong)} of {tries}; the first: {wrong[:5]}"
     refused = sum(case.is_refused for case in cases)
     assert tries // 10 < refused < tries
     fault(
-        f"a field of one of {len(FILES)} kinds of files of run, study and data folders: another type, magnitude or "
+        f"a field of one of {len(FILES)} kinds of files of run, study and data folders: a different type, magnitude or "
         "kind of string, missing, added",
         tries,
-        f"{refused:,} times one line that names an error, else read; no traceback, none over {SECONDS} s, no part of a "
-        "report lost but that of the file",
+        f"{refused:,} times a one-line error, otherwise read; no traceback, none took over {SECONDS} s, and a report "
+        "lost only the part of the file",
     )

@@ -120,6 +120,13 @@ def test_overlong_recorded_command_is_refused(words: list[str], tmp_path: Path) 
         recipe.read(str(tmp_path / "recipe.txt"))
 
 
+def test_recipe_longer_than_any_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "recipe.txt").open("wb") as file:
+        file.truncate(200_000_000)
+    with pytest.raises(ValueError, match=r"recipe\.txt: 200,000,000 bytes; at most 1,048,576 are read"):
+        recipe.read(str(tmp_path / "recipe.txt"))
+
+
 HOSTILE_YAML = {
     "an integer in base 60": ("a: " + "1:" * 4000 + "1", "1:1"),
     "such an integer by its tag": ("a: !!int " + "1:" * 4000 + "1", "line 1: a tag is not allowed"),

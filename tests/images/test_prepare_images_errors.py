@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -260,3 +261,39 @@ def test_reader_names_a_changed_or_missing_file(made: Path, tmp_path: Path) -> N
     (out / "valid.npy").unlink()
     with pytest.raises(ValueError, match=r"valid\.npy: no such file"):
         image_folder.open_split(out, "valid", known)
+
+
+def test_label_without_a_class_is_refused(tmp_path: Path) -> None:
+    """The loss would fail at it in the middle of training, on a GPU without naming the cause."""
+    known = image_folder.ImageRecord(
+        name="x", classes=["a", "b"], shape=(1, 2, 2), counts={"train": 3}, mean=[0], deviation=[1], source="folder"
+    )
+    images = np.zeros(3, dtype=image_folder.dtype(known.shape))
+    for label in (1, 2, 65535):
+        images["label"][1] = label
+        np.save(tmp_path / "train.npy", images)
+        if label == 1:
+            assert len(image_folder.open_split(tmp_path, "train", known)) == 3
+            continue
+        with pytest.raises(ValueError, match=rf"train\.npy: label {label}: must be 0 to 1, for the 2 classes"):
+            image_folder.open_split(tmp_path, "train", known)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("shape", [10**9, 10**9, 10**9], "shape: .*: must be positive, with a product of at most 4,194,304"),
+        ("shape", [3, 8, 0], r"shape: \[3, 8, 0\]: must be positive"),
+        ("classes", [str(number) for number in range(100_000)], "classes: 100,000: must be 1 to 65,536"),
+        ("classes", [], "classes: 0: must be 1 to 65,536"),
+        ("counts", {"train": -1}, r"counts: train: -1: must be 0 to 1e\+12"),
+    ],
+)
+def test_sizes_out_of_range_are_refused_before_a_model_is_built(
+    field: str, value: Any, said: str, made: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(made, tmp_path / "animals")
+    file = tmp_path / "animals" / "images.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), field: value}))
+    with pytest.raises(ValueError, match=rf"images\.json: damaged, .*{said}"):
+        image_folder.read(tmp_path / "animals")

@@ -405,7 +405,7 @@ def test_building_a_model_profiles_admin():
     first = [site.skip_weight[0].item() == 1 for site in sites(made[0]).values()]
     assert [first[0], first[4]] == [True, True] and sum(first) == 2  # one per stack
     assert omegas(closed) == pytest.approx([1.4514] * 4 + [1.6116] * 6, abs=1e-3)
-    # As a checkpoint's config is used.
+    # This is how the config of a checkpoint is used.
     assert made[0].cfg.residual == "admin" and args.residual_profiled
     again = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)
     assert set(omegas(again)) == {1.0}

@@ -46,9 +46,9 @@ def test_deep_models_start_finite(dtype: str, fault: Fault) -> None:
     for name, options in chosen:
         assert is_finite(deep.start(name, 24, 24, False, FLOATS[dtype], **options)), (name, options)
     fault(
-        f"24 + 24 layers at the start in {dtype}, every structure but xskip, λ and μ up to 8",
+        f"24 + 24 layers at the start in {dtype}, every structure except xskip, λ and μ up to 8",
         len(chosen),
-        "loss and gradient are finite, without a loss scale",
+        "loss and gradient are finite without a loss scale",
     )
 
 
@@ -86,13 +86,13 @@ def test_all_lopsided_models_start_finite_and_reload(encoder: int, decoder: int,
     fault(
         f"{encoder} + {decoder} layers, every structure",
         len(structures.NAMES),
-        "loss and gradient are finite at the start; a saved model, loaded, gives the same logits bit by bit",
+        "initial loss and gradient are finite; a saved and loaded model gives bitwise equal logits",
     )
 
 
 @pytest.mark.parametrize(("encoder", "decoder"), [(24, 2), (2, 24), (1, 1)])
 def test_lopsided_models_use_the_depths_of_both_stacks(encoder: int, decoder: int) -> None:
-    """Each stack's own depth counts, and both in DeepNorm's encoder."""
+    """Each stack uses its own depth; DeepNorm's encoder uses both depths."""
     layers = {"encoder": encoder, "decoder": decoder}
     sublayers = {"encoder": 2 * encoder, "decoder": 3 * decoder}
 

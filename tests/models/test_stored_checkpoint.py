@@ -1,4 +1,4 @@
-"""Checkpoints written once (data/make_stored_checkpoint.py) translate the same in every later version."""
+"""Checkpoints written once (stored/make_stored_checkpoint.py) translate the same in every later version."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 
 from support.kernels import BUDGET, compiled
 
-pytestmark = pytest.mark.once  # torch and triton alone
+pytestmark = pytest.mark.once  # needs only torch and triton
 
 
 def test_usual_kernels_keep_their_budget(tmp_path: Path) -> None:

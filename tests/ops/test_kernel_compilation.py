@@ -8,7 +8,7 @@ import pytest
 
 from support.kernels import BUDGET, compiled
 
-pytestmark = [pytest.mark.once, pytest.mark.slow]  # torch and triton alone
+pytestmark = [pytest.mark.once, pytest.mark.slow]  # needs only torch and triton
 
 
 @pytest.mark.parametrize(

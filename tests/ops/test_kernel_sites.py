@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fairseq_resid.ops import fused
 from support.kernels import DEVICE, DTYPES, FUSED, draw, every, results, site, twin
 
-pytestmark = pytest.mark.once  # torch and triton alone
+pytestmark = pytest.mark.once  # needs only torch and triton
 
 
 @pytest.mark.parametrize(

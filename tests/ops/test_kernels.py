@@ -26,7 +26,7 @@ from support.kernels import (
     sas_parameters,
 )
 
-pytestmark = pytest.mark.once  # torch and triton alone
+pytestmark = pytest.mark.once  # needs only torch and triton
 
 # Calls are slow in the interpreter; on a GPU, they are cheap compared with compilation.
 few = settings(

@@ -45,7 +45,7 @@ def weight_sum(site: Any) -> float:
 
 
 def edge_cases(most: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows of x and F: random, all equal, zero, subnormal, one huge number, alternating, opposite, or one of both."""
+    """Rows of x and F: random, equal, zero, subnormal, one huge number, alternating, opposite, or one of them zero."""
     drawn = [stacks.inputs(2, C, seed=seed) for seed in (0, 1)]
     tiny = torch.finfo(dtype).smallest_normal / 4
     ones, one = torch.ones(1, C).double(), torch.zeros(1, C).double()
@@ -121,7 +121,8 @@ def test_numbers_up_to_the_limit_stay_finite(backend: str, dtype: str, fault: Fa
     fault(
         f"{dtype}, {backend}: rows of x and F whose weighted sum is {most}, or subnormal; {len(chosen)} structures",
         sum(tried),
-        f"finite; to 24 roundings the fp64 result where no gate reads it; gradients finite where fp64's are in {dtype}",
+        "finite; within 24 roundings of the fp64 result unless a gate reads it; "
+        f"gradients finite if fp64's fit in {dtype}",
     )
 
 
@@ -194,9 +195,9 @@ def test_gradient_overflow_skips_only_its_update(
     unset = {name for name in saved["model"] if name.endswith("_float_tensor")}  # stock never sets it
     assert all(saved["model"][name].isfinite().all() for name in saved["model"].keys() - unset)
     fault(
-        f"gradients overflow fp16: `{residual}`, `{optimizer}`, loss scale 2^16 at first",
+        f"gradients overflow fp16: `{residual}`, `{optimizer}`, initial loss scale 2^16",
         len(overflows),
-        "the update is skipped, weights stay bit by bit, the loss scale is halved; 4 updates follow",
+        "the update is skipped, weights stay bitwise equal, the loss scale is halved; 4 updates follow",
     )
 
 

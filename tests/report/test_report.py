@@ -309,7 +309,7 @@ def test_findings_include_single_layers_and_missing_coefficients() -> None:
 
 
 @pytest.mark.parametrize("where", ["train.log", "run.json", "results.json"])
-def test_files_with_other_strange_values_are_notes(where: str, runs: list[Path], tmp_path: Path) -> None:
+def test_files_with_other_strange_values_become_notes(where: str, runs: list[Path], tmp_path: Path) -> None:
     file = runs[1] / where
     if where == "train.log":
         file.write_text(

@@ -176,14 +176,14 @@ def test_contradictory_precision_flags_are_refused() -> None:
 
 
 def visible(monkeypatch: pytest.MonkeyPatch, number: int) -> list[Gpu]:
-    """The GPUs that the query of the devices finds."""
+    """Make this number of GPUs visible; return what the device query finds."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(devices, "PROBE", f"print('{json.dumps([['A100', 80 << 30, 8, 0]] * number)}')")
     return devices.gpus()
 
 
 def configured(planned: plan.Plan, extra: str) -> argparse.Namespace:
-    """The training configuration that fairseq makes of a plan."""
+    """The training configuration that fairseq makes from a plan."""
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 

@@ -18,8 +18,8 @@ def branch_input(x, p, options, place):
 
 
 def formula(x, f, p, options, place):
-    beta = 2 / (1 + torch.exp(-(norm(x, p) @ p["gate_weight"][0] + p["gate_bias"][0])))
-    value = 4 / (1 + torch.exp(-(x @ p["value_weight"][0] + p["value_bias"][0])))
+    beta = 2 * torch.sigmoid(norm(x, p) @ p["gate_weight"][0] + p["gate_bias"][0])
+    value = 4 * torch.sigmoid(x @ p["value_weight"][0] + p["value_bias"][0])
     k = f / ((f * f).sum(-1, keepdim=True) + 1e-10).sqrt()
     return x + (beta * (value - torch.einsum("...c,...c->...", k, x))).unsqueeze(-1) * k
 
@@ -30,7 +30,7 @@ def extra(c, options):
 
 def weight_sum(site):
     largest = 2 + math.sqrt(site.dim)  # 1, and the largest entry of 2 (k·x) k for numbers up to 1
-    # Backward, the norm of a row of equal numbers multiplies the square of x by 1e7.
+    # In the backward pass, the norm of a row of equal numbers multiplies the square of x by 1e7.
     return largest if site.gate_bias.dtype == torch.float16 else 1e4 * largest
 
 

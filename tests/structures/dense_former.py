@@ -1,4 +1,4 @@
-"""dense_former: pre-norm; after each layer a weighted sum of the outputs of all layers so far."""
+"""dense_former: pre-norm; after each layer, the state is a weighted sum of the outputs of all layers so far."""
 
 import torch
 

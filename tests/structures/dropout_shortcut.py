@@ -1,4 +1,4 @@
-"""dropout_shortcut: y = dropout(x, 0.5) + F; in evaluation x + F."""
+"""dropout_shortcut: y = dropout(x, 0.5) + F in training, y = x + F in evaluation."""
 
 import pytest
 

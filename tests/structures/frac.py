@@ -39,6 +39,10 @@ def formula(x, f, p, options, place):
     return mixed(x, a, m) + torch.cat([b[..., i, None] * part for i, part in enumerate(f.chunk(m, -1))], -1)
 
 
+def width(c, options):
+    return c * options.hyper_streams
+
+
 def weight_sum(site):
     return 2.0 + 2 * 0.01 * site.streams  # A = I, B = 1, and s tanh(.) of each fraction
 

@@ -1,4 +1,4 @@
-"""gpas: y = s - SiLU(g) sg(s), s = x + F, sg without gradient; one g for a layer."""
+"""gpas: y = s - SiLU(g) sg(s), where s = x + F, sg stops the gradient, and each layer has one g."""
 
 import torch
 

@@ -16,8 +16,8 @@ def branch_input(x, p, options, place):
 def formula(x, f, p, options, place):
     f = f.clamp(min=0)
     (w_r, w_z, w_h), (u_r, u_z) = p["branch_weight"].chunk(3), p["shortcut_weight"].chunk(2)
-    r = 1 / (1 + torch.exp(-(f @ w_r.T + x @ u_r.T)))
-    z = 1 / (1 + torch.exp(-(f @ w_z.T + x @ u_z.T + p["gate_bias"])))
+    r = torch.sigmoid(f @ w_r.T + x @ u_r.T)
+    z = torch.sigmoid(f @ w_z.T + x @ u_z.T + p["gate_bias"])
     return x + z * (torch.tanh(f @ w_h.T + (r * x) @ p["candidate_weight"].T) - x)
 
 

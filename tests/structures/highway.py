@@ -1,4 +1,4 @@
-"""highway: y = (1 - t)x + tF, t = σ(xW + b), or a scalar gate of x and F."""
+"""highway: y = (1 - t)x + tF, where t = σ(xW + b) or a scalar gate of x and F."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""keel: y = LN_out(αx + f(LN_in(x))), α the number of sublayers.
+"""keel: y = LN_out(αx + f(LN_in(x))), where α is the number of sublayers.
 
 In the first layer α = 1, and its first site has no LN_out.
 """

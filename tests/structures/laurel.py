@@ -1,4 +1,4 @@
-"""laurel: y = αF + β(x + BAx), α and β a softmax of two numbers."""
+"""laurel: y = αF + β(x + BAx), where α and β are the softmax of two numbers."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""mix_ln: the first share of the layers post-LN, the rest pre-LN."""
+"""mix_ln: post-norm in the first layers, pre-norm in the rest."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""rezero: y = x + aF, one a for a layer."""
+"""rezero: y = x + aF, with one a per layer."""
 
 COEFFICIENTS = {"a"}
 

@@ -1,4 +1,4 @@
-"""shortcut_gate: y = (1 - g)x + F, g = σ(xW + b)."""
+"""shortcut_gate: y = (1 - g)x + F, where g = σ(xW + b)."""
 
 import torch
 

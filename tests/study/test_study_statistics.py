@@ -99,7 +99,7 @@ def image_truth(spread: tuple[float, float]) -> float:
     ],
 )
 def test_intervals_have_nominal_coverage(draw: Any, seeds: tuple[int, int], spread: tuple[float, float]) -> None:
-    """92.5% to 97.5% of 95% intervals contain the true difference, with new seeds and new sentences each time."""
+    """Of 95% intervals, 92.5% to 97.5% contain the true difference, with new seeds and new sentences each time."""
     generator = np.random.default_rng(1)
     truth = -0.3 if draw is text_like else image_truth(spread)
     held = 0

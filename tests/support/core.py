@@ -1,6 +1,6 @@
 """The core tests, which `scripts/test.sh` runs by default: mathematics, models, decoding, averaging, checkpoints.
 
-They are whole test files, without the slow tests in them, which are marked `slow`.
+They are whole test files, except for the tests in them that are marked `slow`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Damage the files of an export at random, and translate with it: `python damaged_exports.py EXPORT TRIES SCRATCH`.
 
-In a process of its own, because a fault of an engine's library would end it. Before each case, its number and kind are
-printed; at the end, how many folders were refused and how many still translated. Any other end is a failure.
+It must run in a separate process, because a crash of an engine's library would end it. It prints the number and kind of
+each case first, and at the end how many folders were refused and how many still translated. Any other end is a failure.
 """
 
 from __future__ import annotations

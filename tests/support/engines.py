@@ -1,4 +1,4 @@
-"""Engines for tests of exports: skipped on Python 3.10, and where they are not installed, except in CI."""
+"""Engines for tests of exports: skipped on Python 3.10 and, except in CI, if they are not installed."""
 
 from __future__ import annotations
 

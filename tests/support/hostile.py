@@ -23,7 +23,7 @@ from support.hostile_pickles import EXTENSION, programs, state_of
 
 State = dict[str, Any]
 
-SECONDS = 15  # limit for a load on a busy machine
+SECONDS = 15  # time limit for loading a file on a busy machine
 
 
 def write(folder: Path, healthy: Path, command: str) -> dict[str, Path]:

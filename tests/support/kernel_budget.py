@@ -4,7 +4,7 @@
 
 The functions of `ops` run on a driver that launches nothing, so that constants, alignment hints and types are those of
 real launches. No kernel may spill registers or compute in fp64, each row must be read and written once, 16 bytes at a
-time where C allows, and enough warps must fit on a multiprocessor. Registers, barriers in the loop over rows and
+time where C allows it, and enough warps must fit on a multiprocessor. Registers, barriers in the loop over rows and
 resident warps are compared with kernel_budget.txt, which --update writes. Prints the table if anything is wrong.
 """
 
@@ -44,7 +44,7 @@ Case = tuple[str, int, int, float, bool]  # types, C, norms, dropout, whether it
 
 
 def cases(target: str, quick: bool) -> Iterator[Case]:
-    """Yield what to compile for a target: everything for sm_90, the widths and norms that need most for others."""
+    """Yield what to compile for a target: everything for sm_90, otherwise what needs the most resources."""
     if quick:
         yield from (("bf16", 512, norms, 0.1, True) for norms in (2, SAS))
         return
@@ -160,7 +160,7 @@ def use(target: str, case: Case, one: Any) -> Use:
 
 
 def compile_for(target: str, quick: bool) -> list[Use]:
-    """Compile all cases for a target; of those that are only compiled, nothing is read."""
+    """Compile all cases for a target and read what the kernels use, except for cases that are only compiled."""
     if target.startswith("sm_"):
         fake_driver.install("cuda", int(target[3:]))
     else:
@@ -219,7 +219,7 @@ def main() -> None:
         print(HEAD, *(one.line for one in uses), sep="\n")
         for key, faults in wrong.items():
             print(*(f"{key}: {fault}" for fault in faults), sep="\n", end="\n" if faults else "")
-        sys.exit("kernel_budget.py: error: over the budget; if that is meant: kernel_budget.py --update")
+        sys.exit("kernel_budget.py: error: over the budget; if this is intended: kernel_budget.py --update")
 
 
 if __name__ == "__main__":

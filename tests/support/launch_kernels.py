@@ -46,8 +46,8 @@ def scales() -> list[Any]:
 def main() -> None:
     fake_driver.install("cuda", 80, record)
     occupancy.limits = lambda _: occupancy.Limits(processors=2)  # type: ignore[assignment]
-    # x and f start at a multiple of 16 or not: another kernel for both passes of both structures, and for dropout's
-    # forward pass; its backward pass and that of sas see new tensors.
+    # If x and f do not start at a multiple of 16, other kernels run for both passes of both structures and for the
+    # forward pass of dropout. The backward passes of dropout and of sas see new tensors.
     for c, offset, known in ((64, 0, 5), (64, 1, 10), (96, 0, 15)):
         LAUNCHES.clear()
         run(c, offset)
@@ -56,7 +56,7 @@ def main() -> None:
         LAUNCHES.clear()
         run(c, offset)
         assert first == LAUNCHES, (first, LAUNCHES)
-    # A number of another type is another kind, and a number is never compiled as a constant.
+    # The type of a number selects the kernel, and no number is compiled as a constant.
     LAUNCHES.clear()
     for scale in (1, 2, 1.0, 0.5):
         run(64, 0, scale)

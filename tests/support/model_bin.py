@@ -1,4 +1,4 @@
-"""The file model.bin of CTranslate2 with its content, for tests that change it."""
+"""The content of CTranslate2's file model.bin, for tests that change it."""
 
 from __future__ import annotations
 

@@ -404,7 +404,7 @@ def lost_of_report(words: str, code: int) -> str:
 
 
 def missing_note(first: Callable[[Path], Any], path: Path, folder: Path) -> str:
-    """Return the problem if a report does not say that a file cannot be read, "" if it does or the file can."""
+    """Return the problem if a report does not say that a file cannot be read, "" if it does or the file can be read."""
     page = html.unescape(Path("page.html").read_text(encoding="utf-8"))
     return (
         "no note names the file"
@@ -471,7 +471,7 @@ def turns(folder: Path) -> list[tuple[str, int, int]]:
 
 
 def tried(folder: Path, seed: int, only: str = "") -> Case:
-    """Alter a field of a file, in its turn, and run one of the commands or functions that read it.
+    """Alter the field of a file whose turn it is, and run one of the commands or functions that read it.
 
     The current folder must be `folder`. Its files are restored afterwards.
     """

@@ -16,6 +16,7 @@ The file of a structure implements its formula a second time. Everything except 
     STOPS_GRADIENT = True                       # the gradient is not the derivative: gradcheck is skipped
     HAS_GATE = True                             # multiplies by a gate, whose rounding error is not bounded
     def extra(c, options):                      # number of parameters of a site beyond the 2C of fairseq's norm
+    def width(c, options):                      # a number of channels >= c that the options allow (default: c)
     def state(site, x):                         # an initial state of a site (default: site.enter(x))
     def weight_sum(site):                       # S in docs/adding-a-structure.md: 2, or the largest row sum of a matrix
 
@@ -89,6 +90,7 @@ class Spec:
         self.stops_gradient: bool = self.get("STOPS_GRADIENT", False)
         self.has_gate: bool = self.get("HAS_GATE", False)
         self.extra: Callable[..., int] | None = self.get("extra", None)
+        self.width: Callable[..., int] = self.get("width", lambda c, options: c)
         self.state: Callable[..., Any] = self.get("state", lambda site, x: site.enter(x))
         self.weight_sum: Callable[[Any], float] = self.get("weight_sum", lambda site: max(2.0, largest_row(site)))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -59,6 +61,24 @@ def test_serving_benchmark_compares_every_engine_with_fairseq(tmp_path: Path) ->
     assert [row["tokens"] for row in rows] == 5 * [6] + 5 * [24]  # one sentence, four sentences of 5 tokens and </s>
     assert all(row["tokens_per_second"]["median"] > 0 and row["memory"] > 1 << 20 for row in rows)
     assert run.stdout.count("\nonnx int8 ") == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="triton has no build for this system")
+def test_first_gpu_script_rehearses_every_step_on_a_cpu(tmp_path: Path, corpus: Path) -> None:
+    """The kernels run in Triton's interpreter. A second call has nothing left to do."""
+    flags = ["--rehearse", "--minutes", 30, "--out", tmp_path, "--data", corpus]
+    command = list(map(str, [sys.executable, ROOT / "benchmarks" / "first_gpu.py", *flags]))
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    first = subprocess.run(command, capture_output=True, text=True, env=environment)
+    steps = json.loads((tmp_path / "steps.json").read_text())
+    logs = {name: (tmp_path / f"{name}.log").read_text()[-2000:] for name, step in steps.items()}
+    assert {name: step["outcome"] for name, step in steps.items()} == dict.fromkeys(steps, "pass"), logs
+    assert len(steps) == 7 and first.returncode == 0, first.stderr[-3000:]
+    table = (tmp_path / "first_gpu.md").read_text()
+    assert "| resume-and-stop | pass |" in table and "| rskip_ln, saved beyond x, u | <= 1.05 |" in table
+    assert "Loaded checkpoint" in (tmp_path / "runs" / "stopped" / "train.log").read_text()
+    again = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert again.stdout == f"nothing is left\n{table}\n" and again.returncode == 0
 
 
 # --- residual structures -------------------------------------------------------------------------------------------
@@ -243,6 +263,125 @@ def test_bad_input_is_refused(
         load(name).main()
     assert refused.value.code not in (0, None)
     assert error.format(empty=tmp_path) in capsys.readouterr().err + str(refused.value.code)
+
+
+def test_first_gpu_script_continues_after_failures(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    first_gpu = load("first_gpu")
+    python = shlex.quote(sys.executable)
+    made = [
+        first_gpu.Step("wrong", f"{python} -c 1/0"),
+        first_gpu.Step("slow", f"{python} -c 'import time; time.sleep(60)'", 0.01),
+        first_gpu.Step("right", f"{python} -c 1"),
+    ]
+    monkeypatch.setattr(first_gpu, "steps", lambda *_: made)
+    monkeypatch.setattr(sys, "argv", ["first_gpu.py", "--out", str(tmp_path)])
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            first_gpu.main()
+        assert ended.value.code
+        table = (tmp_path / "first_gpu.md").read_text()
+        assert "| wrong | failed (1) |" in table and "| right | pass |" in table
+        assert "| slow | out of time (0.01 min) |" in table
+    assert "ZeroDivisionError" in (tmp_path / "wrong.log").read_text()
+    monkeypatch.setattr(sys, "argv", ["first_gpu.py", "--out", str(tmp_path), "--retry", "--minutes", "1"])
+    made[:2] = [first_gpu.Step("wrong", f"{python} -c 1", 0.1), first_gpu.Step("slow", f"{python} -c 1", 9)]
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        first_gpu.main()
+    assert "slow: not enough time left" in capsys.readouterr().out
+    assert json.loads((tmp_path / "steps.json").read_text())["wrong"]["outcome"] == "pass"
+
+
+def test_goals_continue_after_a_failing_benchmark(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results of its former run are removed, because they would be judged as new ones."""
+    goals = load("goals")
+
+    def run(command: list[str]) -> Any:
+        if "ops.py" in command[1]:
+            return subprocess.CompletedProcess(command, 1)
+        Path(command[command.index("--json") + 1]).write_text(json.dumps(translated(rskip_ln=1, sas=0.7)))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(goals.subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", ["goals.py", "--quick", "--out", str(tmp_path)])
+    (tmp_path / "ops.json").write_text("{}")
+    with pytest.raises(SystemExit, match=r"goals\.py: error: failed: ops\.py --rows 4"):
+        goals.main()
+    assert not (tmp_path / "ops.json").exists() and (tmp_path / "decoding-tiny.json").exists()
+    rows = {row["what"]: row["verdict"] for row in json.loads((tmp_path / "goals.json").read_text())}
+    assert rows["training on a CPU, sas / stock"] == "pass"
+
+
+def test_ops_benchmark_keeps_finished_shapes(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = load("ops")
+
+    def time_configuration(_: argparse.Namespace, shape: tuple[int, int], dtype: str) -> list[dict[str, Any]]:
+        if shape[0] == 8:
+            raise RuntimeError("out of memory")
+        figures = {"milliseconds": spread(1.0), "speed_to": {"eager": spread(1.0)}}
+        return [{"site": "sas", "by": "eager", "pass": "forward", "rows": shape[0], **figures}]
+
+    monkeypatch.setattr(ops, "time_configuration", time_configuration)
+    monkeypatch.setattr(ops, "saved_activations", lambda *_: [])
+    file = tmp_path / "ops.json"
+    monkeypatch.setattr(sys, "argv", ["ops.py", "--device", "cpu", "--rows", "4", "8", "--json", str(file)])
+    with pytest.raises(RuntimeError):
+        ops.main()
+    assert [row["rows"] for row in json.loads(file.read_text())["timings"]] == [4]
+
+
+def test_gpu_clock_takes_the_median_of_all_calls(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stand-ins for the events and the waiting of the GPU."""
+    import torch
+
+    ops = load("ops")
+    calls: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            calls.append("record")
+
+        def synchronize(self) -> None:
+            calls.append("synchronize")
+
+        def elapsed_time(self, _: object) -> float:
+            return float(calls.count("call"))
+
+    empty = torch.empty
+    monkeypatch.setattr(ops, "CACHE_BYTES", 16)
+    monkeypatch.setattr(torch, "empty", lambda *shape, dtype, device: empty(*shape, dtype=dtype))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda _: calls.append("wait"))
+    assert ops.gpu_clock(lambda: calls.append("call")) == pytest.approx((1 + ops.GPU_CALLS) / 2 / 1000)
+    assert calls == ["wait", "record", "call", "record", "synchronize"] * ops.GPU_CALLS
+
+
+@pytest.mark.parametrize(("backend", "is_refused"), [("triton", True), ("auto", False)])
+def test_benchmark_refuses_a_silent_fallback(
+    load: Any, backend: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In decoding, a site with the backend triton runs eagerly where the kernels cannot."""
+    import torch
+
+    from fairseq_resid import connections
+
+    translation = load("translation")
+    made = connections.build("post_ln", 16, backend=backend).eval()  # C = 16: too narrow for the kernels
+    monkeypatch.setattr(sys, "argv", ["decoding.py"])
+    args = argparse.Namespace(residual_backend=backend)
+    x = torch.ones(2, 16)
+    if not is_refused:
+        with translation.watched(args, "post_ln"):
+            made(x, x)
+        return
+    said = "decoding.py: error: --residual-backend triton: the kernels did not compute post_ln"
+    with pytest.raises(SystemExit, match=said), translation.watched(args, "post_ln"):
+        made(x, x)
 
 
 def test_missing_gpu_is_a_one_line_error(load: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

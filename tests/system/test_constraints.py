@@ -149,9 +149,7 @@ def test_index_gives_the_packages_that_were_hashed(tmp_path, fault):
     assert done.returncode and "DO NOT MATCH THE HASHES" in done.stderr
     done = pip_with_hashes(file)
     assert done.returncode == 0, done.stderr[-2000:]
-    fault(
-        "a package of the index with another hash than was locked", 1, f"refused; the other {len(lines)} are accepted"
-    )
+    fault("a package whose hash differs from the locked one", 1, f"refused; the other {len(lines)} are accepted")
 
 
 @pytest.mark.both

@@ -209,6 +209,7 @@ def test_every_formula_becomes_mathml(name: str) -> None:
         ("(1−t)x + tF, or a gate of x and F", "$(1-t)x + tF$, or a gate of $x$ and $F$"),
         ("the branch sees LN of a mean", "the branch sees LN of a mean"),
         ("x + f(LN(x)/√l), l the layer", r"$x + f(\mathrm{LN}(x)/\sqrt l)$, $l$ the layer"),
+        ("x + F/√(2l)", r"$x + F/\sqrt{(2l)}$"),
     ],
 )
 def test_math_is_distinguished_from_prose(formula: str, markdown: str) -> None:
@@ -286,3 +287,10 @@ def test_links_of_a_code_host_become_links_of_the_site() -> None:
         == "![a plot](../benchmarks/results/cpu/ops.png)"
     )
     assert converted("[gone](nowhere.md)", docs) == "[gone](nowhere.md)"  # which Sphinx reports
+
+
+def test_learned_ratio_of_rskip_has_its_section() -> None:
+    """The paper gives 2.64 in section 4.3, on images."""
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "fairseq_resid").rglob("*.py"), ROOT / "README.md"]
+    named = [(page, match) for page in pages for match in re.finditer(r"[^\n]*2\.64\b.*\n.*", page.read_text())]
+    assert len(named) >= 3 and all("rSkip paper, section 4.3" in match[0] for _, match in named), named

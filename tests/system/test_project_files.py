@@ -61,7 +61,7 @@ def test_hooks_run_the_linters_of_the_test_script() -> None:
     found = linters()
     assert repository["repo"] == "local" and hooks.keys() == found.keys() and len(found) == 4
     for name, command in found.items():
-        if name == "shellcheck":  # pre-commit passes the files to the hook, a function lists them in test.sh
+        if name == "shellcheck":  # pre-commit passes the files to the hook; in test.sh, a function lists them
             assert command == "check_shell" and hooks[name]["types"] == ["shell"]
         else:
             assert hooks[name]["entry"] == command and hooks[name]["pass_filenames"] is False

@@ -217,7 +217,7 @@ def test_there_are_commands_and_every_script_is_among_them() -> None:
     shown = " ".join(COMMANDS)
     scripts = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.py"), *ROOT.glob("data-prep/*.sh")]
     scripts = [path for path in scripts if not path.is_symlink()]
-    # Sourced or run by other scripts, or kept for who typed it before `fairseq-resid average`.
+    # Sourced or run by other scripts, or kept for users who typed it before `fairseq-resid average` existed.
     parts = {"environment.sh", "removed.sh", "average_checkpoints.py"}
     assert {path.name for path in scripts if path.name not in shown} == parts
 

@@ -6,6 +6,7 @@ pickled data.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -13,13 +14,15 @@ from typing import IO, Any
 import numpy as np
 
 from ... import records
-from ...files import inside
+from ...files import MOST_COUNT, inside
 from ..sizes import check_names, check_sizes
 
 RECORD = "images.json"
 TASK = "image_classification"  # the fairseq task that reads such a folder
 WRITER = "fairseq-resid prepare-images"
 SPLITS = ("train", "valid", "test")
+MOST_VALUES = 1 << 22  # of an image, such as 3 x 1,182 x 1,182
+MOST_CLASSES = 1 << 16  # labels are stored in 16 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,14 @@ class ImageRecord:
 
     def __post_init__(self) -> None:
         check_names([*self.sizes, *self.checksums])
+        # The size of the first and of the last layer.
+        if min(self.shape) < 1 or math.prod(self.shape) > MOST_VALUES:
+            raise ValueError(f"shape: {list(self.shape)}: must be positive, with a product of at most {MOST_VALUES:,}")
+        if not 1 <= len(self.classes) <= MOST_CLASSES:
+            raise ValueError(f"classes: {len(self.classes):,}: must be 1 to {MOST_CLASSES:,}")
+        for split, count in self.counts.items():
+            if not 0 <= count <= MOST_COUNT:
+                raise ValueError(f"counts: {split}: {count}: must be 0 to {MOST_COUNT:g}")
 
 
 def dtype(shape: tuple[int, int, int]) -> np.dtype[Any]:
@@ -112,7 +123,8 @@ def check(data: Path, verify: bool = False) -> ImageRecord:
 def open_split(data: Path, split: str, known: ImageRecord) -> np.memmap[Any, Any]:
     """Return the images of a split as a memory map: they are read from disk when they are used.
 
-    Raises: ValueError naming the file if it is missing, or does not have the type and length recorded in images.json.
+    Raises: ValueError naming the file if it is missing, does not have the type and length recorded in images.json, or
+    contains a label without a class.
     """
     file = data / f"{split}.npy"
     if not file.is_file():
@@ -126,4 +138,7 @@ def open_split(data: Path, split: str, known: ImageRecord) -> np.memmap[Any, Any
         raise ValueError(
             f"{file}: not the {split} split of {data / RECORD}: shape {images.shape} or image type differs"
         )
+    classes = len(known.classes)
+    if len(images) and (most := int(images["label"].max())) >= classes:
+        raise ValueError(f"{file}: label {most}: must be 0 to {classes - 1}, for the {classes:,} classes of {RECORD}")
     return images
