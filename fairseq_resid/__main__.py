@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return is_missing(name, "fairseq")
         try:
             code: int = import_module(f".{COMMANDS[name][0]}", __package__).main(rest)
-        except KeyboardInterrupt:  # while the command's libraries were imported
+        except KeyboardInterrupt:  # pressed while the command's libraries were imported
             return 130
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]

@@ -39,7 +39,7 @@ LAST_BYTES = 64 << 10
 def inside(root: Path, name: str | Path) -> Path:
     """Return ROOT/NAME, a file or folder of a run, study or data folder that may come from somebody else.
 
-    ROOT may be a symbolic link. A link below it must not lead out of it: the text of its target could be private, and
+    ROOT may be a symbolic link. A link below it must not lead out of it: its target could contain private text, and
     files written there would be hard to find. Checkpoints, binarised data and dictionaries, whose content is never
     shown as text, need no such check and may be links.
     Raises: ValueError naming the path, and where it leads.
@@ -169,7 +169,7 @@ def _bounded_lines(file: BinaryIO | gzip.GzipFile, path: Path, most_bytes: int, 
 def read_lines(path: Path, most_bytes: int = MOST_BYTES) -> list[str]:
     """Return the lines of a UTF-8 text file, split on LF alone: other Unicode line breaks belong to the sentences.
 
-    Raises: ValueError naming the file if it is missing, and file and line if it is not UTF-8 or contains a NUL.
+    Raises: ValueError naming the file if it is missing, and the file and line if it is not UTF-8 or contains a NUL.
     """
     lines = []
     try:
@@ -190,7 +190,7 @@ def read_lines(path: Path, most_bytes: int = MOST_BYTES) -> list[str]:
 def read_rows(path: Path, take: Callable[[list[str]], T], expected: str) -> list[T]:
     """Apply `take` to the tab-separated fields of every line and return the results.
 
-    Raises: ValueError naming file, line and the expected fields if `take` raises one.
+    Raises: ValueError naming the file, the line and the expected fields if `take` raises one.
     """
     rows = []
     for number, line in enumerate(read_lines(path), start=1):
@@ -284,7 +284,7 @@ def locked(path: Path, busy: str, wait: bool = False) -> Iterator[int]:
 
 
 def zip_damage(path: Path) -> str | None:
-    """Return the problem of a damaged zip file, such as a record of a checkpoint with a wrong checksum; else None.
+    """Return the problem of a damaged zip file, such as a checkpoint record with a wrong checksum; None if intact.
 
     Raises: OSError.
     """

@@ -66,7 +66,7 @@ def further_lines(error: BaseException) -> list[str]:
 def markdown(text: object, in_table: bool = False) -> str:
     """Escape a text for Markdown, on one line; HTML in it is shown as text.
 
-    in_table: for a cell; any other text may be at the start of a line, where leading blanks would make it code.
+    in_table: for a table cell; any other text may be at the start of a line, where leading blanks would make it code.
     """
     shown = MARKUP.sub(lambda match: f"\\{match[0]}", printable(text))
     shown = HTML.sub(lambda match: ENTITIES[match[0]], shown)

@@ -37,7 +37,7 @@ def read(path: Path, kind: type[T], writer: str = "") -> T:
         if path.suffix == ".yaml":
             return msgspec.convert(from_yaml(content), kind)
         return msgspec.json.decode(content, type=kind)
-    except Exception as error:  # RecursionError for deep nesting; YAML's constructors raise many types
+    except Exception as error:  # RecursionError for deep nesting; YAML's constructors raise exceptions of many types
         by = f", or not written by {writer}" if writer else ""
         raise ValueError(f"{path}: damaged{by}: {_reason(error)}") from None
 
@@ -79,7 +79,7 @@ class _Loader(yaml.SafeLoader):
         return found
 
     def number(self, node: yaml.ScalarNode) -> int | float:
-        """Return a number; unlike PyYAML's, not in base 60."""
+        """Return a number; unlike PyYAML, never read it in base 60."""
         text: str = node.value.lower()
         if len(text) > MOST_DIGITS:  # it could not be printed either
             raise ValueError(f"line {node.start_mark.line + 1}: a number of more than {MOST_DIGITS} characters")

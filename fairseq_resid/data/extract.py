@@ -1,6 +1,6 @@
 """Extract texts from archives and markup as plain files with one sentence per line; other files stay unchanged.
 
-An archive with a member outside its folder is refused, and links are never followed. The unpacked size is limited, see
+An archive with a member outside its folder is refused, and links are never followed. The unpacked size is limited; see
 unpacking.py. Only the requested texts are written, under names that we choose.
 
 Formats by name: .tgz .tar.gz .tar.xz .tar .zip (archives), .gz (one compressed text), .sgm .xml (segments of a WMT or
@@ -159,7 +159,7 @@ def instead(name: str, beginning: bytes) -> str | None:
 
 
 def write_text(stream: IO[bytes], name: str, output: Path, room: Room, limit: int | None = None) -> None:
-    """Write a text, decompressed and without markup, depending on the format in its name.
+    """Write a text, decompressed and without markup, according to the format in its name.
 
     Raises: ValueError naming the text if its format is invalid; decompression errors.
     """
@@ -207,7 +207,7 @@ def segments(markup: bytes, name: str) -> list[str]:
 
 
 def _segments(markup: bytes, name: str) -> Iterator[bytes]:
-    """Yield the content of every <seg>. A regular expression would search to the end for each that is not closed."""
+    """Yield the content of every <seg>. A regular expression would search to the end for every unclosed one."""
     lower = markup.lower()
     place = 0
     while (start := lower.find(b"<seg", place)) >= 0:

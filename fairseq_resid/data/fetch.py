@@ -32,7 +32,7 @@ ATTEMPTS = 4  # per URL
 PAUSE = 2.0  # seconds before the second attempt; doubled before each further attempt
 SILENCE = 60  # seconds without data before a connection counts as lost
 PATIENCE = 5  # seconds to wait for the response to an optional request
-# Not retried: the file does not exist or is not accessible. (416: not even without a range.)
+# Not retried: the file does not exist or is not accessible. (416: although no range was requested.)
 FINAL = {400, 401, 403, 404, 405, 406, 410, 416, 451}
 BEGINNING = 512  # bytes needed to recognise the format of a file
 ENDED = "the connection ended after {:,} of {:,} bytes"
@@ -95,7 +95,7 @@ def fetch(
                 return found
         urls = [address(file.name, mirror)] if mirror else list(file.urls)
         if not urls:
-            raise FetchError(f"{file.name}: no download address is known; pass the folder that contains it with --raw")
+            raise FetchError(f"{file.name}: no download address is known; use --raw with the folder that contains it")
         refusals = []
         for url in urls:
             say(f"{file.name}: downloading from {url}")
@@ -297,7 +297,7 @@ def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
 
 
 def _length(answer: Any) -> int | None:
-    """Return the length of a response, None if the server does not report it."""
+    """Return the length of a response; None if the server does not report it."""
     length = answer.headers.get("Content-Length", "")
     is_known = length.isdecimal() and len(length) <= 18 and "Transfer-Encoding" not in answer.headers
     return int(length) if is_known else None

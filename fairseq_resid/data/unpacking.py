@@ -1,4 +1,4 @@
-"""Read archives and compressed files from other people: every step is linear in the input, and the output is bounded.
+"""Read archives and compressed files from other people: every step takes linear time, and the output is bounded.
 
 Python's `tarfile` is only used to decode single headers. It reads extended headers of any size into memory, and some
 hostile ones in quadratic time. Sparse members and links are never unpacked.
@@ -33,7 +33,7 @@ MEMBERS = 2_000_000  # maximum number of members per archive
 UNPACKED_FACTOR = 100
 UNPACKED_BYTES = 1 << 30
 # Counted per member, header, folder and compressed stream in addition to its content: hundreds of thousands of empty
-# ones fill a disk, or take minutes to read.
+# ones would fill a disk or take minutes to read.
 FILE_BYTES = 8192
 NAME_BYTES, NAME_PARTS, PART_BYTES = 1024, 32, 255  # limits on a member's name: bytes, parts, bytes per part
 HEADER_BYTES, PAX_RECORDS = 1 << 16, 100  # limits on an extended header in a tar: a long name, extended attributes
@@ -56,7 +56,7 @@ DECOMPRESSORS: dict[bytes, Callable[[], Any]] = {
 class Member:
     """A member of an archive: its name, and the function that opens it; None if it is not a regular file.
 
-    refused: why no member of this archive may be used, because of this one
+    refused: the reason why this member makes the whole archive unusable
     """
 
     name: str
@@ -142,7 +142,7 @@ class _Decompression:
                 if not self.rest:
                     raise EOFError("the compressed data ends early")
             block: bytes = self.decompressor.decompress(self.rest, size)
-            # zlib returns the input that it did not use, the others keep it.
+            # zlib returns the input that it did not use; the others keep it.
             self.rest = getattr(self.decompressor, "unconsumed_tail", b"")
             self.is_full = len(block) == size
             if block:
@@ -209,7 +209,7 @@ def _name_problem(name: str) -> str | None:
 
 
 class _ZipFile(io.BufferedReader):
-    """A zip file whose list of members, which `zipfile` reads at once, is limited."""
+    """A zip file whose list of members, which `zipfile` reads at once, is limited in size."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > DIRECTORY_BYTES:

@@ -1,4 +1,4 @@
-"""Patches for fairseq, each with the behaviour of fairseq that makes it necessary.
+"""Patches for fairseq, each documented with the behaviour of fairseq that makes it necessary.
 
 `--user-dir fairseq_resid` calls `apply()`, which patches fairseq in this process, for stock models too. Importing this
 package patches nothing and does not require fairseq.

@@ -1,4 +1,4 @@
-"""Command lines and logging of fairseq's programs."""
+"""Patches for the command lines and the logging of fairseq's programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every epoch contains every example exactly once."""
+"""Patches that make every epoch contain every example exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training on several processes: they compare their settings and data, and rank 0 sends its checkpoint."""
+"""Training on several processes: they compare their settings and data, and load the checkpoint of rank 0."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Read a checkpoint file as data: numbers, text, containers, argparse namespaces, numpy values and tensors.
 
-torch.load is not used, in any version. Its weights-only mode still calls functions with arguments from the file:
-`bytearray` of any size, a codec that doubles its input, numpy dtypes with pointers. It decompresses records and
+torch.load is not used, in any version. Even its weights-only mode calls functions with arguments from the file:
+`bytearray` of any size, a codec that doubles its input, numpy dtypes with pointers. It also decompresses records, and
 enlarges a storage that is too small for its tensor. Here, a file can only call the functions in this module, which
 check their arguments, and the memory used is proportional to the file size.
 

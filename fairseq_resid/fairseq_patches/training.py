@@ -1,4 +1,4 @@
-"""Training logs, and the handling of losses and gradients that are not finite."""
+"""Patches for the training log, and for losses and gradients that are not finite."""
 
 from __future__ import annotations
 

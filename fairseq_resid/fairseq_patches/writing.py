@@ -1,4 +1,4 @@
-"""Checkpoints are written atomically, and the last one can always be resumed."""
+"""Patches that write checkpoints atomically and make the last one resumable."""
 
 from __future__ import annotations
 

@@ -17,12 +17,12 @@ from . import self_check
 PLAIN = (Tensor, Parameter)
 BACKENDS = ("auto", "eager", "triton")
 FEWEST_CHANNELS, MOST_CHANNELS = 64, 8192
-# The offset of a row's statistics has 32 bits, and a row has up to 8 of them.
+# The offset of a row's statistics has 32 bits, and a row has up to 8 statistics.
 MOST_ROWS = 1 << 28
-DTYPES = {torch.float32: (7, 0), torch.float16: (7, 0), torch.bfloat16: (8, 0)}  # and the compute capability needed
+DTYPES = {torch.float32: (7, 0), torch.float16: (7, 0), torch.bfloat16: (8, 0)}  # dtype: compute capability needed
 
 logger = logging.getLogger(__name__)
-# Read once, as Triton does when it defines the kernels. For tests: the kernels then run, slowly, on the CPU.
+# Read once, as Triton does when it defines the kernels. It is for tests: the kernels then run on the CPU, slowly.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -44,7 +44,7 @@ def _misfit(kind: self_check.Kind) -> str:
     if device.type == "cpu" and _INTERPRETED:
         return self_check.fault(kind)
     if device.type != "cuda":
-        return f"the kernels need a GPU, and the tensors are on {device.type}"
+        return f"the kernels need a GPU, but the tensors are on {device.type}"
     if _INTERPRETED:
         return "TRITON_INTERPRET=1 interprets the kernels"
     capability = torch.cuda.get_device_capability(device)
@@ -69,7 +69,7 @@ def _obstacle(x: Tensor, f: Tensor, kernel: tuple[str, int]) -> str:
 
 
 def absence(on_cpu: bool) -> str:
-    """Return why no kernel can run in this process, `on_cpu` or not; an empty string if one may."""
+    """Return why no kernel can run in this process; an empty string if one may. on_cpu: no GPU will be used."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     return "" if _INTERPRETED or (torch.cuda.is_available() and not on_cpu) else "no GPU is in use"
@@ -94,10 +94,10 @@ def use_kernels(backend: str, training: bool, x: Tensor, f: Tensor, kernel: tupl
 
     `auto` uses the kernels wherever they are supported on a GPU; `eager` never uses them. `triton` requires them in
     training and falls back to eager otherwise, so that a model trained on a GPU can be decoded anywhere. Whatever
-    PyTorch traces (torch.compile, torch.jit, torch.func, forward-mode AD, CUDA graphs) is eager. `kernel` is chain or
-    sas, and its number of norms: the kernels are checked for it before their first use.
+    PyTorch traces (torch.compile, torch.jit, torch.func, forward-mode AD, CUDA graphs) runs eagerly. `kernel` is chain
+    or sas and its number of norms, for which the kernels are checked before their first use.
 
-    Raises:   ValueError naming the reason, if `triton` is not supported in training
+    Raises:   ValueError naming the reason if `triton` is not supported in training.
     """
     if backend == "eager" or torch.compiler.is_compiling():
         return False

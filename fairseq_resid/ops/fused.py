@@ -25,7 +25,7 @@ RANDOM_RANGE = 1 << 16
 FORWARD_LANES = 512
 BACKWARD_LANES = 256
 MAX_WARPS = 16
-# Rows that a backward program loads ahead, plus one: 1 loads none, 2 the next one through shared memory.
+# Rows that a backward program loads ahead, plus one: 1 loads none, 2 loads the next one through shared memory.
 BACKWARD_STAGES = 1
 # Programs of a backward kernel in Triton's interpreter.
 INTERPRETED_PROGRAMS = 2
@@ -67,7 +67,7 @@ class _Compiled:
         self.constants = constants if takes_all else []
 
     def programs(self, rows: int, sums: int) -> int:
-        """Return the number of programs that share the rows, if each writes so many sums in fp32."""
+        """Return the number of programs that share the rows if each writes this many sums in fp32."""
         if self.compiled is None:
             return min(INTERPRETED_PROGRAMS, rows)
         return self.limits.programs(rows, self.at_once, 4 * sums)
@@ -91,14 +91,14 @@ def spills(device: torch.device, kernels: str, channels: int) -> bool:
 
 
 def _launch(name: str, rows: int, *arguments: Any, sums: int = 0, **options: Any) -> Tensor | None:
-    """Launch a kernel with a program per row; `options` are its constants and num_warps.
+    """Launch a kernel with one program per row; `options` are its constants and num_warps.
 
-    With `sums`, fewer programs share the rows, and each writes so many sums in fp32, to a buffer that is the kernel's
+    With `sums`, fewer programs share the rows, and each writes that many sums in fp32 to a buffer, the kernel's
     first argument; their total is returned.
 
-    The compiled kernel is kept by kind of arguments, because Triton's own lookup dominates the host's time. A kind is
-    whatever Triton compiles once: it depends on the types of all arguments and on whether addresses are multiples of
-    16, but not on the values of numbers (do_not_specialize).
+    Compiled kernels are cached by kind of arguments, because Triton's own lookup dominates the host's time. Triton
+    compiles a kernel once for each kind. The kind depends on the types of all arguments and on whether addresses are
+    multiples of 16, but not on the values of numbers (do_not_specialize).
     """
     device = arguments[0].device
     if device.type == "cuda" and device.index != torch.cuda.current_device():
@@ -135,7 +135,7 @@ def _shape(channels: int, lanes: int) -> dict[str, int]:
 
 
 def _result_dtype(x: Tensor, f: Tensor) -> torch.dtype:
-    """Return the dtype of eager PyTorch's result: fp32 under autocast (of a norm), otherwise the wider of both."""
+    """Return the dtype of eager PyTorch's result: fp32 under autocast (of a norm), otherwise the wider of the two."""
     if torch.is_autocast_enabled(x.device.type):
         return torch.float32
     return x.dtype if x.dtype == f.dtype else torch.promote_types(x.dtype, f.dtype)
@@ -158,7 +158,8 @@ def _records(tensors: tuple[Tensor, ...]) -> bool:
 def dropout_mask(shape: tuple[int, ...], p: float, seed: int, device: torch.device) -> Tensor:
     """Return the dropout mask (0 and 1 in fp32) that the kernels draw from a seed for a tensor of this shape.
 
-    Source:   Philox, counter (channel, row), key the seed, from 0 to 2^31 - 1; p is rounded to a multiple of 2^-16
+    Source:   Philox with counter (channel, row) and the seed, from 0 to 2^31 - 1, as key; p is rounded to a multiple of
+              2^-16
     """
     ones = torch.ones(shape, device=device)
     _drop(ones, ones, p, seed, 1.0)
@@ -239,7 +240,7 @@ def fused_recursive_layer_norm(
     f_scale: float = 1.0,
     seed: int | None = None,
 ) -> Tensor:
-    """Apply dropout, add the shortcut and normalise, once per norm, in one kernel for each pass.
+    """Apply dropout, add the shortcut and normalise, once per norm, with one kernel for each pass.
 
     Formula:  F = D ⊙ f / (1 - p);  y_1 = LN_1(λx + μF);  y_k = LN_k(λx + y_{k-1}), k = 2..; λ = x_scale, μ = f_scale
     Source:   rSkip paper, eq. 4 (λ = μ = 1); one norm: eq. 3, and with λ = μ = 1 Vaswani 2017's LN(x + F)
@@ -356,7 +357,7 @@ def fused_self_adaptive_scaling(
     p: float = 0.0,
     seed: int | None = None,
 ) -> Tensor:
-    """Apply dropout, compute both gates and combine: torch's GEMMs for the gates, one kernel for each pass of the rest.
+    """Apply dropout, compute both gates with torch's GEMMs, and combine with one kernel for each pass.
 
     Formula:  F = D ⊙ f / (1 - p);  y = α x + β F + (1 - α)(1 - β) LN(x + F);
               (α, β) = σ(tanh([x;F] W + b) v + c), [x;F] W computed as x W_x + F W_F

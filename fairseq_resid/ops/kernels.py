@@ -5,7 +5,8 @@ weight and bias of a norm, g = dL/dy. A program keeps whole rows in registers, B
 zero and stay zero, because the weights loaded there are zero. A backward program walks every P-th row and keeps its
 part of the parameters' gradients in registers, without atomics, so that results do not depend on timing.
 
-All of Triton 3.1 to 3.9 must compile this: norms are separate arguments instead of a tuple or list of tensors.
+Every version of Triton from 3.1 to 3.9 must compile this: norms are separate arguments instead of a tuple or list of
+tensors.
 """
 
 # No `from __future__ import annotations`: Triton 3.1's interpreter does not recognise "tl.constexpr" as a string.

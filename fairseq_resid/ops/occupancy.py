@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-PARTITIONS = 4  # of a multiprocessor; each has a quarter of its registers, and a warp stays in one
-REGISTER_UNIT = 8  # registers of a thread are allocated in multiples of it
-MOST_PROGRAMS = 16  # on a multiprocessor, whatever they need; newer GPUs allow up to 32
-SHARED_RESERVED = 1024  # bytes of shared memory that the driver takes for each program, from Ampere on
+PARTITIONS = 4  # per multiprocessor; each has a quarter of the registers, and a warp stays in one
+REGISTER_UNIT = 8  # the registers of a thread are allocated in multiples of this
+MOST_PROGRAMS = 16  # per multiprocessor, whatever they need; newer GPUs allow up to 32
+SHARED_RESERVED = 1024  # bytes of shared memory that the driver reserves for each program, since Ampere
 # Bytes that a multiprocessor could load while a program waits for one row: an estimate for A100 and H100, about 1.5 µs
 # at 20 bytes per ns. It weighs the time of another row in series against the traffic of another program's sums.
 ROW_LATENCY = 32 << 10
@@ -19,7 +19,7 @@ ROW_LATENCY = 32 << 10
 
 @dataclass(frozen=True)
 class Limits:
-    """The multiprocessors of a GPU, and what each of them has."""
+    """The number of multiprocessors of a GPU, and the resources of each."""
 
     processors: int
     registers: int = 65536
@@ -28,9 +28,9 @@ class Limits:
     warp: int = 32
 
     def programs_at_once(self, registers: int, warps: int, shared: int = 0) -> int:
-        """Return how many programs the whole GPU runs at once; 1 on each multiprocessor if the limits say none.
+        """Return how many programs the whole GPU runs at once; 1 on each multiprocessor if the limits allow none.
 
-        registers: of a thread; warps and shared memory in bytes: of a program
+        registers: per thread; warps, and shared memory in bytes: per program
         """
         of_warp = self.warp * REGISTER_UNIT * max(-(-registers // REGISTER_UNIT), 1)
         by_registers = self.registers // PARTITIONS // of_warp * PARTITIONS // warps
@@ -39,7 +39,7 @@ class Limits:
         return self.processors * max(min(by_registers, by_threads, by_shared, MOST_PROGRAMS), 1)
 
     def programs(self, rows: int, at_once: int, sums: int) -> int:
-        """Return how many programs should share the rows, if each ends with sums of so many bytes.
+        """Return how many programs should share the rows, if each finally writes sums of this many bytes.
 
         All of them run at once and process equally many rows: as few as possible, but not so few that writing and
         reading the sums takes longer than the rows that are saved.

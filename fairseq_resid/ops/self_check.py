@@ -20,7 +20,7 @@ from .recursive import recursive_layer_norm
 from .sas import self_adaptive_scaling
 
 P, SEED, EPS = 0.25, 7, 1e-5
-# Rows and their elements at most: more rows than programs of the backward pass, which each GPU runs at once.
+# Maximum rows and elements. The rows outnumber the programs of a backward pass, which a GPU runs all at once.
 GPU_ROWS, GPU_ELEMENTS, INTERPRETED_ROWS = 4099, 1 << 22, 3
 # Relative to the largest value of a result. Rounding to 16 bits gives an error of 0.01, a bug one of about 1.
 TOLERANCE = 0.05
@@ -73,7 +73,7 @@ def _functions(kernel: str) -> tuple[Function, Function]:
 
 
 def _largest_error(kind: Kind) -> float:
-    """Compare with and without dropout, each in training, which saves, and without gradients."""
+    """Return the largest error with and without dropout, each in training, which saves statistics, and in inference."""
     channels, device = kind.channels, kind.device
     rows = min(GPU_ROWS, GPU_ELEMENTS // channels) if device.type == "cuda" else INTERPRETED_ROWS
     generator = torch.Generator().manual_seed(SEED)
@@ -93,7 +93,7 @@ def _largest_error(kind: Kind) -> float:
     errors = []
     for p in (P, 0.0):
         mask = fused.dropout_mask((rows, channels), p, SEED, device) / (1 - p)
-        errors.append((mask.mean() - 1).abs() / 4)  # it has few elements in the interpreter
+        errors.append((mask.mean() - 1).abs() / 4)  # not exact: the mask has few elements in the interpreter
         for wanted in (gradient, None):
             exact = [tensor.float() for tensor in (x, f, *parameters)]
             expected = _results(lambda *given, mask=mask: formula(mask, *given), exact, wanted)

@@ -42,8 +42,8 @@ class _Sinkhorn(torch.autograd.Function):
     """`sinkhorn_rounds` with the positions last in memory, (n, n, N), and a hand-written backward pass.
 
     The rounds work in place, so that only the sums are saved for the backward pass. With P = Q s, s the sums of P along
-    a dimension, and H the gradient of the loss in log Q, the gradient in log P is H - Q ΣH: each round is undone with
-    two operations, and the last H is the gradient in the logits.
+    a dimension, and H the gradient of the loss with respect to log Q, the gradient with respect to log P is H - Q ΣH:
+    each round is undone with two operations, and the last H is the gradient with respect to the logits.
     """
 
     @staticmethod

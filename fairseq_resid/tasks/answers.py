@@ -84,7 +84,7 @@ def over_runs(errors: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Paired:
-    """Compares two models on the same images. difference: of their errors, in percent; p: by the exact McNemar test."""
+    """Two models compared on the same images. difference: of their errors, in percent; p: by the exact McNemar test."""
 
     difference: float
     low: float

@@ -44,7 +44,7 @@ TOLERANCE = 0.001  # results.json has four decimals
 
 @dataclass(frozen=True)
 class DecodingNote:
-    """decode/SUBSET.MODEL.json or SUBSET.MODEL.nll.json: what the hypotheses or NLL next to it were computed from."""
+    """The inputs of the hypotheses or the NLL next to it: decode/SUBSET.MODEL.json or SUBSET.MODEL.nll.json."""
 
     checkpoints: list[FileState]
     data: str

@@ -169,7 +169,7 @@ def test_mirror_replaces_all_addresses(server: Server, tmp_path: Path) -> None:
 
 def test_file_without_address_needs_raw(tmp_path: Path) -> None:
     with pytest.raises(
-        FetchError, match=r"en-vi\.tgz: no download address is known; pass the folder that contains it with --raw"
+        FetchError, match=r"en-vi\.tgz: no download address is known; use --raw with the folder that contains it"
     ):
         get(RemoteFile("en-vi.tgz"), tmp_path)
 

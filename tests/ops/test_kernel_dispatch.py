@@ -97,7 +97,7 @@ def test_model_trained_with_triton_decodes_on_cpu(no_interpreter: None, caplog: 
         made(x, f)
     with caplog.at_level(logging.INFO):
         assert torch.equal(made.eval()(x, f), made.combine(x, f))
-    assert caplog.messages == ["residual backend: eager (the kernels need a GPU, and the tensors are on cpu)"]
+    assert caplog.messages == ["residual backend: eager (the kernels need a GPU, but the tensors are on cpu)"]
 
 
 def test_shortcut_and_branch_must_have_same_shape() -> None:

@@ -205,7 +205,7 @@ def hold_out(labels: np.ndarray, count: int, by_class: bool, classes: Sequence[s
     """Return a mask (N,) of the `count` training images that become the split `valid`.
 
     These are the last images, or with `by_class` the last of every class, in proportion to its size.
-    Raises: ValueError if --valid is too large, naming a class without any training image left.
+    Raises: ValueError if --valid is too large, naming a class that would have no training images left.
     """
     if count >= len(labels):
         raise ValueError(f"--valid {count}: must be less than the {len(labels):,} training images")

@@ -63,7 +63,7 @@ def preprocess(
         if numbered != split:
             for path in data.glob(f"{numbered}.{source}-{target}.*"):
                 path.rename(path.with_name(split + path.name.removeprefix(numbered)))
-    # It mentions folders that no longer exist when the data folder is complete.
+    # The log mentions folders that no longer exist when the data folder is complete.
     (data / "preprocess.log").unlink(missing_ok=True)
 
 

@@ -6,7 +6,7 @@
 
 Without this check, a damaged file makes fairseq fail with a traceback, or in the middle of a training run. The formats
 are those of fairseq/data/dictionary.py and of MMapIndexedDataset in fairseq/data/indexed_dataset.py. The older formats
-of binarised text (lazy, cached, huffman) are not checked. Files are read in blocks, so memory does not depend on size.
+of binarised text (lazy, cached, huffman) are not checked. Files are read in blocks, so memory is bounded.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def require_subset(data: Path, subset: str, source: str, target: str) -> None:
 
 
 def _check_index(file: Path, least: int) -> Index | None:
-    """Check an .idx file; None if its format is an older one.
+    """Check an .idx file and return its facts; None if its format is an older one.
 
     least: number of tokens that every sentence must have
     """

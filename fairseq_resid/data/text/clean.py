@@ -13,7 +13,7 @@
 Length and ratio are counted in subwords, as in fairseq's preparation scripts, which use Moses' clean-corpus-n.perl.
 Counted in words, the ratio would drop 28% of IWSLT'15 EN-VI, because written Vietnamese separates syllables. Repeated
 pairs are kept unless --deduplicate is given.
-Validation and test text is never dropped. Without cleaning, nothing is.
+Validation and test text is never dropped. Without cleaning, nothing is dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUBWORD_REASONS = ("length", "ratio")
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on the subwords of a pair: the number on each side, and the ratio between both sides."""
+    """Limits on the subwords of a pair: the number on each side, and the ratio between the two sides."""
 
     max_pieces: int
     max_ratio: float

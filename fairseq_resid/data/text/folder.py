@@ -76,7 +76,7 @@ class RoundTrip:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Line numbers (from 1) of validation or test sentences with source, target or both in the training text."""
+    """Line numbers (from 1) of validation or test sentences whose source, target or both occur in the training text."""
 
     source: tuple[int, ...]
     target: tuple[int, ...]
@@ -85,7 +85,7 @@ class Overlap:
 
 @dataclass(frozen=True)
 class TextSettings:
-    """The form of the text, see fairseq_resid/data/text/forms.py."""
+    """The form of the text; see fairseq_resid/data/text/forms.py."""
 
     form: str = "plain"
     normalize: str = "none"
@@ -116,7 +116,7 @@ class Restore:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusRecord:
-    """DATA/corpus.json. Fields with a default are missing in files of some earlier version.
+    """DATA/corpus.json. Fields with a default are missing in files from some earlier versions.
 
     asked: the settings that the folder was made with
     differences: differences from the corpus of this name
@@ -159,7 +159,7 @@ class CorpusRecord:
     def unverified_texts(self) -> tuple[str, ...]:
         """The texts that were not verified by a checksum.
 
-        Before 0.3.2 text from --raw was not verified, but its official origin was recorded anyway.
+        Before 0.3.2, text from --raw was not verified, but its official origin was recorded anyway.
         """
         if self.unverified is not None:
             return self.unverified

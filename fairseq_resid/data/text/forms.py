@@ -9,7 +9,7 @@
     lowercased  Moses punctuation normalisation, lower case,   unchanged: the tokens are scored against the reference
                 Moses tokenisation with escapes                prepared in the same way
 
-For the model every white-space character becomes a plain space, because fairseq splits at all of them, even at a
+For the model, every white-space character becomes a plain space, because fairseq splits at all of them, even at a
 no-break space or U+2028 within a piece. DATA/corpus.json records the form, so that decoding can reverse the conversion.
 """
 

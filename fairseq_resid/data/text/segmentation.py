@@ -68,7 +68,7 @@ def _load_sentencepiece(model: Path) -> Any:
 def _load_subword_nmt(model: Path) -> Any:
     from subword_nmt.apply_bpe import BPE
 
-    # subword-nmt would print an invalid line to stderr and exit, and fail at the first word with another version.
+    # subword-nmt would print an invalid line to stderr and exit, and with another version fail at the first word.
     lines = read_lines(model)
     while lines and not lines[-1]:
         lines.pop()

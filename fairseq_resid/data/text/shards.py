@@ -42,7 +42,7 @@ Sides = tuple[Path, Path]
 
 @dataclass(frozen=True)
 class Shard:
-    """Part of a parallel text: its two files, the number of the first line from 1, and that line's byte offsets."""
+    """Part of a parallel text: its two files, the number of the first line (from 1), and that line's byte offsets."""
 
     files: Sides
     first: int
@@ -210,5 +210,5 @@ def _files(part: Path) -> Sides:
 
 
 def _size(file: Path) -> int:
-    """Return the size of a file in bytes, -1 if it does not exist."""
+    """Return the size of a file in bytes; -1 if it does not exist."""
     return file.stat().st_size if file.is_file() else -1

@@ -22,7 +22,7 @@ from .folder import PairCounts
 from .forms import plain_words
 from .segmentation import Segmenter
 
-# Most training pairs to learn from. They are sampled evenly, so that memory does not grow with the corpus.
+# Maximum number of training pairs to learn from. They are sampled evenly, so that memory does not grow with the corpus.
 SAMPLED = 1_000_000
 TOGETHER = 100  # lines encoded per call
 SENTENCEPIECE: dict[str, Any] = {

@@ -134,7 +134,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Encoded(Kept):
-    """Also the number of subwords per split and language, and the results of the checks on the encoded text."""
+    """Adds the number of subwords per split and language, and the results of the checks on the encoded text."""
 
     tokens: dict[str, dict[str, int]]
     round_trip: dict[str, RoundTrip]

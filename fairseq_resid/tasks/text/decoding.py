@@ -52,7 +52,7 @@ def decode(argv: list[str], log: Path, lock: int | None = None, sentences: int |
     """Run a fairseq-generate command with its output in `log`, and show progress.
 
     sentences: the number of sentences to translate
-    Raises: DecodingError with exit code, log file and its last lines if the command fails.
+    Raises: DecodingError with the exit code, the log file and its last lines if the command fails.
     """
     children.show(argv, f" > {shlex.quote(str(log))}")
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """NLL of the reference translations under a model, sentence by sentence, without decoding.
 
 The unit is nats per subword of the reference, including the end-of-sentence mark, without label smoothing,
-teacher-forced. NLL depends on the subwords, so only models of the same data folder can be compared.
+teacher-forced. NLL depends on the subwords, so only models trained on the same data folder can be compared.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def bleu_of(summed: Any) -> float:
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Score hypotheses by chrF2 (character n-grams up to 6), with the defaults of sacrebleu."""
+    """Score hypotheses with chrF2 (character n-grams up to 6), with the defaults of sacrebleu."""
     from sacrebleu.metrics.chrf import CHRF
 
     metric = CHRF()

@@ -1,4 +1,4 @@
-"""Paired significance tests of BLEU between translation models, by sacrebleu."""
+"""Paired significance tests of BLEU between translation models, with sacrebleu."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class Table:
                 raise ValueError(f"{text!r}: fills {slot!r} twice")
 
     def _check_pattern(self, english: str, vietnamese: str, *forms: str) -> list[str]:
-        """Check the slots of a row; return those of its Vietnamese except {n}, without repetitions."""
+        """Check the slots of a row; return those of its Vietnamese side except {n}, without repetitions."""
         for text in (english, vietnamese, *forms):
             if re.search("[{}]", REFERENCE.sub("", text)):
                 raise ValueError(f"{text!r}: invalid slot; slots are written {{slot}} or {{slot:form}}")
