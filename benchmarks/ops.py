@@ -4,8 +4,8 @@ installed.
     python benchmarks/ops.py [--json FILE] [--plot FILE]
 
 A site consists of the dropout, sums and norms of rskip_ln with λ = 1, 2, 3, or of all of sas including its gates. On a
-GPU this measures the median GPU time at 4k, 16k, 32k and 131k rows (positions), C = 512 and 1024, in bf16 and fp16;
-the bandwidth of a copy, and the share of it that rskip_ln reaches if the forward pass moves 3u and the backward pass 5u (u
+GPU this measures the median GPU time at 4k, 16k, 32k and 131k rows (positions), C = 512 and 1024, in bf16 and fp16; the
+bandwidth of a copy, and the share of it that rskip_ln reaches if the forward pass moves 3u and the backward pass 5u (u
 is one C-vector per row); the host's time per call; and peak memory. On a CPU it measures median wall-clock time at
 small sizes. On both, it measures the memory saved for the backward pass. Implementations take turns, and ratios are
 computed within a round.

@@ -20,7 +20,7 @@ CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u206
 # Markdown syntax: brackets only where they make a link, underscores only outside words.
 MARKUP = re.compile(r"[\\`*~$]|\](?=[(\[:])|(?<!\w)_|_(?!\w)")
 # At the start of a line: the text before the mark of a heading, list, check box, block quote, rule or table, which is
-# the # number in a numbered list. A code fence and *** are MARKUP.
+# the number in a numbered list. A code fence and *** are MARKUP.
 BLOCK = re.compile(r"^(?:(?=[#=>|:]|[-+](?!-?[\w.])|\[[ xX]\])|\d{1,9}(?=[.)](?:\s|$)))")
 # Characters that can start a tag or an entity.
 HTML = re.compile(r"<(?=[\w/!?])|&(?=#?\w+;)")
