@@ -67,7 +67,7 @@ register(
         Options,
         DeepDelta,
         final_norm=True,
-        formula="x + β(v − F·x)F, F of f(LN(x)) scaled to length 1, β and v predicted from x",
+        formula="x + β(v − F·x)F, F from f(LN(x)) scaled to length 1, β and v predicted from x",
         source="Zhang 2026",
         family="Gates",
         use_when="Pre-norm models that should overwrite parts of the shortcut instead of only adding to it.",

@@ -65,7 +65,7 @@ register(
         GruOptions,
         GruGate,
         final_norm=True,
-        formula="(1−z)x + z tanh(WF + U(r ⊙ x)), gates r and z of x and F, F of f(LN(x))",
+        formula="(1−z)x + z tanh(WF + U(r ⊙ x)), gates r and z of x and F, F from f(LN(x))",
         source="Parisotto 2019",
         family="Gates",
         use_when="Models that are hard to train. It adds six C × C matrices to every site.",

@@ -306,7 +306,7 @@ register(
         FractionOptions,
         FractionalConnection,
         final_norm=True,
-        formula="A_r x + BF, F of f(LN(A_m x)), on m fractions of x and F",
+        formula="A_r x + BF, F from f(LN(A_m x)), on m fractions of x and F",
         source="Zhu 2025",
         family="Several streams",
         use_when="Learned connections as in `hyper`, with the memory use of a plain Transformer.",

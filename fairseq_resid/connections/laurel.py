@@ -71,7 +71,7 @@ register(
         LaurelOptions,
         Laurel,
         final_norm=True,
-        formula="αF + β(I + BA)x, F of f(LN(x)), α + β = 1, BA of low rank",
+        formula="αF + β(I + BA)x, F from f(LN(x)), α + β = 1, BA of low rank",
         source="Menghani 2025",
         family="Scaling",
         use_when="Pre-norm models with few additional parameters. `--laurel-form` selects one of its two parts.",

@@ -46,7 +46,7 @@ register(
         Options,
         Orthogonal,
         final_norm=True,
-        formula="x + F − αx, α = F·x/(x·x), F of f(LN(x))",
+        formula="x + F − αx, α = F·x/(x·x), F from f(LN(x))",
         source="Oh 2025",
         family="Scaling",
         use_when="Pre-norm models whose branches should add new directions instead of rescaling the shortcut.",

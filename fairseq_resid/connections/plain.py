@@ -70,7 +70,7 @@ register(
         PreLayerNorm,
         final_norm=True,
         folds=as_pre_norm,
-        formula="x + f(LN(x)), the stack ends with a norm",
+        formula="x + f(LN(x)), with a norm at the end of the stack",
         source="He 2016b's order",
         family="Plain",
         use_when="The safe choice if training must be stable at any depth.",

@@ -150,7 +150,7 @@ register(
         SandwichLayerNorm,
         final_norm=True,
         folds=fold_sandwich,
-        formula="x + LN(F), F of f(LN(x))",
+        formula="x + LN(F), F from f(LN(x))",
         source="CogView 2021",
         family="Norms",
         use_when="Pre-norm models whose activations grow too large for fp16.",

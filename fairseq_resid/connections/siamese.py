@@ -77,7 +77,7 @@ register(
         Siamese,
         SiameseStream,
         final_norm=None,
-        formula="x' = LN(x) + F/√(2l), l the layer; y' = y + F; F of f(LN(LN(x) + LN(y)))",
+        formula="x' = LN(x) + F/√(2l), l the layer; y' = y + F; F from f(LN(LN(x) + LN(y)))",
         source="Li 2026",
         family="Several streams",
         use_when="Models that should be as stable as pre-norm and as good as post-norm, with a state twice as wide.",

@@ -93,7 +93,7 @@ class Room:
         self.taken = 0
 
     def take(self, size: int = FILE_BYTES) -> None:
-        """Count bytes that were unpacked. Without a size: one file, folder, header or compressed stream.
+        """Count bytes that were unpacked. The default is charged for each file, folder, header or compressed stream.
 
         Raises: ValueError naming the packed file if the total exceeds the limit.
         """

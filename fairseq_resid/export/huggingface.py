@@ -593,7 +593,7 @@ class Model:
                 logits_processor=transformers.LogitsProcessorList([Rules(most, prefixes, search.beam)]),
             )
         rows = made.sequences.tolist()
-        if not all(SPECIAL[EOS] in row[1:] for row in rows):  # a search among values that are not numbers does not end
+        if not all(SPECIAL[EOS] in row[1:] for row in rows):  # with scores of NaN, no hypothesis ends
             return [[] for _ in sources]
         texts = [self.text(row) for row in rows]
         if search.beam > 1:

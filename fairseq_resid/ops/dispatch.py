@@ -69,7 +69,7 @@ def _obstacle(x: Tensor, f: Tensor, kernel: tuple[str, int]) -> str:
 
 
 def absence(on_cpu: bool) -> str:
-    """Return why no kernel can run in this process; an empty string if one may. on_cpu: no GPU will be used."""
+    """Return why no kernel can run in this process, or an empty string if one can. on_cpu: no GPU will be used."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     return "" if _INTERPRETED or (torch.cuda.is_available() and not on_cpu) else "no GPU is in use"

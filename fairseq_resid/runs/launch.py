@@ -335,7 +335,7 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
             else:
                 code = children.run(argv, file, lock, file, variables)
         if code > 128:
-            raise SystemExit(code)  # a signal that this process did not receive killed it
+            raise SystemExit(code)  # killed by a signal that this process did not receive
         if code:
             failure = ChildProcessError(f"fairseq-train failed with exit code {code}; the last lines of {log}:")
             raise with_lines(failure, children.last_lines(log))

@@ -1,8 +1,8 @@
 """The plan of a study: which runs it needs and in which order, fixed before the first run. Reads and checks STUDY.yaml.
 
 A study compares arms (a structure with its options) in settings (such as a depth). Each arm has several seeds.
-Optionally, one flag is tuned first, in the same way for every arm in every setting: each value of a grid is trained for
-a part of the length, with one seed that is not used again, and the value with the lowest validation NLL of the averaged
+Optionally, one flag is tuned first, in the same way for every arm in every setting: each value of a grid is tried in
+one shorter run, with a seed that is not used again, and the value with the lowest validation NLL of the averaged
 checkpoint is chosen. If the best value is at the edge of the tried range, the next value beyond it is tried too.
 """
 

@@ -190,7 +190,7 @@ def tuning(study: Study, results: StudyResults, path: Path) -> None:
 
 
 def learning(study: Study, results: StudyResults, kept: Path, path: Path) -> bool:
-    """Plot the curves of every arm at its own value in the setting with most runs; bands span the seeds."""
+    """Plot the curves of every arm at its own value in the setting with the most runs; bands span the seeds."""
     found: dict[str, list[curves.Curves]] = {}
     settings = [row.setting for row in results.rows if row.at != "baseline" for _ in row.seeds]
     if not settings:

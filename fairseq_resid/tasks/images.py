@@ -171,8 +171,8 @@ class ImageClassificationTask(LegacyFairseqTask):  # type: ignore[misc]
     def get_batch_iterator(self, *args: Any, **kwargs: Any) -> Any:
         """Return an iterator whose worker processes end with the epoch.
 
-        fairseq-fixed keeps the workers alive so that one iterator can serve all epochs. Images get a new iterator in
-        each epoch, so the workers would live until garbage collection, which takes 5 s per process.
+        fairseq-fixed keeps the workers alive so that one iterator can serve all epochs. This task creates a new
+        iterator for each epoch, so the old workers would live until garbage collection, which takes 5 s per process.
         """
         iterator = super().get_batch_iterator(*args, **kwargs)
         iterator.persistent_workers = iterator.reuse_dataloader = False

@@ -94,7 +94,7 @@ def test_full_disk_in_fairseq_preprocess_is_reported(
 
 
 class ReportsSizes(SimpleHTTPRequestHandler):
-    """A mirror that reports file sizes to HEAD requests."""
+    """A mirror that reports file sizes in response to HEAD requests."""
 
     requested: list[str]
 

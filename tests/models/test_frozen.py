@@ -45,7 +45,7 @@ def test_names_in_checkpoints_are_frozen(
 
 
 @structures.each
-def test_added_parameters_are_those_of_a_model(name: str) -> None:
+def test_added_parameters_match_a_built_model(name: str) -> None:
     made, stock = (models.parameters(models.build(residual=each)) for each in (name, "post_ln"))
     assert table.added_parameters(name, 64, layers=2) == made - stock
 

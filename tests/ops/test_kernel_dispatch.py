@@ -287,5 +287,5 @@ assert "triton" not in sys.modules
 
 
 def test_second_launch_passes_the_same_arguments(tmp_path: Path) -> None:
-    """Compiled by triton's own compiler and launched with a fake driver, also with other types of numbers."""
+    """Triton's own compiler compiles the kernels; a fake driver launches them, also with other number types."""
     assert compiled(ROOT / "tests" / "support" / "launch_kernels.py", tmp_path).stdout.split() == ["5"]

@@ -133,7 +133,7 @@ class Use:
 
 
 def use(target: str, case: Case, one: Any) -> Use:
-    """Read what a compiled kernel uses from its code."""
+    """Read a compiled kernel's resource use from its code."""
     types, c, _, p, trains = case
     norms = f" λ={one.options['NORMS']}" if "NORMS" in one.options else ""
     more = f"{'' if p else ' p=0'}{'' if trains else ' decoding'}"

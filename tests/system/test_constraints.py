@@ -80,7 +80,7 @@ def test_pins_satisfy_stock_fairseq():
     pinned = pins(CONSTRAINTS["fairseq"])
     assert numbers(pinned["pip"]) < (24, 1), "later versions of pip refuse omegaconf 2.0.6"
     assert numbers(pinned["numpy"]) < (2,), "fairseq's binary does not load with numpy 2"
-    assert pinned["torchaudio"] == pinned["torch"], "this torchaudio requires the torch of the same version"
+    assert pinned["torchaudio"] == pinned["torch"], "this torchaudio requires the same version of torch"
 
 
 def test_markers_divide_the_python_versions():

@@ -33,7 +33,7 @@ MATRIX = """
     test_names_in_checkpoints_are_frozen test_coefficients_of_every_structure_are_measured
     test_glossary_has_every_structure
     test_drawing_agrees_with_the_class test_gallery_is_up_to_date
-    test_readme_has_the_table_of_structures test_added_parameters_are_those_of_a_model
+    test_readme_has_the_table_of_structures test_added_parameters_match_a_built_model
 """
 
 

@@ -57,7 +57,7 @@ def preprocess(
         room.unlink()
         raise with_lines(ChildProcessError(f"fairseq-preprocess failed with exit code {code}:"), tail)
     log.unlink()
-    # fairseq-preprocess numbers the test sets by position. Rename the last one first, so that no name is in use.
+    # fairseq-preprocess numbers the test sets by position. Rename the last one first: the new name is then always free.
     for position, split in reversed([*enumerate(tests)]):
         numbered = f"test{position or ''}"
         if numbered != split:

@@ -23,7 +23,7 @@ class Publication:
     source: str
 
 
-# By the name of the corpus with a profile "published".
+# By name of the corpus. Each has a profile called "published".
 PUBLICATIONS = {
     "multi30k-en-de": Publication(
         subset="test",
