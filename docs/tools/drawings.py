@@ -97,7 +97,7 @@ def site(name: str) -> Site:
             branch = factor(term, "F")
         else:
             shortcut.append(factor(term, "x") if "x" in term else f"+{term}")
-    if not before and (call := re.search(r"F of f\((.*)\)", formula)):
+    if not before and (call := re.search(r"F from f\((.*)\)", formula)):
         before = call[1].replace("(x)", "")
     after = "LN" if total is not None else ""
     repeats = "x again, λ − 1 times" if "y_{k−1}" in formula else ""

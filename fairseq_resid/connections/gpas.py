@@ -47,7 +47,7 @@ register(
         Options,
         GradientPreservingScaling,
         final_norm=True,
-        formula="(1 − SiLU(g))(x + F), the gradient of x + F unscaled, F from f(LN(x))",
+        formula="x + F, scaled by 1 − SiLU(g) except for its gradient, F from f(LN(x))",
         source="Chen 2025",
         family="Scaling",
         use_when="Deep pre-norm models whose activations grow with depth.",
