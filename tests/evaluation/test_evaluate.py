@@ -175,7 +175,7 @@ def test_failing_generate_shows_its_log(copy: Run, capfd: pytest.CaptureFixture[
 
 
 def test_bad_input_is_refused_before_decoding(copy: Run, decoder: Decoder, capsys: Capture, tmp_path: Path) -> None:
-    refuse(capsys, [str(copy.path), "nowhere"], "contains 4 update-numbered")  # default --last 10
+    refuse(capsys, [str(copy.path), "nowhere"], "contains only 4 update-numbered")  # default --last 10
     refuse(capsys, [*arguments(copy), "nowhere"], "nowhere: no such run folder")
     refuse(capsys, arguments(copy, "--by", "epoch"), "0 epoch-numbered")
     refuse(capsys, arguments(copy, "--subset", "train"), "ref/train.fr: no such reference text")

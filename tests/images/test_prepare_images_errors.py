@@ -133,7 +133,10 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         "train/cat/0000.png: cannot decode this image",
     ),
     "no train": (lambda raw: (raw / "train").rename(raw / "training"), "images not found: none of a folder"),
-    "no test": (lambda raw: (raw / "test").rename(raw / "tests"), ": folder test/ is missing; train/CLASS/IMAGE"),
+    "no test": (
+        lambda raw: (raw / "test").rename(raw / "tests"),
+        ": folder test/ is missing; must contain train/CLASS/IMAGE",
+    ),
     "valid": (
         lambda raw: (raw / "valid").mkdir(),
         "/valid: the validation set is taken from the training images (--valid N)",
@@ -202,7 +205,7 @@ def test_bad_image_in_archive_is_named(by_classes: Path, tmp_path: Path, capsys:
     assert found.startswith(f"{archive}/train/cat/0002.png: not an image in a supported format")
     mirror.archive(archive, {f"top/{name}": data for name, data in inside.items()})
     found = error_of(capsys, "custom", tmp_path / "data", "--raw", archive)
-    assert found.startswith(f"{archive}: folder train/ is missing; train/CLASS/IMAGE")
+    assert found.startswith(f"{archive}: folder train/ is missing; must contain train/CLASS/IMAGE")
 
 
 def die(*_: Any, **__: Any) -> None:

@@ -117,7 +117,13 @@ def test_settings_written_back_equal_those_of_stock(given: dict[str, Any], corpu
     expected = TransformerModel.build_model(theirs, task)
     model = ResidualTransformerModel.build_model(ours, task)
     depths = [given.get("encoder_layers", 1), given.get("decoder_layers", 1)]
-    mine = {"residual": "post_ln", "residual_backend": "auto", "final_norm": "none", "ffn_init": "default"}
+    mine = {
+        "residual": "post_ln",
+        "norm": "layer",
+        "residual_backend": "auto",
+        "final_norm": "none",
+        "ffn_init": "default",
+    }
     assert vars(ours) == {**vars(theirs), **mine, "residual_depths": depths}
     assert (model.args is model.cfg) == (expected.args is expected.cfg)
     for name in vars(theirs):
