@@ -8,7 +8,7 @@ usage: scripts/test.sh [--all] [--no-lint] [--references] [--] [PYTEST ARGUMENTS
 
 Creates or repairs the environment (scripts/setup.sh --with-tests), then runs ruff, mypy, import-linter,
 shellcheck and the core tests: mathematics, models, decoding, averaging, checkpoints. This takes about
-five minutes on two cores; --all takes about twenty. All checks run even if one fails. The exit code
+five minutes on two cores; --all takes half an hour. All checks run even if one fails. The exit code
 is that of the first failure.
 
 All other arguments are passed to pytest, which then selects from all tests:  scripts/test.sh --no-lint -k gate
