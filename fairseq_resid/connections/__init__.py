@@ -4,7 +4,7 @@
 >>> site = connections.build("sas", 512, dropout=0.1)
 >>> y = site(x, sublayer(site.branch_input(x)))
 
-Every file in this folder is imported, so that its call of `register` takes effect. docs/adding-a-structure.md shows
+Every file in this folder is imported, so that its call to `register` takes effect. docs/adding-a-structure.md shows
 how to add one, here or in another package.
 """
 

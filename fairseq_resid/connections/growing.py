@@ -18,7 +18,7 @@ class _Append(torch.autograd.Function):
     def forward(ctx: Any, state: Tensor, value: Tensor, width: int) -> Tensor:
         before = state.size(-1)
         after = before + value.size(-1)
-        # .data: autograd may have saved the state, and must not mistake this write for a change of it.
+        # .data: autograd may have saved the state and must not count this write as an in-place modification.
         buffer = state.data if has_room(state, after, width) else moved(state, max(after, width))
         wide = buffer.as_strided((*state.shape[:-1], after), buffer.stride(), buffer.storage_offset())
         wide[..., before:] = value

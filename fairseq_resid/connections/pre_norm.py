@@ -70,7 +70,7 @@ class ResidualPostNorm(ResidualConnection):
 
 
 class ScaledPreLayerNorm(PreLayerNorm):
-    """Scales the input of the branch down with the depth of its layer.
+    """Scales the branch input down as layer depth increases.
 
     Formula:  y = x + f(LN(x) / √l), where l numbers the layers of a stack from 1; the norm that ends
               the stack is not scaled

@@ -44,7 +44,7 @@ def _kernels() -> Any:
 
 
 class _Compiled:
-    """A kernel that Triton compiled for one kind of arguments, or interprets."""
+    """A kernel that Triton has compiled for one combination of argument types, or that its interpreter runs."""
 
     def __init__(self, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> None:
         self.name, self.channels = name, options["C"]

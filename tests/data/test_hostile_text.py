@@ -198,7 +198,8 @@ def test_data_folder_contains_the_text_it_was_given(
     fault(
         f"`prepare custom` of text of every kind, {normalizer}",
         2 * sum(splits.values()),
-        f"every line in its place, subword by subword; {trip['exact']:,} of {trip['of']:,} test lines restored",
+        "all lines kept in order, with every subword unchanged; "
+        f"{trip['exact']:,} of {trip['of']:,} test lines restored",
     )
 
 

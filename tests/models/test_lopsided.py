@@ -46,7 +46,7 @@ def test_deep_models_start_finite(dtype: str, fault: Fault) -> None:
     for name, options in chosen:
         assert is_finite(deep.start(name, 24, 24, False, FLOATS[dtype], **options)), (name, options)
     fault(
-        f"24 + 24 layers at the start in {dtype}, every structure except xskip, λ and μ up to 8",
+        f"untrained models with 24 + 24 layers in {dtype}, every structure except xskip, λ and μ up to 8",
         len(chosen),
         "loss and gradient are finite without a loss scale",
     )

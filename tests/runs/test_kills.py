@@ -89,7 +89,7 @@ def test_training_killed_at_random_moments_ends_bitwise_equal(
     finish(launched(recipe, run))
     assert_same_state(run / "checkpoint_last.pt", whole)
     fault(
-        "SIGKILL at random moments of a training run, four of them while a checkpoint was written", kills,
+        "SIGKILL at random moments of a training run, four of them while a checkpoint was being written", kills,
         "every checkpoint is always intact; the final weights are bitwise equal to an uninterrupted run's",
     )  # fmt: skip
 

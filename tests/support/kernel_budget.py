@@ -1,4 +1,4 @@
-"""Compile the kernels as launches do, for GPUs that need not be present, and check what each of them uses.
+"""Compile the kernels as launches do, for GPUs that need not be present, and check the resources that each kernel uses.
 
     TRITON_INTERPRET=0 python tests/support/kernel_budget.py [sm_90 ...] [--quick] [--update]
 
