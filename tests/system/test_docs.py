@@ -202,7 +202,7 @@ def test_every_formula_becomes_mathml(name: str) -> None:
             "LN(αx + F), α and initialisation by depth",
             r"$\mathrm{LN}(\alpha x + F)$, $\alpha$ and initialisation by depth",
         ),
-        ("x + aF, a learned from 0, one per layer", "$x + aF$, $a$ learned from $0$, one per layer"),
+        ("x + aF, a learned, initially 0, one per layer", "$x + aF$, $a$ learned, initially $0$, one per layer"),
         ("dropout(x, 0.5) + F", r"$\mathrm{dropout}(x, 0.5) + F$"),
         ("y_k = LN_k(x + y_{k−1}), k = 2..λ", r"$y_{k} = \mathrm{LN}_{k}(x + y_{k-1})$, $k = 2\dots \lambda$"),
         ("`post_ln`; a layer's last norm", "`post_ln`; a layer's last norm"),
