@@ -125,7 +125,7 @@ def test_data_after_the_end_of_a_tar_is_limited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
-def test_skipped_member_counts_as_unpacked(
+def test_skipped_member_counts_toward_unpacked_limit(
     compress: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unpacking, "UNPACKED_BYTES", 16 * MIB)
@@ -136,7 +136,7 @@ def test_skipped_member_counts_as_unpacked(
 
 
 @pytest.mark.parametrize("part", [b"", b"<url>x</url>\n"], ids=["empty streams", "dropped lines"])
-def test_text_that_is_not_written_counts_as_unpacked(
+def test_discarded_text_counts_toward_unpacked_limit(
     part: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unpacking, "UNPACKED_BYTES", MIB)
@@ -157,7 +157,7 @@ def test_countless_headers_are_refused(kind: bytes, tmp_path: Path) -> None:
         extract.extract(tmp_path / "a.tgz", {"y": tmp_path / "y"})
 
 
-def test_folders_of_deep_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_deeply_nested_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpacking, "UNPACKED_BYTES", 1000 * unpacking.FILE_BYTES)
     monkeypatch.setattr(unpacking, "UNPACKED_FACTOR", 1)
     names = ["/".join([f"x{number}", *"abcdefghijklmnopqrst", "file"]) for number in range(500)]
@@ -168,7 +168,7 @@ def test_folders_of_deep_files_are_counted(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("suffix", ["tgz", "zip"])
 @pytest.mark.parametrize("name", ["d/" * 200 + "x", "/".join(["d" * 250] * 5), "x" * 256, "é" * 128], ids=len)
-def test_member_with_too_long_a_name_is_refused(name: str, suffix: str, tmp_path: Path) -> None:
+def test_member_with_overlong_name_is_refused(name: str, suffix: str, tmp_path: Path) -> None:
     mirror.archive(tmp_path / f"a.{suffix}", {name: ""})
     assert "has too long a name: must be at most 1,024 bytes in 32 parts of 255 bytes" in unpacked(
         tmp_path / f"a.{suffix}"
@@ -300,7 +300,7 @@ def test_damaged_compression_is_named(content: bytes, said: str, tmp_path: Path)
 
 def test_xz_that_needs_gigabytes_is_refused(tmp_path: Path) -> None:
     plain = lzma.compress(member("x") + END, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 24}])
-    head = bytearray(plain[12:24])  # of the first block: size, flags, filter, length, dictionary size, ..., CRC
+    head = bytearray(plain[12:24])  # header of the first block: size, flags, filter, length, dictionary size, ..., CRC
     assert head[2:4] == b"\x21\x01"
     head[4] = 40  # 4 GiB
     head[8:12] = struct.pack("<I", zlib.crc32(head[:8]))
@@ -342,7 +342,7 @@ def test_large_list_of_zip_members_is_refused(tmp_path: Path, monkeypatch: pytes
     assert "a list of members with 5," in unpacked(tmp_path / "a.zip")
 
 
-def test_overlapping_zip_members_count_as_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlapping_zip_members_count_toward_unpacked_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every member of the list refers to the same data."""
     monkeypatch.setattr(unpacking, "UNPACKED_BYTES", 16 * MIB)
     zipped(tmp_path / "a.zip", [(item(f"x{number}"), bytes(4 * MIB)) for number in range(9)])
@@ -350,7 +350,7 @@ def test_overlapping_zip_members_count_as_unpacked(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("place", range(-96, -1))
-def test_changed_byte_in_the_end_of_a_zip_is_harmless_or_named(place: int, tmp_path: Path) -> None:
+def test_changed_byte_at_end_of_zip_is_harmless_or_named(place: int, tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.zip", {"x": "one\n", "é": "two\n"})
     for value in (0, 0x7F, 0xFF):
         raw = bytearray((tmp_path / "a.zip").read_bytes())

@@ -41,7 +41,10 @@ FORMS = [
 @pytest.mark.once
 @cases(20_000)
 def test_any_line_survives_tokenising_and_restoring(count: int, fault: Callable[..., None]) -> None:
-    """To the model and back, a line stays one line with only plain spaces; untokenised text changes in nothing else."""
+    """After conversion for the model and back, a line is still one line, with plain spaces only.
+
+    Untokenised text does not change otherwise.
+    """
     for number, line in enumerate(hostile_lines.valid(1, count)):
         form = FORMS[number % len(FORMS)]
         found = form.to_model(line)
@@ -123,7 +126,7 @@ def test_cleaning_keeps_usable_pairs_in_order(count: int, tmp_path: Path, fault:
 def test_unusable_line_is_named(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
     """Without cleaning, and in validation or test text, the error names the file and the first such line."""
     choose = random.Random(4)
-    good = [line.encode() for line in hostile_lines.valid(5, 200, without=("long", "a mark at the beginning"))]
+    good = [line.encode() for line in hostile_lines.valid(5, 200, without=("long", "byte-order mark"))]
     for wrong in hostile_lines.bad(6, count):
         sides = (list(good), list(good))
         side, place = choose.randrange(2), choose.randrange(200)
@@ -154,10 +157,10 @@ def read_back(data: Path, split: str, language: str) -> list[list[str]]:
 
 @cases(30_000)
 @pytest.mark.parametrize("normalizer", ["nmt_nfkc", "identity"])
-def test_data_folder_contains_the_text_it_was_given(
+def test_data_folder_contains_the_given_text(
     normalizer: str, count: int, tmp_path: Path, fault: Callable[..., None]
 ) -> None:
-    """`prepare custom`: every line is in its place, as segmented by sentencepiece; references are unchanged."""
+    """`prepare custom` keeps all lines in order, as segmented by sentencepiece, and leaves references unchanged."""
     import sentencepiece
 
     splits = {"train": count * 3 // 10, "valid": count // 10, "test": count // 10}
@@ -226,7 +229,7 @@ def test_fairseq_symbols_in_text_become_unknown_subwords(tmp_path: Path) -> None
 def test_any_text_survives_log_and_scoring(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
     """Hypotheses are read from fairseq-generate's log in order, and every text gets a valid score."""
     choose = random.Random(11)
-    # As dictionaries can contain it: to_model keeps plain spaces.
+    # White space becomes plain spaces, as to_model leaves it, because dictionaries contain no other.
     found = [re.sub(r"\s", " ", line).strip() for line in hostile_lines.valid(12, count)]
     log = tmp_path / "test.log"
     order = list(range(len(found)))

@@ -98,7 +98,7 @@ def test_average_equals_wide_precision_sum_divided_by_n(files: list[Path], tmp_p
     assert got["fp16"].isfinite().all()
 
 
-def test_average_of_most_of_the_training_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_averaging_most_of_a_run_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [save(tmp_path / f"checkpoint{epoch}.pt", epoch) for epoch in (5, 6, 9, 10)]
     averaging.average(files, tmp_path / "out.pt")  # updates 500 to 1,000
     assert capsys.readouterr().err == ""

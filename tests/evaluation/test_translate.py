@@ -152,7 +152,7 @@ def test_endless_line_is_refused_before_it_is_segmented(
         assert error == f"fairseq-resid translate: error: line 2: {refused}\n"
 
 
-def test_line_as_long_as_allowed_is_segmented(translator: Translator) -> None:
+def test_line_of_maximum_length_is_segmented(translator: Translator) -> None:
     longest = "\U00010000" * 102_400 + "\r\n"
     assert len(longest.encode()) == translator.most_bytes
     assert translator.encode(longest.encode(), 1) is not None
@@ -166,7 +166,7 @@ def test_closed_stdin_is_named(run: Path, capsys: Any, monkeypatch: Any) -> None
     assert capsys.readouterr().err == said
 
 
-def test_examples_of_the_export_page_run(run: Path, corpus: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_examples_on_the_export_page_run(run: Path, corpus: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     shutil.copytree(run, "checkpoints/RUN")

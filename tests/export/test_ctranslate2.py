@@ -152,7 +152,7 @@ def test_translations_equal_fairseq(search: Search, seed: int, tmp_path: Path) -
         assert not is_same or mine[0].score + is_ended * missing == pytest.approx(theirs[0][1], abs=1e-4)
 
 
-def test_maximum_length_and_end_of_sentence_count_as_in_fairseq(tmp_path: Path) -> None:
+def test_maximum_length_and_end_of_sentence_match_fairseq(tmp_path: Path) -> None:
     """The model never ends a sentence by itself, so every score is known: fairseq appends </s> too."""
     model = speaking()
     with torch.no_grad():

@@ -105,7 +105,7 @@ MODELS: dict[str, Callable[[ModelBin], Any]] = {
 
 
 @pytest.mark.parametrize("how", MODELS)
-def test_model_bin_must_be_that_of_an_export(how: str, copied: Callable[[str], Path]) -> None:  # noqa: F811
+def test_model_bin_must_match_an_export(how: str, copied: Callable[[str], Path]) -> None:  # noqa: F811
     folder = copied("ctranslate2")
     model = ModelBin.read(folder / "model.bin")
     MODELS[how](model)
@@ -127,7 +127,7 @@ def test_model_bin_must_be_that_of_an_export(how: str, copied: Callable[[str], P
     ],
     ids=str,
 )
-def test_ctranslate2_settings_must_be_those_of_an_export(
+def test_ctranslate2_settings_must_match_an_export(
     changes: dict[str, Any],
     copied: Callable[[str], Path],  # noqa: F811
 ) -> None:
@@ -345,7 +345,7 @@ GRAPHS: dict[str, Callable[[Any], Any]] = {
     "an operator that no export has": lambda m: add_node(m, "ImageDecoder", ["keys"], ["x"]),
     "an operator of another library": lambda m: add_node(m, "Add", ["keys", "keys"], ["x"], domain="com.microsoft"),
     "operators of a library": lambda m: m.opset_import.add(domain="own", version=1),
-    "operators of the future": lambda m: setattr(m.opset_import[0], "version", 99),
+    "operators of a future version": lambda m: setattr(m.opset_import[0], "version", 99),
     "a function": add_function,
     "training": lambda m: m.training_info.add(),
     "sparse numbers": lambda m: m.graph.sparse_initializer.add(),
@@ -385,7 +385,7 @@ def swap(model: Any, one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("how", GRAPHS)
-def test_graph_with_parts_of_no_export_is_refused(how: str, copied: Callable[[str], Path], tmp_path: Path) -> None:  # noqa: F811
+def test_graph_with_unexpected_parts_is_refused(how: str, copied: Callable[[str], Path], tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "private").write_bytes(bytes(4))
     folder = copied("onnx")
     edited(folder, GRAPHS[how])

@@ -171,7 +171,7 @@ def test_translations_and_scores_equal_fairseq(search: Search, seed: int, tmp_pa
         assert not is_same or mine[0].score == pytest.approx(theirs[0][1], abs=1e-4)
 
 
-def test_maximum_length_and_end_of_sentence_count_as_in_fairseq(tmp_path: Path) -> None:
+def test_maximum_length_and_end_of_sentence_match_fairseq(tmp_path: Path) -> None:
     """The model never ends a sentence by itself: fairseq appends </s> with its probability."""
     model = speaking()
     with torch.no_grad():

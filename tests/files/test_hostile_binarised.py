@@ -34,7 +34,7 @@ def overwrite(place: int, content: bytes) -> Callable[[bytes], bytes]:
 
 DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "index cut": (".idx", lambda whole: whole[:500], "damaged: 500 bytes; its 203 sentences need 2,462"),
-    "index cut in its header": (".idx", lambda whole: whole[:20], "damaged: begins with b'MMIDIDX"),
+    "index that ends in its header": (".idx", lambda whole: whole[:20], "damaged: begins with b'MMIDIDX"),
     "empty index": (".idx", lambda _: b"", "damaged: begins with b''"),
     "random index": (".idx", lambda _: bytes(range(256)) * 9, r"damaged: begins with b'\\x00\\x01"),
     "version": (".idx", overwrite(9, b"\2"), "version 2: must be 1"),
@@ -44,7 +44,7 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "giant count": (".idx", overwrite(18, b"\xff" * 8), "damaged: .* its 18,446,744,073,709,551,615 sent"),
     "no sentences": (".idx", lambda whole: whole[:18] + bytes(8), "contains no sentences"),
     "negative length": (".idx", overwrite(LENGTHS, b"\xff" * 4), "damaged: sentence 1 has -1 tokens"),
-    "sentence of no tokens": (".idx", overwrite(LENGTHS, bytes(4)), "damaged: sentence 1 has 0 tokens"),
+    "sentence without tokens": (".idx", overwrite(LENGTHS, bytes(4)), "damaged: sentence 1 has 0 tokens"),
     "pointer outside": (".idx", overwrite(POINTERS + 8 * 202, b"\xff" * 7 + b"\x7f"), "damaged: sentence 203 has"),
     "pointer elsewhere": (".idx", overwrite(POINTERS + 8, bytes(8)), "damaged: .* tokens at byte 0, which does not"),
     "binary cut": (".bin", lambda whole: whole[:100], "damaged: 100 bytes, but test.en-xx.xx.idx needs"),

@@ -210,7 +210,8 @@ def test_damaged_file_is_read_or_named(group: str, tries: int, tmp_path: Path, f
     fault(
         f"damaged: {group}",
         tries * len(refused),
-        f"{sum(refused.values()):,} times a one-line error that names the file, otherwise read; no other exception",
+        f"{sum(refused.values()):,} were refused with a one-line error that names the file, all others were read; "
+        "no other exception",
     )
 
 

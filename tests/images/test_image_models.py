@@ -131,7 +131,7 @@ def test_every_structure_trains(name: str, norm: str) -> None:
     assert not without
 
 
-# Forward and backward until a write outside a buffer crashes the process.
+# Runs forward and backward passes until an out-of-bounds write crashes the process.
 STRIDED = """
 import sys
 import torch
@@ -212,7 +212,7 @@ def test_two_stream_layer_is_four_maps_and_a_shortcut() -> None:
 
 
 @pytest.mark.parametrize("arch", ["rir", "rir_cnn", "resnet_init_wide", "rir_resnet", "rir_fc", "rir_plain_fc"])
-def test_networks_of_targ_sample_all_weights_by_msr(arch: str) -> None:
+def test_targ_networks_sample_all_weights_by_msr(arch: str) -> None:
     drawn = [each for each in build(arch, classes=100).modules() if isinstance(each, (nn.Conv2d, nn.Linear))]
     for layer in drawn:
         inputs, outputs = layer.weight[0].numel(), layer.weight[:, 0].numel()

@@ -87,7 +87,7 @@ def test_damaged_release_is_refused(damage: Callable[[Path], None], said: str, t
 
 
 def test_wrong_number_of_images_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """Even in an archive with the right checksum."""
+    """This holds even for an archive with the right checksum."""
     archive = release(tmp_path / "raw")
     monkeypatch.setattr("fairseq_resid.data.images.sources.problem", lambda *_: None)
     found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", archive)
@@ -267,7 +267,7 @@ def test_reader_names_a_changed_or_missing_file(made: Path, tmp_path: Path) -> N
 
 
 def test_label_without_a_class_is_refused(tmp_path: Path) -> None:
-    """The loss would fail at it in the middle of training, on a GPU without naming the cause."""
+    """Otherwise, the loss would fail in the middle of training, and on a GPU without naming the cause."""
     known = image_folder.ImageRecord(
         name="x", classes=["a", "b"], shape=(1, 2, 2), counts={"train": 3}, mean=[0], deviation=[1], source="folder"
     )
@@ -292,7 +292,7 @@ def test_label_without_a_class_is_refused(tmp_path: Path) -> None:
         ("counts", {"train": -1}, r"counts: train: -1: must be 0 to 1e\+12"),
     ],
 )
-def test_sizes_out_of_range_are_refused_before_a_model_is_built(
+def test_sizes_out_of_range_are_refused_before_building_a_model(
     field: str, value: Any, said: str, made: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(made, tmp_path / "animals")

@@ -169,7 +169,7 @@ def test_internal_error_keeps_its_traceback(
     ],
     ids=str,
 )
-def test_checks_of_stock_give_one_line_errors(given: dict[str, Any], said: str, corpus: Path) -> None:
+def test_stock_checks_give_one_line_errors(given: dict[str, Any], said: str, corpus: Path) -> None:
     args = options.get_args(str(corpus), arch="transformer_sas_tiny", share_all_embeddings=True, **given)
     with pytest.raises(UserError, match=said):
         tasks.setup_task(args).build_model(args)

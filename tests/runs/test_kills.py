@@ -164,7 +164,7 @@ def test_resume_uses_newest_intact_checkpoint(recipe: Path, whole: Path, tmp_pat
     fault(
         "checkpoint_last.pt and the newest numbered one empty, truncated or with 4 KiB of zeros",
         5,
-        "the next intact one is used and named",
+        "the next intact checkpoint is used and reported",
     )
 
 

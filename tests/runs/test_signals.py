@@ -85,7 +85,7 @@ def test_second_interrupt_stops_at_once_but_second_sigterm_does_not(monkeypatch:
     assert signal.getsignal(signal.SIGTERM) == before[1]
 
 
-def test_losing_validation_worker_after_signal_still_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_saves_even_if_a_validation_worker_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm sends SIGTERM to all processes of a job, which kills the worker that loads the validation data."""
     import fairseq_cli.train as program
     from fairseq import checkpoint_utils

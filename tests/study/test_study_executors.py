@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 Capture = pytest.CaptureFixture[str]
 
 
-def test_failed_run_is_named_and_others_continue(stub: Any, tmp_path: Path, capsys: Capture) -> None:
+def test_failed_run_is_reported_and_others_continue(stub: Any, tmp_path: Path, capsys: Capture) -> None:
     words = stub(bad=("flat.base.0.002.tuning",), text=SMALL)
     assert study.main([*words, "--jobs", "2"]) == 1
     said = capsys.readouterr()

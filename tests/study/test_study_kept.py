@@ -23,7 +23,7 @@ pytestmark = pytest.mark.once
 Capture = pytest.CaptureFixture[str]
 
 
-def test_diverged_training_ranks_last(file: Path, tmp_path: Path) -> None:
+def test_diverged_run_ranks_last(file: Path, tmp_path: Path) -> None:
     trial = plan.read_study(file)
     runs = [Planned("flat", "base", value, 100, True) for value in (0.001, 0.002, 0.004)]
     notes = {run.name: note(run, 2.0 + 100 * (run.value or 0)) for run in runs}

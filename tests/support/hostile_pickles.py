@@ -158,7 +158,7 @@ def programs(command: str) -> dict[str, bytes]:
         "a tensor expanded to 1e12 with overlaps": tensor((10**6, 10**6), (1, 1)),
         "a tensor beyond its storage": tensor((4,), (1,), 1),
         "a tensor with strides beyond its storage": tensor((2, 2), (10**9, 1)),
-        "a tensor before its storage": tensor((4,), (-1,)),
+        "a tensor that starts before its storage": tensor((4,), (-1,)),
         "a tensor of 65 dimensions": tensor((1,) * 65, (1,) * 65),
         "a tensor of more than 2^63 elements": tensor((2**62, 2**62), (1, 1)),
         "a storage larger than its record": tensor((10**9,), (1,), 0, 10**9),

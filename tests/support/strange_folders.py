@@ -82,7 +82,7 @@ class StrangeFile:
         return gzip.decompress(whole) if path.suffix == ".gz" else whole
 
     def fields(self, path: Path) -> int:
-        """Return the number of fields, each of which is altered in its turn."""
+        """Return the number of fields, each of which is altered in turn."""
         if self.alter not in (strange_values.as_json, strange_values.as_yaml):
             return UNSTRUCTURED
         return len(strange_values.fields(yaml.safe_load(self.content(path))))

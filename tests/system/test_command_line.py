@@ -66,7 +66,7 @@ def test_every_variant_and_option_trains_and_generates(
 def test_families_train_and_generate(
     arch: str, residual: str, flags: list[str], train: Command, generate: Command, tmp_path: Path
 ) -> None:
-    """--residual that repeats the architecture's own structure is not a conflict."""
+    """A --residual that repeats the architecture's own structure is not a conflict."""
     file = check(train, generate, tmp_path, "--arch", arch, *([*flags, residual] if flags else []))
     assert torch.load(file, weights_only=False)["cfg"]["model"].residual == residual
 
@@ -180,7 +180,7 @@ def test_validate_gives_the_loss_of_training(
 def test_ensembles_mix_our_models_with_stock_models(
     sas_checkpoint: Path, stock_checkpoint: Path, generate: Command
 ) -> None:
-    """Twice the same model decodes like the model alone; our model with the stock model differs from both."""
+    """An ensemble of one model twice decodes like that model; our model with the stock one differs from both."""
     alone = generate(sas_checkpoint, "--gen-subset", "valid").hypotheses
     twice = generate(f"{sas_checkpoint}:{sas_checkpoint}", "--gen-subset", "valid").hypotheses
     for number, (score, text) in alone.items():

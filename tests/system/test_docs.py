@@ -289,7 +289,7 @@ def test_links_of_a_code_host_become_links_of_the_site() -> None:
     assert converted("[gone](nowhere.md)", docs) == "[gone](nowhere.md)"  # which Sphinx reports
 
 
-def test_learned_ratio_of_rskip_has_its_section() -> None:
+def test_learned_rskip_ratio_is_cited_with_its_section() -> None:
     """The paper gives 2.64 in section 4.3, on images."""
     pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "fairseq_resid").rglob("*.py"), ROOT / "README.md"]
     named = [(page, match) for page in pages for match in re.finditer(r"[^\n]*2\.64\b.*\n.*", page.read_text())]

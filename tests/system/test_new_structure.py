@@ -28,7 +28,7 @@ MATRIX = """
     test_deep_model_starts_finite test_lopsided_model_starts_finite_and_reloads
     test_numbers_up_to_the_limit_stay_finite test_random_cases_equal_fp64_formula
     test_incremental_decoding_equals_the_full_forward test_padding_and_batch_order_change_nothing
-    test_own_checkpoints_load test_every_parameter_learns test_activation_checkpointing_keeps_loss_and_gradients
+    test_our_checkpoints_load test_every_parameter_learns test_activation_checkpointing_keeps_loss_and_gradients
     test_layerdrop_skips_layers_only_in_training test_layers_to_keep_prunes_both_stacks
     test_names_in_checkpoints_are_frozen test_coefficients_of_every_structure_are_measured
     test_glossary_has_every_structure
