@@ -76,7 +76,7 @@ def repeated(text: bytes, size: int = MIB) -> bytes:
 
 
 @pytest.mark.parametrize("before", [b"<!---->", b"<!-- -->\n", b" ", b"<?xml>", b"<!--", b"<?xml", b"<!doctype "])
-def test_web_page_check_is_linear(before: bytes, tmp_path: Path) -> None:
+def test_web_page_check_takes_linear_time(before: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.tgz").write_bytes(repeated(before))
     assert "a.tgz: " in unpacked(tmp_path / "a.tgz")
     assert extract.is_web_page(repeated(b"<!---->") + b"<html>")
@@ -292,7 +292,7 @@ def test_strange_names_are_unpacked_and_shown_escaped(tmp_path: Path) -> None:
     ],
     ids=range(9),
 )
-def test_damaged_compression_is_named(content: bytes, said: str, tmp_path: Path) -> None:
+def test_damaged_compression_is_reported(content: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / "a.tgz").write_bytes(content)
     found = unpacked(tmp_path / "a.tgz")
     assert "a.tgz: damaged or truncated" in found and said in found
@@ -350,7 +350,7 @@ def test_overlapping_zip_members_count_toward_unpacked_limit(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("place", range(-96, -1))
-def test_changed_byte_at_end_of_zip_is_harmless_or_named(place: int, tmp_path: Path) -> None:
+def test_changed_byte_at_end_of_zip_is_harmless_or_reported(place: int, tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.zip", {"x": "one\n", "é": "two\n"})
     for value in (0, 0x7F, 0xFF):
         raw = bytearray((tmp_path / "a.zip").read_bytes())

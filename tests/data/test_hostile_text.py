@@ -123,7 +123,7 @@ def test_cleaning_keeps_usable_pairs_in_order(count: int, tmp_path: Path, fault:
 
 @pytest.mark.once
 @cases(2_000)
-def test_unusable_line_is_named(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
+def test_unusable_line_is_reported(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
     """Without cleaning, and in validation or test text, the error names the file and the first such line."""
     choose = random.Random(4)
     good = [line.encode() for line in hostile_lines.valid(5, 200, without=("long", "byte-order mark"))]
@@ -303,7 +303,7 @@ def test_translations_keep_the_order_of_lines(
 
 
 @cases(500)
-def test_untranslatable_line_is_named_after_translating_earlier_lines(
+def test_untranslatable_line_is_reported_after_translating_earlier_lines(
     count: int, translator: Translator, corpus: Path, fault: Callable[..., None], capsysbinary: Any, monkeypatch: Any
 ) -> None:
     choose = random.Random(14)

@@ -339,7 +339,7 @@ def test_epochs_set_by_a_recipe_may_be_missing(trained: tuple[Path, Path], tmp_p
     assert "skipping the average of epochs 3 to 9" in capsys.readouterr().out
 
 
-def test_missing_epochs_are_named(trained: tuple[Path, Path], capsys: Capture) -> None:
+def test_missing_epochs_are_reported(trained: tuple[Path, Path], capsys: Capture) -> None:
     assert evaluated(trained[1], "--epochs", "4-6") == 2
     assert "checkpoint5.pt: no such checkpoint; --epochs 4-6" in capsys.readouterr().err
 

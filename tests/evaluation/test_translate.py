@@ -117,7 +117,7 @@ def test_translate_names_missing_files(where: str, run: Path, corpus: Path, tmp_
     assert error.startswith("fairseq-resid translate: error: ") and named in error and error.count("\n") == 1
 
 
-def test_bad_lines_are_named_after_translating_earlier_ones(
+def test_bad_lines_are_reported_after_translating_earlier_ones(
     translator: Translator, run: Path, corpus: Path, expected: list[str], capsysbinary: Any, monkeypatch: Any
 ) -> None:
     with pytest.raises(ValueError, match=r"line 2: 2,\d\d\d subwords; the model accepts at most 1,024"):
@@ -159,7 +159,7 @@ def test_line_of_maximum_length_is_segmented(translator: Translator) -> None:
     assert list(translate.lines_of(io.BytesIO(b"ab\ncde\nf"), 3)) == [b"ab\n", b"cde\n"]
 
 
-def test_closed_stdin_is_named(run: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_closed_stdin_is_reported(run: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     assert translate.main([str(run), "--cpu"]) == 2
     said = "fairseq-resid translate: error: stdin: closed; it must contain one sentence per line\n"

@@ -166,7 +166,7 @@ def test_vocabularies_are_checked(how: str, engine: str, copied: Callable[[str],
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_vocabularies_that_are_not_utf8_are_named(engine: str, copied: Callable[[str], Path]) -> None:  # noqa: F811
+def test_vocabularies_that_are_not_utf8_are_reported(engine: str, copied: Callable[[str], Path]) -> None:  # noqa: F811
     folder = copied(engine)
     file = folder / VOCABULARIES[engine]
     file.write_bytes(file.read_bytes().replace(b"w1", b"\xff1", 1))

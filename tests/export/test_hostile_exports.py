@@ -177,7 +177,7 @@ SEARCHES: list[dict[str, Any]] = [
 
 @each_engine
 @pytest.mark.parametrize("search", SEARCHES, ids=str)
-def test_settings_of_a_search_are_bounded(
+def test_search_settings_are_bounded(
     search: dict[str, Any], engine: str, copied: Callable[[str], Path], monkeypatch: Any, capsys: Any
 ) -> None:
     folder = copied(engine)

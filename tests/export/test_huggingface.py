@@ -252,7 +252,7 @@ def test_half_precision_is_close_and_half_as_large(residual: str, quantization: 
     assert engine.translate([["w1", "w2"]], Search(max_len_b=4))
 
 
-def test_sentences_longer_than_the_model_accepts_are_named(tmp_path: Path) -> None:
+def test_sentences_longer_than_the_model_accepts_are_reported(tmp_path: Path) -> None:
     engine = exported(build(residual="post_ln", max_source_positions=8, max_target_positions=6), tmp_path)
     assert len(engine.score([["w1"] * 7], [["w1"] * 5])[0]) == 6
     with pytest.raises(ValueError, match="source 2: 8 subwords; the model accepts at most 7"):

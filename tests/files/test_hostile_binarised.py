@@ -54,7 +54,7 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_binarised_text_is_named(damage: str, data: Path) -> None:
+def test_damaged_binarised_text_is_reported(damage: str, data: Path) -> None:
     ending, change, message = DAMAGE[damage]
     file = data / f"{NAME}{ending}"
     file.write_bytes(change(file.read_bytes()))
@@ -66,7 +66,7 @@ def test_damaged_binarised_text_is_named(damage: str, data: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", [".bin", ".idx"])
-def test_missing_half_of_binarised_text_is_named(ending: str, data: Path) -> None:
+def test_missing_half_of_binarised_text_is_reported(ending: str, data: Path) -> None:
     (data / f"{NAME}{ending}").unlink()
     with pytest.raises((ValueError, OSError), match=rf"{NAME}{ending}"):
         check_texts(data)
@@ -79,7 +79,7 @@ def test_sides_of_different_length_are_refused(data: Path) -> None:
         check_texts(data)
 
 
-def test_missing_language_of_a_subset_is_named(data: Path) -> None:
+def test_missing_language_of_a_subset_is_reported(data: Path) -> None:
     for ending in (".bin", ".idx"):
         (data / f"{NAME}{ending}").unlink()
     with pytest.raises(ValueError, match="has no binarised test set in xx"):
@@ -97,7 +97,7 @@ def test_missing_language_of_a_subset_is_named(data: Path) -> None:
         (b"one 1\rtwo", "expected"), (b"word " + b"9" * 5000, "expected"),
     ],
 )  # fmt: skip
-def test_invalid_line_of_a_dictionary_is_named(line: bytes, shown: str, tmp_path: Path) -> None:
+def test_invalid_line_of_a_dictionary_is_reported(line: bytes, shown: str, tmp_path: Path) -> None:
     from fairseq.data import Dictionary
 
     file = tmp_path / "dict.en.txt"
@@ -128,7 +128,7 @@ def test_dictionary_that_fairseq_accepts_is_accepted(content: str, tmp_path: Pat
     assert check_dictionaries(tmp_path) == {"en": len(Dictionary.load(str(file)))}
 
 
-def test_dictionary_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+def test_dictionary_that_is_not_utf8_is_reported(tmp_path: Path) -> None:
     (tmp_path / "dict.en.txt").write_bytes(b"a 1\nb\xff 1\n")
     with pytest.raises(ValueError, match=r"dict\.en\.txt: not UTF-8 \(invalid start byte\)"):
         check_dictionaries(tmp_path)

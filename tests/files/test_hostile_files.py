@@ -203,7 +203,7 @@ def tried(what: str, tries: int, folder: Path) -> int:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("tries", TRIES)
 @pytest.mark.parametrize("group", GROUPS)
-def test_damaged_file_is_read_or_named(group: str, tries: int, tmp_path: Path, fault: Callable[..., None]) -> None:
+def test_damaged_file_is_read_or_reported(group: str, tries: int, tmp_path: Path, fault: Callable[..., None]) -> None:
     refused = {what: tried(what, tries, tmp_path / "folder") for what in GROUPS[group]}
     # Lines of fairseq's log that are not records are skipped.
     assert all(count > tries // 50 for what, count in refused.items() if what != "train.log"), refused

@@ -54,7 +54,7 @@ def test_parameter_counts_match_the_papers(arch: str, parameters: int) -> None:
     assert count(build(arch)) == parameters
 
 
-def test_network_of_1001_layers_builds() -> None:
+def test_network_with_1001_layers_can_be_built() -> None:
     model = build("preact_resnet1001")
     convolutions = [each for each in model.modules() if isinstance(each, nn.Conv2d) and each.kernel_size != (1, 1)]
     assert len(sites(model)) == 333
@@ -158,7 +158,7 @@ def train_strided(layer: str) -> int:
 
 
 @pytest.mark.both
-def test_narrow_strided_convolution_of_torch_corrupts_memory() -> None:
+def test_torch_narrow_strided_convolution_corrupts_memory() -> None:
     """The oneDNN bug that NarrowProjection avoids. If skipped, the message tells when to remove the class."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.is_file() or "avx2" not in cpuinfo.read_text().split():

@@ -197,7 +197,7 @@ def test_decompression_bomb_is_refused(
         assert f"{by_classes}/train/cat/0000.png: cannot decode this image: Image size (1024 pixels) exceeds" in found
 
 
-def test_bad_image_in_archive_is_named(by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_bad_image_in_archive_is_reported(by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
     inside = {str(file.relative_to(by_classes)): file.read_bytes() for file in by_classes.rglob("*.png")}
     archive = tmp_path / "raw.tar.xz"
     mirror.archive(archive, {**inside, "train/cat/0002.png": b"no image"})

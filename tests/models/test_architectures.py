@@ -216,7 +216,7 @@ def test_options_are_resolved_and_written(given, written):
         ("transformer_resid_tiny", {"wskip_init": 2.0}, "--wskip-init 2.0"),
     ],
 )
-def test_wrong_options_stop_before_the_data_is_loaded(arch, given, text):
+def test_wrong_options_are_refused_before_loading_the_data(arch, given, text):
     with pytest.raises(UserError, match=re.escape(text)):
         settings(arch, **given)
 

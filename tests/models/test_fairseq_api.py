@@ -51,7 +51,7 @@ GIVEN: list[Any] = [
 
 @pytest.mark.parametrize("form", ["namespace", "config"])
 @pytest.mark.parametrize(("arch", "given", "implied"), GIVEN, ids=lambda case: str(case))
-def test_named_architecture_builds_from_python(
+def test_named_architecture_can_be_built_from_python(
     arch: str, given: dict[str, Any], implied: dict[str, Any], form: str, corpus: Path
 ) -> None:
     """get_args applies the architecture, then sets the given values; building the model applies it again."""

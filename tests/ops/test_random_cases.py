@@ -288,6 +288,6 @@ def test_many_random_cases_equal_fp64_formula(first: int, fault: Fault) -> None:
 
 
 @pytest.mark.long
-def test_random_cases_of_kernels_equal_fp64_formula(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_kernel_cases_equal_fp64_formula(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch.self_check, "fault", lambda *_: "")  # seconds, for every width
     check_cases(range(9_000, 10_000), True, fault)

@@ -172,7 +172,7 @@ def test_names_given_by_users_are_escaped(data: Path, tmp_path: Path) -> None:
     assert {link[1:] for link in Page(text).links} == set(Page(text).ids)
 
 
-def test_empty_runs_are_named(tmp_path: Path, capsys: Any) -> None:
+def test_empty_runs_are_reported(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "empty").mkdir()
     assert report.main([str(tmp_path / "empty"), "--out", str(tmp_path / "report.html")]) == 0
     said = " ".join(Page((tmp_path / "report.html").read_text()).text)

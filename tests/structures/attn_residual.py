@@ -55,7 +55,7 @@ def extra(c, options):
     return 2 * c
 
 
-def test_starts_as_a_mean():
+def test_attention_starts_as_a_mean():
     torch.manual_seed(0)
     made = Stack("attn_residual", "encoder", {"encoder": 3})
     state = torch.randn(5, 4 * C)

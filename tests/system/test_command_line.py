@@ -245,7 +245,9 @@ def test_pre_ln_works_without_the_final_decoder_norm(train: Command, generate: C
         assert sum(name in names for name in ("encoder.layer_norm.weight", "decoder.layer_norm.weight")) == norms
 
 
-def test_model_trained_with_layerdrop_decodes_pruned(train: Command, generate: Command, tmp_path: Path) -> None:
+def test_model_trained_with_layerdrop_can_be_pruned_for_decoding(
+    train: Command, generate: Command, tmp_path: Path
+) -> None:
     file = check(train, generate, tmp_path, *SAS, "--encoder-layerdrop", 0.3, "--decoder-layerdrop", 0.3)
     whole = generate(file, "--gen-subset", "valid").hypotheses
     overrides = "{'encoder_layers_to_keep': '0', 'decoder_layers_to_keep': '1'}"
@@ -290,7 +292,7 @@ def test_training_starts_from_a_stock_checkpoint(stock_checkpoint: Path, train: 
     [(["--arch", "transformer_sas_tiny"], "gate"), (["--residual", "rskip_ln", "--skip-lambda", "2"], "norm")],
     ids=["sas", "rskip_ln"],
 )
-def test_parameters_missing_in_a_stock_checkpoint_are_named(
+def test_parameters_missing_in_a_stock_checkpoint_are_reported(
     flags: list[str], missing: str, stock_checkpoint: Path, train: Command, tmp_path: Path
 ) -> None:
 

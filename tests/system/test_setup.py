@@ -104,7 +104,7 @@ def test_help_names_every_variable(tree):
         assert word in output
 
 
-def test_unknown_option_is_named(tree):
+def test_unknown_option_is_reported(tree):
     output, _ = tree.setup("--pyhton", "3.11", code=2)
     assert "--pyhton" in output and "--python PYTHON" in output
     assert "needs a value" in tree.setup("--python", code=2)[0]
@@ -119,7 +119,7 @@ def test_setup_without_usable_python_lists_reasons(tree, tmp_path):
     assert "python3.13-venv" in output and "--python PATH" in output and not tree.venv.exists()
 
 
-def test_pyenv_python_is_found_behind_a_dead_shim(tree, tmp_path):
+def test_pyenv_python_is_found_despite_a_dead_shim(tree, tmp_path):
     path = bare_path(tmp_path / "bin")
     program(path / "python3.11", "exit 127")
     good = program(tmp_path / ".pyenv/versions/3.11.7/bin/python3.11", FAKE_PYTHON)
@@ -176,7 +176,7 @@ def test_another_torch_unpins_packages_that_depend_on_it(tree):
     assert written[-1] == "torch==2.9.0+cpu"
 
 
-def test_nothing_to_do_is_one_line_within_a_second(made):
+def test_complete_environment_takes_one_line_and_one_second(made):
     start = time.perf_counter()
     output, calls = made.setup()
     assert time.perf_counter() - start < 1
@@ -242,7 +242,7 @@ def test_full_disk_is_refused_before_anything_is_written(tree):
 @pytest.mark.parametrize(
     ("compiler", "named"), [("false", "false"), ("/nowhere/g++ -O1", "/nowhere/g++ -O1")], ids=["fails", "missing"]
 )
-def test_compiler_that_does_not_work_is_named(tree, compiler, named):
+def test_compiler_that_does_not_work_is_reported(tree, compiler, named):
     output, calls = tree.make(code=3, CXX=compiler)
     assert f"{named}: cannot compile C++ with Python.h" in output and "apt-get install g++" in output and not calls
 

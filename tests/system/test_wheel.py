@@ -140,7 +140,7 @@ def test_wheel_requires_only_torch_and_extras_require_the_rest(torch_only: Path)
     assert needed("3.10", "fairseq") ^ needed("3.11", "fairseq") == {"fairseq", "fairseq-fixed"}
 
 
-def test_structures_need_torch_only(torch_only: Path) -> None:
+def test_structures_need_only_torch(torch_only: Path) -> None:
     code = "import torch, importlib.util as u; from fairseq_resid import connections, ops; x = torch.randn(3, 2, 16)\n"
     code += "for name in connections.own_names():\n"
     code += "    place = connections.Place(16, 'encoder', 'self_attn', 0, False, 0, 2, {'encoder': 1, 'decoder': 1})\n"
