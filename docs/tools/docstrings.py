@@ -47,7 +47,7 @@ def escaped(text: str) -> str:
 
 
 def block(lines: list[str]) -> list[str]:
-    """Return lines as a block of code."""
+    """Return lines as a code block."""
     return ["::", "", *textwrap.indent(textwrap.dedent("\n".join(lines)), "   ").splitlines(), ""]
 
 

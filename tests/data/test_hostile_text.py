@@ -66,7 +66,7 @@ def test_escapes_are_undone(line: str) -> None:
 
 
 def usable(raw: bytes) -> str | None:
-    """Return the text of a raw line if cleaning must keep it, by an independent implementation."""
+    """Return the text of a raw line if cleaning must keep it, computed by an independent implementation."""
     raw = raw[:-1] if raw.endswith(b"\r") else raw
     try:
         line = raw.decode("utf-8")
@@ -229,7 +229,7 @@ def test_fairseq_symbols_in_text_become_unknown_subwords(tmp_path: Path) -> None
 def test_any_text_survives_log_and_scoring(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
     """Hypotheses are read from fairseq-generate's log in order, and every text gets a valid score."""
     choose = random.Random(11)
-    # White space becomes plain spaces, as to_model leaves it, because dictionaries contain no other.
+    # Plain spaces only, as in dictionaries: to_model replaces all other white space.
     found = [re.sub(r"\s", " ", line).strip() for line in hostile_lines.valid(12, count)]
     log = tmp_path / "test.log"
     order = list(range(len(found)))

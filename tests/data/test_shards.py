@@ -83,7 +83,7 @@ def test_only_newlines_end_a_line(tmp_path: Path, text: bytes, limit: int, monke
 def test_shards_contain_every_line_once_in_order(
     count: int, end: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For any block size used to read the file."""
+    """This holds for any block size used to read the file."""
     choose = random.Random(count)
     expected = [b"x" * choose.randrange(12) + str(number).encode() for number in range(count)]
     file = tmp_path / "text"

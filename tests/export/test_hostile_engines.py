@@ -375,7 +375,7 @@ GRAPHS: dict[str, Callable[[Any], Any]] = {
 
 
 def swap(model: Any, one: str, other: str) -> None:
-    """Replace an output with a constant of another shape."""
+    """Replace an output with a constant of a different shape."""
     for node in model.graph.node:
         for place, name in enumerate(node.output):
             if name == one:

@@ -72,7 +72,7 @@ def test_every_architecture_classifies_images(arch: str) -> None:
 
 
 def reference(model: Any, x: torch.Tensor, join: Any) -> torch.Tensor:
-    """Return the logits of a full pre-activation ResNet after the figure in He 2016b, with y = join(x, F)."""
+    """Return the logits of a full pre-activation ResNet as drawn in He 2016b, with y = join(x, F)."""
 
     def norm(module: Any, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(nn.functional.batch_norm(
@@ -159,7 +159,7 @@ def train_strided(layer: str) -> int:
 
 @pytest.mark.both
 def test_torch_narrow_strided_convolution_corrupts_memory() -> None:
-    """The oneDNN bug that NarrowProjection avoids. If skipped, the message tells when to remove the class."""
+    """The oneDNN bug that NarrowProjection avoids. If it is skipped, the message says when to remove the class."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.is_file() or "avx2" not in cpuinfo.read_text().split():
         pytest.skip("this CPU has no AVX2, so oneDNN's AVX2 kernels do not run here")

@@ -206,7 +206,7 @@ def test_models_trained_in_python_load_as_ensemble(arch: str, corpus: Path, tmp_
     generated = task.inference_step(task.build_generator(models, loaded.generation), models, batch)
     assert len(generated) == 8 and all(hypotheses[0]["tokens"].numel() for hypotheses in generated)
 
-    # With a given state and task, and a state from before fairseq had configs.
+    # Called with a given state and task, and with a state from before fairseq had configs.
     state = checkpoint_utils.load_checkpoint_to_cpu(files[0])
     old = {"model": state["model"], "args": argparse.Namespace(**vars(args))}
     for given in (state, old):

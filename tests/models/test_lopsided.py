@@ -41,7 +41,7 @@ def test_deep_model_with_large_lambda_starts_with_finite_values(name: str) -> No
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_deep_models_start_with_finite_values(dtype: str, fault: Fault) -> None:
-    """In the dtype itself; test_deep.py tests autocast."""
+    """Models are in the dtype itself; test_deep.py tests autocast."""
     chosen = [*((name, options) for name in structures.NAMES if (options := spec(name).deep) is not None), *LAMBDAS]
     for name, options in chosen:
         assert is_finite(deep.start(name, 24, 24, False, FLOATS[dtype], **options)), (name, options)

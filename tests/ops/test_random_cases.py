@@ -158,7 +158,7 @@ class Formula(nn.Module):
 
 
 def drawn_masks(site: Any, x: Tensor, f: Tensor, seed: int, is_fused: bool) -> list[Tensor]:
-    """The factors by which the dropouts of a site multiply x and f after this seed."""
+    """The factors by which the dropouts of a site multiply x and f with this seed."""
     torch.manual_seed(seed)
     p = site.dropout.p if site.training else 0.0
     if is_fused and p:

@@ -179,7 +179,7 @@ def test_spawned_processes_receive_the_signal(
 
 @pytest.mark.long
 def test_spawned_processes_end_if_one_is_killed(own_two: tuple[subprocess.Popen[str], Path], fault: Fault) -> None:
-    """One is killed, and the other does not react to signals, as in a collective on a GPU, until torch kills it."""
+    """One is killed. The other ignores signals, as during a collective operation on a GPU, until torch kills it."""
     process, log = own_two
     children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     killed, stuck = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]

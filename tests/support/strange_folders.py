@@ -124,7 +124,7 @@ def log(folder: Path) -> None:
 
 
 def study(name: str) -> Callable[[Path], Any]:
-    """Check a study as is done before its first run."""
+    """Check a study as before its first run."""
 
     def check(folder: Path) -> None:
         plan.check_study(plan.read_study(folder / name), folder / name)

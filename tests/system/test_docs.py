@@ -246,7 +246,7 @@ def test_drawing_shows_norms_and_streams_of_the_site(name: str, expected: dict[s
 @pytest.mark.structures
 def test_gallery_is_up_to_date() -> None:
     if any(not structures.has_file(name) for name in structures.registered()):
-        pytest.skip("a structure has no test file yet")  # another test fails for that
+        pytest.skip("a structure has no test file yet")  # another test fails in that case
     made = gallery.files(structures.ALL)
     stale = [file for file, text in made.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
     stale += [file for file in gallery.DRAWINGS.glob("*") if file not in made]
