@@ -234,7 +234,7 @@ HOSTILE_TARS: dict[str, tuple[Iterable[bytes], str]] = {
     "folder and file": ([member("x/y"), member("x")], "member 'x' appears twice"),
     "empty name": ([member("")], "member '' has no name"),
     "truncated": ([header("x", size=9999), b"one"], "damaged or truncated (the archive ends within a member)"),
-    "cut in a header": ([member("x"), header("y")[:100]], "damaged or truncated"),
+    "cut off in a header": ([member("x"), header("y")[:100]], "damaged or truncated"),
     "wrong checksum": ([member("x"), header("y").replace(b"y", b"z")], "damaged or truncated (bad checksum)"),
     "negative size": ([header("x", size=-512), member("y")], "damaged or truncated (a member has a negative size)"),
     "size of 2^90": ([header("x", size=1 << 70)], "damaged or truncated"),

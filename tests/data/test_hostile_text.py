@@ -141,7 +141,9 @@ def test_unusable_line_is_reported(count: int, tmp_path: Path, fault: Callable[.
                 read_pairs(*both)
         assert shards.measure(both[side]).lines == 200
     fault(
-        "a line with invalid bytes, NUL or too many characters among 200", count, "the error always names file and line"
+        "a line with invalid bytes, NUL or too many characters among 200",
+        count,
+        "the error always names the file and line",
     )
 
 
@@ -199,7 +201,7 @@ def test_data_folder_contains_the_given_text(
                 )
     trip = record["round_trip"]["test"]
     fault(
-        f"`prepare custom` of text of every kind, {normalizer}",
+        f"`prepare custom` on text of every kind, with {normalizer}",
         2 * sum(splits.values()),
         "all lines kept in order, with every subword unchanged; "
         f"{trip['exact']:,} of {trip['of']:,} test lines restored",
@@ -249,7 +251,7 @@ def test_any_text_survives_log_and_scoring(count: int, tmp_path: Path, fault: Ca
             assert scoring.bleu(some, some).value == pytest.approx(100)
             assert len(scoring.statistics(some, some[::-1])) == len(some)
     fault(
-        "hypotheses of every kind in a log of fairseq-generate, and scored",
+        "hypotheses of every kind, read from a log of fairseq-generate and scored",
         count,
         "all read in order; BLEU against themselves is 100",
     )

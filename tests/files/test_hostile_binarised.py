@@ -33,7 +33,7 @@ def overwrite(place: int, content: bytes) -> Callable[[bytes], bytes]:
 
 
 DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
-    "index cut": (".idx", lambda whole: whole[:500], "damaged: 500 bytes; its 203 sentences need 2,462"),
+    "index cut off": (".idx", lambda whole: whole[:500], "damaged: 500 bytes; its 203 sentences need 2,462"),
     "index that ends in its header": (".idx", lambda whole: whole[:20], "damaged: begins with b'MMIDIDX"),
     "empty index": (".idx", lambda _: b"", "damaged: begins with b''"),
     "random index": (".idx", lambda _: bytes(range(256)) * 9, r"damaged: begins with b'\\x00\\x01"),
@@ -46,8 +46,8 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "negative length": (".idx", overwrite(LENGTHS, b"\xff" * 4), "damaged: sentence 1 has -1 tokens"),
     "sentence without tokens": (".idx", overwrite(LENGTHS, bytes(4)), "damaged: sentence 1 has 0 tokens"),
     "pointer outside": (".idx", overwrite(POINTERS + 8 * 202, b"\xff" * 7 + b"\x7f"), "damaged: sentence 203 has"),
-    "pointer elsewhere": (".idx", overwrite(POINTERS + 8, bytes(8)), "damaged: .* tokens at byte 0, which does not"),
-    "binary cut": (".bin", lambda whole: whole[:100], "damaged: 100 bytes, but test.en-xx.xx.idx needs"),
+    "wrong pointer": (".idx", overwrite(POINTERS + 8, bytes(8)), "damaged: .* tokens at byte 0, which does not"),
+    "binary cut off": (".bin", lambda whole: whole[:100], "damaged: 100 bytes, but test.en-xx.xx.idx needs"),
     "empty binary": (".bin", lambda _: b"", "damaged: 0 bytes"),
     "unknown token": (".bin", overwrite(40, b"\xff\xff"), "token id 65535: must be 0 to [0-9]+, because dict"),
 }  # fmt: skip

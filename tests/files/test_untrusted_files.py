@@ -130,13 +130,16 @@ def test_oversized_recipe_is_refused_before_it_is_read(tmp_path: Path) -> None:
 HOSTILE_YAML = {
     "an integer in base 60": ("a: " + "1:" * 4000 + "1", "1:1"),
     "a tagged integer in base 60": ("a: !!int " + "1:" * 4000 + "1", "line 1: a tag is not allowed"),
-    "a longer one": ("a: " + "1:" * 100_000 + "1", "line 1: 200,001 characters in one value; at most 10,000 are read"),
+    "a longer integer": (
+        "a: " + "1:" * 100_000 + "1",
+        "line 1: 200,001 characters in one value; at most 10,000 are read",
+    ),
     "a number of 41 digits": ("a:\n- " + "9" * 41, "line 2: a number of more than 40 characters"),
     "a deep list": ("a: " + "[" * 200_000, "line 1: nested too deeply; at most 32 levels are read"),
     "deep lists on one line": ("- " * 100_000, "line 1: nested too deeply"),
     "a date that does not exist": ("a: 2024-99-99", "2024-99-99"),
     "a merge": ("<<: {a: x}", ""),
-    "a key twice": ("a: x\nb: [{c: 1, c: 2}]", "line 2: c is given twice"),
+    "a repeated key": ("a: x\nb: [{c: 1, c: 2}]", "line 2: c is given twice"),
     "many items": ("a: [" + "x," * 130_000 + "]", "x"),
     "more than 256 KB": ("a: x\n" + "#" * (1 << 18), "262,149 bytes; at most 262,144 are read"),
 }

@@ -152,9 +152,9 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda raw: (raw / "train/dog/more").mkdir(),
         "train/dog/more: not a file; the folder of a class may contain",
     ),
-    "link out": (link("/etc/hostname"), "train/dog/0009.png: links outside the folder are not followed"),
-    "class out": (link("../..", "train/fox"), "train/fox: links outside the folder are not followed"),
-    "link to nothing": (link("nothing"), "train/dog/0009.png: not a file"),
+    "outside link": (link("/etc/hostname"), "train/dog/0009.png: links outside the folder are not followed"),
+    "outside class": (link("../..", "train/fox"), "train/fox: links outside the folder are not followed"),
+    "broken link": (link("nothing"), "train/dog/0009.png: not a file"),
     "one value": (
         lambda raw: [Image.new("RGB", (32, 32)).save(file) for file in (raw / "train").rglob("*.png")],
         "a channel of the training images is constant and cannot be normalised",

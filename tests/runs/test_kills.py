@@ -206,5 +206,5 @@ def test_full_disk_is_reported_and_training_resumes(
     fault(
         "a disk with room for four checkpoints", 1,
         "the error names the file, the MB needed and the MB free; earlier checkpoints are intact; with more space, the "
-        "resumed run ends bitwise equal",
+        "resumed run ends with bitwise equal weights",
     )  # fmt: skip

@@ -200,7 +200,7 @@ def config_with(of_text: dict[str, Any], of_images: dict[str, Any]) -> Callable[
 MISFITS: dict[str, Callable[[State], object]] = {
     "misfit: a weight is missing": one_weight(lambda model, name: model.pop(name)),
     "misfit: an extra weight": one_weight(lambda model, name: model.update({f"{name}.more": model[name]})),
-    "misfit: another shape": one_weight(lambda model, name: model.update({name: torch.zeros(3, 5)})),
+    "misfit: a wrong shape": one_weight(lambda model, name: model.update({name: torch.zeros(3, 5)})),
     "misfit: whole numbers": one_weight(lambda model, name: model.update({name: model[name].long()})),
     "misfit: complex numbers": one_weight(lambda model, name: model.update({name: model[name].to(torch.complex64)})),
     "misfit: config with layers of 20 GB": config_with(

@@ -119,7 +119,7 @@ def programs(command: str) -> dict[str, bytes]:
         "EXT1": b"\x82" + bytes([EXTENSION]) + run + b"\x85R",
         "EXT4": b"\x84" + struct.pack("<i", EXTENSION) + run + b"\x85R",
         "persistent id that is text": text("storage") + b"Q",
-        "persistent id of a line": b"Pstorage\n",
+        "persistent id on a line": b"Pstorage\n",
         "persistent id of a function": hook,
         "persistent id of a dict": b"}Q",
         "persistent id of an old module": b"(" + text("module") + system + run + text("x") + b"tQ",
