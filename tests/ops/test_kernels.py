@@ -46,6 +46,12 @@ def test_every_norm_of_a_chain_uses_the_vector(norms: int) -> None:
     check("weighted_chain", draw(3, 64, seed=1), draw(3, 64, seed=2), parameters, 0.2)
 
 
+@each_kernel
+def test_kernels_handle_many_rows(kind: str) -> None:
+    """More rows than one program of the backward kernel processes."""
+    check(kind, draw(33, 64, seed=1), draw(33, 64, seed=2), KERNELS[kind].parameters(64))
+
+
 widths = st.sampled_from([64, 65, 96, 127])
 
 
@@ -93,12 +99,6 @@ def test_kernels_handle_the_widest_row() -> None:
     c = dispatch.MOST_CHANNELS
     x, f = (draw(2, c, dtype=torch.float16, seed=seed) for seed in (1, 2))
     check("chain", x, f, chain_parameters(c, 3, torch.float16), 0.1)
-
-
-@each_kernel
-def test_kernels_handle_many_rows(kind: str) -> None:
-    """More rows than one program of the backward kernel processes."""
-    check(kind, draw(33, 64, seed=1), draw(33, 64, seed=2), KERNELS[kind].parameters(64))
 
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e6, 1e15], ids=str)
