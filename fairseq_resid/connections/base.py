@@ -50,7 +50,7 @@ class ResidualConnection(nn.Module):
         self.dropout = dropout if isinstance(dropout, nn.Module) else nn.Dropout(probability(dropout))
         self.backend = backend
         self.dim = place.dim
-        self.kernel = ("chain", 1)  # the kernel that combine_fused calls, and its number of norms
+        self.kernel = ("chain", 1)  # the kernel that combine_fused calls (self_check.Kind), and its number of norms
         # Bounds on the number of channels of a state, as multiples of C; a maximum of 0 means no limit. A structure
         # with a wide state may set both; `build` sets the maximum of all others to C.
         self.least_width, self.most_width = place.dim, 0

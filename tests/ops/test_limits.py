@@ -79,7 +79,7 @@ def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype, backend
     site, end = site.eval(), end if end is None else end.to(dtype)
     is_whole = (
         backend == "triton" and dtype == torch.float16 and not spec(name).has_gate
-    )  # sums in fp32, and y is the output of a norm
+    )  # sums in fp32, and y is the output of a norm, or the sum of x and one
     most = LARGEST_SUM[dtype] / (1.0 if is_whole else weight_sum(site))
     x, f = edge_cases(most, dtype)
     assert backend == "eager" or use_kernels(backend, True, x, f)

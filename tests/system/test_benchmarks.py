@@ -132,7 +132,7 @@ def test_every_benchmark_runs(tmp_path: Path, corpus: Path) -> None:
         assert list(found[name]["structures"]) == structures
         assert all(figures["to_stock"]["median"] > 0 for figures in found[name]["structures"].values())
         assert found[name]["structures"]["transformer"]["to_stock"] == dict.fromkeys(spread(1), 1.0)
-    assert {figures["site"] for figures in found["ops"]["timings"]} == {*structures[2:]}
+    assert {figures["site"] for figures in found["ops"]["timings"]} == {*structures[2:], "wskip_ln", "res_post_norm"}
     saved = {(figures["site"], figures["by"]): figures["saved_u"] for figures in found["ops"]["saved"]}
     assert saved["rskip_ln-3", "eager"] - saved["rskip_ln-2", "eager"] == pytest.approx(1, abs=0.1)  # s_3 of each row
     rows = json.loads((tmp_path / "goals.json").read_text())
