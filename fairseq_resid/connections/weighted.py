@@ -123,7 +123,7 @@ register(
         formula="LN(w ⊙ x + F), w learned",
         source="Liu 2020 (rSkip)",
         family="Scaling",
-        use_when="The control in the rSkip paper with a learned instead of a fixed shortcut weight.",
+        use_when="The rSkip paper's control with a learned instead of a fixed shortcut weight.",
     ),
 )
 register(

@@ -143,7 +143,7 @@ def _shape(channels: int, lanes: int) -> dict[str, int]:
 
 
 def _result_dtype(x: Tensor, f: Tensor) -> torch.dtype:
-    """Return the dtype of eager PyTorch's result: fp32 under autocast (of a norm), otherwise the wider of the two."""
+    """Return the dtype that a norm has in eager PyTorch: fp32 under autocast, otherwise the wider of the two inputs."""
     if torch.is_autocast_enabled(x.device.type):
         return torch.float32
     return x.dtype if x.dtype == f.dtype else torch.promote_types(x.dtype, f.dtype)

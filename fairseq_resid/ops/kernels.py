@@ -19,7 +19,7 @@ import triton.language as tl
 
 @triton.jit
 def survives(seed, row, cols, threshold):
-    """Return which channels of a row dropout keeps: those whose random number in [0, 2^16) reaches the threshold."""
+    """Return a mask of the channels in a row that dropout keeps: those whose 16-bit random number is >= threshold."""
     group = cols >> 3
     zero = group * 0
     r0, r1, r2, r3 = tl.philox(seed, group, zero + row, zero, zero)

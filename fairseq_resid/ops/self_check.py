@@ -105,7 +105,8 @@ def _largest_error(kind: Kind) -> float:
         return values.to(device, dtype)
 
     x, f, gradient = draw(rows, channels), draw(rows, channels, dtype=kind.f_dtype), draw(rows, channels)
-    # Long chains are split: the check runs one of full length and the rest, whose gradients do not vanish in 16 bits.
+    # Long chains are split. The check runs one full-length part and the remainder, so that gradients do not vanish in
+    # 16 bits.
     count = (kind.norms - 1) % fused.MAX_NORMS + 1 + fused.MAX_NORMS * (kind.norms > fused.MAX_NORMS)
     norms = [draw(channels, scale=0.3, shift=float(k % 2 == 0)) for k in range(2 * count)]
     steep = channels**-0.5

@@ -153,14 +153,14 @@ FAULTS = [
         "analysis/test_analysis.py",
     ),
     Fault(
-        "orthogonal: the projection is on the branch instead of the shortcut",
+        "orthogonal: the projection is onto the branch instead of the shortcut",
         "fairseq_resid/connections/orthogonal.py",
         "(x.square().sum(-1, keepdim=True) + self.eps)",
         "(f.square().sum(-1, keepdim=True) + self.eps)",
         "connections/test_connections.py",
     ),
     Fault(
-        "laurel: α and β exchanged",
+        "laurel: α and β are exchanged",
         "fairseq_resid/connections/laurel.py",
         "return weights[0] * f + weights[1] * shortcut",
         "return weights[1] * f + weights[0] * shortcut",
@@ -188,7 +188,7 @@ FAULTS = [
         "structures/gpas.py",
     ),
     Fault(
-        "siamese: every layer scales its branches as the first one",
+        "siamese: every layer scales its branches as the first one does",
         "fairseq_resid/connections/siamese.py",
         "1 / math.sqrt(2 * (place.layer + 1))",
         "1 / math.sqrt(2)",
@@ -216,7 +216,7 @@ FAULTS = [
         "connections/test_norms.py",
     ),
     Fault(
-        "--norm: the norm at the end of a stack stays LayerNorm",
+        "--norm: the norm at the end of a stack stays a LayerNorm",
         "fairseq_resid/connections/stream.py",
         "if self.place.norm is layer_norm:",
         "if True:",

@@ -1,4 +1,7 @@
-"""What the usual compiled kernels use: registers, barriers, resident warps, memory traffic. No GPU is needed."""
+"""The usual compiled kernels keep their budget of registers, barriers, resident warps and memory traffic.
+
+No GPU is needed.
+"""
 
 from __future__ import annotations
 

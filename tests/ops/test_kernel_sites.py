@@ -29,7 +29,7 @@ pytestmark = pytest.mark.once  # needs only torch and triton
     ],
 )
 def test_kernels_save_few_activations(name: str, options: dict[str, Any], most: float) -> None:
-    """In C-vectors per token, without x, which the first GEMM of the sublayer saves anyway."""
+    """Counted in C-vectors per token, without x, which the first GEMM of the sublayer saves anyway."""
     c, rows = 512, 2
     made = site(name, c, 0.1, **options).half()
     x = draw(rows, c, dtype=torch.float16, seed=1)

@@ -141,7 +141,7 @@ def test_stated_limits_are_tight(name: str, options: dict[str, Any]) -> None:
 
 # --- gradients that overflow: fairseq's loss scaling ---------------------------------------------------------------
 
-# Without flattening: fairseq flattens on a GPU.
+# Without flattened gradients, because fairseq flattens them only on a GPU.
 OPTIMIZERS = ["--fp16 --fp16-no-flatten-grads", "--memory-efficient-fp16"]
 
 

@@ -1,11 +1,11 @@
-"""Compile the kernels as launches do, for GPUs that need not be present, and check the resources that each kernel uses.
+"""Compile the kernels as a launch would, for GPUs that need not be present, and check the resources that each one uses.
 
     TRITON_INTERPRET=0 python tests/support/kernel_budget.py [sm_90 ...] [--quick] [--update]
 
 The functions of `ops` run on a driver that launches nothing, so that constants, alignment hints and types are those of
 real launches. No kernel may spill registers or compute in fp64, each row must be read and written once, 16 bytes at a
 time where C allows it, and enough warps must fit on a multiprocessor. Registers, barriers in the loop over rows and
-resident warps are compared with kernel_budget.txt, which --update writes. Prints the table if anything is wrong.
+resident warps are compared with kernel_budget.txt, which --update writes. The table is printed if anything is wrong.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Case = tuple[str, int, Form, float, bool]  # types, C, number of norms or anothe
 
 
 def cases(target: str, quick: bool) -> Iterator[Case]:
-    """Yield what to compile for a target: everything for sm_90, otherwise what needs the most resources."""
+    """Yield the cases to compile for a target: all for sm_90, otherwise those that need the most resources."""
     if quick:
         yield from (("bf16", 512, form, 0.1, True) for form in (2, OUTSIDE, SAS))
         return
@@ -84,7 +84,7 @@ def run(types: str, c: int, form: Form, p: float, trains: bool) -> None:
 
 @dataclass(frozen=True)
 class Code:
-    """The PTX of a kernel, as far as the budget needs it."""
+    """The parts of a kernel's PTX that the budget needs."""
 
     lines: list[str]
 
@@ -119,7 +119,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Use:
-    """What a compiled kernel uses; `key` and the four numbers are a line of the table."""
+    """The resources that a compiled kernel uses; `key` and the four numbers are a line of the table."""
 
     key: str
     registers: int
@@ -144,7 +144,7 @@ def use(target: str, case: Case, one: Any) -> Use:
     compiled, ptx = one.compiled, one.compiled.asm["ptx"]
     pointers = [name for name, kind in compiled.src.signature.items() if kind != "constexpr"]
     rows = {name: sizes for name, sizes in Code(ptx.splitlines()).accesses(pointers).items() if name in ROWS}
-    each = one.options["BLOCK"] // (32 * one.options["num_warps"])  # channels of a thread
+    each = one.options["BLOCK"] // (32 * one.options["num_warps"])  # channels per thread
     moved = sum(map(sum, rows.values())) / each
     sizes = {name: int(compiled.src.signature[name][-2:]) // 8 for name in pointers if name in ROWS}
     needed = sum(size * (2 if name in ("h_ptr", "dh_ptr") else 1) for name, size in sizes.items())
@@ -164,7 +164,7 @@ def use(target: str, case: Case, one: Any) -> Use:
 
 
 def compile_for(target: str, quick: bool) -> list[Use]:
-    """Compile all cases for a target and read what the kernels use, except for cases that are only compiled."""
+    """Compile all cases for a target; return the kernels' resource use, or nothing if it is in COMPILED_ONLY."""
     if target.startswith("sm_"):
         fake_driver.install("cuda", int(target[3:]))
     else:

@@ -82,7 +82,7 @@ class StrangeFile:
         return gzip.decompress(whole) if path.suffix == ".gz" else whole
 
     def fields(self, path: Path) -> int:
-        """Return the number of fields, each of which is altered in its turn."""
+        """Return the number of fields, each of which is altered in turn."""
         if self.alter not in (strange_values.as_json, strange_values.as_yaml):
             return UNSTRUCTURED
         return len(strange_values.fields(yaml.safe_load(self.content(path))))
@@ -124,7 +124,7 @@ def log(folder: Path) -> None:
 
 
 def study(name: str) -> Callable[[Path], Any]:
-    """Check a study as is done before its first run."""
+    """Check a study as before its first run."""
 
     def check(folder: Path) -> None:
         plan.check_study(plan.read_study(folder / name), folder / name)
