@@ -49,7 +49,7 @@ place: `connections.build("pre_ln", Place(512, norm=NORMS["rms"]))`. The norm of
 | `rms` | $\\gamma \\odot x / \\mathrm{rms}(x)$ | Zhang and Sennrich 2019 |
 | `scale` | $g \\, x / \\lVert x \\rVert$, $g$ starts at $\\sqrt{C}$ | ScaleNorm, Nguyen and Salazar 2019 |
 | `dyt` | $\\gamma \\odot \\tanh(\\alpha x) + \\beta$, $\\alpha$ starts at 0.5 | DyT, Zhu 2025 |
-| `derf` | $\\gamma \\odot \\mathrm{erf}(\\alpha x + s) + \\beta$, $\\alpha$ and $s$ start at 0.5 and 0 | Derf, Chen 2025 |
+| `derf` | $\\gamma \\odot \\mathrm{erf}(\\alpha x + s) + \\beta$, $\\alpha$ starts at 0.5, $s$ at 0 | Derf, Chen 2025 |
 
 `dyt` and `derf` compute no statistics. Arguments that rely on a division by the standard deviation do not apply to
 them: the ratio of `rskip_ln` is not defined, and `deep_norm` does not bound the update of the model. The kernels,
