@@ -36,10 +36,10 @@ matrices of the site.
 
 Choose a structure with `--residual NAME` in fairseq, or with `connections.build("NAME", ...)`
 [in PyTorch](pytorch.md). An option is a flag in fairseq and a keyword argument in PyTorch, where `--skip-lambda`
-becomes `skip_lambda`. `--final-norm none|layer` ends both stacks without or with a norm; the default is that of the
-structure's source. An option that a structure does not have is an error.
+becomes `skip_lambda`. `--final-norm layer` ends both stacks with a norm, and `--final-norm none` without one. The
+default follows the structure's source. An option that a structure does not have is an error.
 
-`--norm` replaces LN at every site and at the end of both stacks, for every structure. In PyTorch it is the `norm` of a
+`--norm` replaces LN at every site and at the end of both stacks, for every structure. In PyTorch, set the `norm` of a
 place: `connections.build("pre_ln", Place(512, norm=NORMS["rms"]))`. The norm of the embeddings
 (`--layernorm-embedding`) stays LN.
 
@@ -49,16 +49,17 @@ place: `connections.build("pre_ln", Place(512, norm=NORMS["rms"]))`. The norm of
 | `rms` | $\\gamma \\odot x / \\mathrm{rms}(x)$ | Zhang and Sennrich 2019 |
 | `scale` | $g \\, x / \\lVert x \\rVert$, $g$ starts at $\\sqrt{C}$ | ScaleNorm, Nguyen and Salazar 2019 |
 | `dyt` | $\\gamma \\odot \\tanh(\\alpha x) + \\beta$, $\\alpha$ starts at 0.5 | DyT, Zhu 2025 |
-| `derf` | $\\gamma \\odot \\mathrm{erf}(\\alpha x + s) + \\beta$, starts: 0.5 and 0 | Derf, Chen 2025 |
+| `derf` | $\\gamma \\odot \\mathrm{erf}(\\alpha x + s) + \\beta$, $\\alpha$ starts at 0.5, $s$ at 0 | Derf, Chen 2025 |
 
-`dyt` and `derf` compute no statistics. Arguments that rest on dividing by the deviation do not apply to them: the ratio
-of `rskip_ln` is not defined, and `deep_norm` does not bound the update of the model. The kernels, CTranslate2 and
-Hugging Face support LN alone.
+`dyt` and `derf` compute no statistics. Arguments that rely on a division by the standard deviation do not apply to
+them: the ratio of `rskip_ln` is not defined, and `deep_norm` does not bound the update of the model. The kernels,
+CTranslate2 and Hugging Face support only LN.
 
-Parameters are those that the default options add to a post-norm Transformer of 6 + 6 layers. Speed is relative to
-fairseq's own Transformer: 3 + 3 layers, C = 256, one CPU thread, medians of 6 rounds. "Trains at 18 + 18 layers" says
-whether a narrow model (C = 64) starts to learn Multi30k EN-DE within 200 updates at a learning rate of 2e-3 or 5e-3,
-with one seed. It does not say which structures are better. [Benchmarks](benchmarks.md) describes both measurements.
+"Parameters" are those that a structure with its default options adds to a post-norm Transformer of 6 + 6 layers. Speed
+is relative to fairseq's own Transformer: 3 + 3 layers, C = 256, one CPU thread, medians of 6 rounds. "Trains at 18 + 18
+layers" says whether a narrow model (C = 64) starts to learn Multi30k EN-DE within 200 updates at a learning rate of
+2e-3 or 5e-3, with one seed. It does not say which structures are better. [Benchmarks](benchmarks.md) describes both
+measurements.
 """
 
 
