@@ -132,7 +132,7 @@ def test_checkpoints_without_run_record_are_not_touched(fake_train: Path, capsys
 
 
 def test_order_and_spelling_of_flags_do_not_matter(fake_train: Path) -> None:
-    """Uses a record from an older version."""
+    """The record of the run is one that an older version wrote."""
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "code").write_text("3")
     assert launch.main(words) == 1
