@@ -121,7 +121,7 @@ def test_block_orders_match_figure_4() -> None:
 @pytest.mark.parametrize("name", allowed_structures())
 @pytest.mark.parametrize("norm", NORMS)
 def test_every_structure_trains(name: str, norm: str) -> None:
-    """Every parameter gets a gradient, because training on several GPUs would hang otherwise."""
+    """Every parameter must get a gradient, because training on several GPUs would hang otherwise."""
     extra = {"admin_start": "closed"} if name == "admin" else {}
     model = build("preact_resnet20", stage_blocks="2,1,1", stage_channels="8,16,16", residual=name, norm=norm, **extra)
     loss = nn.functional.cross_entropy(model(torch.randn(2, 3, 8, 8)), torch.tensor([0, 1]))

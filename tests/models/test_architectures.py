@@ -390,7 +390,7 @@ def omegas(model):
 
 
 def test_building_a_model_profiles_admin():
-    """Profiling gives the same values for the same seed and changes no other random numbers and no settings."""
+    """Profiling gives the same values for the same seed, and changes neither other random draws nor a loaded model."""
     made = []
     for given in ({}, {}, {"encoder_layerdrop": 0.9, "decoder_layerdrop": 0.9}):
         torch.manual_seed(3)
@@ -442,7 +442,7 @@ def test_reused_namespace_gets_current_depths():
 
 
 def test_order_of_parameters_is_frozen():
-    """Adam's state in a checkpoint depends on the order of parameters. The file was written by version 0.1."""
+    """Adam's state in a checkpoint depends on the order of parameters. Version 0.1 wrote the stored one."""
     stored = torch.load(Path(__file__).resolve().parents[1] / "stored" / "transformer_sas.pt", weights_only=False)[
         "model"
     ]

@@ -158,7 +158,7 @@ def test_stock_decodes_left_padded_batches():
 @pytest.mark.slow
 @each_variant
 def test_scripted_frozen_saved_model_equals_eager(name, options):
-    """They are also equal for new sizes, although TorchScript optimises the second call for the sizes seen so far."""
+    """Results are also equal for new sizes, though TorchScript optimises its second call for the sizes seen so far."""
     model = build(residual=name, **options, encoder_layers=1, decoder_layers=2)
     scripted = torch.jit.script(model)
     close(logits(scripted), logits(model))
@@ -188,7 +188,7 @@ def test_int8_example_on_the_export_page_works(name, options):
 
 
 def test_int8_for_every_linear_layer_fails():
-    """It fails, as docs/export.md says, because fairseq's attention reads the weights of its projections."""
+    """Quantisation fails, as docs/export.md says, because fairseq's attention reads the weights of its projections."""
     model = torch.ao.quantization.quantize_dynamic(build(), {nn.Linear})
     with pytest.raises(TypeError, match="expected Tensor as element 0"):
         logits(model)

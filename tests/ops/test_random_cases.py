@@ -26,7 +26,7 @@ Fault = Callable[[str, int, str], None]
 ALL_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]  # the kernels support all but fp64
 LAYOUTS = ["contiguous", "transposed", "sliced", "strided", "expanded"]
 SAMPLES, ROUNDINGS, SLACK = 2, 4, 8
-# Operations that sum values or products. Their error is proportional to the sum of the magnitudes.
+# Operations that sum values or products. Their error is roughly proportional to the sum of the magnitudes.
 SUMS = {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.sum, torch.ops.aten.mean}
 
 

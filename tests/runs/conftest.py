@@ -16,7 +16,7 @@ from support.trainings import SETTINGS, launched
 
 @pytest.fixture(scope="session")
 def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a recipe with dropout and epochs of 20 batches of 16 that keeps 3 checkpoints, one every 15 updates."""
+    """Return a recipe with dropout and epochs of 20 batches of 16. It saves every 15 updates and keeps 3 files."""
     limits = (
         f"--dropout 0.2 --batch-size 16 --max-update {UPDATES} --save-interval-updates 15 --keep-interval-updates 3"
     )

@@ -183,7 +183,7 @@ def visible(monkeypatch: pytest.MonkeyPatch, number: int) -> list[Gpu]:
 
 
 def configured(planned: plan.Plan, extra: str) -> argparse.Namespace:
-    """The training configuration that fairseq makes from a plan."""
+    """Return the training configuration that fairseq makes from a plan."""
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 

@@ -130,7 +130,7 @@ def test_ignored_signals_stay_ignored() -> None:
 
 @pytest.mark.long
 def test_signal_to_one_process_stops_both(recipe: Path, tmp_path: Path, fault: Fault) -> None:
-    """Both stop after the same update, and the resumed run ends like an uninterrupted one."""
+    """Both processes stop after the same update, and the resumed run ends like an uninterrupted one."""
     run = tmp_path / "run"
     both = start_two(recipe, run)
     wait_for(lambda: logged(run) >= 27, both[0])

@@ -148,7 +148,7 @@ def test_pseudo_values_of_a_mean_equal_the_values() -> None:
 
 
 def test_pseudo_values_have_bootstrap_spread_of_bleu() -> None:
-    """Their standard error equals that of a bootstrap over sentences, and their mean equals BLEU."""
+    """The standard error of pseudo-values equals that of a bootstrap over sentences, and their mean equals BLEU."""
     generator = np.random.default_rng(2)
     length = generator.integers(6, 20, 300)
     totals = [np.maximum(length - order, 0) for order in range(4)]

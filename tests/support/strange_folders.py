@@ -339,7 +339,7 @@ def build(folder: Path) -> None:
 
 
 class TookTooLong(BaseException):
-    """A command used more than SECONDS of processor time, or hangs. Not an Exception, so that no handler catches it."""
+    """A command used more than SECONDS of processor time or hangs. No handler of Exception catches this error."""
 
 
 @contextlib.contextmanager
