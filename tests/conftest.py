@@ -1,4 +1,4 @@
-"""What the tests share: a tiny corpus, and fairseq's commands run inside this process.
+"""Fixtures that all tests share: a tiny corpus, and fairseq's commands run inside this process.
 
 Starting fairseq takes seconds per process, so `cli` calls a command's own main function. Nothing here imports fairseq
 before a test requests it.
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Set before torch is imported, regardless of the shell: the tests share their machine, and the order of a sum must not
-# depend on the number of threads. Workers and the commands that tests start inherit it.
+# This is set before torch is imported, whatever the shell sets: the tests share their machine, and the order of a sum
+# must not depend on the number of threads. Workers and the commands that tests start inherit the variable.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 # Archives of studies are unpacked here instead of in the home folder.
@@ -37,15 +37,15 @@ import torch
 from support import complete, core
 
 if not torch.cuda.is_available():
-    # Set before triton is imported. Kernels then run on the CPU if a test requests them, but --residual-backend auto
-    # is still eager there.
+    # This is set before triton is imported. Kernels then run on the CPU if a test requests them, but
+    # --residual-backend auto still uses eager PyTorch there.
     os.environ["TRITON_INTERPRET"] = "1"
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-# No count is a multiple of 8, so that a dropped last batch of fairseq-fixed would be noticed.
+# No count is a multiple of 8, so that a test fails if fairseq-fixed drops the last batch.
 SENTENCES = {"train": 301, "valid": 43, "test": 203}
 DETERMINERS = {"the": "la", "a": "ke", "every": "omna", "this": "tiu"}
 ADJECTIVES = {"red": "ruga", "old": "olda", "quick": "rapi", "small": "etta", "wise": "saga", "wet": "umi"}
@@ -71,7 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def fault(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[..., None]:
     """Record a row of a table in tests/faults/README.md: `fault("the fault", tried, "the outcome")`.
 
-    tried: number of attempts. The name of the test is added. A row is only written if its test passes.
+    tried: number of attempts. The name of the test is added. The row is only written if the test passes.
     """
     test = f"`{request.path.relative_to(ROOT / 'tests')}` `{request.node.originalname}`"
     when = "" if request.node.get_closest_marker("long") else ", in every run"
@@ -83,7 +83,7 @@ def fault(request: pytest.FixtureRequest, record_property: Callable[[str, object
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Write the rows of the tests that passed, if a file for them is named."""
+    """Write the rows of the tests that passed if --faults-table names a file."""
     if (file := config.getoption("--faults-table")) is None:
         return
     passed = terminalreporter.stats.get("passed", [])
@@ -118,7 +118,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests in the test file of a structure."""
+    """Mark the tests in the test files of structures as `once`."""
     if item.path.parent == ROOT / "tests" / "structures":
         item.add_marker(pytest.mark.once)  # needs only torch
 
@@ -178,9 +178,9 @@ def one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def preprocess_in_this_process() -> Iterator[None]:
-    """Let preparations that run in this process call fairseq-preprocess here: a separate process takes seconds.
+    """Let data preparations in this process also run fairseq-preprocess here, because a separate process takes seconds.
 
-    Preparations that tests start as commands run it as they do for users.
+    Preparations that tests start as commands still run it in a separate process, as they do for users.
     """
     from fairseq_resid.cli import children
     from fairseq_resid.data.text import binarise
@@ -202,13 +202,13 @@ def preprocess_in_this_process() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def raw_text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The prefix of each split of the tiny corpus's raw text; languages en and xx. Tests must not write to it."""
+    """Return the prefix of each split of the tiny corpus's raw text, in en and xx. Tests must not write to it."""
     return write_corpus(tmp_path_factory.mktemp("raw"))
 
 
 @pytest.fixture(scope="session")
 def corpus(raw_text: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny corpus as a binarised data folder (vocabulary of 90 pieces, joined). Tests must not write to it."""
+    """Return the tiny corpus, binarised with a joined vocabulary of 90 pieces. Tests must not write to it."""
     from fairseq_resid.data.text import custom
 
     data = tmp_path_factory.mktemp("corpus") / "data"
@@ -225,20 +225,20 @@ class Result:
     output: str
 
     def lines(self, kind: str) -> dict[int, str]:
-        """Return the lines that generate or interactive marks with a letter, by sentence: {id: rest of the line}."""
+        """Return the lines that fairseq-generate marks with this letter, as {sentence id: rest of the line}."""
         marked = [line for line in self.output.splitlines() if line.startswith(kind + "-")]
         found = (line[len(kind) + 1 :].split("\t", 1) for line in marked)
         return {int(number): rest for number, rest in found if number.isdigit()}
 
     @property
     def hypotheses(self) -> dict[int, tuple[float, str]]:
-        """{id: (score, pieces or text)} of every H- line."""
+        """Return the H- lines as {sentence id: (score, pieces or text)}."""
         parted = {number: rest.split("\t", 1) for number, rest in self.lines("H").items()}
         return {number: (float(score), text) for number, (score, text) in parted.items()}
 
     @property
     def error(self) -> str:
-        """The last line of output, which is the error of a refused command."""
+        """Return the last line of output, which is the error message of a refused command."""
         return self.output.strip().splitlines()[-1]
 
 
@@ -276,8 +276,8 @@ def fairseq_state_kept(text: io.StringIO) -> Iterator[None]:
 def cli() -> Callable[..., Result]:
     """Run a fairseq command in this process: `cli("fairseq-generate", data, "--path", file) -> Result`.
 
-    Adds --user-dir and --cpu, and no worker processes. A command that exits with a code other than 0 fails the test
-    unless `check=False`; any other exception is raised. `stdin` is the text it reads.
+    It adds --user-dir and --cpu, and uses no worker processes. A command that exits with a code other than 0 fails the
+    test unless `check=False`; any other exception is raised. `stdin` is the text that the command reads.
     """
 
     def run(command: str, *flags: object, stdin: str = "", check: bool = True) -> Result:
@@ -304,7 +304,7 @@ def cli() -> Callable[..., Result]:
 def train(corpus: Path, cli: Callable[..., Result]) -> Callable[..., Result]:
     """Train on the tiny corpus: `train(save_dir, *flags)`; flags override the defaults given here.
 
-    4 updates of --arch transformer_resid_tiny on batches of 16; writes only checkpoint_last.pt to save_dir.
+    The defaults are 4 updates of --arch transformer_resid_tiny on batches of 16. Only checkpoint_last.pt is saved.
     """
     defaults = shlex.split("""
         --arch transformer_resid_tiny --optimizer adam --adam-betas (0.9,0.98) --lr 0.005 --lr-scheduler inverse_sqrt
@@ -321,7 +321,7 @@ def train(corpus: Path, cli: Callable[..., Result]) -> Callable[..., Result]:
 
 @pytest.fixture(scope="session")
 def sas_checkpoint(train: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A transformer_sas_tiny that was trained for a second, with Adam's state. Tests must not write to it."""
+    """Return the checkpoint of a briefly trained transformer_sas_tiny with Adam's state. Tests must not write to it."""
     folder = tmp_path_factory.mktemp("sas")
     train(folder, "--arch", "transformer_sas_tiny", "--batch-size", 64, "--max-update", 50)
     return folder / "checkpoint_last.pt"
@@ -329,7 +329,7 @@ def sas_checkpoint(train: Callable[..., Result], tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def stock_checkpoint(train: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small `transformer` of fairseq that was trained for a second, with Adam's state. Tests must not write to it."""
+    """Return the checkpoint of a briefly trained small fairseq `transformer` with Adam's state. It is read-only."""
     folder = tmp_path_factory.mktemp("stock")
     train(folder, *STOCK, "--batch-size", 64, "--max-update", 50)
     return folder / "checkpoint_last.pt"

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of images. Those for models import fairseq themselves; the others do not need it."""
+"""Fixtures for the tests of images. The fixtures for models import fairseq themselves; the others do not need it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from support import image_folders, mirror
 
 @pytest.fixture(scope="session")
 def by_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of images by class. Read-only."""
+    """Return a folder of images by class. Tests must not write to it."""
     return mirror.images(tmp_path_factory.mktemp("images") / "raw", ("cat", "dog", "emu"))
 
 
 @pytest.fixture(scope="session")
 def made(by_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data folder of `by_classes`. Read-only."""
+    """Return the data folder made from `by_classes`. Tests must not write to it."""
     out = tmp_path_factory.mktemp("made") / "animals"
     assert image_folders.main("custom", out, "--raw", by_classes, "--valid", 3) == 0
     return out
@@ -41,7 +41,7 @@ def recipe(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def runs(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two trained and evaluated runs; sas uses a different number of workers."""
+    """Return two trained and evaluated runs, xskip and sas."""
     from fairseq_resid.__main__ import main
     from support.image_models import train
 

@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("resnet_init_wide", 9_469_920),
         ("rir_resnet_wide", 10_299_360),
         ("rir_wide", 10_299_360),
-        # He 2016b reports 1.7M for both.
+        # He 2016b reports 1.7M for ResNet-110 and for ResNet-164.
         ("preact_resnet20", 272_282),
         ("preact_resnet110", 1_730_522),
         ("preact_resnet164", 1_703_258),
@@ -93,7 +93,7 @@ def reference(model: Any, x: torch.Tensor, join: Any) -> torch.Tensor:
     return model.classify(norm(model.end[0], x).mean((2, 3)))
 
 
-def test_network_equals_he_2016b() -> None:
+def test_network_equals_that_of_he_2016b() -> None:
     model = build("preact_resnet20").eval()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -121,7 +121,7 @@ def test_block_orders_match_figure_4() -> None:
 @pytest.mark.parametrize("name", allowed_structures())
 @pytest.mark.parametrize("norm", NORMS)
 def test_every_structure_trains(name: str, norm: str) -> None:
-    """Every parameter gets a gradient; otherwise training on several GPUs would hang."""
+    """Every parameter must get a gradient, because training on several GPUs would hang otherwise."""
     extra = {"admin_start": "closed"} if name == "admin" else {}
     model = build("preact_resnet20", stage_blocks="2,1,1", stage_channels="8,16,16", residual=name, norm=norm, **extra)
     loss = nn.functional.cross_entropy(model(torch.randn(2, 3, 8, 8)), torch.tensor([0, 1]))
@@ -159,7 +159,7 @@ def train_strided(layer: str) -> int:
 
 @pytest.mark.both
 def test_torch_narrow_strided_convolution_corrupts_memory() -> None:
-    """The oneDNN bug that NarrowProjection avoids. If it is skipped, the message says when to remove the class."""
+    """Reproduce the oneDNN bug that NarrowProjection avoids. The skip message says when to remove the class."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.is_file() or "avx2" not in cpuinfo.read_text().split():
         pytest.skip("this CPU has no AVX2, so oneDNN's AVX2 kernels do not run here")
@@ -193,7 +193,7 @@ def test_narrow_projection_is_a_strided_convolution() -> None:
     assert [name for name, _ in projections[0].named_parameters()] == ["weight"]
 
 
-def test_two_stream_layer_is_four_maps_and_a_shortcut() -> None:
+def test_two_stream_layer_equals_four_maps_and_a_shortcut() -> None:
     torch.manual_seed(5)
     layer = TwoStreamConv2d(6, 6, 3, padding=1, bias=False)
     r, t = torch.randn(2, 2, 3, 5, 5).unbind()
@@ -212,7 +212,7 @@ def test_two_stream_layer_is_four_maps_and_a_shortcut() -> None:
 
 
 @pytest.mark.parametrize("arch", ["rir", "rir_cnn", "resnet_init_wide", "rir_resnet", "rir_fc", "rir_plain_fc"])
-def test_targ_networks_sample_all_weights_by_msr(arch: str) -> None:
+def test_targ_networks_use_msr_initialisation_for_all_weights(arch: str) -> None:
     drawn = [each for each in build(arch, classes=100).modules() if isinstance(each, (nn.Conv2d, nn.Linear))]
     for layer in drawn:
         inputs, outputs = layer.weight[0].numel(), layer.weight[:, 0].numel()

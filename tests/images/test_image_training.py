@@ -27,7 +27,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.mark.both
 def test_amp_step_uses_the_unscaled_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uses SGD, because its step reveals the scale of the gradient; Adam's does not."""
+    """The test uses SGD because its step reveals the scale of the gradient, unlike Adam's."""
     from fairseq.optim.amp_optimizer import AMPOptimizer
     from fairseq.optim.sgd import SGD
 
@@ -73,7 +73,7 @@ def test_resuming_is_bitwise_equal_for_any_number_of_workers(recipe: Path, runs:
 
 @pytest.mark.both
 def test_two_processes_train_one_model(recipe: Path, tmp_path: Path) -> None:
-    """fairseq's own gradient buffers do not support channels-last weights."""
+    """Weights must not be channels-last in memory, because fairseq's legacy_ddp could not flatten their gradients."""
     run = tmp_path / "two"
     train_sh = [str(ROOT / "scripts" / "train.sh"), str(recipe), "--arch", "preact_resnet20", "--residual", "sas"]
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "--no-python", "--"]
@@ -101,7 +101,7 @@ def test_data_workers_end_with_their_epoch(data: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     counts = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("CHILDREN")]
-    # One worker for training, one for validation, and one that is just ending. A leak of one per epoch would make 7.
+    # One worker trains, one validates, and one may be just ending. A leak of one worker per epoch would give 7.
     assert len(counts) == 4 and max(counts) <= 4 and "AssertionError" not in done.stderr
 
 

@@ -83,7 +83,7 @@ def test_moments_are_exact_beyond_float32_sums() -> None:
 
 
 def test_release_with_matching_checksum_has_no_differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images from a mirror, from disk, or from earlier downloads do not differ."""
+    """Images are the same whether the archive comes from a mirror, from disk or from earlier downloads."""
     archive = release(tmp_path / "host")
     known = yaml.safe_load((manifest.MANIFESTS / "cifar10.yaml").read_text())
     known["file"]["md5"] = hashlib.md5(archive.read_bytes()).hexdigest()
@@ -105,7 +105,7 @@ def test_release_with_matching_checksum_has_no_differences(tmp_path: Path, monke
 
 
 def test_folder_is_stored_pixel_by_pixel(by_classes: Path, made: Path) -> None:
-    """Images are sorted by class and name, and the last of each class are held out."""
+    """Images are sorted by class and name, and the last images of each class are held out."""
     record = record_of(made)
     assert record["classes"] == ["cat", "dog", "emu"] and record["name"] == "animals"
     assert record["counts"] == {"train": 12, "valid": 3, "test": 6} and record["source"] == "folder"

@@ -80,7 +80,7 @@ def test_interrupted_preparation_gives_same_result_when_repeated(
         assert main("custom", out, *flags) == 130
     assert capsys.readouterr().err.endswith("interrupted; the same command starts again and resumes a download\n")
     assert list(tmp_path.iterdir()) == []
-    # Killed: nothing was cleaned up.
+    # A killed process leaves its temporary files.
     for name in ("data/train.npy", "data/more", "raw/train/cat/0000.png", ".lock"):
         (tmp_path / "animals.partial" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "animals.partial" / name).write_text("half of")

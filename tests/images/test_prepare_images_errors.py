@@ -87,7 +87,7 @@ def test_damaged_release_is_refused(damage: Callable[[Path], None], said: str, t
 
 
 def test_wrong_number_of_images_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """This holds even for an archive with the right checksum."""
+    """The number is checked even if the archive has the right checksum."""
     archive = release(tmp_path / "raw")
     monkeypatch.setattr("fairseq_resid.data.images.sources.problem", lambda *_: None)
     found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", archive)
@@ -191,7 +191,7 @@ def test_known_corpus_requires_its_classes(by_classes: Path, tmp_path: Path, cap
 def test_decompression_bomb_is_refused(
     by_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    for limit in (1000, 500):  # Pillow warns at the first, and raises at the second
+    for limit in (1000, 500):  # Pillow warns about the first and raises an error for the second
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
         found = error_of(capsys, "custom", tmp_path / "data", "--raw", by_classes)
         assert f"{by_classes}/train/cat/0000.png: cannot decode this image: Image size (1024 pixels) exceeds" in found
@@ -267,7 +267,7 @@ def test_reader_names_a_changed_or_missing_file(made: Path, tmp_path: Path) -> N
 
 
 def test_label_without_a_class_is_refused(tmp_path: Path) -> None:
-    """Otherwise, the loss would fail in the middle of training, and on a GPU without naming the cause."""
+    """Without this check, the loss would fail in the middle of training and, on a GPU, without naming the cause."""
     known = image_folder.ImageRecord(
         name="x", classes=["a", "b"], shape=(1, 2, 2), counts={"train": 3}, mean=[0], deviation=[1], source="folder"
     )

@@ -52,8 +52,8 @@ SUFFIXES = {
     "_wmt_en_fr_big": (1024, 4096, 16, 6, 0.1),
     "_tiny": (64, 128, 4, 2, 0.1),
 }
-# Numbers of parameters by width, with 54 entries in each dictionary and nothing shared: those of stock models, and
-# those that each family adds.
+# Numbers of parameters by width: those of stock models, and those that each family adds. Each dictionary has 54
+# entries, and no embeddings are shared.
 STOCK = {64: 177_792, 512: 44_221_440, 1024: 176_523_264}
 ADDED = {
     "transformer_resid": {64: 0, 512: 0, 1024: 0},
@@ -255,7 +255,7 @@ def test_command_line_sets_the_residual_backend(capsys):
 
 
 def test_checkpoint_without_backend_flag_uses_auto():
-    """A checkpoint that is older than the flag uses auto; one trained with triton translates without a GPU."""
+    """A checkpoint older than the flag uses auto, and a model trained with triton translates without a GPU."""
     args = settings("transformer_rskip_ln_tiny")
     assert not hasattr(args, "residual_backend")
     args._name = "transformer_rskip_ln_tiny"
@@ -325,7 +325,7 @@ def test_feed_forward_starts_as_in_tensor2tensor():
 
 
 def test_initial_values_equal_those_of_stock_by_default():
-    """A structure without random initial values leaves the generator unchanged, so all draws are the same."""
+    """A structure without random initial values draws no random numbers, so all other weights start the same."""
     torch.manual_seed(0)
     theirs = TransformerModel.build_model(settings("transformer", **TINY), TASK)
     torch.manual_seed(0)
@@ -334,7 +334,7 @@ def test_initial_values_equal_those_of_stock_by_default():
         assert torch.equal(ours.state_dict()[name], theirs.state_dict()[name])
 
 
-# One weight of the embedding and one of the last layer, as initialised by version 0.3.2.
+# One weight of the embedding and one of the last layer, with the values that version 0.3.2 gave them.
 STARTS = {
     "post_ln": (0.06955984979867935, 0.01904134452342987),
     "sas": (-0.004490195773541927, 0.01731438934803009),
@@ -379,7 +379,7 @@ def test_pruned_layers_keep_their_trained_depth():
             old = getattr(whole, stack).layers[number]
             assert layer.ffn_residual.place == old.ffn_residual.place
             assert layer.ffn_residual.alpha == old.ffn_residual.alpha
-    # Decoding prunes a checkpoint's model: its config has the depths.
+    # When decoding prunes the model of a checkpoint, the config contains its depths.
     again = copy.copy(args)
     again.encoder_layers_to_keep = "0"
     assert ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(again, TASK).cfg.residual_depths == [4, 3]
@@ -390,7 +390,7 @@ def omegas(model):
 
 
 def test_building_a_model_profiles_admin():
-    """The same seed gives the same values in every process, without changing other random numbers or checkpoints."""
+    """Profiling gives the same values for the same seed, and changes neither other random draws nor a loaded model."""
     made = []
     for given in ({}, {}, {"encoder_layerdrop": 0.9, "decoder_layerdrop": 0.9}):
         torch.manual_seed(3)
@@ -401,12 +401,12 @@ def test_building_a_model_profiles_admin():
     closed = settings("transformer_resid_tiny", residual="admin", admin_start="closed")
     closed = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(closed, TASK)
     assert torch.equal(torch.rand(1), drawn)
-    assert omegas(made[0]) == omegas(made[1]) == pytest.approx(omegas(made[2]), rel=0.01)  # other masks
+    assert omegas(made[0]) == omegas(made[1]) == pytest.approx(omegas(made[2]), rel=0.01)  # other dropout masks
     assert made[0].training and made[2].encoder.layers.p == 0.9
     first = [site.skip_weight[0].item() == 1 for site in sites(made[0]).values()]
     assert [first[0], first[4]] == [True, True] and sum(first) == 2  # one per stack
     assert omegas(closed) == pytest.approx([1.4514] * 4 + [1.6116] * 6, abs=1e-3)
-    # This is how the config of a checkpoint is used.
+    # The saved config names the structure and records that it has been profiled.
     assert made[0].cfg.residual == "admin" and args.residual_profiled
     again = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)
     assert set(omegas(again)) == {1.0}
@@ -442,7 +442,7 @@ def test_reused_namespace_gets_current_depths():
 
 
 def test_order_of_parameters_is_frozen():
-    """Adam's state in a checkpoint depends on the order of parameters. The file was written by version 0.1."""
+    """Adam's state in a checkpoint depends on the order of parameters. Version 0.1 wrote the stored one."""
     stored = torch.load(Path(__file__).resolve().parents[1] / "stored" / "transformer_sas.pt", weights_only=False)[
         "model"
     ]

@@ -19,7 +19,7 @@ Command = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def monolingual(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny corpus for online back-translation: a training set for each language, and one dictionary."""
+    """Return the tiny corpus for online back-translation: a training set for each language, and one dictionary."""
     folder = tmp_path_factory.mktemp("monolingual")
     shutil.copy(corpus / "dict.en.txt", folder / "dict.txt")
     for language in ("en", "xx"):
@@ -50,7 +50,7 @@ def language(task: Any, name: str) -> int:
 
 @archs
 def test_back_translation_adds_language_tokens(arch: str, monolingual: Path, corpus: Path) -> None:
-    """The dictionary has no language tokens: the task adds them, also to the embeddings of the model."""
+    """The dictionary has no language tokens: the task adds them, and the embeddings of the model include them."""
     before = len(tasks.setup_task(options.get_args(str(corpus))).source_dictionary)
     task, model = back_translation(monolingual, arch)
     assert [task.dictionary[index] for index in range(before, before + 3)] == ["<mask>", "__en__", "__xx__"]

@@ -36,10 +36,10 @@ def test_norm_free_model_of_moderate_depth_starts_with_finite_values(residual: s
 def gradient_in_fp64(residual: str, layers: int, monkeypatch: pytest.MonkeyPatch, **options: object) -> float:
     """Return the gradient norm of a new model, the same on every machine.
 
-    In fp32 it depends on the CPU. These gradients amplify rounding errors, and the backward pass of torch's fused
-    attention, which computes exp(score − logsumexp), gives infinity once rounding changes the large scores by
-    more than 100. Therefore everything is in fp64, and attention uses plain matrix products. Weights are drawn in fp64
-    and positions are learned, because fp32's normal distribution and sinusoids depend on the CPU as well.
+    In fp32, the norm depends on the CPU. These gradients amplify rounding errors, and the backward pass of torch's
+    fused attention, which computes exp(score − logsumexp), gives infinity once rounding changes the large scores by
+    more than 100. Therefore everything is computed in fp64, and attention uses plain matrix products. Weights are drawn
+    in fp64 and positions are learned, because random normal numbers and sinusoids in fp32 depend on the CPU as well.
     """
     monkeypatch.setattr("fairseq.utils.softmax", lambda x, dim, onnx_trace=False: torch.softmax(x, dim))
     torch.set_default_dtype(torch.float64)
@@ -58,7 +58,7 @@ def gradient_in_fp64(residual: str, layers: int, monkeypatch: pytest.MonkeyPatch
 
 
 DEPTHS = (6, 12, 24, 36)
-# Powers of ten, as listed in the README and in tests/faults/README.md.
+# Powers of ten, as listed in tests/faults/README.md.
 GRADIENTS: dict[tuple[str, float | None], tuple[int, ...]] = {
     ("xskip", 1): (2, 6, 10, 13),
     ("xskip", 2): (10, 19, 38, 57),

@@ -1,6 +1,6 @@
 """fairseq used from Python: models built by options.get_args and task.build_model, trained, saved, loaded.
 
-If fairseq's own model does the same, it is the reference.
+Where fairseq's own model supports the same use, it is the reference.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ GIVEN: list[Any] = [
 def test_named_architecture_can_be_built_from_python(
     arch: str, given: dict[str, Any], implied: dict[str, Any], form: str, corpus: Path
 ) -> None:
-    """get_args applies the architecture, then sets the given values; building the model applies it again."""
+    """get_args applies the architecture, then sets the given values; building a model applies it again."""
     args = options.get_args(str(corpus), arch=arch, **given)
     task = tasks.setup_task(args)
     settings = args if form == "namespace" else convert_namespace_to_omegaconf(args).model
@@ -110,7 +110,7 @@ def test_contradictions_in_python_are_refused(arch: str, given: dict[str, Any], 
     ids=str,
 )
 def test_settings_written_back_equal_those_of_stock(given: dict[str, Any], corpus: Path) -> None:
-    """An old command line has few values; after building, it contains all settings of the model."""
+    """An old command line contains few settings; building the model adds all others to it."""
     task = tasks.setup_task(options.get_args(str(corpus)))
     size = {"encoder_embed_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_layers": 1}
     theirs, ours = (argparse.Namespace(**{**size, "decoder_layers": 1, **given}) for _ in range(2))
@@ -206,7 +206,7 @@ def test_models_trained_in_python_load_as_ensemble(arch: str, corpus: Path, tmp_
     generated = task.inference_step(task.build_generator(models, loaded.generation), models, batch)
     assert len(generated) == 8 and all(hypotheses[0]["tokens"].numel() for hypotheses in generated)
 
-    # Called with a given state and task, and with a state from before fairseq had configs.
+    # A caller can pass a task and a state, even a state from before fairseq had configs.
     state = checkpoint_utils.load_checkpoint_to_cpu(files[0])
     old = {"model": state["model"], "args": argparse.Namespace(**vars(args))}
     for given in (state, old):

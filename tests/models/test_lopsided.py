@@ -41,7 +41,7 @@ def test_deep_model_with_large_lambda_starts_with_finite_values(name: str) -> No
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_deep_models_start_with_finite_values(dtype: str, fault: Fault) -> None:
-    """Models are in the dtype itself; test_deep.py tests autocast."""
+    """The weights of the models have the dtype itself; test_deep.py tests autocast."""
     chosen = [*((name, options) for name in structures.NAMES if (options := spec(name).deep) is not None), *LAMBDAS]
     for name, options in chosen:
         assert is_finite(deep.start(name, 24, 24, False, FLOATS[dtype], **options)), (name, options)
@@ -95,8 +95,8 @@ def test_all_lopsided_models_start_with_finite_values_and_reload(
 
 
 @pytest.mark.parametrize(("encoder", "decoder"), [(24, 2), (2, 24), (1, 1)])
-def test_lopsided_models_use_the_depths_of_both_stacks(encoder: int, decoder: int) -> None:
-    """Each stack uses its own depth; DeepNorm's encoder uses both depths."""
+def test_constants_of_lopsided_models_follow_the_depths(encoder: int, decoder: int) -> None:
+    """The constants of a stack depend on its own depth, and those of DeepNorm's encoder on both depths."""
     layers = {"encoder": encoder, "decoder": decoder}
     sublayers = {"encoder": 2 * encoder, "decoder": 3 * decoder}
 

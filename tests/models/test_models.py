@@ -109,7 +109,7 @@ def test_every_parameter_learns(name, options):
 
 @each_variant
 def test_our_layers_run_in_eval_mode_after_loading(name, options, monkeypatch):
-    """fairseq 0.12.2 would skip the forward of the layer here."""
+    """Without our patches, fairseq 0.12.2 would skip the layer's forward method here."""
     model = build(residual=name, **options)
     model.load_state_dict(copied(model))
     model.eval()
@@ -158,7 +158,7 @@ def test_stock_decodes_left_padded_batches():
 @pytest.mark.slow
 @each_variant
 def test_scripted_frozen_saved_model_equals_eager(name, options):
-    """This also holds for new sizes: TorchScript optimises in the second call, for the sizes seen so far."""
+    """Results are also equal for new sizes, though TorchScript optimises its second call for the sizes seen so far."""
     model = build(residual=name, **options, encoder_layers=1, decoder_layers=2)
     scripted = torch.jit.script(model)
     close(logits(scripted), logits(model))
@@ -188,7 +188,7 @@ def test_int8_example_on_the_export_page_works(name, options):
 
 
 def test_int8_for_every_linear_layer_fails():
-    """As docs/export.md says: fairseq's attention reads the weights of its projections."""
+    """Quantisation fails, as docs/export.md says, because fairseq's attention reads the weights of its projections."""
     model = torch.ao.quantization.quantize_dynamic(build(), {nn.Linear})
     with pytest.raises(TypeError, match="expected Tensor as element 0"):
         logits(model)
@@ -372,7 +372,7 @@ def test_cross_self_attention_equals_incremental_decoding(arch, no_cross_attenti
 
 @pytest.mark.parametrize("heads", [None, 2])
 @pytest.mark.parametrize("layer", [None, 0])
-def test_alignment_equals_stock(layer, heads):
+def test_alignment_equals_that_of_stock(layer, heads):
     model = stock()
     given = {"alignment_layer": layer, "alignment_heads": heads}
     expected = model(*batch()[:3], **given)[1]["attn"][0]
@@ -417,7 +417,7 @@ def test_make_generation_fast_keeps_logits_and_forbids_training(arch):
 
 @both
 def test_retain_dropout_modules_retains_dropout_of_named_layers(arch):
-    """--retain-dropout-modules names layer classes; the dropouts of a layer's sites have the layer's name."""
+    """--retain-dropout-modules names layer classes, and the dropouts of a layer's sites count as part of the layer."""
     model = build(arch, dropout=0.3)
     kept = {"retain_dropout": True, "retain_dropout_modules": ["ResidualEncoderLayer"]}
     model.make_generation_fast_(**kept)

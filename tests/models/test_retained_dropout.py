@@ -21,7 +21,7 @@ Command = Callable[..., Any]
 
 
 def kept(model: torch.nn.Module) -> set[str]:
-    """Return the names of the dropouts that are active in inference; those of our sites under fairseq's name."""
+    """Return the names of the dropouts that are active in inference, with fairseq's name for those of our sites."""
     names = (name for name, module in model.named_modules() if isinstance(module, FairseqDropout) and drops(module))
     return {re.sub(r"(self_attn|encoder_attn|ffn)_residual\.dropout$", "dropout_module", name) for name in names}
 
@@ -32,7 +32,7 @@ def drops(module: torch.nn.Module) -> bool:
 
 
 def prepared(args: argparse.Namespace, **generation: Any) -> Any:
-    """Return a model as fairseq-generate prepares it."""
+    """Return a model that is prepared for inference in the same way as by fairseq-generate."""
     _, model = built(args)
     cfg = convert_namespace_to_omegaconf(args)
     for name, value in generation.items():
@@ -99,7 +99,7 @@ BASES = [name + "Base" for name in LAYERS]
 )
 @archs
 def test_retained_modules_equal_those_of_stock(arch: str, names: list[str] | str, corpus: Path) -> None:
-    """fairseq accepts a list in Python, or a string on the command line, which it searches for each name."""
+    """In Python, fairseq accepts a list; on the command line, it accepts a string and searches it for each name."""
     reference = stock(corpus)
     for module in reference.modules():
         if isinstance(module, FairseqDropout):
@@ -122,7 +122,7 @@ def test_our_class_names_retain_dropout_too(names: list[str], inside: str, corpu
 
 
 def test_nested_model_retains_dropout(corpus: Path) -> None:
-    """fairseq visits all modules of the outer model and passes each its name."""
+    """The inner model also retains dropout, because fairseq visits all modules and passes each module its name."""
     _, model = built(options.get_args(str(corpus), arch="transformer_sas_tiny", **DROPPING))
     outer = FairseqEncoderDecoderModel(model.encoder, model.decoder)
     outer.inner = model
@@ -151,7 +151,7 @@ def test_shortcut_dropout_obeys_retain_dropout(flags: dict[str, Any], shortcuts:
 
 
 def test_fairseq_generate_retains_dropout(sas_checkpoint: Path, corpus: Path, generate: Command) -> None:
-    """With the flag, scores depend on the seed; without it they do not."""
+    """With the flag, scores depend on the seed; without the flag, they do not."""
     few = ["--gen-subset", "valid", "--num-shards", 4, "--beam", 1]
     retained = ["--retain-dropout", "--retain-dropout-modules", " ".join(STACKS)]
     found = [

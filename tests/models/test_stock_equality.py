@@ -32,7 +32,7 @@ both = pytest.mark.parametrize("arch", ["transformer_sas_tiny", "transformer_rsk
 
 @pytest.mark.parametrize("mode", ["eval", "train", "dropout"])
 @as_stock
-def test_stock_equality_bitwise(theirs, ours, mode):
+def test_model_equals_stock_bitwise(theirs, ours, mode):
     dropout = DROPPING if mode == "dropout" else {"dropout": 0.0}
     model = stock(**theirs, **dropout)
     copy = adopted(model, {**ours, **dropout})
@@ -50,7 +50,7 @@ def test_stock_equality_bitwise(theirs, ours, mode):
 
 
 @as_stock
-def test_beam_search_equals_stock(theirs, ours):
+def test_beam_search_equals_that_of_stock(theirs, ours):
     model = stock(**theirs)
     rows = sentences(3, (2, 4, 6, 6))
     for expected, found in zip(translate(model, rows), translate(adopted(model, ours), rows), strict=True):
@@ -92,7 +92,7 @@ def test_no_decoder_final_norm_equals_stock(final_norm):
 
 
 def as_older_fairseq_writes(model):
-    """The keys that only 0.12.2 stores in a checkpoint of a stock model."""
+    """Return the state of a stock model with the keys that only 0.12.2 stores in a checkpoint."""
     state = copied(model)
     for layer in range(2):
         state.update({f"encoder.layers.{layer}.{key}": torch.zeros(shape) for key, shape in COPIES.items()})
@@ -177,7 +177,7 @@ def same(found, expected):
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("given", [{}, {"need_attn": True}, {"need_head_weights": True}], ids=str)
 @as_stock
-def test_decoder_layer_attention_equals_stock(theirs, ours, given, fast, training):
+def test_decoder_layer_attention_equals_that_of_stock(theirs, ours, given, fast, training):
     model = stock(**theirs, dropout=0.0)
     results = []
     for each in (model, adopted(model, {**ours, "dropout": 0.0})):
@@ -192,7 +192,7 @@ def test_decoder_layer_attention_equals_stock(theirs, ours, given, fast, trainin
 @pytest.mark.parametrize("masked", [False, True])
 @as_stock
 def test_decoder_layer_accepts_given_states(theirs, ours, masked):
-    """Keys and values of earlier steps are inputs and outputs, as in an ONNX export."""
+    """Keys and values of earlier steps are inputs and outputs of the layer, as in an ONNX export."""
     model = stock(**theirs)
     own = [torch.randn(3, 4, 2, 16, generator=torch.Generator().manual_seed(i)) for i in range(2)]
     encoder = [torch.randn(3, 4, 5, 16, generator=torch.Generator().manual_seed(i)) for i in range(2, 4)]
@@ -215,7 +215,7 @@ def test_decoder_layer_accepts_given_states(theirs, ours, masked):
 @pytest.mark.parametrize("return_fc", [False, True])
 @pytest.mark.parametrize("mask", [None, torch.ones(4, 4).triu(1)], ids=["all", "causal"])
 @as_stock
-def test_encoder_layer_equals_stock(theirs, ours, mask, return_fc):
+def test_encoder_layer_equals_that_of_stock(theirs, ours, mask, return_fc):
     model = stock(**theirs)
     padding = SOURCE_PADDING[:, 1:]
     results = []

@@ -47,7 +47,7 @@ def test_stored_checkpoints_translate_the_same(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stored_parameters_keep_names_and_shapes(family: str) -> None:
-    """The names are a promise: code may map the names in old files, but new files must keep them."""
+    """The names are frozen: the code may map the names in old files, but new files must keep the current names."""
     state = torch.load(STORED / f"{family}.pt", weights_only=False)
     names = {name for name in state["model"] if "_residual." in name}
     sites = [f"{stack}.layers.0.{site}_residual" for stack in ("encoder", "decoder") for site in ("self_attn", "ffn")]

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def forgetful() -> Any:
-    """The dispatcher with empty caches."""
+    """Empty the caches of the dispatcher before and after the test."""
 
     def clear() -> None:
         for remembered in (dispatch._say, dispatch._misfit):
@@ -37,7 +37,7 @@ def forgetful() -> Any:
 
 @pytest.fixture
 def no_interpreter(forgetful: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dispatcher as on a machine without a GPU and without TRITON_INTERPRET."""
+    """Make the dispatcher behave as on a machine without a GPU and without TRITON_INTERPRET."""
     monkeypatch.setattr(dispatch, "_INTERPRETED", False)
 
 
@@ -137,7 +137,7 @@ def test_broken_triton_is_detected_before_use(
 def test_kernels_that_spill_registers_are_not_used(
     forgetful: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Four norms that spill rule out neither fewer norms of the same width nor other kernels."""
+    """If the kernel for four norms spills registers, kernels for fewer norms and other kernels are still used."""
 
     class Compiled(fused._Compiled):
         def __init__(self, name: str, arguments: Any, options: dict[str, Any]) -> None:
@@ -152,7 +152,7 @@ def test_kernels_that_spill_registers_are_not_used(
         for _ in range(2):
             site("rskip_ln", skip_lambda=4).eval()(x, f)
     assert caplog.messages == [said]
-    with pytest.raises(ValueError, match="spill registers"):  # chains of 4 and of 2 norms; the former is known
+    with pytest.raises(ValueError, match="spill registers"):  # chains of 4 and 2 norms; 4 are known to spill
         site("rskip_ln", skip_lambda=6)(x, f)
     for name, options in (("rskip_ln", {"skip_lambda": 2}), ("sandwich_ln", {}), ("sas", {})):
         site(name, **options)(x, f)
@@ -199,7 +199,7 @@ def test_wrong_backends_are_refused() -> None:
 
 
 def test_package_works_without_triton() -> None:
-    """Without triton, everything can be imported and auto is eager."""
+    """Without triton, everything can be imported, and the backend auto uses eager PyTorch."""
     script = """
 import sys
 ABSENT = ("triton", "fairseq")  # the latter only because it takes seconds to import
@@ -220,5 +220,5 @@ assert "triton" not in sys.modules
 
 
 def test_second_launch_passes_the_same_arguments(tmp_path: Path) -> None:
-    """Triton's own compiler compiles the kernels; a fake driver launches them, also with other number types."""
+    """Triton's own compiler compiles the kernels, and a fake driver launches them with scales of several types."""
     assert compiled(ROOT / "tests" / "support" / "launch_kernels.py", tmp_path).stdout.split() == ["5"]

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.once  # needs only torch and triton
     ],
 )
 def test_kernels_save_few_activations(name: str, options: dict[str, Any], most: float) -> None:
-    """Counted in C-vectors per token, without x, which the first GEMM of the sublayer saves anyway."""
+    """Saved values are counted in C-vectors per token, without x, which the first GEMM of the sublayer saves anyway."""
     c, rows = 512, 2
     made = site(name, c, 0.1, **options).half()
     x = draw(rows, c, dtype=torch.float16, seed=1)
@@ -67,7 +67,7 @@ def test_decoding_builds_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def whole(made: connections.ResidualConnection, x: Tensor, f: Tensor) -> Tensor:
-    """Return the output of a site plus the input of its branch: they use all parameters."""
+    """Return the output of a site plus the input of its branch, which together use all parameters."""
     return made(x, f) + made.branch_input(x)
 
 
@@ -87,7 +87,7 @@ def test_site_with_kernels_equals_eager(name: str, options: dict[str, Any]) -> N
 @every
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_kernels_under_autocast_equal_eager(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
-    """Under autocast the shortcut is fp32 and the branch 16-bit; the result equals that of eager PyTorch."""
+    """Under autocast, the shortcut is in fp32 and the branch in 16 bits; the result equals that of eager PyTorch."""
     made = site(name, **options)
     x, g = draw(2, 64, seed=1), draw(2, 64, seed=3).detach()
     f = draw(2, 64, dtype=dtype, seed=2)
@@ -132,7 +132,7 @@ def fairseq_dropout(p: float) -> Any:
 @pytest.mark.both
 @pytest.mark.parametrize("made", [nn.Dropout, fairseq_dropout])
 def test_standard_dropout_runs_inside_the_kernel(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither dropout module is called; the kernel drops half of an F of ones whenever the module would."""
+    """The dropout module is not called; the kernel zeroes half of the ones in F whenever the module would."""
     one = site("xskip_ln", p=made(0.5))
     monkeypatch.setattr(type(one.dropout), "forward", lambda *_: pytest.fail("called"))
     with torch.no_grad():

@@ -48,7 +48,7 @@ def test_every_norm_of_a_chain_uses_the_vector(norms: int) -> None:
 
 @each_kernel
 def test_kernels_handle_many_rows(kind: str) -> None:
-    """More rows than one program of the backward kernel processes."""
+    """There are more rows than one program of the backward kernel processes."""
     check(kind, draw(33, 64, seed=1), draw(33, 64, seed=2), KERNELS[kind].parameters(64))
 
 
@@ -103,7 +103,7 @@ def test_kernels_handle_the_widest_row() -> None:
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e6, 1e15], ids=str)
 def test_kernels_handle_extreme_values(magnitude: float) -> None:
-    """The norm divides by sqrt(variance + eps): tiny rows stay tiny, huge ones are normalised without overflow."""
+    """The norm divides by sqrt(variance + eps): tiny rows stay tiny, and huge rows are normalised without overflow."""
     x, f = (draw(2, 96, scale=magnitude, seed=seed) for seed in (1, 2))
     check("chain", x, f, chain_parameters(96, 2))
 
@@ -119,7 +119,7 @@ def test_sums_beyond_fp16_range_stay_finite() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 3.0, 1e4])
 def test_kernels_handle_rows_without_variance(value: float) -> None:
-    """u = 0 there, and rstd = 1 / sqrt(eps) in the gradient."""
+    """In these rows, u = 0, and the gradient contains rstd = 1 / sqrt(eps)."""
     x, f = (torch.full((2, 65), sign * value, device=DEVICE).requires_grad_() for sign in (2.0, -1.0))
     check("chain", x, f, chain_parameters(65, 1), slack=30)
     check("branch_norm", x, f, chain_parameters(65, 1), slack=30)
@@ -160,7 +160,7 @@ def test_kernels_accept_expanded_gradient(kind: str) -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.3])
 def test_dropout_mask_is_random_and_reproducible(p: float) -> None:
-    """The rate is correct for each of the 8 channels that share a call of philox, and draws are independent."""
+    """The rate is correct for each of the 8 channels that share a call of philox, and the draws are independent."""
     mask = ops.dropout_mask((16, 1024), p, 11, DEVICE)
     assert set(mask.unique().tolist()) == {0.0, 1.0}
     dropped = 1 - mask

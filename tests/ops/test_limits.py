@@ -28,7 +28,7 @@ FLOATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 # --- numbers up to the limit of a format ---------------------------------------------------------------------------
 
 C = 64
-# Limits of the normalised sum, from docs/adding-a-structure.md. In fp32, 8192 of its squares must fit.
+# Limits of the sum that a norm normalises, from docs/adding-a-structure.md. The sum of 8192 squares must fit into fp32.
 LARGEST_SUM = {torch.float16: 65000.0, torch.bfloat16: 1e17, torch.float32: 1e17}
 # Every structure that has a norm, or that does not overflow without one.
 NORMED: list[tuple[str, dict[str, Any]]] = [
@@ -40,12 +40,12 @@ NORMED: list[tuple[str, dict[str, Any]]] = [
 
 
 def weight_sum(site: Any) -> float:
-    """The total weight of a formula's largest sum, S in docs/adding-a-structure.md."""
+    """Return the total weight of a formula's largest sum, S in docs/adding-a-structure.md."""
     return float(spec(site.described["residual"]).weight_sum(site))
 
 
 def edge_cases(most: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows of x and F: random, equal, zero, subnormal, one huge number, alternating, opposite, or one of them zero."""
+    """Return rows of x and F: random, equal, zero, subnormal, opposite, with one huge number or alternating signs."""
     drawn = [stacks.inputs(2, C, seed=seed) for seed in (0, 1)]
     tiny = torch.finfo(dtype).smallest_normal / 4
     ones, one = torch.ones(1, C).double(), torch.zeros(1, C).double()
@@ -59,7 +59,7 @@ def edge_cases(most: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def results(site: Any, end: nn.Module | None, x: Tensor, f: Tensor) -> dict[str, Tensor]:
-    """The outputs of a site and of the end of a stack, and all gradients of their means with alternating signs."""
+    """Return the outputs of a site and of the end of a stack, and the gradients of their means with mixed signs."""
     x, f = x.clone().requires_grad_(), f.clone().requires_grad_()
     state = spec(site.described["residual"]).state(site, x)
     found = {"seen": site.branch_input(state), "y": site(state, f)}
@@ -90,8 +90,7 @@ def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype, backend
     half = torch.finfo(dtype).max / 2
     fits = {key: right.abs() <= half for key, right in exact.items()}
     in_range = all(bool(fits[key].all()) for key in ("dx", "dF"))
-    # The logit of a gate sums huge numbers of both signs, so rounding may give any value; the same holds for a row of
-    # equal numbers.
+    # A gate's logit sums huge numbers of both signs, so rounding may give any value. So may the norm of equal numbers.
     is_compared = not spec(name).has_gate
     spread = x.isclose(x[:, :1]).all(-1).logical_not()
     tolerance = 24 * torch.finfo(dtype).eps
@@ -131,7 +130,7 @@ def test_numbers_up_to_the_limit_stay_finite(backend: str, dtype: str, fault: Fa
     [("post_ln", {}), ("xskip_ln", {"skip_lambda": 8, "branch_scale": 3}), ("b2t", {}), ("keel", {})],
 )
 def test_stated_limits_are_tight(name: str, options: dict[str, Any]) -> None:
-    """1% above the limit, the sum of x and F of the same sign overflows fp16."""
+    """If x and F have the same sign and are 1% above the limit, their sum overflows fp16."""
     site = stacks.make(name, options, dim=C, dtype=torch.float16, noise=0.0)
     for factor, is_finite in ((1.0, True), (1.02, False)):
         x = torch.full((1, C), factor * LARGEST_SUM[torch.float16] / weight_sum(site), dtype=torch.float16)
@@ -141,13 +140,13 @@ def test_stated_limits_are_tight(name: str, options: dict[str, Any]) -> None:
 
 # --- gradients that overflow: fairseq's loss scaling ---------------------------------------------------------------
 
-# Without flattened gradients, because fairseq flattens them only on a GPU.
+# Gradients are not flattened, because fairseq only flattens them on a GPU.
 OPTIMIZERS = ["--fp16 --fp16-no-flatten-grads", "--memory-efficient-fp16"]
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """For every training step: the loss scale before and after, whether it counts, and whether the weights changed."""
+    """Record each training step: the loss scale before and after, whether it counts, and if the weights changed."""
     from fairseq.trainer import Trainer
 
     import fairseq_resid.models  # noqa: F401  (the patches must be applied before those below)
@@ -192,7 +191,7 @@ def test_gradient_overflow_skips_only_its_update(
         assert counts or not changed
     assert [changed for _, _, counts, changed in steps if counts] == [False, True, True, True]  # the first lr is 0
     saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
-    unset = {name for name in saved["model"] if name.endswith("_float_tensor")}  # stock never sets it
+    unset = {name for name in saved["model"] if name.endswith("_float_tensor")}  # fairseq never sets this buffer
     assert all(saved["model"][name].isfinite().all() for name in saved["model"].keys() - unset)
     fault(
         f"gradients overflow fp16: `{residual}`, `{optimizer}`, initial loss scale 2^16",

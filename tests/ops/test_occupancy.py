@@ -1,4 +1,4 @@
-"""How many programs of a kernel a GPU runs at once, and how many a launch gets."""
+"""How many programs of a kernel a GPU runs at once, and how many programs a launch starts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ H100 = Limits(132, shared=228 << 10)
 @pytest.mark.parametrize(
     ("registers", "warps", "shared", "programs"),
     [
-        (209, 2, 0, 4),  # 216 are allocated: 2 warps in each quarter of the registers
+        (209, 2, 0, 4),  # 216 registers are allocated: each quarter of the register file has room for 2 warps
         (168, 2, 0, 6),
         (169, 2, 0, 4),
         (128, 2, 0, 8),
         (128, 8, 0, 2),
         (168, 8, 0, 1),
-        (255, 16, 0, 1),  # does not fit by registers; the driver decides
+        (255, 16, 0, 1),  # by its registers, the program does not fit; the driver decides
         (32, 1, 0, 16),
         (32, 32, 0, 2),
         (32, 2, 100 << 10, 2),
@@ -49,7 +49,7 @@ def test_wider_warps_need_more_registers() -> None:
         (4096, 792, 4 * 4 * 512, 683),  # λ = 2, C = 512: 6 rows each, all programs at once
         (4096, 396, 4 * 6 * 1024, 373),  # λ = 3, C = 1024
         (131_072, 792, 4 * 4 * 512, 790),
-        (792, 792, 4 * 4 * 512, 396),  # sums of 792 programs would cost more than a second row
+        (792, 792, 4 * 4 * 512, 396),  # the sums of 792 programs would cost more than a second row does
         (5, 792, 4 * 4 * 512, 5),
         (1, 792, 4 * 4 * 512, 1),
     ],

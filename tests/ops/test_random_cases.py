@@ -26,7 +26,7 @@ Fault = Callable[[str, int, str], None]
 ALL_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]  # the kernels support all but fp64
 LAYOUTS = ["contiguous", "transposed", "sliced", "strided", "expanded"]
 SAMPLES, ROUNDINGS, SLACK = 2, 4, 8
-# Operations that sum products: their error is of the order of the sum of the magnitudes.
+# Operations that sum values or products. Their error is roughly proportional to the sum of the magnitudes.
 SUMS = {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.sum, torch.ops.aten.mean}
 
 
@@ -54,7 +54,7 @@ class Roundings(TorchDispatchMode):
 
 
 def draw_options(choose: random.Random, name: str, is_fused: bool = False) -> dict[str, Any]:
-    """Valid values for all options of a structure."""
+    """Return random valid values for all options of a structure."""
     most = 3 if spec(name).is_slow else 5
     while True:
         drawn: dict[str, Any] = {}
@@ -75,7 +75,7 @@ def draw_options(choose: random.Random, name: str, is_fused: bool = False) -> di
 
 
 def draw_input(choose: random.Random, shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> Tensor:
-    """Random numbers of a magnitude, in one of several memory layouts."""
+    """Return random numbers in a memory layout, of a magnitude that is also drawn."""
     generator = torch.Generator().manual_seed(choose.getrandbits(30))
     scale = choose.choice([0.01, 1.0, 1.0, 30.0])
 
@@ -111,7 +111,7 @@ class Case:
         return f"{self.name} {self.options} {self.dtype} {self.layout} {shapes}"
 
     def results(self, function: Callable[..., Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-        """y and its gradients; the inputs keep their memory layout."""
+        """Return y and its gradients, computed from inputs with the same memory layout."""
         sources = self.sources
         if dtype != self.dtype:
             wide = {key: value.detach().to(dtype) for key, value in sources.items()}
@@ -158,7 +158,7 @@ class Formula(nn.Module):
 
 
 def drawn_masks(site: Any, x: Tensor, f: Tensor, seed: int, is_fused: bool) -> list[Tensor]:
-    """The factors by which the dropouts of a site multiply x and f with this seed."""
+    """Return the factors by which the dropouts of a site multiply x and f with this seed."""
     torch.manual_seed(seed)
     p = site.dropout.p if site.training else 0.0
     if is_fused and p:
@@ -216,7 +216,7 @@ def draw_stack(
     dim: int,
     rows: tuple[int, ...],
 ) -> Case:
-    """A whole stack. Formulas that are computed stream by stream are slow."""
+    """Return a random case of a whole stack, with one layer if its formula is slow."""
     stack, depth = choose.choice(["encoder", "decoder"]), 1 if spec(name).is_slow else choose.randint(1, 3)
     made = stacks.Stack(name, stack, {"encoder": 4, "decoder": 3, stack: depth}, dim, **options)
     move_parameters(made.to(dtype), choose.getrandbits(30))
@@ -243,7 +243,8 @@ def check_case(number: int, is_fused: bool) -> dict[str, float]:
     exact = case.results(case.reference, torch.float64)
     limits = torch.finfo(case.dtype)
     # LN of one or two numbers is about 0 or ±1, with a derivative near 0, so the measured derivative is mostly rounding
-    # error, up to the steepest slope of LN. On a CPU, torch adds to it: it keeps statistics of 16-bit input in 16 bits.
+    # error, up to the steepest slope of LN. On a CPU, torch adds to this error: it keeps statistics of 16-bit input
+    # in 16 bits.
     is_flat = next(iter(case.sources.values())).size(-1) <= 2
     steepest, samples = (connections.norms.EPS**-0.5, 8) if is_flat else (1.0, SAMPLES)
     generator = torch.Generator().manual_seed(number)
@@ -289,5 +290,5 @@ def test_many_random_cases_equal_fp64_formula(first: int, fault: Fault) -> None:
 
 @pytest.mark.long
 def test_random_kernel_cases_equal_fp64_formula(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch.self_check, "fault", lambda *_: "")  # seconds, for every width
+    monkeypatch.setattr(dispatch.self_check, "fault", lambda *_: "")  # the self-check takes seconds for every width
     check_cases(range(9_000, 10_000), True, fault)

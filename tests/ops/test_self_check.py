@@ -73,9 +73,9 @@ def test_self_check_leaves_torch_state_unchanged(c: int, dtype: torch.dtype) -> 
 
 
 def test_self_check_runs_what_the_site_will_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check uses the site's number of norms and dtypes, and several backward programs.
+    """The check uses the site's dtypes and number of norms, and several backward programs.
 
-    It runs with and without dropout, and with and without saving.
+    It runs the kernels with and without dropout, and with and without saving statistics.
     """
     seen: list[dict[str, Any]] = []
     launch = fused._launch

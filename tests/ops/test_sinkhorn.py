@@ -74,7 +74,7 @@ def test_backward_saves_sums_but_no_intermediate_matrices():
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         result = sinkhorn(logits, ROUNDS)
     assert sum(tensor.numel() for tensor in saved) == 2 * logits.numel() + 2 * ROUNDS * 100 * 4
-    result.sum().backward()  # does not change the saved tensors
+    result.sum().backward()  # must not change the saved tensors
     assert torch.equal(saved[0], logits)
 
 

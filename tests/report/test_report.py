@@ -1,4 +1,4 @@
-"""The report: a page that opens from disk, lists missing parts and is accessible."""
+"""The report is a page that opens from disk, lists missing parts, and is accessible."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def analysed(run: Path, found: Analysis) -> None:
 
 
 class Page(html.parser.HTMLParser):
-    """The content of a page: ids, links, images, headings, text."""
+    """The content of a page: ids, links, images, headings and text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def test_page_is_complete_and_needs_no_network(page: Path) -> None:
     assert len(found.ids) == len(set(found.ids)) and {link[1:] for link in found.links} == set(found.ids)
     assert all(link.startswith("#") for link in found.links)
     assert not re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?(?:https?:)?//", text) and "script" not in found.tags
-    assert len(found.images) == 7  # curves, and six plots of the analysis
+    assert len(found.images) == 7  # the curves and six plots of the analysis
     for image in found.images:
         assert str(image["src"]).startswith("data:image/svg+xml;base64,") and len(str(image["alt"])) > 20
     assert '<html lang="en">' in text and 'name="viewport"' in text and "prefers-color-scheme: dark" in text
@@ -302,7 +302,7 @@ def test_failed_parts_become_notes_with_run_and_file(runs: list[Path], tmp_path:
 
 
 def test_findings_include_single_layers_and_missing_coefficients() -> None:
-    """The only layer can be a middle one, and a site can lack coefficients."""
+    """Findings also cover a stack whose only layer is a middle one, and a site without coefficients."""
     lonely = analysis("l", "sas", [site("encoder", 9, "ffn", alpha=0.9), site("encoder", 9, "conv")])
     found = {each.claim: each.found for each in findings.findings(lonely)}
     assert found["α is above 0.9 nearly everywhere"].startswith("α > 0.9 at 0 of 1 sites")

@@ -16,7 +16,7 @@ from support.trainings import SETTINGS, launched
 
 @pytest.fixture(scope="session")
 def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe with dropout: epochs of 20 batches of 16, a checkpoint every 15 updates, the last 3 kept."""
+    """Return a recipe with dropout and epochs of 20 batches of 16. It saves every 15 updates and keeps 3 files."""
     limits = (
         f"--dropout 0.2 --batch-size 16 --max-update {UPDATES} --save-interval-updates 15 --keep-interval-updates 3"
     )
@@ -29,7 +29,7 @@ def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The last checkpoint of an uninterrupted run."""
+    """Return the last checkpoint of an uninterrupted run."""
     run = tmp_path_factory.mktemp("whole") / "run"
     finish(launched(recipe, run))
     return run / "checkpoint_last.pt"
@@ -37,7 +37,7 @@ def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def fake_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fake fairseq-train that records its arguments, writes a checkpoint and exits with the code in file `code`."""
+    """Install a fake fairseq-train that records its arguments, writes a checkpoint, and exits with a chosen code."""
     program = tmp_path / "bin" / "fairseq-train"
     program.parent.mkdir()
     program.write_text(FAKE.replace("FOLDER", str(tmp_path)))

@@ -40,7 +40,7 @@ class Numbers(torch.utils.data.Dataset[int]):
 
 @pytest.mark.parametrize(("before", "after", "done"), [(2, 1, 5), (1, 2, 6), (4, 2, 3), (2, 4, 4), (3, 3, 2)])
 def test_changing_process_count_uses_every_batch_once_per_epoch(before: int, after: int, done: int) -> None:
-    """43 batches of two: together, the batches before and after the stop contain every example once."""
+    """Together, the batches before and after the stop contain every example of 43 batches of two once."""
     batches = [[2 * number, 2 * number + 1] for number in range(43)]
 
     def iterators(shards: int) -> list[Any]:
@@ -116,7 +116,7 @@ def by_srun(command: list[str], port: int) -> list[tuple[list[str], dict[str, st
 
 @pytest.fixture(scope="module")
 def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe without dropout for two processes with 14 pairs each: 301 pairs make 22 batches of 14."""
+    """Return a recipe without dropout for two processes with 14 pairs each. An epoch has 301 pairs in 22 batches."""
     batches = "--dropout 0 --batch-size 14 --required-batch-size-multiple 1 --distributed-world-size 2"
     settings = [*SETTINGS[2:], *batches.split(), "--max-epoch", "1", "--save-interval-updates", "1", "--seed", "3"]
     kept = [word for word in settings if word not in ("--log-format", "json")]
@@ -137,7 +137,7 @@ def wait(commands: list[tuple[list[str], dict[str, str]]], path: str) -> list[st
 
 @pytest.fixture(scope="module")
 def alone(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The run folder and the log of a training run with one process and --update-freq 2."""
+    """Return the run folder and the log of a training run with one process and --update-freq 2."""
     run = tmp_path_factory.mktemp("alone")
     (output,) = wait([(launched(recipe, run), {})], os.environ["PATH"])
     assert "processes × batch-size × update-freq = 1 × 14 × 2 = 28 examples" in output
@@ -185,7 +185,7 @@ def test_two_processes_equal_one_with_same_effective_batch(
 def test_resuming_mid_epoch_is_bitwise_equal(
     flags: list[str], stop: int, epoch: int, train: Command, tmp_path: Path
 ) -> None:
-    """An epoch has 20 batches, of 301 pairs, many of which have the same length.
+    """An epoch has 301 pairs in 20 batches, and many of the pairs have the same length.
 
     fairseq-fixed seeds its batching with the epoch in which a process starts. Without our patch, resuming in epoch 2
     would build different batches: some pairs would repeat in that epoch and others would be skipped.
@@ -201,7 +201,7 @@ def test_resuming_mid_epoch_is_bitwise_equal(
 
 
 def test_killed_training_resumes_bitwise_equal(corpus: Path, train: Command, tmp_path: Path) -> None:
-    """Epochs of 38 batches of 8, a checkpoint every 20 updates: killed shortly after the first checkpoint."""
+    """The run is killed shortly after its first checkpoint, at update 20 of an epoch of 38."""
     same = shlex.split("--dropout 0.2 --batch-size 8 --save-interval-updates 20 --save-interval 1000")
     folder = tmp_path / "killed"
     process = start(corpus, *same, "--max-update", 100_000, "--save-dir", folder)
@@ -226,7 +226,7 @@ def test_killed_training_resumes_bitwise_equal(corpus: Path, train: Command, tmp
 
 
 def cut_back(run: Path, to: int) -> None:
-    """Turn a finished run into one that was stopped after update `to`."""
+    """Turn a finished run into a run that was stopped after update `to`."""
     for file in run.glob("checkpoint_*_*.pt"):
         if int(file.stem.split("_")[-1]) > to:
             file.unlink()
@@ -239,7 +239,7 @@ def cut_back(run: Path, to: int) -> None:
 def test_run_resumes_on_different_number_of_processes(
     recipe: Path, alone: tuple[Path, str], tmp_path: Path, fault: Callable[..., None]
 ) -> None:
-    """Two processes, then one, then two, each for a part of the epoch: losses equal those of an uninterrupted run."""
+    """Two processes, then one, then two train parts of an epoch, with the losses of an uninterrupted run."""
     run = tmp_path / "run"
     wait(by_hand(launched(recipe, run), free_port()), os.environ["PATH"])
     cut_back(run, 4)

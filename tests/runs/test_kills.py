@@ -27,7 +27,7 @@ Fault = Callable[..., None]
 
 
 def test_failed_write_leaves_no_half_written_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Covers the numbered file and its copies checkpoint_best.pt and checkpoint_last.pt."""
+    """Neither a failed torch.save nor a failed copy leaves part of a file or changes the existing file."""
     from fairseq import checkpoint_utils
     from fairseq.file_io import PathManager
 
@@ -38,7 +38,7 @@ def test_failed_write_leaves_no_half_written_checkpoint(tmp_path: Path, monkeypa
     old, new = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint1.pt"
     torch.save({"old": 1}, old)
     torch.save({"new": torch.zeros(1000)}, new)
-    monkeypatch.setattr(time, "sleep", lambda _: None)  # 0.12.2 does not wait, fairseq-fixed does
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # fairseq-fixed waits before it tries again, 0.12.2 does not
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfile", full)
         with pytest.raises(compat.UserError, match=r"checkpoint_last.pt: cannot be written: No space .* MB are free"):
@@ -55,7 +55,7 @@ def test_failed_write_leaves_no_half_written_checkpoint(tmp_path: Path, monkeypa
 
 
 def kill_at(command: list[str], moment: Callable[[subprocess.Popen[str]], None]) -> bool:
-    """Start a command, and after `moment` returns kill its process group; return whether it was still running."""
+    """Start a command, call `moment`, then kill its process group; return whether the command was still running."""
     process = begin(command)
     moment(process)
     was_running = process.poll() is None
@@ -104,7 +104,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 def test_command_killed_at_random_moments_can_be_repeated(
     what: str, raw_text: dict[str, Path], corpus: Path, whole: Path, tmp_path: Path, fault: Fault
 ) -> None:
-    """After five kills at moments spread over its running time, a last run writes the files of an uninterrupted one."""
+    """A command that was killed five times, at moments spread over its running time, then writes the usual files."""
     program = [sys.executable, "-m", "fairseq_resid", what]
     texts = [word for split in ("train", "valid", "test") for word in (f"--{split}", str(raw_text[split]))]
 
@@ -145,7 +145,7 @@ def test_command_killed_at_random_moments_can_be_repeated(
 
 
 def test_resume_uses_newest_intact_checkpoint(recipe: Path, whole: Path, tmp_path: Path, fault: Fault) -> None:
-    """checkpoint_last.pt and the newest numbered checkpoint are empty, truncated or have a hole of zeros."""
+    """checkpoint_last.pt and the newest numbered checkpoint are empty, are truncated or contain a block of zeros."""
     from fairseq_resid.runs.launch import repair_last_checkpoint
     from fairseq_resid.runs.run import Run
 

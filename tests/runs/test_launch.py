@@ -108,7 +108,7 @@ def test_launcher_locks_the_run_and_stops_its_child(fake_train: Path, capsys: Ca
     """After SIGTERM, the launcher stops fairseq-train and waits for it; until then the folder is locked."""
     (fake_train / "slow").touch()
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
-    # The real interpreter, but with sys.executable changed so that the fake command is found first.
+    # The process uses the real interpreter, but sys.executable is changed so that the fake command is found first.
     code = f"import sys; sys.executable = {str(fake_train / 'bin' / 'python')!r}\n"
     code += f"from fairseq_resid.runs.launch import main; sys.exit(main({words!r}))"
     process = subprocess.Popen([PYTHON, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -132,7 +132,7 @@ def test_checkpoints_without_run_record_are_not_touched(fake_train: Path, capsys
 
 
 def test_order_and_spelling_of_flags_do_not_matter(fake_train: Path) -> None:
-    """Uses a record from an older version."""
+    """The record of the run has the form in which an older version wrote it."""
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "code").write_text("3")
     assert launch.main(words) == 1

@@ -92,7 +92,7 @@ def test_missing_data_error_names_the_prepare_command(fake_train: Path, capsys: 
     ],
 )
 def test_given_data_folder_replaces_the_one_in_the_recipe(extra: str, fake_train: Path, capsys: Capture) -> None:
-    """It may be at any position; values of flags are not mistaken for it."""
+    """The folder may be at any position, and values of flags are not mistaken for it."""
     make_data(fake_train / "other")
     words = ["quickstart", *extra.split(), "--arch", "transformer", "--run", "run", "--precision", "auto"]
     assert launch.main([*words, "--dry-run"]) == 0

@@ -106,7 +106,7 @@ def test_port_in_use_is_reported(meeting: Any, fault: Fault) -> None:
 
 
 def test_processes_compare_shared_settings_and_data(corpus: Path) -> None:
-    """Settings that may differ are not compared, but the files of the data folder are."""
+    """Settings that may differ between processes are not compared, but the files of the data folder are."""
     from argparse import Namespace
 
     from omegaconf import OmegaConf

@@ -45,7 +45,7 @@ def words(planned: plan.Plan) -> str:
         (1, "", "--distributed-world-size 1 --max-tokens 4096 --update-freq 8"),
         (2, "", "--distributed-world-size 2 --max-tokens 4096 --update-freq 4"),
         (16, "", "--distributed-world-size 16 --max-tokens 2048"),
-        # 3 x 4096 x 3 would be 36,864, 12.5% too much, so max-tokens is lowered
+        # 3 x 4096 x 3 = 36,864 would be 12.5% too large, so max-tokens is lowered
         (3, "", "--distributed-world-size 3 --max-tokens 3641 --update-freq 3"),
         (1, "--max-tokens 16384", "--distributed-world-size 1 --max-tokens 16384 --update-freq 2"),
         (1, "--max-tokens 40000", "--distributed-world-size 1 --max-tokens 32768"),
@@ -176,14 +176,14 @@ def test_contradictory_precision_flags_are_refused() -> None:
 
 
 def visible(monkeypatch: pytest.MonkeyPatch, number: int) -> list[Gpu]:
-    """Make this number of GPUs visible; return what the device query finds."""
+    """Make this number of GPUs visible; return the result of the device query."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(devices, "PROBE", f"print('{json.dumps([['A100', 80 << 30, 8, 0]] * number)}')")
     return devices.gpus()
 
 
 def configured(planned: plan.Plan, extra: str) -> argparse.Namespace:
-    """The training configuration that fairseq makes from a plan."""
+    """Return the training configuration that fairseq makes from a plan."""
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
@@ -219,7 +219,7 @@ def test_fairseq_accepts_planned_precision(
     assert [name for name in names if getattr(made.common, name)] == expected.split()
     sharded = "fully_sharded" in extra
     assert (made.distributed_training.ddp_backend == "fully_sharded") == sharded
-    assert not (sharded and made.common.bf16)  # fairseq's Trainer refuses both together
+    assert not (sharded and made.common.bf16)  # fairseq's Trainer refuses the two settings together
     assert made.distributed_training.distributed_world_size == number
     assert made.dataset.max_tokens * number * made.optimization.update_freq[0] == 32_768
 

@@ -26,7 +26,7 @@ Fault = Callable[..., None]
 
 
 def stop(recipe: Path, run: Path, number: signal.Signals, whom: str, after: int) -> tuple[int, str]:
-    """After `after` updates, signal the launcher or its process group; return the exit code and the output."""
+    """Send a signal to the launcher or its group after `after` updates; return the exit code and the output."""
     process = begin(launched(recipe, run))
     wait_for(lambda: logged(run) >= after, process)
     (os.killpg if whom == "group" else os.kill)(process.pid, number)
@@ -60,7 +60,7 @@ def test_signal_saves_checkpoint_and_stops(
 
 
 def test_finished_training_makes_no_additional_update(train: Callable[..., Any], tmp_path: Path) -> None:
-    """The run is killed after its last checkpoint, in the middle of an epoch, before it is recorded as finished."""
+    """A run that ended in mid-epoch is started again, as if it had been killed right after its last checkpoint."""
     for _ in range(2):
         done = train(tmp_path, "--max-update", 3)
         state = compat.load_checkpoint(tmp_path / "checkpoint_last.pt")
@@ -73,7 +73,7 @@ def test_second_interrupt_stops_at_once_but_second_sigterm_does_not(monkeypatch:
     with stopping._handling(stopping._receive):
         os.kill(os.getpid(), signal.SIGTERM)
         try:
-            os.kill(os.getpid(), signal.SIGTERM)  # Slurm signals every process, and parents forward the signal
+            os.kill(os.getpid(), signal.SIGTERM)  # a process gets SIGTERM from Slurm and again from its parent
         except KeyboardInterrupt:  # would end pytest
             pytest.fail("a second SIGTERM must not act like a second Ctrl-C")
         assert stopping._Stop.received == signal.SIGTERM
@@ -86,7 +86,7 @@ def test_second_interrupt_stops_at_once_but_second_sigterm_does_not(monkeypatch:
 
 
 def test_signal_saves_even_if_a_validation_worker_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slurm sends SIGTERM to all processes of a job, which kills the worker that loads the validation data."""
+    """Slurm sends SIGTERM to all processes of a job, including the worker that loads the validation data."""
     import fairseq_cli.train as program
     from fairseq import checkpoint_utils
     from fairseq.distributed import utils as distributed
@@ -130,7 +130,7 @@ def test_ignored_signals_stay_ignored() -> None:
 
 @pytest.mark.long
 def test_signal_to_one_process_stops_both(recipe: Path, tmp_path: Path, fault: Fault) -> None:
-    """Both stop after the same update, and the resumed run ends like an uninterrupted one."""
+    """Both processes stop after the same update, and the resumed run ends like an uninterrupted one."""
     run = tmp_path / "run"
     both = start_two(recipe, run)
     wait_for(lambda: logged(run) >= 27, both[0])
@@ -150,7 +150,7 @@ def test_signal_to_one_process_stops_both(recipe: Path, tmp_path: Path, fault: F
 
 @pytest.fixture
 def own_two(corpus: Path, tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
-    """One fairseq-train that starts and waits for two processes, as on a machine with two GPUs; and its log."""
+    """Start a fairseq-train that starts two processes, as on a machine with two GPUs; return it and its log."""
     words = [str(corpus), "--user-dir", str(ROOT / "fairseq_resid"), "--save-dir", str(tmp_path / "run"), *SETTINGS]
     more = "--dropout 0.2 --batch-size 16 --max-update 100000 --distributed-world-size 2 --distributed-backend gloo"
     code = (
@@ -179,7 +179,7 @@ def test_spawned_processes_receive_the_signal(
 
 @pytest.mark.long
 def test_spawned_processes_end_if_one_is_killed(own_two: tuple[subprocess.Popen[str], Path], fault: Fault) -> None:
-    """One is killed. The other ignores signals, as during a collective operation on a GPU, until torch kills it."""
+    """One process is killed. The other hangs, as in a collective operation on a GPU, until torch kills it."""
     process, log = own_two
     children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     killed, stuck = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]

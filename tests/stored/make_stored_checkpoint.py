@@ -2,8 +2,8 @@
 
     python tests/stored/make_stored_checkpoint.py
 
-Run it only for a new major version. A minor version must still load the stored checkpoints, and making new ones
-would hide a failure to do so.
+Run this script only for a new major version. A minor version must still load the stored checkpoints, and new
+checkpoints would hide a failure to do so.
 
 It writes FAMILY.pt (about 60 kB, without optimizer state) for every FAMILY in MODELS, their dictionaries dict.*.txt,
 and expected.json:

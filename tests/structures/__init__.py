@@ -1,1 +1,1 @@
-"""One file for each structure, tests/structures/NAME.py: support/structures.py describes the possible definitions."""
+"""One file for each structure, tests/structures/NAME.py. support/structures.py lists what such a file can define."""

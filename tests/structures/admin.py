@@ -16,7 +16,7 @@ COEFFICIENTS = {"w"}
 
 
 def population_variance(x):
-    """numpy's `var` of the flattened tensor (divided by the count, not the count minus one), without gradient."""
+    """Return numpy's `var` of the flattened tensor, which divides by the count, not by the count minus 1."""
     flat = x.detach().reshape(-1)
     centred = flat - flat.mean()
     return float((centred * centred).mean())
@@ -24,7 +24,7 @@ def population_variance(x):
 
 def profiled_start(x, sites):
     """Admin, Liu 2020; Transformer-Clinic `transformer_layer.py`, `adaptive-profiling`: LN(omega x + F), omega_1 = 1,
-    omega_(i+1)^2 = Var(omega_i x_i) + Var(F_i), each omega used immediately. Returns the omegas and the output.
+    omega_(i+1)^2 = Var(omega_i x_i) + Var(F_i), and each omega is used immediately. Return the omegas and the output.
 
     Written from the source, independently of the package."""
     omegas = []
@@ -51,7 +51,7 @@ def test_profiled_start_equals_its_formula(stack):
     for site, omega in zip(sites, omegas, strict=True):
         torch.testing.assert_close(site.skip_weight, torch.full((C,), omega, dtype=torch.float64))
     torch.testing.assert_close(y, expected)
-    torch.testing.assert_close(made(x), expected)  # the sites have their own forward again
+    torch.testing.assert_close(made(x), expected)  # the sites have their own forward method again
     assert connections.profiler("admin", connections.resolve("admin", {"admin_start": "closed"})) is None
 
 

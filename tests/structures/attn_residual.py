@@ -26,7 +26,7 @@ def attn_residual(x, sites, end, block_size=1):
 
     Written from the source, independently of the package."""
     finished = [x]
-    running = []  # the branches of the incomplete block, not yet summed
+    running = []  # the branches of the incomplete block, before they are summed
     for f, query, gain, ln_weight, ln_bias in sites:
         values = [*finished, sum(running[1:], running[0])] if running else finished
         if query is None or gain is None:

@@ -9,7 +9,7 @@ from support.stacks import branches, by_layer, places
 
 
 def formula(x, f, p, options, place):
-    """The last and only site of a layer, so its state is the input of the layer."""
+    """The site is the last and only one of its layer, so its state is the input of the layer."""
     return norm(x + f + x, p)
 
 

@@ -12,7 +12,7 @@ IS_SLOW = True
 
 
 def stack(stack, x):
-    """Computed stream by stream."""
+    """Compute a whole stack stream by stream."""
     n, dynamic = stack.options.hyper_streams, stack.options.hyper_weights == "dynamic"
     columns = [x for _ in range(n)]
     for i, site in enumerate(stack.sites):
@@ -42,17 +42,17 @@ def extra(c, options):
 
 
 def weight_sum(site):
-    return 3.0 * site.streams  # x + F or x + 2 F of each stream, and their sum at the end
+    return 3.0 * site.streams  # each stream has x + F or x + 2 F, and the end sums them
 
 
 def test_a_stack_starts_as_a_pre_norm_stack():
-    """Each branch reads one of n equal streams: n times the pre-norm stream, before the last norm."""
+    """Each branch reads one of n equal streams, whose sum before the last norm is n times the pre-norm stream."""
     torch.manual_seed(0)
     hyper = Stack("hyper", "decoder", {"encoder": 4, "decoder": 3}).double()
     plain = Stack("pre_ln", "decoder", {"encoder": 4, "decoder": 3}).double()
     plain.branches.load_state_dict(hyper.branches.state_dict())
     x = torch.randn(5, 2, C, dtype=torch.float64)
-    torch.testing.assert_close(hyper(x), plain(x), rtol=1e-4, atol=1e-4)  # the last norm applies its eps to 4 x
+    torch.testing.assert_close(hyper(x), plain(x), rtol=1e-4, atol=1e-4)  # the last norm uses the same eps for 4 x
     for index, site in enumerate(hyper.sites):
         assert site.mixing[0].tolist() == [float(index % 4 == j) for j in range(4)]
         assert torch.equal(site.mixing[1:], torch.eye(4, dtype=torch.float64)) and (site.writing == 1).all()

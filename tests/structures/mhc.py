@@ -19,7 +19,7 @@ HAS_GATE = True
 
 
 def scaled(numbers, n):
-    """Sinkhorn's scaling with loops over rows and columns."""
+    """Apply Sinkhorn's scaling with loops over rows and columns."""
     m = [[numbers[..., n * k + j] for j in range(n)] for k in range(n)]
     for _ in range(20):
         sums = [sum(m[k][j] for k in range(n)) for j in range(n)]
@@ -29,7 +29,7 @@ def scaled(numbers, n):
 
 
 def permuted(numbers, n):
-    """A mean of permutations (mHC-lite, arXiv 2601.05732): stream k of p is stream p(k) of the state."""
+    """Return a mean of permutations (mHC-lite, arXiv 2601.05732): p moves stream p(k) of the state to stream k."""
     shares, total = numbers.unbind(-1), numbers.sum(-1)
     orders = list(itertools.permutations(range(n)))
 
@@ -40,7 +40,7 @@ def permuted(numbers, n):
 
 
 def stack(stack, x):
-    """Stream by stream."""
+    """Compute a whole stack stream by stream."""
     n = stack.options.hyper_streams
     columns = [x for _ in range(n)]
     for i, site in enumerate(stack.sites):
@@ -97,7 +97,7 @@ def test_permutations_are_bounded():
 
 
 def test_normalised_streams_are_not_materialised():
-    """Instead of u, (..., nC), its product with φ is rescaled; one GEMM computes H_res and H_post."""
+    """The product with φ is rescaled instead of the streams u, (..., nC), and one GEMM computes H_res and H_post."""
     site = connections.build("mhc", 8, hyper_streams=4)
     state = torch.randn(50, 32, requires_grad=True)
     saved = []

@@ -29,5 +29,5 @@ def test_state_keeps_both_streams():
     torch.testing.assert_close(site(state, f), torch.cat([norm(x + f, parameters(site)), d + f], dim=-1))
     end = connections.build_stream("resi_dual", Place(C, kind="stream"), False)
     assert end is not None
-    # If every layer was dropped.
+    # If every layer is dropped, the end of the stack gets x itself.
     torch.testing.assert_close(end.double()(x), x + layer_norm(x, end.weight, end.bias, 1e-7))

@@ -28,7 +28,7 @@ HAS_GATE = True
 
 
 def logits(form, p, x, f, gate):
-    """S_g(x, F), from the stored parameters of gate g: α, β and, when free, γ are stored in this order."""
+    """Return S_g(x, F), from the stored parameters of gate g. The order of the gates is α, β and, if it is free, γ."""
     c = x.size(-1)
     rows = slice(gate * c, (gate + 1) * c)
     both = torch.cat([x, f], dim=-1)
@@ -53,7 +53,7 @@ def extra(c, options):
 
 
 def force(form, alpha, beta):
-    """A site whose gates are constants: sigmoid(±1000) is 0 or 1 without rounding."""
+    """Return a site whose gates are constant: sigmoid(±1000) is exactly 0 or 1."""
     site = make("sas", {"sas_gate": form})
     gate = dict(site.gate.named_parameters())
     bias = gate["output_bias" if form == "full" else "bias"]

@@ -32,4 +32,4 @@ def test_state_keeps_both_streams():
     torch.testing.assert_close(site(state, f), expected)
     end = connections.build_stream("siamese", connections.Place(C, kind="stream"), False)
     assert end is not None
-    torch.testing.assert_close(end(x), end(torch.cat([x, x], dim=-1)))  # if every layer was dropped
+    torch.testing.assert_close(end(x), end(torch.cat([x, x], dim=-1)))  # if every layer is dropped

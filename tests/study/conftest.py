@@ -18,7 +18,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stub(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Replace runs with a script that writes a note: `stub(bad=(...), seconds=0)` returns the command's arguments."""
+    """Replace runs with a script that writes a note. `stub(bad=(...), seconds=0)` returns the command's arguments."""
 
     def install(bad: tuple[str, ...] = (), seconds: float = 0.0, text: str = TEXT) -> list[str]:
         file.write_text(text)

@@ -1,4 +1,4 @@
-"""The archive of a complete study: it keeps the content, is unpacked once, and rejects unsafe members."""
+"""The archive of a complete study keeps the content, is unpacked once, and rejects unsafe members."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """The folder of a study with results and two runs."""
+    """Return the folder of a study with results and two runs."""
     folder = tmp_path / "studies" / "trial"
     for name in ("flat.base.seed1", "flat.sas.seed1"):
         run = folder / name
@@ -143,7 +143,7 @@ def test_archive_can_be_read_by_xz_and_tar(kept: Path) -> None:
 
 
 def test_complete_study_is_packed_with_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Results from the archive equal those from the folders, except that they contain its SHA-256."""
+    """Results from the archive equal those from the folders, except that they contain the archive's SHA-256."""
     file = studies.written(tmp_path)
     folder, work = file.with_suffix(""), ["--work", str(tmp_path / "work")]
     studies.all_kept(folder, plan.read_study(file))

@@ -30,7 +30,7 @@ def test_failed_run_is_reported_and_others_continue(stub: Any, tmp_path: Path, c
     said = capsys.readouterr()
     assert "flat.base.0.002.tuning: failed: fairseq-resid study: error: no space" in said.err
     assert "use --retry to try it again" in said.err and "flat.base.0.002.tuning.out" in said.err
-    # base has no best value, but sas is complete.
+    # The arm base has no best value because one of its tuning runs failed, but the arm sas is complete.
     assert sorted(calls(tmp_path)) == sorted(
         [
             *(f"flat.{arm}.{lr}.tuning" for arm in ("base", "sas") for lr in (0.001, 0.002, 0.004)),
@@ -203,13 +203,13 @@ def test_preempted_run_is_queued_again(tmp_path: Path) -> None:
             slow()
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - began < 20  # the child was killed, not waited for
+    assert time.monotonic() - began < 20  # the child was killed before it ended
     with pytest.raises(RuntimeError, match="exit code 1"):
         executors.Command(["false"], tmp_path / "run.out")()
 
 
 def test_preempted_run_exits_only_after_slurm_has_requeued_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A preempted run must not report its exit before Slurm has requeued it."""
+    """A preempted run waits before it exits, so that Slurm can requeue it first."""
     waited: list[float] = []
     monkeypatch.setattr(executors.time, "sleep", waited.append)
     ended = {"kill -USR2 $$; kill -USR1 $$; exit 7": 7, "kill -TERM $$": -15, "exit 143": 143}
@@ -238,7 +238,7 @@ def test_bad_options_are_refused(
     stub: Any, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     pytest.importorskip("submitit")
-    monkeypatch.setenv("PATH", str(tmp_path))  # without Slurm's programs
+    monkeypatch.setenv("PATH", str(tmp_path))  # Slurm's programs are not installed here
     given = stub(text=SMALL)
     try:
         code = study.main([*given, *words])

@@ -129,8 +129,8 @@ def same(one: Any, other: Any) -> bool:
 def test_shipped_studies_have_valid_flags_and_results(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All flags of all studies exist, and the kept runs and results match the study file."""
-    monkeypatch.chdir(tmp_path)  # ignores data in this checkout
+    """All flags of a study exist, and its kept runs and results match the study file."""
+    monkeypatch.chdir(tmp_path)  # so that data in this checkout is ignored
     trial = plan.read_study(path)
     plan.check_study(trial, path)
     state = study.read_state(trial, StudyFolders(path, Path("none"), path.with_suffix("")))
@@ -147,7 +147,7 @@ def test_shipped_studies_have_valid_flags_and_results(
 
 
 def test_activation_experiments_have_both_networks_of_he_2016b() -> None:
-    """Table 2: five orders of a block, in ResNet-110 and in ResNet-164."""
+    """Table 2 of the paper compares five orders of a block, in ResNet-110 and in ResNet-164."""
     trial = plan.read_study(ROOT / "studies" / "cifar10-shortcuts.yaml")
     found = [(arch, *flags) for arch, flags in (plan.arguments(trial, run) for run in plan.runs(trial, {}))]
     plain = [flags for flags in found if flags[-4:-2] == ("--residual", "xskip")]
@@ -212,7 +212,7 @@ def test_runs_are_ordered_by_tuning_and_seed(file: Path) -> None:
     nll = {Planned("flat", arm, lr, 100, True): abs(lr - best)
            for arm, best in (("base", 0.002), ("sas", 0.0039)) for lr in (0.001, 0.002, 0.004, 0.008)}  # fmt: skip
     names = [run.name for run in plan.runs(trial, nll)]
-    # Seed by seed, so that arms can be compared early. A run that belongs to two steps is listed once.
+    # Runs are ordered by seed, so that arms can be compared early. A run that belongs to two steps is listed once.
     wanted = ["flat.base.0.002.seed1", "flat.sas.0.004.seed1", "flat.base.0.002.seed2", "flat.sas.0.004.seed2"]
     assert names[8:12] == wanted
     assert names[-1] == "flat.sas.0.002.seed1" and len(names) == len(set(names))

@@ -72,7 +72,7 @@ def test_every_arm_has_its_own_plot_style(file: Path) -> None:
 def test_interaction_is_also_shown_at_baseline_value(
     tmp_path: Path, best: float, lost_in_deep: float, capsys: Capture
 ) -> None:
-    """In `deep`, the best value of sas is equal to the baseline's, or different."""
+    """In `deep`, the best value of sas is either equal to the baseline's or different."""
     file = written(tmp_path, TEXT + "  - {setting: deep, arms: [sas], seeds: 2, at: baseline}\n")
     all_kept(tmp_path / "trial", plan.read_study(file), best)
     assert study.main([str(file), "--results", "--work", str(tmp_path / "work")]) == 0
@@ -80,7 +80,7 @@ def test_interaction_is_also_shown_at_baseline_value(
     gains = {one.at: one.comparison.effects["NLL"].difference for one in found.interactions}
     assert len(gains) == len(found.interactions) == 2
     assert gains["own"] == pytest.approx(-0.3, abs=1e-4)
-    # One seed of sas at the baseline's value in `flat`, compared with both seeds of the baseline.
+    # In `flat`, sas has one seed at the baseline's value, which is compared with both seeds of the baseline.
     assert gains["baseline"] == pytest.approx(-0.3 + lost_in_deep - 0.3 * math.log(2) ** 2 + 0.005, abs=1e-4)
     page = (tmp_path / "trial" / "results.md").read_text()
     assert "| sas | own best | deep minus flat | 2, 2, 2, 2 |" in page
@@ -89,7 +89,7 @@ def test_interaction_is_also_shown_at_baseline_value(
 
 
 def test_holm_family_includes_arms_compared_at_baseline_value(file: Path) -> None:
-    """The best value of sas is the baseline's, so it belongs to that family of two, although its row is `own`."""
+    """The best value of sas is the baseline's, so sas belongs to that family of two, although its row is `own`."""
 
     def row(arm: str, at: str, value: float, p: float | None) -> results.Row:
         against = results.Comparison([2, 2], {"NLL": statistics.Effect(-1.0, p=p)}) if p else None

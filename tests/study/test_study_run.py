@@ -23,7 +23,7 @@ Capture = pytest.CaptureFixture[str]
 def test_small_study_runs_end_to_end(
     corpus: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trains, averages, decodes, scores, analyses and keeps runs; NLL equals fairseq's, and divergence is a result."""
+    """The study trains, evaluates, analyses and keeps runs; NLL equals fairseq's, and divergence is a result."""
     (tmp_path / "recipe.txt").write_text(FLAGS)
     path = written(tmp_path, REAL.format(recipe=tmp_path / "recipe.txt", data=corpus), "real")
     monkeypatch.setattr(study, "POLL", 0.1)

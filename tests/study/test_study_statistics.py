@@ -16,7 +16,7 @@ pytestmark = pytest.mark.once
 
 
 def table(values: list[float], sentences: int = 50, noise: float = 0.0) -> np.ndarray:
-    """Return an arm whose seeds have these mean scores, with noise over sentences that all seeds share."""
+    """Return an arm whose seeds have these mean scores. All seeds share the same noise over sentences."""
     shape = np.random.default_rng(3).normal(0, noise, sentences)
     return np.array(values)[:, None] + shape - shape.mean()
 
@@ -39,7 +39,7 @@ def test_effect_equals_paired_test_without_seed_noise() -> None:
 
 
 def test_variance_of_a_difference_is_unbiased() -> None:
-    """The mean estimate equals the true variance, with noise from seeds, from sentences, and from both."""
+    """The mean estimate equals the true variance if seeds, sentences and their interaction all add noise."""
     generator = np.random.default_rng(0)
     found = []
     for _ in range(4000):
@@ -60,7 +60,7 @@ def test_variance_of_a_difference_is_unbiased() -> None:
 
 
 def text_like(generator: Any, seeds: tuple[int, int], spread: tuple[float, float]) -> list[np.ndarray]:
-    """Return NLLs of 3,532 sentences: most variance is between sentences, and the interaction with seeds is small."""
+    """Return NLLs of 3,532 sentences. Most variance is between sentences, and their interaction with seeds is small."""
     shared = generator.normal(0, 0.75, 3532)
     both = (shared + generator.normal(0, 0.15, 3532) - 0.3, shared)
     return [
@@ -70,7 +70,7 @@ def text_like(generator: Any, seeds: tuple[int, int], spread: tuple[float, float
 
 
 def image_like(generator: Any, seeds: tuple[int, int], spread: tuple[float, float]) -> list[np.ndarray]:
-    """Return errors of 10,000 images, 0 or 100: every seed misclassifies different images."""
+    """Return errors of 10,000 images, 0 or 100. Different seeds misclassify different images."""
     hard = generator.normal(-1.6, 2.2, 10_000)
     return [
         100.0 * (generator.logistic(size=(count, 10_000)) < hard + shift + generator.normal(0, sd, (count, 1)))
@@ -99,7 +99,7 @@ def image_truth(spread: tuple[float, float]) -> float:
     ],
 )
 def test_intervals_have_nominal_coverage(draw: Any, seeds: tuple[int, int], spread: tuple[float, float]) -> None:
-    """Of 95% intervals, 92.5% to 97.5% contain the true difference, with new seeds and new sentences each time."""
+    """Of all 95% intervals, each from new seeds and new sentences, 92.5% to 97.5% contain the true difference."""
     generator = np.random.default_rng(1)
     truth = -0.3 if draw is text_like else image_truth(spread)
     held = 0
@@ -121,7 +121,7 @@ def test_smallest_detectable_effect_matches_known_values(count: int, visible: fl
 
 
 def test_smallest_detectable_effect_has_80_percent_power() -> None:
-    """80% of studies detect the smallest detectable effect at level 5%."""
+    """At level 5%, 80% of studies detect an effect of this size."""
     generator = np.random.default_rng(0)
     error = math.sqrt(2 / 5)
     effect = error * (stats.t.ppf(0.975, 8) + stats.t.ppf(0.8, 8))
@@ -148,7 +148,7 @@ def test_pseudo_values_of_a_mean_equal_the_values() -> None:
 
 
 def test_pseudo_values_have_bootstrap_spread_of_bleu() -> None:
-    """Their standard error equals that of a bootstrap over sentences, and their mean equals BLEU."""
+    """The standard error of pseudo-values equals that of a bootstrap over sentences, and their mean equals BLEU."""
     generator = np.random.default_rng(2)
     length = generator.integers(6, 20, 300)
     totals = [np.maximum(length - order, 0) for order in range(4)]

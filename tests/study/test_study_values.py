@@ -1,4 +1,4 @@
-"""Studies with a fixed value of the tuned flag, with test sets for each measure, or with tuning only."""
+"""Studies with a fixed value of the tuned flag, with test sets for each measure, or only with tuning."""
 
 from __future__ import annotations
 

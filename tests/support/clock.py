@@ -8,7 +8,7 @@ import pytest
 
 
 class Clock:
-    """The current time is `now`."""
+    """A clock whose current time is `now`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0

@@ -8,7 +8,7 @@ import pytest
 
 
 class EveryTestEnds:
-    """Ends the run if a worker crashes, and fails it if fewer tests ran than were collected."""
+    """Ends the run if a worker crashes, and makes it fail if fewer tests ran than were collected."""
 
     def __init__(self) -> None:
         self.ended: set[str] = set()
@@ -34,6 +34,6 @@ class EveryTestEnds:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Not in xdist's workers, because each knows only its own share of the tests.
+    # xdist's workers do not register it, because each of them only knows its own share of the tests.
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(EveryTestEnds())

@@ -1,6 +1,6 @@
 """The core tests, which `scripts/test.sh` runs by default: mathematics, models, decoding, averaging, checkpoints.
 
-They are whole test files, except for the tests in them that are marked `slow`.
+These are whole test files without the tests that are marked `slow`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 FOLDERS = ("analysis", "cli", "connections", "evaluation", "fairseq_patches", "files", "models", "ops", "structures")
-# Files from other folders. The first three find faults in the image models.
+# Test files from other folders. The first three detect faults in the image models.
 FILES = (
     "images/test_image_connections.py",
     "images/test_image_models.py",

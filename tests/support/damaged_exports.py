@@ -17,11 +17,11 @@ from fairseq_resid.export.engine import RECORD, Search, read
 from fairseq_resid.export.translator import Translator
 from support.hostile_lines import altered, damaged
 
-HEADER = 4096  # half of the damage to binary files is to their first bytes
+HEADER = 4096  # half of the damage to binary files affects their first bytes
 
 
 def damage(choose: random.Random, content: bytes, is_json: bool) -> tuple[str, bytes]:
-    """Return how a file was damaged, and its new content."""
+    """Damage the content of a file; return the kind of damage and the new content."""
     how = choose.choice(["cut", "flipped", "overwritten", "mixed", "altered"])
     place = choose.randrange(min(len(content), HEADER) if choose.random() < 0.5 else len(content))
     if how == "altered" and is_json:
@@ -59,7 +59,7 @@ def main(whole: Path, tries: int, scratch: Path) -> None:
 
 
 def read_by(folder: Path) -> set[str]:
-    """Return the names of the files of an export that are read."""
+    """Return the names of the files that translation with an export reads."""
     from fairseq_resid.export.engine import ENGINES
 
     known = read(folder)

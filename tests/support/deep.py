@@ -20,7 +20,7 @@ SIZE |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
 
 
 def build(residual: str, encoder: int, decoder: int, **options: object) -> Any:
-    """Return a new model, always with the same weights."""
+    """Return a new model whose weights are the same in every call."""
     torch.manual_seed(1)
     args = argparse.Namespace(residual=residual, encoder_layers=encoder, decoder_layers=decoder, **SIZE, **options)
     return ARCH_MODEL_REGISTRY["transformer_resid"].build_model(args, TASK)

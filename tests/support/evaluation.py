@@ -13,7 +13,7 @@ from fairseq_resid.runs.run import Run
 
 BIN = Path(sys.executable).parent
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:"
-SENTENCES = 19  # not a multiple of 8: fairseq-fixed would drop the last batch without our patch
+SENTENCES = 19  # not a multiple of 8, so fairseq-fixed would drop the last batch without our patch
 Capture = pytest.CaptureFixture[str]
 
 

@@ -31,7 +31,7 @@ def stock(corpus: Path) -> Any:
 
 
 def described(model: torch.nn.Module) -> list[dict[str, Any]]:
-    """Return the description of each site: its --residual name and its options."""
+    """Return the --residual name and the options of each site."""
     return [site.described for site in model.modules() if isinstance(site, connections.ResidualConnection)]
 
 

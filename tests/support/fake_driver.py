@@ -22,7 +22,7 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuob
 
 
 def resources(binary: bytes) -> tuple[int, int]:
-    """Return the registers and the 32-bit words of spilled registers of each thread."""
+    """Return the number of registers of each thread, and the number of 32-bit words that it spills."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
@@ -34,7 +34,7 @@ def resources(binary: bytes) -> tuple[int, int]:
 
 class Utils:
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, ...]:
-        """Return module, function, and the resources of the function. Newer Triton versions expect one more number."""
+        """Return the module, the function and its resources. Newer versions of Triton expect one more number."""
         used = resources(binary) if binary[:4] == b"\x7fELF" and target().backend == "cuda" else (32, 0)
         more = (1024,) if "n_max_threads" in CompiledKernel._init_handles.__code__.co_names else ()
         return (0, 1, *used, *more)
@@ -53,7 +53,7 @@ class Driver:
         self.target, self.device = target, next(DEVICES)
 
         class Launcher:
-            """Receives a kernel's arguments in place of the C function that passes them to the driver."""
+            """Receives a kernel's arguments, in place of the C function that passes them to the driver."""
 
             def __init__(self, source: Any, metadata: Any) -> None:
                 self.name = metadata.name
@@ -76,7 +76,7 @@ class Driver:
 
 
 def install(backend: str, arch: int | str, launched: Callable[..., None] = lambda *_: None) -> None:
-    """Make Triton compile for a GPU; `launched` is called with (name, grid, arguments) of every launch."""
+    """Make Triton compile for a GPU, and call `launched(name, grid, arguments)` for every launch."""
     driver.set_active(Driver(GPUTarget(backend, arch, 32 if backend == "cuda" else 64), launched))
 
 

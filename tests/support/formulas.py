@@ -15,25 +15,25 @@ Parameters = Mapping[str, Tensor]
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """LayerNorm over the last dimension, biased variance, affine (Ba 2016)."""
+    """Apply affine LayerNorm with biased variance over the last dimension (Ba 2016)."""
     centred = x - x.mean(dim=-1, keepdim=True)
     variance = (centred * centred).mean(dim=-1, keepdim=True)
     return centred / torch.sqrt(variance + eps) * weight + bias
 
 
 def norm(x: Tensor, p: Parameters, name: str = "norm", eps: float = 1e-5) -> Tensor:
-    """The LayerNorm of a site with this name."""
+    """Apply the LayerNorm of a site that has this name."""
     return layer_norm(x, p[f"{name}.weight"], p[f"{name}.bias"], eps)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
-    """RMSNorm over the last dimension, with a gain and no bias (Zhang and Sennrich 2019)."""
+    """Apply RMSNorm over the last dimension, with a gain and no bias (Zhang and Sennrich 2019)."""
     mean_square = (x * x).mean(dim=-1, keepdim=True)
     return x / torch.sqrt(mean_square + eps) * weight
 
 
 def optional_norm(y: Tensor, p: Parameters, options: Any) -> Tensor:
-    """y, or LN(y) with --residual-norm layer."""
+    """Return y, or LN(y) with --residual-norm layer."""
     return norm(y, p) if options.residual_norm == "layer" else y
 
 
@@ -43,7 +43,7 @@ def grid(**values: list[Any]) -> list[dict[str, Any]]:
 
 
 def largest_row(site: nn.Module) -> float:
-    """Return the largest row sum of |W| over the matrices of a site."""
+    """Return the largest row sum of |W| over all matrices W of a site."""
     products = [p for key, p in site.named_parameters() if p.dim() == 2 and not key.endswith("output_weight")]
     return max((float(p.detach().abs().sum(1).max()) for p in products), default=0.0)
 

@@ -2,8 +2,8 @@
 
     python tests/support/frozen.py
 
-This command adds the structures that have a test file and are not in the list. It never changes existing entries,
-because existing checkpoints contain these names.
+This command adds the structures that have a test file and are not in the list. It never changes entries, because
+existing checkpoints contain these names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parent.parent / "stored"
 NAMES = FOLDER / "state_dict_names.json"  # {variant: {name: shape}}; names that all variants share are under COMMON
-COUNTS = FOLDER / "parameter_counts.json"  # {variant: parameters}
+COUNTS = FOLDER / "parameter_counts.json"  # {variant: number of parameters}
 COMMON = "every variant"
 COMMAND = "python tests/support/frozen.py"
 
@@ -25,13 +25,13 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def shapes_by_name(model: Any) -> dict[str, list[int]]:
-    """Return the shapes in a state dict by name, without the buffer that only 0.12.2 stores."""
+    """Return the shapes in a state dict by name, without the buffers that only 0.12.2 stores."""
     state = model.state_dict()
     return {key: list(value.shape) for key, value in state.items() if not key.endswith("_float_tensor")}
 
 
 def text_of_names(names: dict[str, dict[str, list[int]]]) -> str:
-    """Return the JSON text of the names, one line for each."""
+    """Return the names as JSON text with one name per line."""
     variants = []
     for variant, shapes in names.items():
         lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(shape)}" for name, shape in shapes.items())
@@ -60,7 +60,7 @@ def add() -> list[str]:
 
 
 def main() -> int:
-    """Run the command line."""
+    """Add the missing structures, and print their labels."""
     for folder in (FOLDER.parent, FOLDER.parent.parent):
         sys.path.insert(0, str(folder))
     added = add()

@@ -27,7 +27,7 @@ SECONDS = 15  # time limit for loading a file on a busy machine
 
 
 def write(folder: Path, healthy: Path, command: str) -> dict[str, Path]:
-    """Write a file of every kind; return them by name. `MISFITS` only fail when their model is built."""
+    """Write a file of every kind; return the files by name. Those in `MISFITS` only fail when their model is built."""
     folder.mkdir()
     made: dict[str, Path] = {}
 
@@ -56,12 +56,12 @@ def write(folder: Path, healthy: Path, command: str) -> dict[str, Path]:
 
 
 def memory(key: str) -> int:
-    """Return a memory figure of this process in KiB."""
+    """Return a value in KiB from the status file of this process, such as VmRSS."""
     return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if key in line)
 
 
 def loaded(loaders: dict[str, Callable[[str], object]], file: Path) -> dict[str, Any]:
-    """Load a file with each loader in a child process; return messages, growth of peak memory in MiB, and seconds."""
+    """Load a file with all loaders in a child process; return messages, growth of peak memory in MiB, and seconds."""
     reading, writing = os.pipe()
     begun = time.monotonic()
     child = os.fork()

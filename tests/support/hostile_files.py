@@ -42,7 +42,7 @@ class Scripted(torch.nn.Module):
 
 
 def files(command: str) -> dict[str, Callable[[Path, State], object]]:
-    """Return functions that write a file that is not a healthy checkpoint, by name: `make(file, healthy state)`."""
+    """Return functions by name, each of which writes an unhealthy checkpoint: `make(file, healthy state)`."""
 
     def old(file: Path, value: Any) -> None:
         torch.save(value, file, _use_new_zipfile_serialization=False)
@@ -120,7 +120,7 @@ def files(command: str) -> dict[str, Callable[[Path, State], object]]:
 
 
 def changes(command: str) -> dict[str, Callable[[State], object]]:
-    """Return functions that change a healthy checkpoint, by name: `change(state)`."""
+    """Return functions by name, each of which changes a healthy checkpoint: `change(state)`."""
     code = f"__import__('os').system({command!r})"
 
     def setting(section: str, name: str, value: Any) -> Callable[[State], object]:
@@ -196,7 +196,7 @@ def config_with(of_text: dict[str, Any], of_images: dict[str, Any]) -> Callable[
     return change
 
 
-# Misfits of model and weights, which show only when the model is built: `change(healthy state)`.
+# Mismatches of config and weights, which are only noticed when the model is built: `change(healthy state)`.
 MISFITS: dict[str, Callable[[State], object]] = {
     "misfit: a weight is missing": one_weight(lambda model, name: model.pop(name)),
     "misfit: an extra weight": one_weight(lambda model, name: model.update({f"{name}.more": model[name]})),

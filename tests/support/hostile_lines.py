@@ -1,4 +1,4 @@
-"""Hostile text and damaged files, generated from a seed: unusual but valid lines of text, and invalid bytes."""
+"""Hostile text and damaged files, generated from a seed: unusual but valid lines, unusable lines, damaged bytes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _mixed(choose: Choose) -> str:
     )
 
 
-# UTF-8 text without NUL and LF, with at most 10,000 characters.
+# UTF-8 text without NUL or LF, with at most 10,000 characters.
 VALID: dict[str, Callable[[Choose], str]] = {
     "words": lambda choose: some(choose, ["the", "old", "fox", "sees", "a", "river", ".", ","]),
     "any code points": _anything,
@@ -163,7 +163,7 @@ BAD: dict[str, Callable[[Choose], bytes]] = {
 
 
 def valid(seed: int, count: int, without: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield `count` lines of text, cycling through all kinds."""
+    """Yield `count` valid lines of text, cycling through all kinds."""
     choose = random.Random(seed)
     kinds = cycle(kind for name, kind in VALID.items() if name not in without)
     for _ in range(count):
@@ -199,7 +199,7 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def altered(choose: Choose, value: Any) -> Any:
-    """Return a JSON value with one part removed or replaced by an odd value."""
+    """Return a JSON value in which one part is removed or replaced by an odd value."""
     value = json.loads(json.dumps(value))
     path = choose.choice(list(_paths(value)))
     if not path:
@@ -215,7 +215,7 @@ def altered(choose: Choose, value: Any) -> Any:
 
 
 def damaged(choose: Choose, content: bytes) -> bytes:
-    """Return a file's content with bytes changed, removed, inserted, repeated or truncated; or different content."""
+    """Return a file's content after bytes were changed, removed, inserted, repeated or cut off; or other content."""
     found = bytearray(content)
     for _ in range(choose.choice([1, 1, 1, 2, 5, 30])):
         start = choose.randrange(len(found) + 1)

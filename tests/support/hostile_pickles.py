@@ -1,4 +1,4 @@
-"""Handwritten pickle programs that run code or use far more memory or time than their length justifies."""
+"""Handwritten pickle programs that run code, or use far more memory or time than their length justifies."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def state_of(value: bytes, key: str = "extra_state") -> bytes:
 
 
 def programs(command: str) -> dict[str, bytes]:
-    """Return programs that would run a command or use far more memory or time than their length, by name."""
+    """Return programs by name that would run a command, or use far more memory or time than their length justifies."""
     run, python = text(command), text(f"__import__('os').system({command!r})")
     system, popen = named("os", "system"), named("subprocess", "Popen")
     words = b"]" + b"".join(text(word) + b"a" for word in command.split())
@@ -130,7 +130,7 @@ def programs(command: str) -> dict[str, bytes]:
     doubling = latin("ab" * 100)
     for _ in range(40):
         doubling = named("_codecs", "encode") + b"(" + doubling + text("hex_codec") + b"tR"
-    # All values stay on the stack, and the program ends by making a tuple of them.
+    # All values stay on the stack, and finally the program makes a tuple of them.
     laughs = b"(]" + put(0) + b"".join(b"]" + get(n) + b"a" + get(n) + b"a" + put(n + 1) for n in range(60)) + b"t"
     tuples = b"()" + put(0) + b"".join(get(n) + get(n) + b"\x86" + put(n + 1) for n in range(60)) + b"t"
     bombs = {

@@ -31,7 +31,7 @@ def error_of(capsys: Capture, name: str, out: Path, *flags: object) -> str:
     capsys.readouterr()
     try:
         code = main(name, out, *flags)
-    except SystemExit as end:  # argparse's
+    except SystemExit as end:  # raised by argparse
         code = int(end.code or 0)
     assert code == 2
     said = capsys.readouterr().err.splitlines()
@@ -56,7 +56,7 @@ def content(data: Path, without: str = "") -> dict[str, str]:
 
 
 def release(folder: Path, name: str = "cifar10", **changed: str | bytes | None) -> Path:
-    """Write a small release; the names in `changed` are suffixes of member names, with `_` for the dot."""
+    """Write a small release. `changed` replaces members by the suffixes of their names, with `_` for the dot."""
     inside = mirror.cifar_members(name)
     for end, data in changed.items():
         (member,) = [member for member in inside if member.replace(".", "_").endswith(end)]

@@ -1,4 +1,4 @@
-"""Compile the kernels as a launch would, for GPUs that need not be present, and check the resources that each one uses.
+"""Compile the kernels as a launch would, for GPUs that need not be present, and check the resources of each kernel.
 
     TRITON_INTERPRET=0 python tests/support/kernel_budget.py [sm_90 ...] [--quick] [--update]
 
@@ -29,9 +29,9 @@ from fairseq_resid.ops import fused, occupancy
 from support import fake_driver
 
 TABLE = Path(__file__).with_suffix(".txt")
-WARPS = 8  # that must at least fit on a multiprocessor
-VECTOR = 16  # bytes of a global access
-NARROWEST = 256  # channels from which every row is accessed in such vectors
+WARPS = 8  # the minimum that must fit on a multiprocessor
+VECTOR = 16  # bytes of a vectorised global access
+NARROWEST = 256  # with at least this many channels, every row is accessed in such vectors
 ROWS = {f"{name}_ptr" for name in ("x", "f", "h", "g", "y", "dx", "df", "dh", "out")}
 SHARED = {"sm_80": 164 << 10, "sm_90": 228 << 10, "sm_100": 228 << 10}
 COMPILED_ONLY = ("sm_75", "gfx942")
@@ -39,7 +39,7 @@ TARGETS = (*SHARED, *COMPILED_ONLY)
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 # Types of x, F and the parameters. Under autocast the shortcut is fp32.
 TYPES = {"bf16": (BRAIN,) * 3, "fp16": (HALF,) * 3, "fp32": (FULL,) * 3, "amp": (FULL, BRAIN, FULL)}
-SAS, WEIGHTED, OUTSIDE = "sas", "weighted", "outside"  # in place of a number of norms: sas, LN(λ ⊙ x + F), x + LN(F)
+SAS, WEIGHTED, OUTSIDE = "sas", "weighted", "outside"  # instead of a number of norms: sas, LN(λ ⊙ x + F), x + LN(F)
 Form = int | str
 Case = tuple[str, int, Form, float, bool]  # types, C, number of norms or another form, dropout, whether it trains
 
@@ -62,7 +62,7 @@ def cases(target: str, quick: bool) -> Iterator[Case]:
 
 
 def run(types: str, c: int, form: Form, p: float, trains: bool) -> None:
-    """Run a structure forward and, if it trains, backward."""
+    """Run the forward pass of a structure and, if it trains, the backward pass."""
     x_type, f_type, own = TYPES[types]
 
     def zeros(*shape: int, dtype: torch.dtype = own) -> torch.Tensor:
@@ -89,7 +89,7 @@ class Code:
     lines: list[str]
 
     def barriers(self) -> int:
-        """Return the number of barriers in loops, or outside of them if there is no loop."""
+        """Return the number of barriers in loops, or in the whole kernel if it has no loop."""
         labels = {line.split(":")[0]: at for at, line in enumerate(self.lines) if re.match(r"\$\w+:", line)}
         loops = [
             range(labels[jump[1]], at)
@@ -100,7 +100,7 @@ class Code:
         return sum(not loops or any(at in loop for loop in loops) for at in found)
 
     def accesses(self, pointers: list[str]) -> dict[str, list[int]]:
-        """Return the bytes of each access of a thread to the tensor of each pointer argument."""
+        """Return, for each pointer argument, the number of bytes of every access of a thread to its tensor."""
         owners: dict[str, str] = {}
         found: dict[str, list[int]] = {}
         for line in self.lines:
@@ -164,7 +164,7 @@ def use(target: str, case: Case, one: Any) -> Use:
 
 
 def compile_for(target: str, quick: bool) -> list[Use]:
-    """Compile all cases for a target; return the kernels' resource use, or nothing if it is in COMPILED_ONLY."""
+    """Compile all cases for a target; return the resource use of the kernels, or nothing for COMPILED_ONLY targets."""
     if target.startswith("sm_"):
         fake_driver.install("cuda", int(target[3:]))
     else:
@@ -194,7 +194,7 @@ def read() -> dict[str, list[str]]:
 
 
 def worse(found: Use, known: dict[str, list[str]]) -> list[str]:
-    """Return how a kernel exceeds its line of the table."""
+    """Return a description of how a kernel exceeds its line of the table."""
     if not known:
         return []
     if found.key.strip() not in known:

@@ -31,7 +31,7 @@ Tensors = list[Tensor]
 
 
 def compiled(script: Path, cache: Path, *flags: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process in which Triton compiles instead of interpreting."""
+    """Run a script in a process in which Triton compiles kernels instead of interpreting them."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
     done = subprocess.run([sys.executable, script, *flags], capture_output=True, text=True, env=environment)
     assert not check or done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
@@ -125,7 +125,7 @@ def sas_parameters(c: int, dtype: torch.dtype = torch.float32) -> Tensors:
 
 
 class Kernel(NamedTuple):
-    """A kernel by its name in self_check.Kind, its formula in fp64 and in eager PyTorch, and its parameters."""
+    """A kernel of self_check.Kind, its formula for fp64, its implementation in eager PyTorch, and its parameters."""
 
     fused: Any
     formula: Any
@@ -160,7 +160,7 @@ def in_double(*tensors: Tensor) -> Tensors:
 def check(
     kind: str, x: Tensor, f: Tensor, parameters: Tensors, p: float = 0.0, slack: float = 1.0, **scales: float
 ) -> None:
-    """Compare y and all gradients with fp64: up to rounding in fp32, or twice the error of eager PyTorch in 16 bits.
+    """Compare y and all gradients with fp64. In fp32, rounding errors are allowed; in 16 bits, twice the eager error.
 
     All use the same dropout mask.
     """

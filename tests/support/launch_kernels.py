@@ -29,9 +29,9 @@ def record(name: str, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None
 
 
 def run(c: int, offset: int, scales: tuple[Any, ...] = (1.0,)) -> None:
-    """Run all forms of the kernels forward and backward; x and f start at `offset` in their storages.
+    """Run both passes of all forms of the kernels; x and f start at `offset` in their storages.
 
-    scales: of the shortcut of a chain
+    scales: the scales of the shortcut in chains
     """
     x, f = (torch.zeros(6 * c + offset)[offset:].view(6, c).requires_grad_() for _ in range(2))
     norms = [torch.zeros(c, requires_grad=True) for _ in range(4)]
@@ -44,15 +44,15 @@ def run(c: int, offset: int, scales: tuple[Any, ...] = (1.0,)) -> None:
 
 
 def scales() -> list[Any]:
-    """Return the scales of the shortcut that the driver received, without those of a vector and of x + LN(F)."""
+    """Return the shortcut scales that the driver received, except those of the vector form and of x + LN(F)."""
     return [launch[17] for launch in LAUNCHES if launch[0] == "chain_forward"][:-2]
 
 
 def main() -> None:
     fake_driver.install("cuda", 80, record)
     occupancy.limits = lambda _: occupancy.Limits(processors=2)  # type: ignore[assignment]
-    # If x and f do not start at a multiple of 16, other kernels run for both passes of all structures and for the
-    # forward pass of dropout. The backward passes of dropout and of sas see new tensors.
+    # If x and f do not start at a multiple of 16 bytes, other kernels run for both passes of all structures and for the
+    # forward pass of dropout. The backward passes of dropout and of sas get new tensors.
     for c, offset, known in ((64, 0, 9), (64, 1, 18), (96, 0, 27)):
         LAUNCHES.clear()
         run(c, offset)

@@ -1,4 +1,4 @@
-"""Print every error message of the package in one list, for review: python tests/support/messages.py"""
+"""Print every error message and warning of the package for review: python tests/support/messages.py"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def text(node: ast.expr) -> str:
 
 
 def messages(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and text of every exception that is raised and every warning that is printed."""
+    """Yield the line and text of every error message and warning."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call) or not node.args:
             continue

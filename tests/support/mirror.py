@@ -42,7 +42,7 @@ def pairs(count: int, languages: tuple[str, str], seed: int = 1) -> list[tuple[s
 
 
 def sides(items: list[tuple[str, str]]) -> tuple[str, str]:
-    """Return the two sides of sentence pairs as texts."""
+    """Return the two sides of sentence pairs as two texts."""
     return "".join(left + "\n" for left, _ in items), "".join(right + "\n" for _, right in items)
 
 
@@ -62,7 +62,7 @@ def xml(text: str) -> str:
 
 
 def archive(path: Path, members: dict[str, str | bytes]) -> None:
-    """Write a tar or zip archive, compressed according to its name, always with the same bytes."""
+    """Write a tar or zip archive, compressed according to its name, with the same bytes in every call."""
     content = io.BytesIO()
     if path.name.endswith(".zip"):
         with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as packed:

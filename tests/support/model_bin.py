@@ -1,4 +1,4 @@
-"""The content of CTranslate2's file model.bin, for tests that change it."""
+"""The content of CTranslate2's model.bin, for tests that change the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Variable:
 
 @dataclass
 class ModelBin:
-    """A whole file: name to variable, and pairs of alias and name."""
+    """A whole file: variables by name, and pairs of alias and name."""
 
     variables: dict[str, Variable]
     aliases: list[tuple[str, str]] = field(default_factory=list)

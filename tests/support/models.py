@@ -36,7 +36,7 @@ TINY = {
     "decoder_layers": 2,
 }
 PRE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
-# 0.12.2's copies of encoder weights, with their shapes in a layer of 64 channels and 128 hidden units.
+# The copies of encoder weights that 0.12.2 stores, with their shapes in a layer of 64 channels and 128 hidden units.
 COPIES = {
     "in_proj_weight": (192, 64),
     "in_proj_bias": (192,),
@@ -57,7 +57,7 @@ def settings(arch, **given):
 
 
 def shaken(model, seed=0, noise=0.03):
-    """Add noise to every parameter, so that no two norms or biases are equal."""
+    """Add noise to every parameter of a model, so that no two norms or biases are equal."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -120,7 +120,7 @@ def translate(model, rows, beam=4):
 
 
 def incremental(model, source, lengths, previous):
-    """Return the logits with teacher forcing, computed one step at a time."""
+    """Return the logits for given targets, decoded one step at a time."""
     encoded, state = model.encoder(source, lengths), {}
     steps = [
         model.decoder(previous[:, : step + 1], encoder_out=encoded, incremental_state=state)[0]
@@ -134,7 +134,7 @@ def sites(model):
 
 
 def close(found, expected, tolerance=1e-5):
-    """Assert equality up to `tolerance` of the largest value, because values grow with depth if there is no norm."""
+    """Assert equality up to `tolerance` times the largest value, because values grow with depth if there is no norm."""
     assert found.shape == expected.shape
     worst = ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
     assert worst < tolerance, worst

@@ -1,4 +1,4 @@
-"""A plain post-norm or pre-norm Transformer that computes log p from folded arrays, one sentence at a time."""
+"""A plain post-norm or pre-norm Transformer that computes log p from folded weights, one sentence at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def norm(x: Tensor, weights: Any) -> Tensor:
 
 
 def attend(x: Tensor, keys: Tensor, linears: Any, heads: int, causal: bool) -> Tensor:
-    """Return multi-head attention. Shapes: x (T, C), keys (S, C) -> (T, C)."""
+    """Return the result of multi-head attention. Shapes: x (T, C), keys (S, C) -> (T, C)."""
 
     def split(y: Tensor) -> Tensor:
         return y.unflatten(-1, (heads, -1)).transpose(0, 1)
@@ -55,7 +55,7 @@ def run_sublayer(x: Tensor, sublayer: Any, stack: Any, memory: Tensor | None) ->
 
 
 def run_stack(stack: Any, tokens: Tensor, memory: Tensor | None = None) -> Tensor:
-    """Return the output (T, C) of an encoder, or of a decoder with a memory, for one sentence (T,)."""
+    """Return the output (T, C) of an encoder or, with a memory, of a decoder, for one sentence (T,)."""
     x = stack.scale * stack.embedding[tokens] + stack.positions[: len(tokens)]
     if stack.embedding_norm is not None:
         x = norm(x, stack.embedding_norm)

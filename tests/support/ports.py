@@ -1,4 +1,4 @@
-"""Unused ports."""
+"""Find unused ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands in their own process groups, which tests monitor, signal and kill."""
+"""Commands in their own process groups, which tests can watch, signal and kill."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def begin(command: list[str], stdout: Any = subprocess.PIPE) -> subprocess.Popen
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         command, env=variables, start_new_session=True, stdout=stdout, stderr=subprocess.STDOUT, text=True,
-        # A script's background jobs ignore SIGINT, and child processes inherit that.
+        # A script's background jobs ignore SIGINT, and their child processes inherit this.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
@@ -36,7 +36,7 @@ def finish(command: list[str]) -> str:
 
 
 def processes_of(group: int) -> list[str]:
-    """Return the names of the running processes of a session, without zombies."""
+    """Return the names of a session's processes, except zombies."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,4 +1,4 @@
-"""Process trees and their memory, from /proc."""
+"""Process trees and their memory, read from /proc."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tree(pid: int) -> list[int]:
 
 
 def _field(file: Path, name: str) -> int:
-    """Return a field of a status file of /proc in bytes; 0 if the process has ended."""
+    """Return a field of a status file in /proc, in bytes; 0 if the process has ended."""
     with contextlib.suppress(OSError):
         for line in file.read_text().splitlines():
             if line.startswith(name):
@@ -30,7 +30,7 @@ def _field(file: Path, name: str) -> int:
 
 
 def resident(pid: int) -> int:
-    """Return the resident memory of a process and its descendants, VmRSS, in bytes."""
+    """Return the resident memory (VmRSS) of a process and its descendants, in bytes."""
     return sum(_field(PROC / str(one) / "status", "VmRSS:") for one in tree(pid))
 
 

@@ -20,7 +20,7 @@ def record_of(data: Path) -> dict[str, Any]:
 
 
 def other_text(host: Path, name: str) -> None:
-    """Replace an official archive with one that has different text but the same number of lines."""
+    """Replace an official archive with an archive that has different text but the same number of lines."""
     left, right = mirror.sides(mirror.pairs(120, ("en", "de"), 77))
     mirror.archive(host / name, {"commoncrawl.de-en.de": right, "commoncrawl.de-en.en": left})
 

@@ -26,7 +26,7 @@ def build(name: str, dim: int = C, dropout: Any = 0.0, **options: Any) -> Any:
 
 
 def move(module: Any, noise: float = 0.3) -> Any:
-    """Add noise to every parameter."""
+    """Add noise to every parameter of a module."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter += noise * torch.randn_like(parameter)
@@ -41,7 +41,7 @@ def make(
     dropout: Any = 0.0,
     noise: float = 0.3,
 ) -> Any:
-    """Return a site in eval mode whose parameters all differ from their initial values."""
+    """Return a site in eval mode, all of whose parameters differ from their initial values."""
     torch.manual_seed(1)
     return move(build(name, dim, dropout, **options).to(dtype).eval(), noise)
 
@@ -63,7 +63,7 @@ def reference(name: str, options: dict[str, Any], p: dict[str, Tensor], x: Tenso
 
 
 def seen(name: str, options: dict[str, Any], p: dict[str, Tensor], x: Tensor, at: Place = HERE) -> Any:
-    """Return the input of the branch, computed as in the structure's test file."""
+    """Return the input of the branch, computed by the formula in the structure's test file."""
     return spec(name).branch_input(x, p, connections.resolve(name, options), at)
 
 
@@ -109,7 +109,7 @@ class Stack(nn.Module):
 
 
 def moved_stack(name: str, stack: str = "decoder", depth: int = 3, **options: Any) -> Stack:
-    """Return a stack in fp64 whose parameters all differ from their initial values."""
+    """Return a stack in fp64, all of whose parameters differ from their initial values."""
     torch.manual_seed(1)
     made: Stack = move(Stack(name, stack, {"encoder": 4, "decoder": 3, stack: depth}, **options).double().eval())
     return made
@@ -121,7 +121,7 @@ def branch(stack: Any, index: int, seen: Tensor) -> Tensor:
 
 
 def branches(stack: Any) -> list[Any]:
-    """Return for every site its branch, and the weight and bias of its norm."""
+    """Return the branch of every site, and the weight and bias of its norm."""
     made = [lambda seen, i=i: branch(stack, i, seen) for i in range(len(stack.sites))]
     return [(f, site.norm.weight, site.norm.bias) for f, site in zip(made, stack.sites, strict=True)]
 
@@ -131,7 +131,7 @@ def by_layer(stack: Any, sites: list[Any]) -> list[list[Any]]:
 
 
 def whole(stack: Any, x: Tensor) -> Tensor:
-    """Compute a whole stack with its reference: `stack` in its test file, or `formula` and `branch_input` per site."""
+    """Compute a whole stack by the formulas in its test file: `stack`, or `formula` and `branch_input` of each site."""
     given = spec(stack.name)
     if given.stack is not None:
         return given.stack(stack, x)

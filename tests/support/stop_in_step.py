@@ -1,8 +1,8 @@
-"""Data preparation that stops in the middle of a step and waits, for tests that kill it.
+"""Run a data preparation that stops in the middle of a step and waits. Tests kill it there.
 
-PREPARE_TEST_STOP names the step. "tokenise train/7" stops after 7 shards of 20 pairs of a text, "join train/7" after
-joining 7 of them, and "never" uses shards of 20 pairs without stopping. The program prints STOPPED when it has stopped,
-with half of the work on disk.
+PREPARE_TEST_STOP names the step. "tokenise train/7" stops after 7 shards of 20 pairs of the training text,
+"join train/7" after joining 7 of them, and "never" uses shards of 20 pairs without stopping. The program prints STOPPED
+when it has stopped, with half of the work on disk.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def stop_after_shards(what: str, count: int) -> None:
 
 
 def stop_while_joining(name: str, count: int) -> None:
-    """Stop joining after `count` shards and half of the next one."""
+    """Stop joining after `count` shards and half of the next shard."""
     done = []
 
     def copy_or_stop(source: Any, target: Any, length: int) -> None:
@@ -80,8 +80,8 @@ def stop_while_joining(name: str, count: int) -> None:
 
 
 def wait(*_: Any) -> Any:
-    """Make a worker or the learning process wait instead of work."""
-    os.write(1, f"WORKER {os.getpid()}\n".encode())  # one write, so that two workers cannot mix their lines
+    """Wait. This replaces the work of a worker, or of the process that learns the subwords."""
+    os.write(1, f"WORKER {os.getpid()}\n".encode())  # a single write, so that the lines of two workers do not mix
     time.sleep(600)
 
 

@@ -43,10 +43,10 @@ from support.scored_runs import data_folder, evaluated
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 20  # maximum processor time of a command
-HANG = 300  # seconds, also those of waiting, after which a command hangs
-REPORTS = 0.25  # share of the cases of a file in which a report reads it
+HANG = 300  # wall-clock seconds after which a command counts as hanging
+REPORTS = 0.25  # share of the cases of a file in which the command is a report
 UNSTRUCTURED = 40  # number of fields assumed for a log, a recipe or a file of lines
-DRAWN = 0.03  # share of the cases in which plots are drawn; in the others they are only computed
+DRAWN = 0.03  # share of the cases in which plots are drawn; in all others they are only computed
 IMAGES, CLASSES, SHAPE = 24, ["ant", "bee", "cow"], (3, 4, 4)
 
 IMAGE_STUDY = """
@@ -66,10 +66,9 @@ IMAGE_FLAGS = (
 
 @dataclass(frozen=True)
 class StrangeFile:
-    """A file written by others: the function that alters one of its fields, and the commands and functions that read
-    it.
+    """A file to alter: the function that alters one of its fields, and the commands and functions that read the file.
 
-    commands: command lines, below the folder; readers: functions of the folder, which may raise ValueError or OSError
+    commands: command lines, run in the folder; readers: functions of the folder, which may raise ValueError or OSError
     is_noted: whether a report must name the file in a note if the first reader refuses it
     """
 
@@ -83,7 +82,7 @@ class StrangeFile:
         return gzip.decompress(whole) if path.suffix == ".gz" else whole
 
     def fields(self, path: Path) -> int:
-        """Return the number of fields, each of which is altered in turn."""
+        """Return the number of fields of a file, which are altered in turn."""
         if self.alter not in (strange_values.as_json, strange_values.as_yaml):
             return UNSTRUCTURED
         return len(strange_values.fields(yaml.safe_load(self.content(path))))
@@ -125,7 +124,7 @@ def log(folder: Path) -> None:
 
 
 def study(name: str) -> Callable[[Path], Any]:
-    """Check a study as before its first run."""
+    """Check a study as it is checked before its first run."""
 
     def check(folder: Path) -> None:
         plan.check_study(plan.read_study(folder / name), folder / name)
@@ -274,7 +273,7 @@ def short_analysis(file: Path) -> dict[str, Any]:
 
 
 def build(folder: Path) -> None:
-    """Make the folders; every command of `FILES` ends with exit code 0 or a refusal."""
+    """Make the folders, in which every command of `FILES` ends with exit code 0 or is refused."""
     known = archive.runs_folder(ROOT / "studies" / "multi30k-depth") / "6+6.sas.0.004.seed1"
     data = data_folder(folder / "data")
     sizes = {"sizes": {"ref/test.xx": (data / "ref" / "test.xx").stat().st_size}, "checksums": {}}
@@ -340,7 +339,7 @@ def build(folder: Path) -> None:
 
 
 class TookTooLong(BaseException):
-    """A command used more than SECONDS of processor time, or hangs; no handler of Exception catches it."""
+    """A command used more than SECONDS of processor time or hangs. No handler of Exception catches this error."""
 
 
 @contextlib.contextmanager
@@ -366,13 +365,13 @@ def run_command(words: str) -> tuple[int, str, str]:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = main(words.split())
-        except SystemExit as end:  # argparse's
+        except SystemExit as end:  # raised by argparse
             code = end.code if isinstance(end.code, int) else 3
     return code, out.getvalue(), err.getvalue()
 
 
 def command_outcome(words: str) -> tuple[str, bool]:
-    """Run a command; return the problem with its outcome ("" if none), and whether it refused its input."""
+    """Run a command; return the problem with its outcome, "" if there is none, and whether it refused its input."""
     try:
         with limited():
             code, out, err = run_command(words)
@@ -391,7 +390,7 @@ def command_outcome(words: str) -> tuple[str, bool]:
 
 
 def lost_of_report(words: str, code: int) -> str:
-    """Return the missing parts of the page that do not depend on the strange file; "" if there are none."""
+    """Return a message if the page lacks parts that do not depend on the strange file, otherwise ""."""
     healthy = [run for run in ("a", "x") if f" {run} " in f" {words} "]
     if not healthy:
         return ""
@@ -408,7 +407,7 @@ def lost_of_report(words: str, code: int) -> str:
 
 
 def missing_note(first: Callable[[Path], Any], path: Path, folder: Path) -> str:
-    """Return the problem if a report does not say that a file cannot be read, "" if it does or the file can be read."""
+    """Return a message if a file cannot be read and the report does not say so, otherwise ""."""
     page = html.unescape(Path("page.html").read_text(encoding="utf-8"))
     return (
         "no note names the file"
@@ -418,7 +417,7 @@ def missing_note(first: Callable[[Path], Any], path: Path, folder: Path) -> str:
 
 
 def reader_outcome(function: Callable[[Path], Any], folder: Path) -> tuple[str, bool]:
-    """Return the problem if a reader neither returns nor raises a one-line error, and whether it raised one."""
+    """Return a message if a reader neither returns nor raises a one-line error, and whether it raised such an error."""
     try:
         with limited(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             function(folder)
@@ -432,7 +431,7 @@ def reader_outcome(function: Callable[[Path], Any], folder: Path) -> tuple[str, 
 
 
 def blank_plot(rows: int = 1, columns: int = 1, **_: object) -> tuple[Any, Any]:
-    """Return the same as pyplot.subplots, with axes that accept every call and draw nothing."""
+    """Return a figure and axes as pyplot.subplots does, but the axes accept every call and draw nothing."""
     axes = np.empty((rows, columns), dtype=object)
     for place in np.ndindex(axes.shape):
         axes[place] = MagicMock()
@@ -454,9 +453,9 @@ def without_drawing() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Case:
-    """A file with a field altered at random, and a command that read it.
+    """A file with a field altered at random, and the command that read it.
 
-    fault: the problem, "" if there was none; is_refused: whether the command or function reported an error
+    fault: the problem, "" if there is none; is_refused: whether the command or function reported an error
     """
 
     name: str
@@ -468,7 +467,7 @@ class Case:
 
 @functools.cache
 def turns(folder: Path) -> list[tuple[str, int, int]]:
-    """Return all fields of all files in a random order: the file, the number of the field, and the number of fields."""
+    """Return all fields of all files in random order, each as (file, number of the field, number of fields)."""
     found = [(name, turn, count) for name in FILES for count in [FILES[name].fields(folder / name)]
              for turn in range(count)]  # fmt: skip
     return random.Random(0).sample(found, len(found))

@@ -32,7 +32,7 @@ OTHERS = (None, True, False, [], {}, [[]], NESTED, [1, 2], ["a"], [None], {"a": 
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every value in a value: keys and indices, outermost first."""
+    """Yield the path of a value and of every value in it: keys and indices, outermost first."""
     yield path
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in inside:
@@ -40,7 +40,7 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def fields(value: Any) -> dict[tuple[Any, ...], list[tuple[Any, ...]]]:
-    """Return the fields of a value, each with the paths of its values: the items of a list are one field."""
+    """Return the fields of a value, each with the paths of its values. The items of a list belong to the same field."""
     found: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
     for path in paths(value):
         found.setdefault(tuple("[]" if isinstance(key, int) else key for key in path), []).append(path)
@@ -66,13 +66,13 @@ def like(choose: Choose, value: Any) -> Any:
     return choose.choice(OTHERS)
 
 
-HOW = ("like", "other type", "like", "text", "number", "missing")  # ways to alter a field, in turn
+HOW = ("like", "other type", "like", "text", "number", "missing")  # ways to alter a field, used in turn
 
 
 def altered(choose: Choose, value: Any, turn: int) -> Any:
     """Return a copy of a JSON value in which the values of one field are strange, or a key is missing or added.
 
-    turn: consecutive turns alter one field after another; once all have been altered, they start again in another way
+    turn: consecutive turns alter one field after another, then all fields again in another way
     """
     value = json.loads(json.dumps(value))
     known = list(fields(value).values())
@@ -103,7 +103,7 @@ def as_yaml(choose: Choose, content: bytes, turn: int) -> bytes:
 
 
 def as_log(choose: Choose, content: bytes, turn: int) -> bytes:
-    """Alter a record of a log, its time, or the number of its copies."""
+    """Alter a value of a record in a log and, sometimes, the time of the record."""
     lines = content.split(b"\n")
     logged = [place for place, line in enumerate(lines) if b'{"' in line]
     place = logged[turn % len(logged)]
@@ -115,7 +115,7 @@ def as_log(choose: Choose, content: bytes, turn: int) -> bytes:
 
 
 def as_fields(choose: Choose, content: bytes, turn: int) -> bytes:
-    """Alter a field of a tab-separated line."""
+    """Alter a field of a tab-separated line and, sometimes, the number of lines."""
     lines = [line.split(b"\t") for line in content.split(b"\n")]
     fields = choose.choice(lines[:-1])
     text = str(choose.choice([*NUMBERS[:-1], *TEXTS]))

@@ -1,4 +1,4 @@
-"""The structures under test, each with a file tests/structures/NAME.py.
+"""The structures under test. Each has a file tests/structures/NAME.py.
 
 The file of a structure implements its formula a second time. Everything except `formula` has a default:
 
@@ -8,8 +8,9 @@ The file of a structure implements its formula a second time. Everything except 
                                                 # `formula` is then optional
     EXAMPLES = [{}, ...]                        # options for checking the formula: each choice and each `example=`
     VARIANTS = {"free": {"sas_gamma": "free"}}  # options that change the parameters: tested as models, names frozen
-    DEEP = {"residual_norm": "layer"}           # options with which 24 + 24 layers start with finite values; None if
-    impossible LIMITS = [{}, ...]                          # further options for numbers up to the limit of a dtype
+    DEEP = {"residual_norm": "layer"}           # options with which 24 + 24 layers start with finite values;
+                                                # None if there are none
+    LIMITS = [{}, ...]                          # further options for numbers up to the limit of a dtype
     COEFFICIENTS = {"alpha"}                    # names of `coefficients`
     IS_RANDOM = True                            # training differs from evaluation even without dropout of the branch
     IS_SLOW = True                              # the formula uses Python loops: only small cases are tested
@@ -63,14 +64,14 @@ NAMES = sorted(ALL)  # the structures to test: only some with --structure NAME
 
 
 def select(names: list[str]) -> None:
-    """Restrict tests to some structures. This must be called before any test file is imported."""
+    """Restrict the tests to these structures. This must be called before any test file is imported."""
     if unknown := [name for name in names if name not in registered()]:
         raise pytest.UsageError(f"--structure {unknown[0]}: choose one of {', '.join(registered())}")
     NAMES[:] = sorted(set(names) & set(ALL))
 
 
 class Spec:
-    """The definitions in the file of a structure, with defaults for missing ones."""
+    """The definitions in the file of a structure, with defaults for those that are missing."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -109,7 +110,7 @@ def has_kernel(name: str, options: dict[str, Any]) -> bool:
 
 
 def option_cases(name: str) -> list[Options]:
-    """Return the defaults, and settings that together cover every choice and every example of each option."""
+    """Return the defaults and settings that together cover every choice and every example of each option."""
     known = connections.options(name).values()
     values = {option.name: option.examples for option in known if option.examples}
     turns = max(map(len, values.values()), default=0)

@@ -62,7 +62,7 @@ def note(run: Planned, nll: float, flags: str = "", **changes: Any) -> Note:
 
 
 def keep(folder: Path, run: Planned, nll: float, trial: plan.Study, **changes: Any) -> Note:
-    """Write the kept files of a run with this NLL."""
+    """Write the kept files of a run that has this NLL."""
     made = note(run, nll, shlex.join(plan.flags_of(trial, run).arguments), **changes)
     place = folder / run.name
     decode = Run(place).decode
@@ -82,7 +82,7 @@ def keep(folder: Path, run: Planned, nll: float, trial: plan.Study, **changes: A
 
 
 def all_kept(folder: Path, trial: plan.Study, best_of_deep_sas: float = 0.004) -> dict[str, Note]:
-    """Write all planned runs. sas is better by 0.2, or 0.5 in `deep`; the best values are 0.002, and 0.004 for sas."""
+    """Write all planned runs. sas is better by 0.2 (0.5 in `deep`). Its best value is 0.004, that of base is 0.002."""
     found: dict[str, Note] = {}
     while True:
         nll = {each.run: each.valid["averaged"] for each in found.values()}

@@ -1,4 +1,4 @@
-"""Whole training runs in separate processes: settings, commands, log, final state."""
+"""Whole training runs in separate processes: settings, commands, logs and final states."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def updates(output: str) -> list[dict[str, Any]]:
 
 
 def by_hand(command: list[str], port: int) -> list[tuple[list[str], dict[str, str]]]:
-    """Return two commands, one per process, with fairseq's own flags."""
+    """Return one command for each of two processes, with fairseq's own flags."""
     flags = (
         f"--distributed-init-method tcp://127.0.0.1:{port} --distributed-world-size 2 --distributed-no-spawn".split()
     )
@@ -44,7 +44,7 @@ def assert_same_state(file: Path, other: Path) -> None:
     assert updates_done[0] == updates_done[1]
     assert first["model"].keys() == second["model"].keys()
     for name, tensor in first["model"].items():
-        if not name.endswith("._float_tensor"):  # a marker that 0.12.2 stores uninitialised
+        if not name.endswith("._float_tensor"):  # a buffer that 0.12.2 stores uninitialised
             assert torch.equal(tensor, second["model"][name]), name
     moments = [state["last_optimizer_state"]["state"] for state in (first, second)]
     assert moments[0].keys() == moments[1].keys() and moments[0]

@@ -1,4 +1,4 @@
-"""A web server that misbehaves according to a script, and downloads from it."""
+"""A web server that misbehaves according to a script, and downloads from this server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
-    """Serves CONTENT under any name; `script` lists the misbehaviour for each request."""
+    """Serves CONTENT under any name. `script` lists how the server misbehaves in each request."""
 
     daemon_threads = True
 
@@ -85,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
         elif act == "no length, too much":
             with contextlib.suppress(OSError):  # the client may close the connection early
                 self.answer(200, None, CONTENT * 50)
-        elif act == "huge":  # declares a huge length and sends nothing
+        elif act == "huge":  # the server declares a huge length and sends nothing
             part = (
                 f"{requested.replace('=', ' ')}{10**12 - 1}/{10**12}"
                 if requested and self.server.honours_ranges
@@ -116,6 +116,6 @@ def get(file: RemoteFile, folder: Path, mirror: str | None = None, allow_other: 
 
 
 def only_whole(folder: Path) -> None:
-    """Assert that the folder contains the complete file and no partial ones."""
+    """Assert that the folder contains the complete file and no partial files."""
     assert {path.name for path in folder.iterdir()} == {"a.tgz", "a.tgz.json", ".a.tgz.lock"}
     assert (folder / "a.tgz").read_bytes() == CONTENT

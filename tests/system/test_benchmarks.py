@@ -1,4 +1,4 @@
-"""The benchmarks run at a size that is too small to measure speed."""
+"""The benchmarks run here at sizes that are too small to measure speed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_data_prep_benchmark_measures_both_tools(tmp_path: Path) -> None:
 
 
 def test_depth_benchmark_reuses_its_results(tmp_path: Path, corpus: Path) -> None:
-    """It reports structures that train, do not train within two updates, or diverge; a second call repeats nothing."""
+    """The benchmark reports whether a structure trains, and a second call repeats no run."""
     flags = [corpus, "--layers", 4, 1, "--updates", 2, "--lr", 1e-3]
     flags += ["--structures", "post_ln", "xskip", "--json", tmp_path / "depth.json"]
     command = list(map(str, [sys.executable, ROOT / "benchmarks" / "depth.py", *flags]))
@@ -66,7 +66,7 @@ def test_serving_benchmark_compares_every_engine_with_fairseq(tmp_path: Path) ->
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="triton has no build for this system")
 def test_first_gpu_script_rehearses_every_step_on_a_cpu(tmp_path: Path, corpus: Path) -> None:
-    """The kernels run in Triton's interpreter. A second call has nothing left to do."""
+    """The kernels run in Triton's interpreter, and a second call has nothing left to do."""
     flags = ["--rehearse", "--minutes", 30, "--out", tmp_path, "--data", corpus]
     command = list(map(str, [sys.executable, ROOT / "benchmarks" / "first_gpu.py", *flags]))
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -87,7 +87,7 @@ def test_first_gpu_script_rehearses_every_step_on_a_cpu(tmp_path: Path, corpus: 
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Import a benchmark of the residual structures by name, with the import path of `python benchmarks/NAME.py`."""
+    """Return a function that imports a benchmark by name, with the import path of `python benchmarks/NAME.py`."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     for file in (ROOT / "benchmarks").glob("*.py"):  # some test folders have the same names
         monkeypatch.delitem(sys.modules, file.stem, raising=False)
@@ -99,7 +99,7 @@ def spread(median: float) -> dict[str, float]:
 
 
 def measured(gpu: str | None = None, **found: Any) -> dict[str, Any]:
-    """The parts of a benchmark's output that the goals read, with made-up numbers."""
+    """Return the parts of a benchmark's output that the goals read, with made-up numbers."""
     machine = {"gpu": gpu, "cpu": "CPU", "cores": 2, "threads": 1, "load_average": 0.1, "python": "3.11", "torch": "2"}
     return {"machine": machine, "command": "python benchmarks/made_up.py", **found}
 
@@ -174,7 +174,7 @@ def test_goals_on_a_gpu_are_judged(load: Any) -> None:
         },
     )
     assert found == {
-        "rskip_ln λ=2, fused / eager, forward + backward": "fail",  # of two shapes, the worse one
+        "rskip_ln λ=2, fused / eager, forward + backward": "fail",  # the worse of two shapes
         "rskip_ln λ=3, fused / eager, forward + backward": "pass",
         "rskip_ln, fused / torch.compile": "pass",
         "sas, fused / torch.compile": "not measured",
@@ -296,7 +296,7 @@ def test_first_gpu_script_continues_after_failures(
 
 
 def test_goals_continue_after_a_failing_benchmark(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The results of its previous run are removed, because they would be judged as new ones."""
+    """The results of the benchmark's previous run are removed, because they would be judged as new results."""
     goals = load("goals")
 
     def run(command: list[str]) -> Any:
@@ -366,7 +366,7 @@ def test_gpu_clock_takes_the_median_of_all_calls(load: Any, monkeypatch: pytest.
 def test_benchmark_refuses_a_silent_fallback(
     load: Any, backend: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In decoding, a site with the backend triton runs eagerly where the kernels cannot."""
+    """In decoding, a site with `backend="triton"` falls back to eager PyTorch where the kernels cannot run."""
     import torch
 
     from fairseq_resid import connections

@@ -21,7 +21,7 @@ Shape = dict[str, torch.Size]
 
 
 def option_cases() -> list[tuple[str, dict[str, Any]]]:
-    """Every name without options, settings that together cover every value of every option, and every variant."""
+    """Return all aliases, settings that together cover every value of every option, and all variants."""
     aliases = [(alias, {}) for name in structures.NAMES for alias in connections.aliases(name)]
     cases = [(name, options) for name in structures.NAMES for options in structures.option_cases(name)]
     return [*aliases, *cases, *(case for case in structures.variants().values() if case not in cases)]
@@ -66,7 +66,7 @@ def test_every_variant_and_option_trains_and_generates(
 def test_families_train_and_generate(
     arch: str, residual: str, flags: list[str], train: Command, generate: Command, tmp_path: Path
 ) -> None:
-    """A --residual that repeats the architecture's own structure is not a conflict."""
+    """A --residual flag that repeats the architecture's own structure is not a conflict."""
     file = check(train, generate, tmp_path, "--arch", arch, *([*flags, residual] if flags else []))
     assert torch.load(file, weights_only=False)["cfg"]["model"].residual == residual
 
@@ -158,7 +158,7 @@ def test_interactive_and_hub_translate_as_generate_does(
         assert typed_back[number].split("\t")[1] == text
         assert float(typed_back[number].split("\t")[0]) == pytest.approx(float(score), abs=1e-3)
         assert hub.translate(line, beam=4, lenpen=0.6, max_len_a=1, max_len_b=8) == text
-    assert len({text for text in texts.values()}) > 5  # not the same output for every input
+    assert len({text for text in texts.values()}) > 5  # the output differs between inputs
 
 
 def test_validate_gives_the_loss_of_training(
@@ -180,7 +180,7 @@ def test_validate_gives_the_loss_of_training(
 def test_ensembles_mix_our_models_with_stock_models(
     sas_checkpoint: Path, stock_checkpoint: Path, generate: Command
 ) -> None:
-    """An ensemble of one model twice decodes like that model; our model with the stock one differs from both."""
+    """An ensemble of a model with itself decodes like that model, but an ensemble with the stock model does not."""
     alone = generate(sas_checkpoint, "--gen-subset", "valid").hypotheses
     twice = generate(f"{sas_checkpoint}:{sas_checkpoint}", "--gen-subset", "valid").hypotheses
     for number, (score, text) in alone.items():
@@ -231,7 +231,7 @@ def test_activation_checkpointing_draws_the_same_dropout(train: Command, tmp_pat
         weights.append(torch.load(folder / "checkpoint_last.pt", weights_only=False)["model"])
     assert weights[0].keys() == weights[1].keys()
     for name, tensor in weights[0].items():
-        if not name.endswith("._float_tensor"):  # 0.12.2 stores this marker uninitialised
+        if not name.endswith("._float_tensor"):  # 0.12.2 stores this buffer uninitialised
             # Adam amplifies rounding errors; different dropout would change the weights a hundred times as much.
             torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=3e-4)
 
@@ -274,7 +274,7 @@ def test_stock_checkpoint_decodes_as_in_stock(shape: list[object], stock_checkpo
 
 
 def test_override_takes_effect(stock_checkpoint: Path, generate: Command) -> None:
-    """Otherwise the test above would compare the stock model with itself."""
+    """If the override had no effect, the test above would compare the stock model with itself."""
     other = REROUTED.replace("post_ln", "xskip_ln").replace("}", ", 'skip_lambda': 1.5}")
     flags = ["--gen-subset", "valid", "--beam", 1]
     ours = generate(stock_checkpoint, *flags, "--model-overrides", other)
@@ -307,7 +307,7 @@ def test_parameters_missing_in_a_stock_checkpoint_are_reported(
 
 @pytest.mark.parametrize("more", [[], ["--update-freq", 2], ["--checkpoint-activations"]], ids=str)
 def test_coefficients_are_logged_without_changing_training(more: list[Any], train: Command, tmp_path: Path) -> None:
-    """They are logged at log intervals for every site, and training does not change."""
+    """The coefficients of every site are logged at every log interval, and training does not change."""
     flags = ["--arch", "transformer_sas_tiny", "--max-update", 5, "--log-interval", 2, *more]
     outputs = [train(tmp_path / name, *flags, *own).output for name, own in (("a", ["--log-coefficients"]), ("b", []))]
     logged, plain = (

@@ -33,7 +33,7 @@ def pins(path, python_version=VERSION):
 
 
 def requirements():
-    """The requirement strings of setup.py, including extras."""
+    """Return the requirement strings of setup.py, including those of extras."""
     text = (ROOT / "setup.py").read_text(encoding="utf-8")
     body = text[text.index("DOCS = ") : text.index("def version")]
     body += text[text.index("install_requires") : text.index("classifiers")]
@@ -69,7 +69,7 @@ def test_every_requirement_is_pinned_within_its_bounds(fairseq, python_version):
 
 @pytest.mark.parametrize(("fairseq", "python_version"), PYTHONS)
 def test_pins_have_no_local_or_prerelease_versions(fairseq, python_version):
-    # With a local version (2.13.0+cpu), the index could no longer choose between the CPU and the CUDA build.
+    # If a pin had a local version (2.13.0+cpu), the index could no longer choose between the CPU and the CUDA build.
     for name, version in pins(CONSTRAINTS[fairseq], python_version).items():
         # sphinx-basic-ng, which furo requires, only has pre-releases.
         assert re.fullmatch(r"[0-9.]+(b[0-9]+)?" if name == "sphinx-basic-ng" else r"[0-9.]+", version), name
@@ -80,10 +80,10 @@ def test_pins_satisfy_stock_fairseq():
     pinned = pins(CONSTRAINTS["fairseq"])
     assert numbers(pinned["pip"]) < (24, 1), "later versions of pip refuse omegaconf 2.0.6"
     assert numbers(pinned["numpy"]) < (2,), "fairseq's binary does not load with numpy 2"
-    assert pinned["torchaudio"] == pinned["torch"], "this torchaudio requires the same version of torch"
+    assert pinned["torchaudio"] == pinned["torch"], "torchaudio requires torch of the same version"
 
 
-def test_markers_divide_the_python_versions():
+def test_requirement_markers_select_fairseq_by_python_version():
     text = (ROOT / "setup.py").read_text(encoding="utf-8")
     assert "'fairseq==0.12.2; python_version < \"3.11\"'" in text
     assert "'fairseq-fixed==0.12.3.1; python_version >= \"3.11\"'" in text
@@ -136,7 +136,7 @@ def pip_with_hashes(file):
 
 
 @pytest.mark.both
-def test_index_gives_the_packages_that_were_hashed(tmp_path, fault):
+def test_index_serves_the_hashed_packages(tmp_path, fault):
     _, file = write_hashes.target()
     if not file.is_file():
         pytest.skip(f"no {file.name}: nothing was hashed for this Python and platform")
@@ -153,7 +153,7 @@ def test_index_gives_the_packages_that_were_hashed(tmp_path, fault):
 
 
 @pytest.mark.both
-def test_installed_packages_agree():
+def test_installed_packages_are_compatible():
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 

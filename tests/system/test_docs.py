@@ -34,7 +34,7 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-ge
 
 
 class Page(HTMLParser):
-    """Links, anchors, images and loaded files of a page."""
+    """The links, anchors, images and loaded files of a page."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built from the pages of this tree."""
+    """Build the site from the pages of this tree; return its folder."""
     folder = tmp_path_factory.mktemp("site")
     sphinx = [sys.executable, "-m", "sphinx", "-b", "html", "--fail-on-warning", "--keep-going", "--quiet"]
     command = [*sphinx, "-d", folder / "doctrees", ROOT / "docs", folder / "html"]
@@ -124,7 +124,7 @@ def test_formulas_are_mathml(pages: dict[Path, Page], site: Path) -> None:
 
 
 def browse(url: str, width: int, profile: Path, wait: int = 6000) -> tuple[str, str]:
-    """The page after running its scripts, and the browser's log. Host names are not resolved."""
+    """Return a page after its scripts have run, and the browser's log. Host names are not resolved."""
     assert CHROMIUM is not None
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--enable-logging=stderr"]
     flags += [f"--user-data-dir={profile}", f"--virtual-time-budget={wait}", "--host-resolver-rules=MAP * ~NOTFOUND"]
@@ -153,7 +153,7 @@ def test_pages_fit_a_browser_window(width: int, site: Path, pages: dict[Path, Pa
         found = re.search(r'data-look="([^"]*)"', dom)
         assert found is not None, log[-2000:]
         seen = json.loads(html.unescape(found[1]))
-        # Headless Chromium has no window narrower than 500 pixels.
+        # A window of headless Chromium is at least 500 pixels wide, so the page reports its actual width.
         assert seen["page"] <= seen["width"] and all(seen["drawn"]) and not seen["fetched"], (name, seen)
         assert "CONSOLE" not in log, log[-2000:]
 
@@ -167,12 +167,12 @@ def test_search_works_from_the_file_system(site: Path, tmp_path: Path) -> None:
     assert "CONSOLE" not in log, log[-2000:]
 
 
-# LaTeX for characters in the registry's formulas.
+# Characters in the registry's formulas, by their LaTeX commands.
 SIGNS = {command: sign for sign, command in formulas.COMMANDS.items() if command != "-"}
 
 
 def plain(markdown: str) -> str:
-    """A Markdown formula in the registry's notation, without spaces and index characters."""
+    """Return a Markdown formula in the registry's notation, without spaces and without characters that mark indices."""
     text = markdown.replace("$", "")
     for command in sorted(SIGNS, key=len, reverse=True):
         text = re.sub(re.escape(command) + ("(?![a-zA-Z])" if command[-1].isalpha() else ""), SIGNS[command], text)
@@ -221,7 +221,7 @@ def test_drawing_agrees_with_the_class(name: str) -> None:
     """The drawing has a norm before the branch if the branch input differs from x."""
     shown, made = drawings.site(name), connections.structure(name)
     reads = made.connection.branch_input is not connections.ResidualConnection.branch_input
-    if "`" not in made.formula:  # at some sites it uses another structure's formula
+    if "`" not in made.formula:  # some sites use the formula of another structure
         assert bool(shown.before or shown.is_mixed) == reads
     assert shown.is_mixed <= shown.is_wide == connections.has_wide_state(name) or "`" in made.formula
     tree = ElementTree.fromstring(drawings.svg(name))
@@ -246,7 +246,7 @@ def test_drawing_shows_norms_and_streams_of_the_site(name: str, expected: dict[s
 @pytest.mark.structures
 def test_gallery_is_up_to_date() -> None:
     if any(not structures.has_file(name) for name in structures.registered()):
-        pytest.skip("a structure has no test file yet")  # another test fails in that case
+        pytest.skip("a structure has no test file yet")  # a different test then fails
     made = gallery.files(structures.ALL)
     stale = [file for file, text in made.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
     stale += [file for file in gallery.DRAWINGS.glob("*") if file not in made]
@@ -286,11 +286,11 @@ def test_links_of_a_code_host_become_links_of_the_site() -> None:
         converted("![a plot](results/cpu/ops.png)", ROOT / "benchmarks")
         == "![a plot](../benchmarks/results/cpu/ops.png)"
     )
-    assert converted("[gone](nowhere.md)", docs) == "[gone](nowhere.md)"  # which Sphinx reports
+    assert converted("[gone](nowhere.md)", docs) == "[gone](nowhere.md)"  # Sphinx reports this link
 
 
 def test_learned_rskip_ratio_is_cited_with_its_section() -> None:
-    """The paper gives 2.64 in section 4.3, on images."""
+    """The paper gives the ratio 2.64 in section 4.3, for images."""
     pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "fairseq_resid").rglob("*.py"), ROOT / "README.md"]
     named = [(page, match) for page in pages for match in re.finditer(r"[^\n]*2\.64\b.*\n.*", page.read_text())]
     assert len(named) >= 3 and all("rSkip paper, section 4.3" in match[0] for _, match in named), named

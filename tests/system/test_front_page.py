@@ -77,7 +77,7 @@ def test_links_of_project_files_lead_to_files() -> None:
         text = (ROOT / page).read_text(encoding="utf-8")
         targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text) if "://" not in target]
         assert targets, page
-        pages = [target for target in targets if re.fullmatch(r"docs/[\w-]+\.md", target)]  # the site's own check
+        pages = [target for target in targets if re.fullmatch(r"docs/[\w-]+\.md", target)]  # checked in the site
         assert [target for target in targets if target not in pages and not (ROOT / target).exists()] == [], page
 
 

@@ -1,4 +1,4 @@
-"""Follow the page on adding a structure to the letter, in a copy, and run all structure tests on the result."""
+"""Follow the page on adding a structure to the letter in a copy of the project, and run all structure tests there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs" / "adding-a-structure.md").read_text(encoding="utf-8")
 FILES = re.findall(r"`([\w/]+/scaled_branch\.py)`.*?^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 COMMANDS = "".join(re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)).splitlines()
 CLASS, TEST_FILE = "fairseq_resid/connections/scaled_branch.py", "tests/structures/scaled_branch.py"
-# Generic tests that a structure must pass, one of each kind.
+# Tests of all structures that the new structure must pass, one of each kind.
 MATRIX = """
     test_site_equals_its_formula test_site_passes_gradcheck test_output_dtype_equals_input_dtype
     test_scripted_module_equals_eager test_any_leading_shape_is_accepted test_whole_stack_equals_its_formula
@@ -39,7 +39,7 @@ MATRIX = """
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of the project that contains the page's class."""
+    """Make a copy of the project that contains the class shown on the page."""
     copy = tmp_path / "project"
     hidden = shutil.ignore_patterns(".*", "data-bin", "checkpoints", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, copy, ignore=hidden)
@@ -49,7 +49,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def shell(command: str, folder: Path) -> tuple[int, str]:
-    """Exit code and output of a command in the copy, whose package precedes the installed one on the path."""
+    """Run a command in the copy, whose package precedes the installed one; return the exit code and the output."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -58,7 +58,7 @@ def shell(command: str, folder: Path) -> tuple[int, str]:
 
 
 def outcomes(report: Path) -> dict[str, list[str]]:
-    """{outcome: test functions} from a pytest report."""
+    """Return {outcome: test functions} from a pytest report."""
     found: dict[str, list[str]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         kinds = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]

@@ -28,7 +28,7 @@ def read_yaml(name: str) -> Any:
 
 
 def linters() -> dict[str, str]:
-    """{name: command} of the stages that scripts/test.sh runs before pytest."""
+    """Return {name: command} of the stages that scripts/test.sh runs before pytest."""
     stages = re.findall(r"^ *stage ([\w-]+) (.+)$", text_of("scripts/test.sh"), re.MULTILINE)
     return {name: command for name, command in stages if name != "pytest"}
 
@@ -38,7 +38,7 @@ def readme_commands() -> list[str]:
     return [line for block in blocks for line in block.splitlines()]
 
 
-def test_citation_has_the_fields_of_the_format_and_the_version() -> None:
+def test_citation_has_the_required_fields_and_the_version() -> None:
     citation = read_yaml("CITATION.cff")
     assert citation["cff-version"] == "1.2.0" and citation["license"] == "MIT"
     assert citation["version"] == __version__, "set the version in CITATION.cff to that of fairseq_resid/version.py"
@@ -61,7 +61,7 @@ def test_hooks_run_the_linters_of_the_test_script() -> None:
     found = linters()
     assert repository["repo"] == "local" and hooks.keys() == found.keys() and len(found) == 4
     for name, command in found.items():
-        if name == "shellcheck":  # pre-commit passes the files to the hook; in test.sh, a function lists them
+        if name == "shellcheck":  # pre-commit passes files to the hook; test.sh lists them with a function
             assert command == "check_shell" and hooks[name]["types"] == ["shell"]
         else:
             assert hooks[name]["entry"] == command and hooks[name]["pass_filenames"] is False

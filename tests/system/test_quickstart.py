@@ -1,4 +1,4 @@
-"""scripts/quickstart.sh stops everything that it started, and runs with flags have folders of their own."""
+"""scripts/quickstart.sh stops all processes that it started and gives runs with flags their own folders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Records its arguments. `train` starts a process and waits for it, without forwarding signals.
+# A fake fairseq-resid that records its arguments. `train` waits for a process that it starts and forwards no signals.
 FAKE_COMMAND = """#!/bin/bash
 echo "$*" >>calls
 if [[ $1 == train && -f wait ]]; then sleep 600; fi
@@ -25,7 +25,7 @@ if [[ $1 == train && -f wait ]]; then sleep 600; fi
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the script and a fake environment."""
+    """Make a folder with the script and a fake environment."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / "bin").mkdir()
     shutil.copy2(ROOT / "scripts" / "quickstart.sh", tmp_path / "scripts")

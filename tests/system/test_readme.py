@@ -25,7 +25,7 @@ from support import mirror
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
-# In this order, because each page uses files of earlier ones. All other pages follow.
+# The pages whose commands run first, in this order, because each page uses files of earlier pages.
 FIRST = """
     docs/install.md docs/data.md docs/training.md docs/evaluation.md docs/quickstart.md docs/adding-a-structure.md
     README.md docs/analysis.md docs/images.md docs/studies.md
@@ -52,9 +52,9 @@ def mirrored(target: str) -> str:
     return f"--mirror file://$PWD/mirrors/{target} --downloads downloads/{target} --allow-other-data --vocab-size 250"
 
 
-# Small texts in place of Multi30k.
+# The texts of Multi30k that are replaced by small made-up texts.
 MULTI30K = ("val", "test_2016_flickr", "test_2017_flickr", "test_2017_mscoco", "test_2018_flickr")
-# Flags appended to commands so that they end soon. All other commands run unchanged.
+# Flags that are appended to commands to shorten them. All other commands run unchanged.
 SHORTENED = {
     "data-prep/iwslt15-en-vi.sh": mirrored("vi"),
     "data-prep/wmt14-en-de.sh": mirrored("de"),
@@ -62,7 +62,7 @@ SHORTENED = {
     "data-prep/multi30k-en-de.sh --profile published": "--allow-other-data --allow-low-ceiling",
     "data-prep/multi30k-en-de.sh": "--allow-other-data",
     "scripts/train.sh multi30k-en-de-published": PUBLISHED,
-    # These two would create a folder that exists already.
+    # The next two commands would otherwise create a folder that already exists.
     "fairseq-resid prepare phrasebook": "--train 400 --valid 20 --test 20",
     "fairseq-resid prepare custom": "--vocab-size 300 --out data-bin/second",
     "data-prep/cifar": "--mirror file://$PWD/mirrors/cifar --downloads downloads --allow-other-data --valid 10",
@@ -84,12 +84,12 @@ GROUPS = {
     "studies": r"multi30k-en-de-4k|studies/",
     "multi30k": r"multi30k-en-de",
 }
-# In place of scripts/quickstart.sh.
+# This command replaces scripts/quickstart.sh.
 QUICKSTART = (
     f"scripts/train.sh quickstart --arch transformer {SMALL} && scripts/evaluate.sh checkpoints/quickstart-transformer"
 )
-# .ci/run runs the whole quickstart and checks its result; scripts/test.sh would run this test itself. test_wheel.py
-# installs with pip, test_new_structure.py runs the others.
+# .ci/run runs the whole quickstart and checks its result. scripts/test.sh would run this test again. test_wheel.py
+# installs with pip, and test_new_structure.py runs the last two commands.
 RUN_ELSEWHERE = (
     "scripts/quickstart.sh",
     "scripts/setup.sh",
@@ -102,13 +102,14 @@ RUN_ELSEWHERE = (
 )
 
 
-# Nine runs of a study and their tuning: statistics of all 122 take longer, and test_study_plan.py covers them.
+# Only nine runs of a study and their tuning runs are kept: the statistics of all 122 runs take longer, and
+# test_study_plan.py covers them.
 KEPT_RUNS = re.compile(r"6\+6\.(post_ln|rskip_ln|sas)\.0\.004\.(seed[123]|tuning)")
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project with this environment; multi30k/, flowers/ and mirrors/ contain made-up data."""
+    """Make a copy of the project with this environment and with made-up data in multi30k/, flowers/ and mirrors/."""
     copy = tmp_path_factory.mktemp("readme") / "project"
     hidden = shutil.ignore_patterns(".*", "data-bin", "checkpoints", "*.egg-info", "__pycache__")
 
@@ -118,7 +119,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for run in archive.run_folders(depth):
         if not KEPT_RUNS.fullmatch(run.name):
             shutil.rmtree(run)
-    (depth / "results.json").unlink()  # names the complete archive
+    (depth / "results.json").unlink()  # contains the checksum of the complete archive
     archive.pack(depth)
     setup = copy / "scripts" / "setup.sh"
     setup.write_text("#!/bin/sh\n# The environment is set up: these tests run in it.\n")
@@ -140,7 +141,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("cifar10", "cifar100"):
         mirror.cifar(copy / "mirrors" / "cifar", name, mirror.cifar_members(name, 50, 20))
     mirror.images(copy / "flowers", ("aster", "rose"), 10, 3)
-    # As created by scripts/quickstart.sh.
+    # The raw text and the data folder that scripts/quickstart.sh creates.
     phrasebook.write(copy / "raw", phrasebook.files(phrasebook.generate(1, 400, 20, 20)))
     prefixes = {split: copy / "raw" / split for split in ("train", "valid", "test")}
     custom.build("phrasebook-en-vi", prefixes, "en", "vi", 300, copy / "data-bin" / "phrasebook")
@@ -163,13 +164,13 @@ def shell(command: str, folder: Path) -> str:
 
 
 def group(command: str) -> str:
-    """The group of a command: the first one whose pattern occurs in it."""
+    """Return the group of a command: the first group whose pattern occurs in the command."""
     return next((name for name, pattern in GROUPS.items() if re.search(pattern, command)), "none")
 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_commands_on_the_pages_run(name: str, tree: Path) -> None:
-    """In order, because each command uses the output of earlier ones."""
+    """The commands run in order, because each command uses the output of earlier commands."""
     if name == "documentation" and not find_spec("sphinx"):
         pytest.skip("no Sphinx: it is installed on Python 3.11 and later")
     if name == "quickstart":
@@ -183,7 +184,7 @@ def test_every_command_is_in_a_group() -> None:
     assert {command for command in COMMANDS if group(command) == "none"} <= set(RUN_ELSEWHERE)
 
 
-def test_use_in_pytorch_is_the_same_on_every_page() -> None:
+def test_pytorch_example_is_the_same_on_every_page() -> None:
     uses = [block for kind, block in BLOCKS if kind == "python" and "sublayer(site.branch_input(x))" in block]
     known = {"x": torch.randn(5, 2, 512), "sublayer": torch.nn.Linear(512, 512)}
     for use in uses:
@@ -217,7 +218,7 @@ def test_pages_contain_commands_and_use_every_script() -> None:
     shown = " ".join(COMMANDS)
     scripts = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.py"), *ROOT.glob("data-prep/*.sh")]
     scripts = [path for path in scripts if not path.is_symlink()]
-    # Sourced or run by other scripts, or kept for users who typed it before `fairseq-resid average` existed.
+    # These scripts are sourced or run by other scripts, or kept for users from before `fairseq-resid average` existed.
     parts = {"environment.sh", "removed.sh", "average_checkpoints.py"}
     assert {path.name for path in scripts if path.name not in shown} == parts
 
@@ -226,7 +227,7 @@ REMOVED = [path for path in sorted(ROOT.glob("scripts/*.sh")) if path.is_symlink
 
 
 @pytest.mark.parametrize("script", REMOVED, ids=lambda path: path.stem)
-def test_removed_script_says_what_to_type(script: Path) -> None:
+def test_removed_script_names_its_replacement(script: Path) -> None:
     done = subprocess.run([str(script), "RUN"], capture_output=True, text=True)
     command = "data-prep/multi30k-en-de.sh" if script.stem == "multi30k" else f"fairseq-resid {script.stem}"
     said = f"scripts/{script.name}: removed in version 0.7; use {command}"

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[2]
 BASH = shutil.which("bash") or "/bin/bash"
 
-# Writes its arguments to $CALLS and answers like Python 3.11. A venv created by it contains the same program.
-# If $PIP_PRINTS is set, pip prints it and fails.
+# A fake Python that writes its arguments to $CALLS and answers like Python 3.11. A venv that it creates contains the
+# same program. If $PIP_PRINTS is set, its pip prints the value and fails.
 FAKE_PYTHON = rf"""
 printf '%s\n' "$*" >>"$CALLS"
 case "$2 $3" in
@@ -59,7 +59,7 @@ class Tree:
         self.home = folder
 
     def setup(self, *arguments, code=0, **variables):
-        """Run setup.sh; return its output and the calls of pip and venv."""
+        """Run setup.sh; return its output and its calls of pip and venv."""
         self.calls_file.write_text("")
         kept = {name: text for name, text in os.environ.items() if not name.startswith(("FAIRSEQ_RESID_", "PYENV_"))}
         own = {"HOME": str(self.home), "CALLS": str(self.calls_file), "BASE": str(self.python)}
@@ -87,7 +87,7 @@ def made(tree):
 
 
 def bare_path(folder):
-    """A PATH without any Python."""
+    """Return a PATH on which there is no Python."""
     folder.mkdir()
     for name in ("dirname", "cat", "ls", "grep"):
         if found := shutil.which(name):
@@ -176,7 +176,7 @@ def test_another_torch_unpins_packages_that_depend_on_it(tree):
     assert written[-1] == "torch==2.9.0+cpu"
 
 
-def test_complete_environment_takes_one_line_and_one_second(made):
+def test_setup_of_complete_environment_takes_less_than_a_second(made):
     start = time.perf_counter()
     output, calls = made.setup()
     assert time.perf_counter() - start < 1
@@ -309,7 +309,7 @@ def test_test_script_runs_core_tests_unless_it_gets_arguments(tmp_path, words, e
     shutil.copy2(ROOT / "scripts" / "test.sh", tmp_path / "scripts")
     program(tmp_path / "scripts" / "setup.sh", "true")
     program(tmp_path / "venv" / "bin" / "python", 'echo "python $*"')
-    for file in ("constraints/references.txt", "venv/references/list.txt"):  # installed already
+    for file in ("constraints/references.txt", "venv/references/list.txt"):  # already installed
         (tmp_path / file).parent.mkdir()
         (tmp_path / file).touch()
     environment = {**os.environ, "FAIRSEQ_RESID_VENV": str(tmp_path / "venv")}

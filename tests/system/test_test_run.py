@@ -1,4 +1,4 @@
-"""The test run itself: crashes and tests that did not run make it fail, and its number of threads is fixed."""
+"""The test run itself fails after a crash or if tests did not run, and its number of threads is fixed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_test_that_was_not_run_fails_the_run(tmp_path: Path, flags: tuple[str,
 
 
 def test_threads_of_the_shell_do_not_reach_a_test() -> None:
-    """tests/conftest.py sets OMP_NUM_THREADS to 1, for the tests and for the commands that they start."""
+    """tests/conftest.py sets OMP_NUM_THREADS to 1 for the tests and for the commands that they start."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", f"{__file__}::test_tests_use_one_thread"],
         env={**os.environ, "OMP_NUM_THREADS": "4"}, capture_output=True, text=True,

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-# Messages from the shell, Python, torch and fairseq.
+# Messages of the shell, Python, torch and fairseq.
 FOREIGN = {
     "invalid choice: 'transformer_sas'",
     "FileNotFoundError",
@@ -27,13 +27,13 @@ ROWS = re.findall(r"^\| (`[^`]*`) \|", PAGE, flags=re.MULTILINE)
 
 
 def quoted() -> list[str]:
-    """The messages in headings and tables. "..." stands for a variable part."""
+    """Return the messages in headings and tables. "..." stands for a variable part."""
     spans = [span for text in (*HEADINGS, *ROWS) for span in re.findall(r"`([^`]+)`", text)]
     return [span for span in spans if not re.match(r"--[\w-]+ \w+$", span)]
 
 
 def texts() -> list[str]:
-    """All strings of the package except docstrings, with f-strings split into parts, and all scripts."""
+    """Return all strings of the package except docstrings, with f-strings split into parts, and all scripts."""
     found = [script.read_text(encoding="utf-8") for script in (ROOT / "scripts").glob("*.sh")]
     for source in (ROOT / "fairseq_resid").rglob("*.py"):
         nodes = list(ast.walk(ast.parse(source.read_text(encoding="utf-8"))))

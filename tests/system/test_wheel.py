@@ -1,4 +1,4 @@
-"""A wheel is complete: its command works outside the source tree, and its structures only need torch."""
+"""A wheel is complete: its command works outside the source tree, and its structures need only torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fairseq_resid.__main__ import COMMANDS
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
-# The commands that pip would create from fairseq's entry points; fairseq itself is not installed in this environment.
+# The commands that pip would create from fairseq's entry points if fairseq were installed in the new environment.
 SCRIPTS = {"fairseq-train": "train", "fairseq-generate": "generate", "fairseq-preprocess": "preprocess"}
 SMALL = """
     data-bin/tiny --share-all-embeddings --optimizer adam --lr 0.005 --criterion label_smoothed_cross_entropy
@@ -40,7 +40,7 @@ def copy_of_source(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A wheel, and the output of pip and setuptools while building it."""
+    """Build a wheel; return it and the output of pip and setuptools."""
     folder = tmp_path_factory.mktemp("built")
     source = copy_of_source(folder / "source")
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -52,7 +52,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def environment_with(wheel: Path, folder: Path) -> Path:
-    """Create FOLDER/venv with only the wheel, without its dependencies; return its site-packages."""
+    """Create FOLDER/venv with the wheel but without its dependencies; return its site-packages."""
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     python = folder / "venv" / "bin" / "python"
     subprocess.run([*PIP, "--quiet", "--python", python, "install", wheel, *OFFLINE], check=True)
@@ -61,7 +61,7 @@ def environment_with(wheel: Path, folder: Path) -> Path:
 
 
 def with_dependencies(name: str, seen: set[str]) -> Iterator[metadata.Distribution]:
-    """Yield an installed distribution and all of its installed requirements, each of them once."""
+    """Yield an installed distribution and everything that it requires, each distribution once."""
     seen.add(name)
     distribution = metadata.distribution(name)
     yield distribution
@@ -73,7 +73,7 @@ def with_dependencies(name: str, seen: set[str]) -> Iterator[metadata.Distributi
 
 @pytest.fixture(scope="module")
 def torch_only(built: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel, and torch with its dependencies, linked from the one that runs the tests."""
+    """Make an environment with the wheel, and with links to torch and its dependencies in the tests' environment."""
     folder = tmp_path_factory.mktemp("torch_only")
     site = environment_with(built[0], folder)
     for distribution in with_dependencies("torch", set()):
@@ -86,7 +86,7 @@ def torch_only(built: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def installed(built: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with only the wheel; it borrows the packages of the environment that runs the tests."""
+    """Make an environment with the wheel that borrows all other packages from the environment that runs the tests."""
     folder = tmp_path_factory.mktemp("wheel")
     site = environment_with(built[0], folder)
     python = folder / "venv" / "bin" / "python"
@@ -183,7 +183,7 @@ def test_pip_installs_structures_and_then_everything(tmp_path: Path) -> None:
     pins = ROOT / "constraints" / f"{pins}.txt"
     pip = f"PIP_CONSTRAINT={pins} python -m pip install --quiet"
     if sys.version_info < (3, 11):
-        shell(f"{pip} --upgrade pip", tmp_path)  # later versions refuse fairseq 0.12.2
+        shell(f"{pip} --upgrade pip", tmp_path)  # the pinned pip; later versions refuse fairseq 0.12.2
     shell(f"{pip} {source}", tmp_path, timeout=1800)
     assert "fairseq" not in shell("python -m pip list | grep -v fairseq_resid", tmp_path)
     shell("python -c 'from fairseq_resid import connections; connections.build(\"sas\", 8)'", tmp_path)

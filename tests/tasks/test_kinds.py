@@ -1,4 +1,4 @@
-"""Lookup of tasks, and errors for results of different tasks."""
+"""The lookup of tasks, and errors for results of different tasks."""
 
 from __future__ import annotations
 
