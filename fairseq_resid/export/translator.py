@@ -1,4 +1,4 @@
-"""Translate raw text with an exported model. This requires the engine, but neither torch nor fairseq.
+"""Translate raw text with an exported model. This requires the engine; CTranslate2 and ONNX Runtime need no torch.
 
 >>> Translator("exported").translate(["A sentence.", "Another one."])
 """
