@@ -22,8 +22,8 @@ MOST_ROWS = 1 << 28
 DTYPES = {torch.float32: (7, 0), torch.float16: (7, 0), torch.bfloat16: (8, 0)}  # minimum compute capability
 
 logger = logging.getLogger(__name__)
-# The variable is read once, at import, just as Triton reads it once, when it defines the kernels. Tests set
-# TRITON_INTERPRET=1, with which the kernels run on the CPU, slowly.
+# TRITON_INTERPRET is read once, at import, just as Triton reads it once, when it defines the kernels. Tests set it to
+# 1, so that the kernels run on the CPU, slowly.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
