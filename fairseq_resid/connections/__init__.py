@@ -1,4 +1,4 @@
-"""Residual connections as torch modules, one structure per --residual name; usable in any model, without fairseq.
+"""Residual connections as torch modules for any model, with or without fairseq. Each --residual name is one structure.
 
 >>> from fairseq_resid import connections
 >>> site = connections.build("sas", 512, dropout=0.1)
@@ -77,11 +77,11 @@ __all__ = [
     "structure",
 ]
 
-ENTRY_POINTS = "fairseq_resid.structures"  # entry points of other packages whose modules register structures
+ENTRY_POINTS = "fairseq_resid.structures"  # group of the entry points with which other packages register structures
 
 
 def import_structures() -> None:
-    """Import every module of this folder in alphabetical order, except `_*`, then the entry points.
+    """Import every module of this folder except `_*`, in alphabetical order, and then load the entry points.
 
     Raises: ImportError naming the entry point that cannot be loaded.
     """

@@ -27,18 +27,18 @@ class AttentionOptions(Options):
     )
 
     def has_blocks(self) -> bool:
-        """Return whether the block of a sublayer depends on the sublayer's index."""
+        """Return whether a block contains several sublayers, so that skipping one would shift the later blocks."""
         return self.block_size > 1
 
 
 class DepthAttention(nn.Module):
-    """Attention over the values of a state.
+    """Computes attention over the values of a state.
 
     Formula:  h = Σ_i a_i v_i, a = softmax_i(w · RMSNorm(v_i)); w = 0 at the start, which gives the mean
     Shapes:   (..., n·C) -> (..., C)
     Dtype:    that of the state; norms and softmax in at least fp32
-    In a state of n values v_0 .. v_{n-1}, value i > 0 is the sum of its block up to sublayer i - 1. The attention reads
-    v_0, the last value of every complete block, and the last value of the state.
+    In a state of n values v_0 .. v_{n-1}, v_i with i > 0 is the sum of F over the block of sublayer i - 1, up to that
+    sublayer. The attention reads v_0, the last value of every complete block, and the last value of the state.
     """
 
     def __init__(self, dim: int, block_size: int) -> None:
@@ -54,7 +54,10 @@ class DepthAttention(nn.Module):
         return dot(values, self.query * self.weight).to(wide) * torch.rsqrt(length * length / self.dim + self.eps)
 
     def attended(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values that attention reads, except for the last one of an incomplete block, and all weights."""
+        """Return v_0 with the sums of all complete blocks, and the attention weights.
+
+        If the last block is incomplete, its sum is not among the values, but its weight is the last weight.
+        """
         values = state.unflatten(-1, [-1, self.dim])
         last = values.size(-2) - 1
         blocks = values[..., :: self.block_size, :]
@@ -133,6 +136,7 @@ register(
         formula="the branch sees LN of a softmax-weighted mean of all F",
         source="Kimi Team 2026",
         family="Depth",
-        use_when="Models whose layers should choose among earlier sublayers. Time grows with the square of the depth.",
+        use_when="Models whose layers should choose among earlier sublayers. "
+        "The running time grows with the square of the depth.",
     ),
 )

@@ -17,7 +17,7 @@ from .place import Place
 
 
 class ResidualConnection(nn.Module):
-    """Combines the state of a stack and the output f of a sublayer into the next state.
+    """Combines the state of a stack and the output f_out of a sublayer into the next state.
 
     Every structure is used the same way:
 
@@ -51,8 +51,8 @@ class ResidualConnection(nn.Module):
         self.backend = backend
         self.dim = place.dim
         self.kernel = ("chain", 1)  # the kernel that combine_fused calls (self_check.Kind), and its number of norms
-        # Bounds on the number of channels of a state, as multiples of C; a maximum of 0 means no limit. A structure
-        # with a wide state may set both; `build` sets the maximum of all others to C.
+        # Bounds on the number of channels of a state, which are multiples of C; a maximum of 0 means no limit. A
+        # structure with a wide state may set both bounds; `build` sets the maximum of all other structures to C.
         self.least_width, self.most_width = place.dim, 0
 
     @torch.jit.export
@@ -96,10 +96,13 @@ class ResidualConnection(nn.Module):
         raise NotImplementedError("a ResidualConnection must define combine")
 
     def share(self, first: ResidualConnection) -> None:
-        """Share parameters with the first site of the same layer. Called once for each of the layer's other sites."""
+        """Share parameters with the first site of the same layer.
+
+        This method is called once for each of the layer's other sites.
+        """
 
     def init_branch(self, **linears: nn.Linear | nn.Conv2d) -> None:
-        """Reinitialise the sublayer's weights; called once, before a checkpoint is loaded.
+        """Reinitialise the sublayer's weights. This method is called once, before a checkpoint is loaded.
 
         linears: the query, key, value and output projections of an attention module; fc1 and fc2 of a feed-forward
                  network; conv1, conv2, ... of a convolutional block
@@ -109,8 +112,8 @@ class ResidualConnection(nn.Module):
     def profile(cls, sites: Sequence[ResidualConnection]) -> AbstractContextManager[None]:
         """Return a context in which one forward pass initialises the sites of a stack, from first to last.
 
-        Called once for each stack of a new model if `is_profiled` is true for the structure. The pass computes no
-        gradients.
+        This method is called once for each stack of a new model if `is_profiled` is true for the structure's options.
+        The pass computes no gradients.
         """
         raise NotImplementedError("a structure with is_profiled must define profile")
 
@@ -132,7 +135,7 @@ def check_shapes(state: Tensor, f_out: Tensor, dim: int, least: int, most: int) 
     most: 0 for no maximum
     """
     f_shape, shape = f_out.shape, state.shape
-    if most == dim and shape == f_shape and len(shape) > 0 and shape[-1] == dim:  # the common case, and cheap
+    if most == dim and shape == f_shape and len(shape) > 0 and shape[-1] == dim:  # a fast check of the common case
         return
     if len(f_shape) == 0 or f_shape[-1] != dim:
         raise ValueError(f"f_out {list(f_shape)}: must be (..., {dim}), as wide as the connection")
@@ -161,7 +164,7 @@ def probability(dropout: Any) -> float:
 def dropout_probability(dropout: nn.Module) -> float | None:
     """Return the current probability of a dropout module; None if only the module itself can apply the dropout.
 
-    A class other than nn.Dropout provides this probability as a method `probability()`.
+    A class other than nn.Dropout provides this probability through a method `probability()`.
     """
     known = getattr(dropout, "probability", None)
     if type(dropout) is nn.Dropout:
@@ -181,7 +184,8 @@ def sites(module: nn.Module) -> dict[str, ResidualConnection]:
     return {f"{site.place.stack}.{site.place.layer}.{site.place.kind}": site for site in found}
 
 
-# Most components that are shown separately, such as n·n stream weights; larger coefficients have one per channel.
+# The maximum number of components of a coefficient that are reported separately, such as n·n stream weights. A larger
+# coefficient, such as a weight for each channel, is reported as a whole.
 FEW = 32
 
 

@@ -17,7 +17,7 @@ from .stream import ResidualStream
 
 
 class DenseFormer(PreLayerNorm):
-    """Pre-norm within a layer; the next layer sees a learned mean of the outputs of all layers so far.
+    """Uses pre-norm within a layer and passes a learned mean of the outputs of all layers so far to the next layer.
 
     Formula:  x + f(LN(x)) at every site; after layer i: y_i = Σ_{j≤i} a_ij X_j, X_j the output of layer j before this
               mean, X_0 the stack's input; layer i + 1 begins with y_i; LN(y) of the last layer ends the stack
@@ -63,7 +63,7 @@ class DenseFormer(PreLayerNorm):
 
 
 class DenseStream(ResidualStream):
-    """Ends a stack of DenseFormer with LN (affine, eps 1e-5) of the last layer's mean, or with the mean itself."""
+    """Ends a DenseFormer stack with LN (affine, eps 1e-5) of the last layer's mean, or with the mean itself."""
 
     def __init__(self, place: Place, options: Options, final_norm: bool) -> None:
         super().__init__(place, options, final_norm)
@@ -84,6 +84,6 @@ register(
         formula="`pre_ln`, with a learned mean of all layers so far after each layer",
         source="Pagliardini 2024",
         family="Depth",
-        use_when="Pre-norm models whose layers should see all earlier layers, for a handful of parameters.",
+        use_when="Pre-norm models whose layers should see all earlier layers, at the cost of very few parameters.",
     ),
 )

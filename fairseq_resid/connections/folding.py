@@ -1,6 +1,6 @@
-"""How a site folds into a layer of common inference engines, which support only post-norm and pre-norm layers.
+"""Folds sites into the layers of common inference engines, which support only post-norm and pre-norm layers.
 
-A structure declares this in its own file, as the entry `folds` of its registration: a function from a site to a Fold.
+A structure's own file declares how: `folds`, in the structure's registration, is a function from a site to a Fold.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ NORMS = {"post_norm": 1, "pre_norm": 1, "pre_and_post_norm": 2}
 
 
 class CannotFold(ValueError):
-    """The reason why a model cannot be written as layers of a common engine, in one line."""
+    """Raised if a model cannot be written as layers of a common engine. The message states the reason in one line."""
 
 
 @dataclass(frozen=True)
 class Fold:
-    """A site in the form of one of three graphs, for a sublayer f in eval mode.
+    """A site written as one of three graphs, with its sublayer f in eval mode.
 
     Formula:  post_norm            y = LN(a ⊙ x + b ⊙ f(x))
               pre_norm             y = x + b ⊙ f(LN(x))
@@ -44,7 +44,7 @@ class Fold:
 
 
 def affine(norm: Any, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return the gain and bias of a LayerNorm whose output is multiplied by `scale`.
+    """Return the gain and bias of a LayerNorm, both multiplied by `scale`.
 
     Raises: CannotFold for any other norm.
     """

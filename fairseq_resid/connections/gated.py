@@ -31,7 +31,7 @@ class HighwayOptions(GateOptions):
     gate_input: str = option(
         "shortcut", "input of the gate: x (a vector gate), or x and F (a scalar gate)", choices=("shortcut", "both")
     )
-    gate_layers: int = option(1, "layers of the gate, 1 or 2; 2 needs --gate-input both", least=1, most=2, example=1)
+    gate_layers: int = option(1, "number of layers of the gate; 2 needs --gate-input both", least=1, most=2, example=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,13 +40,13 @@ class HighwayOptions(GateOptions):
 
 
 class GatedShortcut(OptionallyNormed):
-    """Provides the gate σ(xW + b), W in R^{C×C} Xavier-uniform, which a subclass may replace."""
+    """Provides the gate σ(xW + b), with a Xavier-uniform W in R^{C×C}. A subclass may replace this gate."""
 
     def __init__(self, place: Place, options: GateOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         self.gate = self.other_gate(place.dim, options)
         if self.gate is None:
-            # Bare parameters, because fairseq's quantisation would replace an nn.Linear.
+            # These are bare parameters, because fairseq's quantisation would replace an nn.Linear.
             self.gate_weight = nn.Parameter(xavier_uniform(place.dim, place.dim))
             self.gate_bias = nn.Parameter(torch.full((place.dim,), options.gate_bias))
 
@@ -76,7 +76,7 @@ class Highway(GatedShortcut):
         return (SingleLayerGate if options.gate_layers == 1 else ScalingGate)(dim, [options.gate_bias])
 
     def join(self, x: Tensor, f: Tensor) -> Tensor:
-        # Not torch.lerp: under autocast x can be fp32 and F 16-bit, and lerp does not promote.
+        # Not torch.lerp, which does not promote dtypes: under autocast, x can be fp32 and F 16-bit.
         return x + self.gated(x, f) * (f - x)
 
     def coefficients(self, x: Tensor, f: Tensor) -> dict[str, Tensor]:

@@ -32,14 +32,14 @@ class _Append(torch.autograd.Function):
 
 
 def has_room(state: Tensor, after: int, width: int) -> bool:
-    """Return whether a state is at the beginning of the rows of a buffer that has room for `after` channels."""
+    """Return whether a state fills the start of each row of a buffer from `moved` with room for `after` channels."""
     lies_in_rows = state.stride(-1) == 1 and state.stride(-2) == width and state.storage_offset() % width == 0
     is_first = after == 2 * state.size(-1)  # the caller owns the input buffer: never append to it
     return lies_in_rows and after <= width and not is_first
 
 
 def moved(state: Tensor, width: int) -> Tensor:
-    """Return a copy of a state at the beginning of a new buffer."""
+    """Return a copy of a state in a new buffer with room for `width` channels."""
     buffer = state.new_empty((*state.shape[:-1], width))[..., : state.size(-1)]
     return buffer.copy_(state)
 

@@ -1,4 +1,4 @@
-"""Streams that are mixed at every site: hyper-connections, their fractions, and mHC, which preserves their sum."""
+"""Streams that are mixed at every site: hyper-connections, Frac-Connections, and mHC, which preserves the sum."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ManifoldOptions(StreamsOptions):
 def mixed(weights: Tensor, writing: Tensor, streams: Tensor, f: Tensor) -> Tensor:
     """Return the next state: weights (..., n, n) @ streams, plus `writing` (..., n) times the branch.
 
-    f: (..., 1, C), the branch, or (..., n, C/n), a part of it for every stream
+    f: the branch as (..., 1, C), or as (..., n, C/n) with one part for each stream
     """
     # Not unsqueeze(-1): TorchScript's shape propagation inserts that dimension one position too early.
     writing, f = writing.to(streams.dtype).unsqueeze(writing.dim()), f.to(streams.dtype)
@@ -77,9 +77,13 @@ def mixed(weights: Tensor, writing: Tensor, streams: Tensor, f: Tensor) -> Tenso
 
 
 class ManyStreams(ResidualConnection):
-    """Base class of connections with n streams. State: (..., nC), initially n copies of the input."""
+    """Base class of connections with n streams.
 
-    divides_state = False  # whether the streams are parts of a C-wide state
+    The state (..., nC) consists of n streams, which start as copies of the input. With `divides_state`, the state is
+    (..., C) and starts as the input, and each stream is a part of it.
+    """
+
+    divides_state = False
 
     def __init__(self, place: Place, options: StreamsOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
@@ -89,7 +93,7 @@ class ManyStreams(ResidualConnection):
         self.norm = place.norm(place.dim)
 
     def split(self, state: Tensor) -> Tensor:
-        """Return a state, or a branch, as (..., n, C)."""
+        """Return a state as (..., n, C) or a branch as (..., 1, C). With `divides_state`, both are (..., n, C/n)."""
         return state.unflatten(-1, [-1, self.part])
 
     @torch.jit.export
@@ -126,7 +130,7 @@ class HyperConnection(ManyStreams):
             self.writing_scale = nn.Parameter(torch.tensor(SCALE))
 
     def reading_weights(self, streams: Tensor) -> Tensor:
-        """Return A_mᵀ, (..., 1, n) or (1, n), with n in place of 1 if the streams are parts of a state."""
+        """Return A_mᵀ, (..., 1, n) or (1, n). With `divides_state`, it is (..., n, n) or (n, n)."""
         weights: Tensor = self.mixing[: self.reads]
         if self.stream_norm is not None:
             logits = full_precision_linear(self.stream_norm(streams), self.mixing_weight[: self.reads])
@@ -152,7 +156,7 @@ class HyperConnection(ManyStreams):
 
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
         streams, f = self.split(state), self.split(f)
-        if self.stream_norm is None:  # torch.jit.freeze leaves parameters that pass through a tuple unfrozen
+        if self.stream_norm is None:  # torch.jit.freeze does not freeze parameters that pass through a tuple
             return mixed(self.mixing[self.reads :], self.writing, streams, f)
         weights, writing = self.writing_weights(streams)
         return mixed(weights, writing, streams, f)

@@ -74,6 +74,7 @@ register(
         formula="αF + β(I + BA)x, F from f(LN(x)), α + β = 1, BA of low rank",
         source="Menghani 2025",
         family="Scaling",
-        use_when="Pre-norm models with few additional parameters. `--laurel-form` selects one of its two parts.",
+        use_when="Pre-norm models, at the cost of a few parameters. "
+        "`--laurel-form rw` and `--laurel-form lr` use only one of the two parts.",
     ),
 )

@@ -1,4 +1,4 @@
-"""The norms of --norm. Every structure creates its norms with `place.norm(C)`, so it works with all of them."""
+"""The norms that --norm selects. Every structure creates its norms with `place.norm(C)`, so all norms work with it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ScaleNorm(nn.Module):
 
 
 class DynamicTanh(nn.Module):
-    """Squashes x in place of a norm; it computes no statistics.
+    """Squashes x instead of normalising it, and computes no statistics.
 
     Formula:  γ ⊙ tanh(αx) + β, α a learned number that starts at 0.5; γ and β in R^C start at 1 and 0
     Source:   Zhu 2025, DyT (arXiv 2503.10622), algorithm 1
@@ -59,7 +59,7 @@ class DynamicTanh(nn.Module):
 
 
 class DynamicErf(nn.Module):
-    """Squashes x in place of a norm; it computes no statistics.
+    """Squashes x instead of normalising it, and computes no statistics.
 
     Formula:  γ ⊙ erf(αx + s) + β, α and s learned numbers that start at 0.5 and 0; γ and β in R^C start at 1 and 0
     Source:   Chen 2025, Derf (arXiv 2512.10938)
@@ -84,9 +84,10 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
 
 
 def divisor(norm: nn.Module, x: Tensor) -> Tensor | None:
-    """Return the number by which a norm divides each position of x before applying its gain; None if there is none.
+    """Return the divisor of a norm, which it applies before its gain; None if the norm does not divide.
 
-    The norm of images over the whole batch, --norm batch, divides by its running standard deviation.
+    It has one value for each position of x. `--norm batch`, the BatchNorm of image models, divides by its running
+    standard deviation instead, which has one value for each channel.
     """
     if isinstance(norm, ScaleNorm):
         return norm.length(x)

@@ -1,4 +1,4 @@
-"""The options of a structure: a frozen dataclass that validates itself, and the command-line description of each."""
+"""The options of a structure: a frozen dataclass that validates itself and describes each option for a command line."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 class InvalidOption(ValueError):
     """Unknown or invalid residual name, option or backend.
 
-    The message names keyword arguments, as Python code passes them; `flags` is the message for a command line.
+    The message contains keyword arguments, as in Python code; `flags` is the same message with command-line flags.
 
     allowed: a description of the allowed values, in which {others} is replaced with `others`
-    others: further options by name; None if only the name is shown
+    others: further options by name; a value of None shows only the name
     """
 
     def __init__(self, option: str, value: object, allowed: str, others: Mapping[str, object] = NOTHING) -> None:
@@ -47,7 +47,8 @@ class Option:
     """One option: its name, type, default, help and allowed values.
 
     choices: the allowed values of a string; above, least, most: bounds of a number, `above` exclusive. Every integer
-             needs a `most`, because a structure may build that many modules; a float without one is bounded by fp32.
+             needs a `most`, because a structure may build that many modules; a float without one only needs to be
+             finite in fp32.
     example: a non-default value, used in tests that train a model
     """
 
@@ -63,7 +64,7 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """The allowed values, in words."""
+        """Return the allowed values in words."""
         if self.choices:
             return f"choose one of {', '.join(self.choices)}"
         kind = "an integer" if self.type is int else "a finite number in fp32"
@@ -74,7 +75,7 @@ class Option:
 
     @property
     def examples(self) -> tuple[Any, ...]:
-        """Values to test: all choices of a string, the example of a number."""
+        """Return the values to test: all choices of a string, or the example of a number."""
         return self.choices or (() if self.example is None else (self.checked(self.example),))
 
     def checked(self, value: Any) -> Any:
@@ -118,9 +119,10 @@ def option(
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a structure without any, and the base class of all others, which declare fields with `option`.
+    """The base class of all options. A structure without options uses it directly.
 
-    A field is an int, a float, or a str with choices. It must not have the name of a fairseq flag.
+    A subclass declares its fields with `option`. A field is an int, a float, or a str with choices. It must not have
+    the name of a fairseq flag.
     Raises: InvalidOption naming the option, the value and the allowed values.
     """
 

@@ -20,7 +20,8 @@ class Orthogonal(PreLayerNorm):
     Formula:  y = x + F - α x, α = F·x / (x·x + ε), ε = 1e-6, F = dropout(f(LN(x))); the stack ends with a norm
     Source:   Oh 2025, Revisiting Residual Connections, arXiv 2505.11881, and the authors' code
               (BootsofLagrangian/ortho-residual, residual.py), method "feature": one α for each position. Not
-              implemented: its method "global", one α for a whole image, and its use in a random subset of layers
+              implemented: the method "global", one α for a whole image, and orthogonal updates in only a random subset
+              of the layers
     Dtype:    α in fp32 for a 16-bit x, whose squares would overflow
     """
 

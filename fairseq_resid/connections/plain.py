@@ -18,7 +18,7 @@ from .registry import Structure, for_all_options, register
 class PostLayerNorm(ResidualConnection):
     """Normalises the sum of shortcut and branch.
 
-    Formula:  y = LN(x + F)            Source: Vaswani 2017; the baseline of both papers
+    Formula:  y = LN(x + F)            Source: Vaswani 2017; the baseline of the rSkip and SAS papers
     """
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
@@ -60,7 +60,7 @@ register(
         formula="LN(x + F)",
         source="Vaswani 2017",
         family="Plain",
-        use_when="The baseline of both papers, used for most published scores. Deep stacks fail to train.",
+        use_when="The baseline of the rSkip and SAS papers and of most published scores. Deep stacks fail to train.",
     ),
 )
 register(

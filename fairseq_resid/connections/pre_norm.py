@@ -81,7 +81,7 @@ class ResidualPostNorm(ResidualConnection):
 
 
 class ScaledPreLayerNorm(PreLayerNorm):
-    """Scales the branch input down as layer depth increases.
+    """Scales the branch input down, more in deeper layers.
 
     Formula:  y = x + f(LN(x) / √l), where l numbers the layers of a stack from 1; the norm that ends
               the stack is not scaled
@@ -107,7 +107,7 @@ class MixedOptions(Options):
 
 
 class MixedLayerNorm(ResidualConnection):
-    """Post-norm in the first layers of a stack and pre-norm in the others.
+    """Uses post-norm in the first layers of a stack and pre-norm in the others.
 
     Formula:  y = LN(x + F) in the first share of the layers, x + f(LN(x)) in the rest; the stack ends with a norm
     Source:   Li 2024, Mix-LN: a share of 0.25 (3 of 12 and 6 of 24 layers); rounding up is our choice

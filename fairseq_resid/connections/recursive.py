@@ -65,7 +65,7 @@ class RecursiveSkipLayerNorm(ResidualConnection):
 
 
 def fold(site: Any) -> Fold:
-    """Fold λ = 1, which is post_ln.
+    """Fold a site with λ = 1, which is post_ln.
 
     Raises: CannotFold for λ >= 2.
     """
@@ -84,7 +84,7 @@ register(
         formula="y₁ = LN₁(x + F); y_k = LN_k(x + y_{k−1}), k = 2..λ",
         source="Liu 2020 (rSkip)",
         family="Scaling",
-        use_when="Post-norm models. It costs almost no time or memory. "
-        "Compare it with `xskip_ln` to see what the recursion adds.",
+        use_when="Post-norm models. The recursion costs almost no time or memory. "
+        "Compare the results with those of `xskip_ln` to see what it adds.",
     ),
 )

@@ -23,18 +23,18 @@ _ALIASES: dict[str, str] = {}
 
 
 def for_no_options(_: Any) -> bool:
-    """Return False: for a property that a structure never has, whatever its options."""
+    """Return False. Used for a property that a structure never has, whatever its options."""
     return False
 
 
 def for_all_options(_: Any) -> bool:
-    """Return True: for a property that a structure always has, whatever its options."""
+    """Return True. Used for a property that a structure always has, whatever its options."""
     return True
 
 
 @dataclass(frozen=True)
 class Structure:
-    """A residual structure, as --residual names it.
+    """A residual structure, which --residual selects by name.
 
     formula, source: y as a function of x and F, and the publication; one line each, for help texts and tables
     family: the heading in the README's table under which the structure is listed
@@ -42,11 +42,11 @@ class Structure:
     options: a frozen dataclass; connection: the class of its sites; stream: the class that ends a stack
     has_kernel: whether `combine_fused` supports these options
     final_norm: default of --final-norm: whether a stack ends with a norm in the source paper; None if the stream
-    contains a norm, and the flag does not apply
+    contains a norm, so that the flag does not apply
     needs_every_layer: whether LayerDrop is unsupported with these options
     is_profiled: whether these options need a first pass through the model, which sets initial values (`profile`)
-    folds: returns a site as a layer of an inference engine, or raises CannotFold (folding.py); None: no layer can
-    express it
+    folds: returns a site as a layer of an inference engine, or raises CannotFold (folding.py); None if no such layer
+    can express the structure
     """
 
     options: type[Options]
@@ -81,7 +81,7 @@ def names() -> list[str]:
 
 
 def own_names() -> list[str]:
-    """Return the names of the structures of this package, without aliases, in order of registration."""
+    """Return the names of this package's structures, without aliases, in order of registration."""
     package = __package__ or ""
     return [name for name, made in _STRUCTURES.items() if made.connection.__module__.startswith(f"{package}.")]
 
@@ -92,7 +92,7 @@ def aliases(name: str) -> list[str]:
 
 
 def canonical(name: str) -> str:
-    """Return the name of a structure from its name or an alias.
+    """Return the name of a structure, given its name or an alias.
 
     Raises: InvalidOption listing the allowed names.
     """
@@ -116,7 +116,7 @@ def options(name: str) -> dict[str, Option]:
 
 
 def all_options() -> dict[str, dict[str, Option]]:
-    """Return the options of all structures: {option: {structure: its meaning there}}."""
+    """Return the options of all structures as {option name: {structure name: the structure's Option}}."""
     everything: dict[str, dict[str, Option]] = {}
     for name in _STRUCTURES:
         for option in options(name).values():
@@ -139,7 +139,7 @@ def resolve(name: str, given: dict[str, Any]) -> Options:
 
 
 def resolve_final_norm(name: str, given: str | None) -> bool:
-    """Return whether the stacks of a structure end with a norm: the given choice, or by default that of its source.
+    """Return whether the stacks of a structure end with a norm: the given choice or, if None, that of its source.
 
     Raises: InvalidOption for an unknown value, or if the structure's stream contains a norm.
     """
@@ -154,7 +154,7 @@ def resolve_final_norm(name: str, given: str | None) -> bool:
 
 
 def check_backend(name: str, chosen: Options, backend: str) -> None:
-    """Check a --residual-backend for a structure with these options.
+    """Check that a structure with these options supports a --residual-backend.
 
     Raises: InvalidOption for an unknown backend, or for triton without a kernel.
     """
@@ -171,7 +171,7 @@ def draws_branches(name: str) -> bool:
 
 
 def needs_every_layer(name: str, chosen: Options) -> bool:
-    """Return whether no layer may be dropped from a stack of a structure with these options."""
+    """Return whether a structure with these options needs every layer, so that LayerDrop is unsupported."""
     return structure(name).needs_every_layer(chosen)
 
 
@@ -179,13 +179,13 @@ Profiler = Callable[[Sequence[ResidualConnection]], AbstractContextManager[None]
 
 
 def profiler(name: str, chosen: Options) -> Profiler | None:
-    """Return the `profile` method of a structure if a first pass sets its initial values with these options."""
+    """Return a structure's `profile` method, or None if no first pass sets initial values with these options."""
     made = structure(name)
     return made.connection.profile if made.is_profiled(chosen) else None
 
 
 def has_wide_state(name: str) -> bool:
-    """Return whether a structure's state has more than C channels."""
+    """Return whether a structure's state has more than C channels between layers."""
     made = structure(name)
     return made.connection.enter is not ResidualConnection.enter or made.stream is not ResidualStream
 

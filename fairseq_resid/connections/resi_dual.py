@@ -40,12 +40,12 @@ class ResiDual(ResidualConnection):
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
         x, d = state[..., : self.dim], state[..., self.dim :]
         y = self.norm(x + f)
-        # Under autocast the branch is 16-bit and the streams are not.
+        # Under autocast, the branch is 16-bit, but the streams are not.
         return torch.cat([y, (d + f).to(y.dtype)], dim=-1)
 
 
 class ResiDualStream(ResidualStream):
-    """Ends a stack of ResiDual.
+    """Ends a ResiDual stack.
 
     Formula:  x + LN(d), affine, eps 1e-7 for LayerNorm
     """

@@ -1,4 +1,4 @@
-"""Self-Adaptive Scaling (SAS): gates decide how much shortcut, branch and normalised sum to keep."""
+"""Self-Adaptive Scaling (SAS): gates decide how much of the shortcut, the branch and their normalised sum to keep."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class ScalingGate(nn.Module):
 
     Formula:  S_g(x, F) = tanh([x;F] W_f + b_f) W_ff + b_ff            Source: SAS paper, eq. 2
     Shapes:   x, f: (T, B, C) -> (T, B, G)
-    The gates of a site share one hidden weight (G·C, 2C) and one output weight (G, C), so that they need one GEMM. Each
-    gate is initialised Xavier-uniform with its own fans (2C -> C, C -> 1), b_f = 0, b_ff = `biases`.
+    The gates of a site share one hidden weight (G·C, 2C) and one output weight (G, C), so that they share their GEMMs.
+    The weights of each gate start Xavier-uniform with the gate's own fans (2C -> C, C -> 1), b_f starts at 0, and b_ff
+    at `biases`.
     """
 
     def __init__(self, dim: int, biases: list[float]) -> None:
@@ -86,13 +87,13 @@ class ScalingOptions(Options):
 
 
 class SelfAdaptiveScaling(ResidualConnection):
-    """Weights the shortcut, the branch and their normalised sum with gates computed from both.
+    """Weights the shortcut, the branch and their normalised sum with gates computed from shortcut and branch.
 
     Formula:  y = α x + β F + γ LN(x + F);  α = σ(S_α), β = σ(S_β);
               γ = (1 - α)(1 - β) (coupled, eq. 4) or σ(S_γ) (free, eq. 3)
     Source:   SAS paper, eq. 2 to 4. The special cases of its table 2 hold as identities of eq. 4.
-    The gates see F after dropout. `sas_alpha_bias` and `sas_beta_bias` are the initial values of a gate's last bias
-    (b_ff; b_f of the single-layer gate, b of the transform gate); the γ gate of `free` starts with bias 0.
+    The gates see F after dropout. `sas_alpha_bias` and `sas_beta_bias` are the initial values of the last bias of each
+    gate (b_ff; b_f of the single-layer gate, b of the transform gate); that of the γ gate, with `free`, starts at 0.
     """
 
     def __init__(self, place: Place, options: ScalingOptions, *rest: Any) -> None:

@@ -27,8 +27,8 @@ class Siamese(ResidualConnection):
     Formula:  x̂ = LN_x(x);  F = dropout(f(LN(x̂ + LN_y(y))));  x' = x̂ + F / √(2l), l the layer, from 1;  y' = y + F;
               a stack ends with LN(LN_x(x) + LN_y(y)); both streams start as its input
     Source:   Li 2026, SiameseNorm, arXiv 2602.08064, and the authors' code (Qwen-Applications/SiameseNorm,
-              deit-model-siamesenorm.py). The 2 is the number of sublayers in its layers; we also use it in decoders,
-              whose layers have three
+              deit-model-siamesenorm.py). The 2 is the number of sublayers in the paper's layers; we also use 2 in
+              decoders, whose layers have three sublayers
     State:    (..., 2C): x, then y
     """
 
@@ -50,12 +50,12 @@ class Siamese(ResidualConnection):
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
         x, y = two_streams(state, self.dim)
         x = torch.add(self.post_norm(x), f, alpha=self.scale)
-        # Under autocast the branch is 16-bit and the streams are not.
+        # Under autocast, the branch is 16-bit, but the streams are not.
         return torch.cat([x, (y + f).to(x.dtype)], dim=-1)
 
 
 class SiameseStream(ResidualStream):
-    """Ends a stack of SiameseNorm.
+    """Ends a SiameseNorm stack.
 
     Formula:  LN(LN_x(x) + LN_y(y))
     """

@@ -1,4 +1,4 @@
-"""The end of a stack: from its state back to C channels, and the final norm."""
+"""The end of a stack, which reduces the state to C channels and applies the final norm."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .place import Place
 
 
 class ResidualStream(nn.Module):
-    """Ends a stack whose state is its output. Each stack has one.
+    """Ends a stack whose output is its state, or LN of its state. A subclass ends a stack with a wider state.
 
     Formula:  x, or LN(x) with a final norm (--final-norm layer), affine, eps 1e-5, or another norm if the place has one
     Shapes:   (..., n·C) -> (..., C); also accepts (..., C), for a stack whose layers were all dropped
     Args:     place: of the stack, with kind "stream"; options: of the structure; final_norm: whether it has a norm
-    A LayerNorm's parameters are called `weight` and `bias`, as in the `layer_norm` of a stack in fairseq's checkpoints;
-    those of any other norm belong to `norm`.
+    A LayerNorm's parameters are called `weight` and `bias`, as in the `layer_norm` of a stack in fairseq's checkpoints.
+    Any other norm is the submodule `norm`.
     """
 
     def __init__(self, place: Place, options: Options, final_norm: bool) -> None:
@@ -41,7 +41,7 @@ class ResidualStream(nn.Module):
             self.norm = self.place.norm(self.place.dim)
 
     def leave(self, state: Tensor) -> Tensor:
-        """Return the C channels of the state that the final norm sees."""
+        """Return the C channels that the final norm sees, computed from the state."""
         return state
 
     def normalise(self, x: Tensor) -> Tensor:

@@ -46,7 +46,10 @@ def added_parameters(name: str, dim: int, layers: int = LAYERS) -> int:
 
 
 def polynomial(name: str) -> str:
-    """Return `added_parameters` as a polynomial in C, such as 120C² + 120C + 60, or its value at C = 512."""
+    """Return `added_parameters` as a polynomial in C, such as 120C² + 120C + 60.
+
+    If it is not a polynomial of degree 2 or less, return its value at C = 512.
+    """
     low, middle, high = (Fraction(added_parameters(name, dim)) for dim in (2, 4, 8))
     square = ((high - low) / 6 - (middle - low) / 2) / 4
     linear = (middle - low) / 2 - 6 * square
@@ -63,7 +66,7 @@ def polynomial(name: str) -> str:
 
 
 def described(option: Option) -> str:
-    """Return an option as shown in the table: its flag, default and choices."""
+    """Return an option in Markdown: its flag, default and choices."""
     flag = f"`--{option.name.replace('_', '-')}`"
     default = option.default if isinstance(option.default, str) else f"{option.default:g}".replace("-", "−")
     return f"{flag} ({', '.join(dict.fromkeys([default, *option.choices]))})"
@@ -77,7 +80,7 @@ def row(name: str) -> str:
 
 
 def table(names: list[str]) -> str:
-    """Return the table of these structures by family, each in order of registration."""
+    """Return the table of these structures, grouped by family and in order of registration within a family."""
     lines = [f"| {' | '.join(HEAD)} |", "|---|---|---|"]
     families = dict.fromkeys(registry.structure(name).family for name in names)
     for family in sorted(families, key=lambda each: FAMILIES.index(each) if each in FAMILIES else len(FAMILIES)):
@@ -89,7 +92,7 @@ def table(names: list[str]) -> str:
 def split_page(page: str) -> tuple[str, str, str]:
     """Return the text of a page before its table of structures, the table, and the text after it.
 
-    Raises: ValueError if the page lacks the markers.
+    Raises: ValueError unless the page contains each marker once.
     """
     if page.count(BEGIN) != 1 or page.count(END) != 1:
         raise ValueError(f"the page must contain exactly one line {BEGIN} and one line {END}")
@@ -99,9 +102,9 @@ def split_page(page: str) -> tuple[str, str, str]:
 
 
 def write(file: Path, names: list[str]) -> None:
-    """Write the table of these structures between the markers of a page, and update their number in the text before it.
+    """Write the table of these structures between the markers of a page, and their number into the text before it.
 
-    Raises: ValueError if the page lacks the markers; OSError.
+    Raises: ValueError unless the page contains each marker once; OSError.
     """
     before, _, after = split_page(file.read_text(encoding="utf-8"))
     before = re.sub(r"\d+(?= residual structures)", str(len(names)), before)

@@ -1,4 +1,4 @@
-"""Shortcuts with a learned weight per channel: wSkip+LN, and Admin, whose initial value depends on the depth."""
+"""Shortcuts with a learned weight per channel: wSkip+LN, and Admin, whose initial weights depend on the depth."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class AdminOptions(Options):
 
     admin_start: str = option(
         "profiled",
-        "initial value of ω: profiled, from a first pass; closed, from the number of sublayers",
+        "where the initial value of ω comes from. profiled: a first pass; closed: the number of sublayers",
         choices=("profiled", "closed"),
     )
 

@@ -1,7 +1,7 @@
 """The formulas of the residual structures as functions on tensors, with torch as the only dependency.
 
 gates.py, recursive.py and sas.py contain the eager reference; fused.py computes the same functions with one Triton
-kernel per pass (kernels.py); dispatch.py selects one of them. sinkhorn.py is pure torch.
+kernel per pass (kernels.py); dispatch.py selects one of the two. sinkhorn.py is pure torch.
 """
 
 from .dispatch import BACKENDS, absence, use_kernels

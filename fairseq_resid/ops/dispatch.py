@@ -19,10 +19,11 @@ BACKENDS = ("auto", "eager", "triton")
 FEWEST_CHANNELS, MOST_CHANNELS = 64, 8192
 # The offset of a row's statistics has 32 bits, and a row has up to 8 statistics.
 MOST_ROWS = 1 << 28
-DTYPES = {torch.float32: (7, 0), torch.float16: (7, 0), torch.bfloat16: (8, 0)}  # dtype: compute capability needed
+DTYPES = {torch.float32: (7, 0), torch.float16: (7, 0), torch.bfloat16: (8, 0)}  # minimum compute capability
 
 logger = logging.getLogger(__name__)
-# Read once, as Triton does when it defines the kernels. It is for tests: the kernels then run on the CPU, slowly.
+# TRITON_INTERPRET is read once, at import, just as Triton reads it once, when it defines the kernels. Tests set it to
+# 1, so that the kernels run on the CPU, slowly.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -69,7 +70,10 @@ def _obstacle(x: Tensor, f: Tensor, kernel: tuple[str, int]) -> str:
 
 
 def absence(on_cpu: bool) -> str:
-    """Return why no kernel can run in this process, or an empty string if one can. on_cpu: no GPU will be used."""
+    """Return why no kernel can run in this process; an empty string if one can.
+
+    on_cpu: whether the process will use only the CPU
+    """
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     return "" if _INTERPRETED or (torch.cuda.is_available() and not on_cpu) else "no GPU is in use"
@@ -78,8 +82,8 @@ def absence(on_cpu: bool) -> str:
 def is_traced(x: Tensor) -> bool:
     """Return whether PyTorch records or transforms the operations, which it cannot do inside a kernel.
 
-    True under tracing, functorch, forward-mode AD and CUDA graph capture. Replays of a captured kernel would drop the
-    same elements each time, because the seed is an argument of the launch.
+    This is the case under tracing, functorch, forward-mode AD and CUDA graph capture. Replays of a captured kernel
+    would drop the same elements each time, because the seed is an argument of the launch.
     """
     return (
         torch.jit.is_tracing()
@@ -90,12 +94,12 @@ def is_traced(x: Tensor) -> bool:
 
 
 def use_kernels(backend: str, training: bool, x: Tensor, f: Tensor, kernel: tuple[str, int] = ("chain", 1)) -> bool:
-    """Decide whether the kernels compute a site; log the decision and its reason once per process.
+    """Decide whether the kernels compute a site, and log each decision and its reason once per process.
 
     `auto` uses the kernels wherever they are supported on a GPU; `eager` never uses them. `triton` requires them in
-    training and falls back to eager otherwise, so that a model trained on a GPU can be decoded anywhere. Whatever
-    PyTorch traces (torch.compile, torch.jit, torch.func, forward-mode AD, CUDA graphs) runs eagerly. `kernel` is the
-    name in self_check.Kind and the number of norms, for which the kernels are checked before their first use.
+    training and falls back to eager otherwise, so that a model trained on a GPU can be decoded anywhere. A site that
+    PyTorch traces (torch.compile, torch.jit, torch.func, forward-mode AD, CUDA graphs) runs eagerly. `kernel` is a
+    kernel's name in self_check.Kind and its number of norms. The kernels are checked before their first use with it.
 
     Raises:   ValueError naming the reason if `triton` is not supported in training.
     """

@@ -1,7 +1,8 @@
 """The residual structures with one Triton kernel for the forward and one for the backward pass.
 
-The backward pass needs x, F (and H of the gates), the fp32 statistics of each row and the seed of the dropout, and
-recomputes everything else. Rows are summed in a fixed order, so that results are deterministic.
+The backward pass needs x, F, the fp32 statistics of each row, the dropout seed and, for Self-Adaptive Scaling, the
+gates' hidden layer H. It recomputes everything else. Rows are summed in a fixed order, so that results are
+deterministic.
 
 The kernels do not add the sublayer's bias, because its GEMM adds it at no cost.
 """
@@ -19,17 +20,19 @@ from torch import Tensor
 
 from . import occupancy
 
-# The longest chain of norms in one kernel; longer ones are split.
+# The maximum number of norms in one kernel; longer chains are split.
 MAX_NORMS = 4
 # Dropout compares 16-bit random numbers, so its probability is a multiple of 2^-16.
 RANDOM_RANGE = 1 << 16
-# Channels per thread: 16 forward and 8 backward, where each channel also needs two sums per norm in registers.
+# The number of channels per warp. A thread has 16 channels in the forward pass and 8 in the backward pass, where each
+# channel also needs two sums per norm in registers.
 FORWARD_LANES = 512
 BACKWARD_LANES = 256
 MAX_WARPS = 16
-# Rows that a backward program loads ahead, plus one: 1 loads none, 2 loads the next one through shared memory.
+# The number of rows that a backward program loads ahead, plus one: with 1 it loads none ahead, with 2 it loads the next
+# row through shared memory.
 BACKWARD_STAGES = 1
-# Programs of a backward kernel in Triton's interpreter.
+# The number of programs that a backward kernel uses in Triton's interpreter.
 INTERPRETED_PROGRAMS = 2
 
 NO_SECOND_DERIVATIVE = (
@@ -61,7 +64,7 @@ class _Compiled:
         self.at_once = self.limits.programs_at_once(
             self.compiled.n_regs, options["num_warps"], self.compiled.metadata.shared
         )
-        # Triton 3.1's launcher takes no constants, 3.7's takes all of them; the signature shows which.
+        # Triton 3.1's launcher takes no constants, and 3.7's takes all of them. The signature shows which one it is.
         takes_all = len(self.compiled.src.signature) == len(self.kernel.arg_names)
         constants = [options[name] for name in self.kernel.arg_names[len(arguments) :]]
         self.constants = constants if takes_all else []
@@ -87,7 +90,7 @@ _watch = threading.Lock()
 def used_kernels() -> Iterator[dict[tuple[Any, ...], _Compiled]]:
     """Collect the kernels that are launched in this context, whether or not they were compiled before.
 
-    Launches of all threads count, because autograd runs the backward pass in threads of its own.
+    Launches from all threads count, because autograd runs the backward pass in threads of its own.
     """
     global _compiled
     used: dict[tuple[Any, ...], _Compiled] = {}
@@ -103,10 +106,10 @@ def used_kernels() -> Iterator[dict[tuple[Any, ...], _Compiled]]:
 def _launch(name: str, rows: int, *arguments: Any, sums: int = 0, **options: Any) -> Tensor | None:
     """Launch a kernel with one program per row; `options` are its constants and num_warps.
 
-    With `sums`, fewer programs share the rows, and each writes that many sums in fp32 to a buffer, the kernel's
-    first argument; their total is returned.
+    With `sums`, fewer programs share the rows. Each writes that many sums in fp32 to a buffer, which is the kernel's
+    first argument, and the function returns their total over all programs.
 
-    Compiled kernels are cached by kind of arguments, because Triton's own lookup dominates the host's time. Triton
+    Compiled kernels are cached by kind of arguments, because Triton's own lookup takes most of the host's time. Triton
     compiles a kernel once for each kind. The kind depends on the types of all arguments and on whether addresses are
     multiples of 16, but not on the values of numbers (do_not_specialize).
     """
@@ -143,7 +146,10 @@ def _shape(channels: int, lanes: int) -> dict[str, int]:
 
 
 def _result_dtype(x: Tensor, f: Tensor) -> torch.dtype:
-    """Return the dtype that a norm has in eager PyTorch: fp32 under autocast, otherwise the wider of the two inputs."""
+    """Return the dtype of a norm's output in eager PyTorch.
+
+    It is fp32 under autocast, and otherwise the promoted dtype of the two inputs.
+    """
     if torch.is_autocast_enabled(x.device.type):
         return torch.float32
     return x.dtype if x.dtype == f.dtype else torch.promote_types(x.dtype, f.dtype)
@@ -166,8 +172,8 @@ def _records(tensors: tuple[Tensor | None, ...]) -> bool:
 def dropout_mask(shape: tuple[int, ...], p: float, seed: int, device: torch.device) -> Tensor:
     """Return the dropout mask (0 and 1 in fp32) that the kernels draw from a seed for a tensor of this shape.
 
-    Source:   Philox with counter (channel, row) and the seed, from 0 to 2^31 - 1, as key; p is rounded to a multiple of
-              2^-16
+    Source:   Philox with the counter (channel // 8, row) and the seed, from 0 to 2^31 - 1, as key; p is rounded to a
+              multiple of 2^-16
     """
     ones = torch.ones(shape, device=device)
     _drop(ones, ones, p, seed, 1.0)
@@ -197,7 +203,7 @@ def _chain_forward(
     outside: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return y and, with `save`, the statistics; x and f are contiguous, norms are w_1, b_1, w_2, ..."""
+    """Return y and, with `save`, the statistics; x and f are contiguous, and `norms` is (w_1, b_1, w_2, ...)."""
     channels = x.size(-1)
     rows = x.numel() // channels
     y = torch.empty_like(x, dtype=_result_dtype(x, f))
@@ -258,7 +264,7 @@ def _chain(
     seed: int,
     outside: bool = False,
 ) -> Tensor:
-    """Return y of up to MAX_NORMS norms or, with `outside`, x + LN(F)."""
+    """Return y after up to MAX_NORMS norms or, with `outside`, x + LN(F)."""
     x_weight, number = (x_scale, 1.0) if isinstance(x_scale, Tensor) else (None, x_scale)
     scales = (number, f_scale)
     if _records((x, f, x_weight, *norms)):
@@ -277,14 +283,16 @@ def fused_recursive_layer_norm(
     f_scale: float = 1.0,
     seed: int | None = None,
 ) -> Tensor:
-    """Apply dropout, add the shortcut and normalise, once per norm, with one kernel for each pass.
+    """Apply dropout and then, once per norm, add the shortcut and normalise.
+
+    One kernel computes up to MAX_NORMS norms in a forward or backward pass.
 
     Formula:  F = D ⊙ f / (1 - p);  y_1 = LN_1(λ ⊙ x + μF);  y_k = LN_k(λ ⊙ x + y_{k-1}), k = 2..;
               λ = x_scale, a number or a vector with a gradient; μ = f_scale
     Source:   rSkip paper, eq. 4 (λ = μ = 1); one norm: eq. 3, and with λ = μ = 1 Vaswani 2017's LN(x + F); one norm and
               a vector λ: section 4.3, and Admin
     Shapes:   x, f: (..., C) -> (..., C), 1 <= C; each weight and bias, and a vector λ: (C,)
-    Dtype:    fp16 / bf16 / fp32 in, the wider of x and f out, or fp32 under autocast; computed in fp32
+    Dtype:    fp16 / bf16 / fp32 in, the promoted dtype of x and f out, or fp32 under autocast; computed in fp32
     Args:     p: dropout probability, below 1; seed: of its mask (dropout_mask), 0 to 2^31 - 1; by default drawn from
               torch's generator
     Raises:   RuntimeError in a backward pass with create_graph=True
@@ -409,15 +417,15 @@ def fused_self_adaptive_scaling(
     p: float = 0.0,
     seed: int | None = None,
 ) -> Tensor:
-    """Apply dropout, compute both gates with torch's GEMMs, and combine with one kernel for each pass.
+    """Apply dropout, compute the gates' hidden layer with torch's GEMMs, and the rest with one kernel for each pass.
 
     Formula:  F = D ⊙ f / (1 - p);  y = α x + β F + (1 - α)(1 - β) LN(x + F);
               (α, β) = σ(tanh([x;F] W + b) v + c), [x;F] W computed as x W_x + F W_F
     Source:   Self-Adaptive Scaling, eq. 2 and 4
     Shapes:   x, f: (..., C) -> (..., C); hidden_weight (2C, 2C): rows by gate, columns x then F; hidden_bias (2C,);
               output_weight (2, C); output_bias (2,); weight, bias of the norm: (C,)
-    Dtype:    fp16 / bf16 / fp32 in, the wider of x and f out, or fp32 under autocast; the GEMMs use the dtype of
-              the hidden weight, or that of autocast, and everything after them is in fp32
+    Dtype:    fp16 / bf16 / fp32 in, the promoted dtype of x and f out, or fp32 under autocast; the GEMMs use the dtype
+              of the hidden weight, or that of autocast, and everything after them is in fp32
     Args:     p: dropout probability, below 1; seed: of its mask (dropout_mask), 0 to 2^31 - 1; by default drawn from
               torch's generator
     Raises:   RuntimeError in a backward pass with create_graph=True

@@ -1,4 +1,4 @@
-"""Gates that predict scaling factors from the shortcut x and the branch F, before the sigmoid."""
+"""The logits of the gates that predict scaling factors from the shortcut x and the branch F."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def scaling_gate(
     """Return the logits of G scaling gates, one scalar per position and gate.
 
     Formula:  S_g(x, F) = tanh([x;F] W_f + b_f) W_ff + b_ff, each gate g with its own parameters
-    Source:   Self-Adaptive Scaling, eq. 2. [x;F] W_f is computed as x W_x + F W_F: nothing is concatenated,
-              and the gates of a site share one GEMM
+    Source:   Self-Adaptive Scaling, eq. 2. [x;F] W_f is computed as x W_x + F W_F, so that nothing is concatenated,
+              and the gates of a site share these GEMMs
     Shapes:   x, f: (..., C) -> (..., G); hidden_weight (G·C, 2C): rows by gate, columns x then F; hidden_bias (G·C,);
               output_weight (G, C); output_bias (G,)
     Dtype:    that of the input
@@ -29,8 +29,8 @@ def scaling_gate(
     hidden = functional.linear(x.reshape(-1, channels), x_weight, hidden_bias)
     hidden = torch.addmm(hidden, f.reshape(-1, channels), f_weight.t())
     hidden = torch.tanh_(hidden)  # in place: no derivative needs the input of tanh
-    # Row g has the weights of gate g in its own columns and 0 elsewhere: one GEMM, without the copy that a batched one
-    # needs.
+    # Row g has the weights of gate g in its own columns and 0 elsewhere, so that one GEMM is enough, without the copy
+    # that a batched GEMM needs.
     own = torch.eye(gates, dtype=output_weight.dtype, device=output_weight.device)
     # unsqueeze(2): TorchScript's shape propagation inserts the dimension of unsqueeze(-1) one position too early.
     block_weight = (own.unsqueeze(2) * output_weight).view(gates, gates * channels)

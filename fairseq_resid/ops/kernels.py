@@ -1,12 +1,13 @@
-"""Triton kernels of the residual structures: one pass over memory each way, statistics and sums in fp32.
+"""Triton kernels of the residual structures. Each makes one pass over memory, with statistics and sums in fp32.
 
-Needs triton; fused.py imports it on first use. Names: u = (s - mean) · rstd is a standardised row, w and b are the
-weight and bias of a norm, g = dL/dy. A program keeps whole rows in registers, BLOCK >= C lanes each; lanes beyond C are
-zero and stay zero, because the weights loaded there are zero. A backward program walks every P-th row and keeps its
-part of the parameters' gradients in registers, without atomics, so that results do not depend on timing.
+This module needs triton, so fused.py imports it on first use. Names: u = (s - mean) · rstd is a standardised row, w and
+b are the weight and bias of a norm, and g = dL/dy. A program keeps whole rows in registers, with BLOCK >= C lanes each;
+lanes beyond C are zero and stay zero, because the weights loaded there are zero. A backward program processes every
+P-th row, where P is the number of programs. It keeps its part of the parameters' gradients in registers and uses no
+atomics, so that results do not depend on timing.
 
-Every version of Triton from 3.1 to 3.9 must compile this: norms are separate arguments instead of a tuple or list of
-tensors.
+Every version of Triton from 3.1 to 3.9 must compile these kernels, so each norm is a separate argument instead of an
+element of a tuple or list.
 """
 
 # No `from __future__ import annotations`: Triton 3.1's interpreter does not recognise "tl.constexpr" as a string.
@@ -47,9 +48,9 @@ def norm_forward(
     s, mean, w_ptr, b_ptr, stats_ptr, place, cols, inside, eps,
     C: tl.constexpr, BLOCK: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """Return LN(s) of a row with this mean; stats_ptr is unused without SAVE.
+    """Return LN(s) of a row s with this mean; stats_ptr is unused without SAVE.
 
-    The variance takes a second pass over registers, so that a large mean costs no precision.
+    The variance is computed in a second pass over registers, so that a large mean costs no precision.
     """
     centred = s - mean
     if BLOCK != C:
@@ -72,14 +73,14 @@ def add_norm(
 
 @triton.jit
 def norm_again(s, stats_ptr, inside, C: tl.constexpr, BLOCK: tl.constexpr):
-    """Recompute u of the forward pass from its saved mean and rstd."""
+    """Recompute u of the forward pass from the saved mean and rstd."""
     u = (s - tl.load(stats_ptr)) * tl.load(stats_ptr + 1)
     if BLOCK != C:
         u = tl.where(inside, u, 0.0)
     return u
 
 
-# A reduction costs three barriers: values that are summed at the same place share one.
+# A reduction costs three barriers, so values that are summed at the same place share one reduction.
 @triton.jit
 def add_2(a1, a2, b1, b2):
     return a1 + b1, a2 + b2
@@ -104,8 +105,8 @@ def norm_backward(q, u, rstd, C: tl.constexpr):
 
 # --- recursive LayerNorm: y_1 = LN_1(λx + μF), y_k = LN_k(λx + y_{k-1}) ---------------------------------------------
 #
-# λ is a number, or with WEIGHTED a vector with a gradient. With OUTSIDE, x is added after the one norm: y = x + LN(μF);
-# then dx = g, and the backward pass neither reads x nor writes dx.
+# λ is a number or, with WEIGHTED, a vector with a gradient. With OUTSIDE, x is added after the only norm, which gives
+# y = x + LN(μF) and dx = g. The backward pass then neither reads x nor writes dx.
 
 
 @triton.jit(do_not_specialize=["x_scale", "f_scale", "eps", "seed", "threshold"])
@@ -257,7 +258,7 @@ def dropout(
 
 @triton.jit
 def tanh(h):
-    """Return tanh, which tl lacks, to within fp32's rounding of 1; this exp cannot overflow."""
+    """Return tanh(h), which tl lacks, with an absolute error of about one fp32 epsilon. exp cannot overflow here."""
     e = tl.exp(-2.0 * tl.abs(h))
     t = (1.0 - e) / (1.0 + e)
     return tl.where(h < 0.0, -t, t)

@@ -10,16 +10,17 @@ import torch
 
 PARTITIONS = 4  # per multiprocessor; each has a quarter of the registers, and a warp stays in one
 REGISTER_UNIT = 8  # the registers of a thread are allocated in multiples of this
-MOST_PROGRAMS = 16  # per multiprocessor, whatever they need; newer GPUs allow up to 32
-SHARED_RESERVED = 1024  # bytes of shared memory that the driver reserves for each program, since Ampere
-# Bytes that a multiprocessor could load while a program waits for one row: an estimate for A100 and H100, about 1.5 µs
-# at 20 bytes per ns. It weighs the time of another row in series against the traffic of another program's sums.
+MOST_PROGRAMS = 16  # per multiprocessor, even if they need few resources; newer GPUs allow up to 32
+SHARED_RESERVED = 1024  # bytes of shared memory that the driver reserves for each program on Ampere and later GPUs
+# The number of bytes that a multiprocessor could load while a program waits for one row. The value is an estimate for
+# A100 and H100: about 1.5 µs at 20 bytes per ns. It weighs the cost of giving each program one more row against the
+# memory traffic of one more program's sums.
 ROW_LATENCY = 32 << 10
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The number of multiprocessors of a GPU, and the resources of each."""
+    """The number of multiprocessors of a GPU, and the resources of each multiprocessor."""
 
     processors: int
     registers: int = 65536
@@ -28,7 +29,7 @@ class Limits:
     warp: int = 32
 
     def programs_at_once(self, registers: int, warps: int, shared: int = 0) -> int:
-        """Return how many programs the whole GPU runs at once; 1 on each multiprocessor if the limits allow none.
+        """Return how many programs the whole GPU runs at once, or one per multiprocessor if the limits allow none.
 
         registers: per thread; warps, and shared memory in bytes: per program
         """
@@ -39,10 +40,10 @@ class Limits:
         return self.processors * max(min(by_registers, by_threads, by_shared, MOST_PROGRAMS), 1)
 
     def programs(self, rows: int, at_once: int, sums: int) -> int:
-        """Return how many programs should share the rows, if each finally writes sums of this many bytes.
+        """Return how many programs should share the rows if each of them writes sums of this many bytes at the end.
 
-        All of them run at once and process equally many rows: as few as possible, but not so few that writing and
-        reading the sums takes longer than the rows that are saved.
+        All programs run at once, and each processes about the same number of rows. This number is as small as possible,
+        but additional programs must save more time than writing and reading their sums takes.
         """
         cheap = math.sqrt(rows * 2 * sums / (self.processors * ROW_LATENCY))
         rows_each = max(-(-rows // at_once), round(cheap), 1)
@@ -51,7 +52,7 @@ class Limits:
 
 @functools.cache
 def limits(device: torch.device) -> Limits:
-    """Return the limits of a device. Some versions of PyTorch do not know all of them."""
+    """Return the limits of a device, with defaults for those that this version of PyTorch does not report."""
     found = torch.cuda.get_device_properties(device)
     known = {
         "registers": "regs_per_multiprocessor",

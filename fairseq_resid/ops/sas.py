@@ -1,4 +1,4 @@
-"""The combination of shortcut, branch and normalised sum of Self-Adaptive Scaling."""
+"""The combination of shortcut, branch and normalised sum in Self-Adaptive Scaling."""
 
 from __future__ import annotations
 

@@ -21,16 +21,18 @@ from .recursive import recursive_layer_norm
 from .sas import self_adaptive_scaling
 
 P, SEED, EPS = 0.25, 7, 1e-5
-# Maximum rows and elements. The rows outnumber the programs of a backward pass, which a GPU runs all at once.
+# The maximum numbers of rows and elements. There are more rows than programs in a backward pass, which has no more
+# programs than a GPU runs at once.
 GPU_ROWS, GPU_ELEMENTS, INTERPRETED_ROWS = 4099, 1 << 22, 3
-# Relative to the largest value of a result. Rounding to 16 bits gives an error of 0.01, a bug one of about 1.
+# The largest error that passes, relative to the largest value of a result. Rounding to 16 bits gives an error of 0.01,
+# and a bug gives one of about 1.
 TOLERANCE = 0.05
 
 Function = Callable[..., Tensor]
 
 
 class Kind(NamedTuple):
-    """A kind of use of the kernels, on tensors of a device, dtypes and width.
+    """A kind of use of the kernels: the kernel, its number of norms, and the device, dtypes and width of the tensors.
 
     kernel: chain; weighted_chain, whose λ is a vector; branch_norm: x + LN(F); or sas
     """
@@ -45,7 +47,7 @@ class Kind(NamedTuple):
 
 
 def _results(function: Function, inputs: Sequence[Tensor], gradient: Tensor | None) -> list[Tensor]:
-    """Return y and, for a gradient of y, its gradients, all in fp32."""
+    """Return y and, if the gradient of y is given, the gradients of the inputs, all in fp32."""
     if gradient is None:
         with torch.no_grad():
             return [function(*inputs).float()]
@@ -55,7 +57,7 @@ def _results(function: Function, inputs: Sequence[Tensor], gradient: Tensor | No
 
 
 def _functions(kernel: str) -> tuple[Function, Function]:
-    """Return the formula of a kernel, which takes a mask in place of p, and the kernel."""
+    """Return the eager formula of a kernel, which takes a dropout mask in place of p, and the kernel itself."""
 
     def chain(mask: Tensor, x: Tensor, f: Tensor, *norms: Tensor) -> Tensor:
         return recursive_layer_norm(x, f * mask, list(norms[::2]), list(norms[1::2]), EPS)
@@ -95,7 +97,7 @@ def _functions(kernel: str) -> tuple[Function, Function]:
 
 
 def _largest_error(kind: Kind) -> float:
-    """Return the largest error with and without dropout, each in training, which saves statistics, and in inference."""
+    """Return the largest error, with and without dropout, in training (which saves statistics) and in inference."""
     channels, device = kind.channels, kind.device
     rows = min(GPU_ROWS, GPU_ELEMENTS // channels) if device.type == "cuda" else INTERPRETED_ROWS
     generator = torch.Generator().manual_seed(SEED)
@@ -134,7 +136,7 @@ def _largest_error(kind: Kind) -> float:
 def fault(kind: Kind) -> str:
     """Return how the kernels fail on tensors of this kind; an empty string if they agree with eager PyTorch.
 
-    This does not use torch's default generators. It runs in a separate thread, so that the caller's autocast,
+    The check does not use torch's default generators. It runs in a separate thread, so that the caller's autocast,
     inference mode, saved-tensor hooks and transforms do not apply.
     """
 

@@ -41,9 +41,10 @@ def sinkhorn_rounds(logits: Tensor, steps: int, lowest: float = LOWEST) -> Tenso
 class _Sinkhorn(torch.autograd.Function):
     """`sinkhorn_rounds` with the positions last in memory, (n, n, N), and a hand-written backward pass.
 
-    The rounds work in place, so that only the sums are saved for the backward pass. With P = Q s, s the sums of P along
-    a dimension, and H the gradient of the loss with respect to log Q, the gradient with respect to log P is H - Q ΣH:
-    each round is undone with two operations, and the last H is the gradient with respect to the logits.
+    The rounds work in place, so that only the input, the result and the sums are saved for the backward pass. Let
+    P = Q s, with s the sums of P along a dimension, and let H be the gradient of the loss with respect to log Q. Then
+    the gradient with respect to log P is H - Q ΣH. Each division of a round is therefore undone with two operations,
+    and the last H is the gradient with respect to the logits.
     """
 
     @staticmethod
@@ -70,7 +71,7 @@ class _Sinkhorn(torch.autograd.Function):
             weights.mul_(rows.unsqueeze(1))
             in_logs.addcmul_(weights, in_logs.sum(0), value=-1)
             weights.mul_(columns)
-        # Entries at LOWEST are constants. All other entries depend on the maximum.
+        # Entries clamped at LOWEST are constants. All other entries depend on the maximum, which was subtracted.
         relative = _positions_last(logits)
         relative.sub_(relative.amax(dim=(0, 1)))
         is_constant, is_maximum = relative < LOWEST, (relative == 0).to(relative.dtype)
