@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ... import records
+from ...foreign import printable
 from ..fetch import RemoteFile
 from .forms import TextForm
 
@@ -114,7 +115,7 @@ def read(path: Path) -> TextManifest:
     try:
         _check(manifest)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(printable(f"{path}: {error}")) from None
     return manifest
 
 
