@@ -43,7 +43,7 @@ def text(loaded: Loaded, max_tokens: int = 4096, count: int = 20) -> list[Any]:
 
 
 def test_measurements_equal_those_of_single_sentences(sas: Loaded) -> None:
-    """Coefficient statistics, norms and branch share at a site equal those of a separate forward pass."""
+    """Coefficient statistics, norms and the branch share at a site equal those of a separate forward pass."""
     observer, nll, tokens = observe(sas.model, text(sas))
     values: dict[str, list[Tensor]] = {"alpha": [], "gamma": []}
     shortcut, shares, losses = [], [], []
@@ -161,7 +161,7 @@ def test_coefficients_of_every_structure_are_measured(name: str, sas: Loaded) ->
 
 
 def test_analysis_reports_effective_ratio_of_rskip() -> None:
-    """1 + σ₁/w₁ + σ₁σ₂/(w₁w₂), elementwise."""
+    """The ratio is 1 + σ₁/w₁ + σ₁σ₂/(w₁w₂), elementwise."""
     torch.manual_seed(0)
     site = connections.build("rskip_ln", 8, skip_lambda=3).double()
     for norm in (site.norm, *site.recursive_norms):
@@ -336,7 +336,7 @@ STRANGE = ["cost$x_{1$", "a$b$", "bad\x1b[31m\x00"]
 
 @pytest.mark.parametrize("name", STRANGE)
 def test_plot_labels_show_any_name_as_text(name: str, tmp_path: Path) -> None:
-    """matplotlib reads a pair of $ as a formula, and control characters are not valid in XML."""
+    """matplotlib reads text between two $ signs as a formula, and control characters are not valid in XML."""
     folder = tmp_path / name.replace("\x00", "")
     out = tmp_path / "curves.svg"
     assert curves.main([str(made_up(folder, 1, 0.0)), "--out", str(out)]) == 0

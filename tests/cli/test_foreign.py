@@ -82,7 +82,7 @@ def test_code_span_supports_any_text(text: str, shown: str) -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[str]:
-    """Two evaluated runs in which all text is untrusted."""
+    """Return two evaluated runs in which all text is untrusted."""
     data = data_folder(tmp_path / "data")
     made = []
     for name in ("one", "two"):

@@ -48,7 +48,7 @@ def test_image_classes_are_shown_escaped(tmp_path: Path, capsys: Capture) -> Non
     words = ["custom", "--raw", str(raw), "--out", str(tmp_path / f"made{ESCAPE}"), "--valid", "3", "--workers", "1"]
     assert main(["prepare-images", *words]) == 0
     assert_plain(capsys)
-    assert main(["prepare-images", *words]) == 0  # it exists already
+    assert main(["prepare-images", *words]) == 0  # it already exists
     assert_plain(capsys)
 
 

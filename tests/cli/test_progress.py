@@ -1,4 +1,4 @@
-"""cli/progress.py and the progress of child processes: content and timing of log lines."""
+"""cli/progress.py and the progress of child processes: the content and timing of log lines."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_uncountable_steps_show_elapsed_time(
 
 
 def build(folder: Path, train: int) -> list[str]:
-    """Make a data folder from `train` pairs; return the arguments of the command."""
+    """Make a data folder from `train` training pairs; return the arguments of the command."""
     given: list[object] = ["--name", "made-up", "--source", "en", "--target", "de", "--vocab-size", 300]
     for split, count in (("train", train), ("valid", 20), ("test", 20)):
         for language, text in zip(("en", "de"), mirror.sides(mirror.pairs(count, ("en", "de"), count)), strict=True):
@@ -111,7 +111,7 @@ def test_counting_lines_shows_progress(
 def test_killed_subword_learning_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Simulates running out of memory: the error is one line, and the command can be repeated."""
+    """If learning runs out of memory, the error is one line and the command can be repeated."""
 
     def killed(*_: Any) -> Any:
         os._exit(9)

@@ -1,4 +1,4 @@
-"""Every structure compared with the formula in its test file, and the registry from a user's point of view."""
+"""Each structure is compared with its formula, and the registry is tested from a user's point of view."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_gradients_equal_those_of_the_formula(name, options):
 @each_site
 def test_site_passes_gradcheck(name, options):
     if spec(name).stops_gradient:
-        pytest.skip("the gradient is not the derivative; it is compared with that of the formula")
+        pytest.skip("the gradient is not the derivative; another test compares it with that of the formula")
     site = make(name, options, dim=4)
     keys, parameters = zip(*site.named_parameters(), strict=True) if list(site.parameters()) else ((), ())
 
@@ -409,7 +409,7 @@ def test_repr_shows_the_structure(name, options):
 
 
 def test_connections_work_without_fairseq():
-    """Without fairseq, hydra and omegaconf, connections and ops can be imported and train a plain model."""
+    """Without fairseq, hydra and omegaconf, connections and ops can be imported and used to train a plain model."""
     script = f"""
 import sys
 ABSENT = ("fairseq", "hydra", "omegaconf")

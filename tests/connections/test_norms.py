@@ -30,7 +30,7 @@ each_norm = pytest.mark.parametrize("norm", NORMS)
 
 
 def formula(norm: str, p: dict[str, Tensor], x: Tensor) -> Tensor:
-    """The norms in plain PyTorch."""
+    """Return the norm of x, computed in plain PyTorch."""
     if norm == "layer":
         centred = x - x.mean(-1, keepdim=True)
         return p["weight"] * centred / ((centred**2).mean(-1, keepdim=True) + 1e-5) ** 0.5 + p["bias"]
@@ -121,7 +121,7 @@ def test_every_structure_trains_and_is_scriptable_with_every_norm(name: str, nor
 
 @pytest.mark.parametrize("norm", ["rms", "scale"])
 def test_ratio_of_rskip_ln_uses_the_divisor_of_the_norm(norm: str) -> None:
-    """x and F are far from 0 in every channel; scaling them changes only their lengths, not their directions."""
+    """The ratio is 1 + d/w, where d is the root mean square of x + F for `rms` and its length for `scale`."""
     torch.manual_seed(1)
     site = move(connections.build("rskip_ln", Place(C, norm=NORMS[norm])).double())
     x, f = inputs(3, C)

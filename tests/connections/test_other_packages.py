@@ -25,7 +25,7 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def install(folder: Path, value: str) -> None:
-    """Create a package with an entry point, as pip installs it."""
+    """Create a package with an entry point, as pip would install it."""
     (folder / "stranger").mkdir()
     (folder / "stranger" / "__init__.py").write_text("")
     (folder / "stranger" / "doubled.py").write_text(STRUCTURE)

@@ -1,8 +1,8 @@
-"""Structures compared with other implementations; `scripts/test.sh --references` installs those.
+"""Structures are compared with other implementations, which `scripts/test.sh --references` installs.
 
-Each of them can confirm a part:
+Each implementation confirms a part:
 
-- admin-torch confirms the closed initial value and the weighted sum of `admin`;
+- admin-torch confirms the closed-form initial value and the weighted sum of `admin`;
 - torchscale confirms α and the order of norms of DeepNorm, but not its initialisation;
 - hyper-connections confirms HC with an RMSNorm in place of the LayerNorm;
 - x-transformers confirms the sandwich norm, LayerScale, the plain structures, the orthogonal update up to its ε, Keel
@@ -47,11 +47,11 @@ def shaken(module: nn.Module) -> nn.Module:
 
 
 def place(index: int, sites: int, **given: Any) -> Place:
-    """The place of a site in an encoder whose layers have one sublayer each."""
+    """Return the place of a site in an encoder whose layers have one sublayer each."""
     return Place(C, "encoder", "ffn", index, True, index, sites, {"encoder": sites, "decoder": 2}, **given)
 
 
-def test_admin_equals_admin_torch() -> None:
+def test_admin_equals_that_of_admin_torch() -> None:
     admin_torch = reference("admin_torch")
     for sites in (2, 12, 36):
         ours = connections.build("admin", place(0, sites), admin_start="closed").double()
@@ -75,7 +75,7 @@ def torchscale(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
 
 @pytest.mark.parametrize(("encoder", "decoder"), [(6, 6), (18, 18), (6, 18)])
-def test_deep_norm_equals_torchscale(torchscale: Callable[[str], Any], encoder: int, decoder: int) -> None:
+def test_deep_norm_equals_that_of_torchscale(torchscale: Callable[[str], Any], encoder: int, decoder: int) -> None:
     config = torchscale("config").EncoderConfig(
         encoder_layers=encoder, encoder_embed_dim=C, encoder_ffn_embed_dim=16, encoder_attention_heads=2, deepnorm=True
     )
@@ -105,7 +105,7 @@ def test_deep_norm_equals_torchscale(torchscale: Callable[[str], Any], encoder: 
 
 
 @pytest.mark.parametrize("streams", [2, 4])
-def test_hyper_equals_hyper_connections_package(streams: int) -> None:
+def test_hyper_equals_that_of_hyper_connections(streams: int) -> None:
     """The reference normalises the streams with RMS norms and leaves the norm before the branch to the branch."""
     theirs_class = reference("hyper_connections").HyperConnections
     state = ours_state = torch.randn(3, 5, C, dtype=torch.float64).repeat(1, 1, streams)
@@ -131,7 +131,8 @@ def test_hyper_equals_hyper_connections_package(streams: int) -> None:
             ours.writing_scale.copy_(theirs.dynamic_beta_scale)
             ours.stream_norm.weight.copy_(theirs.norm.gamma + 1)
         branch = shaken(nn.Linear(C, C))
-        rows = state.unflatten(-1, (streams, C)).movedim(-2, 1).flatten(0, 1)  # theirs has streams in the batch
+        # theirs folds the streams into the batch dimension
+        rows = state.unflatten(-1, (streams, C)).movedim(-2, 1).flatten(0, 1)
         seen, add = theirs(rows)
         rows = add(branch(ours.norm(seen)))
         state = rows.unflatten(0, (3, streams)).movedim(1, -2).flatten(-2)
@@ -140,7 +141,7 @@ def test_hyper_equals_hyper_connections_package(streams: int) -> None:
 
 
 def gain(module: Any) -> Tensor:
-    """The gain of a norm or scale of the reference."""
+    """Return the gain of a norm or scale of the reference."""
     return module.gamma.detach() + float(module.unit_offset)  # type: ignore[no-any-return]
 
 
@@ -169,11 +170,11 @@ def test_residuals_equal_those_of_x_transformers(name: str, given: dict[str, Any
         C, depth=4, heads=1, custom_layers=("f",) * 4, **given
     )
     shaken(theirs)
-    # One position per sequence, because their orthogonal update projects whole sequences.
+    # Each sequence has one position, because their orthogonal update projects whole sequences.
     x = torch.randn(10, 1, C, dtype=torch.float64)
     y: Tensor = x
     for index, (their_norms, block, _) in enumerate(theirs.layers):
-        # The reference lacks the exceptions in Keel's first layer, so use four sites of later layers.
+        # The reference lacks the exceptions in Keel's first layer, so the four sites belong to later layers.
         at = Place(C, "encoder", "ffn", index + 1, True, index + 1, 4, {"encoder": 4, "decoder": 2})
         site = connections.build(name, at).double()
         copied(site, {mine: norm for mine, norm in zip(norms, their_norms, strict=True) if mine})
@@ -193,7 +194,7 @@ def test_residuals_equal_those_of_x_transformers(name: str, given: dict[str, Any
 
 
 def test_gru_gate_equals_that_of_x_transformers() -> None:
-    """Theirs is a GRUCell: r ⊙ (U_h x) in place of U_h (r ⊙ x), more biases, 1 - z for z, and no ReLU."""
+    """Theirs, a GRUCell, has r ⊙ (U_h x) in place of U_h (r ⊙ x), more biases, 1 - z for z, and no ReLU."""
     theirs = shaken(reference("x_transformers.x_transformers").GRUGating(C))
     cell, ours = theirs.gru, connections.build("gru_gate", place(0, 4)).double()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Whole stacks of every structure: their formulas, growing states, TorchScript, final norms."""
+"""Whole stacks of every structure: their formulas, growing states, TorchScript and final norms."""
 
 from __future__ import annotations
 

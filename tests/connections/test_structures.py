@@ -24,7 +24,7 @@ def test_every_structure_has_its_test_file() -> None:
     missing = [name for name in structures.registered() if not structures.has_file(name)]
     assert not missing, "\n".join(structures.MISSING.format(name=name) for name in missing)
     files = {file.stem for file in structures.FOLDER.glob("[!_]*.py")}
-    assert files <= set(structures.registered()), "a test file for a structure that no class registers"
+    assert files <= set(structures.registered()), "remove the test files of structures that no class registers"
 
 
 @each
@@ -116,7 +116,7 @@ def test_row_has_name_formula_and_paper(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
 def test_pages_state_the_size_of_sas(page: str) -> None:
-    """Relative to Vaswani 2017's Base and Big with 37,000 shared embeddings."""
+    """The percentages are relative to Vaswani 2017's Base and Big with 37,000 shared embeddings."""
     said = " ".join((ROOT / page).read_text(encoding="utf-8").split())
     for size, dim, heads, text in (
         ("Base", 512, 8, "31.5M parameters to Base (+{:.0%})"),

@@ -28,7 +28,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Released:
-    """A mirror of WMT'14 EN-DE with the checksums of its archives in the manifest, and a function to prepare it."""
+    """Return a mirror of WMT'14 EN-DE whose checksums are in the manifest, and a function that prepares it."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**13, 0, 10**13))
     host = mirror.wmt14(tmp_path / "host", "de")
     known = yaml.safe_load((manifests.MANIFESTS / "wmt14-en-de.yaml").read_text())
@@ -53,7 +53,7 @@ def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Released:
 
 @pytest.fixture
 def raw(raw_text: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
-    """A copy of the tiny corpus that tests may change; its target text has an accent in every line."""
+    """Return a copy of the tiny corpus that tests may change; its target text has an accent in every line."""
     folder = tmp_path / "raw"
     shutil.copytree(raw_text["train"].parent, folder)
     for split in raw_text:
@@ -64,14 +64,14 @@ def raw(raw_text: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Mirrors of both WMT'14 corpora. Read-only."""
+    """Return mirrors of both WMT'14 corpora; tests must not change them."""
     folder = tmp_path_factory.mktemp("hosts")
     return {target: mirror.wmt14(folder / target, target) for target in ("de", "fr")}
 
 
 @pytest.fixture(scope="session")
 def en_de(hosts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """WMT'14 EN-DE made from its mirror. Read-only."""
+    """Return WMT'14 EN-DE, prepared from its mirror; tests must not change it."""
     out = tmp_path_factory.mktemp("en-de") / "data"
     assert main("wmt14-en-de", out, "--mirror", hosts["de"].as_uri()) == 0
     return out

@@ -68,6 +68,6 @@ def test_unseen_characters_are_refused_but_samples_only_warn(
 @pytest.mark.parametrize("space", ["\u00a0", "\u2028", "\u0085", "\u3000", "\x1f"])
 @pytest.mark.parametrize("form", ["plain", "moses", "escaped"])
 def test_model_sees_only_plain_spaces(space: str, form: str) -> None:
-    """fairseq splits a line of pieces at any white space, so a piece that contains some would become two."""
+    """fairseq splits a line of pieces at any white space, so a piece that contains white space would become two."""
     line = TextForm("en", form).to_model(f"one{space}two three")
     assert "two three" in line and not any(letter.isspace() for letter in line.replace(" ", ""))

@@ -113,7 +113,7 @@ def test_without_cleaning_nothing_is_dropped(tmp_path: Path) -> None:
     assert counts == PairCounts(4, 4, {}) and len(left) == len(right) == 4
 
 
-def test_tokenised_text_equals_sacremoses(tmp_path: Path) -> None:
+def test_tokenised_text_equals_that_of_sacremoses(tmp_path: Path) -> None:
     from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
     text = mirror.sides(mirror.pairs(400, ("en", "de")))
@@ -147,7 +147,7 @@ def test_tab_separates_words(tmp_path: Path) -> None:
         ((1, 2), "ratio"),
     ],
 )
-def test_length_and_ratio_limits_equal_clean_corpus_n(lengths: tuple[int, int], reason: str | None) -> None:
+def test_length_and_ratio_limits_equal_those_of_clean_corpus_n(lengths: tuple[int, int], reason: str | None) -> None:
     assert LIMITS.reason(*lengths) == reason
 
 

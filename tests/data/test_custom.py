@@ -1,4 +1,4 @@
-"""data/text/custom.py: content of the data folder, refused input, and no half-made folders."""
+"""data/text/custom.py: the content of the data folder, refused input, and no half-made folders."""
 
 from __future__ import annotations
 
@@ -201,14 +201,14 @@ def test_impossible_vocabulary_size_is_reported(
 
 
 def test_only_newlines_end_lines_of_custom_corpora(tmp_path: Path) -> None:
-    """str.splitlines would also split at U+2028, U+0085 and form feed, and move every later line."""
+    """str.splitlines would also split at U+2028, U+0085 and form feeds, which would shift every later line."""
     file = tmp_path / "text"
     file.write_bytes("one\u2028half\nt\u0085wo\x0c\r\n\nlast".encode())
     assert list(read_lines(file)) == ["one\u2028half", "t\u0085wo\x0c", "", "last"]
 
 
 def test_killed_preparation_can_be_repeated(corpus: Path, raw_text: dict[str, Path], tmp_path: Path) -> None:
-    """A killed run leaves no OUT; the next one resumes it with 2 workers and gives the same bytes."""
+    """A killed run leaves no OUT; the next run resumes with 2 workers and writes the same bytes."""
     data = tmp_path / "data"
     partial = tmp_path / "data.partial"
     command = [sys.executable, "-m", "fairseq_resid", "prepare", "custom", *flags(raw_text, data)]
@@ -229,7 +229,7 @@ def test_killed_preparation_can_be_repeated(corpus: Path, raw_text: dict[str, Pa
 
 
 def test_sentencepiece_model_contains_no_path(corpus: Path) -> None:
-    """Otherwise spm.model would depend on the folder, and a shared one would reveal local paths."""
+    """Otherwise spm.model would depend on the folder, and a shared model would reveal local paths."""
     assert str(corpus.parent).encode() not in (corpus / "spm.model").read_bytes()
 
 

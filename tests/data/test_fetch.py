@@ -1,4 +1,4 @@
-"""Downloads are verified and resumed, use alternates and mirrors, and are complete or absent."""
+"""Downloads are verified and resumed, use alternates and mirrors, and leave a complete file or none."""
 
 from __future__ import annotations
 

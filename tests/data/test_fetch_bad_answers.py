@@ -107,7 +107,7 @@ def test_short_response_without_length_is_retried(server: Server, tmp_path: Path
 
 
 def test_different_data_resumes_after_lost_connection(server: Server, tmp_path: Path) -> None:
-    """A partial file from the same URL in the same run is not mistaken for another file's beginning."""
+    """A partial file from the same URL in the same run is not mistaken for the beginning of another file."""
     server.script = ["drop", "drop"]
     get(known(server, sha256="0" * 64), tmp_path, allow_other=True)
     assert [requested for _, requested in server.requests] == [None, "bytes=100000-", "bytes=200000-"]

@@ -180,7 +180,7 @@ def test_member_with_overlong_name_is_refused(name: str, suffix: str, tmp_path: 
 
 
 def test_names_and_sizes_of_extended_headers_are_used(tmp_path: Path) -> None:
-    """As read by tarfile: long names of both formats, and a size that only the extended header contains."""
+    """Like tarfile, we support long names of both formats and a size that only the extended header contains."""
     long, big = "d" * 120 + "/" + "é" * 60, b"text\n" * 200
     content = io.BytesIO()
     for format in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT):

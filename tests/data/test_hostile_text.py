@@ -80,7 +80,7 @@ def is_control(character: str) -> bool:
 
 
 def numbered(lines: Iterator[bytes]) -> list[bytes]:
-    """Append the line number to every third short line, so that it can be recognised later."""
+    """Append the line number to every third line, if it is short, so that the line can be recognised later."""
     return [
         line.rstrip(b"\r") + b" %d" % number if number % 3 == 0 and len(line) < 9000 else line
         for number, line in enumerate(lines)
@@ -96,7 +96,7 @@ def write(folder: Path, name: str, sides: tuple[list[bytes], list[bytes]]) -> Pa
 @pytest.mark.once
 @cases(30_000)
 def test_cleaning_keeps_usable_pairs_in_order(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
-    """Bytes and text in one file: each pair is kept correctly, or dropped and counted."""
+    """In files that mix text with arbitrary bytes, each pair is either kept in order or dropped and counted."""
     sides = tuple(numbered(hostile_lines.any_lines(seed, count // 2, 0.1)) for seed in (2, 3))
     prefix = write(tmp_path, "raw", sides)
     both, outputs = ((Path(f"{stem}.en"), Path(f"{stem}.xx")) for stem in (prefix, tmp_path / "out"))
@@ -124,7 +124,7 @@ def test_cleaning_keeps_usable_pairs_in_order(count: int, tmp_path: Path, fault:
 @pytest.mark.once
 @cases(2_000)
 def test_unusable_line_is_reported(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
-    """Without cleaning, and in validation or test text, the error names the file and the first such line."""
+    """Without cleaning, and in validation or test text, the error names the file and the first unusable line."""
     choose = random.Random(4)
     good = [line.encode() for line in hostile_lines.valid(5, 200, without=("long", "byte-order mark"))]
     for wrong in hostile_lines.bad(6, count):
@@ -148,7 +148,7 @@ def test_unusable_line_is_reported(count: int, tmp_path: Path, fault: Callable[.
 
 
 def read_back(data: Path, split: str, language: str) -> list[list[str]]:
-    """Return the subwords of every line of a data folder as read by fairseq."""
+    """Return the subwords of every line of a data folder, as fairseq reads them."""
     from fairseq.data import Dictionary, data_utils
 
     words = Dictionary.load(str(data / f"dict.{language}.txt"))
@@ -223,7 +223,7 @@ def test_fairseq_symbols_in_text_become_unknown_subwords(tmp_path: Path) -> None
         ["▁нет", "<unk>", "<unk>"], ["▁да"],
     ]  # fmt: skip
     trip = json.loads((tmp_path / "data" / "corpus.json").read_text())["round_trip"]["test"]
-    assert trip["lost"] == {"unknown": 3, "normalizer": 0, "form": 0}  # `<unk>` is restored by chance
+    assert trip["lost"] == {"unknown": 3, "normalizer": 0, "form": 0}  # one line is restored correctly by chance
 
 
 @pytest.mark.once

@@ -119,7 +119,7 @@ def test_preparing_millions_of_pairs_uses_bounded_memory(tmp_path: Path, fault: 
 
 @pytest.fixture(scope="module")
 def smallest(train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder of a model with 1 + 1 layers and 16 channels, trained until its translations terminate."""
+    """Return the run folder of a model with 1 + 1 layers and 16 channels, trained until its translations terminate."""
     run = tmp_path_factory.mktemp("smallest") / "run"
     sizes = [(f"--{stack}-{what}", size) for stack in ("encoder", "decoder") for what, size in SMALLEST.items()]
     train(run, *itertools.chain(*sizes), "--residual", "pre_ln", "--lr", 0.01, "--batch-size", 64, "--max-update", 200)
@@ -172,7 +172,7 @@ def test_translating_many_lines_uses_constant_memory(
     )
 
 
-# A checkpoint every second update; the newest three and the last one are kept.
+# Training saves a checkpoint after every second update; the newest three and checkpoint_last.pt are kept.
 CHECKPOINTS, KEPT = 200, 3
 WEEK = """
     --optimizer adam --adam-betas '(0.9, 0.98)' --lr 0.005 --lr-scheduler inverse_sqrt --warmup-updates 4 --seed 1 --cpu
@@ -183,7 +183,7 @@ WEEK = """
 
 @pytest.fixture
 def week(corpus: Path, tmp_path: Path) -> list[str]:
-    """The command of a training run that writes 200 checkpoints to the folder `run`."""
+    """Return the command of a training run that writes 200 checkpoints to the folder `run`."""
     recipe = tmp_path / "week.txt"
     sizes = [f"--{stack}-{what} {size}" for stack in ("encoder", "decoder") for what, size in SMALLEST.items()]
     ends = f"--max-update {2 * CHECKPOINTS} --keep-interval-updates {KEPT}"
@@ -192,7 +192,7 @@ def week(corpus: Path, tmp_path: Path) -> list[str]:
 
 
 class Watched:
-    """Watches a run folder during training: its largest size, and the memory and open files of the process."""
+    """Watches a run folder during training: its largest size, and the memory and open files of the processes."""
 
     def __init__(self, run: Path) -> None:
         self.run = run
@@ -215,7 +215,7 @@ class Watched:
                 self.held[self.newest] = held
 
     def until(self, process: subprocess.Popen[Any], newest: int = CHECKPOINTS + 1) -> None:
-        """Watch until training ends, or has written this number of checkpoints."""
+        """Watch until training ends or has written this number of checkpoints."""
         while process.poll() is None and self.newest < newest:
             self.look(process)
             time.sleep(0.02)
@@ -239,7 +239,7 @@ class Watched:
 def test_long_training_keeps_disk_and_memory_bounded(
     week: list[str], tmp_path: Path, fault: Callable[..., None]
 ) -> None:
-    """200 checkpoints, of which four are kept: neither disk nor memory nor open files grow."""
+    """Training writes 200 checkpoints and keeps four; disk, memory and the number of open files do not grow."""
     watched = Watched(tmp_path / "run")
     with subprocess.Popen(week, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
         watched.until(process)
@@ -260,7 +260,7 @@ def test_long_training_keeps_disk_and_memory_bounded(
 def test_long_training_with_kills_leaves_nothing_half_written(
     week: list[str], tmp_path: Path, fault: Callable[..., None]
 ) -> None:
-    """The same, killed at eight moments and resumed by the same command."""
+    """Training is killed at eight moments and resumed each time by the same command."""
     choose = random.Random(9)
     watched = Watched(tmp_path / "run")
     ends = [*sorted(choose.sample(range(10, CHECKPOINTS - 10), 8)), CHECKPOINTS + 1]

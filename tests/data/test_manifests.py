@@ -78,7 +78,7 @@ def test_broken_manifest_is_reported(change: Callable[[str], str], said: str, tm
 def test_test_set_comes_from_sacrebleu_if_possible(
     hosts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Runs sacrebleu's own code with a local host and cache: once successfully, once without network."""
+    """The test runs sacrebleu's own code with a local host and cache: once successfully, once without a network."""
     import sacrebleu.dataset.base
     import sacrebleu.utils
 
@@ -100,7 +100,7 @@ def test_test_set_comes_from_sacrebleu_if_possible(
     paths = sources.extract_all(texts, tmp_path / "out", None)
     expected = mirror.sides(mirror.pairs(20, ("en", "de"), 8))
     assert [path.read_text() for path in paths.values()] == list(expected)
-    # Half a file in its cache, as after a killed run.
+    # sacrebleu's cache contains half a file, as after a killed run.
     texts[1].file.write_bytes(texts[1].file.read_bytes()[:500])
     assert bring() is None
     assert "wrong md5 checksum" in capsys.readouterr().out

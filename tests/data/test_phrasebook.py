@@ -1,4 +1,4 @@
-"""The built-in phrasebook: its sentences, splits and files, and two simple baselines for BLEU on it."""
+"""The built-in phrasebook: its sentences, splits and files, and two simple BLEU baselines."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ from fairseq_resid.evaluation.baselines import baselines, nearest
 
 pytestmark = pytest.mark.once
 
-# Hash of the default files, concatenated by name. Change it only together with the figures in the documentation.
+# Hash of the default files, concatenated in the order of their names.
+# Change it only together with the figures in the documentation.
 DEFAULT_SHA256 = "3e74879c5382524aa5e09d5c5a24e0a131537ff07c2c9b028cd8393f0718923e"
 SPLITS = ("train", "valid", "test")
 
 
 @pytest.fixture(scope="module")
 def default() -> dict[str, list[Example]]:
-    """The default corpus with its combinations. Read-only."""
+    """Return the default corpus with its combinations; tests must not change it."""
     return phrasebook.draw()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default corpus as written by the command. Read-only."""
+    """Return the default corpus as the command writes it; tests must not change it."""
     out = tmp_path_factory.mktemp("phrasebook") / "made" / "here"
     assert main(["--out", str(out)]) == 0
     return out
 
 
 def words(text: str) -> list[str]:
-    """The words of a sentence in lower case, with their hyphens and apostrophes."""
+    """Return the words of a sentence in lower case, with their hyphens and apostrophes."""
     return re.findall(r"[\w'-]+", text.lower())
 
 
 def raw_examples(per_template: int = 900) -> Iterator[Example]:
-    """Examples straight from the grammar, before repeated sentences are skipped."""
+    """Yield examples straight from the grammar, before repeated sentences are skipped."""
     generator = random.Random(7)
     for spaces in phrasebook._spaces().values():
         for space in spaces:
@@ -74,7 +75,7 @@ def test_subjects_agree_with_their_verbs() -> None:
 
 
 def test_sentences_translate_one_to_one() -> None:
-    """Sentences come straight from the grammar, because drawing would skip a second translation and hide it."""
+    """Sentences come straight from the grammar: drawing skips a sentence's second translation and would hide it."""
     translations: dict[str, set[str]] = defaultdict(set)
     sources: dict[str, set[str]] = defaultdict(set)
     for example in raw_examples():
@@ -161,7 +162,7 @@ def test_combinations_are_held_out(default: dict[str, list[Example]]) -> None:
     ],
 )
 def test_held_out_combinations_are_visible_in_the_files(folder: Path, pattern: str, fewest: int) -> None:
-    """Checked in the files themselves: the captured words occur together either in test or in train."""
+    """In the files themselves, the captured words occur together either in test or in train."""
     found = {}
     for split in ("train", "test"):
         lines = (folder / f"{split}.en").read_text(encoding="utf-8").splitlines()
@@ -206,7 +207,7 @@ SMALL = ["--train", "30", "--valid", "5", "--test", "5"]
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:
-    """Every path in a folder, with its bytes."""
+    """Return every path in a folder, with its bytes."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 

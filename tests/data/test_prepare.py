@@ -1,4 +1,4 @@
-"""Preparation from archives to a data folder, on mirrors with made-up text: the results."""
+"""Preparation from archives to a data folder, on mirrors with made-up text."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_result_does_not_depend_on_source_path_or_workers(
     monkeypatch.setattr(shards, "SHARD_LINES", 50)
     assert main("wmt14-en-de", tmp_path / "other" / "name", "--raw", hosts["de"], "--workers", 3) == 0
     assert content(tmp_path / "other" / "name") == content(en_de)
-    # Partly unpacked by hand: the same texts from different files.
+    # Some archives are unpacked by hand, so the same texts come from different files.
     unpacked = tmp_path / "unpacked"
     unpacked.mkdir()
     for file in hosts["de"].iterdir():
@@ -104,7 +104,7 @@ def test_raw_text_may_be_moved_between_runs(tmp_path: Path) -> None:
 
 
 def test_already_downloaded_alternate_is_used(hosts: dict[str, Path], tmp_path: Path) -> None:
-    """Otherwise the corpus would change halfway when the first host responds again."""
+    """Otherwise the corpus would change halfway, as soon as the first host responds again."""
     flags = ["--mirror", hosts["de"].as_uri()]
     read = manifests.read(manifests.MANIFESTS / "wmt14-en-de.yaml")
     part = read.parts["train"][0]
@@ -171,7 +171,7 @@ def test_finished_folder_is_reused(
 
 @pytest.fixture(scope="module")
 def en_vi(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """IWSLT'15 EN-VI made from each of its forms, with equal sentences: FORM is the data folder, FORM.raw the text."""
+    """Return IWSLT'15 EN-VI in each of its forms, with equal sentences: FORM is a data folder, FORM.raw its text."""
     folder = tmp_path_factory.mktemp("en-vi")
     found = {}
     for form in ("stanford", "plain", "xml"):
@@ -195,7 +195,7 @@ def test_all_three_forms_contain_the_same_text(en_vi: dict[str, Path]) -> None:
     raw = en_vi["stanford.raw"] / "tst2013.vi"
     assert (en_vi["stanford"] / "ref" / "test.vi").read_bytes() == raw.read_bytes()
     assert b"&quot;" in raw.read_bytes()
-    # Escaped characters are escaped again, and nothing else changes.
+    # Restored text has the same escaped characters, and nothing else changes.
     assert record_of(en_vi["stanford"])["round_trip"]["test"]["exact"] == 25
 
 
@@ -211,7 +211,7 @@ def test_forms_are_recognised_and_not_mixed(
     assert main("iwslt15-en-vi", tmp_path / "out", "--raw", mixed) == 2
     error = capsys.readouterr().err
     assert "several releases of the corpus" in error and "test tst2013.vi is plain" in error and "is stanford" in error
-    # Test sets from one folder, training text from another.
+    # The test sets come from one folder and the training text from another.
     for side in ("en", "vi"):
         (mixed / f"train.{side}").unlink()
         shutil.copy(en_vi["stanford.raw"] / f"tst2013.{side}", mixed)

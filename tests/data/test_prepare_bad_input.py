@@ -178,7 +178,7 @@ def test_unfinished_work_on_another_text_is_kept(
     error = capsys.readouterr().err
     assert "limit is None, not 5" in error and "name is wmt14-en-de, not wmt14-en-fr" in error
     assert content(tmp_path / "data.partial") == before
-    # The same command resumes.
+    # The original command resumes the work.
     assert main("wmt14-en-de", out, "--raw", hosts["de"]) == 1
     assert capsys.readouterr().out.count("already done") == 4
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.once
 
 @pytest.mark.both
 def test_full_disk_gives_one_line_and_next_run_succeeds(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
-    """No file may exceed 8 KB, as the tokenised training text does."""
+    """Files are limited to 8 KB, which the tokenised training text exceeds."""
     small = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))  # noqa: E731
     run = subprocess.run(command(hosts, tmp_path / "data"), cwd=ROOT, preexec_fn=small, capture_output=True, text=True)
     assert run.returncode == 2 and not (tmp_path / "data").exists()
@@ -75,7 +75,7 @@ def test_full_disk_in_fairseq_preprocess_is_reported(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its log contains the error, unless the log itself is on the full disk."""
+    """fairseq-preprocess's log contains the error, unless the log itself is on the full disk."""
 
     def failing(argv: list[str], output: IO[bytes], lock: int | None, errors: IO[bytes]) -> int:
         errors.write(log)
@@ -124,7 +124,7 @@ def web(folder: Path, handler: type[ReportsSizes]) -> Iterator[str]:
 
 
 def checked(name: str, folder: Path, mirror: str | None = None, raw: Path | None = None) -> None:
-    """Run only the disk check of a preparation in FOLDER."""
+    """Run only the disk check of a preparation in `folder`."""
     read = manifests.read(manifests.MANIFESTS / f"{name}.yaml")
     options = sources.TextSourceOptions((raw,) if raw else (), mirror, folder / "downloads", True)
     disk.check(read, options, folder / "data", None, sources.find(read, options) if raw else None)
@@ -148,14 +148,14 @@ def test_too_little_disk_space_is_reported_first(
 def test_small_mirror_or_folder_needs_little_disk_space(
     target: str, hosts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A corpus of any size needs about 50 MB."""
+    """Even the smallest corpus needs 50 MB."""
     free(monkeypatch, 60_000_000)
     name, host = f"wmt14-en-{target}", hosts[target]
     checked(name, tmp_path, raw=host)
     checked(name, tmp_path, host.as_uri())
     with web(host, ReportsSizes) as url:
         checked(name, tmp_path, url)
-        # Every file once, including alternates; then only those that are not downloaded yet.
+        # The size of every file is requested once, including alternates, then only of those not downloaded yet.
         files = list(manifests.read(manifests.MANIFESTS / f"{name}.yaml").files)
         assert sorted(ReportsSizes.requested) == sorted(f"/{file}" for file in files)
         (tmp_path / "downloads").mkdir()
@@ -180,7 +180,7 @@ def test_mirror_with_only_alternates_needs_little_disk_space(
 
 
 def test_large_mirror_needs_much_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mirror's file has 20 GB instead of the manifest's 0.7 GB."""
+    """The mirror's Europarl archive is 20 GB in size, not 0.7 GB as in the manifest."""
     free(monkeypatch, 15 * 10**9)
     checked("wmt14-en-de", tmp_path / "out")
     for name in manifests.read(manifests.MANIFESTS / "wmt14-en-de.yaml").files:

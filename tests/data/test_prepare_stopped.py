@@ -24,7 +24,7 @@ STEPS = ["extract", "tokenise", "learn", "encode", "binarise"]
 
 
 def stopping(where: str, hosts: dict[str, Path], out: Path, **settings: Any) -> subprocess.Popen[bytes]:
-    """Start the arguments of `command` with support/stop_in_step.py, which stops at `where`."""
+    """Start support/stop_in_step.py with the arguments of `command`; it stops at `where`."""
     environment = {**os.environ, "PREPARE_TEST_STOP": where, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     argv = [sys.executable, "-m", "support.stop_in_step", *command(hosts, out)[4:]]
     return subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, **settings)
@@ -63,7 +63,7 @@ def test_run_after_kill_in_any_step_gives_same_bytes(
 
 @pytest.mark.both
 def test_finished_shards_survive_a_kill(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
-    """Killed repeatedly with two workers; the result equals that of one worker and one shard."""
+    """After repeated kills with two workers, the result equals that of one worker and one shard."""
     out = tmp_path / "data"
     for stop, text, least in (
         ("tokenise train/3", "", 0),
@@ -174,7 +174,7 @@ def test_damaged_step_and_its_inputs_run_again(tmp_path: Path) -> None:
 
 
 def test_step_killed_before_rename_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its record already exists, but must not be listed as a file of the step."""
+    """The step's record already exists, but must not be listed as one of its files."""
 
     def rename(source: Path, target: Path) -> None:
         raise KeyboardInterrupt
@@ -200,7 +200,7 @@ def test_signal_ends_all_child_processes(
 ) -> None:
     """Only the main process receives the signal; its children end too, and the next run succeeds."""
     out = tmp_path / "data"
-    # Background jobs of a shell ignore SIGINT, and their children inherit this.
+    # Background jobs of a shell ignore SIGINT, and their children inherit this setting.
     hearing = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
     with stopping(where, hosts, out, stderr=subprocess.PIPE, preexec_fn=hearing) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -222,7 +222,7 @@ def test_signal_ends_all_child_processes(
 
 @pytest.mark.both
 def test_damaged_step_results_are_made_again(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
-    """The files of every step are truncated between two runs; their recorded size reveals it."""
+    """The training files of every step are truncated between two runs; their recorded sizes reveal it."""
     out = tmp_path / "data"
     flags = ["--mirror", hosts["de"].as_uri()]
     with pytest.MonkeyPatch.context() as patch:

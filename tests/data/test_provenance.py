@@ -51,7 +51,7 @@ def test_text_without_known_checksum_is_recorded_as_unverified(
     assert corpus["differences"] == [] and len(corpus["unverified"]) == 10
     assert all((item["status"], item["origin"]) == ("unverified", None) for item in corpus["texts"].values())
     assert "not verified (no known checksum): train europarl-v7.en" in capsys.readouterr().out
-    # The same holds for a zip on a mirror that lacks the released archive.
+    # The same holds for a zip archive on a mirror that lacks the released archive.
     host_of_zips = shutil.copytree(host, tmp_path / "zips")
     (host_of_zips / "training-parallel-nc-v9.tgz").unlink()
     stem = "training/news-commentary-v9.de-en"

@@ -19,7 +19,7 @@ def test_evaluation_pairs_in_training_are_counted_listed_and_removed(
 ) -> None:
     train = {side: read_lines(Path(f"{raw['train']}.{side}")) for side in ("en", "xx")}
     valid = {side: read_lines(Path(f"{raw['valid']}.{side}")) for side in ("en", "xx")}
-    # Sentences that occur nowhere else: a pair that is in training twice, only a source, only a target.
+    # Line 4 of the validation set repeats a training pair, line 5 only a source, and line 6 only a target.
     pair, alone = ("the zebra sings .", "la zebro kantas ."), ("the zebra sits .", "la zebro sidas .")
     valid["en"][3:6] = [pair[0], alone[0], valid["en"][5]]
     valid["xx"][3:6] = [pair[1], valid["xx"][4], alone[1]]

@@ -1,4 +1,4 @@
-"""data/text/shards.py, cli/workers.py: kills and the number of workers do not change the output."""
+"""data/text/shards.py, cli/workers.py: neither kills nor the number of workers changes the output."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_shards_contain_every_line_once_in_order(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
-    """Peak memory of a separate process: 380,000 more pairs (24 MB, 20 times the text) need less than 3 MB more."""
+    """With 20 times the text (24 MB more), the peak memory of a separate process grows by less than 3 MB."""
     code = textwrap.dedent("""
         import sys
         from pathlib import Path
@@ -144,7 +144,7 @@ class Work:
         self.outputs = (self.folder / "out.en", self.folder / "out.de")
 
     def run(self, workers: int = 1, stop: int | None = None, cleaned: bool = True) -> tuple[int, list[bytes], object]:
-        """Tokenise, starting or resuming; with `stop`, interrupt after this number of shards.
+        """Start or resume tokenising; with `stop`, interrupt it after this number of shards.
 
         Returns the number of shards done, the content of both outputs, and the counts.
         """
@@ -167,7 +167,7 @@ class Work:
 
     @property
     def shards(self) -> Path:
-        """The folder of the finished shards."""
+        """Return the folder of the finished shards."""
         (folder,) = (path for path in self.folder.iterdir() if path.is_dir())
         return folder
 

@@ -20,7 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data/ and checkpoints/run/: a one-layer stock transformer, 12 updates, every third one saved."""
+    """Return a folder with data/ and checkpoints/run/.
+
+    The run is a one-layer stock transformer, trained for 12 updates and saved after every third.
+    """
     folder = tmp_path_factory.mktemp("evaluation")
     (folder / "raw").mkdir()
     words = {"red": "ro@@ uge", "green": "ve@@ rt", "blue": "bl@@ eu", "old": "vi@@ eux", "new": "ne@@ uf"}
@@ -63,7 +66,7 @@ def here(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture(scope="session")
 def evaluated(trained: Path) -> str:
-    """The output of scripts/evaluate.sh."""
+    """Return the output of scripts/evaluate.sh."""
     environment = {**os.environ, "FAIRSEQ_RESID_VENV": str(BIN.parent)}
     command = [str(ROOT / "scripts" / "evaluate.sh"), "checkpoints/run", "--last", "2", "--cpu"]
     done = subprocess.run(command, cwd=trained, env=environment, capture_output=True, text=True)
@@ -80,7 +83,7 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> Decoder:
 
 @pytest.fixture
 def copy(here: Run, tmp_path: Path) -> Run:
-    """A separate run folder with the trained checkpoints."""
+    """Return a separate run folder with the trained checkpoints."""
     run = Run(tmp_path / "copy")
     run.path.mkdir()
     for file in [*here.path.glob("checkpoint*.pt"), here.train_log]:

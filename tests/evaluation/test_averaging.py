@@ -26,7 +26,7 @@ SCRIPT = ROOT / "scripts" / "average_checkpoints.py"
 
 
 def state(seed: int, **other: Any) -> dict[str, Any]:
-    """Return a checkpoint like fairseq's: every dtype, a tied embedding, optimizer state, numpy in the meters."""
+    """Return a checkpoint like fairseq's, with every dtype, a tied embedding, optimizer state and numpy values."""
     random = torch.Generator().manual_seed(seed)
     embedding = torch.randn(7, 4, generator=random)
     model = OrderedDict(
@@ -318,7 +318,7 @@ def stand_in(environment: Path) -> Path:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A copy of the project's scripts and a link to the package, without an environment."""
+    """Return a copy of the project's scripts and a link to the package, without an environment."""
     root = tmp_path / "project"
     (root / "scripts").mkdir(parents=True)
     for name in ("average_checkpoints.py", "environment.sh", "evaluate.sh"):
@@ -329,14 +329,14 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python without any packages."""
+    """Return the path of a Python without any packages."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, symlinks=True)
     return folder / "bin" / "python3"
 
 
 def test_weights_that_overlap_are_refused(tmp_path: Path) -> None:
-    """A hundred views of the same 4 KB, which averaging would write as a hundred tensors."""
+    """Averaging would write these hundred views of the same 4 KB as a hundred tensors."""
     data, changed = torch.ones(1000), state(1)
     changed["model"] = {f"w{number}": data[number : number + 900] for number in range(100)}
     torch.save(changed, tmp_path / "a.pt")
@@ -426,13 +426,13 @@ def test_memory_is_largest_checkpoint_plus_one_model(tmp_path: Path) -> None:
     for number, file in enumerate(files):
         weights = {f"w{index}": torch.full((model // 4 // 8,), float(number)) for index in range(8)}
         torch.save({"model": weights, "last_optimizer_state": torch.zeros(optimizer // 4)}, file)
-    # VmHWM, because ru_maxrss is inherited from the parent process.
+    # VmHWM is read because ru_maxrss is inherited from the parent process.
     measure = (
         f"{WITHOUT_FAIRSEQ}import pathlib, re\n"
         "from fairseq_resid.evaluation import averaging\n"
         "kib = lambda key: int(re.search(key + r':\\s*(\\d+)', open('/proc/self/status').read())[1])\n"
         "small, *files = [pathlib.Path(name) for name in sys.argv[3:]]\n"
-        # Warm-up: library pages count when they are first used, and CUDA has many.
+        # Warm up first: library pages count when they are first used, and CUDA has many.
         "averaging.average([small] * 2, pathlib.Path(sys.argv[2]))\n"
         "open('/proc/self/clear_refs', 'w').write('5'); before = kib('VmRSS')\n"
         "averaging.average(files, pathlib.Path(sys.argv[2])); print(kib('VmHWM') - before)"
@@ -443,7 +443,7 @@ def test_memory_is_largest_checkpoint_plus_one_model(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     peak = int(done.stdout) * 1024
-    # Another copy of the model would be 64 MiB. Pages that Linux has reclaimed count again.
+    # Another copy of the model would be 64 MiB. Pages that Linux has reclaimed count again when they are used.
     assert peak < model + (model + optimizer) + 48 * mib, f"{peak / mib:.0f} MiB"
     assert (tmp_path / "out.pt").stat().st_size < model + mib
     assert load_checkpoint(tmp_path / "out.pt")["model"]["w7"][0] == 1.5

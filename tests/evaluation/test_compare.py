@@ -1,4 +1,4 @@
-"""`fairseq-resid compare`: same significance as the sacrebleu command, grouping of seeds, incomparable runs."""
+"""`fairseq-resid compare`: the same significance as the sacrebleu command, grouping of seeds, incomparable runs."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_lowercased_text_matches_the_published_preparation(language: str, raw: s
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Generated text under the file names of Multi30k, with capitals and punctuation."""
+    """Return generated text under the file names of Multi30k, with capitals and punctuation."""
     folder = tmp_path_factory.mktemp("raw")
     choose = random.Random(2)
     words = ["".join(choose.choices("abcdefghij", k=choose.randint(3, 7))) for _ in range(150)]
@@ -64,7 +64,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_profile(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The published profile with few enough merges for the generated text, and without facts about the real text."""
+    """Use the published profile with few enough merges for generated text and no facts about the real text."""
     profile = {**prepare.PUBLISHED["multi30k-en-de"], "vocab_size": MERGES, "facts": {"dictionary": {}}}
     monkeypatch.setitem(prepare.PUBLISHED, "multi30k-en-de", profile)
     return profile
@@ -143,7 +143,7 @@ def test_missing_split_is_refused(raw: Path, tmp_path: Path, small_profile: dict
 
 @pytest.fixture(scope="module")
 def without_two(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The raw text without test1 and test3."""
+    """Return the raw text without test1 and test3."""
     part = tmp_path_factory.mktemp("part")
     for path in raw.iterdir():
         if not path.name.startswith(("test_2017_flickr", "test_2018_flickr")):
@@ -261,7 +261,7 @@ TRAINED = ["--lr", "0.003", "--batch-size", "128", "--max-epoch", "4", "--max-up
 
 @pytest.fixture(scope="module")
 def trained(raw: Path, tmp_path_factory: pytest.TempPathFactory, cli: Callable[..., Result]) -> tuple[Path, Path]:
-    """A data folder of the published profile, and a stock model trained on it for four epochs as in its recipe."""
+    """Return a data folder of the published profile, and a run of a stock model with recorded evaluation options."""
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         profile = {**prepare.PUBLISHED["multi30k-en-de"], "vocab_size": MERGES, "facts": {}}

@@ -18,7 +18,7 @@ from fairseq_resid.tasks.text import scoring
 Capture = pytest.CaptureFixture[str]
 
 
-def test_bleu_equals_sacrebleu_with_signature() -> None:
+def test_bleu_and_its_signature_equal_those_of_sacrebleu() -> None:
     lines = ["the cat sat on the mat .", "a dog barks , loudly"]
     assert scoring.bleu(lines, lines).value == pytest.approx(100)
     assert "tok:char" in scoring.bleu(lines, lines, "char").signature
@@ -59,7 +59,7 @@ def multi_bleu(hypotheses: list[str], references: list[str]) -> float:
 
 
 @pytest.mark.parametrize("form", ["plain", "moses", "escaped"])
-def test_tokenised_bleu_equals_independent_implementation(form: str) -> None:
+def test_tokenised_bleu_equals_that_of_independent_implementation(form: str) -> None:
     hypotheses, references = some_text(3, hyphens=True)
     moses = TextForm("de", "moses")
     tokens = [[moses.to_model(line) for line in side] for side in (hypotheses, references)]
@@ -79,7 +79,7 @@ def test_tokenised_bleu_equals_independent_implementation(form: str) -> None:
     assert found["chrF"].signature.startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:")
 
 
-def test_tokenised_bleu_equals_fairseq_score(tmp_path: Path, capsys: Capture, monkeypatch: Any) -> None:
+def test_tokenised_bleu_equals_that_of_fairseq_score(tmp_path: Path, capsys: Capture, monkeypatch: Any) -> None:
     from fairseq_cli.score import cli_main
 
     hypotheses, references = some_text(4)

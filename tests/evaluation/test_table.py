@@ -87,7 +87,7 @@ def test_table_is_printed_as_markdown(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_table_names_runs_without_scores(tmp_path: Path, capsys: Capture) -> None:
-    """It shows the others, and fails if there are none or if --at-least requires a score."""
+    """The table contains the other runs; the command fails if there are none or if --at-least requires a score."""
     runs = [str(tmp_path / "two"), str(results(tmp_path, "one", "a")), str(tmp_path / "three")]
     (tmp_path / "two").mkdir()
     assert table.main(runs) == 0

@@ -47,7 +47,8 @@ def test_training_summary_counts_updates_tokens_and_seconds(logged: Callable[[li
     summary = logged(FIRST)
     assert (summary.num_updates, summary.epochs, summary.best_valid_loss) == (15, 2, 4.5)
     assert summary.target_tokens == 10 * 100 + 5 * 120
-    # 10 updates at 0.5/s take 20 s with validation, beyond the rounding of 12 s; 5 updates at 1/s take 5 s
+    # 10 updates at 0.5/s take 20 s, including validation, but the training time, rounded to 12 s, is at most 12.5 s.
+    # 5 updates at 1/s take 5 s.
     assert summary.train_seconds == 12.5 + 5
     assert summary.tokens_per_second == pytest.approx(1600 / 17.5, abs=0.05)
 
@@ -78,7 +79,7 @@ def test_training_summary_is_none_without_records(logged: Callable[[list[str]], 
 def test_training_summary_matches_a_real_run(here: Run) -> None:
     summary = here.training_summary()
     assert summary.num_updates == 12
-    # 60 sentences per epoch, with two subwords per word and an EOS
+    # An epoch has 60 sentences, with two subwords per word and an EOS
     targets = read_lines(Path("raw/train.fr"))
     epoch = sum(len(line.split()) + 1 for line in targets)
     steps = [json.loads(line) for line in here.train_log.read_text().splitlines() if '"train_wpb"' in line]

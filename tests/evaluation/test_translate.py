@@ -1,4 +1,4 @@
-"""`fairseq-resid translate` and Translator: same translations as fairseq-generate, from raw text, in order."""
+"""`fairseq-resid translate` and Translator: the same translations as fairseq-generate, from raw text, in order."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def translator(run: Path, corpus: Path) -> Translator:
 
 @pytest.fixture(scope="module")
 def expected(run: Path, corpus: Path, generate: Callable[..., Any]) -> list[str]:
-    """The translations of the test set by fairseq-generate, with the settings of scripts/evaluate.sh."""
+    """Return the translations of the test set by fairseq-generate, with the settings of scripts/evaluate.sh."""
     flags = ["--max-len-b", 50, "--post-process", "sentencepiece"]
     found = generate(run / "checkpoint_last.pt", *flags).lines("D")
     return [found[number].split("\t", 1)[1] for number in range(len(found))]
 
 
-def test_translate_equals_generate_on_test_set(translator: Translator, corpus: Path, expected: list[str]) -> None:
+def test_translations_equal_those_of_generate(translator: Translator, corpus: Path, expected: list[str]) -> None:
     assert translator.translate(read_lines(corpus / "ref" / "test.en")) == expected
 
 
@@ -74,7 +74,7 @@ def test_translate_command_runs(run: Path, corpus: Path, expected: list[str]) ->
 def test_translate_uses_the_average_if_there_is_one(
     run: Path, corpus: Path, stock_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """The averaged file is a stock model, so the two can be distinguished; stock models can translate, too."""
+    """The averaged file is a stock model, so the two can be distinguished; stock models can translate too."""
     shutil.copy(run / "checkpoint_last.pt", tmp_path)
     shutil.copy(stock_checkpoint, tmp_path / "averaged.pt")
     averaged = Translator(tmp_path, corpus, cpu=True)

@@ -72,7 +72,7 @@ def worst_difference(engine: Any, model: Any, task: Any = TASK) -> float:
 
 
 @pytest.mark.parametrize("name", FOLDING)
-def test_log_probabilities_equal_fairseq(name: str, tmp_path: Path) -> None:
+def test_log_probabilities_equal_those_of_fairseq(name: str, tmp_path: Path) -> None:
     model = shaken(build(residual=name, **FOLDING[name][0]), 7, 0.1)
     assert worst_difference(exported(model, tmp_path), model) < 2e-5
 
@@ -93,7 +93,8 @@ def test_stock_transformers_can_be_exported(settings: dict[str, Any], tmp_path: 
 def speaking(residual: str = "deep_norm", seed: int = 1, **options: Any) -> Any:
     """Return a model with peaked distributions that ends its sentences at various lengths.
 
-    The first channel of the decoder's output is constant, so its output weights act as biases. <pad> has p = 0.
+    The first channel of the decoder's output is constant, so this channel's output weights act as biases.
+    <pad> has p = 0.
     """
     model = shaken(build(residual=residual, **options), seed, 0.15)
     with torch.no_grad():
@@ -134,7 +135,7 @@ each_search = pytest.mark.parametrize(
 
 @each_search
 @pytest.mark.parametrize("seed", [1, 3, 4])
-def test_translations_equal_fairseq(search: Search, seed: int, tmp_path: Path) -> None:
+def test_translations_equal_those_of_fairseq(search: Search, seed: int, tmp_path: Path) -> None:
     model = speaking(seed=seed)
     sources = sentences(seed, (6,) * 30)
     found = exported(model, tmp_path).translate(as_words(sources), search)
@@ -143,7 +144,7 @@ def test_translations_equal_fairseq(search: Search, seed: int, tmp_path: Path) -
     assert sum(same) >= 29, same
     lengths = {len(mine[0].tokens) for mine in found}
     assert len(lengths) > 1 and max(lengths) <= search.longest(6)
-    # Neither allows </s> at the first position, but fairseq includes its probability in the normalisation.
+    # Neither program allows </s> at the first position, but fairseq includes its probability in the normalisation.
     ends = scores(model, sources, [row[:0] for row in sources])
     for mine, theirs, is_same, end in zip(found, expected, same, ends, strict=True):
         length = len(mine[0].tokens)

@@ -1,4 +1,4 @@
-"""`fairseq-resid export`: the folder, its proof, and how it translates and is evaluated."""
+"""`fairseq-resid export`: the folder, its proof, translation and evaluation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ needs_engine = need("ctranslate2")
 
 @pytest.fixture(scope="module")
 def run(train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of scaled_pre_ln, trained until many of its translations differ from each other. Read only."""
+    """Return a run of scaled_pre_ln, trained until many of its translations differ; tests must not change it."""
     folder = tmp_path_factory.mktemp("export") / "run"
     train(folder, "--residual", "scaled_pre_ln", "--batch-size", 64, "--max-update", 100, "--dropout", 0)
     return folder
@@ -41,7 +41,7 @@ def run(train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def recursive(train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of rskip_ln with λ = 2, which only ONNX Runtime can express."""
+    """Return a run of rskip_ln with λ = 2, which only ONNX Runtime can express."""
     folder = tmp_path_factory.mktemp("export") / "recursive"
     train(folder, "--residual", "rskip_ln", "--batch-size", 64, "--max-update", 20)
     return folder
@@ -49,7 +49,7 @@ def recursive(train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def exported(run: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The exported run. Read only."""
+    """Return the exported run; tests must not change it."""
     out = tmp_path_factory.mktemp("export") / "out"
     assert export.main([str(run), "--to", "ctranslate2", "--out", str(out), "--data", str(corpus)]) == 0
     return out
@@ -84,7 +84,7 @@ def test_export_contains_everything_needed_to_translate(exported: Path, run: Pat
 
 @pytest.fixture(scope="module")
 def expected(run: Path, generate: Callable[..., Any]) -> list[str]:
-    """The translations of the test set by fairseq-generate, with the settings of scripts/evaluate.sh."""
+    """Return the translations of the test set by fairseq-generate, with the settings of scripts/evaluate.sh."""
     found = generate(run / "checkpoint_last.pt", "--max-len-b", 50, "--post-process", "sentencepiece").lines("D")
     return [found[number].split("\t", 1)[1] for number in range(len(found))]
 

@@ -214,7 +214,7 @@ def test_fields_of_the_configuration_are_checked(
 
 
 def test_other_files_and_fields_of_transformers_are_not_read(copied: Callable[[str], Path]) -> None:  # noqa: F811
-    """Files that from_pretrained and the Auto classes would open."""
+    """Files that from_pretrained and the Auto classes would open are replaced by pipes, and must not be opened."""
     folder = copied("huggingface")
     expected = Translator(folder).translate(["w1 w2"])
     change(folder / "config.json", quantization_config={"quant_method": "x"}, num_beams=10**9, torch_dtype="x", langs=3)
@@ -434,7 +434,7 @@ def test_messages_of_a_graph_are_checked(how: str, copied: Callable[[str], Path]
 
 
 def test_memory_of_a_graph_is_limited(copied: Callable[[str], Path]) -> None:  # noqa: F811
-    """The graph multiplies two vectors of a million numbers each, which needs 4 TB."""
+    """The graph computes the outer product of two vectors of a million numbers, which needs 4 TB."""
 
     def edit(model: Any) -> None:
         add_tensor(model, "column", 1, [1_000_000, 1], raw_data=bytes(4_000_000))

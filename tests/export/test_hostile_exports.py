@@ -37,7 +37,7 @@ each_engine = pytest.mark.parametrize("engine", ENGINES)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an export for every engine. Read only."""
+    """Return a folder with an export for every engine; tests must not change it."""
     folder = tmp_path_factory.mktemp("exports")
     model = shaken(build(residual="post_ln", max_source_positions=64, max_target_positions=64, **SMALL), 7, 0.1)
     for name, writer in WRITERS.items():
@@ -52,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(made: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """Return a copy of an engine's export that may be changed."""
+    """Return a function that copies an engine's export, so that a test may change it."""
     return lambda name: Path(shutil.copytree(made / name, tmp_path / "out"))
 
 

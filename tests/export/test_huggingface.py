@@ -67,7 +67,7 @@ def worst_difference(engine: Any, model: Any, task: Any = TASK) -> float:
 
 
 @pytest.mark.parametrize("name", [name for name, (_, graph) in FOLDING.items() if graph in CLASSES])
-def test_log_probabilities_equal_fairseq(name: str, tmp_path: Path) -> None:
+def test_log_probabilities_equal_those_of_fairseq(name: str, tmp_path: Path) -> None:
     options, graph = FOLDING[name]
     model = shaken(build(residual=name, **options), 7, 0.1)
     engine = exported(model, tmp_path)
@@ -112,7 +112,7 @@ def test_stock_transformers_can_be_exported(settings: dict[str, Any], tmp_path: 
 
 
 class Tasks:
-    """A source dictionary that is smaller or larger than the target dictionary."""
+    """A task whose source dictionary is smaller or larger than its target dictionary."""
 
     def __init__(self, words: int) -> None:
         self.source_dictionary, self.target_dictionary = dictionary(words), DICT
@@ -138,7 +138,7 @@ def test_shared_embeddings_are_stored_once(residual: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("residual", ["xskip_ln", "pre_ln"])
 def test_auto_class_loads_the_folder_without_remote_code(residual: str, tmp_path: Path) -> None:
-    """Compares logits on a batch with left padding, as in fairseq."""
+    """Log probabilities equal fairseq's on a batch with left padding."""
     model = shaken(build(residual=residual), 7, 0.1)
     exported(model, tmp_path)
     assert "auto_map" not in json.loads((tmp_path / "config.json").read_text())
@@ -158,7 +158,7 @@ def test_auto_class_loads_the_folder_without_remote_code(residual: str, tmp_path
 
 @each_search
 @pytest.mark.parametrize("seed", [1, 3, 4])
-def test_translations_and_scores_equal_fairseq(search: Search, seed: int, tmp_path: Path) -> None:
+def test_translations_and_scores_equal_those_of_fairseq(search: Search, seed: int, tmp_path: Path) -> None:
     model = speaking(seed=seed)
     sources = sentences(seed, (6,) * 30)
     found = exported(model, tmp_path).translate(as_words(sources), search)
@@ -426,7 +426,7 @@ RUNS = {  # for each class, flags of a run that soon produces sensible translati
 
 @pytest.fixture(scope="module", params=RUNS)
 def run(request: Any, train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run trained until it produces sensible translations. Read only."""
+    """Return a run trained until it produces sensible translations; tests must not change it."""
     folder = tmp_path_factory.mktemp("huggingface") / "run"
     train(folder, "--residual", request.param, "--batch-size", 64, "--dropout", 0, *RUNS[request.param])
     return folder
@@ -434,7 +434,7 @@ def run(request: Any, train: Callable[..., Any], tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def folder(run: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The exported run. Read only."""
+    """Return the exported run; tests must not change it."""
     out = tmp_path_factory.mktemp("huggingface") / "out"
     assert export.main([str(run), "--to", "huggingface", "--out", str(out), "--data", str(corpus)]) == 0
     return out
@@ -463,7 +463,7 @@ def test_export_translates_like_fairseq_generate(
 
 
 def test_readme_code_translates_without_this_package(folder: Path, corpus: Path) -> None:
-    """Runs in a process without fairseq, torchaudio (which fairseq requires) or a network."""
+    """The code runs without a network, without fairseq and without torchaudio, which fairseq requires."""
     text = (folder / "README.md").read_text()
     assert "expects raw text" in text and "A source has at most 1,024 tokens" in text
     code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[-1]

@@ -201,7 +201,7 @@ def test_model_with_another_norm_is_exported(norm: str, tmp_path: Path) -> None:
     check_engine(model, exported(model, tmp_path))
 
 
-def test_scores_equal_fairseq_and_are_in_order() -> None:
+def test_scores_equal_those_of_fairseq_in_order() -> None:
     model = shaken(build(residual="post_ln", **SMALL), 7, 0.1)
     engine = load(example(), threads=1)
     assert worst_difference(engine, model) < TOLERANCE

@@ -23,7 +23,7 @@ TOGETHER = len(SOURCES)
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """A model that ends its sentences at various lengths and would often generate <pad>, which fairseq forbids."""
+    """Return a model that ends its sentences at various lengths and often prefers <pad>, which fairseq forbids."""
     made = speaking()
     with torch.no_grad():
         made.decoder.output_projection.weight[PAD, 0] = 3
@@ -32,7 +32,7 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def engine(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The exported model."""
+    """Return the exported model."""
     return exported(model, tmp_path_factory.mktemp("speaking"))
 
 
@@ -61,7 +61,7 @@ def check(engine: Any, model: Any, search: Search, prefixes: list[torch.Tensor] 
     ],
     ids=["greedy", "beam 4", "beam 5", "no length penalty", "long", "one subword", "beam wider than the vocabulary"],
 )
-def test_hypotheses_equal_fairseq_without_padding(search: Search, engine: Any, model: Any) -> None:
+def test_hypotheses_equal_those_of_fairseq_without_padding(search: Search, engine: Any, model: Any) -> None:
     found = check(engine, model, search)
     assert all("<pad>" not in each.tokens for row in found for each in row)
     lengths = {len(each.tokens) for row in found for each in row}
@@ -70,7 +70,7 @@ def test_hypotheses_equal_fairseq_without_padding(search: Search, engine: Any, m
 
 
 def test_hypotheses_start_with_prefixes_of_different_lengths(engine: Any, model: Any) -> None:
-    """Includes sources without a prefix, and </s> allowed at the first position."""
+    """Some sources have no prefix, and </s> is allowed at the first position."""
     prefixes = sentences(5, (2, 0, 1, 3) * 6)
     found = check(engine, model, Search(4, 0.6, 1, 6, 4, TOGETHER), prefixes)
     for row, prefix in zip(found, as_words(prefixes), strict=True):

@@ -76,7 +76,7 @@ def test_hydra_train_is_refused(tmp_path: Path) -> None:
 
 
 def test_stock_baseline_decodes_left_padded_batches(stock_checkpoint: Path, generate: Command) -> None:
-    """Stock 0.12.2 would use its BetterTransformer path and crash. Batches of one sentence have no padding."""
+    """Stock fairseq 0.12.2 would crash in its BetterTransformer path. Batches of one sentence have no padding."""
     padded = generate(stock_checkpoint, "--gen-subset", "valid").hypotheses
     alone = generate(stock_checkpoint, "--gen-subset", "valid", "--batch-size", 1, "--num-shards", 4).hypotheses
     assert len(padded) == 43 and len(alone) > 8

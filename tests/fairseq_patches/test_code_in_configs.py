@@ -33,14 +33,14 @@ EVALUATORS = {"eval", "eval_str_list", "eval_str_dict", "eval_bool"}
 
 
 def evaluated_names() -> tuple[set[str], set[str]]:
-    """Return the settings that the installed fairseq evaluates, by name, and all other evaluated expressions."""
+    """Return the names of the settings that fairseq evaluates, and all other expressions that it evaluates."""
     names: set[str] = set()
     others: set[str] = set()
 
     def visit(node: ast.AST, local: frozenset[str]) -> None:
         if isinstance(node, ast.FunctionDef) and node.name in EVALUATORS:
             return  # the definitions of utils.eval_str_list and the like
-        if isinstance(node, ast.Lambda):  # type=lambda x: ...: a flag of the user's own command line
+        if isinstance(node, ast.Lambda):  # type=lambda x: ...: a flag on the user's own command line
             local = local | {argument.arg for argument in node.args.args}
         if isinstance(node, ast.Call):
             called = getattr(node.func, "id", None)
@@ -79,13 +79,13 @@ def test_every_setting_that_fairseq_evaluates_is_known() -> None:
     names, others = evaluated_names()
     assert {"adam_betas", "xformers_att_config", "conv_feature_layers"} <= names, "the scan misses known settings"
     assert names <= loading.EVALUATED, f"add to loading.EVALUATED: {sorted(names - loading.EVALUATED)}"
-    # line.strip() is a line of a data file, in codedataset.py.
+    # In codedataset.py, fairseq evaluates line.strip(), a line of a data file.
     assert others <= {"line.strip()"}, f"fairseq evaluates other expressions: {sorted(others)}"
 
 
 @pytest.fixture
 def marker(tmp_path: Path) -> Iterator[Path]:
-    """A file that planted code would create."""
+    """Yield the path of a file that planted code would create, then check that it does not exist."""
     file = tmp_path / "code-has-run"
     yield file
     assert not file.exists(), "planted code has run"

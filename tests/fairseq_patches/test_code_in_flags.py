@@ -14,7 +14,7 @@ from fairseq_resid.study import plan
 from support import studies
 
 CODE = """__import__('pathlib').Path({!r}).touch()"""
-# Evaluated while the command line is parsed, or while the optimizer or the model is built.
+# fairseq evaluates these while it parses the command line or builds the optimizer or the model.
 FLAGS = ("--adam-betas", "--lr", "--update-freq", "--adaptive-softmax-cutoff", "--encoder-xformers-att-config")
 
 
@@ -54,7 +54,7 @@ def test_code_in_a_study_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", ["--plan", "--results", "--only flat.sas.0.004.seed1"])
 def test_study_and_its_recipe_import_no_code(words: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    """fairseq imports the folder of --user-dir as soon as it parses the flags, which a kept run requires."""
+    """A kept run requires parsing its flags, during which fairseq would import the folder of --user-dir."""
     monkeypatch.chdir(tmp_path)
     ran, plugin = tmp_path / "ran", tmp_path / "plugin"
     plugin.mkdir()

@@ -39,7 +39,7 @@ MOST_MIB_OF_A_COMMAND = 500  # growth during a command; less than the smallest b
 
 @pytest.fixture(scope="module")
 def marker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file that planted code would create."""
+    """Yield the path of a file that planted code would create, then check that it does not exist."""
     file = tmp_path_factory.mktemp("marker") / "code-has-run"
     yield file
     assert not file.exists(), "planted code has run"
@@ -47,13 +47,13 @@ def marker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def planted(sas_checkpoint: Path, marker: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One malicious file of every kind, by name."""
+    """Return one malicious file of every kind, by name."""
     return hostile.write(tmp_path_factory.mktemp("hostile") / "planted", sas_checkpoint, f"touch {marker}")
 
 
 @pytest.fixture(scope="module")
 def outcomes(planted: dict[str, Path], sas_checkpoint: Path, marker: Path) -> dict[str, Any]:
-    """The results of both loaders for each malicious file and for the healthy one."""
+    """Return the results of both loaders for each malicious file and for the healthy one."""
     names = {**planted, "healthy": sas_checkpoint}
     command = [sys.executable, "-m", "support.hostile", ":".join(map(str, names.values()))]
     done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, timeout=1000)
@@ -119,7 +119,7 @@ def command_of(*words: object) -> Callable[[Victim], Outcome]:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
             try:
                 code: object = main([str(paths.get(str(word), word)) for word in words])
-            except SystemExit as end:  # Python would print it, on one line
+            except SystemExit as end:  # Python would print it on one line
                 code = end.code
                 print(end.code, file=said)
         return code, said.getvalue()
@@ -166,7 +166,7 @@ COMMANDS: dict[str, Callable[[Victim], Outcome]] = {
 # Commands for image models, which have no decoding.
 OF_IMAGES = ("evaluate", "analyze", "average")
 TOO_LARGE = [name for name in hostile.MISFITS if name.startswith("misfit: config with")]
-# Averaging cannot detect misfits if all files have the same. A training run takes its model from the command line.
+# Averaging cannot detect a misfit that all files share. A training run takes its model from the command line.
 PASSES = {("average", name) for name in hostile.MISFITS} | {("resume", name) for name in TOO_LARGE}
 NUMBERED = {"checkpoint1.pt", "checkpoint2.pt"}
 # Evaluation averages checkpoints before it builds a model.
@@ -175,7 +175,7 @@ SAMPLE = ["code: os.system", "file: a named pipe", "weights: NaN"]
 
 
 def attack(place: Victim, pairs: Iterable[tuple[str, str]], planted: dict[str, Path]) -> tuple[int, float]:
-    """Run pairs of (command, file), with the file at every path that the command reads.
+    """Run each pair of (command, file) with the file at every path that the command reads.
 
     Returns: the number of pairs, and the largest growth in memory in MiB
     """
@@ -245,7 +245,7 @@ def test_commands_refuse_all_hostile_checkpoints(
 
 @pytest.fixture(scope="module")
 def image_run(cli: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A data folder of images, and a checkpoint of a small ResNet after two updates."""
+    """Return a data folder of images, and a checkpoint of a small ResNet after two updates."""
     from support.image_models import FLAGS, write_data
 
     data = write_data(tmp_path_factory.mktemp("hostile-images") / "farm")
@@ -277,7 +277,7 @@ def test_image_commands_refuse_all_hostile_checkpoints(
 
 
 def test_every_unpickling_call_in_fairseq_is_known() -> None:
-    """Exceptions: data sent between fairseq's own processes, and a file that fairseq writes and reads itself."""
+    """The exceptions are data sent between fairseq's own processes and a file that only fairseq writes."""
     spec = find_spec("fairseq")
     assert spec is not None and spec.submodule_search_locations
     package = Path(spec.submodule_search_locations[0])
@@ -294,7 +294,7 @@ def test_every_unpickling_call_in_fairseq_is_known() -> None:
 
 @pytest.mark.parametrize("old_format", [False, True])
 def test_healthy_checkpoint_loads_as_in_torch(old_format: bool, sas_checkpoint: Path, tmp_path: Path) -> None:
-    """Compares names, types, order, values, strides and shared memory, and checks that mapped files are unchanged."""
+    """Names, types, order, values, strides and shared memory are equal, and mapped files stay unchanged."""
     expected = torch.load(sas_checkpoint, weights_only=False)
     expected["extra_state"]["numpy"] = [np.float64(1.5), np.arange(6).reshape(2, 3).T, np.bool_(True)]
     expected["extra_state"]["views"] = [torch.arange(6).view(2, 3).t(), torch.zeros(0, 3), torch.ones(2).bfloat16()]
@@ -351,7 +351,7 @@ def test_sharded_checkpoints_skip_the_size_check(sas_checkpoint: Path, corpus: P
 def test_files_and_user_dir_in_config_are_not_opened(
     sas_checkpoint: Path, place: Victim, marker: Path, generate: Command, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Weights replace initial embeddings; options of decoding and a user-dir are only accepted on the command line."""
+    """Weights replace initial embeddings; decoding options and a user-dir are only read from the command line."""
     package, pipe, file = place.run.parent / "planted_package", place.run.parent / "pipe", place.last
     package.mkdir()
     (package / "__init__.py").write_text(f"open({str(marker)!r}, 'w').close()\n")

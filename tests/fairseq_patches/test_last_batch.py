@@ -42,7 +42,7 @@ def test_training_sees_every_pair_in_every_epoch(
 
 @pytest.fixture(scope="module")
 def five(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder whose train, validation and test sets are all the first five sentences of the test set."""
+    """Return a data folder whose train, validation and test sets are all the first five sentences of the test set."""
     from fairseq.data import data_utils, indexed_dataset
 
     folder = tmp_path_factory.mktemp("five")

@@ -16,13 +16,13 @@ from fairseq_resid.data.text.binarised import check_dictionaries, check_texts, r
 from fairseq_resid.data.text.folder import check
 from fairseq_resid.data.text.segmentation import Segmenter
 
-LENGTHS, POINTERS = 26, 26 + 4 * 203  # their offsets in the index of the test set
+LENGTHS, POINTERS = 26, 26 + 4 * 203  # offsets in the index of the test set
 NAME = "test.en-xx.xx"
 
 
 @pytest.fixture
 def data(corpus: Path, tmp_path: Path) -> Path:
-    """A data folder as fairseq-preprocess makes it, without corpus.json."""
+    """Return a data folder as fairseq-preprocess makes it, without corpus.json."""
     folder = shutil.copytree(corpus, tmp_path / "data")
     (folder / "corpus.json").unlink()
     return folder
@@ -150,7 +150,7 @@ def test_every_format_that_fairseq_writes_is_accepted(form: str, data: Path) -> 
             for sentence in sentences:
                 made.add_item(sentence)
             made.finalize(f"{path}.idx")
-    # Alignments have no dictionary and may be empty; other tools also use these endings.
+    # Alignments have no dictionary and may be empty; other tools use the endings .bin and .idx too.
     made = MMapIndexedDatasetBuilder(str(data / "train.align.en-xx.bin"), dtype=np.int32)
     for alignment in (torch.tensor([70_000]), torch.tensor([], dtype=torch.int64)):
         made.add_item(alignment)

@@ -166,7 +166,7 @@ GROUPS = {
 
 
 def damage(what: str, choose: random.Random, content: bytes, number: int) -> bytes:
-    """Return damaged content: alternately with damaged bytes and, for JSON, with altered values."""
+    """Return content with damaged bytes or, for every second JSON file or log, with altered values."""
     if what.endswith(".json") and number % 2:
         return json.dumps(hostile_lines.altered(choose, json.loads(content))).encode()
     if what == "train.log" and number % 2:

@@ -37,7 +37,7 @@ sys.addaudithook(note_opened)
 
 @contextmanager
 def none_opened_in(outside: Path) -> Iterator[None]:
-    """Fail if a file in this folder is opened by Python code."""
+    """Fail if Python code opens a file in this folder."""
     global OPENED
     OPENED = []
     try:
@@ -163,8 +163,8 @@ def test_data_folder_cannot_lead_outside(tmp_path: Path) -> None:
             Corpus.read(data).segmenter()
 
 
-def test_writing_replaces_links_and_pipes(tmp_path: Path) -> None:
-    """Logs of decoding and of a study's runs, and checkpoints that training writes."""
+def test_logs_and_checkpoints_replace_links(tmp_path: Path) -> None:
+    """This holds for logs of decoding and of a study's runs, and for checkpoints that training writes."""
     from fairseq_resid.fairseq_patches import writing
 
     precious = tmp_path / "precious"
@@ -196,7 +196,7 @@ def test_hypotheses_that_are_links_are_not_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("../../private"), os.mkfifo], ids=["link", "pipe"])
 @pytest.mark.parametrize("name", ["decode/test.averaged.hyp", "x", "analysis"])
 def test_pack_refuses_links_and_pipes(make: Callable[[Path], None], name: str, tmp_path: Path) -> None:
-    """Otherwise the archive would contain private text, and lack a linked folder."""
+    """Otherwise the archive would contain private text and lack linked folders."""
     (tmp_path / "private").write_text("secret\n")
     run = tmp_path / "study" / "run"
     (run / "decode").mkdir(parents=True)
@@ -208,7 +208,7 @@ def test_pack_refuses_links_and_pipes(make: Callable[[Path], None], name: str, t
 
 
 def test_working_folder_is_not_written_through_links(tmp_path: Path) -> None:
-    """Tested with RUN and failed/ in the working folder, and RUN in the kept folder."""
+    """RUN and failed/ in the working folder and RUN in the kept folder are links in turn."""
     outside = tmp_path / "outside"
     outside.mkdir()
     trial_file = studies.written(tmp_path, studies.SMALL)

@@ -20,7 +20,7 @@ from fairseq_resid.runs import recipe
 from fairseq_resid.runs.run import Run, RunRecord
 
 pytestmark = pytest.mark.once
-# Each reads RUN/NAME through the function that opens untrusted files.
+# Each function reads RUN/NAME through the function that opens untrusted files.
 READERS: dict[str, Callable[[Path], object]] = {
     "train.log": lambda path: list(Run(path.parent).log_lines()),
     "run.json": lambda path: records.read(path, RunRecord),
@@ -54,7 +54,7 @@ def test_devices_pipes_and_huge_files_are_refused(make: Callable[[Path], None], 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("content", [b"\0", b"\n", b"line\n"], ids=["one line", "empty lines", "lines"])
 def test_compressed_bomb_is_refused_with_little_memory(content: bytes, tmp_path: Path) -> None:
-    """3 GB of repeated text in a file of 3 to 9 MB, read in a separate process to measure its memory."""
+    """A file of 3 to 9 MB contains 3 GB of repeated text. A separate process reads it, and its memory is measured."""
     with gzip.open(tmp_path / "train.log.gz", "wb", compresslevel=1) as file:
         for _ in range(300):
             file.write(content * (10_000_000 // len(content)))
