@@ -18,6 +18,7 @@ from msgspec import Struct, field
 
 from .. import records
 from ..data import folders
+from ..foreign import printable
 from ..runs import launch, recipe
 from ..runs.trained_on import share_splits
 from ..runs.training_command import MOST_SEED, TrainingCommand, split
@@ -157,7 +158,7 @@ def read_study(path: Path) -> Study:
     try:
         _check(study)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(printable(f"{path}: {error}")) from None
     return study
 
 

@@ -125,4 +125,4 @@ def test_killed_subword_learning_is_an_error(
         == "fairseq-resid prepare custom: error: the process that learned the subwords died (out of memory?)"
     )
     build(tmp_path, 300)
-    assert "goes on" not in capsys.readouterr().err
+    assert "resuming" not in capsys.readouterr().err
