@@ -18,6 +18,7 @@ COMMANDS = {
     "prepare": ("data.text.prepare", "prepare a data folder from a known corpus, your own text, or the phrasebook"),
     "prepare-images": ("data.images.prepare", "prepare image data: CIFAR-10, CIFAR-100, or one folder per class"),
     "prepare-captions": ("data.captions.prepare", "prepare image captions and region features, such as those of COCO"),
+    "prepare-mosaics": ("evaluation.mosaics", "make a caption corpus of mosaics of photographs"),
     "train": ("runs.launch", "train with a recipe, or resume a training run"),
     "evaluate": ("evaluation.evaluate", "average the last checkpoints, decode and score"),
     "average": ("evaluation.averaging", "average checkpoints"),
