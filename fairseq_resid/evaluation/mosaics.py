@@ -23,7 +23,6 @@ from ..cli import frame
 from ..cli.progress import Progress
 from ..data import folders
 from ..data.captions import mosaics, prepare
-from ..data.captions.mosaics import Mosaic
 from ..data.images import folder as images
 from ..fairseq_patches import load_checkpoint
 from ..files import replacing, write_text
@@ -33,7 +32,6 @@ from ..tasks import kinds
 
 MOST_MOSAICS, MOST_SEED = 1_000_000, 2**32 - 1
 TOGETHER = 500  # photographs per batch
-HELD_OUT = 10  # every tenth test photograph is used for validation
 
 
 def features_of(run: Run, data: Path, split: str, chosen: Sequence[int], cpu: bool) -> dict[int, np.ndarray]:
@@ -79,30 +77,11 @@ def check_network(run: Run, data: Path) -> None:
             raise ValueError(f"{run.path}: was trained on the split {split}; mosaics need photographs it has not seen")
 
 
-def planned(data: Path, counts: Sequence[int], seed: int) -> dict[str, list[tuple[Mosaic, list[str]]]]:
-    """Return the mosaics of photographs of the splits `valid` and `test`, by this split, with their captions."""
-    record = images.read(data)
-    names = [name.replace("_", " ").lower() for name in record.classes]
-    found: dict[str, list[tuple[Mosaic, list[str]]]] = {"valid": [], "test": []}
-    first = mosaics.FIRST_ID
-    for split, count in zip(("train", "valid", "test"), counts, strict=True):
-        source = "valid" if split == "train" else "test"
-        labels = np.array(images.open_split(data, source, record)["label"])
-        every = np.arange(len(labels))
-        held = every % HELD_OUT == 0
-        chosen = every if split == "train" else every[held if split == "valid" else ~held]
-        for mosaic in mosaics.plan(split, count, first, labels, chosen, seed):
-            nouns = {cell: names[labels[index]] for cell, index in mosaic.cells.items()}
-            found[source].append((mosaic, mosaics.captions(mosaic, nouns, seed)))
-        first += count
-    return found
-
-
 def make(data: Path, run: Run, out: Path, counts: Sequence[int], seed: int, cpu: bool) -> None:
     """Write the captions and features of all mosaics to OUT.raw, unless they exist, and prepare the data folder OUT."""
     check_network(run, data)
     raw, record = out.with_name(f"{out.name}.raw"), images.read(data)
-    made = planned(data, counts, seed)
+    made = mosaics.planned(data, counts, seed)
     network = FileState.of(run.last)
     settings: dict[str, Any] = {
         "images": folders.IMAGES.fingerprint(data), "mosaics": list(counts), "seed": seed,

@@ -16,6 +16,7 @@ from ..data.captions.folder import CaptionData
 from ..data.text.binarised import check_dictionaries
 from ..fairseq_patches import UserError
 
+SELF_CRITICAL = "self_critical"  # a criterion that needs all captions of an image
 MOST_POSITIONS = 1024  # regions of an image and words of a caption, unless the model sets others
 
 
@@ -122,7 +123,7 @@ class ImageCaptioningTask(LegacyFairseqTask):  # type: ignore[misc]
 
     def load_dataset(self, split: str, combine: bool = False, **_: Any) -> None:
         """Load a split, by image if --by-image or the criterion requires it."""
-        by_image = self.args.by_image or getattr(self.args, "criterion", "") == "self_critical"
+        by_image = self.args.by_image or getattr(self.args, "criterion", "") == SELF_CRITICAL
         self.datasets[split] = self.read_split(split, by_image)
 
     def read_split(self, split: str, by_image: bool) -> CaptionDataset:

@@ -1,4 +1,4 @@
-"""The captioning model with every structure: formulas of its input, padding, incremental decoding, TorchScript."""
+"""The captioning model with every structure: formulas of its input, padding, incremental decoding."""
 
 from __future__ import annotations
 
@@ -97,16 +97,6 @@ def test_every_parameter_learns(name: str, options: dict[str, Any]) -> None:
         if not parameter_name.endswith("k_proj.bias"):
             assert parameter.grad.abs().sum() > 0, parameter_name
     assert len(sites(model)) == 2 * 2 + 2 * 3
-
-
-@pytest.mark.slow
-@each_variant
-def test_scripted_model_equals_eager(name: str, options: dict[str, Any]) -> None:
-    model = build(residual=name, **options, encoder_layers=1, decoder_layers=1)
-    scripted = torch.jit.script(model)
-    for lengths in ((3, 5, 2), (4, 4), (6,)):
-        inputs = (*images(lengths), captions(len(lengths)))
-        close(logits(scripted, *inputs), logits(model, *inputs))
 
 
 @pytest.mark.parametrize("arch", ["captioning_sas_tiny", "captioning_rskip_ln_tiny"])

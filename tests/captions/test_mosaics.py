@@ -82,7 +82,7 @@ def test_corpus_has_features_of_the_network_and_pictures(
     record = folder.check(out, verify=True)
     assert record.counts == {"train": 30, "valid": 6, "test": 8} and record.captions["test"] == 40
     assert record.width == 64 and record.has_boxes and record.thumbnail == (64, 96) and not record.unverified
-    made = command.planned(images, [30, 6, 8], 1)
+    made = mosaics.planned(images, [30, 6, 8], 1)
     known = image_folder.read(images)
     pixels = {split: image_folder.open_split(images, split, known)["pixels"] for split in made}
     model = build("preact_resnet20", classes=4, stage_blocks="1,1,1")
@@ -116,7 +116,7 @@ def test_corpus_has_features_of_the_network_and_pictures(
 
 
 def test_no_photograph_is_used_in_two_splits(images: Path) -> None:
-    made = command.planned(images, [300, 50, 80], 1)
+    made = mosaics.planned(images, [300, 50, 80], 1)
     used = {
         split: {(source, index) for source, parts in made.items() for one, _ in parts if one.split == split
                 for index in one.cells.values()}

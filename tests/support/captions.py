@@ -73,3 +73,30 @@ def error_of(capsys: Capture, *given: Any, **named: Any) -> str:
     said = capsys.readouterr().err.splitlines()
     assert "Traceback" not in "\n".join(said)
     return said[-1].removeprefix("fairseq-resid prepare-captions: error: ")
+
+
+FLAGS = (
+    "--task image_captioning --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam --lr 3e-3 "
+    "--lr-scheduler inverse_sqrt --warmup-updates 5 --warmup-init-lr 1e-7 --max-tokens 100 --max-update 60 "
+    "--save-interval-updates 7 --keep-interval-updates 3 --no-epoch-checkpoints --log-interval 5 --num-workers 0 --cpu "
+    "--encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64 "
+    "--encoder-layers 1 --decoder-layers 1 --encoder-attention-heads 2 --decoder-attention-heads 2"
+)
+EVALUATE = "[evaluate]\n--last 3 --beam 3 --max-len-a 0 --max-len-b 12\n"
+
+
+def write_recipe(path: Path, data: Path) -> Path:
+    path.write_text(f"{data}\n{FLAGS}\n{EVALUATE}")
+    return path
+
+
+def train(recipe: Path, run: Path, *flags: str, arch: str = "captioning_resid") -> int:
+    from fairseq_resid.__main__ import main as command
+
+    return command(["train", str(recipe), "--arch", arch, "--run", str(run), *flags])
+
+
+def weights(run: Path) -> dict[str, Any]:
+    import torch
+
+    return dict(torch.load(run / "checkpoint_last.pt", weights_only=False)["model"])

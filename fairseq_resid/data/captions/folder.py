@@ -25,6 +25,7 @@ import numpy as np
 from ... import records
 from ...files import MOST_COUNT, bounded, inside, open_any_size, read_rows
 from ..sizes import check_names, check_sizes
+from ..text.forms import TextForm
 
 RECORD = "captions.json"
 DICTIONARY = "dict.captions.txt"
@@ -82,10 +83,16 @@ class Captions:
     ids: list[str]
     texts: list[list[str]]
 
+    def __len__(self) -> int:
+        return len(self.ids)
+
 
 @dataclass(frozen=True)
 class CaptionData:
     """A data folder of captions: its path and its captions.json."""
+
+    post_process = None  # captions consist of whole words
+    form = TextForm("en")
 
     path: Path
     record: CaptionRecord
@@ -114,6 +121,9 @@ class CaptionData:
     def captions(self, subset: str) -> Captions:
         """Return the captions that a model is trained on."""
         return read_captions(self.path, f"{subset}.captions.tsv", self.record.counts.get(subset))
+
+    def reference(self, subset: str) -> Path:
+        return inside(self.path, f"ref/{subset}.tsv")
 
     def references(self, subset: str) -> Captions:
         """Return the original captions."""

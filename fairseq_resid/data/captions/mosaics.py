@@ -10,15 +10,19 @@ import base64
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ..images import folder as images
 
 ROWS, COLUMNS, MOST_CLASSES = 2, 3, 3
 NUMBERS = ("no", "a", "two", "three", "four", "five", "six")
 PLURALS = {"deer": "deer"}
 BEGINNINGS = ("", "there {be} ", "a picture of ", "a photo of ", "this picture shows ")
 FIRST_ID = 1
+HELD_OUT = 10  # every tenth test photograph is used for validation
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,25 @@ def captions(mosaic: Mosaic, nouns: Mapping[int, str], seed: int) -> list[str]:
         be = "is" if statement.split()[0] in ("a", "an") else "are"
         said.append(beginning.format(be=be) + statement)
     return said
+
+
+def planned(data: Path, counts: Sequence[int], seed: int) -> dict[str, list[tuple[Mosaic, list[str]]]]:
+    """Return the mosaics of photographs of the splits `valid` and `test`, by this split, with their captions."""
+    record = images.read(data)
+    names = [name.replace("_", " ").lower() for name in record.classes]
+    found: dict[str, list[tuple[Mosaic, list[str]]]] = {"valid": [], "test": []}
+    first = FIRST_ID
+    for split, count in zip(("train", "valid", "test"), counts, strict=True):
+        source = "valid" if split == "train" else "test"
+        labels = np.array(images.open_split(data, source, record)["label"])
+        every = np.arange(len(labels))
+        held = every % HELD_OUT == 0
+        chosen = every if split == "train" else every[held if split == "valid" else ~held]
+        for mosaic in plan(split, count, first, labels, chosen, seed):
+            nouns = {cell: names[labels[index]] for cell, index in mosaic.cells.items()}
+            found[source].append((mosaic, captions(mosaic, nouns, seed)))
+        first += count
+    return found
 
 
 def as_json(mosaic: Mosaic, texts: Sequence[str]) -> dict[str, Any]:
