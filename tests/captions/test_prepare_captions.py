@@ -121,6 +121,13 @@ def test_killed_preparation_resumes_after_the_last_image(
     assert not (tmp_path / "pets.partial").exists()
 
 
+def test_files_of_the_user_are_not_removed(official: Official, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "pets.partial").mkdir()
+    (tmp_path / "pets.partial" / "notes.txt").touch()
+    assert "contains notes.txt, which this command did not create" in error_of(capsys, tmp_path / "pets", *official)
+    assert (tmp_path / "pets.partial" / "notes.txt").is_file()
+
+
 def test_coco_counts_and_dataset_are_checked(official: Official, tmp_path: Path, capsys: Capture) -> None:
     found = error_of(capsys, tmp_path / "made", *official, name="coco-captions")
     assert "16 train images, not 113,287; 4 valid images, not 5,000" in found and "--allow-other-data" in found

@@ -47,6 +47,7 @@ COCO = CaptionManifest("coco-captions", "coco", {"train": 113_287, "valid": 5_00
 CUSTOM = CaptionManifest("custom")  # the user's own captions
 MANIFESTS = {manifest.name: manifest for manifest in (COCO, CUSTOM)}
 TOGETHER = 100  # images written between two points from which a preparation can resume
+WORK = (".lock", "data", "settings.json")  # in the folder of an unfinished preparation
 SHOWN = 5  # ids in an error message
 
 
@@ -96,6 +97,10 @@ def prepare(manifest: CaptionManifest, options: CaptionOptions) -> bool:
     """
     out, work = options.out, partial_of(options.out)
     with locked(work / ".lock", f"{work}: another process is using this folder", wait=True):
+        if strangers := [path.name for path in work.iterdir() if path.name not in WORK]:
+            raise ValueError(
+                f"{work}: contains {strangers[0]}, which this command did not create; remove it or choose another --out"
+            )
         try:
             if not out.exists():
                 _make(manifest, options, work)
