@@ -3,12 +3,12 @@ installed.
 
     python benchmarks/ops.py [--json FILE] [--plot FILE]
 
-A site consists of the dropout, sums and norms of rskip_ln with λ = 1, 2, 3, or of all of sas including its gates. On a
-GPU this measures the median GPU time at 4k, 16k, 32k and 131k rows (positions), C = 512 and 1024, in bf16 and fp16; the
-bandwidth of a copy, and the share of it that rskip_ln reaches if the forward pass moves 3u and the backward pass 5u (u
-is one C-vector per row); the host's time per call; and peak memory. On a CPU it measures median wall-clock time at
-small sizes. On both, it measures the memory saved for the backward pass. Implementations take turns, and ratios are
-computed within a round.
+A site consists of the dropout, sums and norms of rskip_ln with λ = 1, 2, 3, wskip_ln or res_post_norm, or of all of sas
+including its gates. On a GPU this measures the median GPU time at 4k, 16k, 32k and 131k rows (positions), C = 512 and
+1024, in bf16 and fp16; the bandwidth of a copy, and the share of it that every site except sas reaches if the forward
+pass moves 3u and the backward pass 5u, or 3u for res_post_norm (u is one C-vector per row); the host's time per call;
+and peak memory. On a CPU it measures median wall-clock time at small sizes. On both, it measures the memory saved for
+the backward pass. Implementations take turns, and ratios are computed within a round.
 """
 
 from __future__ import annotations
@@ -50,10 +50,13 @@ SITES: dict[str, dict[str, Any]] = {
     "rskip_ln-1": {"name": "rskip_ln", "skip_lambda": 1},
     "rskip_ln-2": {"name": "rskip_ln", "skip_lambda": 2},
     "rskip_ln-3": {"name": "rskip_ln", "skip_lambda": 3},
+    "wskip_ln": {"name": "wskip_ln"},
+    "res_post_norm": {"name": "res_post_norm"},
     "sas": {"name": "sas"},
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-MOVED = {"forward": 3, "backward": 5}  # u, for any λ: x, F -> y; x, F, dL/dy -> dx, dF
+# u, for any λ: x, F -> y; x, F, dL/dy -> dx, dF. x + LN(F) has dx = dL/dy and needs no x: F, dL/dy -> dF.
+MOVED = {site: {"forward": 3, "backward": 3 if site == "res_post_norm" else 5} for site in SITES if site != "sas"}
 BOTH = "forward+backward"
 COPY = ("copy",)
 COPY_BYTES = 2**29
@@ -122,7 +125,7 @@ IMPLEMENTATIONS: dict[str, Callable[[str, int], Any]] = {
     "flash-attn": flash_attention,
 }
 PACKAGES = {FUSED: "triton", "liger": "liger_kernel", "flash-attn": "flash_attn"}
-WITHOUT_SAS = ("liger", "flash-attn")
+ONLY_RSKIP = ("liger", "flash-attn")
 
 
 def obstacle(implementation: str, device: str) -> str:
@@ -135,7 +138,8 @@ def obstacle(implementation: str, device: str) -> str:
 
 def candidates(implementations: list[str]) -> list[tuple[str, str]]:
     """Return every site with every implementation that supports it."""
-    return [(site, by) for site, by in product(SITES, implementations) if site != "sas" or by not in WITHOUT_SAS]
+    pairs = product(SITES, implementations)
+    return [(site, by) for site, by in pairs if SITES[site]["name"] == "rskip_ln" or by not in ONLY_RSKIP]
 
 
 # --- measuring -----------------------------------------------------------------------------------------------------
@@ -251,8 +255,8 @@ def time_configuration(args: argparse.Namespace, shape: tuple[int, int], dtype: 
         row["speed_to"] = {other: speed_ratio(seconds, key, base) for other, base in others.items() if base in seconds}
         if site != "sas":
             row["time_to_rskip_ln-1"] = spread(ratios(seconds, ("rskip_ln-1", by, name), key))
-        if gpu and site != "sas" and name in MOVED:
-            moved = MOVED[name] * given.unit / (2 * COPY_BYTES)
+        if gpu and name in MOVED.get(site, {}):
+            moved = MOVED[site][name] * given.unit / (2 * COPY_BYTES)
             row["copy_share"] = spread([moved * share for share in ratios(seconds, key, COPY)])
         if gpu and name == BOTH:
             row["peak_u"] = round(runs[site, by].peak(), 2)
@@ -324,17 +328,17 @@ def main() -> None:
     found |= {"saved": [], "host": [], "timings": []}
     found["saved"] = [row for channels in args.channels for row in saved_activations(saving, channels, args.device)]
     for row in found["saved"]:
-        print(f"{row['site']:11} {row['by']:14} C = {row['channels']:4}: saves {row['saved_u']:.2f}u beyond x")
+        print(f"{row['site']:13} {row['by']:14} C = {row['channels']:4}: saves {row['saved_u']:.2f}u beyond x")
     write(args, found)
     found["host"] = [row for channels in args.channels for row in time_host(args, channels)] if gpu else []
     for row in found["host"]:
         times = f"{row['microseconds']['median']:.0f} µs of host time per call"
-        print(f"{row['site']:11} {row['by']:14} C = {row['channels']:4}: {times}")
-    print(f"\n{'site':11} {'by':14} {'pass':17} {'rows':>7} {'C':>5} {'':5} {'ms':>8}  {'speed to eager':20} of a copy")
+        print(f"{row['site']:13} {row['by']:14} C = {row['channels']:4}: {times}")
+    print(f"\n{'site':13} {'by':14} {'pass':17} {'rows':>7} {'C':>5} {'':5} {'ms':>8}  {'speed to eager':20} of a copy")
     for channels, rows, dtype in product(args.channels, args.rows, args.dtypes):
         for row in time_configuration(args, (rows, channels), dtype):
             found["timings"].append(row)
-            head = f"{row['site']:11} {row['by']:14} {row['pass']:17} {rows:7} {channels:5} {dtype:5}"
+            head = f"{row['site']:13} {row['by']:14} {row['pass']:17} {rows:7} {channels:5} {dtype:5}"
             share = f"{row['copy_share']['median']:.0%}" if "copy_share" in row else ""
             figures = f"{row['milliseconds']['median']:8.3f}  {shown(row['speed_to'][EAGER]):20} {share}"
             print(head, figures.rstrip(), flush=True)

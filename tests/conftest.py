@@ -1,6 +1,6 @@
 """What the tests share: a tiny corpus, and fairseq's commands run inside this process.
 
-Starting fairseq costs seconds per process, so `cli` calls a command's own main function. Nothing here imports fairseq
+Starting fairseq takes seconds per process, so `cli` calls a command's own main function. Nothing here imports fairseq
 before a test requests it.
 """
 
@@ -180,7 +180,7 @@ def one_thread() -> None:
 def preprocess_in_this_process() -> Iterator[None]:
     """Let preparations that run in this process call fairseq-preprocess here: a separate process takes seconds.
 
-    Preparations that tests start as commands run it as for users.
+    Preparations that tests start as commands run it as they do for users.
     """
     from fairseq_resid.cli import children
     from fairseq_resid.data.text import binarise
@@ -321,7 +321,7 @@ def train(corpus: Path, cli: Callable[..., Result]) -> Callable[..., Result]:
 
 @pytest.fixture(scope="session")
 def sas_checkpoint(train: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A transformer_sas_tiny, trained for a second; with Adam's state. Tests must not write to it."""
+    """A transformer_sas_tiny that was trained for a second, with Adam's state. Tests must not write to it."""
     folder = tmp_path_factory.mktemp("sas")
     train(folder, "--arch", "transformer_sas_tiny", "--batch-size", 64, "--max-update", 50)
     return folder / "checkpoint_last.pt"
@@ -329,7 +329,7 @@ def sas_checkpoint(train: Callable[..., Result], tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def stock_checkpoint(train: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """fairseq's own `transformer`, small, trained for a second; with Adam's state. Tests must not write to it."""
+    """A small `transformer` of fairseq that was trained for a second, with Adam's state. Tests must not write to it."""
     folder = tmp_path_factory.mktemp("stock")
     train(folder, *STOCK, "--batch-size", 64, "--max-update", 50)
     return folder / "checkpoint_last.pt"

@@ -30,7 +30,7 @@ FIELDS = [
 ]
 FIELD = re.compile(rf"^({'|'.join(FIELDS)}):\s+(.*)$")
 ARGUMENT = re.compile(r"^([a-z]\w*(?:, [a-z]\w*)*): +(.*)$")
-# Where an argument begins: in a line, after a semicolon, or where a line begins.
+# Where an argument begins: after a semicolon within a line, or at the beginning of a line.
 BEFORE_ARGUMENT = re.compile(r"(?:; |\n)(?=[a-z]\w*(?:, [a-z]\w*)*: )")
 LITERAL = re.compile(r"`([^`]+)`")
 
@@ -47,7 +47,7 @@ def escaped(text: str) -> str:
 
 
 def block(lines: list[str]) -> list[str]:
-    """Return lines as a block of code."""
+    """Return lines as a code block."""
     return ["::", "", *textwrap.indent(textwrap.dedent("\n".join(lines)), "   ").splitlines(), ""]
 
 

@@ -52,7 +52,7 @@ def split(text: str, separators: str) -> list[str]:
 
 
 def inside(text: str, function: str) -> str | None:
-    """Return the argument of a function that a formula consists of, such as x of LN(x)."""
+    """Return the argument if a formula is a single call of this function, such as the x of LN(x)."""
     found = re.fullmatch(rf"{function}\((.*)\)", text)
     return (
         found[1]

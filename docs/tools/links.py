@@ -43,7 +43,7 @@ def converted(text: str, folder: Path) -> str:
         pieces[::2] = [LINK.sub(link, IMAGE.sub(image, piece)) for piece in pieces[::2]]
         return "".join(pieces)
 
-    made, waiting, fence = "", "", ""  # prose waits for the possible second half of its last link
+    made, waiting, fence = "", "", ""  # prose waits, because a link may continue on the next line
     for line in text.splitlines(keepends=True):
         is_fence = line.startswith("```")
         if is_fence:

@@ -54,7 +54,7 @@ class DepthAttention(nn.Module):
         return dot(values, self.query * self.weight).to(wide) * torch.rsqrt(length * length / self.dim + self.eps)
 
     def attended(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values that the attention reads, except the last one of an incomplete block, and all weights."""
+        """Return the values that attention reads, except for the last one of an incomplete block, and all weights."""
         values = state.unflatten(-1, [-1, self.dim])
         last = values.size(-2) - 1
         blocks = values[..., :: self.block_size, :]

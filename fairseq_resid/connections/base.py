@@ -1,4 +1,4 @@
-"""The base class of residual connections: one module per sublayer site, built for its place and its options."""
+"""The base class of residual connections: one module per sublayer site, built from its place and options."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class ResidualConnection(nn.Module):
         self.dropout = dropout if isinstance(dropout, nn.Module) else nn.Dropout(probability(dropout))
         self.backend = backend
         self.dim = place.dim
-        self.kernel = ("chain", 1)  # the kernel that combine_fused calls, and its number of norms
-        # Bounds on the channels of a state, multiples of C; 0: no maximum. A structure with a wide state may set both;
-        # `build` sets the maximum of all others to C.
+        self.kernel = ("chain", 1)  # the kernel that combine_fused calls (self_check.Kind), and its number of norms
+        # Bounds on the number of channels of a state, as multiples of C; a maximum of 0 means no limit. A structure
+        # with a wide state may set both; `build` sets the maximum of all others to C.
         self.least_width, self.most_width = place.dim, 0
 
     @torch.jit.export
@@ -96,18 +96,18 @@ class ResidualConnection(nn.Module):
         raise NotImplementedError("a ResidualConnection must define combine")
 
     def share(self, first: ResidualConnection) -> None:
-        """Share parameters with the first site of the same layer. Called once for each other site of the layer."""
+        """Share parameters with the first site of the same layer. Called once for each of the layer's other sites."""
 
     def init_branch(self, **linears: nn.Linear | nn.Conv2d) -> None:
         """Reinitialise the sublayer's weights; called once, before a checkpoint is loaded.
 
-        linears: query, key, value and output of an attention; fc1 and fc2 of a feed-forward; conv1, conv2, ... of a
-                 convolutional block
+        linears: the query, key, value and output projections of an attention module; fc1 and fc2 of a feed-forward
+                 network; conv1, conv2, ... of a convolutional block
         """
 
     @classmethod
     def profile(cls, sites: Sequence[ResidualConnection]) -> AbstractContextManager[None]:
-        """Initialise the sites of a stack, first to last, during one forward pass inside the context.
+        """Return a context in which one forward pass initialises the sites of a stack, from first to last.
 
         Called once for each stack of a new model if `is_profiled` is true for the structure. The pass computes no
         gradients.
@@ -137,7 +137,7 @@ def check_shapes(state: Tensor, f_out: Tensor, dim: int, least: int, most: int) 
     if len(f_shape) == 0 or f_shape[-1] != dim:
         raise ValueError(f"f_out {list(f_shape)}: must be (..., {dim}), as wide as the connection")
     if len(shape) != len(f_shape) or shape[:-1] != f_shape[:-1]:
-        raise ValueError(f"f_out {list(f_shape)}: must have the shape of the state {list(shape)} except channels")
+        raise ValueError(f"f_out {list(f_shape)}: must have the shape of the state {list(shape)}, except the channels")
     width = shape[-1]
     if width < least or (most > 0 and width > most) or width % dim != 0:
         if most == dim:
@@ -181,13 +181,14 @@ def sites(module: nn.Module) -> dict[str, ResidualConnection]:
     return {f"{site.place.stack}.{site.place.layer}.{site.place.kind}": site for site in found}
 
 
-FEW = 32  # maximum of components shown separately, such as n·n stream weights; larger coefficients have one per channel
+# Most components that are shown separately, such as n·n stream weights; larger coefficients have one per channel.
+FEW = 32
 
 
 def is_positional(coefficient: Tensor, positions: torch.Size) -> bool:
     """Return whether a coefficient has a value for each position, rather than one for all of them.
 
-    positions: the sizes (T, B) of a text or (N, H, W) of images
+    positions: (T, B) for text or (N, H, W) for images
     """
     return coefficient.dim() > len(positions) and coefficient.shape[: len(positions)] == positions
 

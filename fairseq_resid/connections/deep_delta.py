@@ -23,9 +23,9 @@ class DeepDelta(PreLayerNorm):
 
     Formula:  y = x + β (v - k·x) k;  k = F / √(F·F + ε²), ε = 1e-5, F = dropout(f(LN(x)));  β = 2 σ(w_β · LN(x) + b_β);
               v = 4 σ(w_v · x + b_v); the stack ends with a norm
-    Source:   Zhang 2026, Deep Delta Learning, arXiv 2601.00417, and the authors' code for a value of one dimension
+    Source:   Zhang 2026, Deep Delta Learning, arXiv 2601.00417, and the authors' code for a one-dimensional value
               (yifanzhang-pro/deep-delta-learning, DDL-vdim1-gpt-mha-rope.py), which uses RMSNorm. Not implemented: a
-              state of several values per channel, a hidden layer for β, or scaled-down output projections
+              state with several values per channel, a hidden layer for β, or scaled-down output projections
     Start:    β = 1 on average: w_β and w_v normal with standard deviation 0.5 / √C, b_β = 0; b_v = 0 is our choice
               (theirs is uniform up to 1 / √C)
     Dtype:    k, β and v in fp32 for a 16-bit x. The gradient of β contains x²: it is finite up to |x| = 1e13 / S

@@ -1,4 +1,4 @@
-"""Post-norm structures for deep stacks that scale the shortcut by the depth of the model: DeepNorm and Keel."""
+"""Post-norm structures for deep stacks, which scale the shortcut by the depth of the model: DeepNorm and Keel."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DeepNorm(ResidualConnection):
 
 
 class Keel(ResidualConnection):
-    """Normalises the input of the branch, and the sum with a shortcut that is scaled by the number of sublayers.
+    """Normalises the branch input, and the sum of the branch and a shortcut scaled by the number of sublayers.
 
     Formula:  y = LN_out(α x + f(LN_in(x))), α = number of sublayers in the stack, not learned; the last LN_out ends the
               stack; in the first layer α = 1, and its first site has no LN_out

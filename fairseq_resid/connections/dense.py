@@ -1,4 +1,4 @@
-"""A weighted mean of all layers so far after every layer: DenseFormer."""
+"""After every layer, a weighted mean of the outputs of all layers so far: DenseFormer."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ register(
         DenseStream,
         final_norm=True,
         needs_every_layer=for_all_options,
-        formula="`pre_ln`; after each layer a learned mean of all layers",
+        formula="`pre_ln`, with a learned mean of all layers so far after each layer",
         source="Pagliardini 2024",
         family="Depth",
         use_when="Pre-norm models whose layers should see all earlier layers, for a handful of parameters.",

@@ -37,8 +37,8 @@ class GruGate(PreLayerNorm):
     def __init__(self, place: Place, options: GruOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         c = place.dim
-        # Bare parameters, because fairseq's quantisation would replace an nn.Linear. One GEMM
-        # uses W of r, z and h, and another one U of r and z.
+        # Bare parameters, because fairseq's quantisation would replace an nn.Linear. One GEMM uses the W of r, z and h,
+        # and another the U of r and z.
         self.branch_weight = nn.Parameter(torch.cat([xavier_uniform(c, c) for _ in range(3)]))
         self.shortcut_weight = nn.Parameter(torch.cat([xavier_uniform(c, c) for _ in range(2)]))
         self.candidate_weight = nn.Parameter(xavier_uniform(c, c))
@@ -65,7 +65,7 @@ register(
         GruOptions,
         GruGate,
         final_norm=True,
-        formula="(1−z)x + z tanh(WF + U(r ⊙ x)), gates r and z of x and F, F from f(LN(x))",
+        formula="(1−z)x + z tanh(WF + U(r ⊙ x)), gates r and z from x and F, F from f(LN(x))",
         source="Parisotto 2019",
         family="Gates",
         use_when="Models that are hard to train. It adds six C × C matrices to every site.",

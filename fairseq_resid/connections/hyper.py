@@ -23,7 +23,7 @@ SINKHORN_STEPS = 20
 # Initial values of mHC's biases: σ(±READ) are the weights with which a site reads its own stream (0.98) and the others
 # (0.02); KEPT is the logit of the diagonal of H_res.
 READ, KEPT = 4.0, 8.0
-MOST_PERMUTED = 5  # streams of --hyper-mixing permutation, which has n! weights
+MOST_PERMUTED = 5  # maximum number of streams with --hyper-mixing permutation, which has n! weights
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def mixed(weights: Tensor, writing: Tensor, streams: Tensor, f: Tensor) -> Tenso
 
 
 class ManyStreams(ResidualConnection):
-    """Base of connections with n streams. State: (..., nC), initially n copies of the input."""
+    """Base class of connections with n streams. State: (..., nC), initially n copies of the input."""
 
     divides_state = False  # whether the streams are parts of a C-wide state
 

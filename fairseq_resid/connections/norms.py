@@ -84,7 +84,7 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
 
 
 def divisor(norm: nn.Module, x: Tensor) -> Tensor | None:
-    """Return the number by which a norm divides each position of x before its own gain; None if it does not divide.
+    """Return the number by which a norm divides each position of x before applying its gain; None if there is none.
 
     The norm of images over the whole batch, --norm batch, divides by its running standard deviation.
     """

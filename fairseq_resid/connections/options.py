@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-FP32_MOST = 3.4028234663852886e38  # formulas use the values of options in fp32
+FP32_MOST = 3.4028234663852886e38  # formulas use option values in fp32
 
 
 # Parameters of `build` whose flag has a different name.
@@ -22,7 +22,7 @@ class InvalidOption(ValueError):
 
     The message names keyword arguments, as Python code passes them; `flags` is the message for a command line.
 
-    allowed: what is allowed; {others} in it is replaced with `others`
+    allowed: a description of the allowed values, in which {others} is replaced with `others`
     others: further options by name; None if only the name is shown
     """
 
@@ -118,7 +118,7 @@ def option(
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a structure that has none, and the base class of all others, which declare fields with `option`.
+    """The options of a structure without any, and the base class of all others, which declare fields with `option`.
 
     A field is an int, a float, or a str with choices. It must not have the name of a fairseq flag.
     Raises: InvalidOption naming the option, the value and the allowed values.

@@ -39,7 +39,7 @@ register(
     Structure(
         Options,
         ReZero,
-        formula="x + aF, a learned from 0, one per layer",
+        formula="x + aF, a learned, initially 0, one per layer",
         source="Bachlechner 2020",
         family="Scaling",
         use_when="Very deep stacks that should start as the identity.",

@@ -14,7 +14,7 @@ from .place import Place
 class ResidualStream(nn.Module):
     """Ends a stack whose state is its output. Each stack has one.
 
-    Formula:  x, or LN(x) with a final norm (--final-norm layer), affine, eps 1e-5, or the place's other norm
+    Formula:  x, or LN(x) with a final norm (--final-norm layer), affine, eps 1e-5, or another norm if the place has one
     Shapes:   (..., n·C) -> (..., C); also accepts (..., C), for a stack whose layers were all dropped
     Args:     place: of the stack, with kind "stream"; options: of the structure; final_norm: whether it has a norm
     A LayerNorm's parameters are called `weight` and `bias`, as in the `layer_norm` of a stack in fairseq's checkpoints;
@@ -45,7 +45,7 @@ class ResidualStream(nn.Module):
         return state
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Return LN(x), or x with the place's other norm applied."""
+        """Return LN(x), or x normalised by the place's norm if that is not a LayerNorm."""
         if self.norm is not None:
             return self.norm(x)
         return functional.layer_norm(x, self.shape, self.weight, self.bias, self.eps)

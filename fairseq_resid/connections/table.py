@@ -99,7 +99,7 @@ def split_page(page: str) -> tuple[str, str, str]:
 
 
 def write(file: Path, names: list[str]) -> None:
-    """Write the table of these structures between the markers of a page, and their number in the text before it.
+    """Write the table of these structures between the markers of a page, and update their number in the text before it.
 
     Raises: ValueError if the page lacks the markers; OSError.
     """

@@ -5,7 +5,7 @@ kernel per pass (kernels.py); dispatch.py selects one of them. sinkhorn.py is pu
 """
 
 from .dispatch import BACKENDS, absence, use_kernels
-from .fused import dropout_mask, fused_recursive_layer_norm, fused_self_adaptive_scaling
+from .fused import dropout_mask, fused_branch_layer_norm, fused_recursive_layer_norm, fused_self_adaptive_scaling
 from .gates import dense_gate, scaling_gate, single_layer_gate
 from .recursive import recursive_layer_norm
 from .sas import self_adaptive_scaling
@@ -16,6 +16,7 @@ __all__ = [
     "absence",
     "dense_gate",
     "dropout_mask",
+    "fused_branch_layer_norm",
     "fused_recursive_layer_norm",
     "fused_self_adaptive_scaling",
     "recursive_layer_norm",

@@ -94,8 +94,8 @@ def use_kernels(backend: str, training: bool, x: Tensor, f: Tensor, kernel: tupl
 
     `auto` uses the kernels wherever they are supported on a GPU; `eager` never uses them. `triton` requires them in
     training and falls back to eager otherwise, so that a model trained on a GPU can be decoded anywhere. Whatever
-    PyTorch traces (torch.compile, torch.jit, torch.func, forward-mode AD, CUDA graphs) runs eagerly. `kernel` is chain
-    or sas and its number of norms, for which the kernels are checked before their first use.
+    PyTorch traces (torch.compile, torch.jit, torch.func, forward-mode AD, CUDA graphs) runs eagerly. `kernel` is the
+    name in self_check.Kind and the number of norms, for which the kernels are checked before their first use.
 
     Raises:   ValueError naming the reason if `triton` is not supported in training.
     """

@@ -9,7 +9,9 @@ The kernels do not add the sublayer's bias, because its GEMM adds it at no cost.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,9 +49,7 @@ class _Compiled:
     """A kernel that Triton has compiled for one combination of argument types, or that its interpreter runs."""
 
     def __init__(self, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> None:
-        self.name, self.channels = name, options["C"]
-        self.kernel, self.options = getattr(_kernels(), name), options
-        self.device = arguments[1].device
+        self.name, self.kernel, self.options = name, getattr(_kernels(), name), options
         self.spills = 0
         self.compiled: Any = None  # None in the interpreter
         if not isinstance(self.kernel, _kernels().triton.JITFunction):
@@ -57,7 +57,7 @@ class _Compiled:
         self.compiled = self.kernel.warmup(*arguments, grid=(1,), **options)
         self.compiled._init_handles()
         self.spills = self.compiled.n_spills
-        self.limits = occupancy.limits(self.device)
+        self.limits = occupancy.limits(arguments[1].device)
         self.at_once = self.limits.programs_at_once(
             self.compiled.n_regs, options["num_warps"], self.compiled.metadata.shared
         )
@@ -80,14 +80,24 @@ class _Compiled:
 
 
 _compiled: dict[tuple[Any, ...], _Compiled] = {}  # by kind of arguments
+_watch = threading.Lock()
 
 
-def spills(device: torch.device, kernels: str, channels: int) -> bool:
-    """Return whether a kernel whose name starts with `kernels` needs more registers than a thread can have."""
-    return any(
-        one.spills > 0 and one.device == device and one.channels == channels and one.name.startswith(kernels)
-        for one in _compiled.values()
-    )
+@contextmanager
+def used_kernels() -> Iterator[dict[tuple[Any, ...], _Compiled]]:
+    """Collect the kernels that are launched in this context, whether or not they were compiled before.
+
+    Launches of all threads count, because autograd runs the backward pass in threads of its own.
+    """
+    global _compiled
+    used: dict[tuple[Any, ...], _Compiled] = {}
+    with _watch:
+        known, _compiled = _compiled, used
+        try:
+            yield used
+        finally:
+            known.update(used)
+            _compiled = known
 
 
 def _launch(name: str, rows: int, *arguments: Any, sums: int = 0, **options: Any) -> Tensor | None:
@@ -115,9 +125,7 @@ def _launch(name: str, rows: int, *arguments: Any, sums: int = 0, **options: Any
     found = _compiled.get(key)
     if found is None:
         buffer = [torch.empty(0, dtype=torch.float32, device=device)] if sums else []
-        found = _Compiled(name, [*buffer, *arguments], options)
-        if found.compiled is not None:
-            _compiled[key] = found
+        found = _compiled[key] = _Compiled(name, [*buffer, *arguments], options)
     if not sums:
         found.launch(rows, *arguments)
         return None
@@ -135,7 +143,7 @@ def _shape(channels: int, lanes: int) -> dict[str, int]:
 
 
 def _result_dtype(x: Tensor, f: Tensor) -> torch.dtype:
-    """Return the dtype of eager PyTorch's result: fp32 under autocast (of a norm), otherwise the wider of the two."""
+    """Return the dtype that a norm has in eager PyTorch: fp32 under autocast, otherwise the wider of the two inputs."""
     if torch.is_autocast_enabled(x.device.type):
         return torch.float32
     return x.dtype if x.dtype == f.dtype else torch.promote_types(x.dtype, f.dtype)
@@ -151,8 +159,8 @@ def _refuse_second_derivative() -> None:
         raise RuntimeError(NO_SECOND_DERIVATIVE)
 
 
-def _records(tensors: tuple[Tensor, ...]) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+def _records(tensors: tuple[Tensor | None, ...]) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def dropout_mask(shape: tuple[int, ...], p: float, seed: int, device: torch.device) -> Tensor:
@@ -180,11 +188,13 @@ def _drop(f: Tensor, out: Tensor, p: float, seed: int, scale: float) -> None:
 def _chain_forward(
     x: Tensor,
     f: Tensor,
+    x_weight: Tensor | None,
     norms: tuple[Tensor, ...],
     eps: float,
     scales: tuple[float, float],
     p: float,
     seed: int,
+    outside: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Return y and, with `save`, the statistics; x and f are contiguous, norms are w_1, b_1, w_2, ..."""
@@ -193,10 +203,11 @@ def _chain_forward(
     y = torch.empty_like(x, dtype=_result_dtype(x, f))
     stats = torch.empty(rows * len(norms), dtype=torch.float32, device=x.device) if save else None
     _launch(
-        "chain_forward", rows, x, f, y, stats,
+        "chain_forward", rows, x, f, y, stats, x_weight,
         *norms, *(None,) * (2 * MAX_NORMS - len(norms)),
         scales[0], scales[1] / (1.0 - p), eps, seed, round(p * RANDOM_RANGE),
-        NORMS=len(norms) // 2, DROPOUT=p > 0, SAVE=save, **_shape(channels, FORWARD_LANES),
+        NORMS=len(norms) // 2, WEIGHTED=x_weight is not None, OUTSIDE=outside, DROPOUT=p > 0, SAVE=save,
+        **_shape(channels, FORWARD_LANES),
     )  # fmt: skip
     return y, stats
 
@@ -204,29 +215,55 @@ def _chain_forward(
 class _Chain(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, f: Tensor, eps: float, scales: tuple[float, float], p: float, seed: int, *norms: Tensor
-    ) -> Tensor:
-        y, stats = _chain_forward(x, f, norms, eps, scales, p, seed, True)
-        ctx.save_for_backward(x, f, stats, *norms)
-        ctx.scales, ctx.p, ctx.seed = scales, p, seed
+        ctx: Any, x: Tensor, f: Tensor, eps: float, scales: tuple[float, float], p: float, seed: int, outside: bool,
+        x_weight: Tensor | None, *norms: Tensor,
+    ) -> Tensor:  # fmt: skip
+        y, stats = _chain_forward(x, f, x_weight, norms, eps, scales, p, seed, outside, True)
+        ctx.save_for_backward(None if outside else x, f, stats, x_weight, *norms)
+        ctx.scales, ctx.p, ctx.seed, ctx.outside = scales, p, seed, outside
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         _refuse_second_derivative()
-        x, f, stats, *norms = ctx.saved_tensors
-        channels = x.size(-1)
-        rows = x.numel() // channels
+        x, f, stats, x_weight, *norms = ctx.saved_tensors
+        channels = f.size(-1)
+        rows = f.numel() // channels
+        is_weighted = x_weight is not None
+        sums = len(norms) + is_weighted
         options = {"STAGES": BACKWARD_STAGES, **_shape(channels, BACKWARD_LANES)}
-        dx, df = torch.empty_like(x), torch.empty_like(f)
+        dx, df = None if ctx.outside else torch.empty_like(x), torch.empty_like(f)
         total = _launch(
-            "chain_backward", rows, g.contiguous(), x, f, stats, dx, df,
+            "chain_backward", rows, g.contiguous(), x, f, stats, dx, df, x_weight,
             *norms[:-1], *(None,) * (2 * MAX_NORMS - len(norms)),
             ctx.scales[0], ctx.scales[1] / (1.0 - ctx.p), ctx.seed, round(ctx.p * RANDOM_RANGE), rows,
-            sums=len(norms) * channels, NORMS=len(norms) // 2, DROPOUT=ctx.p > 0, **options,
+            sums=sums * channels, NORMS=len(norms) // 2, WEIGHTED=is_weighted, OUTSIDE=ctx.outside,
+            DROPOUT=ctx.p > 0, **options,
         )  # fmt: skip
         assert total is not None
-        return dx, df, None, None, None, None, *total.view(len(norms), channels).to(norms[0].dtype).unbind()
+        gradients = list(total.view(sums, channels).to(norms[0].dtype).unbind())
+        dx_weight = gradients.pop() if is_weighted else None
+        # With `outside`, dx is g; autograd converts it to the dtype of x.
+        return g if dx is None else dx, df, None, None, None, None, None, dx_weight, *gradients
+
+
+def _chain(
+    x: Tensor,
+    f: Tensor,
+    x_scale: float | Tensor,
+    norms: tuple[Tensor, ...],
+    eps: float,
+    f_scale: float,
+    p: float,
+    seed: int,
+    outside: bool = False,
+) -> Tensor:
+    """Return y of up to MAX_NORMS norms or, with `outside`, x + LN(F)."""
+    x_weight, number = (x_scale, 1.0) if isinstance(x_scale, Tensor) else (None, x_scale)
+    scales = (number, f_scale)
+    if _records((x, f, x_weight, *norms)):
+        return _Chain.apply(x, f, eps, scales, p, seed, outside, x_weight, *norms)
+    return _chain_forward(x, f, x_weight, norms, eps, scales, p, seed, outside, False)[0]
 
 
 def fused_recursive_layer_norm(
@@ -236,15 +273,17 @@ def fused_recursive_layer_norm(
     biases: Sequence[Tensor],
     eps: float,
     p: float = 0.0,
-    x_scale: float = 1.0,
+    x_scale: float | Tensor = 1.0,
     f_scale: float = 1.0,
     seed: int | None = None,
 ) -> Tensor:
     """Apply dropout, add the shortcut and normalise, once per norm, with one kernel for each pass.
 
-    Formula:  F = D ⊙ f / (1 - p);  y_1 = LN_1(λx + μF);  y_k = LN_k(λx + y_{k-1}), k = 2..; λ = x_scale, μ = f_scale
-    Source:   rSkip paper, eq. 4 (λ = μ = 1); one norm: eq. 3, and with λ = μ = 1 Vaswani 2017's LN(x + F)
-    Shapes:   x, f: (..., C) -> (..., C), 1 <= C; each weight and bias: (C,)
+    Formula:  F = D ⊙ f / (1 - p);  y_1 = LN_1(λ ⊙ x + μF);  y_k = LN_k(λ ⊙ x + y_{k-1}), k = 2..;
+              λ = x_scale, a number or a vector with a gradient; μ = f_scale
+    Source:   rSkip paper, eq. 4 (λ = μ = 1); one norm: eq. 3, and with λ = μ = 1 Vaswani 2017's LN(x + F); one norm and
+              a vector λ: section 4.3, and Admin
+    Shapes:   x, f: (..., C) -> (..., C), 1 <= C; each weight and bias, and a vector λ: (C,)
     Dtype:    fp16 / bf16 / fp32 in, the wider of x and f out, or fp32 under autocast; computed in fp32
     Args:     p: dropout probability, below 1; seed: of its mask (dropout_mask), 0 to 2^31 - 1; by default drawn from
               torch's generator
@@ -257,13 +296,26 @@ def fused_recursive_layer_norm(
     for start in range(0, len(weights), MAX_NORMS):
         end = start + MAX_NORMS
         norms = tuple(one for pair in zip(weights[start:end], biases[start:end], strict=True) for one in pair)
-        scales = (x_scale, f_scale if start == 0 else 1.0)
-        drop = (p, seed or 0) if start == 0 else (0.0, 0)
-        if _records((x, y, *norms)):
-            y = _Chain.apply(x, y, eps, scales, *drop, *norms)
-        else:
-            y = _chain_forward(x, y, norms, eps, scales, *drop, False)[0]
+        of_branch = (f_scale, p, seed or 0) if start == 0 else (1.0, 0.0, 0)
+        y = _chain(x, y, x_scale, norms, eps, *of_branch)
     return y
+
+
+def fused_branch_layer_norm(
+    x: Tensor, f: Tensor, weight: Tensor, bias: Tensor, eps: float, p: float = 0.0, seed: int | None = None
+) -> Tensor:
+    """Apply dropout, normalise the branch and add the shortcut, with one kernel for each pass.
+
+    Formula:  F = D ⊙ f / (1 - p);  y = x + LN(F)
+    Source:   OLMo 2, 2024; Ding 2021, CogView
+    Shapes:   x, f: (..., C) -> (..., C), 1 <= C; weight, bias: (C,)
+    Dtype:    as fused_recursive_layer_norm
+    Args:     p, seed: as in fused_recursive_layer_norm
+    Raises:   RuntimeError in a backward pass with create_graph=True
+    """
+    if p > 0 and seed is None:
+        seed = _seed()
+    return _chain(x.contiguous(), f.contiguous(), 1.0, (weight, bias), eps, 1.0, p, seed or 0, outside=True)
 
 
 # --- Self-Adaptive Scaling -----------------------------------------------------------------------------------------

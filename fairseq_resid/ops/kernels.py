@@ -19,7 +19,7 @@ import triton.language as tl
 
 @triton.jit
 def survives(seed, row, cols, threshold):
-    """Return which channels of a row dropout keeps: those whose random number in [0, 2^16) reaches the threshold."""
+    """Return a mask of the channels in a row that dropout keeps: those whose 16-bit random number is >= threshold."""
     group = cols >> 3
     zero = group * 0
     r0, r1, r2, r3 = tl.philox(seed, group, zero + row, zero, zero)
@@ -103,24 +103,35 @@ def norm_backward(q, u, rstd, C: tl.constexpr):
 
 
 # --- recursive LayerNorm: y_1 = LN_1(λx + μF), y_k = LN_k(λx + y_{k-1}) ---------------------------------------------
+#
+# λ is a number, or with WEIGHTED a vector with a gradient. With OUTSIDE, x is added after the one norm: y = x + LN(μF);
+# then dx = g, and the backward pass neither reads x nor writes dx.
 
 
 @triton.jit(do_not_specialize=["x_scale", "f_scale", "eps", "seed", "threshold"])
 def chain_forward(
-    x_ptr, f_ptr, y_ptr, stats_ptr,
+    x_ptr, f_ptr, y_ptr, stats_ptr, x_weight_ptr,
     w1_ptr, b1_ptr, w2_ptr, b2_ptr, w3_ptr, b3_ptr, w4_ptr, b4_ptr,
     x_scale, f_scale, eps, seed, threshold,
-    NORMS: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, DROPOUT: tl.constexpr, SAVE: tl.constexpr,
+    NORMS: tl.constexpr, WEIGHTED: tl.constexpr, OUTSIDE: tl.constexpr,
+    C: tl.constexpr, BLOCK: tl.constexpr, DROPOUT: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
     """Write a row of y and, with SAVE, the (mean, rstd) of every norm."""
     row = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     inside = cols < C
     offsets = row.to(tl.int64) * C + cols
-    x = load_row(x_ptr, offsets, inside) * x_scale
+    scale = x_scale
+    if WEIGHTED:
+        scale = load_row(x_weight_ptr, cols, inside)
+    x = load_row(x_ptr, offsets, inside) * scale
     y = branch_row(f_ptr, offsets, inside, seed, row, cols, threshold, f_scale, DROPOUT)
     place = row * (2 * NORMS)
-    y = add_norm(x, y, w1_ptr, b1_ptr, stats_ptr, place, cols, inside, eps, C, BLOCK, SAVE)
+    if OUTSIDE:
+        mean = tl.sum(y, axis=0) / C
+        y = x + norm_forward(y, mean, w1_ptr, b1_ptr, stats_ptr, place, cols, inside, eps, C, BLOCK, SAVE)
+    else:
+        y = add_norm(x, y, w1_ptr, b1_ptr, stats_ptr, place, cols, inside, eps, C, BLOCK, SAVE)
     if NORMS >= 2:
         y = add_norm(x, y, w2_ptr, b2_ptr, stats_ptr, place + 2, cols, inside, eps, C, BLOCK, SAVE)
     if NORMS >= 3:
@@ -132,12 +143,16 @@ def chain_forward(
 
 @triton.jit(do_not_specialize=["x_scale", "f_scale", "seed", "threshold", "rows"])
 def chain_backward(
-    sums_ptr, g_ptr, x_ptr, f_ptr, stats_ptr, dx_ptr, df_ptr,
+    sums_ptr, g_ptr, x_ptr, f_ptr, stats_ptr, dx_ptr, df_ptr, x_weight_ptr,
     w1_ptr, b1_ptr, w2_ptr, b2_ptr, w3_ptr, b3_ptr, w4_ptr,
     x_scale, f_scale, seed, threshold, rows,
-    NORMS: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, DROPOUT: tl.constexpr, STAGES: tl.constexpr,
+    NORMS: tl.constexpr, WEIGHTED: tl.constexpr, OUTSIDE: tl.constexpr,
+    C: tl.constexpr, BLOCK: tl.constexpr, DROPOUT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write dx and dF of every P-th row, and the sums dw_1, db_1, dw_2, ... over these rows as (P, 2 NORMS, C)."""
+    """Write dx and dF of every P-th row, and the sums dw_1, db_1, dw_2, ... over these rows as (P, 2 NORMS, C).
+
+    With WEIGHTED, dλ follows the other sums: (P, 2 NORMS + 1, C).
+    """
     first = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     inside = cols < C
@@ -152,15 +167,22 @@ def chain_backward(
     if NORMS >= 4:
         dw4 = tl.zeros((BLOCK,), tl.float32)
         db4 = tl.zeros((BLOCK,), tl.float32)
+    if WEIGHTED:
+        dx_weight = tl.zeros((BLOCK,), tl.float32)
     for step in tl.range(0, rows - first, tl.num_programs(0), num_stages=STAGES):
         row = first + step
         offsets = row.to(tl.int64) * C + cols
-        x = load_row(x_ptr, offsets, inside) * x_scale
+        if not OUTSIDE:
+            scale = x_scale
+            if WEIGHTED:
+                scale = load_row(x_weight_ptr, cols, inside)
+            x_row = load_row(x_ptr, offsets, inside)
+            x = x_row * scale
         f = branch_row(f_ptr, offsets, inside, seed, row, cols, threshold, f_scale, DROPOUT)
         g = load_row(g_ptr, offsets, inside)
         stats = stats_ptr + row * (2 * NORMS)
         w1 = load_row(w1_ptr, cols, inside)
-        u1 = norm_again(x + f, stats, inside, C, BLOCK)
+        u1 = norm_again(f if OUTSIDE else x + f, stats, inside, C, BLOCK)
         if NORMS >= 2:
             w2 = load_row(w2_ptr, cols, inside)
             u2 = norm_again(x + u1 * w1 + load_row(b1_ptr, cols, inside), stats + 2, inside, C, BLOCK)
@@ -190,12 +212,15 @@ def chain_backward(
         db1 += g
         g = norm_backward(g * w1, u1, tl.load(stats + 1), C)
         dx += g
-        tl.store(dx_ptr + offsets, (dx * x_scale).to(dx_ptr.dtype.element_ty), mask=inside)
+        if not OUTSIDE:
+            tl.store(dx_ptr + offsets, (dx * scale).to(dx_ptr.dtype.element_ty), mask=inside)
+        if WEIGHTED:
+            dx_weight += dx * x_row
         df = g * f_scale
         if DROPOUT:
             df = tl.where(survives(seed, row, cols, threshold), df, 0.0)
         tl.store(df_ptr + offsets, df.to(df_ptr.dtype.element_ty), mask=inside)
-    sums = sums_ptr + first.to(tl.int64) * (2 * NORMS * C) + cols
+    sums = sums_ptr + first.to(tl.int64) * ((2 * NORMS + WEIGHTED) * C) + cols
     tl.store(sums, dw1, mask=inside)
     tl.store(sums + C, db1, mask=inside)
     if NORMS >= 2:
@@ -207,6 +232,8 @@ def chain_backward(
     if NORMS >= 4:
         tl.store(sums + 6 * C, dw4, mask=inside)
         tl.store(sums + 7 * C, db4, mask=inside)
+    if WEIGHTED:
+        tl.store(sums + 2 * NORMS * C, dx_weight, mask=inside)
 
 
 # --- dropout alone, for a GEMM that needs F: forward on f, backward on dL/dF ------------------------------------------

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from . import fused
@@ -29,7 +30,10 @@ Function = Callable[..., Tensor]
 
 
 class Kind(NamedTuple):
-    """A kind of use of the kernels: chain or sas with a number of norms, on tensors of a device, dtypes and width."""
+    """A kind of use of the kernels, on tensors of a device, dtypes and width.
+
+    kernel: chain; weighted_chain, whose λ is a vector; branch_norm: x + LN(F); or sas
+    """
 
     kernel: str
     norms: int
@@ -59,6 +63,18 @@ def _functions(kernel: str) -> tuple[Function, Function]:
     def fused_chain(p: float, x: Tensor, f: Tensor, *norms: Tensor) -> Tensor:
         return fused.fused_recursive_layer_norm(x, f, norms[::2], norms[1::2], EPS, p, seed=SEED)
 
+    def weighted_chain(mask: Tensor, x: Tensor, f: Tensor, weight: Tensor, *norms: Tensor) -> Tensor:
+        return chain(mask, weight * x, f, *norms)
+
+    def fused_weighted_chain(p: float, x: Tensor, f: Tensor, weight: Tensor, *norms: Tensor) -> Tensor:
+        return fused.fused_recursive_layer_norm(x, f, norms[::2], norms[1::2], EPS, p, weight, seed=SEED)
+
+    def branch_norm(mask: Tensor, x: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return x + functional.layer_norm(f * mask, weight.shape, weight, bias, EPS)
+
+    def fused_branch_norm(p: float, x: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return fused.fused_branch_layer_norm(x, f, weight, bias, EPS, p, seed=SEED)
+
     def sas(mask: Tensor, x: Tensor, f: Tensor, *parameters: Tensor) -> Tensor:
         w, b, v, c, weight, bias = parameters
         f = f * mask
@@ -69,7 +85,13 @@ def _functions(kernel: str) -> tuple[Function, Function]:
         w, b, v, c, weight, bias = parameters
         return fused.fused_self_adaptive_scaling(x, f, w, b, v, c, weight, bias, EPS, p, seed=SEED)
 
-    return {"chain": (chain, fused_chain), "sas": (sas, fused_sas)}[kernel]
+    functions: dict[str, tuple[Function, Function]] = {
+        "chain": (chain, fused_chain),
+        "weighted_chain": (weighted_chain, fused_weighted_chain),
+        "branch_norm": (branch_norm, fused_branch_norm),
+        "sas": (sas, fused_sas),
+    }
+    return functions[kernel]
 
 
 def _largest_error(kind: Kind) -> float:
@@ -83,12 +105,16 @@ def _largest_error(kind: Kind) -> float:
         return values.to(device, dtype)
 
     x, f, gradient = draw(rows, channels), draw(rows, channels, dtype=kind.f_dtype), draw(rows, channels)
-    # Long chains are split: the check runs one of full length and the rest, whose gradients do not vanish in 16 bits.
+    # Long chains are split. The check runs one full-length part and the remainder, so that gradients do not vanish in
+    # 16 bits.
     count = (kind.norms - 1) % fused.MAX_NORMS + 1 + fused.MAX_NORMS * (kind.norms > fused.MAX_NORMS)
     norms = [draw(channels, scale=0.3, shift=float(k % 2 == 0)) for k in range(2 * count)]
     steep = channels**-0.5
-    gates = [((2 * channels, 2 * channels), steep), ((2 * channels,), 1.0), ((2, channels), steep), ((2,), 1.0)]
-    parameters = [*(draw(*shape, scale=scale) for shape, scale in gates if kind.kernel == "sas"), *norms]
+    others: dict[str, list[tuple[tuple[int, ...], float]]] = {
+        "sas": [((2 * channels, 2 * channels), steep), ((2 * channels,), 1.0), ((2, channels), steep), ((2,), 1.0)],
+        "weighted_chain": [((channels,), 1.0)],
+    }
+    parameters = [*(draw(*shape, scale=scale) for shape, scale in others.get(kind.kernel, [])), *norms]
     formula, kernel = _functions(kind.kernel)
     errors = []
     for p in (P, 0.0):
@@ -112,15 +138,16 @@ def fault(kind: Kind) -> str:
     inference mode, saved-tensor hooks and transforms do not apply.
     """
 
-    def check() -> float:
-        with torch.cuda.device(kind.device) if kind.device.type == "cuda" else nullcontext():
-            return _largest_error(kind)
+    def check() -> tuple[float, bool]:
+        on_device = torch.cuda.device(kind.device) if kind.device.type == "cuda" else nullcontext()
+        with on_device, fused.used_kernels() as used:
+            return _largest_error(kind), any(one.spills for one in used.values())
 
     try:
         with ThreadPoolExecutor(1) as own_thread:
-            error = own_thread.submit(check).result()
+            error, spills = own_thread.submit(check).result()
     except Exception as failure:  # no C compiler, a wrong driver, a broken installation: the exceptions differ
         return f"triton does not run: {(str(failure).strip() or repr(failure)).splitlines()[0]}"
-    if fused.spills(kind.device, kind.kernel, kind.channels):
+    if spills:
         return f"C = {kind.channels}: the compiled kernels spill registers on this device"
     return "" if error <= TOLERANCE else f"the kernels are wrong on this device: relative error {error:.2g}"

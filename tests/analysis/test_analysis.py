@@ -241,7 +241,7 @@ def test_analyze_writes_results_and_names_missing_runs(
         (["--data", "/nowhere"], "/nowhere"),
     ],
 )
-def test_analyze_names_what_is_missing(
+def test_analyze_names_missing_inputs(
     flags: list[str], error: str, sas_checkpoint: Path, corpus: Path, capsys: Any
 ) -> None:
     given = [] if "--data" in flags else ["--data", str(corpus)]
@@ -335,7 +335,7 @@ STRANGE = ["cost$x_{1$", "a$b$", "bad\x1b[31m\x00"]
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_labels_of_plots_show_any_name_as_text(name: str, tmp_path: Path) -> None:
+def test_plot_labels_show_any_name_as_text(name: str, tmp_path: Path) -> None:
     """matplotlib reads a pair of $ as a formula, and control characters are not valid in XML."""
     folder = tmp_path / name.replace("\x00", "")
     out = tmp_path / "curves.svg"
@@ -379,7 +379,7 @@ def test_runs_with_the_same_name_get_two_lines(tmp_path: Path) -> None:
     assert sorted(curves.group_by_setting([Run(path) for path in paths])) == sorted(map(str, paths))
 
 
-def test_too_long_sentences_are_skipped(train: Callable[..., Any], corpus: Path, tmp_path: Path) -> None:
+def test_overlong_sentences_are_skipped(train: Callable[..., Any], corpus: Path, tmp_path: Path) -> None:
     longest = ["--max-source-positions", 20, "--max-target-positions", 20, "--skip-invalid-size-inputs-valid-test"]
     train(tmp_path, "--encoder-learned-pos", "--decoder-learned-pos", *longest, "--decoder-embed-dim", 32,
           "--decoder-output-dim", 32, "--residual", "wskip_ln", without=("--share-all-embeddings",))  # fmt: skip

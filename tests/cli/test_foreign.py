@@ -160,7 +160,7 @@ def test_progress_shows_names_literally(capsys: Capture, monkeypatch: pytest.Mon
     assert capsys.readouterr().out.startswith(f"  {printable(RED)} [bold]: 1 of 2 lines")
 
 
-def test_missing_score_of_last_model_is_a_dash_or_an_error(tmp_path: Path, capsys: Capture) -> None:
+def test_missing_last_score_is_a_dash_or_an_error(tmp_path: Path, capsys: Capture) -> None:
     path = evaluated(data_folder(tmp_path / "data"), "one", 0.7)
     results = json.loads((path / "results.json").read_text())
     one = {"score": 1.0, "signature": "s"}

@@ -51,7 +51,7 @@ def raising(error: BaseException) -> Callable[[], int]:
         (KeyboardInterrupt(), 130, "fairseq-resid try: interrupted; the same command resumes\n"),
     ],
 )
-def test_errors_are_one_line_and_an_exit_code(error: BaseException, code: int, said: str, capsys: Capture) -> None:
+def test_errors_are_one_line_with_an_exit_code(error: BaseException, code: int, said: str, capsys: Capture) -> None:
     assert command(raising(error))([]) == code
     assert capsys.readouterr().err == said
 
@@ -189,7 +189,7 @@ def test_user_error_in_models_is_bad_input(capsys: Capture) -> None:
     assert capsys.readouterr().err == "fairseq-resid try: error: --residual xskip: no\n"
 
 
-def test_console_command_has_every_main() -> None:
+def test_console_command_lists_every_command() -> None:
     from importlib import import_module
 
     for module, _ in console.COMMANDS.values():

@@ -64,7 +64,7 @@ def test_site_passes_gradcheck(name, options):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @each_example
-def test_dtype_out_is_dtype_in(name, options, dtype):
+def test_output_dtype_equals_input_dtype(name, options, dtype):
     site = make(name, options, dtype=dtype)
     x, f = inputs(3, 4, C, dtype=dtype)
     y = site(x, f)
@@ -210,7 +210,7 @@ lambdas = st.sampled_from(["xskip", "xskip_ln", "rskip_ln"])
     mu=st.floats(0.125, 4),
     seed=st.integers(0, 99),
 )
-def test_any_lambda_and_shape_equal_the_formula(name, lam, shape, dim, mu, seed):
+def test_formula_holds_for_any_lambda_and_shape(name, lam, shape, dim, mu, seed):
     options = {"skip_lambda": lam} if name == "rskip_ln" else {"skip_lambda": lam / 2, "branch_scale": mu}
     site = make(name, options, dim=dim)
     x, f = inputs(*shape, dim, seed=seed)

@@ -1,4 +1,4 @@
-"""--norm: each norm equals its formula, and every structure works with each norm and makes no others."""
+"""--norm: each norm equals its formula, and every structure works with each norm and creates no other norms."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_norm_equals_its_formula_and_passes_gradcheck(norm: str) -> None:
 
 
 @each_norm
-def test_parameters_have_their_names_and_start_values(norm: str) -> None:
+def test_parameters_have_their_names_and_initial_values(norm: str) -> None:
     made = NORMS[norm](C)
     assert list(dict(made.named_parameters())) == PARAMETERS[norm]
     starts = {"weight": math.sqrt(C) if norm == "scale" else 1.0, "bias": 0.0, "alpha": 0.5, "shift": 0.0}
@@ -91,7 +91,7 @@ def moved(name: str, norm: Any) -> Any:
 
 
 @each
-def test_every_norm_of_a_structure_is_that_of_its_place(name: str) -> None:
+def test_every_norm_of_a_structure_comes_from_its_place(name: str) -> None:
     """A stack whose place makes another LayerNorm equals the default stack, so all norms are made by the place."""
     default, other = moved(name, NORMS["layer"]), moved(name, Plain)
     assert not any(isinstance(module, nn.LayerNorm) for module in other.modules())
@@ -105,7 +105,7 @@ def test_every_norm_of_a_structure_is_that_of_its_place(name: str) -> None:
 
 @each
 @each_norm
-def test_every_structure_trains_and_scripts_with_every_norm(name: str, norm: str) -> None:
+def test_every_structure_trains_and_is_scriptable_with_every_norm(name: str, norm: str) -> None:
     stack = moved(name, NORMS[norm])
     x = inputs(5, 2, C)[0].requires_grad_()
     y = stack(x)

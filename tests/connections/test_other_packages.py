@@ -60,7 +60,7 @@ def test_import_registers_a_structure(tmp_path: Path) -> None:
 
 
 @pytest.mark.once
-def test_broken_entry_point_is_named(tmp_path: Path) -> None:
+def test_broken_entry_point_is_reported(tmp_path: Path) -> None:
     install(tmp_path, "stranger.missing")
     done = run("import fairseq_resid.connections", tmp_path)
     assert done.returncode == 1

@@ -1,9 +1,12 @@
 """Structures compared with other implementations; `scripts/test.sh --references` installs those.
 
-What each one can confirm: admin-torch the closed initial value and the weighted sum; torchscale DeepNorm's α and order
-of norms, but not its initialisation; hyper-connections HC, with an RMSNorm in place of the LayerNorm; x-transformers
-the sandwich norm, LayerScale, the plain structures, the orthogonal update up to its ε, Keel without its exceptions in
-the first layer, and GTrXL's gate where one of its matrices is diagonal.
+Each of them can confirm a part:
+
+- admin-torch confirms the closed initial value and the weighted sum of `admin`;
+- torchscale confirms α and the order of norms of DeepNorm, but not its initialisation;
+- hyper-connections confirms HC with an RMSNorm in place of the LayerNorm;
+- x-transformers confirms the sandwich norm, LayerScale, the plain structures, the orthogonal update up to its ε, Keel
+  without its exceptions in the first layer, and GTrXL's gate if one of its matrices is diagonal.
 """
 
 from __future__ import annotations
@@ -128,7 +131,7 @@ def test_hyper_equals_hyper_connections_package(streams: int) -> None:
             ours.writing_scale.copy_(theirs.dynamic_beta_scale)
             ours.stream_norm.weight.copy_(theirs.norm.gamma + 1)
         branch = shaken(nn.Linear(C, C))
-        rows = state.unflatten(-1, (streams, C)).movedim(-2, 1).flatten(0, 1)  # theirs: streams in the batch
+        rows = state.unflatten(-1, (streams, C)).movedim(-2, 1).flatten(0, 1)  # theirs has streams in the batch
         seen, add = theirs(rows)
         rows = add(branch(ours.norm(seen)))
         state = rows.unflatten(0, (3, streams)).movedim(1, -2).flatten(-2)
@@ -166,7 +169,7 @@ def test_residuals_equal_those_of_x_transformers(name: str, given: dict[str, Any
         C, depth=4, heads=1, custom_layers=("f",) * 4, **given
     )
     shaken(theirs)
-    # One position each: the orthogonal update of theirs projects whole sequences.
+    # One position per sequence, because their orthogonal update projects whole sequences.
     x = torch.randn(10, 1, C, dtype=torch.float64)
     y: Tensor = x
     for index, (their_norms, block, _) in enumerate(theirs.layers):
@@ -185,7 +188,7 @@ def test_residuals_equal_those_of_x_transformers(name: str, given: dict[str, Any
         with torch.no_grad():
             end.weight.copy_(gain(theirs.final_norm))  # type: ignore[union-attr]
         y = end(y)
-    tolerance = 1e-5 if name == "orthogonal" else 1e-7  # theirs has no ε
+    tolerance = 1e-5 if name == "orthogonal" else 1e-7  # their update has no ε
     torch.testing.assert_close(y, theirs(x), rtol=tolerance, atol=tolerance)
 
 

@@ -49,7 +49,7 @@ def test_every_integer_option_has_a_maximum(name: str) -> None:
 @pytest.mark.structures
 def test_readme_has_the_table_of_structures() -> None:
     if any(not structures.has_file(name) for name in structures.registered()):
-        pytest.skip("a structure has no test file yet")  # another test fails for that
+        pytest.skip("a structure has no test file yet")  # another test fails in that case
     inside = table.split_page((ROOT / "README.md").read_text(encoding="utf-8"))[1]
     command = "python -m fairseq_resid.connections --write README.md"
     assert inside == table.table(structures.ALL), f"the table of structures is out of date: run {command}"

@@ -44,7 +44,7 @@ def test_identity_normalizer_keeps_text_unchanged(raw: dict[str, Path], tmp_path
     assert corpus["round_trip"]["test"]["exact"] == 203 and corpus["round_trip"]["test"]["bleu"] == 100.0
 
 
-def test_unseen_characters_are_refused_but_only_warned_in_samples(
+def test_unseen_characters_are_refused_but_samples_only_warn(
     released: Released, raw: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = Path(f"{raw['test']}.xx")

@@ -161,7 +161,7 @@ def spoil(kind: str, prefixes: dict[str, Path]) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize("kind", ["unequal", "not UTF-8", "NUL", "missing", "empty", "mark"])
-def test_bad_text_is_named_and_nothing_is_written(
+def test_bad_text_is_reported_and_nothing_is_written(
     kind: str, raw_text: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prefixes = copy(raw_text, tmp_path / "raw")
@@ -192,7 +192,7 @@ def test_texts_may_share_a_name_in_different_folders(raw_text: dict[str, Path], 
     assert [item["lines"] for item in record["texts"].values()] == [301, 301, 43, 43, 203, 203]
 
 
-def test_impossible_vocabulary_size_is_named(
+def test_impossible_vocabulary_size_is_reported(
     raw_text: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert custom.main(flags(raw_text, tmp_path / "data", vocab_size=30_000)) == 2

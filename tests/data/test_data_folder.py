@@ -142,7 +142,7 @@ def test_card_describes_the_preparation_of_the_data(corpus: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../spm.model", "/etc/passwd", "a/../../x", "x\0"])
 @pytest.mark.parametrize("field", ["model", "sizes", "checksums"])
-def test_record_naming_a_file_outside_the_data_folder_is_refused(field: str, name: str, tmp_path: Path) -> None:
+def test_record_naming_an_outside_file_is_refused(field: str, name: str, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (tmp_path / "spm.model").write_text("secret")
@@ -166,7 +166,7 @@ def test_language_that_is_a_path_is_refused(side: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["sizes", "checksums"])
-def test_image_record_naming_a_file_outside_the_data_folder_is_refused(field: str, tmp_path: Path) -> None:
+def test_image_record_naming_an_outside_file_is_refused(field: str, tmp_path: Path) -> None:
     known = {"name": "c", "classes": ["a"], "shape": [3, 1, 1], "counts": {}, "mean": [], "deviation": []}
     value = {"../train.npy": 6 if field == "sizes" else "0"}
     (tmp_path / "images.json").write_text(json.dumps({**known, "source": "folder", field: value}))

@@ -89,7 +89,7 @@ def test_iwslt_training_text_loses_tag_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.xz", "a.zip"])
-def test_truncated_archive_is_named(tmp_path: Path, name: str, kept: float) -> None:
+def test_truncated_archive_is_reported(tmp_path: Path, name: str, kept: float) -> None:
     text = mirror.sides(mirror.pairs(3000, ("en", "de")))[0]
     mirror.archive(tmp_path / name, {"a.en": text})
     whole = (tmp_path / name).read_bytes()
@@ -101,7 +101,7 @@ def test_truncated_archive_is_named(tmp_path: Path, name: str, kept: float) -> N
     assert list((tmp_path / "out").glob("text?")) == []
 
 
-def test_truncated_compressed_member_is_named(tmp_path: Path) -> None:
+def test_truncated_compressed_member_is_reported(tmp_path: Path) -> None:
     packed = gzip.compress(mirror.sides(mirror.pairs(3000, ("en", "de")))[0].encode())
     mirror.archive(tmp_path / "a.tar", {"a.en.gz": packed[: len(packed) // 2]})
     with pytest.raises(ValueError, match=r"a\.tar: damaged or truncated"):
@@ -125,7 +125,7 @@ def test_archive_escaping_its_folder_is_refused(tmp_path: Path, name: str) -> No
     assert not list(tmp_path.rglob("evil")) and not Path("/evil").exists()
 
 
-def test_damaged_zip_is_named(tmp_path: Path) -> None:
+def test_damaged_zip_is_reported(tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.zip", {"a.en": mirror.sides(mirror.pairs(3000, ("en", "de")))[0], "../evil": "x"})
     with pytest.raises(ValueError, match="leads outside the archive's folder"):
         out_of(tmp_path / "a.zip", ["a.en", "b"], tmp_path / "out")
@@ -197,7 +197,7 @@ def test_folder_in_a_zip_is_not_a_text(tmp_path: Path) -> None:
         out_of(tmp_path / "a.zip", ["a.en"], tmp_path / "out")
 
 
-def test_zip_with_a_password_is_named(tmp_path: Path) -> None:
+def test_zip_with_a_password_is_reported(tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.zip", {"a.en": "text\n"})
     raw = bytearray((tmp_path / "a.zip").read_bytes())
     raw[6] |= 1  # sets the encryption bit of the member and of its directory entry
@@ -306,7 +306,7 @@ def test_flipped_bit_is_harmless_or_detected(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("missing", [*range(1, 9), 20])
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz"])
-def test_compressed_archive_without_its_last_bytes_is_named(tmp_path: Path, name: str, missing: int) -> None:
+def test_compressed_archive_without_its_last_bytes_is_reported(tmp_path: Path, name: str, missing: int) -> None:
     """The tar inside is complete; only the end of the compressed stream is missing."""
     mirror.archive(tmp_path / name, dict(TEXTS))
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-missing])
@@ -341,7 +341,7 @@ def test_limit_stops_reading_the_archive(tmp_path: Path) -> None:
         out_of(tmp_path / "a.tgz", list(TEXTS), tmp_path / "all")
 
 
-def test_damaged_compressed_text_is_named(tmp_path: Path) -> None:
+def test_damaged_compressed_text_is_reported(tmp_path: Path) -> None:
     packed = bytearray(PACKED["a.en.gz"])
     packed[-6] ^= 1  # in its checksum
     for raw in (bytes(packed), PACKED["a.en.gz"][:-4]):

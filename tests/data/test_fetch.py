@@ -81,7 +81,7 @@ def test_complete_partial_file_is_kept(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [1000, len(CONTENT) + 1000])
-def test_partial_of_another_file_restarts_the_download(server: Server, tmp_path: Path, length: int) -> None:
+def test_partial_file_of_another_download_restarts_the_download(server: Server, tmp_path: Path, length: int) -> None:
     (tmp_path / "a.tgz.partial").write_bytes(b"x" * length)
     get(known(server, bytes=None), tmp_path)
     only_whole(tmp_path)
@@ -117,7 +117,7 @@ def test_web_page_is_not_accepted_as_archive(server: Server, tmp_path: Path) -> 
         ({"md5": "1" * 32}, f"wrong md5 checksum: {MD5}; expected {'1' * 32}"),
     ],
 )
-def test_other_file_is_refused_without_allow_other_data(
+def test_different_file_is_refused_without_allow_other_data(
     server: Server, tmp_path: Path, changed: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(FetchError, match=said) as error:
@@ -167,7 +167,7 @@ def test_mirror_replaces_all_addresses(server: Server, tmp_path: Path) -> None:
         get(known(server), out, folder.as_uri())
 
 
-def test_file_without_address_needs_raw(tmp_path: Path) -> None:
+def test_file_without_address_requires_raw(tmp_path: Path) -> None:
     with pytest.raises(
         FetchError, match=r"en-vi\.tgz: no download address is known; use --raw with the folder that contains it"
     ):

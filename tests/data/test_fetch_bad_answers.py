@@ -106,7 +106,7 @@ def test_short_response_without_length_is_retried(server: Server, tmp_path: Path
     only_whole(tmp_path)
 
 
-def test_other_data_resumes_after_lost_connection(server: Server, tmp_path: Path) -> None:
+def test_different_data_resumes_after_lost_connection(server: Server, tmp_path: Path) -> None:
     """A partial file from the same URL in the same run is not mistaken for another file's beginning."""
     server.script = ["drop", "drop"]
     get(known(server, sha256="0" * 64), tmp_path, allow_other=True)
@@ -124,7 +124,7 @@ def test_wrong_range_is_not_appended(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [1000, len(CONTENT) + 1000])
-def test_partial_of_another_file_is_detected_by_content(server: Server, tmp_path: Path, length: int) -> None:
+def test_partial_file_of_another_download_is_detected_by_content(server: Server, tmp_path: Path, length: int) -> None:
     server.honours_ranges = False
     (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:700] + b"x" * (length - 700))
     get(known(server, bytes=None, sha256=None, md5=None), tmp_path)

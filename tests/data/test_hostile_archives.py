@@ -76,7 +76,7 @@ def repeated(text: bytes, size: int = MIB) -> bytes:
 
 
 @pytest.mark.parametrize("before", [b"<!---->", b"<!-- -->\n", b" ", b"<?xml>", b"<!--", b"<?xml", b"<!doctype "])
-def test_web_page_check_is_linear(before: bytes, tmp_path: Path) -> None:
+def test_web_page_check_takes_linear_time(before: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.tgz").write_bytes(repeated(before))
     assert "a.tgz: " in unpacked(tmp_path / "a.tgz")
     assert extract.is_web_page(repeated(b"<!---->") + b"<html>")
@@ -125,7 +125,7 @@ def test_data_after_the_end_of_a_tar_is_limited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
-def test_skipped_member_counts_as_unpacked(
+def test_skipped_member_counts_toward_unpacked_limit(
     compress: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unpacking, "UNPACKED_BYTES", 16 * MIB)
@@ -136,7 +136,7 @@ def test_skipped_member_counts_as_unpacked(
 
 
 @pytest.mark.parametrize("part", [b"", b"<url>x</url>\n"], ids=["empty streams", "dropped lines"])
-def test_text_that_is_not_written_counts_as_unpacked(
+def test_discarded_text_counts_toward_unpacked_limit(
     part: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unpacking, "UNPACKED_BYTES", MIB)
@@ -157,7 +157,7 @@ def test_countless_headers_are_refused(kind: bytes, tmp_path: Path) -> None:
         extract.extract(tmp_path / "a.tgz", {"y": tmp_path / "y"})
 
 
-def test_folders_of_deep_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_deeply_nested_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpacking, "UNPACKED_BYTES", 1000 * unpacking.FILE_BYTES)
     monkeypatch.setattr(unpacking, "UNPACKED_FACTOR", 1)
     names = ["/".join([f"x{number}", *"abcdefghijklmnopqrst", "file"]) for number in range(500)]
@@ -168,7 +168,7 @@ def test_folders_of_deep_files_are_counted(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("suffix", ["tgz", "zip"])
 @pytest.mark.parametrize("name", ["d/" * 200 + "x", "/".join(["d" * 250] * 5), "x" * 256, "é" * 128], ids=len)
-def test_member_with_too_long_a_name_is_refused(name: str, suffix: str, tmp_path: Path) -> None:
+def test_member_with_overlong_name_is_refused(name: str, suffix: str, tmp_path: Path) -> None:
     mirror.archive(tmp_path / f"a.{suffix}", {name: ""})
     assert "has too long a name: must be at most 1,024 bytes in 32 parts of 255 bytes" in unpacked(
         tmp_path / f"a.{suffix}"
@@ -234,7 +234,7 @@ HOSTILE_TARS: dict[str, tuple[Iterable[bytes], str]] = {
     "folder and file": ([member("x/y"), member("x")], "member 'x' appears twice"),
     "empty name": ([member("")], "member '' has no name"),
     "truncated": ([header("x", size=9999), b"one"], "damaged or truncated (the archive ends within a member)"),
-    "cut in a header": ([member("x"), header("y")[:100]], "damaged or truncated"),
+    "cut off in a header": ([member("x"), header("y")[:100]], "damaged or truncated"),
     "wrong checksum": ([member("x"), header("y").replace(b"y", b"z")], "damaged or truncated (bad checksum)"),
     "negative size": ([header("x", size=-512), member("y")], "damaged or truncated (a member has a negative size)"),
     "size of 2^90": ([header("x", size=1 << 70)], "damaged or truncated"),
@@ -292,7 +292,7 @@ def test_strange_names_are_unpacked_and_shown_escaped(tmp_path: Path) -> None:
     ],
     ids=range(9),
 )
-def test_damaged_compression_is_named(content: bytes, said: str, tmp_path: Path) -> None:
+def test_damaged_compression_is_reported(content: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / "a.tgz").write_bytes(content)
     found = unpacked(tmp_path / "a.tgz")
     assert "a.tgz: damaged or truncated" in found and said in found
@@ -300,7 +300,7 @@ def test_damaged_compression_is_named(content: bytes, said: str, tmp_path: Path)
 
 def test_xz_that_needs_gigabytes_is_refused(tmp_path: Path) -> None:
     plain = lzma.compress(member("x") + END, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 24}])
-    head = bytearray(plain[12:24])  # of the first block: size, flags, filter, length, dictionary size, ..., CRC
+    head = bytearray(plain[12:24])  # header of the first block: size, flags, filter, length, dictionary size, ..., CRC
     assert head[2:4] == b"\x21\x01"
     head[4] = 40  # 4 GiB
     head[8:12] = struct.pack("<I", zlib.crc32(head[:8]))
@@ -342,7 +342,7 @@ def test_large_list_of_zip_members_is_refused(tmp_path: Path, monkeypatch: pytes
     assert "a list of members with 5," in unpacked(tmp_path / "a.zip")
 
 
-def test_overlapping_zip_members_count_as_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlapping_zip_members_count_toward_unpacked_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every member of the list refers to the same data."""
     monkeypatch.setattr(unpacking, "UNPACKED_BYTES", 16 * MIB)
     zipped(tmp_path / "a.zip", [(item(f"x{number}"), bytes(4 * MIB)) for number in range(9)])
@@ -350,7 +350,7 @@ def test_overlapping_zip_members_count_as_unpacked(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("place", range(-96, -1))
-def test_changed_byte_in_the_end_of_a_zip_is_harmless_or_named(place: int, tmp_path: Path) -> None:
+def test_changed_byte_at_end_of_zip_is_harmless_or_reported(place: int, tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.zip", {"x": "one\n", "é": "two\n"})
     for value in (0, 0x7F, 0xFF):
         raw = bytearray((tmp_path / "a.zip").read_bytes())

@@ -41,7 +41,10 @@ FORMS = [
 @pytest.mark.once
 @cases(20_000)
 def test_any_line_survives_tokenising_and_restoring(count: int, fault: Callable[..., None]) -> None:
-    """To the model and back, a line stays one line with only plain spaces; untokenised text changes in nothing else."""
+    """After conversion for the model and back, a line is still one line, with plain spaces only.
+
+    Untokenised text does not change otherwise.
+    """
     for number, line in enumerate(hostile_lines.valid(1, count)):
         form = FORMS[number % len(FORMS)]
         found = form.to_model(line)
@@ -63,7 +66,7 @@ def test_escapes_are_undone(line: str) -> None:
 
 
 def usable(raw: bytes) -> str | None:
-    """Return the text of a raw line if cleaning must keep it, by an independent implementation."""
+    """Return the text of a raw line if cleaning must keep it, computed by an independent implementation."""
     raw = raw[:-1] if raw.endswith(b"\r") else raw
     try:
         line = raw.decode("utf-8")
@@ -120,10 +123,10 @@ def test_cleaning_keeps_usable_pairs_in_order(count: int, tmp_path: Path, fault:
 
 @pytest.mark.once
 @cases(2_000)
-def test_unusable_line_is_named(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
+def test_unusable_line_is_reported(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
     """Without cleaning, and in validation or test text, the error names the file and the first such line."""
     choose = random.Random(4)
-    good = [line.encode() for line in hostile_lines.valid(5, 200, without=("long", "a mark at the beginning"))]
+    good = [line.encode() for line in hostile_lines.valid(5, 200, without=("long", "byte-order mark"))]
     for wrong in hostile_lines.bad(6, count):
         sides = (list(good), list(good))
         side, place = choose.randrange(2), choose.randrange(200)
@@ -138,7 +141,9 @@ def test_unusable_line_is_named(count: int, tmp_path: Path, fault: Callable[...,
                 read_pairs(*both)
         assert shards.measure(both[side]).lines == 200
     fault(
-        "a line with invalid bytes, NUL or too many characters among 200", count, "the error always names file and line"
+        "a line with invalid bytes, NUL or too many characters among 200",
+        count,
+        "the error always names the file and line",
     )
 
 
@@ -154,10 +159,10 @@ def read_back(data: Path, split: str, language: str) -> list[list[str]]:
 
 @cases(30_000)
 @pytest.mark.parametrize("normalizer", ["nmt_nfkc", "identity"])
-def test_data_folder_contains_the_text_it_was_given(
+def test_data_folder_contains_the_given_text(
     normalizer: str, count: int, tmp_path: Path, fault: Callable[..., None]
 ) -> None:
-    """`prepare custom`: every line is in its place, as segmented by sentencepiece; references are unchanged."""
+    """`prepare custom` keeps all lines in order, as segmented by sentencepiece, and leaves references unchanged."""
     import sentencepiece
 
     splits = {"train": count * 3 // 10, "valid": count // 10, "test": count // 10}
@@ -196,7 +201,7 @@ def test_data_folder_contains_the_text_it_was_given(
                 )
     trip = record["round_trip"]["test"]
     fault(
-        f"`prepare custom` of text of every kind, {normalizer}",
+        f"`prepare custom` on text of every kind, with {normalizer}",
         2 * sum(splits.values()),
         "all lines kept in order, with every subword unchanged; "
         f"{trip['exact']:,} of {trip['of']:,} test lines restored",
@@ -226,7 +231,7 @@ def test_fairseq_symbols_in_text_become_unknown_subwords(tmp_path: Path) -> None
 def test_any_text_survives_log_and_scoring(count: int, tmp_path: Path, fault: Callable[..., None]) -> None:
     """Hypotheses are read from fairseq-generate's log in order, and every text gets a valid score."""
     choose = random.Random(11)
-    # As dictionaries can contain it: to_model keeps plain spaces.
+    # Plain spaces only, as in dictionaries: to_model replaces all other white space.
     found = [re.sub(r"\s", " ", line).strip() for line in hostile_lines.valid(12, count)]
     log = tmp_path / "test.log"
     order = list(range(len(found)))
@@ -246,7 +251,7 @@ def test_any_text_survives_log_and_scoring(count: int, tmp_path: Path, fault: Ca
             assert scoring.bleu(some, some).value == pytest.approx(100)
             assert len(scoring.statistics(some, some[::-1])) == len(some)
     fault(
-        "hypotheses of every kind in a log of fairseq-generate, and scored",
+        "hypotheses of every kind, read from a log of fairseq-generate and scored",
         count,
         "all read in order; BLEU against themselves is 100",
     )
@@ -300,7 +305,7 @@ def test_translations_keep_the_order_of_lines(
 
 
 @cases(500)
-def test_untranslatable_line_is_named_after_translating_earlier_lines(
+def test_untranslatable_line_is_reported_after_translating_earlier_lines(
     count: int, translator: Translator, corpus: Path, fault: Callable[..., None], capsysbinary: Any, monkeypatch: Any
 ) -> None:
     choose = random.Random(14)

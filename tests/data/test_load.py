@@ -221,7 +221,7 @@ class Watched:
             time.sleep(0.02)
 
     def check(self) -> int:
-        """Check that there were never more than the kept checkpoints, one more, and copies; return the size of one."""
+        """Check that the folder never contained more than KEPT + 3 checkpoints; return the size of one."""
         one = (self.run / "checkpoint_last.pt").stat().st_size
         assert 0 < self.files <= KEPT + 3 and self.size <= (KEPT + 3) * 1.1 * one
         return one

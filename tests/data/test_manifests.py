@@ -67,7 +67,7 @@ def test_line_counts_match_the_papers() -> None:
         (lambda text: text.replace("vocab_size", "vocabulary"), "unknown field `vocabulary`"),
     ],
 )
-def test_broken_manifest_is_named(change: Callable[[str], str], said: str, tmp_path: Path) -> None:
+def test_broken_manifest_is_reported(change: Callable[[str], str], said: str, tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     file.write_text(change((manifests.MANIFESTS / "wmt14-en-de.yaml").read_text()))
     with pytest.raises(ValueError, match=r"m\.yaml: ") as error:

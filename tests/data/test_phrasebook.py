@@ -74,7 +74,7 @@ def test_subjects_agree_with_their_verbs() -> None:
 
 
 def test_sentences_translate_one_to_one() -> None:
-    """Taken straight from the grammar, because drawing would skip a second translation and hide it."""
+    """Sentences come straight from the grammar, because drawing would skip a second translation and hide it."""
     translations: dict[str, set[str]] = defaultdict(set)
     sources: dict[str, set[str]] = defaultdict(set)
     for example in raw_examples():

@@ -275,7 +275,9 @@ HAND_WRITTEN = [
 @pytest.mark.parametrize(
     ("name", "fillers", "english", "vietnamese"), HAND_WRITTEN, ids=[row[0] for row in HAND_WRITTEN]
 )
-def test_hand_written_sentence(name: str, fillers: dict[str, str], english: str, vietnamese: str) -> None:
+def test_hand_written_sentence_has_its_translation(
+    name: str, fillers: dict[str, str], english: str, vietnamese: str
+) -> None:
     contents = table.read()
     template = next(template for template in contents.sentences if template.name == name)
     assert sorted(fillers) == sorted(template.slots)
@@ -374,7 +376,7 @@ sentence|The {trade} has a {toy} at {hour}.|{hour:vi} {trade:vi} có {toy:vi}.|n
         ("plce|market|chợ", "slot 'plce': no row below uses it"),
     ],
 )
-def test_mistake_in_the_table_is_named(tmp_path: Path, row: str, message: str) -> None:
+def test_mistake_in_the_table_is_reported(tmp_path: Path, row: str, message: str) -> None:
     path = tmp_path / "table.tsv"
     path.write_text(ROWS, encoding="utf-8")
     assert len(table.read(path).fillers["hour"]) == 12

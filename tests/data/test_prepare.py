@@ -222,7 +222,7 @@ def test_forms_are_recognised_and_not_mixed(
     assert not (tmp_path / "out").exists()
 
 
-def test_wrong_line_count_needs_allow_other_data(
+def test_wrong_line_count_requires_allow_other_data(
     en_vi: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raw = ["iwslt15-en-vi", "--raw", str(en_vi["plain.raw"]), "--out", str(tmp_path / "out"), "--vocab-size", "150"]

@@ -87,7 +87,7 @@ def test_finished_shards_survive_a_kill(hosts: dict[str, Path], en_de: Path, tmp
 
 
 @pytest.mark.both
-def test_other_shard_size_restarts_the_step(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
+def test_different_shard_size_restarts_the_step(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
     killed("tokenise train/5", hosts, tmp_path / "data")
     done = subprocess.run(command(hosts, tmp_path / "data"), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "resuming after" not in done.stdout
@@ -153,7 +153,7 @@ def test_files_that_no_later_step_reads_are_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings, ran", [("abd", ["one", "two", "three"]), ("xbc", ["one", "two", "three"])])
-def test_results_with_other_settings_are_not_used(settings: str, ran: list[str], tmp_path: Path) -> None:
+def test_results_with_different_settings_are_not_used(settings: str, ran: list[str], tmp_path: Path) -> None:
     before = Work(tmp_path).folders
     after = Work(tmp_path, settings)
     assert after.ran == ran and not before[2].exists()

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.once
 
 
 @pytest.mark.parametrize("way", ["--raw", "--mirror"])
-def test_other_text_under_official_name_is_refused_or_recorded(
+def test_different_text_under_official_name_is_refused_or_recorded(
     way: str, released: Released, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host, main = released

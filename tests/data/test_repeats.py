@@ -36,7 +36,7 @@ def test_evaluation_pairs_in_training_are_counted_listed_and_removed(
     assert 6 in found["target"] and 6 not in found["source"]
     assert f"; also in the training text: {len(found['source'])} sources, " in output
     assert f"valid:4 pair: {pair[0]} ||| {pair[1]}" in output and f"valid:6 target: {alone[1]}" in output
-    # Also for an existing folder.
+    # This also works for an existing folder.
     assert build(raw, tmp_path / "data", "--show") == 0
     assert f"valid:5 source: {alone[0]}" in capsys.readouterr().out
 

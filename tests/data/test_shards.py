@@ -33,7 +33,7 @@ pytestmark = pytest.mark.once
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("lengths", [(5, 6), (6, 5), (0, 1), (2500, 2501)])
-def test_sides_of_unequal_length_are_named(tmp_path: Path, lengths: tuple[int, int], workers: int) -> None:
+def test_sides_of_unequal_length_are_reported(tmp_path: Path, lengths: tuple[int, int], workers: int) -> None:
     with pytest.raises(
         ValueError,
         match=rf"in\.en has {lengths[0]} lines, but \S*in\.de has {lengths[1]}; both must have the same number",
@@ -83,7 +83,7 @@ def test_only_newlines_end_a_line(tmp_path: Path, text: bytes, limit: int, monke
 def test_shards_contain_every_line_once_in_order(
     count: int, end: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For any block size used to read the file."""
+    """This holds for any block size used to read the file."""
     choose = random.Random(count)
     expected = [b"x" * choose.randrange(12) + str(number).encode() for number in range(count)]
     file = tmp_path / "text"

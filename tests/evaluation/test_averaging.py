@@ -98,7 +98,7 @@ def test_average_equals_wide_precision_sum_divided_by_n(files: list[Path], tmp_p
     assert got["fp16"].isfinite().all()
 
 
-def test_average_of_most_of_the_training_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_averaging_most_of_a_run_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [save(tmp_path / f"checkpoint{epoch}.pt", epoch) for epoch in (5, 6, 9, 10)]
     averaging.average(files, tmp_path / "out.pt")  # updates 500 to 1,000
     assert capsys.readouterr().err == ""
@@ -166,7 +166,7 @@ def test_checkpoints_sort_numerically_without_best_and_last(folder: Path) -> Non
     assert len(averaging.last_checkpoints(folder, 3)) == 3
 
 
-def test_too_few_files_are_named(folder: Path) -> None:
+def test_too_few_files_are_reported(folder: Path) -> None:
     with pytest.raises(
         ValueError, match=r"--last 4.* 3 update-numbered checkpoints: checkpoint_1_900\.pt, checkpoint_2"
     ):
@@ -182,7 +182,7 @@ def test_endless_range_of_epochs_stops_at_first_missing(folder: Path) -> None:
         averaging.epoch_checkpoints(folder, 1, 10**12)
 
 
-def test_mixed_checkpoint_kinds_need_by(folder: Path) -> None:
+def test_mixed_checkpoint_kinds_require_the_by_flag(folder: Path) -> None:
     for epoch in (9, 10):
         (folder / f"checkpoint{epoch}.pt").touch()
     with pytest.raises(ValueError, match=r"checkpoint10\.pt.*checkpoint_10_1100\.pt.*--by epoch or --by update"):
@@ -455,7 +455,7 @@ def test_memory_is_largest_checkpoint_plus_one_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("core", ["numpy.core", "numpy._core"])
 @pytest.mark.parametrize("value", [np.float64(2.5), np.int32(3), np.bool_(True), np.arange(3), np.ones((2, 2), "f4")])
-def test_both_spellings_of_numpy_load(tmp_path: Path, core: str, value: Any) -> None:
+def test_both_numpy_module_names_load(tmp_path: Path, core: str, value: Any) -> None:
     file = tmp_path / "x.pt"
     state = {"model": {}, "value": value, "cfg": None, "args": argparse.Namespace(arch="a")}
     # torch's legacy format is not compressed, so its bytes can be edited.

@@ -157,7 +157,7 @@ def test_hypotheses_that_do_not_match_results_are_refused(data: Path, capsys: Ca
     assert "no such file" in capsys.readouterr().err
 
 
-def test_folder_without_evaluated_run_is_named(data: Path, capsys: Capture) -> None:
+def test_folder_without_evaluated_run_is_reported(data: Path, capsys: Capture) -> None:
     one, empty = evaluated(data, "one", 0.8), data.parent / "empty"
     empty.mkdir()
     assert compare.main([str(one), str(empty)]) == 2

@@ -80,7 +80,7 @@ def test_translation_is_restored_to_the_form_of_the_corpus(
 
 
 @pytest.mark.parametrize("text", [{"form": "odd"}, {"normalize": "both"}, [], "plain"])
-def test_unknown_text_form_in_corpus_json_is_named(text: object, tmp_path: Path) -> None:
+def test_unknown_text_form_in_corpus_json_is_reported(text: object, tmp_path: Path) -> None:
     told = {"name": "c", "source": "vi", "target": "en", "restore": {"post_process": None}, "bleu_tokenize": "13a"}
     (tmp_path / "corpus.json").write_text(json.dumps({**told, "text": text}))
     with pytest.raises(ValueError, match=r"corpus\.json: "):

@@ -43,7 +43,7 @@ MERGES = 120
         ("de", 'Er sagt "Nein."', "er sagt &quot; nein &quot; .", 'er sagt "nein".'),
     ],
 )  # fmt: skip
-def test_lowercased_text_is_the_published_preparation(language: str, raw: str, tokens: str, restored: str) -> None:
+def test_lowercased_text_matches_the_published_preparation(language: str, raw: str, tokens: str, restored: str) -> None:
     form = TextForm(language, "lowercased")
     assert form.to_model(raw) == form.reference(raw) == tokens
     assert form.restore(tokens) == tokens and form.to_raw(tokens) == restored
@@ -151,7 +151,7 @@ def without_two(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return part
 
 
-def test_missing_test_sets_are_skipped_and_the_others_keep_their_names(
+def test_missing_test_sets_are_skipped_without_renaming_others(
     raw: Path, without_two: Path, tmp_path: Path, small_profile: dict[str, Any], capsys: Capture
 ) -> None:
     small_profile["facts"] = {"reference tokens": {"test1": 9, "test2": 1}}
@@ -174,7 +174,7 @@ def test_missing_test_sets_are_skipped_and_the_others_keep_their_names(
     assert [words.string(line, bpe_symbol="subword_nmt") for line in stored] == references and len(references) == 7
 
 
-def test_folder_without_some_test_sets_is_a_different_corpus(
+def test_folder_lacking_test_sets_is_a_different_corpus(
     raw: Path, without_two: Path, tmp_path: Path, small_profile: dict[str, Any], capsys: Capture
 ) -> None:
     out = tmp_path / "data"
@@ -339,7 +339,7 @@ def test_epochs_set_by_a_recipe_may_be_missing(trained: tuple[Path, Path], tmp_p
     assert "skipping the average of epochs 3 to 9" in capsys.readouterr().out
 
 
-def test_missing_epochs_are_named(trained: tuple[Path, Path], capsys: Capture) -> None:
+def test_missing_epochs_are_reported(trained: tuple[Path, Path], capsys: Capture) -> None:
     assert evaluated(trained[1], "--epochs", "4-6") == 2
     assert "checkpoint5.pt: no such checkpoint; --epochs 4-6" in capsys.readouterr().err
 
@@ -403,7 +403,7 @@ def test_patience_and_optimizer_survive_a_stop(train: Callable[..., Result], tmp
     assert ended[0]["extra_state"]["patience"] == ended[1]["extra_state"]["patience"]
 
 
-def test_recorded_evaluation_reaches_run_json(tmp_path: Path, corpus: Path) -> None:
+def test_evaluation_options_are_recorded_in_run_json(tmp_path: Path, corpus: Path) -> None:
     file = tmp_path / "mine.txt"
     file.write_text(f"{corpus} --max-tokens 400 --optimizer adam --lr 1\n[evaluate]\n--beam 5\n")
     record = launch.request(str(file), "transformer_resid_tiny", [], tmp_path / "run").record()

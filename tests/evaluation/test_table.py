@@ -78,7 +78,7 @@ def test_differently_scored_runs_show_their_signatures(tmp_path: Path, capsys: C
     assert "two: wmt14-en-de test\nBLEU nrefs:1|tok:char" in out
 
 
-def test_table_as_markdown(tmp_path: Path, capsys: Capture) -> None:
+def test_table_is_printed_as_markdown(tmp_path: Path, capsys: Capture) -> None:
     assert table.main([str(results(tmp_path, "one", "transformer_sas")), "--markdown"]) == 0
     head, rule, row, blank, *note = capsys.readouterr().out.splitlines()
     assert head.startswith("| run | architecture | parameters |") and rule.count("---") == head.count("|") - 1

@@ -117,7 +117,7 @@ def test_translate_names_missing_files(where: str, run: Path, corpus: Path, tmp_
     assert error.startswith("fairseq-resid translate: error: ") and named in error and error.count("\n") == 1
 
 
-def test_bad_lines_are_named_after_translating_earlier_ones(
+def test_bad_lines_are_reported_after_translating_earlier_ones(
     translator: Translator, run: Path, corpus: Path, expected: list[str], capsysbinary: Any, monkeypatch: Any
 ) -> None:
     with pytest.raises(ValueError, match=r"line 2: 2,\d\d\d subwords; the model accepts at most 1,024"):
@@ -152,21 +152,21 @@ def test_endless_line_is_refused_before_it_is_segmented(
         assert error == f"fairseq-resid translate: error: line 2: {refused}\n"
 
 
-def test_line_as_long_as_allowed_is_segmented(translator: Translator) -> None:
+def test_line_of_maximum_length_is_segmented(translator: Translator) -> None:
     longest = "\U00010000" * 102_400 + "\r\n"
     assert len(longest.encode()) == translator.most_bytes
     assert translator.encode(longest.encode(), 1) is not None
     assert list(translate.lines_of(io.BytesIO(b"ab\ncde\nf"), 3)) == [b"ab\n", b"cde\n"]
 
 
-def test_closed_stdin_is_named(run: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_closed_stdin_is_reported(run: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     assert translate.main([str(run), "--cpu"]) == 2
     said = "fairseq-resid translate: error: stdin: closed; it must contain one sentence per line\n"
     assert capsys.readouterr().err == said
 
 
-def test_examples_of_the_export_page_run(run: Path, corpus: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_examples_on_the_export_page_run(run: Path, corpus: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     shutil.copytree(run, "checkpoints/RUN")

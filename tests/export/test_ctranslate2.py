@@ -152,7 +152,7 @@ def test_translations_equal_fairseq(search: Search, seed: int, tmp_path: Path) -
         assert not is_same or mine[0].score + is_ended * missing == pytest.approx(theirs[0][1], abs=1e-4)
 
 
-def test_maximum_length_and_end_of_sentence_count_as_in_fairseq(tmp_path: Path) -> None:
+def test_maximum_length_and_end_of_sentence_match_fairseq(tmp_path: Path) -> None:
     """The model never ends a sentence by itself, so every score is known: fairseq appends </s> too."""
     model = speaking()
     with torch.no_grad():
@@ -221,7 +221,7 @@ def test_quantised_models_are_close_and_smaller(quantization: str, tmp_path: Pat
     assert (small / "model.bin").stat().st_size < 0.75 * (whole / "model.bin").stat().st_size
 
 
-def test_sentences_longer_than_the_model_accepts_are_named(tmp_path: Path) -> None:
+def test_sentences_longer_than_the_model_accepts_are_reported(tmp_path: Path) -> None:
     engine = exported(build(residual="post_ln", max_source_positions=8, max_target_positions=6), tmp_path)
     assert len(engine.score([["w1"] * 7], [["w1"] * 5])[0]) == 6
     with pytest.raises(ValueError, match="source 2: 8 subwords; the model accepts at most 7"):

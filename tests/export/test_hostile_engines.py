@@ -79,7 +79,7 @@ MODELS: dict[str, Callable[[ModelBin], Any]] = {
     "a narrow embedding": lambda m: resized(m, "decoder/embeddings/weight", [54, 15]),
     "more words": lambda m: resized(m, "decoder/embeddings/weight", [55, 16]),
     "a projection to fewer words": lambda m: resized(m, "decoder/projection/weight", [53, 16]),
-    "positions of another width": lambda m: resized(m, "decoder/position_encodings/encodings", [64, 8]),
+    "positions of a wrong width": lambda m: resized(m, "decoder/position_encodings/encodings", [64, 8]),
     "no norm": lambda m: m.variables.pop("decoder/layer_0/attention/layer_norm/gamma"),
     "no matrix": lambda m: m.variables.pop(Q),
     "no layer": lambda m: renamed(m, "decoder/layer_0", "decoder/layer_7"),
@@ -93,7 +93,7 @@ MODELS: dict[str, Callable[[ModelBin], Any]] = {
     "an unknown type": lambda m: setattr(m.variables[Q], "type", 9),
     "fewer bytes": lambda m: setattr(m.variables[Q], "content", bytes(8)),
     "sizes larger than the file": lambda m: setattr(m.variables[Q], "shape", [1 << 31, 1 << 31]),
-    "an alias of nothing": lambda m: m.aliases.append(("x", "y")),
+    "an alias of a missing name": lambda m: m.aliases.append(("x", "y")),
     "an alias of itself": lambda m: m.aliases.append(("x", "x")),
     "an alias of a known name": lambda m: m.aliases.append((Q, "decoder/projection/weight")),
     "a name with odd characters": lambda m: renamed(m, Q, "\x1b[2J/../x"),
@@ -105,7 +105,7 @@ MODELS: dict[str, Callable[[ModelBin], Any]] = {
 
 
 @pytest.mark.parametrize("how", MODELS)
-def test_model_bin_must_be_that_of_an_export(how: str, copied: Callable[[str], Path]) -> None:  # noqa: F811
+def test_model_bin_must_match_an_export(how: str, copied: Callable[[str], Path]) -> None:  # noqa: F811
     folder = copied("ctranslate2")
     model = ModelBin.read(folder / "model.bin")
     MODELS[how](model)
@@ -127,7 +127,7 @@ def test_model_bin_must_be_that_of_an_export(how: str, copied: Callable[[str], P
     ],
     ids=str,
 )
-def test_ctranslate2_settings_must_be_those_of_an_export(
+def test_ctranslate2_settings_must_match_an_export(
     changes: dict[str, Any],
     copied: Callable[[str], Path],  # noqa: F811
 ) -> None:
@@ -141,7 +141,7 @@ WORDS = {
     "a return": lambda words: [*words[:-1], "a\rb"],
     "a NUL": lambda words: [*words[:-1], "a\0"],
     "an empty word": lambda words: [*words[:-1], ""],
-    "a word twice": lambda words: [*words[:-1], words[5]],
+    "a repeated word": lambda words: [*words[:-1], words[5]],
     "no unknown word": lambda words: [word for word in words if word != "<unk>"] + ["x"],
     "one word too few": lambda words: words[:-1],
     "one word too many": lambda words: [*words, "more"],
@@ -166,7 +166,7 @@ def test_vocabularies_are_checked(how: str, engine: str, copied: Callable[[str],
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_vocabularies_that_are_not_utf8_are_named(engine: str, copied: Callable[[str], Path]) -> None:  # noqa: F811
+def test_vocabularies_that_are_not_utf8_are_reported(engine: str, copied: Callable[[str], Path]) -> None:  # noqa: F811
     folder = copied(engine)
     file = folder / VOCABULARIES[engine]
     file.write_bytes(file.read_bytes().replace(b"w1", b"\xff1", 1))
@@ -237,7 +237,7 @@ def rewritten(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
 
 FC1 = "model.encoder.layers.0.fc1.weight"
 WEIGHTS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a matrix of another shape": lambda w: w.update({FC1: torch.zeros(17, 16)}),
+    "a matrix of a wrong shape": lambda w: w.update({FC1: torch.zeros(17, 16)}),
     "a transposed matrix": lambda w: w.update({"model.encoder.embed_tokens.weight": torch.zeros(16, 54)}),
     "integers": lambda w: w.update({FC1: torch.zeros(16, 16, dtype=torch.int64)}),
     "two types": lambda w: w.update({FC1: torch.zeros(16, 16, dtype=torch.float16)}),
@@ -345,7 +345,7 @@ GRAPHS: dict[str, Callable[[Any], Any]] = {
     "an operator that no export has": lambda m: add_node(m, "ImageDecoder", ["keys"], ["x"]),
     "an operator of another library": lambda m: add_node(m, "Add", ["keys", "keys"], ["x"], domain="com.microsoft"),
     "operators of a library": lambda m: m.opset_import.add(domain="own", version=1),
-    "operators of the future": lambda m: setattr(m.opset_import[0], "version", 99),
+    "operators of a future version": lambda m: setattr(m.opset_import[0], "version", 99),
     "a function": add_function,
     "training": lambda m: m.training_info.add(),
     "sparse numbers": lambda m: m.graph.sparse_initializer.add(),
@@ -360,13 +360,13 @@ GRAPHS: dict[str, Callable[[Any], Any]] = {
     "strings": lambda m: add_tensor(m, "strings", 8, [1]).string_data.append(b"x"),
     "a division of integers": divide_integers,
     "a division of integers that claims to divide floats": lie_about_integers,
-    "a name twice": lambda m: add_tensor(m, m.graph.initializer[0].name, 1, [1], raw_data=bytes(4)),
+    "a repeated name": lambda m: add_tensor(m, m.graph.initializer[0].name, 1, [1], raw_data=bytes(4)),
     "a missing input": lambda m: m.graph.input.pop(),
     "an extra output": lambda m: m.graph.output.append(m.graph.input[0]),
     "no nodes": lambda m: m.graph.ClearField("node"),
     "no graph": lambda m: m.ClearField("graph"),
     "no metadata": lambda m: m.ClearField("metadata_props"),
-    "keys of another shape": lambda m: setattr(m.graph.input[5].type.tensor_type.shape.dim[2], "dim_value", 10**12),
+    "keys of a wrong shape": lambda m: setattr(m.graph.input[5].type.tensor_type.shape.dim[2], "dim_value", 10**12),
     "another output": lambda m: (
         setattr(next(node for node in m.graph.node if "new_keys" in node.output), "name", "x"),
         swap(m, "new_keys", "new_values"),
@@ -375,7 +375,7 @@ GRAPHS: dict[str, Callable[[Any], Any]] = {
 
 
 def swap(model: Any, one: str, other: str) -> None:
-    """Replace an output with a constant of another shape."""
+    """Replace an output with a constant of a different shape."""
     for node in model.graph.node:
         for place, name in enumerate(node.output):
             if name == one:
@@ -385,7 +385,7 @@ def swap(model: Any, one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("how", GRAPHS)
-def test_graph_with_parts_of_no_export_is_refused(how: str, copied: Callable[[str], Path], tmp_path: Path) -> None:  # noqa: F811
+def test_graph_with_unexpected_parts_is_refused(how: str, copied: Callable[[str], Path], tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "private").write_bytes(bytes(4))
     folder = copied("onnx")
     edited(folder, GRAPHS[how])

@@ -145,7 +145,7 @@ def test_the_description_must_be_in_the_folder(engine: str, copied: Callable[[st
 
 
 @pytest.mark.parametrize("model", ["../private", "/etc/passwd", "..", ".", "", "a/b", "x\0y", "missing"])
-def test_the_subword_model_is_a_file_of_the_folder(
+def test_the_subword_model_must_be_in_the_folder(
     model: str, copied: Callable[[str], Path], monkeypatch: Any, capsys: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "private").write_text(SECRET)
@@ -177,7 +177,7 @@ SEARCHES: list[dict[str, Any]] = [
 
 @each_engine
 @pytest.mark.parametrize("search", SEARCHES, ids=str)
-def test_settings_of_a_search_are_bounded(
+def test_search_settings_are_bounded(
     search: dict[str, Any], engine: str, copied: Callable[[str], Path], monkeypatch: Any, capsys: Any
 ) -> None:
     folder = copied(engine)
@@ -231,13 +231,13 @@ def test_fields_of_the_description_are_checked(
     error_of(folder, monkeypatch, capsys)
 
 
-# ------------------------------------------------------------------ tokenisers of sacrebleu, and the data folder
+# --------------------------------------------------------------------- sacrebleu's tokenisers and the data folder
 
 ELSEWHERE = ["flores200", "flores101", "spm", "ja-mecab", "ko-mecab", "spBLEU-1K", "unknown", ""]
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_tokenisers_that_need_further_packages_or_files_are_refused(
+def test_tokenisers_that_need_other_packages_or_files_are_refused(
     name: str, copied: Callable[[str], Path], corpus: Path, tmp_path: Path, capsys: Any
 ) -> None:
     folder = copied("ctranslate2")

@@ -271,7 +271,7 @@ def test_training_mode_and_unknown_quantization_are_refused(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-def test_sentences_longer_than_the_model_accepts_are_named(tmp_path: Path) -> None:
+def test_sentences_longer_than_the_model_accepts_are_reported(tmp_path: Path) -> None:
     folder = copied(tmp_path)
     known = json.loads((folder / RECORD).read_text())
     (folder / RECORD).write_text(json.dumps({**known, "longest": [8, 6]}))

@@ -27,7 +27,7 @@ def test_code_in_a_flag_is_refused(flag: str, corpus: Path, tmp_path: Path, cli:
 
 
 @pytest.mark.parametrize("value", ["1e-3 x", "[1e-3", "1e-3;", "(" * 500])
-def test_typo_in_a_list_of_numbers_gives_a_one_line_error(value: str, corpus: Path, cli: Any) -> None:
+def test_typo_in_a_number_list_gives_a_one_line_error(value: str, corpus: Path, cli: Any) -> None:
     done = cli("fairseq-train", corpus, "--arch", "transformer_sas_tiny", "--lr", value, check=False)
     error = done.output.splitlines()[-1]
     assert done.code == 2 and "argument --lr: " in error and "only literals are allowed" in error

@@ -219,7 +219,7 @@ def place(
     copyreg.remove_extension("os", "system", hostile.EXTENSION)
 
 
-def test_commands_refuse_sample_of_hostile_checkpoints(
+def test_commands_refuse_a_sample_of_hostile_checkpoints(
     place: Victim, planted: dict[str, Path], sas_checkpoint: Path, marker: Path
 ) -> None:
     attack(place, zip(COMMANDS, itertools.cycle(SAMPLE)), planted)

@@ -58,7 +58,7 @@ def five(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_set_smaller_than_eight_works(
+def test_set_with_fewer_than_eight_sentences_works(
     five: Path, sas_checkpoint: Path, cli: Command, train: Command, tmp_path: Path, generate: Command
 ) -> None:
     done = cli("fairseq-generate", five, "--path", sas_checkpoint, "--beam", 2, "--max-len-b", 20)

@@ -46,7 +46,7 @@ def test_file_with_many_small_weights_is_read(tmp_path: Path) -> None:
     assert len(found) == 60_000 and found["w59999"].tolist() == [59999.0, 59999.0]
 
 
-def test_copies_of_one_text_are_bounded_by_the_file(tmp_path: Path) -> None:
+def test_copies_of_one_text_are_bounded_by_the_file_size(tmp_path: Path) -> None:
     """Encoding the same 2 MB of text 2,000 times would take 4 GB."""
     text, stream = "x" * 2_000_000, io.BytesIO()
     stream.write(b"\x80\x02]" + pickle.BINUNICODE + len(text).to_bytes(4, "little") + text.encode() + b"q\x01a")

@@ -35,6 +35,27 @@ FAULTS = [
         "ops/test_kernels.py",
     ),
     Fault(
+        "kernel: the gradient of a vector λ sees λ ⊙ x instead of x",
+        "fairseq_resid/ops/kernels.py",
+        "dx_weight += dx * x_row",
+        "dx_weight += dx * x",
+        "ops/test_kernels.py",
+    ),
+    Fault(
+        "kernel: x + LN(F) adds x before the norm too",
+        "fairseq_resid/ops/kernels.py",
+        "mean = tl.sum(y, axis=0) / C\n        y = x +",
+        "y += x\n        mean = tl.sum(y, axis=0) / C\n        y = x +",
+        "ops/test_kernels.py",
+    ),
+    Fault(
+        "self-check: kernels of other structures that spill registers count",
+        "fairseq_resid/ops/fused.py",
+        "            yield used",
+        "            yield known",
+        "ops/test_kernel_dispatch.py",
+    ),
+    Fault(
         "kernel: a row is summed in fp64",
         "fairseq_resid/ops/kernels.py",
         "tl.sum(centred * centred, axis=0) / C + eps",

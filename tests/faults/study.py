@@ -13,7 +13,7 @@ FAULTS = [
         "study/test_study_plan.py",
     ),
     Fault(
-        "study: a diverged training ranks first",
+        "study: a diverged run ranks first",
         "fairseq_resid/study/kept.py",
         'self.valid.get("averaged", self.valid.get("last", math.inf))',
         'self.valid.get("averaged", self.valid.get("last", 0.0))',

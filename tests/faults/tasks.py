@@ -34,7 +34,7 @@ FAULTS = [
         "evaluation/test_evaluate.py",
     ),
     Fault(
-        "comparison: scores of other test sets are compared",
+        "comparison: scores of different test sets are compared",
         "fairseq_resid/tasks/text/significance.py",
         "        if mine[what] != theirs[what]:",
         "        if False:",

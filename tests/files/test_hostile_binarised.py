@@ -33,8 +33,8 @@ def overwrite(place: int, content: bytes) -> Callable[[bytes], bytes]:
 
 
 DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
-    "index cut": (".idx", lambda whole: whole[:500], "damaged: 500 bytes; its 203 sentences need 2,462"),
-    "index cut in its header": (".idx", lambda whole: whole[:20], "damaged: begins with b'MMIDIDX"),
+    "index cut off": (".idx", lambda whole: whole[:500], "damaged: 500 bytes; its 203 sentences need 2,462"),
+    "index that ends in its header": (".idx", lambda whole: whole[:20], "damaged: begins with b'MMIDIDX"),
     "empty index": (".idx", lambda _: b"", "damaged: begins with b''"),
     "random index": (".idx", lambda _: bytes(range(256)) * 9, r"damaged: begins with b'\\x00\\x01"),
     "version": (".idx", overwrite(9, b"\2"), "version 2: must be 1"),
@@ -44,17 +44,17 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "giant count": (".idx", overwrite(18, b"\xff" * 8), "damaged: .* its 18,446,744,073,709,551,615 sent"),
     "no sentences": (".idx", lambda whole: whole[:18] + bytes(8), "contains no sentences"),
     "negative length": (".idx", overwrite(LENGTHS, b"\xff" * 4), "damaged: sentence 1 has -1 tokens"),
-    "sentence of no tokens": (".idx", overwrite(LENGTHS, bytes(4)), "damaged: sentence 1 has 0 tokens"),
+    "sentence without tokens": (".idx", overwrite(LENGTHS, bytes(4)), "damaged: sentence 1 has 0 tokens"),
     "pointer outside": (".idx", overwrite(POINTERS + 8 * 202, b"\xff" * 7 + b"\x7f"), "damaged: sentence 203 has"),
-    "pointer elsewhere": (".idx", overwrite(POINTERS + 8, bytes(8)), "damaged: .* tokens at byte 0, which does not"),
-    "binary cut": (".bin", lambda whole: whole[:100], "damaged: 100 bytes, but test.en-xx.xx.idx needs"),
+    "wrong pointer": (".idx", overwrite(POINTERS + 8, bytes(8)), "damaged: .* tokens at byte 0, which does not"),
+    "binary cut off": (".bin", lambda whole: whole[:100], "damaged: 100 bytes, but test.en-xx.xx.idx needs"),
     "empty binary": (".bin", lambda _: b"", "damaged: 0 bytes"),
     "unknown token": (".bin", overwrite(40, b"\xff\xff"), "token id 65535: must be 0 to [0-9]+, because dict"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_binarised_text_is_named(damage: str, data: Path) -> None:
+def test_damaged_binarised_text_is_reported(damage: str, data: Path) -> None:
     ending, change, message = DAMAGE[damage]
     file = data / f"{NAME}{ending}"
     file.write_bytes(change(file.read_bytes()))
@@ -66,7 +66,7 @@ def test_damaged_binarised_text_is_named(damage: str, data: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", [".bin", ".idx"])
-def test_missing_half_of_binarised_text_is_named(ending: str, data: Path) -> None:
+def test_missing_half_of_binarised_text_is_reported(ending: str, data: Path) -> None:
     (data / f"{NAME}{ending}").unlink()
     with pytest.raises((ValueError, OSError), match=rf"{NAME}{ending}"):
         check_texts(data)
@@ -79,7 +79,7 @@ def test_sides_of_different_length_are_refused(data: Path) -> None:
         check_texts(data)
 
 
-def test_missing_language_of_a_subset_is_named(data: Path) -> None:
+def test_missing_language_of_a_subset_is_reported(data: Path) -> None:
     for ending in (".bin", ".idx"):
         (data / f"{NAME}{ending}").unlink()
     with pytest.raises(ValueError, match="has no binarised test set in xx"):
@@ -97,7 +97,7 @@ def test_missing_language_of_a_subset_is_named(data: Path) -> None:
         (b"one 1\rtwo", "expected"), (b"word " + b"9" * 5000, "expected"),
     ],
 )  # fmt: skip
-def test_invalid_line_of_a_dictionary_is_named(line: bytes, shown: str, tmp_path: Path) -> None:
+def test_invalid_line_of_a_dictionary_is_reported(line: bytes, shown: str, tmp_path: Path) -> None:
     from fairseq.data import Dictionary
 
     file = tmp_path / "dict.en.txt"
@@ -128,7 +128,7 @@ def test_dictionary_that_fairseq_accepts_is_accepted(content: str, tmp_path: Pat
     assert check_dictionaries(tmp_path) == {"en": len(Dictionary.load(str(file)))}
 
 
-def test_dictionary_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+def test_dictionary_that_is_not_utf8_is_reported(tmp_path: Path) -> None:
     (tmp_path / "dict.en.txt").write_bytes(b"a 1\nb\xff 1\n")
     with pytest.raises(ValueError, match=r"dict\.en\.txt: not UTF-8 \(invalid start byte\)"):
         check_dictionaries(tmp_path)

@@ -203,14 +203,15 @@ def tried(what: str, tries: int, folder: Path) -> int:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("tries", TRIES)
 @pytest.mark.parametrize("group", GROUPS)
-def test_damaged_file_is_read_or_named(group: str, tries: int, tmp_path: Path, fault: Callable[..., None]) -> None:
+def test_damaged_file_is_read_or_reported(group: str, tries: int, tmp_path: Path, fault: Callable[..., None]) -> None:
     refused = {what: tried(what, tries, tmp_path / "folder") for what in GROUPS[group]}
     # Lines of fairseq's log that are not records are skipped.
     assert all(count > tries // 50 for what, count in refused.items() if what != "train.log"), refused
     fault(
         f"damaged: {group}",
         tries * len(refused),
-        f"{sum(refused.values()):,} times a one-line error that names the file, otherwise read; no other exception",
+        f"{sum(refused.values()):,} were refused with a one-line error that names the file, all others were read; "
+        "no other exception",
     )
 
 

@@ -57,6 +57,6 @@ def test_strange_field_gives_one_line_and_loses_no_report(tries: int, folder: Pa
         f"a field of one of {len(FILES)} kinds of files of run, study and data folders: a different type, magnitude or "
         "kind of string, missing, added",
         tries,
-        f"{refused:,} times a one-line error, otherwise read; no traceback, none took over {SECONDS} s, and a report "
-        "lost only the part of the file",
+        f"{refused:,} gave a one-line error, all others were read; no traceback, none took over {SECONDS} s of "
+        "processor time, and a report lost only the part that shows the file",
     )

@@ -53,7 +53,7 @@ def test_devices_pipes_and_huge_files_are_refused(make: Callable[[Path], None], 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("content", [b"\0", b"\n", b"line\n"], ids=["one line", "empty lines", "lines"])
-def test_compressed_bomb_is_refused_in_little_memory(content: bytes, tmp_path: Path) -> None:
+def test_compressed_bomb_is_refused_with_little_memory(content: bytes, tmp_path: Path) -> None:
     """3 GB of repeated text in a file of 3 to 9 MB, read in a separate process to measure its memory."""
     with gzip.open(tmp_path / "train.log.gz", "wb", compresslevel=1) as file:
         for _ in range(300):
@@ -120,7 +120,7 @@ def test_overlong_recorded_command_is_refused(words: list[str], tmp_path: Path) 
         recipe.read(str(tmp_path / "recipe.txt"))
 
 
-def test_recipe_longer_than_any_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_oversized_recipe_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with (tmp_path / "recipe.txt").open("wb") as file:
         file.truncate(200_000_000)
     with pytest.raises(ValueError, match=r"recipe\.txt: 200,000,000 bytes; at most 1,048,576 are read"):
@@ -129,14 +129,17 @@ def test_recipe_longer_than_any_is_refused_before_it_is_read(tmp_path: Path) -> 
 
 HOSTILE_YAML = {
     "an integer in base 60": ("a: " + "1:" * 4000 + "1", "1:1"),
-    "such an integer by its tag": ("a: !!int " + "1:" * 4000 + "1", "line 1: a tag is not allowed"),
-    "a longer one": ("a: " + "1:" * 100_000 + "1", "line 1: 200,001 characters in one value; at most 10,000 are read"),
+    "a tagged integer in base 60": ("a: !!int " + "1:" * 4000 + "1", "line 1: a tag is not allowed"),
+    "a longer integer": (
+        "a: " + "1:" * 100_000 + "1",
+        "line 1: 200,001 characters in one value; at most 10,000 are read",
+    ),
     "a number of 41 digits": ("a:\n- " + "9" * 41, "line 2: a number of more than 40 characters"),
     "a deep list": ("a: " + "[" * 200_000, "line 1: nested too deeply; at most 32 levels are read"),
-    "deep lists of a line each": ("- " * 100_000, "line 1: nested too deeply"),
+    "deep lists on one line": ("- " * 100_000, "line 1: nested too deeply"),
     "a date that does not exist": ("a: 2024-99-99", "2024-99-99"),
     "a merge": ("<<: {a: x}", ""),
-    "a key twice": ("a: x\nb: [{c: 1, c: 2}]", "line 2: c is given twice"),
+    "a repeated key": ("a: x\nb: [{c: 1, c: 2}]", "line 2: c is given twice"),
     "many items": ("a: [" + "x," * 130_000 + "]", "x"),
     "more than 256 KB": ("a: x\n" + "#" * (1 << 18), "262,149 bytes; at most 262,144 are read"),
 }
@@ -179,7 +182,7 @@ def test_folder_in_place_of_a_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_lock_and_partial_name_do_not_follow_links(tmp_path: Path) -> None:
-    """Someone else's run folder may contain links out of it, under any name that we write."""
+    """Someone else's run folder may contain links that lead out of it, under any name that we write."""
     precious = tmp_path / "precious"
     precious.write_text("mine")
     for name in (".lock", "results.json.partial", "train.log"):

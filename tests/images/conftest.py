@@ -1,4 +1,4 @@
-"""Fixtures for the tests of images. Those for models import fairseq inside, because the others do not need it."""
+"""Fixtures for the tests of images. Those for models import fairseq themselves; the others do not need it."""
 
 from __future__ import annotations
 

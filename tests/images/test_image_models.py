@@ -54,7 +54,7 @@ def test_parameter_counts_match_the_papers(arch: str, parameters: int) -> None:
     assert count(build(arch)) == parameters
 
 
-def test_network_of_1001_layers_builds() -> None:
+def test_network_with_1001_layers_can_be_built() -> None:
     model = build("preact_resnet1001")
     convolutions = [each for each in model.modules() if isinstance(each, nn.Conv2d) and each.kernel_size != (1, 1)]
     assert len(sites(model)) == 333
@@ -72,7 +72,7 @@ def test_every_architecture_classifies_images(arch: str) -> None:
 
 
 def reference(model: Any, x: torch.Tensor, join: Any) -> torch.Tensor:
-    """Return the logits of a full pre-activation ResNet after the figure in He 2016b, with y = join(x, F)."""
+    """Return the logits of a full pre-activation ResNet as drawn in He 2016b, with y = join(x, F)."""
 
     def norm(module: Any, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(nn.functional.batch_norm(
@@ -131,7 +131,7 @@ def test_every_structure_trains(name: str, norm: str) -> None:
     assert not without
 
 
-# Forward and backward until a write outside a buffer crashes the process.
+# Runs forward and backward passes until an out-of-bounds write crashes the process.
 STRIDED = """
 import sys
 import torch
@@ -158,8 +158,8 @@ def train_strided(layer: str) -> int:
 
 
 @pytest.mark.both
-def test_narrow_strided_convolution_of_torch_corrupts_memory() -> None:
-    """The oneDNN bug that NarrowProjection avoids. If skipped, the message tells when to remove the class."""
+def test_torch_narrow_strided_convolution_corrupts_memory() -> None:
+    """The oneDNN bug that NarrowProjection avoids. If it is skipped, the message says when to remove the class."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.is_file() or "avx2" not in cpuinfo.read_text().split():
         pytest.skip("this CPU has no AVX2, so oneDNN's AVX2 kernels do not run here")
@@ -212,7 +212,7 @@ def test_two_stream_layer_is_four_maps_and_a_shortcut() -> None:
 
 
 @pytest.mark.parametrize("arch", ["rir", "rir_cnn", "resnet_init_wide", "rir_resnet", "rir_fc", "rir_plain_fc"])
-def test_networks_of_targ_sample_all_weights_by_msr(arch: str) -> None:
+def test_targ_networks_sample_all_weights_by_msr(arch: str) -> None:
     drawn = [each for each in build(arch, classes=100).modules() if isinstance(each, (nn.Conv2d, nn.Linear))]
     for layer in drawn:
         inputs, outputs = layer.weight[0].numel(), layer.weight[:, 0].numel()

@@ -26,7 +26,7 @@ def test_finished_preparation_is_not_repeated(by_classes: Path, made: Path, tmp_
     assert content(out) == before and {path.name for path in tmp_path.iterdir()} == {"animals"}
 
 
-def test_other_settings_are_refused(by_classes: Path, made: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_different_settings_are_refused(by_classes: Path, made: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "animals"
     shutil.copytree(made, out)
 

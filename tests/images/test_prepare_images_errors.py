@@ -87,7 +87,7 @@ def test_damaged_release_is_refused(damage: Callable[[Path], None], said: str, t
 
 
 def test_wrong_number_of_images_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """Even in an archive with the right checksum."""
+    """This holds even for an archive with the right checksum."""
     archive = release(tmp_path / "raw")
     monkeypatch.setattr("fairseq_resid.data.images.sources.problem", lambda *_: None)
     found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", archive)
@@ -152,9 +152,9 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda raw: (raw / "train/dog/more").mkdir(),
         "train/dog/more: not a file; the folder of a class may contain",
     ),
-    "link out": (link("/etc/hostname"), "train/dog/0009.png: links outside the folder are not followed"),
-    "class out": (link("../..", "train/fox"), "train/fox: links outside the folder are not followed"),
-    "link to nothing": (link("nothing"), "train/dog/0009.png: not a file"),
+    "outside link": (link("/etc/hostname"), "train/dog/0009.png: links outside the folder are not followed"),
+    "outside class": (link("../..", "train/fox"), "train/fox: links outside the folder are not followed"),
+    "broken link": (link("nothing"), "train/dog/0009.png: not a file"),
     "one value": (
         lambda raw: [Image.new("RGB", (32, 32)).save(file) for file in (raw / "train").rglob("*.png")],
         "a channel of the training images is constant and cannot be normalised",
@@ -197,7 +197,7 @@ def test_decompression_bomb_is_refused(
         assert f"{by_classes}/train/cat/0000.png: cannot decode this image: Image size (1024 pixels) exceeds" in found
 
 
-def test_bad_image_in_archive_is_named(by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_bad_image_in_archive_is_reported(by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
     inside = {str(file.relative_to(by_classes)): file.read_bytes() for file in by_classes.rglob("*.png")}
     archive = tmp_path / "raw.tar.xz"
     mirror.archive(archive, {**inside, "train/cat/0002.png": b"no image"})
@@ -267,7 +267,7 @@ def test_reader_names_a_changed_or_missing_file(made: Path, tmp_path: Path) -> N
 
 
 def test_label_without_a_class_is_refused(tmp_path: Path) -> None:
-    """The loss would fail at it in the middle of training, on a GPU without naming the cause."""
+    """Otherwise, the loss would fail in the middle of training, and on a GPU without naming the cause."""
     known = image_folder.ImageRecord(
         name="x", classes=["a", "b"], shape=(1, 2, 2), counts={"train": 3}, mean=[0], deviation=[1], source="folder"
     )
@@ -292,7 +292,7 @@ def test_label_without_a_class_is_refused(tmp_path: Path) -> None:
         ("counts", {"train": -1}, r"counts: train: -1: must be 0 to 1e\+12"),
     ],
 )
-def test_sizes_out_of_range_are_refused_before_a_model_is_built(
+def test_sizes_out_of_range_are_refused_before_building_a_model(
     field: str, value: Any, said: str, made: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(made, tmp_path / "animals")

@@ -52,7 +52,8 @@ SUFFIXES = {
     "_wmt_en_fr_big": (1024, 4096, 16, 6, 0.1),
     "_tiny": (64, 128, 4, 2, 0.1),
 }
-# Parameters by width, with 54 entries in each dictionary and nothing shared: of stock models, and added by families.
+# Numbers of parameters by width, with 54 entries in each dictionary and nothing shared: those of stock models, and
+# those that each family adds.
 STOCK = {64: 177_792, 512: 44_221_440, 1024: 176_523_264}
 ADDED = {
     "transformer_resid": {64: 0, 512: 0, 1024: 0},
@@ -163,7 +164,7 @@ def test_all_spellings_of_pre_ln_agree(given):
 
 @pytest.mark.parametrize("flag", ["scale_attn", "scale_fc", "scale_heads", "scale_resids"])
 @pytest.mark.parametrize("arch", ["transformer_resid_tiny", "transformer_sas_tiny"])
-def test_scalings_of_fairseq_are_refused(arch, flag):
+def test_fairseq_scalings_are_refused(arch, flag):
     with pytest.raises(UserError, match=f"--{flag.replace('_', '-')}"):
         settings(arch, **{flag: True})
 
@@ -215,7 +216,7 @@ def test_options_are_resolved_and_written(given, written):
         ("transformer_resid_tiny", {"wskip_init": 2.0}, "--wskip-init 2.0"),
     ],
 )
-def test_wrong_options_stop_before_the_data_is_loaded(arch, given, text):
+def test_wrong_options_are_refused_before_loading_the_data(arch, given, text):
     with pytest.raises(UserError, match=re.escape(text)):
         settings(arch, **given)
 
@@ -324,7 +325,7 @@ def test_feed_forward_starts_as_in_tensor2tensor():
 
 
 def test_initial_values_equal_those_of_stock_by_default():
-    """The same draws in the same order: a structure without random initial values leaves the generator unchanged."""
+    """A structure without random initial values leaves the generator unchanged, so all draws are the same."""
     torch.manual_seed(0)
     theirs = TransformerModel.build_model(settings("transformer", **TINY), TASK)
     torch.manual_seed(0)

@@ -50,7 +50,7 @@ def language(task: Any, name: str) -> int:
 
 @archs
 def test_back_translation_adds_language_tokens(arch: str, monolingual: Path, corpus: Path) -> None:
-    """The dictionary has no language tokens: the task adds them, to the embeddings of the model too."""
+    """The dictionary has no language tokens: the task adds them, also to the embeddings of the model."""
     before = len(tasks.setup_task(options.get_args(str(corpus))).source_dictionary)
     task, model = back_translation(monolingual, arch)
     assert [task.dictionary[index] for index in range(before, before + 3)] == ["<mask>", "__en__", "__xx__"]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.once
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("encoder", "decoder"), [(24, 24), (6, 18)], ids=["24+24", "6+18"])
 @structures.over("residual", [name for name in structures.NAMES if spec(name).deep is not None])
-def test_deep_model_starts_finite(residual: str, encoder: int, decoder: int, autocast: bool) -> None:
+def test_deep_model_starts_with_finite_values(residual: str, encoder: int, decoder: int, autocast: bool) -> None:
     loss, gradient = start(residual, encoder, decoder, autocast, **spec(residual).deep)
     assert 0 < loss < float("inf") and 0 < gradient < float("inf")
 
@@ -29,7 +29,7 @@ def test_deep_model_starts_finite(residual: str, encoder: int, decoder: int, aut
     ("residual", "layers"),
     [("xskip", 12), ("linear_shortcut", 12), ("dropout_shortcut", 4), ("highway", 36), ("shortcut_gate", 36)],
 )
-def test_norm_free_model_of_moderate_depth_starts_finite(residual: str, layers: int) -> None:
+def test_norm_free_model_of_moderate_depth_starts_with_finite_values(residual: str, layers: int) -> None:
     assert all(map(math.isfinite, start(residual, layers, layers, False)))
 
 

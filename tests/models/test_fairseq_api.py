@@ -51,7 +51,7 @@ GIVEN: list[Any] = [
 
 @pytest.mark.parametrize("form", ["namespace", "config"])
 @pytest.mark.parametrize(("arch", "given", "implied"), GIVEN, ids=lambda case: str(case))
-def test_named_architecture_builds_from_python(
+def test_named_architecture_can_be_built_from_python(
     arch: str, given: dict[str, Any], implied: dict[str, Any], form: str, corpus: Path
 ) -> None:
     """get_args applies the architecture, then sets the given values; building the model applies it again."""
@@ -169,7 +169,7 @@ def test_internal_error_keeps_its_traceback(
     ],
     ids=str,
 )
-def test_checks_of_stock_give_one_line_errors(given: dict[str, Any], said: str, corpus: Path) -> None:
+def test_stock_checks_give_one_line_errors(given: dict[str, Any], said: str, corpus: Path) -> None:
     args = options.get_args(str(corpus), arch="transformer_sas_tiny", share_all_embeddings=True, **given)
     with pytest.raises(UserError, match=said):
         tasks.setup_task(args).build_model(args)
@@ -206,7 +206,7 @@ def test_models_trained_in_python_load_as_ensemble(arch: str, corpus: Path, tmp_
     generated = task.inference_step(task.build_generator(models, loaded.generation), models, batch)
     assert len(generated) == 8 and all(hypotheses[0]["tokens"].numel() for hypotheses in generated)
 
-    # With a given state and task, and a state from before fairseq had configs.
+    # Called with a given state and task, and with a state from before fairseq had configs.
     state = checkpoint_utils.load_checkpoint_to_cpu(files[0])
     old = {"model": state["model"], "args": argparse.Namespace(**vars(args))}
     for given in (state, old):

@@ -10,7 +10,7 @@ from fairseq_resid.connections import table
 from support import frozen, models, structures
 from support.structures import each_variant
 
-CHANGED = "checkpoints of earlier versions have other {what}: change the class back, not the frozen file"
+CHANGED = "checkpoints of earlier versions have different {what}: change the class back, not the frozen file"
 
 
 def label_of(name: str, options: dict[str, Any]) -> str:

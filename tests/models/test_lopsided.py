@@ -34,14 +34,14 @@ def is_finite(start: tuple[float, float]) -> bool:
 
 
 @pytest.mark.parametrize("name", ["rskip_ln", "xskip_ln"])
-def test_deep_model_with_large_lambda_starts_finite(name: str) -> None:
+def test_deep_model_with_large_lambda_starts_with_finite_values(name: str) -> None:
     assert is_finite(deep.start(name, 24, 24, False, torch.float16, skip_lambda=8))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_deep_models_start_finite(dtype: str, fault: Fault) -> None:
-    """In the dtype itself; test_deep.py tests autocast."""
+def test_deep_models_start_with_finite_values(dtype: str, fault: Fault) -> None:
+    """Models are in the dtype itself; test_deep.py tests autocast."""
     chosen = [*((name, options) for name in structures.NAMES if (options := spec(name).deep) is not None), *LAMBDAS]
     for name, options in chosen:
         assert is_finite(deep.start(name, 24, 24, False, FLOATS[dtype], **options)), (name, options)
@@ -74,13 +74,17 @@ def check_lopsided(name: str, encoder: int, decoder: int, folder: Path) -> None:
 
 @pytest.mark.parametrize(("encoder", "decoder"), [(5, 1), (1, 0)])
 @structures.each
-def test_lopsided_model_starts_finite_and_reloads(name: str, encoder: int, decoder: int, tmp_path: Path) -> None:
+def test_lopsided_model_starts_with_finite_values_and_reloads(
+    name: str, encoder: int, decoder: int, tmp_path: Path
+) -> None:
     check_lopsided(name, encoder, decoder, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("encoder", "decoder"), LOPSIDED)
-def test_all_lopsided_models_start_finite_and_reload(encoder: int, decoder: int, tmp_path: Path, fault: Fault) -> None:
+def test_all_lopsided_models_start_with_finite_values_and_reload(
+    encoder: int, decoder: int, tmp_path: Path, fault: Fault
+) -> None:
     for name in structures.NAMES:
         check_lopsided(name, encoder, decoder, tmp_path)
     fault(

@@ -108,7 +108,7 @@ def test_every_parameter_learns(name, options):
 
 
 @each_variant
-def test_own_layers_run_in_eval_mode_after_loading(name, options, monkeypatch):
+def test_our_layers_run_in_eval_mode_after_loading(name, options, monkeypatch):
     """fairseq 0.12.2 would skip the forward of the layer here."""
     model = build(residual=name, **options)
     model.load_state_dict(copied(model))
@@ -133,7 +133,7 @@ def test_own_layers_run_in_eval_mode_after_loading(name, options, monkeypatch):
     assert not [name for name in model.state_dict() if COPY.fullmatch(name)]
 
 
-def test_own_layers_avoid_the_fast_path_by_themselves(monkeypatch):
+def test_our_layers_avoid_the_fast_path_by_themselves(monkeypatch):
     """Even without our patches to fairseq, neither of 0.12.2's two conditions for its fast path holds."""
     plain = TransformerEncoderLayerBase.__init__
     monkeypatch.setattr(TransformerEncoderLayerBase, "__init__", plain.__wrapped__)
@@ -158,7 +158,7 @@ def test_stock_decodes_left_padded_batches():
 @pytest.mark.slow
 @each_variant
 def test_scripted_frozen_saved_model_equals_eager(name, options):
-    """Also for new sizes: TorchScript optimises in the second call, for the sizes seen so far."""
+    """This also holds for new sizes: TorchScript optimises in the second call, for the sizes seen so far."""
     model = build(residual=name, **options, encoder_layers=1, decoder_layers=2)
     scripted = torch.jit.script(model)
     close(logits(scripted), logits(model))
@@ -175,7 +175,7 @@ def test_scripted_frozen_saved_model_equals_eager(name, options):
 
 
 @each_variant
-def test_int8_of_the_export_page(name, options):
+def test_int8_example_on_the_export_page_works(name, options):
     model = build(residual=name, **options, encoder_layers=1, decoder_layers=2)
     expected = torch.log_softmax(logits(model), -1)
     exec(example("export.md", "quantize_dynamic"), {"model": model})
@@ -187,7 +187,7 @@ def test_int8_of_the_export_page(name, options):
     assert [len(hypotheses) for hypotheses in translate(model, sentences())] == [4, 4, 4]
 
 
-def test_int8_of_every_linear_layer_fails():
+def test_int8_for_every_linear_layer_fails():
     """As docs/export.md says: fairseq's attention reads the weights of its projections."""
     model = torch.ao.quantization.quantize_dynamic(build(), {nn.Linear})
     with pytest.raises(TypeError, match="expected Tensor as element 0"):
@@ -195,7 +195,7 @@ def test_int8_of_every_linear_layer_fails():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_int8_of_the_output_projection_keeps_the_embedding(tied):
+def test_int8_output_projection_keeps_the_embedding(tied):
     model = build(share_decoder_input_output_embed=tied)
     embedding = model.decoder.embed_tokens.weight.clone()
     assert (model.decoder.output_projection.weight is model.decoder.embed_tokens.weight) == tied
@@ -444,7 +444,7 @@ def test_half_precision_logits_stay_close(name, options):
 
 @pytest.mark.parametrize("residual", ["pre_ln", "rskip_ln", "deep_norm"])
 @pytest.mark.parametrize("norm", ["rms", "scale", "dyt", "derf"])
-def test_model_with_another_norm_decodes_scripts_and_halves(residual, norm):
+def test_model_with_another_norm_supports_decoding_torchscript_and_fp16(residual, norm):
     model = build(residual=residual, norm=norm)
     assert not any(isinstance(module, nn.LayerNorm) for module in model.modules())
     source, lengths, previous, _ = batch()

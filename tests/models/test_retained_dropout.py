@@ -56,7 +56,7 @@ def test_dropout_runs_only_in_training(arch: str, corpus: Path) -> None:
     _, model = built(options.get_args(str(corpus), arch=arch, **DROPPING))
     everything = {name for name, module in model.named_modules() if isinstance(module, FairseqDropout)}
     model.train()
-    assert len(kept(model)) == len(everything) - 2 * 1 - 2 * 2  # a layer's sites count once
+    assert len(kept(model)) == len(everything) - 2 * 1 - 2 * 2  # the sites of a layer count as one
     model.eval()
     assert kept(model) == set()
 
@@ -115,7 +115,7 @@ def test_retained_modules_equal_those_of_stock(arch: str, names: list[str] | str
     ("names", "inside"),
     [(["ResidualTransformerEncoder"], r"encoder\.dropout_module"), (["ResidualDecoderLayer"], r"decoder\.layers\..*")],
 )
-def test_own_class_names_retain_dropout_too(names: list[str], inside: str, corpus: Path) -> None:
+def test_our_class_names_retain_dropout_too(names: list[str], inside: str, corpus: Path) -> None:
     args = options.get_args(str(corpus), arch="transformer_sas_tiny", **DROPPING)
     found = kept(prepared(args, retain_dropout=True, retain_dropout_modules=names))
     assert found and all(re.fullmatch(inside, name) and "attn" not in name for name in found)

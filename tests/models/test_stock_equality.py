@@ -117,7 +117,7 @@ def test_stock_checkpoints_of_either_fairseq_load(theirs, ours, written):
 
 
 @each_variant
-def test_own_checkpoints_load(name, options):
+def test_our_checkpoints_load(name, options):
     model, other = build(residual=name, **options), shaken(build(residual=name, **options), seed=7)
     assert not torch.equal(logits(other), logits(model))
     other.load_state_dict(copied(model))
@@ -192,7 +192,7 @@ def test_decoder_layer_attention_equals_stock(theirs, ours, given, fast, trainin
 @pytest.mark.parametrize("masked", [False, True])
 @as_stock
 def test_decoder_layer_accepts_given_states(theirs, ours, masked):
-    """As in ONNX export: keys and values of earlier steps are inputs and outputs."""
+    """Keys and values of earlier steps are inputs and outputs, as in an ONNX export."""
     model = stock(**theirs)
     own = [torch.randn(3, 4, 2, 16, generator=torch.Generator().manual_seed(i)) for i in range(2)]
     encoder = [torch.randn(3, 4, 5, 16, generator=torch.Generator().manual_seed(i)) for i in range(2, 4)]

@@ -1,4 +1,7 @@
-"""What the usual compiled kernels use: registers, barriers, resident warps, memory traffic. No GPU is needed."""
+"""The usual compiled kernels keep their budget of registers, barriers, resident warps and memory traffic.
+
+No GPU is needed.
+"""
 
 from __future__ import annotations
 
@@ -12,4 +15,4 @@ pytestmark = pytest.mark.once  # needs only torch and triton
 
 
 def test_usual_kernels_keep_their_budget(tmp_path: Path) -> None:
-    assert compiled(BUDGET, tmp_path, "sm_90", "--quick").stdout == "sm_90: 5 kernels\n"
+    assert compiled(BUDGET, tmp_path, "sm_90", "--quick").stdout == "sm_90: 7 kernels\n"

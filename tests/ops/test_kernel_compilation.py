@@ -12,8 +12,11 @@ pytestmark = [pytest.mark.once, pytest.mark.slow]  # needs only torch and triton
 
 
 @pytest.mark.parametrize(
-    ("target", "kernels"), [("sm_75", 14), ("sm_80", 53), ("sm_90", 99), ("sm_100", 53), ("gfx942", 14)]
+    ("target", "kernels"), [("sm_75", 22), ("sm_80", 77), ("sm_90", 143), ("sm_100", 77), ("gfx942", 22)]
 )
 def test_kernels_compile_within_their_budget(target: str, kernels: int, tmp_path: Path) -> None:
-    """What launches run, without spills; `python tests/support/kernel_budget.py --update` accepts new numbers."""
+    """Every kernel that a launch would run compiles without spilling registers.
+
+    `python tests/support/kernel_budget.py --update` accepts new numbers.
+    """
     assert compiled(BUDGET, tmp_path, target).stdout == f"{target}: {kernels} kernels\n"

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from fairseq_resid import connections
 from fairseq_resid.ops import fused
 from support.kernels import DEVICE, DTYPES, FUSED, draw, every, results, site, twin
 
@@ -22,11 +23,13 @@ pytestmark = pytest.mark.once  # needs only torch and triton
         ("post_ln", {}, 1.05),
         ("rskip_ln", {"skip_lambda": 2}, 1.05),
         ("rskip_ln", {"skip_lambda": 3}, 1.05),
+        ("wskip_ln", {}, 1.05),
+        ("res_post_norm", {}, 1.05),
         ("sas", {}, 3.1),
     ],
 )
 def test_kernels_save_few_activations(name: str, options: dict[str, Any], most: float) -> None:
-    """In C-vectors per token, without x, which the first GEMM of the sublayer saves anyway."""
+    """Counted in C-vectors per token, without x, which the first GEMM of the sublayer saves anyway."""
     c, rows = 512, 2
     made = site(name, c, 0.1, **options).half()
     x = draw(rows, c, dtype=torch.float16, seed=1)
@@ -63,12 +66,18 @@ def test_decoding_builds_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
             torch.testing.assert_close(made(x, f), twin(made)(x, f))
 
 
+def whole(made: connections.ResidualConnection, x: Tensor, f: Tensor) -> Tensor:
+    """Return the output of a site plus the input of its branch: they use all parameters."""
+    return made(x, f) + made.branch_input(x)
+
+
 @every
 def test_site_with_kernels_equals_eager(name: str, options: dict[str, Any]) -> None:
     made = site(name, **options)
     x, f, g = draw(2, 2, 64, seed=1), draw(2, 2, 64, seed=2), draw(2, 2, 64, seed=3).detach()
     found, expected = (
-        results(lambda x, f, _, one=one: one(x, f), x, f, list(one.parameters()), g) for one in (made, twin(made))
+        results(lambda x, f, _, one=one: whole(one, x, f), x, f, list(one.parameters()), g)
+        for one in (made, twin(made))
     )
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -85,7 +94,7 @@ def test_kernels_under_autocast_equal_eager(name: str, options: dict[str, Any], 
     both = []
     for one in (made, twin(made)):
         with torch.autocast(DEVICE.type, dtype=dtype):
-            y = one(x, f)
+            y = whole(one, x, f)
         assert y.dtype == torch.float32
         both.append([y, *torch.autograd.grad(y, [x, f, *one.parameters()], g)])
     for ours, theirs in zip(*both, strict=True):

@@ -14,16 +14,17 @@ from fairseq_resid.ops import dispatch
 from support.kernels import (
     DEVICE,
     DTYPES,
+    KERNELS,
     chain,
     chain_parameters,
     check,
     draw,
+    each_kernel,
     fused_chain,
-    fused_sas,
     in_double,
     results,
-    sas,
     sas_parameters,
+    weighted_chain_parameters,
 )
 
 pytestmark = pytest.mark.once  # needs only torch and triton
@@ -37,6 +38,18 @@ few = settings(
 @pytest.mark.parametrize("norms", [1, 2, 3, 4, 5, 9])
 def test_chain_kernel_handles_any_number_of_norms(norms: int) -> None:
     check("chain", draw(3, 64, seed=1), draw(3, 64, seed=2), chain_parameters(64, norms), 0.2)
+
+
+@pytest.mark.parametrize("norms", [1, 2, 5])
+def test_every_norm_of_a_chain_uses_the_vector(norms: int) -> None:
+    parameters = weighted_chain_parameters(64, norms)
+    check("weighted_chain", draw(3, 64, seed=1), draw(3, 64, seed=2), parameters, 0.2)
+
+
+@each_kernel
+def test_kernels_handle_many_rows(kind: str) -> None:
+    """More rows than one program of the backward kernel processes."""
+    check(kind, draw(33, 64, seed=1), draw(33, 64, seed=2), KERNELS[kind].parameters(64))
 
 
 widths = st.sampled_from([64, 65, 96, 127])
@@ -60,6 +73,7 @@ def test_chain_kernel_equals_fp64_formula(
     check("chain", x, f, chain_parameters(c, norms, dtype), p, lam=lam, mu=mu)
 
 
+@pytest.mark.parametrize("kind", ["weighted_chain", "branch_norm", "sas"])
 @few
 @given(
     rows=st.sampled_from([(1,), (2,), (3, 2), (7,)]),
@@ -68,31 +82,23 @@ def test_chain_kernel_equals_fp64_formula(
     p=st.sampled_from([0.0, 0.1, 0.5]),
     magnitude=st.sampled_from([1e-2, 1.0, 4.0]),
 )
-def test_sas_kernel_equals_fp64_formula(
-    rows: tuple[int, ...], c: int, dtype: torch.dtype, p: float, magnitude: float
+def test_other_kernels_equal_fp64_formula(
+    kind: str, rows: tuple[int, ...], c: int, dtype: torch.dtype, p: float, magnitude: float
 ) -> None:
     x, f = (draw(*rows, c, dtype=dtype, scale=magnitude, seed=seed) for seed in (1, 2))
-    check("sas", x, f, sas_parameters(c, dtype), p)
+    check(kind, x, f, KERNELS[kind].parameters(c, dtype), p)
 
 
 @pytest.mark.parametrize("c", [64, 384, 512, 513, 1000, 2048])
-@pytest.mark.parametrize("kind", ["chain", "sas"])
+@each_kernel
 def test_kernels_handle_any_width(kind: str, c: int) -> None:
-    parameters = chain_parameters(c, 2) if kind == "chain" else sas_parameters(c)
-    check(kind, draw(2, c, seed=1), draw(2, c, seed=2), parameters, 0.1)
+    check(kind, draw(2, c, seed=1), draw(2, c, seed=2), KERNELS[kind].parameters(c), 0.1)
 
 
 def test_kernels_handle_the_widest_row() -> None:
     c = dispatch.MOST_CHANNELS
     x, f = (draw(2, c, dtype=torch.float16, seed=seed) for seed in (1, 2))
     check("chain", x, f, chain_parameters(c, 3, torch.float16), 0.1)
-
-
-@pytest.mark.parametrize("kind", ["chain", "sas"])
-def test_kernels_handle_many_rows(kind: str) -> None:
-    """More rows than one program of the backward kernel processes."""
-    parameters = chain_parameters(64, 2) if kind == "chain" else sas_parameters(64)
-    check(kind, draw(33, 64, seed=1), draw(33, 64, seed=2), parameters)
 
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e6, 1e15], ids=str)
@@ -116,6 +122,7 @@ def test_kernels_handle_rows_without_variance(value: float) -> None:
     """u = 0 there, and rstd = 1 / sqrt(eps) in the gradient."""
     x, f = (torch.full((2, 65), sign * value, device=DEVICE).requires_grad_() for sign in (2.0, -1.0))
     check("chain", x, f, chain_parameters(65, 1), slack=30)
+    check("branch_norm", x, f, chain_parameters(65, 1), slack=30)
     check("sas", x, f, sas_parameters(65), slack=30)
 
 
@@ -126,10 +133,9 @@ def test_large_mean_costs_no_precision() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["chain", "sas"])
+@each_kernel
 def test_kernels_accept_non_contiguous_input_and_gradient(kind: str) -> None:
-    function = fused_chain if kind == "chain" else fused_sas
-    parameters = chain_parameters(64, 2) if kind == "chain" else sas_parameters(64)
+    function, parameters = KERNELS[kind].fused, KERNELS[kind].parameters(64)
     x, f, g = (draw(2, 3, 64, seed=seed).detach() for seed in (1, 2, 3))
     expected = results(function, x.requires_grad_(), f.requires_grad_(), parameters, g)
     strided = [t.detach().transpose(0, 1).contiguous().transpose(0, 1) for t in (x, g)]
@@ -140,11 +146,10 @@ def test_kernels_accept_non_contiguous_input_and_gradient(kind: str) -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("kind", ["chain", "sas"])
+@each_kernel
 def test_kernels_accept_expanded_gradient(kind: str) -> None:
     """The gradient of a sum has strides of zero."""
-    function, reference = (fused_chain, chain) if kind == "chain" else (fused_sas, sas)
-    parameters = chain_parameters(64, 2) if kind == "chain" else sas_parameters(64)
+    function, reference, parameters = KERNELS[kind].fused, KERNELS[kind].formula, KERNELS[kind].parameters(64)
     x, f = draw(2, 64, seed=1), draw(2, 64, seed=2)
     found = torch.autograd.grad(function(x, f, parameters).sum(), [x, f])
     wide = in_double(x, f, *parameters)
@@ -172,10 +177,9 @@ def test_dropout_mask_is_random_and_reproducible(p: float) -> None:
     assert abs(torch.corrcoef(torch.stack([mask, other]).flatten(1))[0, 1]) < 5 / math.sqrt(mask.numel())
 
 
-@pytest.mark.parametrize("kind", ["chain", "sas"])
+@each_kernel
 def test_dropout_follows_the_seed_of_torch(kind: str) -> None:
-    function = fused_chain if kind == "chain" else fused_sas
-    parameters = chain_parameters(64, 1) if kind == "chain" else sas_parameters(64)
+    function, parameters = KERNELS[kind].fused, KERNELS[kind].parameters(64)
     x, f = draw(2, 64, seed=1), draw(2, 64, seed=2)
     torch.manual_seed(4)
     first, second = (function(x, f, parameters, 0.5) for _ in range(2))
@@ -184,13 +188,12 @@ def test_dropout_follows_the_seed_of_torch(kind: str) -> None:
     assert not torch.equal(second, first)
 
 
-@pytest.mark.parametrize("kind", ["chain", "sas"])
+@each_kernel
 def test_deterministic_mode_repeats_results_bitwise(kind: str) -> None:
-    parameters = chain_parameters(64, 2) if kind == "chain" else sas_parameters(64)
+    function, parameters = KERNELS[kind].fused, KERNELS[kind].parameters(64)
     x, f, g = draw(9, 64, seed=1), draw(9, 64, seed=2), draw(9, 64, seed=3).detach()
     torch.use_deterministic_algorithms(True)
     try:
-        function = fused_chain if kind == "chain" else fused_sas
         first, second = (results(function, x, f, parameters, g, p=0.1, seed=6) for _ in range(2))
     finally:
         torch.use_deterministic_algorithms(False)

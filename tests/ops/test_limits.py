@@ -79,7 +79,7 @@ def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype, backend
     site, end = site.eval(), end if end is None else end.to(dtype)
     is_whole = (
         backend == "triton" and dtype == torch.float16 and not spec(name).has_gate
-    )  # sums in fp32, and y is the output of a norm
+    )  # sums in fp32, and y is the output of a norm, or the sum of x and one
     most = LARGEST_SUM[dtype] / (1.0 if is_whole else weight_sum(site))
     x, f = edge_cases(most, dtype)
     assert backend == "eager" or use_kernels(backend, True, x, f)
@@ -141,7 +141,7 @@ def test_stated_limits_are_tight(name: str, options: dict[str, Any]) -> None:
 
 # --- gradients that overflow: fairseq's loss scaling ---------------------------------------------------------------
 
-# Without flattening: fairseq flattens on a GPU.
+# Without flattened gradients, because fairseq flattens them only on a GPU.
 OPTIMIZERS = ["--fp16 --fp16-no-flatten-grads", "--memory-efficient-fp16"]
 
 

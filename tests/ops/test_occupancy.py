@@ -54,7 +54,7 @@ def test_wider_warps_need_more_registers() -> None:
         (1, 792, 4 * 4 * 512, 1),
     ],
 )
-def test_programs_fill_the_device_and_weigh_their_sums(rows: int, at_once: int, sums: int, programs: int) -> None:
+def test_number_of_programs_balances_occupancy_and_sums(rows: int, at_once: int, sums: int, programs: int) -> None:
     assert H100.programs(rows, at_once, sums) == programs
 
 
@@ -65,7 +65,7 @@ def test_every_program_has_a_row() -> None:
         assert (programs - 1) * -(-rows // programs) < rows
 
 
-def test_limits_tolerate_versions_that_know_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_support_versions_that_report_less(monkeypatch: pytest.MonkeyPatch) -> None:
     known = SimpleNamespace(multi_processor_count=80, warp_size=64)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: known)
     occupancy.limits.cache_clear()

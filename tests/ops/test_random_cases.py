@@ -158,7 +158,7 @@ class Formula(nn.Module):
 
 
 def drawn_masks(site: Any, x: Tensor, f: Tensor, seed: int, is_fused: bool) -> list[Tensor]:
-    """The factors by which the dropouts of a site multiply x and f after this seed."""
+    """The factors by which the dropouts of a site multiply x and f with this seed."""
     torch.manual_seed(seed)
     p = site.dropout.p if site.training else 0.0
     if is_fused and p:
@@ -288,6 +288,6 @@ def test_many_random_cases_equal_fp64_formula(first: int, fault: Fault) -> None:
 
 
 @pytest.mark.long
-def test_random_cases_of_kernels_equal_fp64_formula(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_kernel_cases_equal_fp64_formula(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch.self_check, "fault", lambda *_: "")  # seconds, for every width
     check_cases(range(9_000, 10_000), True, fault)

@@ -69,7 +69,7 @@ def test_first_and_second_derivatives_pass_gradcheck():
     assert torch.autograd.gradgradcheck(lambda given: sinkhorn(given, 5), logits)
 
 
-def test_backward_saves_the_sums_and_no_matrix_of_a_round():
+def test_backward_saves_sums_but_no_intermediate_matrices():
     logits, saved = torch.randn(100, 4, 4, requires_grad=True), []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         result = sinkhorn(logits, ROUNDS)

@@ -152,7 +152,7 @@ def test_page_opens_with_scores_and_curves(page: Path) -> None:
     assert "<code>--lr</code>" in folded.split("</details>")[0]
 
 
-def test_untested_scores_show_a_reason_but_no_p(runs: list[Path], tmp_path: Path) -> None:
+def test_untested_scores_show_a_reason_but_no_p_value(runs: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     assert report.main([*map(str, runs), "--untested", "One seed: differences mean nothing.", "--out", str(out)]) == 0
     text = " ".join(Page(out.read_text()).text)
@@ -177,7 +177,7 @@ def test_names_given_by_users_are_escaped(data: Path, tmp_path: Path) -> None:
     assert {link[1:] for link in Page(text).links} == set(Page(text).ids)
 
 
-def test_empty_runs_are_named(tmp_path: Path, capsys: Any) -> None:
+def test_empty_runs_are_reported(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "empty").mkdir()
     assert report.main([str(tmp_path / "empty"), "--out", str(tmp_path / "report.html")]) == 0
     said = " ".join(Page((tmp_path / "report.html").read_text()).text)
@@ -218,7 +218,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_contrast_suffices_in_light_and_dark_mode(page: Path) -> None:
+def test_contrast_is_sufficient_in_light_and_dark_mode(page: Path) -> None:
     """WCAG 2 AA requires a contrast of 4.5 for text, on every background."""
     schemes = re.findall(r":root \{([^}]*)\}", page.read_text())
     assert len(schemes) == 2
@@ -289,7 +289,7 @@ def test_strange_analysis_becomes_a_note(
     assert ("run-sas" in found.ids) == (keys == ("structure",))
 
 
-def test_parts_that_fail_are_notes_with_run_and_file(runs: list[Path], tmp_path: Path, monkeypatch: Any) -> None:
+def test_failed_parts_become_notes_with_run_and_file(runs: list[Path], tmp_path: Path, monkeypatch: Any) -> None:
     def broken(*_: Any) -> None:
         raise OverflowError("too much")
 

@@ -39,7 +39,7 @@ class Numbers(torch.utils.data.Dataset[int]):
 
 
 @pytest.mark.parametrize(("before", "after", "done"), [(2, 1, 5), (1, 2, 6), (4, 2, 3), (2, 4, 4), (3, 3, 2)])
-def test_every_batch_comes_once_per_epoch_after_changing_process_count(before: int, after: int, done: int) -> None:
+def test_changing_process_count_uses_every_batch_once_per_epoch(before: int, after: int, done: int) -> None:
     """43 batches of two: together, the batches before and after the stop contain every example once."""
     batches = [[2 * number, 2 * number + 1] for number in range(43)]
 

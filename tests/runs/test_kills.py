@@ -164,7 +164,7 @@ def test_resume_uses_newest_intact_checkpoint(recipe: Path, whole: Path, tmp_pat
     fault(
         "checkpoint_last.pt and the newest numbered one empty, truncated or with 4 KiB of zeros",
         5,
-        "the next intact one is used and named",
+        "the next intact checkpoint is used and reported",
     )
 
 
@@ -206,5 +206,5 @@ def test_full_disk_is_reported_and_training_resumes(
     fault(
         "a disk with room for four checkpoints", 1,
         "the error names the file, the MB needed and the MB free; earlier checkpoints are intact; with more space, the "
-        "resumed run ends bitwise equal",
+        "resumed run ends with bitwise equal weights",
     )  # fmt: skip

@@ -97,7 +97,7 @@ def test_truncated_last_checkpoint_is_replaced_by_newest_numbered_one(fake_train
 
 
 @pytest.mark.parametrize("text", ["{", '{"x": 1}', "[]", '{"command": 3, "finished": true}'])
-def test_damaged_run_record_is_named(fake_train: Path, capsys: Capture, text: str) -> None:
+def test_damaged_run_record_is_reported(fake_train: Path, capsys: Capture, text: str) -> None:
     (fake_train / "run").mkdir()
     (fake_train / "run" / "run.json").write_text(text)
     assert launch.main(["quickstart", "--arch", "transformer", "--run", "run"]) == 2
@@ -168,7 +168,9 @@ def test_plan_is_printed_and_recorded(fake_train: Path, capsys: Capture) -> None
         launch.main([*words, "--effective-batch", "0"])
 
 
-def test_resume_with_other_versions_warns_and_records_both(fake_train: Path, capsys: Capture, monkeypatch: Any) -> None:
+def test_resume_with_different_versions_warns_and_records_both(
+    fake_train: Path, capsys: Capture, monkeypatch: Any
+) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "code").write_text("3")
     assert launch.main(words) == 1
@@ -183,7 +185,7 @@ def test_resume_with_other_versions_warns_and_records_both(fake_train: Path, cap
     assert sessions[1]["versions"] == {"python": machine.python(), "torch": "9"} != sessions[0]["versions"]
 
 
-def test_stop_time_does_not_finish_a_run(fake_train: Path, capsys: Capture) -> None:
+def test_time_limit_does_not_finish_a_run(fake_train: Path, capsys: Capture) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", "run", "--max-update", "20"]
     assert launch.main([*words, "--stop-time-hours", "0.1"]) == 0
     assert not json.loads(Path("run/run.json").read_text())["finished"]

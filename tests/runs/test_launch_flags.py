@@ -18,12 +18,12 @@ RUN = ["--run", "run"]
 
 
 @pytest.mark.parametrize("flag", ["--save-dir", "--log-file=x", "--user-dir", "--log-format"])
-def test_flags_that_move_the_run_are_refused(fake_train: Path, capsys: Capture, flag: str) -> None:
+def test_flags_set_by_the_command_are_refused(fake_train: Path, capsys: Capture, flag: str) -> None:
     assert launch.main(["quickstart", "--arch", "transformer", flag, "x"]) == 2
     assert f"{flag.split('=')[0]}: set by this command" in capsys.readouterr().err and not calls(fake_train)
 
 
-def test_recipe_with_open_quote_is_named(fake_train: Path, capsys: Capture) -> None:
+def test_recipe_with_unclosed_quote_is_reported(fake_train: Path, capsys: Capture) -> None:
     (fake_train / "mine.txt").write_text("data --adam-betas '(0.9\n")
     assert launch.main(["mine.txt", "--arch", "transformer"]) == 2
     assert "mine.txt: No closing quotation" in capsys.readouterr().err
@@ -170,7 +170,7 @@ def test_shipped_recipes_parse_and_keep_checkpoints_to_average(name: str, arch: 
     assert args.keep_interval_updates * args.save_interval_updates <= 0.2 * updates
 
 
-def test_missing_tensorboard_is_named(fake_train: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tensorboard_is_reported(fake_train: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["quickstart", "--arch", "transformer", "--tensorboard-logdir", "tb", "--dry-run"]
     monkeypatch.setattr(launch, "find_spec", lambda name: None)
     assert launch.main(words) == 2

@@ -69,7 +69,7 @@ def test_processes_with_equal_settings_connect(meeting: Any) -> None:
     assert meeting({"--seed": "1"}, {"--seed": "1"}, {"--seed": "1"}) == [None, None, None]
 
 
-def test_differing_processes_are_named(meeting: Any, fault: Fault) -> None:
+def test_differing_processes_are_reported(meeting: Any, fault: Fault) -> None:
     for facts, said in (
         ({"--seed": "2"}, "rank 1: settings or data differ from rank 0: --seed is 2, but 1 on rank 0"),
         ({"--seed": "1", "data file dict.en.txt": "7 bytes"}, "data file dict.en.txt is 7 bytes, but None on rank 0"),
@@ -93,7 +93,7 @@ def test_missing_process_is_reported(meeting: Any, fault: Fault) -> None:
     fault("a rank that never connects", 2, "the others end with an error after 5 minutes (3 s in the test)")
 
 
-def test_port_in_use_is_named(meeting: Any, fault: Fault) -> None:
+def test_port_in_use_is_reported(meeting: Any, fault: Fault) -> None:
     import socket
 
     with socket.socket() as taken:

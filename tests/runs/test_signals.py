@@ -85,7 +85,7 @@ def test_second_interrupt_stops_at_once_but_second_sigterm_does_not(monkeypatch:
     assert signal.getsignal(signal.SIGTERM) == before[1]
 
 
-def test_losing_validation_worker_after_signal_still_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_saves_even_if_a_validation_worker_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm sends SIGTERM to all processes of a job, which kills the worker that loads the validation data."""
     import fairseq_cli.train as program
     from fairseq import checkpoint_utils
@@ -179,7 +179,7 @@ def test_spawned_processes_receive_the_signal(
 
 @pytest.mark.long
 def test_spawned_processes_end_if_one_is_killed(own_two: tuple[subprocess.Popen[str], Path], fault: Fault) -> None:
-    """One is killed, and the other does not react to signals, as in a collective on a GPU, until torch kills it."""
+    """One is killed. The other ignores signals, as during a collective operation on a GPU, until torch kills it."""
     process, log = own_two
     children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     killed, stuck = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]

@@ -48,7 +48,7 @@ def test_changes_do_not_depend_on_the_order_of_flags() -> None:
 
 
 @pytest.mark.parametrize("words", ["--n", "--n 1 2", "--n x", "--n 0", "--n -1", "--n 1.5", "--n ٣", f"--n {10**18}"])
-def test_value_that_is_not_a_whole_number_is_named(words: str) -> None:
+def test_value_that_is_not_a_whole_number_is_reported(words: str) -> None:
     with pytest.raises(ValueError, match=f"^{words.rstrip()} ?: must be one whole number, 1 or more"):
         parse(words.split()).integer("--n")
 

@@ -21,8 +21,8 @@ def attend(values, query, gain):
 
 
 def attn_residual(x, sites, end, block_size=1):
-    """Attention residuals, Kimi Team 2026, arXiv 2603.15031 (row `attn_residual` of family.md): block_size 1 is the
-    full form; above, `finished` contains b_0 (the embedding), b_1, ... and `running` the sum of the open block.
+    """Attention residuals, Kimi Team 2026, arXiv 2603.15031: block_size 1 is the full form; with larger blocks,
+    `finished` contains b_0 (the embedding), b_1, ... and `running` the branches of the incomplete block.
 
     Written from the source, independently of the package."""
     finished = [x]
@@ -55,7 +55,7 @@ def extra(c, options):
     return 2 * c
 
 
-def test_starts_as_a_mean():
+def test_attention_starts_as_a_mean():
     torch.manual_seed(0)
     made = Stack("attn_residual", "encoder", {"encoder": 3})
     state = torch.randn(5, 4 * C)

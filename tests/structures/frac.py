@@ -13,7 +13,7 @@ LIMITS = [{"hyper_weights": "static", "hyper_streams": 4}]
 
 
 def weights(x, p, options):
-    """Fraction by fraction: Y (what is read from it), A and B."""
+    """Y (the read weights), A and B, computed fraction by fraction."""
     m = options.hyper_streams
     y, a, b = p["mixing"][:m].T, p["mixing"][m:].T, p["writing"]
     if options.hyper_weights == "static":

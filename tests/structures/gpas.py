@@ -22,7 +22,7 @@ def extra(c, options):
     return 1
 
 
-def test_scales_numbers_and_not_gradients():
+def test_values_are_scaled_but_not_gradients():
     site = make("gpas", {})
     site.scaling_gate.data.fill_(1.0)
     x, f = (value.requires_grad_() for value in inputs(3, 8))

@@ -25,7 +25,7 @@ def extra(c, options):
     return 2 * c * (options.skip_lambda - 1)
 
 
-def test_one_norm_is_post_ln_bitwise():
+def test_one_norm_equals_post_ln_bitwise():
     recursive, plain = make("rskip_ln", {"skip_lambda": 1}, dtype=torch.float32), make("post_ln", {}).float()
     plain.load_state_dict(recursive.state_dict())
     x, f = inputs(5, 3, C, dtype=torch.float32)

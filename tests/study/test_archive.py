@@ -84,7 +84,7 @@ def test_archive_with_a_different_checksum_is_refused(kept: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100], ids=["empty", "one byte", "half"])
-def test_damaged_archive_is_named_and_nothing_is_left(kept: Path, cache: Path, cut: int) -> None:
+def test_damaged_archive_is_reported_and_nothing_is_left(kept: Path, cache: Path, cut: int) -> None:
     packed = archive.pack(kept)
     packed.write_bytes(packed.read_bytes()[:cut])
     with pytest.raises(ValueError, match=r"trial\.tar\.xz: "):

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 Capture = pytest.CaptureFixture[str]
 
 
-def test_failed_run_is_named_and_others_continue(stub: Any, tmp_path: Path, capsys: Capture) -> None:
+def test_failed_run_is_reported_and_others_continue(stub: Any, tmp_path: Path, capsys: Capture) -> None:
     words = stub(bad=("flat.base.0.002.tuning",), text=SMALL)
     assert study.main([*words, "--jobs", "2"]) == 1
     said = capsys.readouterr()
@@ -247,7 +247,7 @@ def test_bad_options_are_refused(
     assert code == 2 and message in capsys.readouterr().err
 
 
-def test_unknown_run_or_file_is_named(file: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_unknown_run_or_file_is_reported(file: Path, tmp_path: Path, capsys: Capture) -> None:
     assert study.main([str(tmp_path / "nowhere.yaml")]) == 2
     assert "nowhere.yaml: no such file" in capsys.readouterr().err
     assert study.main([str(file), "--work", str(tmp_path / "work"), "--only", "flat.nobody"]) == 2

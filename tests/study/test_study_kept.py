@@ -23,7 +23,7 @@ pytestmark = pytest.mark.once
 Capture = pytest.CaptureFixture[str]
 
 
-def test_diverged_training_ranks_last(file: Path, tmp_path: Path) -> None:
+def test_diverged_run_ranks_last(file: Path, tmp_path: Path) -> None:
     trial = plan.read_study(file)
     runs = [Planned("flat", "base", value, 100, True) for value in (0.001, 0.002, 0.004)]
     notes = {run.name: note(run, 2.0 + 100 * (run.value or 0)) for run in runs}
@@ -39,7 +39,7 @@ def test_empty_study_lists_missing_runs(file: Path, tmp_path: Path, capsys: Capt
     assert "flat.base.0.001.tuning: missing" in said and "12 runs missing, and 9 that depend on tuning" in said
 
 
-def test_damaged_kept_file_is_named(file: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_damaged_kept_file_is_reported(file: Path, tmp_path: Path, capsys: Capture) -> None:
     trial = plan.read_study(file)
     all_kept(tmp_path / "trial", trial)
     damaged = tmp_path / "trial" / "flat.sas.0.004.seed1" / "decode" / "test.averaged.nll.gz"
@@ -91,7 +91,7 @@ def test_changed_terms_are_refused(
     assert f"flat.base.0.001.seed1: was made with different settings ({message})" in capsys.readouterr().err
 
 
-def test_runs_on_other_data_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_runs_on_different_data_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:
     trial = plan.read_study(file)
     for seed, data in ((1, "aaaa"), (2, "bbbb")):
         keep(tmp_path / "trial", Planned("flat", "base", 0.001, seed), 3.0, trial, data=data)

@@ -107,7 +107,7 @@ def test_unknown_flags_are_refused(tmp_path: Path, old: str, new: str, message: 
         plan.check_study(plan.read_study(path), path)
 
 
-def test_study_of_too_many_arms_is_refused(tmp_path: Path) -> None:
+def test_study_with_too_many_arms_is_refused(tmp_path: Path) -> None:
     names = [f"sas{number}" for number in range(200)]
     arms = "".join(f"  {name}: --residual sas\n" for name in names)
     text = TEXT.replace("  sas: --residual sas\n", f"  sas: --residual sas\n{arms}")

@@ -192,7 +192,7 @@ def test_gap_by_epoch_uses_the_last_validation_of_each_epoch(file: Path, tmp_pat
     assert "| flat | sas | own best | -1.000 | -1.000 | -0.500 |" in tables.markdown(found)
 
 
-def test_runs_without_a_data_fingerprint_are_named(file: Path, tmp_path: Path) -> None:
+def test_runs_without_a_data_fingerprint_are_reported(file: Path, tmp_path: Path) -> None:
     trial = plan.read_study(file)
     for seed, data in ((1, "aaaa"), (2, "")):
         keep(tmp_path / "trial", Planned("flat", "base", 0.001, seed), 3.0, trial, data=data)

@@ -96,7 +96,7 @@ def test_shipped_studies_are_valid(path: Path) -> None:
     assert next(plan.runs(study, {})).setting in study.settings
 
 
-def test_runs_scored_with_other_recipe_or_epochs_are_refused(tmp_path: Path) -> None:
+def test_runs_scored_with_different_recipe_or_epochs_are_refused(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.txt"
     recipe.write_text("data --max-update 10\n[evaluate]\n--beam 5\n")
     study = read(tmp_path, recipe=str(recipe), epochs=[2, 3])

@@ -2,8 +2,8 @@
 
     python tests/support/frozen.py
 
-adds the structures that have a test file and are not in the list. It never changes existing entries, because existing
-checkpoints contain these names.
+This command adds the structures that have a test file and are not in the list. It never changes existing entries,
+because existing checkpoints contain these names.
 """
 
 from __future__ import annotations

@@ -96,9 +96,9 @@ def files(command: str) -> dict[str, Callable[[Path, State], object]]:
 
     return {
         "file: old format that runs code": lambda file, state: old(file, state | {"extra_state": Runs(command)}),
-        "file: old format whose mark runs code": lambda file, state: file.write_bytes(pickle.dumps(Runs(command), 2)),
+        "file: old format whose start runs code": lambda file, state: file.write_bytes(pickle.dumps(Runs(command), 2)),
         "file: old format with a storage of 400 GB": old_with(storage("0", 10**11)),
-        "file: old format with a tensor spread out": old_with(tensor((10**6, 10**6), (0, 0))),
+        "file: old format with an expanded tensor": old_with(tensor((10**6, 10**6), (0, 0))),
         "file: tar format": tar,
         "file: TorchScript": lambda file, state: torch.jit.script(Scripted()).save(str(file)),
         "file: packed weights of 100 MB": inflated,
@@ -108,7 +108,7 @@ def files(command: str) -> dict[str, Callable[[Path, State], object]]:
         "file: a web page": bytes_of(b"<!DOCTYPE html>\n<html><body>Not Found</body></html>\n"),
         "file: empty": bytes_of(b""),
         "file: cut off": cut,
-        "file: a zip archive of something else": lambda file, state: zipfile.ZipFile(file, "w").writestr("a", "b"),
+        "file: a zip archive of another kind": lambda file, state: zipfile.ZipFile(file, "w").writestr("a", "b"),
         "file: one wrong bit in its program": one_bit,
         "file: a folder": lambda file, state: file.mkdir(),
         "file: a named pipe": lambda file, state: os.mkfifo(file),
@@ -174,7 +174,7 @@ def changes(command: str) -> dict[str, Callable[[State], object]]:
         "weights: missing": lambda state: state.pop("model"),
         "weights: without names": lambda state: state.update(model=[torch.zeros(3)]),
         "history: text": lambda state: state.update(optimizer_history="num_updates"),
-        "history: text as number of updates": lambda state: state["optimizer_history"][-1].update(num_updates="many"),
+        "history: text as update number": lambda state: state["optimizer_history"][-1].update(num_updates="many"),
     }
 
 
@@ -200,7 +200,7 @@ def config_with(of_text: dict[str, Any], of_images: dict[str, Any]) -> Callable[
 MISFITS: dict[str, Callable[[State], object]] = {
     "misfit: a weight is missing": one_weight(lambda model, name: model.pop(name)),
     "misfit: an extra weight": one_weight(lambda model, name: model.update({f"{name}.more": model[name]})),
-    "misfit: another shape": one_weight(lambda model, name: model.update({name: torch.zeros(3, 5)})),
+    "misfit: a wrong shape": one_weight(lambda model, name: model.update({name: torch.zeros(3, 5)})),
     "misfit: whole numbers": one_weight(lambda model, name: model.update({name: model[name].long()})),
     "misfit: complex numbers": one_weight(lambda model, name: model.update({name: model[name].to(torch.complex64)})),
     "misfit: config with layers of 20 GB": config_with(

@@ -130,7 +130,7 @@ VALID: dict[str, Callable[[Choose], str]] = {
     "numbers": lambda choose: some(choose, [*of_category("Nd", "Nl", "No"), ".", ","], 1, 30, choose.choice(["", " "])),
     "case": lambda choose: some(choose, CASING, 1, 12, ""),
     "long": _long,
-    "a mark at the beginning": lambda choose: "\ufeff" + some(choose, "ab", 0, 3),
+    "byte-order mark": lambda choose: "\ufeff" + some(choose, "ab", 0, 3),
 }
 PLAIN_KINDS = [kind for name, kind in VALID.items() if name != "long"]
 VALID["mixed"] = _mixed

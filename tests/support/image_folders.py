@@ -56,7 +56,7 @@ def content(data: Path, without: str = "") -> dict[str, str]:
 
 
 def release(folder: Path, name: str = "cifar10", **changed: str | bytes | None) -> Path:
-    """Write a small release; the names in `changed` are ends of member names, with `_` for the dot."""
+    """Write a small release; the names in `changed` are suffixes of member names, with `_` for the dot."""
     inside = mirror.cifar_members(name)
     for end, data in changed.items():
         (member,) = [member for member in inside if member.replace(".", "_").endswith(end)]

@@ -1,11 +1,11 @@
-"""Compile the kernels as launches do, for GPUs that need not be present, and check the resources that each kernel uses.
+"""Compile the kernels as a launch would, for GPUs that need not be present, and check the resources that each one uses.
 
     TRITON_INTERPRET=0 python tests/support/kernel_budget.py [sm_90 ...] [--quick] [--update]
 
 The functions of `ops` run on a driver that launches nothing, so that constants, alignment hints and types are those of
 real launches. No kernel may spill registers or compute in fp64, each row must be read and written once, 16 bytes at a
 time where C allows it, and enough warps must fit on a multiprocessor. Registers, barriers in the loop over rows and
-resident warps are compared with kernel_budget.txt, which --update writes. Prints the table if anything is wrong.
+resident warps are compared with kernel_budget.txt, which --update writes. The table is printed if anything is wrong.
 """
 
 from __future__ import annotations
@@ -39,28 +39,29 @@ TARGETS = (*SHARED, *COMPILED_ONLY)
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 # Types of x, F and the parameters. Under autocast the shortcut is fp32.
 TYPES = {"bf16": (BRAIN,) * 3, "fp16": (HALF,) * 3, "fp32": (FULL,) * 3, "amp": (FULL, BRAIN, FULL)}
-SAS = 0  # in place of a number of norms
-Case = tuple[str, int, int, float, bool]  # types, C, norms, dropout, whether it trains
+SAS, WEIGHTED, OUTSIDE = "sas", "weighted", "outside"  # in place of a number of norms: sas, LN(λ ⊙ x + F), x + LN(F)
+Form = int | str
+Case = tuple[str, int, Form, float, bool]  # types, C, number of norms or another form, dropout, whether it trains
 
 
 def cases(target: str, quick: bool) -> Iterator[Case]:
-    """Yield what to compile for a target: everything for sm_90, otherwise what needs the most resources."""
+    """Yield the cases to compile for a target: all for sm_90, otherwise those that need the most resources."""
     if quick:
-        yield from (("bf16", 512, norms, 0.1, True) for norms in (2, SAS))
+        yield from (("bf16", 512, form, 0.1, True) for form in (2, OUTSIDE, SAS))
         return
     if target in COMPILED_ONLY:
-        yield from (("fp16", c, norms, 0.1, True) for c, norms in product((512, 2048), (1, 4, SAS)))
+        yield from (("fp16", c, form, 0.1, True) for c, form in product((512, 2048), (1, 4, WEIGHTED, OUTSIDE, SAS)))
         return
     widths = (64, 256, 512, 1024, 2048) if target == "sm_90" else (512, 1024, 2048)
-    yield from (("bf16", c, norms, 0.1, True) for c, norms in product(widths, (1, 2, 3, 4, SAS)))
-    for types, c, norms in product(("fp16", "fp32", "amp"), (512, 2048), (2, 4, SAS)):
+    yield from (("bf16", c, form, 0.1, True) for c, form in product(widths, (1, 2, 3, 4, WEIGHTED, OUTSIDE, SAS)))
+    for types, c, form in product(("fp16", "fp32", "amp"), (512, 2048), (2, 4, WEIGHTED, OUTSIDE, SAS)):
         if target == "sm_90" or c == 2048:
-            yield types, c, norms, 0.1, True
+            yield types, c, form, 0.1, True
     if target == "sm_90":
-        yield from (("bf16", 512, norms, 0.0, trains) for norms, trains in product((2, SAS), (True, False)))
+        yield from (("bf16", 512, form, 0.0, trains) for form, trains in product((2, SAS), (True, False)))
 
 
-def run(types: str, c: int, norms: int, p: float, trains: bool) -> None:
+def run(types: str, c: int, form: Form, p: float, trains: bool) -> None:
     """Run a structure forward and, if it trains, backward."""
     x_type, f_type, own = TYPES[types]
 
@@ -69,19 +70,21 @@ def run(types: str, c: int, norms: int, p: float, trains: bool) -> None:
 
     x, f = zeros(6, c, dtype=x_type), zeros(6, c, dtype=f_type)
     with torch.autocast("cpu", BRAIN, enabled=types == "amp"):
-        if norms == SAS:
+        if form == SAS:
             gates = zeros(2 * c, 2 * c), zeros(2 * c), zeros(2, c), zeros(2)
             y = fused.fused_self_adaptive_scaling(x, f, *gates, zeros(c), zeros(c), 1e-5, p, seed=3)
+        elif form == OUTSIDE:
+            y = fused.fused_branch_layer_norm(x, f, zeros(c), zeros(c), 1e-5, p, seed=3)
         else:
-            pairs = [[zeros(c) for _ in range(norms)] for _ in range(2)]
-            y = fused.fused_recursive_layer_norm(x, f, *pairs, 1e-5, p, seed=3)
+            pairs = [[zeros(c) for _ in range(1 if form == WEIGHTED else int(form))] for _ in range(2)]
+            y = fused.fused_recursive_layer_norm(x, f, *pairs, 1e-5, p, zeros(c) if form == WEIGHTED else 1.0, seed=3)
     if trains:
         y.backward(torch.zeros_like(y))
 
 
 @dataclass(frozen=True)
 class Code:
-    """The PTX of a kernel, as far as the budget needs it."""
+    """The parts of a kernel's PTX that the budget needs."""
 
     lines: list[str]
 
@@ -116,7 +119,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Use:
-    """What a compiled kernel uses; `key` and the four numbers are a line of the table."""
+    """The resources that a compiled kernel uses; `key` and the four numbers are a line of the table."""
 
     key: str
     registers: int
@@ -135,14 +138,15 @@ class Use:
 def use(target: str, case: Case, one: Any) -> Use:
     """Read a compiled kernel's resource use from its code."""
     types, c, _, p, trains = case
-    norms = f" λ={one.options['NORMS']}" if "NORMS" in one.options else ""
+    form = f" λ={one.options['NORMS']}" if "NORMS" in one.options else ""
+    form += "".join(f" {name}" for name in (WEIGHTED, OUTSIDE) if one.options.get(name.upper()))
     more = f"{'' if p else ' p=0'}{'' if trains else ' decoding'}"
     compiled, ptx = one.compiled, one.compiled.asm["ptx"]
     pointers = [name for name, kind in compiled.src.signature.items() if kind != "constexpr"]
     rows = {name: sizes for name, sizes in Code(ptx.splitlines()).accesses(pointers).items() if name in ROWS}
-    each = one.options["BLOCK"] // (32 * one.options["num_warps"])  # channels of a thread
+    each = one.options["BLOCK"] // (32 * one.options["num_warps"])  # channels per thread
     moved = sum(map(sum, rows.values())) / each
-    sizes = {name: int(kind[-2:]) // 8 for name, kind in compiled.src.signature.items() if name in ROWS}
+    sizes = {name: int(compiled.src.signature[name][-2:]) // 8 for name in pointers if name in ROWS}
     needed = sum(size * (2 if name in ("h_ptr", "dh_ptr") else 1) for name, size in sizes.items())
     warps = one.at_once * one.options["num_warps"]
     narrow = min(min(widths) for widths in rows.values())
@@ -153,14 +157,14 @@ def use(target: str, case: Case, one: Any) -> Use:
         f"accesses {narrow} bytes of a row at once, not {VECTOR}": c >= NARROWEST and narrow < VECTOR,
         f"moves {moved:g} bytes for each element, not {needed}": c >= NARROWEST and moved != needed,
     }
-    key = f"{target:7} {one.name:15} {types:5} C={c:<5}{norms}{more}"
+    key = f"{target:7} {one.name:15} {types:5} C={c:<5}{form}{more}"
     wrong = tuple(text for text, is_so in faults.items() if is_so)
     barriers = Code(ptx.splitlines()).barriers()
     return Use(key, compiled.n_regs, barriers, warps, moved, one.spills, needed, wrong)
 
 
 def compile_for(target: str, quick: bool) -> list[Use]:
-    """Compile all cases for a target and read what the kernels use, except for cases that are only compiled."""
+    """Compile all cases for a target; return the kernels' resource use, or nothing if it is in COMPILED_ONLY."""
     if target.startswith("sm_"):
         fake_driver.install("cuda", int(target[3:]))
     else:
@@ -178,7 +182,7 @@ def compile_for(target: str, quick: bool) -> list[Use]:
     return found
 
 
-HEAD = f"{'target, kernel, types, C, norms':54} registers barriers warps bytes/element"
+HEAD = f"{'target, kernel, types, C, form':54} registers barriers warps bytes/element"
 
 
 def read() -> dict[str, list[str]]:
@@ -207,7 +211,7 @@ def worse(found: Use, known: dict[str, list[str]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"default: {' '.join(TARGETS)}")
-    parser.add_argument("--quick", action="store_true", help="C = 512 in bf16: λ = 2 and sas")
+    parser.add_argument("--quick", action="store_true", help="C = 512 in bf16: λ = 2, x + LN(F) and sas")
     parser.add_argument("--update", action="store_true", help=f"write {TABLE.name}; needs all targets")
     args = parser.parse_args()
     uses = [one for target in args.targets or TARGETS for one in compile_for(target, args.quick)]

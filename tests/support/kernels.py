@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -50,6 +50,14 @@ def chain(x: Tensor, f: Tensor, parameters: Tensors, lam: float = 1.0, mu: float
     return y
 
 
+def weighted_chain(x: Tensor, f: Tensor, parameters: Tensors) -> Tensor:
+    return chain(parameters[0] * x, f, parameters[1:])
+
+
+def branch_norm(x: Tensor, f: Tensor, parameters: Tensors) -> Tensor:
+    return x + norm(f, *parameters)
+
+
 def sas(x: Tensor, f: Tensor, parameters: Tensors) -> Tensor:
     hidden_weight, hidden_bias, output_weight, output_bias, weight, bias = parameters
     hidden = torch.tanh(torch.cat([x, f], dim=-1) @ hidden_weight.T + hidden_bias)
@@ -65,12 +73,28 @@ def fused_chain(x: Tensor, f: Tensor, parameters: Tensors, p: float = 0.0, **giv
     return ops.fused_recursive_layer_norm(x, f, parameters[::2], parameters[1::2], EPS, p, **given)
 
 
+def fused_weighted_chain(x: Tensor, f: Tensor, parameters: Tensors, p: float = 0.0, **given: Any) -> Tensor:
+    return fused_chain(x, f, parameters[1:], p, x_scale=parameters[0], **given)
+
+
+def fused_branch_norm(x: Tensor, f: Tensor, parameters: Tensors, p: float = 0.0, **given: Any) -> Tensor:
+    return ops.fused_branch_layer_norm(x, f, *parameters, EPS, p, **given)  # type: ignore[misc]
+
+
 def fused_sas(x: Tensor, f: Tensor, parameters: Tensors, p: float = 0.0, **given: Any) -> Tensor:
     return ops.fused_self_adaptive_scaling(x, f, *parameters, EPS, p, **given)  # type: ignore[misc]
 
 
 def eager_chain(x: Tensor, f: Tensor, parameters: Tensors) -> Tensor:
     return ops.recursive_layer_norm(x, f, parameters[::2], parameters[1::2], EPS)
+
+
+def eager_weighted_chain(x: Tensor, f: Tensor, parameters: Tensors) -> Tensor:
+    return eager_chain(parameters[0] * x, f, parameters[1:])
+
+
+def eager_branch_norm(x: Tensor, f: Tensor, parameters: Tensors) -> Tensor:
+    return x + eager_chain(torch.zeros_like(f), f, parameters)
 
 
 def eager_sas(x: Tensor, f: Tensor, parameters: Tensors) -> Tensor:
@@ -87,6 +111,10 @@ def chain_parameters(c: int, norms: int, dtype: torch.dtype = torch.float32) -> 
     return [draw(c, dtype=dtype, scale=0.3, shift=1 - i % 2, seed=10 + i) for i in range(2 * norms)]
 
 
+def weighted_chain_parameters(c: int, norms: int, dtype: torch.dtype = torch.float32) -> Tensors:
+    return [draw(c, dtype=dtype, seed=50), *chain_parameters(c, norms, dtype)]
+
+
 def sas_parameters(c: int, dtype: torch.dtype = torch.float32) -> Tensors:
     shapes = [(2 * c, 2 * c), (2 * c,), (2, c), (2,), (c,), (c,)]
     scales = [1 / math.sqrt(c), 0.3, 1 / math.sqrt(c), 0.5, 0.3, 0.3]
@@ -94,6 +122,29 @@ def sas_parameters(c: int, dtype: torch.dtype = torch.float32) -> Tensors:
         draw(*shape, dtype=dtype, scale=scale, shift=float(i == 4), seed=30 + i)
         for i, (shape, scale) in enumerate(zip(shapes, scales, strict=True))
     ]
+
+
+class Kernel(NamedTuple):
+    """A kernel by its name in self_check.Kind, its formula in fp64 and in eager PyTorch, and its parameters."""
+
+    fused: Any
+    formula: Any
+    eager: Any
+    parameters: Any  # of C and a dtype
+
+
+KERNELS = {
+    "chain": Kernel(fused_chain, chain, eager_chain, lambda c, *dtype: chain_parameters(c, 2, *dtype)),
+    "weighted_chain": Kernel(
+        fused_weighted_chain, weighted_chain, eager_weighted_chain,
+        lambda c, *dtype: weighted_chain_parameters(c, 1, *dtype),
+    ),
+    "branch_norm": Kernel(
+        fused_branch_norm, branch_norm, eager_branch_norm, lambda c, *dtype: chain_parameters(c, 1, *dtype)
+    ),
+    "sas": Kernel(fused_sas, sas, eager_sas, sas_parameters),
+}  # fmt: skip
+each_kernel = pytest.mark.parametrize("kind", KERNELS)
 
 
 def results(function: Any, x: Tensor, f: Tensor, parameters: Tensors, g: Tensor, **given: Any) -> Tensors:
@@ -113,10 +164,7 @@ def check(
 
     All use the same dropout mask.
     """
-    kernel, reference, eager = {
-        "chain": (fused_chain, chain, eager_chain),
-        "sas": (fused_sas, sas, eager_sas),
-    }[kind]
+    kernel, reference, eager, _ = KERNELS[kind]
     g = draw(*x.shape, dtype=x.dtype, seed=5).detach()
     mask = ops.dropout_mask(tuple(x.shape), p, 3, DEVICE) / (1 - p) if p else torch.ones_like(x)
     names = {"lam": "x_scale", "mu": "f_scale"}
@@ -164,6 +212,9 @@ FUSED: list[tuple[str, dict[str, Any]]] = [
     ("xskip_ln", {"skip_lambda": 3.0, "branch_scale": 2.0}),
     ("rskip_ln", {"skip_lambda": 1}),
     ("rskip_ln", {"skip_lambda": 3}),
+    ("wskip_ln", {"wskip_init": 2.0}),
+    ("sandwich_ln", {}),
+    ("res_post_norm", {}),
     ("sas", {"sas_alpha_bias": 0.5}),
 ]
 every = pytest.mark.parametrize(("name", "options"), FUSED, ids=[f"{n}-{o.get('skip_lambda', '')}" for n, o in FUSED])

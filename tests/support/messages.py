@@ -26,7 +26,7 @@ def text(node: ast.expr) -> str:
 
 
 def messages(source: str) -> Iterator[tuple[int, str]]:
-    """Yield line and text of every exception that is raised and every warning that is printed."""
+    """Yield the line and text of every exception that is raised and every warning that is printed."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call) or not node.args:
             continue

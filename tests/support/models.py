@@ -120,7 +120,7 @@ def translate(model, rows, beam=4):
 
 
 def incremental(model, source, lengths, previous):
-    """Return the logits of teacher forcing, computed one step at a time."""
+    """Return the logits with teacher forcing, computed one step at a time."""
     encoded, state = model.encoder(source, lengths), {}
     steps = [
         model.decoder(previous[:, : step + 1], encoder_out=encoded, incremental_state=state)[0]

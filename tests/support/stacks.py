@@ -56,14 +56,14 @@ def parameters(module: nn.Module) -> dict[str, Tensor]:
 
 
 def reference(name: str, options: dict[str, Any], p: dict[str, Tensor], x: Tensor, f: Tensor, at: Place = HERE) -> Any:
-    """Return y by the formula in the structure's test file."""
+    """Return y, computed by the formula in the structure's test file."""
     formula = spec(name).formula
     assert formula is not None
     return formula(x, f, p, connections.resolve(name, options), at)
 
 
 def seen(name: str, options: dict[str, Any], p: dict[str, Tensor], x: Tensor, at: Place = HERE) -> Any:
-    """Return the input of the branch by the structure's test file."""
+    """Return the input of the branch, computed as in the structure's test file."""
     return spec(name).branch_input(x, p, connections.resolve(name, options), at)
 
 
@@ -131,7 +131,7 @@ def by_layer(stack: Any, sites: list[Any]) -> list[list[Any]]:
 
 
 def whole(stack: Any, x: Tensor) -> Tensor:
-    """Compute a whole stack by its reference: `stack` of its test file, or `formula` and `branch_input` per site."""
+    """Compute a whole stack with its reference: `stack` in its test file, or `formula` and `branch_input` per site."""
     given = spec(stack.name)
     if given.stack is not None:
         return given.stack(stack, x)

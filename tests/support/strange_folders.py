@@ -42,7 +42,8 @@ from support import strange_values, studies
 from support.scored_runs import data_folder, evaluated
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 20  # maximum duration of a command
+SECONDS = 20  # maximum processor time of a command
+HANG = 300  # seconds, also those of waiting, after which a command hangs
 REPORTS = 0.25  # share of the cases of a file in which a report reads it
 UNSTRUCTURED = 40  # number of fields assumed for a log, a recipe or a file of lines
 DRAWN = 0.03  # share of the cases in which plots are drawn; in the others they are only computed
@@ -82,7 +83,7 @@ class StrangeFile:
         return gzip.decompress(whole) if path.suffix == ".gz" else whole
 
     def fields(self, path: Path) -> int:
-        """Return the number of fields, each of which is altered in its turn."""
+        """Return the number of fields, each of which is altered in turn."""
         if self.alter not in (strange_values.as_json, strange_values.as_yaml):
             return UNSTRUCTURED
         return len(strange_values.fields(yaml.safe_load(self.content(path))))
@@ -124,7 +125,7 @@ def log(folder: Path) -> None:
 
 
 def study(name: str) -> Callable[[Path], Any]:
-    """Check a study as is done before its first run."""
+    """Check a study as before its first run."""
 
     def check(folder: Path) -> None:
         plan.check_study(plan.read_study(folder / name), folder / name)
@@ -339,7 +340,7 @@ def build(folder: Path) -> None:
 
 
 class TookTooLong(BaseException):
-    """A command ran longer than SECONDS; no handler of Exception catches it."""
+    """A command used more than SECONDS of processor time, or hangs; no handler of Exception catches it."""
 
 
 @contextlib.contextmanager
@@ -347,13 +348,16 @@ def limited() -> Iterator[None]:
     def end(*_: object) -> None:
         raise TookTooLong
 
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    timers = {signal.ITIMER_PROF: (signal.SIGPROF, SECONDS), signal.ITIMER_REAL: (signal.SIGALRM, HANG)}
+    before = {number: signal.signal(number, end) for number, _ in timers.values()}
+    for timer, (_, seconds) in timers.items():
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for timer, (number, _) in timers.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
 
 
 def run_command(words: str) -> tuple[int, str, str]:
@@ -373,7 +377,7 @@ def command_outcome(words: str) -> tuple[str, bool]:
         with limited():
             code, out, err = run_command(words)
     except TookTooLong:
-        return f"over {SECONDS} s", False
+        return f"over {SECONDS} s of processor time", False
     except BaseException as error:
         return f"traceback: {type(error).__name__}: {traceback.extract_tb(error.__traceback__)[-1]}", False
     if code not in (0, 1, 2) or "Traceback" in err:
@@ -419,7 +423,7 @@ def reader_outcome(function: Callable[[Path], Any], folder: Path) -> tuple[str, 
         with limited(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             function(folder)
     except TookTooLong:
-        return f"over {SECONDS} s", False
+        return f"over {SECONDS} s of processor time", False
     except (ValueError, OSError) as error:
         return ("" if str(error) and "\n" not in str(error) else f"not one line: {error!r}"), True
     except BaseException as error:

@@ -66,13 +66,13 @@ def like(choose: Choose, value: Any) -> Any:
     return choose.choice(OTHERS)
 
 
-HOW = ("like", "other type", "like", "text", "number", "missing")  # a field is altered, in turn
+HOW = ("like", "other type", "like", "text", "number", "missing")  # ways to alter a field, in turn
 
 
 def altered(choose: Choose, value: Any, turn: int) -> Any:
     """Return a copy of a JSON value in which the values of one field are strange, or a key is missing or added.
 
-    turn: every field is altered once in as many turns as there are fields, and in another way the next time
+    turn: consecutive turns alter one field after another; once all have been altered, they start again in another way
     """
     value = json.loads(json.dumps(value))
     known = list(fields(value).values())
@@ -124,7 +124,7 @@ def as_fields(choose: Choose, content: bytes, turn: int) -> bytes:
 
 
 def as_words(choose: Choose, content: bytes, turn: int) -> bytes:
-    """Alter a word of a file of flags."""
+    """Alter a word in a file of flags."""
     lines = [shlex.split(line, comments=True) for line in content.decode().replace("\\\n", " ").split("\n")]
     words = choose.choice([line for line in lines if line])
     place = choose.randrange(len(words))

@@ -132,7 +132,7 @@ def test_every_benchmark_runs(tmp_path: Path, corpus: Path) -> None:
         assert list(found[name]["structures"]) == structures
         assert all(figures["to_stock"]["median"] > 0 for figures in found[name]["structures"].values())
         assert found[name]["structures"]["transformer"]["to_stock"] == dict.fromkeys(spread(1), 1.0)
-    assert {figures["site"] for figures in found["ops"]["timings"]} == {*structures[2:]}
+    assert {figures["site"] for figures in found["ops"]["timings"]} == {*structures[2:], "wskip_ln", "res_post_norm"}
     saved = {(figures["site"], figures["by"]): figures["saved_u"] for figures in found["ops"]["saved"]}
     assert saved["rskip_ln-3", "eager"] - saved["rskip_ln-2", "eager"] == pytest.approx(1, abs=0.1)  # s_3 of each row
     rows = json.loads((tmp_path / "goals.json").read_text())
@@ -296,7 +296,7 @@ def test_first_gpu_script_continues_after_failures(
 
 
 def test_goals_continue_after_a_failing_benchmark(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The results of its former run are removed, because they would be judged as new ones."""
+    """The results of its previous run are removed, because they would be judged as new ones."""
     goals = load("goals")
 
     def run(command: list[str]) -> Any:
@@ -334,7 +334,7 @@ def test_ops_benchmark_keeps_finished_shapes(load: Any, tmp_path: Path, monkeypa
 
 
 def test_gpu_clock_takes_the_median_of_all_calls(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With stand-ins for the events and the waiting of the GPU."""
+    """Stand-ins replace the GPU's events and the function that waits for the GPU."""
     import torch
 
     ops = load("ops")

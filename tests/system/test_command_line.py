@@ -66,7 +66,7 @@ def test_every_variant_and_option_trains_and_generates(
 def test_families_train_and_generate(
     arch: str, residual: str, flags: list[str], train: Command, generate: Command, tmp_path: Path
 ) -> None:
-    """--residual that repeats the architecture's own structure is not a conflict."""
+    """A --residual that repeats the architecture's own structure is not a conflict."""
     file = check(train, generate, tmp_path, "--arch", arch, *([*flags, residual] if flags else []))
     assert torch.load(file, weights_only=False)["cfg"]["model"].residual == residual
 
@@ -180,7 +180,7 @@ def test_validate_gives_the_loss_of_training(
 def test_ensembles_mix_our_models_with_stock_models(
     sas_checkpoint: Path, stock_checkpoint: Path, generate: Command
 ) -> None:
-    """Twice the same model decodes like the model alone; our model with the stock model differs from both."""
+    """An ensemble of one model twice decodes like that model; our model with the stock one differs from both."""
     alone = generate(sas_checkpoint, "--gen-subset", "valid").hypotheses
     twice = generate(f"{sas_checkpoint}:{sas_checkpoint}", "--gen-subset", "valid").hypotheses
     for number, (score, text) in alone.items():
@@ -245,7 +245,9 @@ def test_pre_ln_works_without_the_final_decoder_norm(train: Command, generate: C
         assert sum(name in names for name in ("encoder.layer_norm.weight", "decoder.layer_norm.weight")) == norms
 
 
-def test_model_trained_with_layerdrop_decodes_pruned(train: Command, generate: Command, tmp_path: Path) -> None:
+def test_model_trained_with_layerdrop_can_be_pruned_for_decoding(
+    train: Command, generate: Command, tmp_path: Path
+) -> None:
     file = check(train, generate, tmp_path, *SAS, "--encoder-layerdrop", 0.3, "--decoder-layerdrop", 0.3)
     whole = generate(file, "--gen-subset", "valid").hypotheses
     overrides = "{'encoder_layers_to_keep': '0', 'decoder_layers_to_keep': '1'}"
@@ -290,7 +292,7 @@ def test_training_starts_from_a_stock_checkpoint(stock_checkpoint: Path, train: 
     [(["--arch", "transformer_sas_tiny"], "gate"), (["--residual", "rskip_ln", "--skip-lambda", "2"], "norm")],
     ids=["sas", "rskip_ln"],
 )
-def test_parameters_missing_in_a_stock_checkpoint_are_named(
+def test_parameters_missing_in_a_stock_checkpoint_are_reported(
     flags: list[str], missing: str, stock_checkpoint: Path, train: Command, tmp_path: Path
 ) -> None:
 

@@ -68,7 +68,7 @@ def test_every_requirement_is_pinned_within_its_bounds(fairseq, python_version):
 
 
 @pytest.mark.parametrize(("fairseq", "python_version"), PYTHONS)
-def test_pins_are_plain(fairseq, python_version):
+def test_pins_have_no_local_or_prerelease_versions(fairseq, python_version):
     # With a local version (2.13.0+cpu), the index could no longer choose between the CPU and the CUDA build.
     for name, version in pins(CONSTRAINTS[fairseq], python_version).items():
         # sphinx-basic-ng, which furo requires, only has pre-releases.

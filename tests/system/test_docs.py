@@ -202,7 +202,7 @@ def test_every_formula_becomes_mathml(name: str) -> None:
             "LN(αx + F), α and initialisation by depth",
             r"$\mathrm{LN}(\alpha x + F)$, $\alpha$ and initialisation by depth",
         ),
-        ("x + aF, a learned from 0, one per layer", "$x + aF$, $a$ learned from $0$, one per layer"),
+        ("x + aF, a learned, initially 0, one per layer", "$x + aF$, $a$ learned, initially $0$, one per layer"),
         ("dropout(x, 0.5) + F", r"$\mathrm{dropout}(x, 0.5) + F$"),
         ("y_k = LN_k(x + y_{k−1}), k = 2..λ", r"$y_{k} = \mathrm{LN}_{k}(x + y_{k-1})$, $k = 2\dots \lambda$"),
         ("`post_ln`; a layer's last norm", "`post_ln`; a layer's last norm"),
@@ -246,7 +246,7 @@ def test_drawing_shows_norms_and_streams_of_the_site(name: str, expected: dict[s
 @pytest.mark.structures
 def test_gallery_is_up_to_date() -> None:
     if any(not structures.has_file(name) for name in structures.registered()):
-        pytest.skip("a structure has no test file yet")  # another test fails for that
+        pytest.skip("a structure has no test file yet")  # another test fails in that case
     made = gallery.files(structures.ALL)
     stale = [file for file, text in made.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
     stale += [file for file in gallery.DRAWINGS.glob("*") if file not in made]
@@ -289,7 +289,7 @@ def test_links_of_a_code_host_become_links_of_the_site() -> None:
     assert converted("[gone](nowhere.md)", docs) == "[gone](nowhere.md)"  # which Sphinx reports
 
 
-def test_learned_ratio_of_rskip_has_its_section() -> None:
+def test_learned_rskip_ratio_is_cited_with_its_section() -> None:
     """The paper gives 2.64 in section 4.3, on images."""
     pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "fairseq_resid").rglob("*.py"), ROOT / "README.md"]
     named = [(page, match) for page in pages for match in re.finditer(r"[^\n]*2\.64\b.*\n.*", page.read_text())]

@@ -81,7 +81,7 @@ def test_links_of_project_files_lead_to_files() -> None:
         assert [target for target in targets if target not in pages and not (ROOT / target).exists()] == [], page
 
 
-def test_structure_of_the_readme_works_unchanged() -> None:
+def test_structure_in_the_readme_works_unchanged() -> None:
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "register(" in block]
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
     code += (

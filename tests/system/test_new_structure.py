@@ -21,14 +21,14 @@ COMMANDS = "".join(re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.DOTALL | re
 CLASS, TEST_FILE = "fairseq_resid/connections/scaled_branch.py", "tests/structures/scaled_branch.py"
 # Generic tests that a structure must pass, one of each kind.
 MATRIX = """
-    test_site_equals_its_formula test_site_passes_gradcheck test_dtype_out_is_dtype_in test_scripted_module_equals_eager
-    test_any_leading_shape_is_accepted test_whole_stack_equals_its_formula
+    test_site_equals_its_formula test_site_passes_gradcheck test_output_dtype_equals_input_dtype
+    test_scripted_module_equals_eager test_any_leading_shape_is_accepted test_whole_stack_equals_its_formula
     test_stack_works_under_torchscript_and_autocast test_final_norm_follows_flag_or_source
     test_every_variant_and_option_trains_and_generates
-    test_deep_model_starts_finite test_lopsided_model_starts_finite_and_reloads
+    test_deep_model_starts_with_finite_values test_lopsided_model_starts_with_finite_values_and_reloads
     test_numbers_up_to_the_limit_stay_finite test_random_cases_equal_fp64_formula
     test_incremental_decoding_equals_the_full_forward test_padding_and_batch_order_change_nothing
-    test_own_checkpoints_load test_every_parameter_learns test_activation_checkpointing_keeps_loss_and_gradients
+    test_our_checkpoints_load test_every_parameter_learns test_activation_checkpointing_keeps_loss_and_gradients
     test_layerdrop_skips_layers_only_in_training test_layers_to_keep_prunes_both_stacks
     test_names_in_checkpoints_are_frozen test_coefficients_of_every_structure_are_measured
     test_glossary_has_every_structure

@@ -38,7 +38,7 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", "\n".join(PAGES.values()), flags=re
 SCRIPT = "".join(block for kind, block in BLOCKS if kind == "bash")
 COMMANDS = list(dict.fromkeys(re.sub(r"\\\n +", "", SCRIPT).splitlines()))  # a long command has several lines
 
-# 12 updates, because ten checkpoints are averaged and the end of an epoch saves none.
+# 12 updates, because ten checkpoints are averaged and none is saved at the end of an epoch.
 SIZE = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32"
 SIZE += " --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64"
 SMALL = SIZE + " --max-update 12 --save-interval-updates 1 --disable-validation"
@@ -204,7 +204,7 @@ def test_use_in_pytorch_is_the_same_on_every_page() -> None:
     assert len(uses) == 2 and len(set(uses)) == 1  # README.md, docs/pytorch.md
 
 
-def test_encoder_of_the_pytorch_page_runs_with_every_structure() -> None:
+def test_encoder_on_the_pytorch_page_runs_with_every_structure() -> None:
     (page,) = [block for kind, block in BLOCKS if kind == "python" and "class Encoder(nn.Module)" in block]
     known: dict[str, Any] = {"x": torch.randn(5, 2, 512)}
     exec(page, known)
@@ -225,7 +225,7 @@ def test_model_is_built_with_fairseq_as_the_page_shows(tree: Path) -> None:
     assert shell("python build_model.py", tree).split()[-1] == "transformer_sas_tiny"
 
 
-def test_there_are_commands_and_every_script_is_among_them() -> None:
+def test_pages_contain_commands_and_use_every_script() -> None:
     shown = " ".join(COMMANDS)
     scripts = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.py"), *ROOT.glob("data-prep/*.sh")]
     scripts = [path for path in scripts if not path.is_symlink()]

@@ -104,13 +104,13 @@ def test_help_names_every_variable(tree):
         assert word in output
 
 
-def test_unknown_option_is_named(tree):
+def test_unknown_option_is_reported(tree):
     output, _ = tree.setup("--pyhton", "3.11", code=2)
     assert "--pyhton" in output and "--python PYTHON" in output
     assert "needs a value" in tree.setup("--python", code=2)[0]
 
 
-def test_no_python_lists_each_refused_one_with_its_reason(tree, tmp_path):
+def test_setup_without_usable_python_lists_reasons(tree, tmp_path):
     path = bare_path(tmp_path / "bin")
     shim = program(path / "python3.11", 'echo "pyenv: python3.11: command not found" >&2; exit 127')
     bare = program(tmp_path / ".pyenv/versions/3.12.1/bin/python3.12", 'echo "no Python.h" >&2; exit 1')
@@ -119,7 +119,7 @@ def test_no_python_lists_each_refused_one_with_its_reason(tree, tmp_path):
     assert "python3.13-venv" in output and "--python PATH" in output and not tree.venv.exists()
 
 
-def test_pyenv_python_is_found_behind_a_dead_shim(tree, tmp_path):
+def test_pyenv_python_is_found_despite_a_dead_shim(tree, tmp_path):
     path = bare_path(tmp_path / "bin")
     program(path / "python3.11", "exit 127")
     good = program(tmp_path / ".pyenv/versions/3.11.7/bin/python3.11", FAKE_PYTHON)
@@ -167,7 +167,7 @@ def test_python_310_gets_stock_fairseq_in_isolation(tree):
     assert calls[3].endswith(f" -e {tree.root}[fairseq]")
 
 
-def test_another_torch_frees_what_depends_on_it(tree):
+def test_another_torch_unpins_packages_that_depend_on_it(tree):
     _, calls = tree.make(FAIRSEQ_RESID_TORCH="torch>=2.6")
     assert " torch>=2.6 numpy " in calls[1]
     kept = (tree.root / "constraints/fairseq-fixed.txt").read_text().splitlines()
@@ -176,7 +176,7 @@ def test_another_torch_frees_what_depends_on_it(tree):
     assert written[-1] == "torch==2.9.0+cpu"
 
 
-def test_nothing_to_do_is_one_line_within_a_second(made):
+def test_complete_environment_takes_one_line_and_one_second(made):
     start = time.perf_counter()
     output, calls = made.setup()
     assert time.perf_counter() - start < 1
@@ -242,12 +242,12 @@ def test_full_disk_is_refused_before_anything_is_written(tree):
 @pytest.mark.parametrize(
     ("compiler", "named"), [("false", "false"), ("/nowhere/g++ -O1", "/nowhere/g++ -O1")], ids=["fails", "missing"]
 )
-def test_compiler_that_does_not_work_is_named(tree, compiler, named):
+def test_compiler_that_does_not_work_is_reported(tree, compiler, named):
     output, calls = tree.make(code=3, CXX=compiler)
     assert f"{named}: cannot compile C++ with Python.h" in output and "apt-get install g++" in output and not calls
 
 
-def test_folder_of_someone_else_is_left_alone(tree):
+def test_unrelated_folder_is_left_alone(tree):
     tree.venv.mkdir()
     (tree.venv / "thesis.tex").write_text("years of work")
     assert "is not a Python environment" in tree.make(code=3)[0]
@@ -264,7 +264,7 @@ def test_folder_of_someone_else_is_left_alone(tree):
         ("error: command '/usr/bin/g++' failed", "The full output is in "),
     ],
 )
-def test_failure_of_pip_is_explained_and_next_run_rebuilds(tree, line, reason):
+def test_pip_failure_is_explained_and_next_run_rebuilds(tree, line, reason):
     output, calls = tree.make(code=1, PIP_PRINTS=line)
     assert line in output and reason in output and "failed: [2/4] torch" in output and len(calls) == 2
     assert line in (tree.venv / "setup.log").read_text()

@@ -22,7 +22,7 @@ def run_pytest(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_a_crashed_worker_ends_the_run_and_is_named(tmp_path: Path) -> None:
+def test_a_crashed_worker_ends_the_run_and_is_reported(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import os, time, pytest\n"
         "def test_crash(): os.abort()\n"

@@ -20,7 +20,7 @@ from fairseq_resid.__main__ import COMMANDS
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
-# As pip creates them from fairseq's entry points: fairseq is not installed in this environment itself.
+# The commands that pip would create from fairseq's entry points; fairseq itself is not installed in this environment.
 SCRIPTS = {"fairseq-train": "train", "fairseq-generate": "generate", "fairseq-preprocess": "preprocess"}
 SMALL = """
     data-bin/tiny --share-all-embeddings --optimizer adam --lr 0.005 --criterion label_smoothed_cross_entropy
@@ -61,7 +61,7 @@ def environment_with(wheel: Path, folder: Path) -> Path:
 
 
 def with_dependencies(name: str, seen: set[str]) -> Iterator[metadata.Distribution]:
-    """A distribution of this environment and, once each, all of its requirements here."""
+    """Yield an installed distribution and all of its installed requirements, each of them once."""
     seen.add(name)
     distribution = metadata.distribution(name)
     yield distribution
@@ -124,7 +124,7 @@ def test_wheel_has_type_information(torch_only: Path) -> None:
     assert (site / "fairseq_resid" / "py.typed").is_file()
 
 
-def test_wheel_requires_torch_and_an_extra_the_rest(torch_only: Path) -> None:
+def test_wheel_requires_only_torch_and_extras_require_the_rest(torch_only: Path) -> None:
     (site,) = (torch_only / "venv" / "lib").glob("python*/site-packages")
     described: Message = next(iter(metadata.distributions(name="fairseq_resid", path=[str(site)]))).metadata
     required = [Requirement(text) for text in described.get_all("Requires-Dist", [])]
@@ -140,7 +140,7 @@ def test_wheel_requires_torch_and_an_extra_the_rest(torch_only: Path) -> None:
     assert needed("3.10", "fairseq") ^ needed("3.11", "fairseq") == {"fairseq", "fairseq-fixed"}
 
 
-def test_structures_need_torch_only(torch_only: Path) -> None:
+def test_structures_need_only_torch(torch_only: Path) -> None:
     code = "import torch, importlib.util as u; from fairseq_resid import connections, ops; x = torch.randn(3, 2, 16)\n"
     code += "for name in connections.own_names():\n"
     code += "    place = connections.Place(16, 'encoder', 'self_attn', 0, False, 0, 2, {'encoder': 1, 'decoder': 1})\n"
@@ -193,7 +193,7 @@ def test_pip_installs_structures_and_then_everything(tmp_path: Path) -> None:
     assert "train 60" in shell("fairseq-resid prepare phrasebook --out raw --train 60 --valid 5 --test 5", tmp_path)
 
 
-def test_it_has_all_recipes_and_manifests(installed: Path) -> None:
+def test_wheel_has_all_recipes_and_manifests(installed: Path) -> None:
     code = "from fairseq_resid.runs import recipe; from fairseq_resid.data.text import manifest; "
     code += "print(recipe.__file__, *recipe.available(), *manifest.names(), recipe.read('quickstart')[0])"
     file, *names = shell(f'python -c "{code}"', installed).split()
@@ -203,13 +203,13 @@ def test_it_has_all_recipes_and_manifests(installed: Path) -> None:
     assert recipes and names == [*recipes, *manifests, "data-bin/phrasebook"]
 
 
-def test_it_has_the_table_of_the_phrasebook(installed: Path) -> None:
+def test_wheel_has_the_phrasebook_table(installed: Path) -> None:
     shown = shell("fairseq-resid prepare phrasebook --out raw --train 60 --valid 5 --test 5", installed)
     assert "train 60, valid 5, test 5 pairs" in shown
     assert len((installed / "raw" / "train.vi").read_text(encoding="utf-8").splitlines()) == 60
 
 
-def test_its_command_prepares_trains_evaluates_and_translates(installed: Path, raw_text: dict[str, Path]) -> None:
+def test_wheel_command_prepares_trains_evaluates_and_translates(installed: Path, raw_text: dict[str, Path]) -> None:
     prefixes = " ".join(f"--{split} {path}" for split, path in raw_text.items())
     prepare = "fairseq-resid prepare custom --name tiny --source en --target xx --vocab-size 90 --workers 1"
     assert "+ fairseq-preprocess " in shell(f"{prepare} {prefixes} --out data-bin/tiny", installed)
