@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from captions.test_captioning_models import build, captions, images, logits
+from support.captioning_models import build, captions, images, logits
 from support.models import close
 from support.structures import each_variant
 

@@ -72,6 +72,7 @@ SHORTENED = {
     "data-prep/mosaic-captions.sh": "--mosaics 60 6 8",
     "scripts/train.sh coco-captions-self-critical": f"{SMALL} --effective-batch 4",
     "scripts/train.sh coco-captions": f"{SMALL} --effective-batch 8",
+    "scripts/train.sh mosaic-captions-self-critical": f"{SMALL} --effective-batch 4",
     "scripts/train.sh mosaic-captions": f"{SMALL} --effective-batch 100",
     "scripts/train.sh cifar10-small": "--max-update 4 --stage-blocks 1,1,1 --batch-size 16",
     "fairseq-resid study": "--plan",
