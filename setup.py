@@ -28,6 +28,12 @@ HUGGINGFACE = [
     'safetensors>=0.8; python_version >= "3.11"',
 ]
 
+# Metrics of captions, which need Java, and features in HDF5 files.
+CAPTIONING = [
+    "pycocoevalcap>=1.2",
+    "h5py>=3.8",
+]
+
 
 def version() -> str:
     """Read `__version__` from fairseq_resid/version.py as text: importing the package would need torch."""
@@ -88,11 +94,14 @@ setup(
         "ctranslate2": CTRANSLATE2,
         "onnx": ONNX,
         "huggingface": HUGGINGFACE,
+        # The scores of captions, and their preparation from HDF5 files.
+        "captioning": CAPTIONING,
         "test": [
             *DOCS,
             *CTRANSLATE2,
             *ONNX,
             *HUGGINGFACE,
+            *CAPTIONING,
             "pytest>=8",
             "pytest-xdist>=3.5",
             "hypothesis>=6.100",

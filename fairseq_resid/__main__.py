@@ -17,6 +17,8 @@ from .version import __version__
 COMMANDS = {
     "prepare": ("data.text.prepare", "prepare a data folder from a known corpus, your own text, or the phrasebook"),
     "prepare-images": ("data.images.prepare", "prepare image data: CIFAR-10, CIFAR-100, or one folder per class"),
+    "prepare-captions": ("data.captions.prepare", "prepare image captions and region features, such as those of COCO"),
+    "prepare-mosaics": ("evaluation.mosaics", "make a caption corpus of mosaics of photographs"),
     "train": ("runs.launch", "train with a recipe, or resume a training run"),
     "evaluate": ("evaluation.evaluate", "average the last checkpoints, decode and score"),
     "average": ("evaluation.averaging", "average checkpoints"),
@@ -43,7 +45,7 @@ def usage() -> str:
     """Return the help."""
     about = {name: what for name, (_, what) in COMMANDS.items()}
     about[USER_DIR] = 'print the folder for fairseq: fairseq-train --user-dir "$(fairseq-resid user-dir)" ...'
-    lines = [f"  {name:14} {what}" for name, what in about.items()]
+    lines = [f"  {name:16} {what}" for name, what in about.items()]
     return "\n".join(
         [
             "usage: fairseq-resid COMMAND ...    (options of a command: fairseq-resid COMMAND --help)",

@@ -67,7 +67,8 @@ class Site:
 class Analysis:
     """The analysis of one model on one subset of the data.
 
-    example: "sentence" or "image", the unit of `sentences`; is_training_data: whether the model was trained on them
+    example: "sentence", "image" or "captioned image", the unit of `sentences`
+    is_training_data: whether the model was trained on them
     nll: nats per target token including EOS, unsmoothed and teacher-forced, or per image
     tokens: number of tokens or images
     checkpoint: the name of the checkpoint file; made_from: its state

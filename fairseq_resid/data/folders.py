@@ -1,4 +1,4 @@
-"""The kinds of data folders, text and images: the fairseq task that reads each, its command and its required files."""
+"""The kinds of data folders: text, images and captions. Each has a fairseq task, a command and required files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import matching, sha256
+from .captions import folder as captions
 from .images import folder as images
 from .text import folder as text
 
@@ -78,27 +79,40 @@ class TextFolderKind(FolderKind):
         return None
 
 
-class ImageFolderKind(FolderKind):
-    """Memory-mapped images, with images.json."""
+class RecordedFolderKind(FolderKind):
+    """A folder with a record of all its files. module: reads and checks the record."""
 
-    content, command, task, unit = "images", "prepare-images", images.TASK, "images"
-    record, logged, has_running_statistics = images.RECORD, "error", True
+    module: Any
 
     def check(self, data: Path, hint: str = "") -> None:
-        images.check(data)
+        self.module.check(data)
 
     def digests(self, data: Path) -> Iterable[str]:
-        sums = images.read(data).checksums
+        sums = self.module.read(data).checksums
         return (sums[name] for name in sorted(sums))
 
     def missing_split(self, data: Path, names: Sequence[str]) -> str | None:
-        counts = images.read(data).counts
+        counts = self.module.read(data).counts
         missing = next((name for name in names if name not in counts), None)
         return f"{missing}: {data} has {', '.join(counts)}" if missing else None
 
 
-TEXT, IMAGES = TextFolderKind(), ImageFolderKind()
-KINDS: tuple[FolderKind, ...] = (TEXT, IMAGES)
+class ImageFolderKind(RecordedFolderKind):
+    """Memory-mapped images, with images.json."""
+
+    content, command, task, unit = "images", "prepare-images", images.TASK, "images"
+    module, record, logged, has_running_statistics = images, images.RECORD, "error", True
+
+
+class CaptionFolderKind(RecordedFolderKind):
+    """Captions and memory-mapped region features, with captions.json. Training logs the same metrics as for text."""
+
+    content, command, task, unit = "captions", "prepare-captions", captions.TASK, TextFolderKind.unit
+    module, record = captions, captions.RECORD
+
+
+TEXT, IMAGES, CAPTIONS = TextFolderKind(), ImageFolderKind(), CaptionFolderKind()
+KINDS: tuple[FolderKind, ...] = (TEXT, IMAGES, CAPTIONS)
 
 
 def of_task(name: str) -> FolderKind:

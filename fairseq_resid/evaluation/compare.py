@@ -4,7 +4,8 @@
 
 Every run is tested against the first one, on the outputs of fairseq-resid evaluate. p is the probability of a
 difference at least this large between two equally good systems. Translations are tested by paired bootstrap (1,000
-resamples) and approximate randomisation (10,000 trials), image models by McNemar's test. Runs whose commands differ
+resamples) and approximate randomisation (10,000 trials), captions by paired bootstrap over images, image models by
+McNemar's test. Runs whose commands differ
 only by --seed are grouped, with mean ± standard deviation.
 """
 

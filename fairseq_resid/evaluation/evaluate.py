@@ -1,8 +1,8 @@
 """Score a run: average checkpoints, score every subset of the data, write RUN/results.json and RUN/card.md.
 
 The task (tasks/) decides which models are scored and how. For translation, these are the average and the single last
-checkpoint, scored by BLEU and NLL; for images, the last checkpoint, scored by its error. Finished outputs that were
-made from the same files with the same settings are reused.
+checkpoint, scored by BLEU and NLL; for captions, the same models, scored by CIDEr and others; for images, the last
+checkpoint, scored by its error. Finished outputs that were made from the same files with the same settings are reused.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def evaluate(job: ScoringJob[Any]) -> Results:
     "evaluate",
     "Average the last checkpoints of each run, decode the validation and test sets with fairseq-generate, using the "
     "average and the last checkpoint, score the translations with sacrebleu against the raw references, measure the "
-    "NLL of the references, and write results.json and the card of the run. For an image model, report the error of "
-    "the last checkpoint and its interval over runs.",
+    "NLL of the references, and write results.json and the card of the run. Captions are scored with pycocoevalcap. "
+    "For an image model, report the error of the last checkpoint and its interval over runs.",
     again="resumes",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:

@@ -36,7 +36,7 @@ def count_parameters(model: dict[str, Any]) -> int:
 
 
 # Architectures whose name already contains the structure.
-STRUCTURED_ARCHITECTURES = ("transformer_sas", "transformer_rskip_ln")
+STRUCTURED_ARCHITECTURES = ("transformer_sas", "transformer_rskip_ln", "captioning_sas", "captioning_rskip_ln")
 
 
 def architecture(state: dict[str, Any]) -> str:

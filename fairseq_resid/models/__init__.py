@@ -13,12 +13,14 @@ compat.apply()
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
+from ..data.captions import folder as captions  # noqa: E402
 from ..data.images import folder as images  # noqa: E402
 from .translation import ResidualTransformerModel  # noqa: E402
 
 # The task that trains each model, by the model's name in fairseq's registry.
 TASKS = {
     "transformer_resid": "translation",
+    "captioning_resid": captions.TASK,
     **dict.fromkeys(("resnet_resid", "all_convolutional", "fully_connected_resid"), images.TASK),
 }
 OWN_MODELS = tuple(TASKS)

@@ -11,6 +11,7 @@ from fairseq.models import register_model_architecture
 from fairseq.models.transformer.transformer_legacy import base_architecture
 
 from ..fairseq_patches import UserError
+from . import captioning  # noqa: F401  (registers the model)
 from .structures import require_namespace
 from .translation import resolve_residual
 
@@ -32,11 +33,18 @@ SIZES: dict[str, dict[str, Any]] = {
     "_tiny": {"embed_dim": 64, "ffn_embed_dim": 128, "attention_heads": 4, "layers": 2, "dropout": 0.1},
 }
 
-# The residual structure of each family; None: the user's --residual.
-FAMILIES = {"transformer_resid": None, "transformer_sas": "sas", "transformer_rskip_ln": "rskip_ln"}
+# The SAS paper does not give the size of its captioning model; we use Base.
+MODELS = {"transformer_resid": SIZES, "captioning_resid": {name: SIZES[name] for name in ("", "_tiny")}}
+
+# The model of each family, and its residual structure; None: the user's --residual.
+FAMILIES = {
+    f"{model.removesuffix('resid')}{structure or 'resid'}": (model, structure)
+    for model in MODELS
+    for structure in (None, "sas", "rskip_ln")
+}
 
 
-def preset(arch: str, residual: str | None, size: dict[str, Any]) -> Callable[[argparse.Namespace], None]:
+def preset(arch: str, model: str, residual: str | None, size: dict[str, Any]) -> Callable[[argparse.Namespace], None]:
     """Return the function that sets an architecture's values in a namespace, except those set by a flag."""
 
     def fill(args: argparse.Namespace) -> None:
@@ -45,7 +53,7 @@ def preset(arch: str, residual: str | None, size: dict[str, Any]) -> Callable[[a
             given = getattr(args, "residual", None)
             if given not in (None, residual):
                 raise UserError(
-                    f"--residual {given}: --arch {arch} always uses {residual}; use --arch transformer_resid to choose"
+                    f"--residual {given}: --arch {arch} always uses {residual}; use --arch {model} to choose"
                 )
             args.residual = residual
         for name, value in size.items():
@@ -62,6 +70,6 @@ def preset(arch: str, residual: str | None, size: dict[str, Any]) -> Callable[[a
     return fill
 
 
-for family, structure in FAMILIES.items():
-    for suffix, numbers in SIZES.items():
-        register_model_architecture("transformer_resid", family + suffix)(preset(family + suffix, structure, numbers))
+for family, (model, structure) in FAMILIES.items():
+    for suffix, numbers in MODELS[model].items():
+        register_model_architecture(model, family + suffix)(preset(family + suffix, model, structure, numbers))

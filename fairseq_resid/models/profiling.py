@@ -28,20 +28,16 @@ def sentences(dictionary: Dictionary, length: int, generator: torch.Generator) -
     return tokens
 
 
-def profile(model: Any, profiler: Profiler, source: Dictionary, target: Dictionary) -> None:
+def profile(model: Any, profiler: Profiler, task: Any) -> None:
     """Run a new model once, in training mode with all layers, while `profiler` sets the initial values of each stack.
 
-    The input is random sentences with the word frequencies of the training text. They are the same in every process, so
-    all processes get the same initial values without communication. The random state used for training does not change.
+    The input is the model's `random_source`, and random sentences with the word frequencies of the training text. It is
+    the same in every process, so all processes get the same initial values without communication. The random state used
+    for training does not change.
     """
     generator = torch.Generator().manual_seed(SEED)
-    words = {}
-    for stack, dictionary, longest in (
-        ("source", source, model.encoder.max_positions()),
-        ("target", target, model.decoder.max_positions()),
-    ):
-        words[stack] = sentences(dictionary, min(LENGTH, longest), generator)
-    lengths = torch.full((SENTENCES,), words["source"].size(1))
+    source = model.random_source(task, generator)
+    target = sentences(task.target_dictionary, min(LENGTH, model.decoder.max_positions()), generator)
     was_training = model.training
     drops = [(module, module.p) for module in model.modules() if isinstance(module, LayerDropModuleList)]
     with ExitStack() as passing, torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -52,7 +48,7 @@ def profile(model: Any, profiler: Profiler, source: Dictionary, target: Dictiona
         for layers, _ in drops:
             layers.p = 0.0
         try:
-            model(words["source"], lengths, words["target"].roll(1, 1))
+            model(*source, target.roll(1, 1))
         finally:
             model.train(was_training)
             for layers, p in drops:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.distributed import fsdp_wrap
 from fairseq.models import register_model
@@ -19,12 +20,13 @@ from fairseq.models.transformer import (
 )
 from fairseq.models.transformer.transformer_legacy import base_architecture
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from torch import Tensor
 
 from .. import connections
 from ..connections import Place
 from ..fairseq_patches import BETTER_TRANSFORMER_COPIES, UserError
 from .layers import FFN_INITS, ResidualDecoderLayer, ResidualEncoderLayer
-from .profiling import profile
+from .profiling import LENGTH, profile, sentences
 from .structures import Structured, add_flags, options_of, require_namespace, settle
 
 # Scalings of fairseq's own decoder layer (modules/transformer_layer.py). They belong to another residual structure
@@ -275,7 +277,7 @@ class ResidualTransformerModel(Structured, TransformerModel):
         profiler = connections.profiler(args.residual, connections.resolve(args.residual, options_of(args)))
         # Recorded in the config, so that the model of a checkpoint, which has trained values, is not profiled again.
         if profiler is not None and not getattr(args, "residual_profiled", False):
-            profile(model, profiler, task.source_dictionary, task.target_dictionary)
+            profile(model, profiler, task)
             args.residual_profiled = True
         model.log_coefficients(args)
         return model
@@ -287,6 +289,11 @@ class ResidualTransformerModel(Structured, TransformerModel):
     @classmethod
     def build_decoder(cls, cfg, tgt_dict, embed_tokens):  # type: ignore[no-untyped-def]
         return ResidualTransformerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+    def random_source(self, task: Any, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return random source sentences and their lengths, for the first pass of a new model (profiling.py)."""
+        words = sentences(task.source_dictionary, min(LENGTH, self.encoder.max_positions()), generator)
+        return words, torch.full(words.shape[:1], words.size(1))
 
     def make_generation_fast_(self, name="", retain_dropout_modules=None, **kwargs):  # type: ignore[no-untyped-def]
         """Prepare for inference as fairseq does; --retain-dropout-modules accepts fairseq's class names and ours."""

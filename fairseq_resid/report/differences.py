@@ -1,17 +1,23 @@
-"""Find the sentences that systems translate most differently, and mark the words that differ."""
+"""Find the examples for which the texts of systems differ most, and mark the words that differ from the reference."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-MOST = 12  # sentences
+import numpy as np
+
+from ..tasks.protocol import Texts
+
+MOST = 12  # examples
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a translation, and whether it differs from the reference."""
+    """A word of a text, and whether it differs from the reference."""
 
     text: str
     is_marked: bool
@@ -19,16 +25,20 @@ class Word:
 
 @dataclass(frozen=True)
 class Sample:
-    """A sentence: its number from 1, source, reference, and the words and chrF of each system's translation."""
+    """An example: its number from 1, source, references, the words and chrF of each system's text, and its picture.
+
+    picture: a PNG file in base 64; "" if there is none
+    """
 
     number: int
     source: str
-    reference: str
-    translations: list[tuple[str, list[Word], float]]
+    references: Sequence[str]
+    outputs: list[tuple[str, list[Word], float]]
+    picture: str = ""
 
 
 def marked(line: str, reference: str) -> list[Word]:
-    """Return a translation's words; words that a shortest edit from the reference changes are marked."""
+    """Return the words of a text; words that a shortest edit from the reference changes are marked."""
     words, other = line.split(), reference.split()
     kept: set[int] = set()
     for block in SequenceMatcher(None, other, words, autojunk=False).get_matching_blocks():
@@ -36,29 +46,45 @@ def marked(line: str, reference: str) -> list[Word]:
     return [Word(word, index not in kept) for index, word in enumerate(words)]
 
 
-def samples(sources: Sequence[str], references: Sequence[str], systems: Mapping[str, Sequence[str]]) -> list[Sample]:
-    """Return the sentences whose chrF differs most between systems, largest difference first; ties by position."""
+def png(pixels: np.ndarray) -> str:
+    """Return pixels (height, width, 3) as a PNG file in base 64."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def samples(texts: Texts) -> list[Sample]:
+    """Return the examples whose chrF differs most between systems, largest difference first; ties by position.
+
+    Words are marked by the reference that is most similar to the text by chrF.
+    """
     from sacrebleu.metrics.chrf import CHRF
 
-    metric = CHRF()
+    metric, systems = CHRF(), texts.outputs
 
     def score(line: str, reference: str) -> float:
         return float(metric.sentence_score(line, [reference]).score)
 
     found = []
-    for number, (source, reference) in enumerate(zip(sources, references, strict=True), start=1):
-        lines = {name: hypotheses[number - 1] for name, hypotheses in systems.items()}
-        scores = {name: score(line, reference) for name, line in lines.items()}
-        spread = max(scores.values()) - min(scores.values())
+    for number, (source, references) in enumerate(zip(texts.sources, texts.references, strict=True), start=1):
+        lines = {name: outputs[number - 1] for name, outputs in systems.items()}
+        best = {name: max((score(line, text), text) for text in references) for name, line in lines.items()}
+        scores = [one for one, _ in best.values()]
         if len(systems) == 1 or len(set(lines.values())) > 1:
-            found.append((-spread, number, source, reference, lines, scores))
-    if len(systems) == 1:  # nothing to compare: show the worst translations
+            found.append((min(scores) - max(scores), number, source, references, lines, best))
+    if len(systems) == 1:  # nothing to compare: show the worst texts
         found.sort(key=lambda row: (min(row[5].values()), row[1]))
     else:
         found.sort(key=lambda row: row[:2])
     return [
         Sample(
-            number, source, reference, [(name, marked(line, reference), scores[name]) for name, line in lines.items()]
+            number,
+            source,
+            references,
+            [(name, marked(line, best[name][1]), best[name][0]) for name, line in lines.items()],
+            "" if texts.pictures is None else png(texts.pictures[number - 1]),
         )
-        for _, number, source, reference, lines, scores in found[:MOST]
+        for _, number, source, references, lines, best in found[:MOST]
     ]

@@ -236,7 +236,7 @@ def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = (), untest
     with fenced(notes, "scores"):
         table, candidates = scores(runs, subset, notes, untested)
     analyses = read_analyses(runs, notes)
-    learned, drawn, parts, texts, rows = [], [], [], [], []
+    learned, drawn, parts, texts, rows, output = [], [], [], [], [], ""
     glossary: list[Entry] = []
     with tempfile.TemporaryDirectory() as folder:
         for run in runs:
@@ -249,9 +249,10 @@ def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = (), untest
             with fenced(notes, f"study {file}") if runs or len(studies) > 1 else nullcontext():
                 parts.append(study_part(file, Path(folder) / file.stem))
     if candidates:
-        with fenced(notes, f"translations of {candidates[0].path}"):
+        with fenced(notes, f"{candidates[0].task.output}s of {candidates[0].path}"):
+            output = candidates[0].task.output
             shown = candidates[0].task.texts(candidates)
-            texts = samples(shown.sources, shown.references, shown.outputs) if shown else []
+            texts = samples(shown) if shown else []
     with fenced(notes, "settings"):
         rows = settings(runs, notes)
     for run in runs:
@@ -274,6 +275,7 @@ def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = (), untest
         curves=drawn,
         learned=learned,
         samples=texts,
+        output=output,
         glossary=glossary,
     )
 

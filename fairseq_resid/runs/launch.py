@@ -94,7 +94,7 @@ def check_architecture(arch: str, given: TrainingCommand) -> None:
 
 
 def check_task(arch: str, given: TrainingCommand) -> None:
-    """Check that an architecture and the task of a recipe are for the same kind of data, text or images.
+    """Check that an architecture and the task of a recipe are for the same kind of data: text, images or captions.
 
     Raises: ValueError naming both.
     """

@@ -134,8 +134,8 @@ def check_number_of_scores(scores: dict[str, dict[str, Scored]]) -> None:
 class Results:
     """results.json: the scores of a run on one subset of the data.
 
-    bleu: four decimals, with `signature`; None for image models; scores: all scores, by model and label
-    sentences: number of sentences or images; is_training_data: whether the model was trained on them
+    bleu: four decimals, with `signature`; None for images and captions; scores: all scores, by model and label
+    sentences: number of sentences, images or captioned images; is_training_data: whether the model was trained on them
     """
 
     architecture: str

@@ -83,7 +83,7 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
 
     recipe: a recipe's name or file; data: a data folder to use instead of the recipe's
     flags: flags of all runs; arms, settings: their flags, by name; baseline: the arm that the others are compared with
-    measure: fixed before the runs: NLL or BLEU for translation, error for images
+    measure: fixed before the runs: NLL or BLEU for translation, CIDEr for captions, error for images
     tests: the test sets, scored together; or test sets by measure
     epochs: first and last epoch of an additional average, scored for every run that trains long enough
     average: number of last checkpoints to average, for translation; analyze: number of seeds per arm to analyse

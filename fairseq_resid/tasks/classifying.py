@@ -32,6 +32,7 @@ from .protocol import (
     Task,
     is_kept,
     mean_of_sums,
+    score_of,
 )
 
 if TYPE_CHECKING:
@@ -136,17 +137,6 @@ def remembered_answers(job: ScoringJob[ImageData]) -> list[Answer]:
     return given
 
 
-def score_of(run: Run, results: Results, measure: str) -> float:
-    """Return a score of the last checkpoint.
-
-    Raises: ValueError naming the file if it does not contain the score.
-    """
-    try:
-        return results.scores[LAST][measure].score
-    except KeyError:
-        raise ValueError(f"{run.results(results.subset)}: scores: {LAST} has no {measure}") from None
-
-
 def scored(given: Sequence[Answer], digits: int) -> dict[str, Scored]:
     """Return error and NLL with their signatures."""
     scores = {ERROR: answers.error(given), NLL: answers.nll(given)}
@@ -211,7 +201,7 @@ class ImageClassification(Task[ImageData]):
         return SIGNATURES[ERROR]
 
     def table_scores(self, run: Run, results: Results) -> tuple[str, str]:
-        return f"{score_of(run, results, ERROR):.2f}", f"{score_of(run, results, NLL):.4f}"
+        return f"{score_of(run, results, LAST, ERROR):.2f}", f"{score_of(run, results, LAST, NLL):.4f}"
 
     def bleu(self, results: Results) -> float | None:
         return None
@@ -220,7 +210,7 @@ class ImageClassification(Task[ImageData]):
         self, run: Run, subset: str, results: Results, model: str, data: Path | None
     ) -> tuple[float, list[Answer]]:
         given = answers_of(run, subset)
-        said, error = score_of(run, results, ERROR), answers.error(given)
+        said, error = score_of(run, results, LAST, ERROR), answers.error(given)
         if abs(said - error) > 1e-3:
             raise ValueError(
                 f"{run.results(subset)}: contains an error of {said:.2f}%, but "

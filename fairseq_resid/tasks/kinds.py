@@ -7,12 +7,13 @@ from typing import Any
 
 from ..runs.run import Results
 from ..runs.trained_on import task_of
+from .captioning import CAPTIONING
 from .classifying import IMAGE_CLASSIFICATION
 from .protocol import Task
 from .translating import TRANSLATION
 
 # The first is the default for unknown fairseq tasks, the last for results without scores.
-TASKS: tuple[Task[Any], ...] = (TRANSLATION, IMAGE_CLASSIFICATION)
+TASKS: tuple[Task[Any], ...] = (TRANSLATION, CAPTIONING, IMAGE_CLASSIFICATION)
 
 
 def _first(fits: Callable[[Task[Any]], bool], default: Task[Any]) -> Task[Any]:

@@ -1,7 +1,7 @@
 """The interface that evaluation, comparison, tables, analysis, studies and reports use for every task.
 
-Each task is one object, listed in kinds.py: translating.py, classifying.py. A new task needs such an object, a fairseq
-task if fairseq has none, and a command that prepares its data folders (data/folders.py).
+Each task is one object, listed in kinds.py: translating.py, captioning.py, classifying.py. A new task needs such an
+object, a fairseq task if fairseq has none, and a command that prepares its data folders (data/folders.py).
 """
 
 from __future__ import annotations
@@ -112,11 +112,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Texts:
-    """Examples for a comparison: sources, references, and the outputs of every candidate by its name."""
+    """Examples for a comparison: sources, their references, and the outputs of every candidate by its name.
+
+    pictures: (examples, height, width, 3) bytes, a small picture of every source
+    """
 
     sources: list[str]
-    references: list[str]
+    references: Sequence[Sequence[str]]
     outputs: dict[str, list[str]]
+    pictures: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -169,11 +173,12 @@ class Task(ABC, Generic[D]):
     """A task.
 
     folder: the kind of its data folders
-    example: name of one example; prediction: name of one prediction, the unit of the NLL
+    example: name of one example; prediction: name of one prediction, the unit of the NLL; output: name of one text
     has_averages: whether averages of checkpoints are scored; otherwise only the last checkpoint is
     best: the model whose scores a study compares
     shows_spread: whether evaluating several runs also prints their spread over seeds
-    can_decode: whether its models decode with attention to a source
+    can_decode: whether its models decode with attention to a source sentence
+    decoding_flags: flags of fairseq-generate for its fairseq task
 
     table_headings: scores and speed in a table of runs; headings: columns of a comparison
     measures: the measures of a study, by name; shown: additional scores in its table
@@ -185,10 +190,12 @@ class Task(ABC, Generic[D]):
     folder: FolderKind
     example: str
     prediction: str
+    output = "text"
     has_averages: bool
     best: str
     shows_spread = False
     can_decode = False
+    decoding_flags: tuple[str, ...] = ()
     table_headings: tuple[str, str, str]
     headings: tuple[str, ...]
     measures: Mapping[str, Measure]
@@ -301,6 +308,17 @@ class Task(ABC, Generic[D]):
     @abstractmethod
     def batches(self, loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
         """Yield the chosen examples in batches with at most `max_tokens` padded positions per side."""
+
+
+def score_of(run: Run, results: Results, model: str, name: str) -> float:
+    """Return a score of a model.
+
+    Raises: ValueError naming the file if it does not contain the score.
+    """
+    try:
+        return results.scores[model][name].score
+    except KeyError:
+        raise ValueError(f"{run.results(results.subset)}: scores: {model} has no {name}") from None
 
 
 def article(noun: str) -> str:

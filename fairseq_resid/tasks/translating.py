@@ -53,7 +53,7 @@ class DecodingNote:
     text: dict[str, str]
 
     @classmethod
-    def of(cls, job: ScoringJob[Corpus], model: ScoredModel, settings: dict[str, str | None]) -> DecodingNote:
+    def of(cls, job: ScoringJob[Any], model: ScoredModel, settings: dict[str, str | None]) -> DecodingNote:
         return cls(
             [FileState.of(file) for file in model.made_from],
             str(job.data.path.resolve()),
@@ -67,12 +67,12 @@ class DecodingNote:
         return is_kept(file, note, self, "the same files with the same settings")
 
 
-def decoding_settings(job: ScoringJob[Corpus]) -> dict[str, str | None]:
+def decoding_settings(job: ScoringJob[Any]) -> dict[str, str | None]:
     """Return the settings of fairseq-generate as recorded in results.json."""
     return {**job.settings.decoding, "post-process": job.data.post_process}
 
 
-def translate(job: ScoringJob[Corpus], model: ScoredModel, lock: int | None = None) -> list[str]:
+def translate(job: ScoringJob[Any], model: ScoredModel, lock: int | None = None) -> list[str]:
     """Return the hypotheses of one model, reusing RUN/decode if inputs and settings have not changed.
 
     Raises: DecodingError if fairseq-generate fails or skips a sentence.
@@ -83,7 +83,13 @@ def translate(job: ScoringJob[Corpus], model: ScoredModel, lock: int | None = No
         return read_lines(hypotheses)
     corpus = job.data
     command = decoding.generate_command(
-        corpus.path, model.file, job.subset, corpus.post_process, job.cpu, job.settings.decoding
+        corpus.path,
+        model.file,
+        job.subset,
+        corpus.post_process,
+        job.cpu,
+        job.settings.decoding,
+        ("--task", job.task.folder.task, *job.task.decoding_flags),
     )
     count = len(corpus.references(job.subset))
     decoding.decode(command, log, lock, count)
@@ -96,7 +102,7 @@ def translate(job: ScoringJob[Corpus], model: ScoredModel, lock: int | None = No
     return lines
 
 
-def reference_nll(job: ScoringJob[Corpus], model: ScoredModel) -> list[likelihood.Sentence]:
+def reference_nll(job: ScoringJob[Any], model: ScoredModel) -> list[likelihood.Sentence]:
     """Return the NLL of every reference under one model, reusing RUN/decode if its inputs have not changed."""
     file, note = (job.decoded(model.name, kind) for kind in ("nll", "nll.json"))
     mine = DecodingNote.of(job, model, {})
@@ -109,21 +115,18 @@ def reference_nll(job: ScoringJob[Corpus], model: ScoredModel) -> list[likelihoo
     return sentences
 
 
-def check_same_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> None:
+def check_same_dictionaries(run: Run, state: dict[str, Any], data: Path, embeddings: Mapping[str, str]) -> None:
     """Check that the dictionaries of a data folder are those that a run was trained with.
 
+    embeddings: the name of the embedding in the state dict, by the name of the dictionary
     Raises: OSError or ValueError naming the dictionary that is missing or differs from the model's.
     """
     try:
         trained_on = find_data(run, state)
     except ValueError:  # the folder no longer exists: only sizes can be compared
-        trained_on = corpus.path
-    for language, embedding in (
-        (corpus.source, "encoder.embed_tokens.weight"),
-        (corpus.target, "decoder.embed_tokens.weight"),
-    ):
-        file = corpus.path / f"dict.{language}.txt"
-        own = trained_on / file.name
+        trained_on = data
+    for name, embedding in embeddings.items():
+        file, own = data / name, trained_on / name
         words = read_lines(file)
         weights = state["model"].get(embedding)
         trained = len(words) if weights is None else sum(weights.shape[:1]) - len(SPECIAL)  # it may have no dimensions
@@ -131,6 +134,15 @@ def check_same_dictionaries(run: Run, state: dict[str, Any], corpus: Corpus) -> 
             raise ValueError(f"{file}: {len(words):,} words, but {run.last} was trained with {trained:,}")
         if own.is_file() and read_lines(own) != words:
             raise ValueError(f"{file}: differs from {own}, which {run.path} was trained with")
+
+
+def fitting(loaded: Loaded, subset: str) -> np.ndarray:
+    """Return, for every pair of a loaded subset, whether both sides are short enough for the model."""
+    import numpy as np
+
+    dataset, longest = loaded.task.dataset(subset), loaded.model.max_positions()
+    found: np.ndarray = np.asarray(dataset.src_sizes) <= longest[0]
+    return found & (np.asarray(dataset.tgt_sizes) <= longest[1])
 
 
 def data_of(run: Run, results: Results) -> Path:
@@ -156,7 +168,7 @@ class Translation(Task[Corpus]):
     """Machine translation."""
 
     folder = folders.TEXT
-    example, prediction = "sentence", "token"
+    example, prediction, output = "sentence", "token", "translation"
     has_averages, best, can_decode = True, "averaged", True
     table_headings = ("BLEU avg", "BLEU last", "tokens/s")
     headings = ("run", "architecture", "BLEU", "difference", "95% interval", "p bootstrap", "p randomisation")
@@ -172,7 +184,9 @@ class Translation(Task[Corpus]):
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> Corpus:
         corpus = Corpus.read(path)
         text_folder.check(corpus.path)
-        check_same_dictionaries(run, state, corpus)
+        sides = (corpus.source, "encoder"), (corpus.target, "decoder")
+        embeddings = {f"dict.{language}.txt": f"{stack}.embed_tokens.weight" for language, stack in sides}
+        check_same_dictionaries(run, state, corpus.path, embeddings)
         reference = corpus.reference(subset)
         if subset in corpus.skipped:
             raise ValueError(
@@ -270,7 +284,9 @@ class Translation(Task[Corpus]):
         path = inside(corpus.path, f"ref/{first.results.subset}.{corpus.source}")
         references = first.outputs.references
         sources = read_lines(path) if path.is_file() else [""] * len(references)
-        return Texts(sources, references, {each.name: each.outputs.hypotheses for each in candidates})
+        return Texts(
+            sources, [[line] for line in references], {each.name: each.outputs.hypotheses for each in candidates}
+        )
 
     def score_together(
         self, jobs: Sequence[ScoringJob[Corpus]], model: str, tests: Mapping[str, Sequence[str]]
@@ -301,11 +317,7 @@ class Translation(Task[Corpus]):
         loaded.task.load_dataset(subset)
 
     def fits(self, loaded: Loaded, subset: str) -> np.ndarray:
-        import numpy as np
-
-        dataset, longest = loaded.task.dataset(subset), loaded.model.max_positions()
-        fitting: np.ndarray = np.asarray(dataset.src_sizes) <= longest[0]
-        return fitting & (np.asarray(dataset.tgt_sizes) <= longest[1])
+        return fitting(loaded, subset)
 
     def batches(self, loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
         from .text.batches import batches

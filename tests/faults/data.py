@@ -117,4 +117,25 @@ FAULTS = [
         "file.stat().st_size < 0",
         "data/test_data_folder.py",
     ),
+    Fault(
+        "captions: boxes outside the image are accepted",
+        "fairseq_resid/data/captions/features.py",
+        "inside = (boxes >= -edge) & (boxes <= scale + edge)",
+        "inside = np.isfinite(boxes)",
+        "captions/test_prepare_captions.py",
+    ),
+    Fault(
+        "captions: training mosaics use photographs of the test mosaics",
+        "fairseq_resid/data/captions/mosaics.py",
+        'source = "valid" if split == "train" else "test"',
+        'source = "test"',
+        "captions/test_mosaics.py",
+    ),
+    Fault(
+        "captions: a resumed preparation keeps half a region",
+        "fairseq_resid/data/captions/prepare.py",
+        "            opened[part].truncate(total * size)\n",
+        "            pass\n",
+        "captions/test_prepare_captions.py",
+    ),
 ]

@@ -75,4 +75,32 @@ FAULTS = [
         "self.segmenter.encode([line])[0]",
         "evaluation/test_translate.py",
     ),
+    Fault(
+        "captions: every caption is paired with the first image",
+        "fairseq_resid/tasks/captions.py",
+        "np.repeat(np.arange(len(encoded)), counts)",
+        "np.repeat(np.zeros(len(encoded), np.int64), counts)",
+        "captions/test_caption_training.py",
+    ),
+    Fault(
+        "captions: CIDEr without the length penalty",
+        "fairseq_resid/tasks/text/cider.py",
+        "penalty = math.exp(-(apart**2) / (2 * SIGMA**2))",
+        "penalty = 1.0",
+        "captions/test_caption_scores.py",
+    ),
+    Fault(
+        "captions: the p-value of the bootstrap is not centred",
+        "fairseq_resid/tasks/text/caption_scores.py",
+        "np.abs(resampled - observed) >= abs(observed)",
+        "np.abs(resampled) >= abs(observed)",
+        "captions/test_caption_scores.py",
+    ),
+    Fault(
+        "captions: the baseline of a sampled caption contains its own reward",
+        "fairseq_resid/tasks/self_critical.py",
+        "(samples * by_image - by_image.sum(1, keepdim=True)) / (samples - 1)",
+        "by_image - by_image.mean(1, keepdim=True)",
+        "captions/test_self_critical.py",
+    ),
 ]

@@ -124,7 +124,7 @@ def test_mixing_text_and_images_is_refused(recipe: Path, runs: list[Path], tmp_p
     assert main(["train", "multi30k-en-de", "--arch", "rir", *run]) == 2
     assert "--arch rir: a model of images, but the recipe's task is translation" in capsys.readouterr().err
     assert main(["attention", str(runs[0]), "--cpu"]) == 2
-    assert "a model of images has no encoder attention" in capsys.readouterr().err
+    assert "a model of images has no attention to a source sentence" in capsys.readouterr().err
     assert main(["analyze", str(runs[0]), "--subset", "nosuch", "--cpu"]) == 2
     assert "nosuch.npy: no such file" in capsys.readouterr().err
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import html.parser
+import io
 import json
 import re
 import shutil
@@ -13,7 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from fairseq_resid import records
 from fairseq_resid.analysis import analyze, plots
@@ -21,6 +25,7 @@ from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
 from fairseq_resid.report import differences, findings, glossary, report
 from fairseq_resid.runs.run import FileState, Run
 from fairseq_resid.study import plan
+from fairseq_resid.tasks.protocol import Texts
 from support import structures, studies
 from support.scored_runs import data_folder, evaluated
 
@@ -387,12 +392,23 @@ def test_formulas_are_typeset(formula: str, html_text: str) -> None:
 def test_differing_words_are_marked() -> None:
     words = differences.marked("the red dog sees a a cat", "the dog sees a cat .")
     assert [word.text for word in words if word.is_marked] == ["red", "a"]
-    found = differences.samples(
-        ["s1", "s2", "s3"], ["a b c d", "e f g h", "i j k l"],
+    texts = Texts(
+        ["s1", "s2", "s3"], [["a b c d"], ["e f g h"], ["i j k l"]],
         {"x": ["a b c d", "e f g h", "i j k l"], "y": ["a b c d", "e f", "m n o p"]},
     )  # fmt: skip
+    found = differences.samples(texts)
     assert [each.number for each in found] == [3, 2]  # the same translation of 1
-    assert found[0].translations[1][0] == "y" and all(word.is_marked for word in found[0].translations[1][1])
+    assert found[0].outputs[1][0] == "y" and all(word.is_marked for word in found[0].outputs[1][1])
+
+
+def test_words_are_marked_by_the_most_similar_reference() -> None:
+    pictures = np.zeros((1, 2, 3, 3), np.uint8)
+    texts = Texts(["image 1"], [["two dogs", "a cat on grass"]], {"x": ["a cat on snow"]}, pictures)
+    (sample,) = differences.samples(texts)
+    ((_, words, _),) = sample.outputs
+    assert [word.text for word in words if word.is_marked] == ["snow"]
+    shown = Image.open(io.BytesIO(base64.b64decode(sample.picture)))
+    assert shown.format == "PNG" and shown.size == (3, 2)
 
 
 @structures.each

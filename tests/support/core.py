@@ -9,8 +9,9 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 FOLDERS = ("analysis", "cli", "connections", "evaluation", "fairseq_patches", "files", "models", "ops", "structures")
-# Test files from other folders. The first three detect faults in the image models.
+# Test files from other folders. The first four detect faults in the models of captions and images.
 FILES = (
+    "captions/test_captioning_models.py",
     "images/test_image_connections.py",
     "images/test_image_models.py",
     "images/test_image_scores.py",

@@ -20,7 +20,7 @@ from fairseq_resid import connections
 from fairseq_resid.data.text import custom
 from fairseq_resid.data.text.phrasebook import grammar as phrasebook
 from fairseq_resid.study import archive
-from support import mirror
+from support import captions, mirror
 
 pytestmark = pytest.mark.once
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The pages whose commands run first, in this order, because each page uses files of earlier pages.
 FIRST = """
     docs/install.md docs/data.md docs/training.md docs/evaluation.md docs/quickstart.md docs/adding-a-structure.md
-    README.md docs/analysis.md docs/images.md docs/studies.md
+    README.md docs/analysis.md docs/images.md docs/captioning.md docs/studies.md
 """
 FOUND = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("*/*/README.md")]
 FOUND += ROOT.glob("*/*/*/README.md")
@@ -68,6 +68,12 @@ SHORTENED = {
     "data-prep/cifar": "--mirror file://$PWD/mirrors/cifar --downloads downloads --allow-other-data --valid 10",
     "scripts/train.sh multi30k-en-de": SMALL,
     "scripts/train.sh quickstart": SMALL,
+    "data-prep/coco-captions.sh": "--allow-other-data",
+    "data-prep/mosaic-captions.sh": "--mosaics 60 6 8",
+    "scripts/train.sh coco-captions-self-critical": f"{SMALL} --effective-batch 4",
+    "scripts/train.sh coco-captions": f"{SMALL} --effective-batch 8",
+    "scripts/train.sh mosaic-captions-self-critical": f"{SMALL} --effective-batch 4",
+    "scripts/train.sh mosaic-captions": f"{SMALL} --effective-batch 100",
     "scripts/train.sh cifar10-small": "--max-update 4 --stage-blocks 1,1,1 --batch-size 16",
     "fairseq-resid study": "--plan",
     "torchrun": SMALL,
@@ -76,6 +82,7 @@ SHORTENED = {
 # Groups of commands that depend on each other but not on other groups, so that two workers can share them.
 GROUPS = {
     "corpora": r"data-prep/(iwslt|wmt)|scripts/train\.sh wmt14",
+    "captions": r"mosaic|coco",
     "images": r"cifar|prepare-images",
     "documentation": r"scripts/docs\.sh|docs/tools",
     "quickstart": r"checkpoints/quickstart",
@@ -141,6 +148,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("cifar10", "cifar100"):
         mirror.cifar(copy / "mirrors" / "cifar", name, mirror.cifar_members(name, 50, 20))
     mirror.images(copy / "flowers", ("aster", "rose"), 10, 3)
+    described = captions.images({"train": 50, "restval": 10, "val": 4, "test": 6})
+    captions.write_json(copy / "dataset_coco.json", described)
+    (copy / "bottom-up").mkdir()
+    captions.write_tsv(copy / "bottom-up" / "features.tsv", [image["cocoid"] for image in described])
     # The raw text and the data folder that scripts/quickstart.sh creates.
     phrasebook.write(copy / "raw", phrasebook.files(phrasebook.generate(1, 400, 20, 20)))
     prefixes = {split: copy / "raw" / split for split in ("train", "valid", "test")}
@@ -173,6 +184,8 @@ def test_commands_on_the_pages_run(name: str, tree: Path) -> None:
     """The commands run in order, because each command uses the output of earlier commands."""
     if name == "documentation" and not find_spec("sphinx"):
         pytest.skip("no Sphinx: it is installed on Python 3.11 and later")
+    if name == "captions" and not (find_spec("pycocoevalcap") and shutil.which("java")):
+        pytest.skip("no pycocoevalcap, or no Java")
     if name == "quickstart":
         shell(QUICKSTART, tree)
     for command in [each for each in COMMANDS if group(each) == name and each not in RUN_ELSEWHERE]:

@@ -23,6 +23,7 @@ def results(**scores: Any) -> Results:
 
 TEXT = results(bleu=ByModel(30.0, 29.0))
 IMAGES = results(scores={"last": {"error": Scored(8.0, "percent")}})
+CAPTIONS = results(scores={"averaged": {"CIDEr": Scored(90.0, "nrefs:5")}})
 
 
 @pytest.mark.parametrize("task", kinds.TASKS, ids=lambda task: task.folder.content)
@@ -40,9 +41,11 @@ def test_unknown_names_default_to_translation() -> None:
 
 
 def test_kind_of_results_and_measures_is_found() -> None:
-    assert [kinds.of_results(each).folder.content for each in (TEXT, IMAGES, results())] == ["text", "images", "images"]
-    assert [kinds.of_measure(name).folder.content for name in ("BLEU", "NLL", "error")] == ["text", "text", "images"]
-    assert kinds.measures() == ["NLL", "BLEU", "error"]
+    contents = [kinds.of_results(each).folder.content for each in (TEXT, CAPTIONS, IMAGES, results())]
+    assert contents == ["text", "captions", "images", "images"]
+    contents = [kinds.of_measure(name).folder.content for name in ("BLEU", "NLL", "CIDEr", "error")]
+    assert contents == ["text", "text", "captions", "images"]
+    assert kinds.measures() == ["NLL", "BLEU", "CIDEr", "error"]
 
 
 def test_attributes_of_every_task_are_consistent() -> None:
@@ -64,6 +67,9 @@ def test_folder_defaults_to_text_without_images_json(tmp_path: Path) -> None:
     assert folders.of_folder(tmp_path) is folders.of_folder(tmp_path / "none") is folders.TEXT
     (tmp_path / "images.json").write_text("{}")
     assert folders.of_folder(tmp_path) is folders.IMAGES
+    (tmp_path / "captions").mkdir()
+    (tmp_path / "captions" / "captions.json").write_text("{}")
+    assert folders.of_folder(tmp_path / "captions") is folders.CAPTIONS
     with pytest.raises(ValueError, match="contains images, but the recipe's task requires text"):
         folders.TEXT.check(tmp_path)
     assert (

@@ -1,4 +1,4 @@
-"""Batches of sentence pairs for analysis."""
+"""Batches of sentence pairs, or of images and captions, for analysis."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from ..protocol import FREQUENCIES, POSITIONS, Batch
 
 @dataclass(frozen=True)
 class TextBatch(Batch):
-    """Sentence pairs.
+    """Pairs of a sentence or an image, and a sentence.
 
     target: (B, T); masks: by stack, (T, B), true where there is no padding; places: by stack, (T, B), the position in
     the sentence, from 0; frequencies: by stack, (T, B), the frequency class of the input token; padding: the padding id
+    Stacks that read regions of images have no places and frequencies.
     """
 
     net_input: dict[str, Any]
@@ -40,6 +41,8 @@ class TextBatch(Batch):
         return self.masks[stack]
 
     def classes(self, stack: str) -> dict[str, tuple[Tensor, int]]:
+        if stack not in self.places:
+            return {}
         mask = self.masks[stack]
         return {
             "position": (self.places[stack][mask], POSITIONS),
@@ -62,7 +65,8 @@ def frequency_classes(dictionary: Any) -> Tensor:
 def batches(loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
     """Yield the chosen sentences, longest first, in batches with at most `max_tokens` padded positions per side."""
     dataset = loaded.task.dataset(subset)
-    dictionaries = {"encoder": loaded.task.source_dictionary, "decoder": loaded.task.target_dictionary}
+    found = {"encoder": loaded.task.source_dictionary, "decoder": loaded.task.target_dictionary}
+    dictionaries = {stack: each for stack, each in found.items() if each is not None}
     classes = {stack: frequency_classes(each).to(loaded.device) for stack, each in dictionaries.items()}
     lengths = {index: int(max(dataset.src_sizes[index], dataset.tgt_sizes[index])) for index in chosen}
     waiting = sorted(chosen, key=lambda index: (-lengths[index], index))
@@ -71,9 +75,13 @@ def batches(loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> 
         now, waiting = waiting[:together], waiting[together:]
         sample = loaded.moved(dataset.collater([dataset[index] for index in now]))
         net_input, target = sample["net_input"], sample["target"]
-        padding = loaded.task.source_dictionary.pad()
-        masks = {"encoder": net_input["src_tokens"].ne(padding).t(), "decoder": target.ne(padding).t()}
-        tokens = {"encoder": net_input["src_tokens"].t(), "decoder": net_input["prev_output_tokens"].t()}
-        places = {stack: (mask.long().cumsum(0) - 1).clamp(min=0) for stack, mask in masks.items()}
-        frequencies = {stack: classes[stack][tokens[stack]] for stack in masks}
+        padding = loaded.task.target_dictionary.pad()
+        tokens = {"encoder": net_input["src_tokens"].transpose(0, 1), "decoder": net_input["prev_output_tokens"].t()}
+        regions = torch.arange(net_input["src_tokens"].size(1), device=target.device).unsqueeze(1)
+        masks = {
+            "encoder": tokens["encoder"].ne(padding) if "encoder" in classes else regions < net_input["src_lengths"],
+            "decoder": target.ne(padding).t(),
+        }
+        places = {stack: (masks[stack].long().cumsum(0) - 1).clamp(min=0) for stack in classes}
+        frequencies = {stack: classes[stack][tokens[stack]] for stack in classes}
         yield TextBatch(net_input, target, masks, places, frequencies, padding)

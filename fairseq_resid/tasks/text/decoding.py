@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...cli import children
@@ -36,11 +36,12 @@ def generate_command(
     post_process: str | None,
     cpu: bool = False,
     settings: Mapping[str, str] = DECODING,
+    task: Sequence[str] = ("--task", "translation"),
 ) -> list[str]:
-    """Return the fairseq-generate command that translates DATA's `subset` with a checkpoint."""
+    """Return the fairseq-generate command that decodes DATA's `subset` with a checkpoint; task: its flags."""
     folder = f"./{data}" if str(data).startswith("-") else str(data)  # otherwise read as an option
     argv = [children.program("fairseq-generate"), folder, "--user-dir", children.user_dir()]
-    argv += ["--task", "translation", "--path", str(checkpoint)]
+    argv += [*task, "--path", str(checkpoint)]
     argv += ["--gen-subset", subset]
     argv += [item for name, value in settings.items() for item in (f"--{name}", value)]
     argv += ["--post-process", post_process] if post_process else []

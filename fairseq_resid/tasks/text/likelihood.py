@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...cli.progress import Progress
-from ...data.text.folder import Corpus
 from ...files import MOST_COUNT, MOST_NUMBER, bounded, read_rows, write_text
 from ..protocol import ScoringJob
 
@@ -50,7 +50,7 @@ def read_nll(path: Path) -> list[Sentence]:
     return read_rows(path, sentence, "NLL, a tab and tokens")
 
 
-def measure_nll(job: ScoringJob[Corpus], checkpoint: Path) -> list[Sentence]:
+def measure_nll(job: ScoringJob[Any], checkpoint: Path) -> list[Sentence]:
     """Return the NLL of every reference sentence of a subset, in order.
 
     Raises: ValueError if a sentence is longer than the model accepts.
@@ -61,7 +61,7 @@ def measure_nll(job: ScoringJob[Corpus], checkpoint: Path) -> list[Sentence]:
     from ...models.likelihood import sentence_nll
 
     model, task = loaded.model, loaded.task
-    task.load_dataset(job.subset)
+    job.task.load_examples(loaded, job.subset)
     dataset = task.dataset(job.subset)
     longest = max(int(max(dataset.size(index))) for index in range(len(dataset)))
     if longest > min(model.max_positions()):

@@ -20,26 +20,31 @@ class Translations:
     tokenize: str
 
 
-def conditions(results: Results, model: str) -> dict[str, object]:
-    """Return the facts that must be equal for two results to be comparable, by readable name."""
+def conditions(results: Results, model: str, score: str = "BLEU") -> dict[str, object]:
+    """Return the facts that must be equal for two results to be comparable, by readable name; score: whose signature"""
     facts: dict[str, object] = {
         "corpus": results.corpus,
         "test set": results.subset,
         "sentences": results.sentences,
-        "BLEU": results.signature,
+        score: results.signature,
         "decoding": results.decoding,
     }
     return {**facts, "averaged checkpoints": len(results.averaged_checkpoints)} if model == "averaged" else facts
 
 
-def check_comparable(first: Candidate, other: Candidate) -> None:
-    """Raise ValueError naming both runs and their difference if two scores cannot be compared."""
-    mine, theirs = conditions(first.results, first.model), conditions(other.results, other.model)
+def check_conditions(first: Candidate, other: Candidate, score: str = "BLEU") -> None:
+    """Raise ValueError naming both runs and the condition that differs; see `conditions`."""
+    mine, theirs = (conditions(each.results, each.model, score) for each in (first, other))
     for what in mine:
         if mine[what] != theirs[what]:
             raise ValueError(
                 f"{first.path} and {other.path} cannot be compared: {what} differs ({mine[what]} and {theirs[what]})"
             )
+
+
+def check_comparable(first: Candidate, other: Candidate) -> None:
+    """Raise ValueError naming both runs and their difference if two scores cannot be compared."""
+    check_conditions(first, other)
     texts = [each.outputs.references for each in (first, other)]
     if texts[0] != texts[1]:
         digests = [hashlib.sha256("\n".join(text).encode()).hexdigest()[:12] for text in texts]

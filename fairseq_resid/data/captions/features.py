@@ -1,0 +1,237 @@
+"""Region features of images, in the formats in which bottom-up features (Anderson et al. 2018) are distributed.
+
+TSV     image_id, image_w, image_h, num_boxes, boxes, features; the last two are base64 of float32, (num_boxes, 4) and
+        (num_boxes, width); a file, or a folder of such files
+npz     a folder with a file for each image, ID.npz, with `feat` (n, width), and optionally `bbox` (n, 4), `image_w` and
+        `image_h`
+HDF5    a file with ID_features (n, width) for each image, and optionally ID_boxes (n, 4), as fractions of the image
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import math
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...cli.frame import MissingPackage
+from ...cli.progress import Progress
+from ...files import ANY_SIZE, MOST_LINE_BYTES, open_any_size, open_regular, reading
+from .folder import MOST_REGIONS, MOST_WIDTH
+
+MOST_ARRAY = 1 << 26  # bytes of an array in an npz file
+EDGE = 1.0  # pixels that a box may extend beyond the image
+LARGEST = float(np.finfo(np.float16).max)
+FIELDS = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
+Found = tuple[np.ndarray, np.ndarray | None]  # features (n, width), boxes (n, 4) as fractions of the image
+
+
+class FeatureSource(ABC):
+    """The features of many images; read: SHA-256 of the names and sizes of its files, by name."""
+
+    def __init__(self, path: Path, files: Sequence[Path]) -> None:
+        self.path = path
+        names = "".join(f"{file.name}\t{file.stat().st_size}\n" for file in files)
+        self.read = {path.resolve().name: hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()}
+
+    @abstractmethod
+    def __contains__(self, image: str) -> bool: ...
+
+    @abstractmethod
+    def find(self, image: str) -> Found:
+        """Return the regions of an image. Raises: ValueError with the problem, without the name of the image."""
+
+    def regions(self, image: str, width: int | None) -> Found:
+        """Return the regions of an image with `width` features each: float16, and boxes in float32 or None.
+
+        Raises: ValueError naming the source, the image and the problem.
+        """
+        try:
+            features, boxes = self.find(image)
+            if features.ndim != 2 or not 1 <= len(features) <= MOST_REGIONS or not 1 <= features.shape[1] <= MOST_WIDTH:
+                raise ValueError(f"features of shape {features.shape}; 1 to {MOST_REGIONS:,} regions are allowed")
+            if width not in (None, features.shape[1]):
+                raise ValueError(f"{features.shape[1]:,} features per region; must be {width:,}")
+            if not np.abs(features).max() <= LARGEST:  # also true for NaN
+                raise ValueError(f"a feature is not a number from -{LARGEST:,.0f} to {LARGEST:,.0f}")
+            if boxes is not None and boxes.shape != (len(features), 4):
+                raise ValueError(f"boxes of shape {boxes.shape} for {len(features)} regions")
+        except ValueError as error:
+            raise ValueError(f"{self.path}: image {image}: {error}") from None
+        return features.astype(np.float16), None if boxes is None else boxes.astype(np.float32)
+
+
+def fractions(boxes: np.ndarray, width: float, height: float, edge: float = EDGE) -> np.ndarray:
+    """Return boxes in pixels (left, top, right, bottom) as fractions of an image of this size.
+
+    edge: how far a box may extend beyond the image
+
+    Raises: ValueError naming the first box that is not inside the image.
+    """
+    if not (0 < width < 1e6 and 0 < height < 1e6):
+        raise ValueError(f"an image of {width:g}x{height:g} pixels")
+    scale = np.array([width, height, width, height])
+    inside = (boxes >= -edge) & (boxes <= scale + edge)
+    ordered = boxes[:, :2] <= boxes[:, 2:]
+    wrong = np.flatnonzero(~(inside.all(axis=1) & ordered.all(axis=1)))
+    if len(wrong):
+        box = ", ".join(f"{value:g}" for value in boxes[wrong[0]])
+        raise ValueError(f"box {wrong[0] + 1} ({box}) is not inside the image of {width:g}x{height:g} pixels")
+    return np.clip(boxes / scale, 0, 1)
+
+
+class TsvFeatures(FeatureSource):
+    """Features in TSV files. If an image has several lines, the last one counts, as in the released files."""
+
+    def __init__(self, path: Path, files: Sequence[Path]) -> None:
+        super().__init__(path, files)
+        self.files, self.lines = list(files), dict[str, tuple[int, int, int]]()
+        with Progress(f"index {path}", sum(file.stat().st_size for file in files), "B") as progress:
+            for number, file in enumerate(files):
+                offset = 0
+                with reading(file, ANY_SIZE) as lines:
+                    for place, line in enumerate(lines, start=1):
+                        image = line.partition(b"\t")[0]
+                        if image.isdigit():
+                            self.lines[str(int(image[:20]))] = (number, offset, place)
+                        elif place > 1 or image != b"image_id":
+                            raise ValueError(f"{file}:{place}: {line[:20]!r}: must start with the id of an image")
+                        offset += len(line)
+                        progress.advance(len(line))
+        self.opened = [open_any_size(file) for file in self.files]
+
+    def __contains__(self, image: str) -> bool:
+        return image in self.lines
+
+    def find(self, image: str) -> Found:
+        number, offset, place = self.lines[image]
+        self.opened[number].seek(offset)
+        fields = self.opened[number].readline(MOST_LINE_BYTES).rstrip(b"\r\n").split(b"\t")
+        where = f"{self.files[number].name}:{place}"
+        if len(fields) != len(FIELDS):
+            raise ValueError(f"{where}: {len(fields)} fields instead of {len(FIELDS)}; is the file complete?")
+        try:
+            width, height, count = float(fields[1]), float(fields[2]), int(fields[3])
+            boxes, features = (base64.b64decode(field, validate=True) for field in fields[4:])
+        except (ValueError, binascii.Error):
+            raise ValueError(f"{where}: expected {', '.join(FIELDS)}; is the file complete?") from None
+        if not 1 <= count <= MOST_REGIONS or len(boxes) != 16 * count or not features or len(features) % (4 * count):
+            raise ValueError(
+                f"{where}: {count} regions with {len(boxes):,} bytes of boxes and {len(features):,} of features; "
+                "is the file complete?"
+            )
+        return (
+            np.frombuffer(features, "<f4").reshape(count, -1),
+            fractions(np.frombuffer(boxes, "<f4").reshape(count, 4), width, height),
+        )
+
+
+class NpzFeatures(FeatureSource):
+    """Features in one npz file for each image."""
+
+    def __contains__(self, image: str) -> bool:
+        return (self.path / f"{image}.npz").is_file()
+
+    def find(self, image: str) -> Found:
+        wanted = ("feat", "bbox", "image_w", "image_h")
+        try:
+            with open_regular(self.path / f"{image}.npz") as file, zipfile.ZipFile(file) as archive:
+                found = {name: _array(archive, f"{name}.npy") for name in wanted if f"{name}.npy" in archive.NameToInfo}
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError) as error:
+            raise ValueError(f"damaged: {' '.join(str(error).split())}") from None
+        if "feat" not in found:
+            raise ValueError("has no array called feat")
+        if "bbox" not in found or found["bbox"].ndim != 2 or found["bbox"].shape[1] != 4:
+            return found["feat"], found.get("bbox")
+        if not all(name in found and found[name].size == 1 for name in wanted[2:]):
+            raise ValueError("has bbox, but image_w or image_h is missing")
+        return found["feat"], fractions(found["bbox"], *(float(found[name].item()) for name in wanted[2:]))
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """Return an array of numbers from an npz file, whose header and size may be wrong."""
+    if archive.NameToInfo[name].file_size > MOST_ARRAY:
+        raise ValueError(f"{name}: more than {MOST_ARRAY:,} bytes")
+    with archive.open(name) as member:
+        content = io.BytesIO(member.read(MOST_ARRAY))
+    try:
+        version = np.lib.format.read_magic(content)
+        if version > (2, 0):
+            raise ValueError(f"version {version}")
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, is_fortran, dtype = read_header(content)
+        values = content.read()
+        if dtype.kind not in "fiu" or math.prod(shape) * dtype.itemsize != len(values):
+            raise ValueError(f"type {dtype} and shape {shape} with {len(values):,} bytes")
+    except Exception as error:  # NumPy parses the header as Python, which can raise any error
+        raise ValueError(f"{name}: damaged: {' '.join(str(error).split())[:200]}") from None
+    array = np.frombuffer(values, dtype).reshape(shape, order="F" if is_fortran else "C")
+    return array.astype(np.float64 if dtype.kind in "iu" else dtype)
+
+
+class Hdf5Features(FeatureSource):
+    """Features in an HDF5 file. Links to other files are not followed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, [path])
+        try:
+            import h5py
+        except ModuleNotFoundError:
+            raise MissingPackage(
+                f'{path}: reading HDF5 requires h5py; run pip install "fairseq_resid[captioning]"'
+            ) from None
+        self.h5py = h5py
+        try:
+            self.opened: Any = h5py.File(open_any_size(path), "r")
+        except OSError as error:
+            raise ValueError(f"{path}: damaged: {' '.join(str(error).split())[:200]}") from None
+
+    def __contains__(self, image: str) -> bool:
+        return f"{image}_features" in self.opened
+
+    def find(self, image: str) -> Found:
+        try:
+            boxes = self._dataset(f"{image}_boxes") if f"{image}_boxes" in self.opened else None
+            features = self._dataset(f"{image}_features")
+        except (OSError, RuntimeError, KeyError, TypeError) as error:
+            raise ValueError(f"damaged: {' '.join(str(error).split())[:200]}") from None
+        assert features is not None
+        has_four = boxes is not None and boxes.shape[1:] == (4,)
+        return features, fractions(boxes, 1, 1, 1e-3) if has_four else boxes  # type: ignore[arg-type]
+
+    def _dataset(self, name: str) -> np.ndarray:
+        link, dataset = self.opened.get(name, getlink=True), None
+        if isinstance(link, self.h5py.HardLink):
+            dataset = self.opened[name]
+        if not isinstance(dataset, self.h5py.Dataset) or dataset.is_virtual or dataset.external:
+            raise ValueError(f"{name}: links to other files are not followed")
+        if dataset.dtype.kind not in "fiu" or not 0 < dataset.size * dataset.dtype.itemsize <= MOST_ARRAY:
+            raise ValueError(f"{name}: {dataset.size:,} values of type {dataset.dtype}")
+        values: np.ndarray = dataset[()]
+        return values
+
+
+def open_features(path: Path) -> FeatureSource:
+    """Open features by their format.
+
+    Raises: ValueError naming the path if its format is unknown, or the damaged file; OSError.
+    """
+    if path.is_file():
+        with open_any_size(path) as file:
+            is_hdf5 = file.read(8) == b"\x89HDF\r\n\x1a\n"
+        return Hdf5Features(path) if is_hdf5 else TsvFeatures(path, [path])
+    if not path.is_dir():
+        raise ValueError(f"{path}: no such file or folder with features")
+    if files := sorted(file for file in path.iterdir() if ".tsv" in file.name):
+        return TsvFeatures(path, files)
+    if files := sorted(path.glob("*.npz")):
+        return NpzFeatures(path, files)
+    raise ValueError(f"{path}: contains no features; must contain .tsv files, or ID.npz for each image")

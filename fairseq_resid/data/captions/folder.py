@@ -1,0 +1,220 @@
+"""The data folder of a caption corpus: DATA/captions.json, captions as text, and memory-mapped region features.
+
+DATA/SPLIT.captions.tsv    a line for each image: its id and its captions, lower-cased and without punctuation
+DATA/ref/SPLIT.tsv         the same with the original captions, which are the references for scoring
+DATA/dict.captions.txt     the words, in fairseq's format
+DATA/SPLIT.regions         number of regions of every image, uint16
+DATA/SPLIT.features        features of all regions, image after image: (regions, width), float16
+DATA/SPLIT.boxes           their boxes as fractions of the image, left, top, right, bottom: (regions, 4), float32
+DATA/SPLIT.thumbnails      optional: a small picture of every image, (images, height, width, 3) bytes
+
+All numbers are little-endian, without headers; captions.json has their shapes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ... import records
+from ...files import MOST_COUNT, bounded, inside, open_any_size, read_rows
+from ..sizes import check_names, check_sizes
+from ..text.forms import TextForm
+
+RECORD = "captions.json"
+DICTIONARY = "dict.captions.txt"
+TASK = "image_captioning"  # the fairseq task that reads such a folder
+WRITER = "fairseq-resid prepare-captions"
+SPLITS = ("train", "valid", "test")
+MOST_REGIONS, MOST_WIDTH, MOST_PIXELS = 1000, 1 << 16, 1 << 22  # of an image; of a region; of a thumbnail
+MOST_WORDS, MOST_CAPTIONS = 1000, 1000  # of a caption; of an image
+PARTS = {"features": "<f2", "boxes": "<f4", "regions": "<u2", "thumbnails": "u1"}  # types of the mapped files
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionRecord:
+    """DATA/captions.json.
+
+    counts, captions, regions: numbers of images, captions and regions by split
+    width: features of a region; words: size of the dictionary
+    has_boxes: whether the boxes are known; otherwise all are 0
+    thumbnail: height and width of the pictures, if there are any
+    read: SHA-256 of the input by name: of a file, or of the names and sizes of the files with features
+    differences: differences from the corpus of this name; unverified: input without a known checksum
+    asked: the settings that the folder was made with
+    sizes, checksums: bytes and SHA-256 of every other file of the folder
+    """
+
+    name: str
+    counts: dict[str, int]
+    captions: dict[str, int]
+    regions: dict[str, int]
+    width: int
+    words: int
+    has_boxes: bool
+    thumbnail: tuple[int, int] | None = None
+    read: dict[str, str] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+    unverified: list[str] = field(default_factory=list)
+    asked: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_names([*self.sizes, *self.checksums])
+        bounded(self.width, 1, MOST_WIDTH)
+        for counts in (self.counts, self.captions, self.regions):
+            for count in counts.values():
+                bounded(count, 0, MOST_COUNT)
+        if self.thumbnail and not 0 < min(self.thumbnail) <= max(self.thumbnail) <= MOST_PIXELS // max(self.thumbnail):
+            raise ValueError(f"thumbnail: {list(self.thumbnail)}: must be positive, at most {MOST_PIXELS:,} pixels")
+
+
+@dataclass(frozen=True)
+class Captions:
+    """The images of a split in order: their ids, and the captions of each."""
+
+    ids: list[str]
+    texts: list[list[str]]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class CaptionData:
+    """A data folder of captions: its path and its captions.json."""
+
+    post_process = None  # captions consist of whole words
+    form = TextForm("en")
+
+    path: Path
+    record: CaptionRecord
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def differences(self) -> list[str]:
+        return self.record.differences
+
+    @property
+    def unverified(self) -> list[str]:
+        return self.record.unverified
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        return self.record.asked
+
+    def inputs(self, subset: str) -> list[Path]:
+        """Return the files that decoding and scoring `subset` depends on."""
+        names = [f"{subset}.captions.tsv", f"{subset}.features", f"{subset}.boxes", f"ref/{subset}.tsv", DICTIONARY]
+        return [inside(self.path, name) for name in names]
+
+    def captions(self, subset: str) -> Captions:
+        """Return the captions that a model is trained on."""
+        return read_captions(self.path, f"{subset}.captions.tsv", self.record.counts.get(subset))
+
+    def reference(self, subset: str) -> Path:
+        return inside(self.path, f"ref/{subset}.tsv")
+
+    def references(self, subset: str) -> Captions:
+        """Return the original captions."""
+        return read_captions(self.path, f"ref/{subset}.tsv", self.record.counts.get(subset))
+
+    def thumbnails(self, subset: str) -> np.ndarray | None:
+        """Return the pictures (images, height, width, 3) of a subset, or None if there are none."""
+        if self.record.thumbnail is None or f"{subset}.thumbnails" not in self.record.sizes:
+            return None
+        return mapped(self.path, subset, "thumbnails", (self.record.counts[subset], *self.record.thumbnail, 3))
+
+
+@dataclass(frozen=True)
+class Regions:
+    """The regions of a split. features: (R, width); boxes: (R, 4); ends: (images,), the end of each image's regions."""
+
+    features: np.ndarray
+    boxes: np.ndarray
+    ends: np.ndarray
+
+    def of(self, image: int) -> np.ndarray:
+        """Return the features and boxes of an image, (regions, width + 4) in fp32."""
+        here = slice(self.ends[image - 1] if image else 0, self.ends[image])
+        return np.concatenate([self.features[here].astype(np.float32), self.boxes[here]], axis=1)
+
+
+def read(data: Path) -> CaptionRecord:
+    """Read DATA/captions.json.
+
+    Raises: ValueError naming the folder or file and the problem; OSError.
+    """
+    if not data.is_dir():
+        raise ValueError(f"{data}: no such data folder")
+    return records.read(inside(data, RECORD), CaptionRecord, WRITER)
+
+
+def check(data: Path, verify: bool = False) -> CaptionRecord:
+    """Compare the sizes of the files in a data folder with captions.json, and with `verify` also their checksums.
+
+    Raises: ValueError naming every file that is missing or damaged; the errors of `read`.
+    """
+    known = read(data)
+    check_sizes(data, RECORD, known.sizes, known.checksums if verify else {})
+    return known
+
+
+def read_captions(data: Path, name: str, images: int | None) -> Captions:
+    """Read a file of captions with one line for each of `images` images.
+
+    Raises: ValueError naming the file, and the line or the number of images.
+    """
+
+    def row(fields: list[str]) -> list[str]:
+        bounded(len(fields), 2, MOST_CAPTIONS + 1)
+        for caption in fields[1:]:
+            bounded(len(caption.split()), 1, MOST_WORDS)
+        return fields
+
+    file = inside(data, name)
+    rows = read_rows(file, row, f"an image and its captions of 1 to {MOST_WORDS:,} words")
+    if len(rows) != images:
+        raise ValueError(f"{file}: {len(rows):,} images, but {RECORD} has {images or 'none'}; prepare the folder again")
+    return Captions([fields[0] for fields in rows], [fields[1:] for fields in rows])
+
+
+def mapped(data: Path, split: str, part: str, shape: Sequence[int]) -> np.ndarray:
+    """Return the numbers of a file as a memory map: they are read from disk when they are used.
+
+    Raises: ValueError naming the file if it is missing or does not have the size of this shape.
+    """
+    file, dtype = data / f"{split}.{part}", np.dtype(PARTS[part])
+    if not file.is_file():
+        raise ValueError(f"{file}: no such file; a subset of {data} is required")
+    with open_any_size(file) as opened:
+        size, expected = os.fstat(opened.fileno()).st_size, int(np.prod(shape)) * dtype.itemsize
+        if size != expected or not size:
+            raise ValueError(f"{file}: {size:,} bytes, but {RECORD} needs {expected:,}; prepare the folder again")
+        return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), dtype).reshape(shape)
+
+
+def open_regions(data: Path, split: str, known: CaptionRecord) -> Regions:
+    """Return the regions of a split.
+
+    Raises: ValueError naming the file if it is missing or does not match captions.json.
+    """
+    if split not in known.counts:
+        raise ValueError(f"{split}: no such subset; {data} has {', '.join(known.counts)}")
+    total = known.regions.get(split, 0)
+    counts = mapped(data, split, "regions", (known.counts[split],))
+    if counts.min() < 1 or counts.max() > MOST_REGIONS or counts.sum(dtype=np.int64) != total:
+        raise ValueError(f"{data / split}.regions: must have {total:,} regions, 1 to {MOST_REGIONS:,} for each image")
+    features, boxes = (mapped(data, split, part, (total, width))
+                       for part, width in (("features", known.width), ("boxes", 4)))  # fmt: skip
+    return Regions(features, boxes, np.cumsum(counts, dtype=np.int64))

@@ -1,0 +1,102 @@
+"""Read captions in Karpathy's JSON format, as in dataset_coco.json, and choose the words of the dictionary."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from ...files import read_bytes
+from .folder import MOST_CAPTIONS, MOST_WORDS, SPLITS, Captions
+
+MOST_JSON = 1 << 29  # bytes; dataset_coco.json has 144 MB
+SPLIT_NAMES = {"train": "train", "restval": "train", "val": "valid", "test": "test"}
+LEAST = 5  # times that a word of the dictionary occurs in the training captions (SAS paper, section 4.3)
+SPECIAL = {"<s>", "<pad>", "</s>", "<unk>"}  # fairseq's symbols
+UNPRINTABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+class Sentence(Struct):
+    """One caption: its words without punctuation, and the original."""
+
+    tokens: list[str]
+    raw: str = ""
+
+
+class Image(Struct):
+    """An image; its id is `cocoid`, or else `imgid`."""
+
+    split: str
+    sentences: list[Sentence]
+    cocoid: int | None = None
+    imgid: int | None = None
+
+
+class Dataset(Struct):
+    """The file."""
+
+    images: list[Image]
+    dataset: str = ""
+
+
+@dataclass(frozen=True)
+class CaptionCorpus:
+    """All captions. words, references: by split, the words that a model is trained on, and the original captions."""
+
+    dataset: str
+    words: Mapping[str, Captions]
+    references: Mapping[str, Captions]
+
+    def dictionary(self) -> list[tuple[str, int]]:
+        """Return the words that occur at least LEAST times in the training captions, with counts, most frequent first.
+
+        fairseq reads all other words as <unk>.
+        """
+        counts = Counter(word for texts in self.words["train"].texts for text in texts for word in text.split())
+        found = ((word, count) for word, count in counts.items() if count >= LEAST and word not in SPECIAL)
+        return sorted(found, key=lambda item: (-item[1], item[0]))
+
+
+def read_corpus(path: Path) -> CaptionCorpus:
+    """Read a file of captions.
+
+    Raises: ValueError naming the file, and the image without id, captions or words, or with an unknown split; OSError.
+    """
+    try:
+        found = msgspec.json.decode(read_bytes(path, MOST_JSON), type=Dataset)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not in the format of dataset_coco.json: {' '.join(str(error).split())}") from None
+    words, references = ({split: Captions([], []) for split in SPLITS} for _ in range(2))
+    known: set[int] = set()
+    for place, image in enumerate(found.images, start=1):
+        number = image.imgid if image.cocoid is None else image.cocoid
+        if number is None or not 0 <= number < 10**15:
+            raise ValueError(f"{path}: image {place:,}: cocoid or imgid {number}: must be a whole number below 10^15")
+        wrong, split = "", SPLIT_NAMES.get(image.split)
+        texts = [" ".join(" ".join(one.tokens).lower().split()) for one in image.sentences]
+        raw = [" ".join(one.raw.split()) or text for one, text in zip(image.sentences, texts, strict=True)]
+        kept = [pair for pair in zip(texts, raw, strict=True) if pair[0]]
+        if number in known:
+            wrong = "appears twice"
+        elif split is None:
+            wrong = f"split {image.split[:40]!r}: must be {', '.join(SPLIT_NAMES)}"
+        elif not kept:
+            wrong = "has no captions"
+        elif len(kept) > MOST_CAPTIONS or max(len(text.split()) for pair in kept for text in pair) > MOST_WORDS:
+            wrong = f"at most {MOST_CAPTIONS:,} captions of {MOST_WORDS:,} words are allowed"
+        elif any(UNPRINTABLE.search(text) for pair in kept for text in pair):
+            wrong = "a caption contains a NUL or half of a surrogate pair"
+        if wrong or split is None:
+            raise ValueError(f"{path}: image {number}: {wrong}")
+        known.add(number)
+        for captions, side in ((words[split], 0), (references[split], 1)):
+            captions.ids.append(str(number))
+            captions.texts.append([pair[side] for pair in kept])
+    if empty := [split for split in SPLITS if not words[split].ids]:
+        raise ValueError(f"{path}: has no {empty[0]} images; it needs images in {', '.join(SPLIT_NAMES)}")
+    return CaptionCorpus(found.dataset, words, references)

@@ -1,0 +1,233 @@
+"""Make a data folder of captions from a JSON file and region features: fairseq-resid prepare-captions NAME ...
+
+folder.py describes the data folder. An interrupted preparation resumes after the last image that was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ... import records
+from ...cli.frame import command
+from ...cli.progress import Progress
+from ...files import locked, open_to_append, partial_of, read_bytes, sha256, write_text
+from ...foreign import say
+from . import folder as caption_folder
+from .features import FeatureSource, open_features
+from .folder import DICTIONARY, PARTS, RECORD, SPLITS, CaptionRecord, Captions
+from .karpathy import CaptionCorpus, read_corpus
+
+
+@dataclass(frozen=True)
+class CaptionManifest:
+    """A caption corpus. Fields that are not set are not known in advance.
+
+    dataset: the name in its JSON file; counts: number of images by split; width: features of a region
+    words: size of the dictionary in the paper
+    """
+
+    name: str
+    dataset: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    width: int | None = None
+    words: int | None = None
+
+
+# MSCOCO 2014: split of Karpathy and Li 2015, features of Anderson et al. 2018, words of the SAS paper, section 4.3.
+COCO = CaptionManifest("coco-captions", "coco", {"train": 113_287, "valid": 5_000, "test": 5_000}, 2048, 9_567)
+CUSTOM = CaptionManifest("custom")  # the user's own captions
+MANIFESTS = {manifest.name: manifest for manifest in (COCO, CUSTOM)}
+TOGETHER = 100  # images written between two points from which a preparation can resume
+WORK = (".lock", "data", "settings.json")  # in the folder of an unfinished preparation
+SHOWN = 5  # ids in an error message
+
+
+@dataclass(frozen=True)
+class CaptionOptions:
+    """Options of the preparation that are not in the manifest.
+
+    thumbnail: returns the picture (height, width, 3) of an image of `valid` or `test`, by id
+    """
+
+    captions: Path
+    features: Path
+    out: Path
+    allow_other: bool = False
+    verify: bool = False
+    thumbnail: Callable[[str], np.ndarray] | None = None
+
+
+@command("prepare-captions", "Make a data folder of image captions.", again="resumes")
+def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+    """Command line of `fairseq-resid prepare-captions`."""
+    add = parser.add_argument
+    add("name", choices=MANIFESTS, help="the corpus; custom: your own captions")
+    add("--captions", type=Path, required=True, metavar="JSON", help="captions and splits, as in dataset_coco.json")
+    add(
+        "--features",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="region features: a TSV file, a folder of TSV or npz files, or an HDF5 file",
+    )
+    add("--out", type=Path, metavar="DATA", help="output folder (default: data-bin/NAME)")
+    add("--allow-other-data", action="store_true", help="accept captions and features that differ from the manifest")
+    add("--verify", action="store_true", help="compare checksums of a finished data folder, not only file sizes")
+    args = parser.parse_args(argv)
+    out = args.out or Path("data-bin") / args.name
+    if not out.name:
+        parser.error(f"--out {out}: must be a new folder")
+    options = CaptionOptions(args.captions, args.features, out, args.allow_other_data, args.verify)
+    prepare(MANIFESTS[args.name], options)
+
+
+def prepare(manifest: CaptionManifest, options: CaptionOptions) -> bool:
+    """Make the data folder OUT; return False if it already contains exactly these captions.
+
+    Raises: ValueError for bad input, or if OUT contains other captions; OSError.
+    """
+    out, work = options.out, partial_of(options.out)
+    with locked(work / ".lock", f"{work}: another process is using this folder", wait=True):
+        if strangers := [path.name for path in work.iterdir() if path.name not in WORK]:
+            raise ValueError(
+                f"{work}: contains {strangers[0]}, which this command did not create; remove it or choose another --out"
+            )
+        try:
+            if not out.exists():
+                _make(manifest, options, work)
+                return True
+        finally:
+            if out.exists() or not (work / "data").exists():  # otherwise the next call resumes
+                shutil.rmtree(work)
+    record = records.remembered(out / RECORD, CaptionRecord)
+    if record is None or record.asked != asked(manifest, options):
+        raise ValueError(f"{out}: exists, but was not made from these files; remove it or choose another folder")
+    caption_folder.check(out, options.verify)
+    for difference in record.differences:
+        say(f"not as published: {difference}")
+    say(f"{out}: already contains these captions ({'checksums' if options.verify else 'sizes'} verified)")
+    return False
+
+
+def asked(manifest: CaptionManifest, options: CaptionOptions) -> dict[str, Any]:
+    """Return the settings that a folder is made with."""
+    return {"name": manifest.name, "captions": sha256(options.captions), "features": options.features.resolve().name}
+
+
+def differences(manifest: CaptionManifest, corpus: CaptionCorpus) -> list[str]:
+    """Return how the images of a corpus differ from its manifest."""
+    found = []
+    if manifest.dataset and corpus.dataset != manifest.dataset:
+        found.append(f"a JSON of the dataset {corpus.dataset[:40]!r}, not {manifest.dataset!r}")
+    for split, count in manifest.counts.items():
+        if len(corpus.words[split].ids) != count:
+            found.append(f"{len(corpus.words[split].ids):,} {split} images, not {count:,}")
+    return found
+
+
+def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> None:
+    """Write the data folder and rename it when it is complete."""
+    corpus = read_corpus(options.captions)
+    wrong = differences(manifest, corpus)
+    if wrong and not options.allow_other:
+        raise ValueError(f"{options.captions}: {'; '.join(wrong)} (use --allow-other-data to accept this)")
+    words = corpus.dictionary()
+    if not words:
+        raise ValueError(f"{options.captions}: no word occurs often enough in the training captions")
+    if manifest.words not in (None, len(words)):
+        wrong.append(f"{len(words):,} words, not {manifest.words:,}")
+    source = open_features(options.features)
+    for split in SPLITS:
+        if missing := [image for image in corpus.words[split].ids if image not in source]:
+            more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
+            raise ValueError(f"{options.features}: no features for {split} image {', '.join(missing[:SHOWN])}{more}")
+    data, settings = work / "data", {**asked(manifest, options), "read": source.read}
+    if records.remembered(work / "settings.json", dict) != settings:
+        shutil.rmtree(data, ignore_errors=True)
+        records.write(work / "settings.json", settings)
+    (data / "ref").mkdir(parents=True, exist_ok=True)
+    first = corpus.words["train"].ids[0]
+    width = source.regions(first, None if options.allow_other else manifest.width)[0].shape[1]
+    regions, has_boxes, size = {}, False, None
+    for split in SPLITS:
+        captions = corpus.words[split]
+        count = regions[split] = _write_regions(data, split, captions.ids, source, width)
+        has_boxes = has_boxes or bool(caption_folder.mapped(data, split, "boxes", (count, 4)).any())
+        if options.thumbnail is not None and split != "train":
+            pictures = np.stack([options.thumbnail(image) for image in captions.ids])
+            (data / f"{split}.thumbnails").write_bytes(pictures.tobytes())
+            size = (pictures.shape[1], pictures.shape[2])
+        _write_captions(data / f"{split}.captions.tsv", captions)
+        _write_captions(data / f"ref/{split}.tsv", corpus.references[split])
+        say(f"{split}: {len(captions.ids):,} images, {sum(map(len, captions.texts)):,} captions, {count:,} regions")
+    write_text(data / DICTIONARY, "".join(f"{word} {count}\n" for word, count in words))
+    if manifest.width not in (None, width):
+        wrong.append(f"{width:,} features per region, not {manifest.width:,}")
+    files = {file.relative_to(data).as_posix(): file for file in sorted(data.rglob("*")) if file.is_file()}
+    record = CaptionRecord(
+        name=options.out.name if manifest is CUSTOM else manifest.name,
+        counts={split: len(corpus.words[split].ids) for split in SPLITS},
+        captions={split: sum(map(len, corpus.words[split].texts)) for split in SPLITS},
+        regions=regions,
+        width=width,
+        words=len(words),
+        has_boxes=has_boxes,
+        thumbnail=size,
+        read={options.captions.name: settings["captions"], **source.read},
+        differences=wrong,
+        unverified=[] if manifest is CUSTOM else ["captions and features (no known checksums)"],
+        asked=asked(manifest, options),
+        sizes={name: file.stat().st_size for name, file in files.items()},
+        checksums={name: sha256(file) for name, file in files.items()},
+    )
+    records.write(data / RECORD, record)
+    os.replace(data, options.out)
+    for difference in wrong:
+        say(f"not as published: {difference}")
+    say(f"{options.out}: {len(words):,} words, {width:,} features per region; done")
+
+
+def _write_captions(file: Path, captions: Captions) -> None:
+    rows = ("\t".join([image, *texts]) for image, texts in zip(captions.ids, captions.texts, strict=True))
+    write_text(file, "".join(f"{row}\n" for row in rows))
+
+
+def _write_regions(data: Path, split: str, images: Sequence[str], source: FeatureSource, width: int) -> int:
+    """Append the regions of all images that are not written yet; return the number of regions of the split.
+
+    Raises: ValueError naming the image whose regions are damaged or have another number of features.
+    """
+    row = {"features": 2 * width, "boxes": 16}  # bytes of a region
+    with ExitStack() as stack:
+        opened = {part: stack.enter_context(open_to_append(data / f"{split}.{part}")) for part in (*row, "regions")}
+        sizes = {part: os.fstat(file.fileno()).st_size for part, file in opened.items()}
+        counts = np.frombuffer(read_bytes(data / f"{split}.regions")[: sizes["regions"] // 2 * 2], PARTS["regions"])
+        total = int(counts.sum(dtype=np.int64))
+        if any(sizes[part] < total * size for part, size in row.items()):
+            counts, total = counts[:0], 0
+        opened["regions"].truncate(2 * len(counts))
+        for part, size in row.items():
+            opened[part].truncate(total * size)
+        with Progress(f"features of {split}", len(images), "images", len(counts)) as progress:
+            for start in range(len(counts), len(images), TOGETHER):
+                found = [source.regions(image, width) for image in images[start : start + TOGETHER]]
+                boxes = [np.zeros((len(part), 4)) if known is None else known for part, known in found]
+                for part, values in (
+                    ("features", np.concatenate([each for each, _ in found])),
+                    ("boxes", np.concatenate(boxes)),
+                    ("regions", np.array([len(each) for each, _ in found])),  # last, because resuming trusts it
+                ):
+                    opened[part].write(values.astype(PARTS[part]).tobytes())
+                    opened[part].flush()
+                total += sum(len(each) for each, _ in found)
+                progress.advance(len(found))
+    return total

@@ -1,0 +1,254 @@
+"""Image captioning: CIDEr and the other scores of the COCO tools, and the NLL of the references."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..data import folders
+from ..data.captions import folder as caption_folder
+from ..data.captions.folder import CaptionData
+from ..files import read_lines
+from ..runs.run import EVALUATE, Results, Run, Scored
+from .protocol import (
+    LAST,
+    NLL,
+    Batch,
+    Candidate,
+    Measure,
+    ScoredModel,
+    ScoringJob,
+    TableRows,
+    Task,
+    Texts,
+    mean_of_sums,
+    score_of,
+)
+from .text import caption_scores, likelihood
+from .text.caption_scores import CIDER, CaptionScore
+from .text.significance import check_conditions
+from .translating import (
+    TOLERANCE,
+    check_same_dictionaries,
+    data_of,
+    decoding_settings,
+    fitting,
+    reference_nll,
+    translate,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .loading import Loaded
+
+UNIT = "nats per caption word with EOS, unsmoothed, teacher-forced"
+AVERAGED = "averaged"
+BESIDE = "BLEU-4"  # in tables, beside CIDEr
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The scores and the captions of one model, by image."""
+
+    scores: list[CaptionScore]
+    captions: list[str]
+
+    @property
+    def cider(self) -> list[float]:
+        return [one.cider for one in self.scores]
+
+
+def scores_file(run: Run, subset: str, model: str) -> Path:
+    return run.file(f"decode/{subset}.{model}.cider")
+
+
+def _cider_parts(run: Run, subset: str) -> list[list[float]]:
+    return [[one.cider, 1.0] for one in caption_scores.read_scores(scores_file(run, subset, AVERAGED))]
+
+
+def _nll_parts(run: Run, subset: str) -> list[list[float]]:
+    """Return NLL and number of words by image, because the captions of an image are not independent."""
+    scores, file = caption_scores.read_scores(scores_file(run, subset, AVERAGED)), f"decode/{subset}.{AVERAGED}.nll"
+    sentences = likelihood.read_nll(run.file(file))
+    if sum(one.references for one in scores) != len(sentences):
+        raise ValueError(f"{run.file(file)}: {len(sentences):,} captions, but there are other numbers of references")
+    rest = iter(sentences)
+    found = [[next(rest) for _ in range(one.references)] for one in scores]
+    return [[sum(one.nll for one in each), float(sum(one.tokens for one in each))] for each in found]
+
+
+class Captioning(Task[CaptionData]):
+    """Image captioning."""
+
+    folder = folders.CAPTIONS
+    example, prediction, output = "captioned image", "word", "caption"
+    has_averages, best = True, AVERAGED
+    decoding_flags = ("--by-image",)
+    table_headings = (f"{CIDER} avg", f"{CIDER} last", "tokens/s")
+    headings = ("run", "architecture", CIDER, "difference", "95% interval", "p bootstrap", BESIDE)
+    measures = {  # noqa: RUF012
+        NLL: Measure(_nll_parts, mean_of_sums, 4, True),
+        CIDER: Measure(_cider_parts, mean_of_sums, 2, False),
+    }
+    shown = (BESIDE, "METEOR", "ROUGE-L")
+    floor = (CIDER, 10.0)
+    curve = "valid NLL"
+    kept_files = ("*.averaged.cider",)  # and *.nll, as for translation
+
+    def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> CaptionData:
+        data = CaptionData(path, caption_folder.check(path))
+        caption_folder.open_regions(path, subset, data.record)
+        check_same_dictionaries(run, state, path, {caption_folder.DICTIONARY: "decoder.embed_tokens.weight"})
+        weight = state["model"].get("encoder.embed_tokens.features.weight")
+        if weight is not None and tuple(weight.shape[1:]) != (data.record.width,):
+            raise ValueError(
+                f"{path}: {data.record.width:,} features per region, but {run.last} was trained with "
+                f"{', '.join(map(str, weight.shape[1:]))}"
+            )
+        data.references(subset)
+        return data
+
+    def nll(self, job: ScoringJob[CaptionData], model: ScoredModel) -> float:
+        return likelihood.mean(reference_nll(job, model))
+
+    def score(self, job: ScoringJob[CaptionData], results: Results, lock: int) -> tuple[Results, list[str]]:
+        caption_scores.folder()  # raises before decoding, not after it
+        references = job.data.references(job.subset)
+        signature, lines = caption_scores.signature(references.texts), list[str]()
+        scores: dict[str, dict[str, Scored]] = {}
+        for model in job.models():
+            found = caption_scores.score(translate(job, model, lock), references.texts)
+            by_image = zip(references.ids, found.cider, references.texts, strict=True)
+            caption_scores.write_scores(
+                scores_file(job.run, job.subset, model.name),
+                [CaptionScore(image, cider, len(texts)) for image, cider, texts in by_image],
+            )
+            scores[model.name] = {name: Scored(round(value, 4), signature) for name, value in found.values.items()}
+            scores[model.name][NLL] = Scored(round(self.nll(job, model), 4), UNIT)
+            shown = ", ".join(f"{name} {value:.2f}" for name, value in found.values.items())
+            absent = "".join(f", {name} not computed ({reason})" for name, reason in found.absent.items())
+            lines.append(f"{model.name}: {shown}{absent}, NLL {scores[model.name][NLL].score:.4f}")
+        results = replace(
+            results,
+            signature=signature,
+            sentences=len(references),
+            averaged_checkpoints=[file.name for file in job.averages[AVERAGED]],
+            decoding=decoding_settings(job),
+            scores=scores,
+        )
+        return results, [*lines, f"{signature}; NLL in {UNIT}"]
+
+    def not_as_published(self, job: ScoringJob[CaptionData]) -> list[str]:
+        return ["the paper does not state how its captioning models were trained and decoded"]
+
+    def has_made(self, results: Results) -> bool:
+        return CIDER in results.scores.get(AVERAGED, {})
+
+    def signature(self, results: Results) -> str:
+        return f"{CIDER} {results.signature}"
+
+    def table_scores(self, run: Run, results: Results) -> tuple[str, str]:
+        averaged, last = (score_of(run, results, model, CIDER) for model in (AVERAGED, LAST))
+        return f"{averaged:.2f}", f"{last:.2f}"
+
+    def bleu(self, results: Results) -> float | None:
+        return None
+
+    def read_outputs(
+        self, run: Run, subset: str, results: Results, model: str, data: Path | None
+    ) -> tuple[float, Outputs]:
+        expected, file = score_of(run, results, model, CIDER), scores_file(run, subset, model)
+        outputs = Outputs(caption_scores.read_scores(file), read_lines(run.file(f"decode/{subset}.{model}.hyp")))
+        found = statistics.fmean(outputs.cider) if outputs.scores else float("nan")
+        if not abs(found - expected) <= TOLERANCE or len(outputs.captions) != len(outputs.scores):
+            raise ValueError(
+                f"{run.results(subset)}: contains {CIDER} {expected:.2f}, but {file} has {found:.2f} for "
+                f"{len(outputs.captions):,} captions; run {EVALUATE} {run.path} again"
+            )
+        return expected, outputs
+
+    def check_comparable(self, first: Candidate, other: Candidate) -> None:
+        check_conditions(first, other, CIDER)
+        files = {each.results.preparation.get("captions") for each in (first, other)}
+        if len(files) > 1 or [one.image for one in first.outputs.scores] != [one.image for one in other.outputs.scores]:
+            raise ValueError(
+                f"{first.path} and {other.path} cannot be compared: evaluated on different images or references"
+            )
+
+    def compare(self, candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]:
+        baseline, rows = candidates[0], self.list_apart(candidates[:1])[1]
+        for each in candidates[1:]:
+            than = caption_scores.paired(each.outputs.cider, baseline.outputs.cider)
+            tests = (f"{than.difference:+.2f}", f"{than.low:+.2f} to {than.high:+.2f}", f"{than.p:.4f}")
+            rows.append((each.name, each.results.architecture, f"{each.score:.2f}", *tests, self._beside(each)))
+        results = baseline.results
+        return rows, [
+            f"{results.corpus} {results.subset}, {results.sentences:,} images, {baseline.model}",
+            f"95% intervals over images: of {CIDER} for the first run, of the difference for the others; paired "
+            f"bootstrap, {caption_scores.RESAMPLES:,} resamples, seed {caption_scores.SEED}",
+            self.signature(results),
+        ]
+
+    def _beside(self, candidate: Candidate) -> str:
+        scores = candidate.results.scores[candidate.model]
+        return f"{scores[BESIDE].score:.2f}" if BESIDE in scores else ""
+
+    def list_apart(self, candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], TableRows]:
+        rows: TableRows = []
+        for each in candidates:
+            low, high = caption_scores.interval(each.outputs.cider)
+            tests = ("", f"{low:.2f} to {high:.2f}", "" if rows else "baseline")
+            rows.append((each.name, each.results.architecture, f"{each.score:.2f}", *tests, self._beside(each)))
+        return self.headings, rows
+
+    def spread(self, scores: list[float]) -> str:
+        return f"{CIDER} {statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
+
+    def texts(self, candidates: Sequence[Candidate]) -> Texts:
+        first = candidates[0]
+        path = data_of(Run(first.path), first.results)
+        data, subset = CaptionData(path, caption_folder.read(path)), first.results.subset
+        references = data.references(subset)
+        outputs = {each.name: each.outputs.captions for each in candidates}
+        sources = [f"image {image}" for image in references.ids]
+        return Texts(sources, references.texts, outputs, data.thumbnails(subset))
+
+    def score_together(
+        self, jobs: Sequence[ScoringJob[CaptionData]], model: str, tests: Mapping[str, Sequence[str]]
+    ) -> dict[str, Scored]:
+        """Return CIDEr and NLL of the concatenation, and the other scores if there is only one test set.
+
+        The document frequencies of CIDEr are those of each test set.
+        """
+        cider: list[float] = []
+        sentences: list[likelihood.Sentence] = []
+        for job in jobs:
+            if job.subset in tests[CIDER]:
+                cider += [one.cider for one in caption_scores.read_scores(scores_file(job.run, job.subset, model))]
+            if job.subset in tests[NLL]:
+                sentences += likelihood.read_nll(job.decoded(model, "nll"))
+        results = jobs[0].run.read_results(jobs[0].subset)
+        beside = results.scores[model] if len(jobs) == 1 else {}
+        return {
+            **{name: beside[name] for name in self.shown if name in beside},
+            CIDER: Scored(round(statistics.fmean(cider), 5), results.signature),
+            NLL: Scored(round(likelihood.mean(sentences), 5), UNIT),
+        }
+
+    def load_examples(self, loaded: Loaded, subset: str) -> None:
+        loaded.task.datasets[subset] = loaded.task.read_split(subset, by_image=False)
+
+    def fits(self, loaded: Loaded, subset: str) -> np.ndarray:
+        return fitting(loaded, subset)
+
+    def batches(self, loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
+        from .text.batches import batches
+
+        return batches(loaded, subset, chosen, max_tokens)
+
+
+CAPTIONING = Captioning()

@@ -1,0 +1,180 @@
+"""Scores of captions by pycocoevalcap, the tools of the COCO caption challenge, and CIDEr by image.
+
+Captions and references are tokenised by the Penn Treebank tokeniser of these tools, which needs Java. METEOR needs Java
+too. SPICE needs language models, which pycocoevalcap would download; it is only computed if they are installed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...cli.frame import MissingPackage
+from ...files import MOST_COUNT, MOST_NUMBER, bounded, read_rows, write_text
+
+CIDER = "CIDEr"
+INSTALL = 'run pip install "fairseq_resid[captioning]"'
+RESAMPLES, SEED = 1000, 12345
+
+
+@dataclass(frozen=True)
+class CaptionScore:
+    """The score of the caption of an image, and the number of its references. cider: 100 times CIDEr-D."""
+
+    image: str
+    cider: float
+    references: int
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Corpus scores by name, CIDEr by image, and the reason for every score that was not computed. All times 100."""
+
+    values: dict[str, float]
+    cider: list[float]
+    absent: dict[str, str]
+
+
+def write_scores(path: Path, scores: Sequence[CaptionScore]) -> None:
+    """Write one line per image: id, CIDEr and number of references, separated by tabs."""
+    write_text(path, "".join(f"{one.image}\t{one.cider:.6f}\t{one.references}\n" for one in scores))
+
+
+def read_scores(path: Path) -> list[CaptionScore]:
+    """Read a file written by `write_scores`.
+
+    Raises: ValueError naming the file and line.
+    """
+
+    def one(fields: list[str]) -> CaptionScore:
+        image, cider, references = fields
+        return CaptionScore(
+            image, bounded(float(cider), -MOST_NUMBER, MOST_NUMBER), bounded(int(references), 1, MOST_COUNT)
+        )
+
+    return read_rows(path, one, "image, CIDEr and number of references")
+
+
+def signature(references: Sequence[Sequence[str]]) -> str:
+    """Return the signature of all scores."""
+    counts = sorted({len(each) for each in references})
+    number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
+    return f"nrefs:{number}|tok:ptb|case:lc|pycocoevalcap:{metadata.version('pycocoevalcap')}"
+
+
+def folder() -> Path:
+    """Return the folder of pycocoevalcap.
+
+    Raises: MissingPackage if it or Java is missing.
+    """
+    found = find_spec("pycocoevalcap")
+    if found is None or not found.submodule_search_locations:
+        raise MissingPackage(f"scores of captions: pycocoevalcap is not installed; {INSTALL}")
+    if shutil.which("java") is None:
+        raise MissingPackage("scores of captions: java: not found; install a Java runtime, version 8 or later")
+    return Path(next(iter(found.submodule_search_locations)))
+
+
+def tokenise(lines: Sequence[str]) -> list[str]:
+    """Return lines in lower case, tokenised and without punctuation, as pycocoevalcap scores them.
+
+    Raises: ChildProcessError if the tokeniser fails.
+    """
+    (jar,) = sorted((folder() / "tokenizer").glob("stanford-corenlp-*.jar"))[:1]
+    from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS
+
+    # Not PTBTokenizer of pycocoevalcap, which writes a file into the folder of the package.
+    command = ["java", "-Dfile.encoding=UTF-8", "-cp", str(jar), "edu.stanford.nlp.process.PTBTokenizer"]
+    text = "".join(f"{' '.join(line.split())}\n" for line in lines)
+    done = subprocess.run([*command, "-preserveLines", "-lowerCase"], input=text.encode(), capture_output=True)
+    found = done.stdout.decode("utf-8", "replace").split("\n")
+    if done.returncode or len(found) != len(lines) + 1:
+        reason = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"{len(found) - 1:,} lines"]
+        raise ChildProcessError(f"tokeniser of pycocoevalcap failed for {len(lines):,} captions: {reason[0]}")
+    return [" ".join(word for word in line.split() if word not in PUNCTUATIONS) for line in found[:-1]]
+
+
+def score(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
+    """Return all scores of one caption per image.
+
+    Raises: MissingPackage; ChildProcessError; ValueError if the numbers of captions and images differ.
+    """
+    if len(captions) != len(references) or not references:
+        raise ValueError(f"{len(captions)} captions for {len(references)} images")
+    installed = folder()
+    tokens = tokenise([*captions, *(text for texts in references for text in texts)])
+    hypotheses = {image: [caption] for image, caption in enumerate(tokens[: len(captions)])}
+    rest = iter(tokens[len(captions) :])
+    expected = {image: [next(rest) for _ in texts] for image, texts in enumerate(references)}
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.meteor.meteor import Meteor
+    from pycocoevalcap.rouge.rouge import Rouge
+
+    bleu, _ = Bleu(4).compute_score(expected, hypotheses, verbose=0)
+    rouge, _ = Rouge().compute_score(expected, hypotheses)
+    cider, by_image = Cider().compute_score(expected, hypotheses)
+    values = {CIDER: cider, **{f"BLEU-{size}": value for size, value in enumerate(bleu, start=1)}, "ROUGE-L": rouge}
+    absent: dict[str, str] = {}
+
+    def add(name: str, make: Callable[[], Any], missing: str = "") -> None:
+        try:
+            if missing:
+                raise ValueError(missing)
+            values[name] = make().compute_score(expected, hypotheses)[0]
+        except (ValueError, OSError, subprocess.SubprocessError) as error:
+            absent[name] = f"{error}" if missing else f"its program failed ({type(error).__name__})"
+
+    def spice() -> Any:
+        from pycocoevalcap.spice.spice import Spice
+
+        return Spice()
+
+    has_models = any((installed / "spice" / "lib").glob("stanford-corenlp-*-models.jar"))
+    add("METEOR", Meteor)
+    add("SPICE", spice, "" if has_models else "its language models are not installed")
+    return Scores(
+        {name: 100 * float(value) for name, value in values.items()}, [100 * float(one) for one in by_image], absent
+    )
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Two models compared on the same images: difference of their CIDEr, its 95% interval and p by the bootstrap."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+def paired(mine: Sequence[float], baseline: Sequence[float]) -> Paired:
+    """Compare CIDEr by image by the paired bootstrap over images.
+
+    CIDEr is a mean over images. The document frequencies are those of the whole test set in every resample.
+    p is computed as in sacrebleu: how often a resampled difference is at least as far from the observed one as that is
+    from 0.
+    """
+    apart = np.asarray(mine, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
+    observed = float(apart.mean())
+    if not apart.any():
+        return Paired(0.0, 0.0, 0.0, 1.0)
+    generator = np.random.default_rng(SEED)
+    resampled = np.array([apart[generator.integers(0, len(apart), len(apart))].mean() for _ in range(RESAMPLES)])
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    p = (1 + np.count_nonzero(np.abs(resampled - observed) >= abs(observed))) / (RESAMPLES + 1)
+    return Paired(observed, float(low), float(high), float(p))
+
+
+def interval(scores: Sequence[float]) -> tuple[float, float]:
+    """Return the 95% interval of a mean over images by the bootstrap."""
+    found = paired(scores, [0.0] * len(scores))
+    return found.low, found.high

@@ -1,0 +1,54 @@
+"""Fixtures for the tests of captions."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from support import captions
+
+
+@pytest.fixture(scope="session")
+def official(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A JSON file and a TSV file in the official formats. Read-only."""
+    folder = tmp_path_factory.mktemp("official")
+    found = captions.images()
+    tsv = captions.write_tsv(folder / "features.tsv", [image["cocoid"] for image in found])
+    return captions.write_json(folder / "dataset_coco.json", found), tsv
+
+
+@pytest.fixture(scope="session")
+def data(official: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder of `official`. Read-only."""
+    out = tmp_path_factory.mktemp("made") / "pets"
+    assert captions.main(out, *official) == 0
+    return out
+
+
+@pytest.fixture(scope="session")
+def recipe(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return captions.write_recipe(tmp_path_factory.mktemp("recipe") / "pets.txt", data)
+
+
+@pytest.fixture(scope="session")
+def trained(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two trained runs. Read-only."""
+    folder = tmp_path_factory.mktemp("runs")
+    made = [folder / "post_ln", folder / "sas"]
+    assert captions.train(recipe, made[0], "--residual", "post_ln") == 0
+    assert captions.train(recipe, made[1], "--log-coefficients", arch="captioning_sas") == 0
+    return made
+
+
+@pytest.fixture(scope="session")
+def runs(trained: list[Path]) -> list[Path]:
+    """The trained runs, evaluated on `test`."""
+    pytest.importorskip("pycocoevalcap")
+    if shutil.which("java") is None:
+        pytest.skip("no Java")
+    from fairseq_resid.__main__ import main
+
+    assert main(["evaluate", *map(str, trained), "--subset", "test", "--cpu"]) == 0
+    return trained

@@ -1,0 +1,151 @@
+"""Training on captions: batches, resuming, workers, averaging, stock fairseq-generate, bad flags."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_resid import tasks
+from fairseq_resid.__main__ import main
+from fairseq_resid.data.captions import folder
+from fairseq_resid.evaluation import averaging
+from fairseq_resid.fairseq_patches import UserError
+from fairseq_resid.runs.run import Run
+from fairseq_resid.tasks.captions import CaptionDataset, ImageCaptioningTask
+from support.captions import train, weights
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[2]
+Capture = pytest.CaptureFixture[str]
+tasks.register()
+
+
+def task_of(data: Path, **given: object) -> ImageCaptioningTask:
+    return ImageCaptioningTask.setup_task(Namespace(**{"data": str(data), "by_image": False, **given}))
+
+
+def test_batches_pair_each_caption_with_its_image(data: Path) -> None:
+    task = task_of(data)
+    dataset = task.read_split("test", by_image=False)
+    assert len(dataset) == 12 and dataset.images.tolist() == [place // 2 for place in range(12)]
+    texts, words = folder.CaptionData(data, folder.read(data)).captions("test").texts, task.words
+    batch = dataset.collater([0, 3, 10])
+    assert "references" not in batch and batch["id"].tolist() == [0, 3, 10]
+    for row, (image, caption) in enumerate(((0, 0), (1, 1), (5, 0))):
+        target = batch["target"][row]
+        assert words.string(target[target.ne(words.pad())]) == texts[image][caption]
+        length = int(batch["net_input"]["src_lengths"][row])
+        regions = batch["net_input"]["src_tokens"][row]
+        assert np.array_equal(regions[:length].numpy(), dataset.regions.of(image)) and not regions[length:].any()
+        previous = batch["net_input"]["prev_output_tokens"][row]
+        assert previous[0] == words.eos() and torch.equal(previous[1:3], target[:2])
+    assert batch["ntokens"] == int(batch["target"].ne(words.pad()).sum())
+
+
+def test_batches_by_image_have_all_captions(data: Path) -> None:
+    dataset = task_of(data).read_split("valid", by_image=True)
+    assert len(dataset) == 4
+    batch = dataset.collater([2, 1])
+    assert [len(each) for each in batch["references"]] == [2, 2] and batch["target"].size(0) == 2
+    assert batch["references"][0][0] == [int(token) for token in batch["target"][0] if token != 1]
+
+
+def test_every_example_is_in_one_batch(data: Path) -> None:
+    dataset = task_of(data, train_subset="train").read_split("train", by_image=False)
+    with_order = [dataset.ordered_indices() for _ in range(2)]
+    assert sorted(with_order[0]) == list(range(32)) and not np.array_equal(*with_order)
+    sizes = dataset.src_sizes[with_order[0]]
+    assert (np.diff(sizes) >= 0).all() and dataset.num_tokens(0) == max(dataset.size(0))
+    kept, ignored = dataset.filter_indices_by_size(with_order[0], (2, 100))
+    assert sorted([*kept, *ignored]) == list(range(32)) and dataset.src_sizes[kept].max() == 2
+
+
+@pytest.mark.both
+def test_model_learns_and_logs(trained: list[Path]) -> None:
+    rows = [row for row in Run(trained[1]).log_records() if "valid_nll_loss" in row]
+    assert float(rows[-1]["valid_nll_loss"]) < 0.8 * float(rows[0]["valid_nll_loss"])
+    assert any("alpha.encoder.0.self_attn" in key for row in Run(trained[1]).log_records() for key in row)
+    summary = Run(trained[0]).training_summary()
+    assert summary.num_updates == 60 and summary.unit == "target tokens"
+
+
+@pytest.mark.both
+def test_resuming_is_bitwise_equal_for_any_number_of_workers(recipe: Path, trained: list[Path], tmp_path: Path) -> None:
+    halves = tmp_path / "halves"
+    assert train(recipe, halves, "--residual", "post_ln", "--max-update", "33") == 0
+    record = json.loads((halves / "run.json").read_text())
+    record["command"] = [word if word != "33" else "60" for word in record["command"]]
+    record["finished"] = False
+    (halves / "run.json").write_text(json.dumps(record))
+    assert train(recipe, halves, "--residual", "post_ln", "--max-update", "60") == 0
+    workers = tmp_path / "workers"
+    assert train(recipe, workers, "--residual", "post_ln", "--num-workers", "2") == 0
+    for name, expected in weights(trained[0]).items():
+        assert torch.equal(weights(halves)[name], expected), name
+        assert torch.equal(weights(workers)[name], expected), name
+
+
+@pytest.mark.both
+def test_stock_generate_describes_each_image_once(data: Path, trained: list[Path], tmp_path: Path) -> None:
+    averaging.average(Run(trained[1]).numbered("update"), tmp_path / "averaged.pt")
+    command = [str(Path(sys.executable).with_name("fairseq-generate")), str(data), "--user-dir", "fairseq_resid"]
+    command += ["--task", "image_captioning", "--path", str(tmp_path / "averaged.pt"), "--gen-subset", "test"]
+    done = subprocess.run([*command, "--by-image", "--beam", "3", "--cpu"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^D-(\d+)\t\S+\t(.*)$", done.stdout, re.MULTILINE)
+    assert sorted(int(number) for number, _ in found) == list(range(6))
+    words = {row.split()[0] for row in (data / folder.DICTIONARY).read_text().splitlines()}
+    assert all(text and set(text.split()) <= words for _, text in found)
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags", "message"),
+    [
+        ("transformer_sas", (), "--arch transformer_sas: a model of text, but the recipe's task is image_captioning"),
+        ("captioning_sas", ("--residual", "post_ln"), "use --arch captioning_resid to choose"),
+        ("captioning_resid", ("--share-all-embeddings",), "--share-all-embeddings: images have no words"),
+    ],
+)
+def test_bad_training_flags_are_refused(
+    recipe: Path, tmp_path: Path, arch: str, flags: tuple[str, ...], message: str, capsys: Capture
+) -> None:
+    assert train(recipe, tmp_path / "run", *flags, arch=arch) != 0
+    log = tmp_path / "run" / "train.log"
+    assert message in capsys.readouterr().err + (log.read_text() if log.exists() else "")
+
+
+def test_captions_are_refused_by_other_tasks(data: Path, trained: list[Path], tmp_path: Path, capsys: Capture) -> None:
+    run = ["--run", str(tmp_path / "run")]
+    assert main(["train", "multi30k-en-de-small", str(data), "--arch", "transformer_sas", *run]) == 2
+    assert "contains captions, but the recipe's task requires text" in capsys.readouterr().err
+    assert main(["train", "multi30k-en-de", "--arch", "captioning_sas", *run]) == 2
+    assert "a model of captions, but the recipe's task is translation" in capsys.readouterr().err
+    for command in (["attention"], ["translate"], ["export", "--to", "onnx", "--out", str(tmp_path / "out")]):
+        assert main([command[0], str(trained[0]), *command[1:]]) == 2, command
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "Traceback" not in said, said
+
+
+def test_damaged_folders_are_refused_before_training(data: Path, tmp_path: Path) -> None:
+    pets = tmp_path / "pets"
+    shutil.copytree(data, pets)
+    (pets / "valid.boxes").write_bytes(b"")
+    with pytest.raises(UserError, match=r"valid.boxes has 0 bytes, not 144"):
+        task_of(pets)
+    with pytest.raises(UserError, match="nosuch: no such subset"):
+        task_of(data).load_dataset("nosuch")
+    shutil.copy(data / "valid.boxes", pets)
+    (pets / folder.DICTIONARY).write_text("cat 1\ncat 1\n".ljust((data / folder.DICTIONARY).stat().st_size))
+    with pytest.raises(UserError, match="repeats a word"):
+        task_of(pets)
+    assert isinstance(task_of(data).read_split("test", True), CaptionDataset)

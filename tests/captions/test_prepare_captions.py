@@ -1,0 +1,317 @@
+"""prepare-captions: formats of captions and features, resuming, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairseq_resid.data import folders
+from fairseq_resid.data.captions import features, folder, karpathy, prepare
+from support import captions
+from support.captions import error_of, images, line, main, regions, write_json, write_tsv
+
+pytestmark = pytest.mark.once
+
+Capture = pytest.CaptureFixture[str]
+Official = tuple[Path, Path]
+NUMBERS = [image["cocoid"] for image in images()]
+
+
+def stored(data: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    found = folder.open_regions(data, split, folder.read(data))
+    return np.array(found.features), np.array(found.boxes), found.ends
+
+
+def test_folder_contains_captions_words_and_regions(data: Path) -> None:
+    record = folder.check(data, verify=True)
+    assert record.counts == {"train": 16, "valid": 4, "test": 6} and record.captions["train"] == 32
+    assert record.width == captions.WIDTH and record.has_boxes and record.thumbnail is None
+    opened = folder.CaptionData(data, record)
+    assert opened.captions("train").texts[0] == ["a cat on the grass", "there is a cat a small one"]
+    assert opened.references("train").texts[0] == ["A cat on the grass.", "There is a cat, a small one!"]
+    assert opened.captions("test").ids == [str(number) for number in NUMBERS[20:]]
+    words = dict(row.split() for row in (data / folder.DICTIONARY).read_text().splitlines())
+    assert words["a"] == "48" and "cat" in words and "frog" in words and next(iter(words)) == "a"
+    found, boxes, ends = stored(data, "test")
+    for place, number in enumerate(NUMBERS[20:]):
+        here = slice(ends[place - 1] if place else 0, ends[place])
+        assert np.array_equal(found[here], regions(number)[0].astype(np.float16))
+        assert boxes[here] == pytest.approx(regions(number)[1] / [640, 480, 640, 480])
+    assert folders.of_folder(data) is folders.CAPTIONS and folders.CAPTIONS.missing_split(data, ["valid"]) is None
+    assert "nosuch: " in str(folders.CAPTIONS.missing_split(data, ["nosuch"]))
+
+
+def test_rare_words_are_not_in_the_dictionary(tmp_path: Path) -> None:
+    found = images()
+    for count, image in enumerate(found):
+        image["sentences"][0]["tokens"] += ["Four"] * (count < 4) + ["Five"] * (count < 5) + ["<unk>"]
+    corpus = karpathy.read_corpus(write_json(tmp_path / "a.json", found))
+    words = dict(corpus.dictionary())
+    assert words["five"] == 5 and "four" not in words and "<unk>" not in words
+
+
+def test_npz_and_hdf5_give_the_same_regions(data: Path, official: Official, tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    npz = tmp_path / "npz"
+    npz.mkdir()
+    with h5py.File(tmp_path / "all.h5", "w") as file:
+        for number in NUMBERS:
+            feat, boxes = regions(number)
+            np.savez(npz / f"{number}.npz", feat=feat, bbox=boxes, image_w=640, image_h=480)
+            file[f"{number}_features"], file[f"{number}_boxes"] = feat, boxes / [640, 480, 640, 480]
+    for source in (npz, tmp_path / "all.h5"):
+        out = tmp_path / f"made-{source.name}"
+        assert main(out, official[0], source) == 0
+        for mine, theirs in zip(stored(out, "train"), stored(data, "train"), strict=True):
+            assert mine == pytest.approx(theirs)
+
+
+def test_features_without_boxes_are_recorded(official: Official, tmp_path: Path) -> None:
+    npz = tmp_path / "npz"
+    npz.mkdir()
+    for number in NUMBERS:
+        np.savez_compressed(npz / f"{number}.npz", feat=regions(number)[0].astype(np.float16))
+    assert main(tmp_path / "made", official[0], npz) == 0
+    assert not folder.read(tmp_path / "made").has_boxes and not stored(tmp_path / "made", "valid")[1].any()
+
+
+def test_finished_folder_is_kept_and_another_corpus_refused(
+    data: Path, official: Official, tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "pets"
+    shutil.copytree(data, out)
+    assert main(out, *official, "--verify") == 0
+    assert "already contains these captions (checksums verified)" in capsys.readouterr().out
+    other = write_json(tmp_path / "other.json", images()[:-1])
+    assert "was not made from these files" in error_of(capsys, out, other, official[1])
+    with (out / "train.features").open("r+b") as file:
+        file.write(b"\xff")
+    assert "train.features does not have the checksum" in error_of(capsys, out, *official, "--verify")
+    (out / "train.features").unlink()
+    assert "train.features is missing" in error_of(capsys, out, *official)
+
+
+def test_killed_preparation_resumes_after_the_last_image(
+    data: Path, official: Official, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "TOGETHER", 4)
+    out, read, find = tmp_path / "pets", [], features.TsvFeatures.find
+
+    def counted(self: Any, image: str) -> Any:
+        read.append(image)
+        if len(read) == 12:  # in the third block of train
+            raise KeyboardInterrupt
+        return find(self, image)
+
+    monkeypatch.setattr(features.TsvFeatures, "find", counted)
+    assert main(out, *official) == 130 and not out.exists()
+    with (tmp_path / "pets.partial" / "data" / "train.features").open("ab") as file:
+        file.write(b"half of a region")
+    before = len(read)
+    assert main(out, *official) == 0 and len(read) - before < len(NUMBERS)
+    names = sorted(file.relative_to(data) for file in data.rglob("*") if file.is_file())
+    assert all((out / name).read_bytes() == (data / name).read_bytes() for name in names)
+    assert not (tmp_path / "pets.partial").exists()
+
+
+def test_files_of_the_user_are_not_removed(official: Official, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "pets.partial").mkdir()
+    (tmp_path / "pets.partial" / "notes.txt").touch()
+    assert "contains notes.txt, which this command did not create" in error_of(capsys, tmp_path / "pets", *official)
+    assert (tmp_path / "pets.partial" / "notes.txt").is_file()
+
+
+def test_coco_counts_and_dataset_are_checked(official: Official, tmp_path: Path, capsys: Capture) -> None:
+    found = error_of(capsys, tmp_path / "made", *official, name="coco-captions")
+    assert "16 train images, not 113,287; 4 valid images, not 5,000" in found and "--allow-other-data" in found
+    flickr = write_json(tmp_path / "flickr.json", images(), "flickr8k")
+    assert "a JSON of the dataset 'flickr8k', not 'coco'" in error_of(
+        capsys, tmp_path / "made", flickr, official[1], name="coco-captions"
+    )
+    assert main(tmp_path / "made", *official, "--allow-other-data", name="coco-captions") == 0
+    differences = folder.read(tmp_path / "made").differences
+    assert any("words, not 9,567" in each for each in differences)
+    assert any("8 features per region, not 2,048" in each for each in differences)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def changed(**image: Any) -> list[dict[str, Any]]:
+    """Return the images with the first one changed."""
+    first, *others = images()
+    return [{**first, **image}, *others]
+
+
+BAD_CAPTIONS: dict[str, tuple[Any, str]] = {
+    "no captions": (changed(sentences=[]), "image 100: has no captions"),
+    "only empty captions": (changed(sentences=[{"tokens": [" "], "raw": "."}]), "image 100: has no captions"),
+    "twice": (changed(cocoid=101), "image 101: appears twice"),
+    "unknown split": (changed(split="dev"), "image 100: split 'dev': must be train, restval, val, test"),
+    "no id": (changed(cocoid=None, imgid=None), "image 1: cocoid or imgid None"),
+    "negative id": (changed(cocoid=-1), "image 1: cocoid or imgid -1"),
+    "NUL": (changed(sentences=[{"tokens": ["a\0b"], "raw": "a"}]), "image 100: a caption contains a NUL"),
+    "long": (changed(sentences=[{"tokens": ["a"] * 1001}]), "image 100: at most 1,000 captions of 1,000 words"),
+    "no test": ([image for image in images() if image["split"] != "test"], "has no test images"),
+    "tokens of another type": (changed(sentences=[{"tokens": "a cat"}]), "not in the format of dataset_coco.json"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CAPTIONS)
+def test_bad_captions_are_refused_by_image(official: Official, tmp_path: Path, case: str, capsys: Capture) -> None:
+    found, message = BAD_CAPTIONS[case]
+    assert message in error_of(capsys, tmp_path / "made", write_json(tmp_path / "a.json", found), official[1])
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"images": 1}', '{"images": [{}]}', "\xff"])
+def test_files_that_are_not_captions_are_refused(
+    official: Official, tmp_path: Path, text: str, capsys: Capture
+) -> None:
+    (tmp_path / "a.json").write_bytes(text.encode("latin-1"))
+    found = error_of(capsys, tmp_path / "made", tmp_path / "a.json", official[1])
+    assert "a.json: not in the format of dataset_coco.json" in found
+
+
+feat, box = regions(100)
+LINE = line(100, feat, box)
+BAD_LINES: dict[str, tuple[str, str]] = {
+    "cut": (LINE[: LINE.rindex("\t") + 42], "image 100: features.tsv:26: "),
+    "cut before the features": (LINE[:30], "image 100: features.tsv:26: 5 fields instead of 6; is the file complete?"),
+    "wrong width": (line(100, feat[:, :-1], box), "image 101: 8 features per region; must be 7"),
+    "box outside": (
+        line(100, feat, box, (90, 480)),
+        "image 100: box 1 (0, 20, 100, 480) is not inside the image of 90x480 pixels",
+    ),
+    "box reversed": (line(100, feat, box[:, [2, 1, 0, 3]]), "image 100: box 1 (100, 20, 0, 480) is not inside"),
+    "NaN": (line(100, feat * np.nan, box), "image 100: a feature is not a number from -65,504 to 65,504"),
+    "too large for float16": (line(100, feat + 1e6, box), "image 100: a feature is not a number"),
+    "no regions": (LINE.replace("\t2\t", "\t0\t"), "image 100: features.tsv:26: 0 regions"),
+    "too many regions": (LINE.replace("\t2\t", "\t9999999999\t"), "image 100: features.tsv:26: 9999999999 regions"),
+    "not base64": (LINE[:-9] + "********\n", "image 100: features.tsv:26: expected image_id"),
+    "no id": ("cat\t1\n", "features.tsv:26: b'cat\\t1\\n': must start with the id of an image"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LINES)
+def test_bad_tsv_lines_are_refused_by_image(official: Official, tmp_path: Path, case: str, capsys: Capture) -> None:
+    wrong, message = BAD_LINES[case]
+    tsv = write_tsv(tmp_path / "features.tsv", NUMBERS[1:])
+    with tsv.open("a") as file:
+        file.write(wrong)
+    assert message in error_of(capsys, tmp_path / "made", official[0], tsv)
+
+
+def test_missing_features_are_listed_by_image(official: Official, tmp_path: Path, capsys: Capture) -> None:
+    tsv = write_tsv(tmp_path / "features.tsv", NUMBERS[7:])
+    found = error_of(capsys, tmp_path / "made", official[0], tsv)
+    assert "no features for train image 100, 101, 102, 103, 104 and 2 more" in found
+    assert "no such file or folder with features" in error_of(capsys, tmp_path / "made", official[0], tmp_path / "no")
+    os.mkfifo(tmp_path / "pipe.tsv")
+    (tmp_path / "pipes").mkdir()
+    os.rename(tmp_path / "pipe.tsv", tmp_path / "pipes" / "a.tsv")
+    assert "not a regular file" in error_of(capsys, tmp_path / "made", official[0], tmp_path / "pipes")
+
+
+def test_last_line_of_an_image_counts(official: Official, tmp_path: Path, data: Path) -> None:
+    """The released files repeat the images at which their extraction was restarted."""
+    tsv = tmp_path / "features.tsv"
+    tsv.write_text(LINE[:40] + "\n" + "".join(line(number, *regions(number)) for number in NUMBERS))
+    assert main(tmp_path / "made", official[0], tsv) == 0
+    assert np.array_equal(stored(tmp_path / "made", "train")[0], stored(data, "train")[0])
+
+
+def bad_npz(path: Path, case: str) -> str:
+    feat = regions(100)[0]
+    if case == "not a zip":
+        path.write_bytes(b"PK\x03\x04 no")
+        return "damaged: "
+    if case == "pickle":
+        np.savez(path, feat=np.array([{}], dtype=object))
+        return "feat.npy: damaged: type object"
+    if case == "no feat":
+        np.savez(path, x=feat)
+        return "has no array called feat"
+    if case == "box without size":
+        np.savez(path, feat=feat, bbox=regions(100)[1])
+        return "has bbox, but image_w or image_h is missing"
+    if case == "huge shape":
+        header = {"descr": "<f4", "fortran_order": False, "shape": (1 << 40, 2048)}
+        with zipfile.ZipFile(path, "w") as archive, archive.open("feat.npy", "w") as file:
+            np.lib.format.write_array_header_1_0(file, header)  # type: ignore[arg-type]
+        return "feat.npy: damaged: type float32 and shape"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:  # a bomb
+        archive.writestr("feat.npy", b"\0" * (features.MOST_ARRAY + 1))
+    return "feat.npy: more than 67,108,864 bytes"
+
+
+@pytest.mark.parametrize("case", ["not a zip", "pickle", "no feat", "box without size", "huge shape", "bomb"])
+def test_bad_npz_files_are_refused_by_image(official: Official, tmp_path: Path, case: str, capsys: Capture) -> None:
+    npz = tmp_path / "npz"
+    npz.mkdir()
+    for number in NUMBERS:
+        np.savez(npz / f"{number}.npz", feat=regions(number)[0])
+    message = bad_npz(npz / "100.npz", case)
+    assert f"image 100: {message}" in error_of(capsys, tmp_path / "made", official[0], npz)
+
+
+@pytest.mark.parametrize("case", ["damaged", "external link", "external data", "text", "missing"])
+def test_bad_hdf5_files_are_refused(official: Official, tmp_path: Path, case: str, capsys: Capture) -> None:
+    h5py = pytest.importorskip("h5py")
+    path, secret = tmp_path / "all.h5", tmp_path / "secret.h5"
+    with h5py.File(secret, "w") as file:
+        file["x"] = regions(100)[0]
+    with h5py.File(path, "w") as file:
+        for number in NUMBERS[1:]:
+            file[f"{number}_features"] = regions(number)[0]
+        if case == "external link":
+            file["100_features"] = h5py.ExternalLink(str(secret), "x")
+        elif case == "external data":
+            file.create_dataset("100_features", (2, 8), "f4", external=[(str(secret), 0, 64)])
+        elif case == "text":
+            file["100_features"] = "cat"
+    if case == "damaged":
+        path.write_bytes(path.read_bytes()[:200])
+    message = {"damaged": "all.h5: damaged", "missing": "no features for train image 100", "text": "values of type"}
+    expected = message.get(case, "image 100: 100_features: links to other files are not followed")
+    assert expected in error_of(capsys, tmp_path / "made", official[0], path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": 1 << 20}, "must be 1 to 65536"),
+        ({"counts": {"train": -1}}, "must be 0 to"),
+        ({"sizes": {"../x": 1}}, "not a file of the data folder"),
+        ({"thumbnail": [0, 5]}, "thumbnail: [0, 5]: must be positive"),
+    ],
+)
+def test_bad_records_are_refused(data: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    shutil.copytree(data, tmp_path / "pets")
+    record = tmp_path / "pets" / "captions.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), **change}))
+    with pytest.raises(ValueError, match="damaged") as error:
+        folder.check(tmp_path / "pets")
+    assert message in str(error.value)
+
+
+def test_files_that_do_not_match_the_record_are_refused(data: Path, tmp_path: Path) -> None:
+    pets = tmp_path / "pets"
+    shutil.copytree(data, pets)
+    known = folder.read(pets)
+    (pets / "valid.regions").write_bytes(b"\0" * 8)
+    with pytest.raises(ValueError, match=r"valid.regions: must have 9 regions, 1 to 1,000 for each image"):
+        folder.open_regions(pets, "valid", known)
+    (pets / "test.features").write_bytes(b"1")
+    with pytest.raises(ValueError, match=r"test.features: 1 bytes, but captions.json needs"):
+        folder.open_regions(pets, "test", known)
+    (pets / "test.captions.tsv").write_text("120\t\n")
+    with pytest.raises(ValueError, match=r"test.captions.tsv:1: .*: expected an image and its captions"):
+        folder.CaptionData(pets, known).captions("test")
+    with pytest.raises(ValueError, match="nosuch: no such subset"):
+        folder.open_regions(pets, "nosuch", known)
