@@ -276,8 +276,8 @@ def fairseq_state_kept(text: io.StringIO) -> Iterator[None]:
 def cli() -> Callable[..., Result]:
     """Run a fairseq command in this process: `cli("fairseq-generate", data, "--path", file) -> Result`.
 
-    It adds --user-dir and --cpu, and uses no worker processes. A command that exits with a code other than 0 fails the
-    test unless `check=False`; any other exception is raised. `stdin` is the text that the command reads.
+    It adds --user-dir and --cpu, and uses no worker processes. Unless `check=False`, a command that exits with a code
+    other than 0 fails the test. Exceptions other than SystemExit are raised. `stdin` is the text that it reads.
     """
 
     def run(command: str, *flags: object, stdin: str = "", check: bool = True) -> Result:

@@ -1,4 +1,4 @@
-"""Post-norm structures for deep stacks, which scale the shortcut by the depth of the model: DeepNorm and Keel."""
+"""Post-norm structures that scale the shortcut by a factor that grows with depth: DeepNorm and Keel."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def affine(norm: Any, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     Raises: CannotFold for any other norm.
     """
     if not isinstance(norm, nn.LayerNorm):
-        raise CannotFold(f"its norm is {type(norm).__name__}; only --norm layer folds")
+        raise CannotFold(f"its norm is {type(norm).__name__}; only a structure with --norm layer can be folded")
     return norm.weight.detach() * scale, norm.bias.detach() * scale
 
 

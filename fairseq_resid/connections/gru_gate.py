@@ -30,8 +30,8 @@ class GruGate(PreLayerNorm):
               F = relu(dropout(f(LN(x)))); the stack ends with a norm
     Source:   Parisotto 2019, GTrXL, arXiv 1910.06764; our b is the paper's -b_g. nn.GRUCell, which other packages use,
               is a different unit: it computes r ⊙ (U_h x), and has more biases
-    Start:    b = -2, which favours the shortcut. The paper does not state the rest: every matrix is Xavier-uniform, as
-              in RLlib's GTrXL
+    Start:    b = -2, which favours the shortcut. The paper does not state how the matrices start. Ours are
+              Xavier-uniform, as in RLlib's GTrXL
     """
 
     def __init__(self, place: Place, options: GruOptions, *rest: Any) -> None:

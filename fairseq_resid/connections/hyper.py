@@ -38,7 +38,9 @@ class HyperOptions(StreamsOptions):
     """Options of hyper."""
 
     hyper_weights: str = option(
-        "dynamic", "static: learned constants; dynamic: they also depend on the streams", choices=("static", "dynamic")
+        "dynamic",
+        "static: the weights are learned constants; dynamic: the weights also depend on the streams",
+        choices=("static", "dynamic"),
     )
 
 

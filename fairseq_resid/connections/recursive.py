@@ -85,6 +85,6 @@ register(
         source="Liu 2020 (rSkip)",
         family="Scaling",
         use_when="Post-norm models. The recursion costs almost no time or memory. "
-        "Compare the results with those of `xskip_ln` to see what it adds.",
+        "Compare the results with those of `xskip_ln` to see what the recursion adds.",
     ),
 )

@@ -70,7 +70,7 @@ class AdminOptions(Options):
 
 
 class Admin(WeightedSkipLayerNorm):
-    """Weights the shortcut by the variance accumulated before the site, so that all branches contribute equally.
+    """Weights the shortcut by the standard deviation accumulated before the site: all branches contribute equally.
 
     Formula:  y = LN(ω ⊙ x + F), ω in R^C learned
     Source:   Liu 2020, Understanding the Difficulty of Training Transformers, section 4.3, and its code

@@ -96,9 +96,10 @@ def is_traced(x: Tensor) -> bool:
 def use_kernels(backend: str, training: bool, x: Tensor, f: Tensor, kernel: tuple[str, int] = ("chain", 1)) -> bool:
     """Decide whether the kernels compute a site, and log each decision and its reason once per process.
 
-    `auto` uses the kernels wherever they are supported on a GPU; `eager` never uses them. `triton` requires them in
-    training and falls back to eager otherwise, so that a model trained on a GPU can be decoded anywhere. A site that
-    PyTorch traces (torch.compile, torch.jit, torch.func, forward-mode AD, CUDA graphs) runs eagerly. `kernel` is a
+    `auto` uses the kernels wherever they are supported on a GPU; `eager` never uses them. `triton` uses them wherever
+    they are supported; elsewhere it raises an error in training and falls back to eager in inference, so that a model
+    trained on a GPU can be decoded anywhere. A site that PyTorch traces (torch.compile, torch.jit, torch.func,
+    forward-mode AD, CUDA graphs) runs eagerly. `kernel` is a
     kernel's name in self_check.Kind and its number of norms. The kernels are checked before their first use with it.
 
     Raises:   ValueError naming the reason if `triton` is not supported in training.

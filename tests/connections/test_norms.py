@@ -144,5 +144,5 @@ def test_norms_other_than_layer_do_not_fold(norm: str) -> None:
     site = connections.build("post_ln", Place(C, norm=NORMS[norm]))
     folds = connections.structure("post_ln").folds
     assert folds is not None
-    with pytest.raises(connections.CannotFold, match="only --norm layer folds"):
+    with pytest.raises(connections.CannotFold, match="only a structure with --norm layer can be folded"):
         folds(site)

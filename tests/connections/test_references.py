@@ -170,7 +170,7 @@ def test_residuals_equal_those_of_x_transformers(name: str, given: dict[str, Any
         C, depth=4, heads=1, custom_layers=("f",) * 4, **given
     )
     shaken(theirs)
-    # Each sequence has one position, because their orthogonal update projects whole sequences.
+    # Each sequence has one position, because x-transformers' update projects whole sequences.
     x = torch.randn(10, 1, C, dtype=torch.float64)
     y: Tensor = x
     for index, (their_norms, block, _) in enumerate(theirs.layers):

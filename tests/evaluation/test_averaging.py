@@ -279,7 +279,7 @@ def test_failed_write_keeps_old_output(files: list[Path], tmp_path: Path, monkey
     assert out.read_text() == "old" and not list(tmp_path.glob("*.partial"))
 
 
-def test_killed_script_keeps_old_output_and_runs_anywhere(files: list[Path], tmp_path: Path) -> None:
+def test_kill_keeps_old_output_and_script_runs_anywhere(files: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out.pt"
     out.write_text("old")
     kill = (

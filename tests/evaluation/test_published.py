@@ -131,7 +131,9 @@ def test_published_profile_cannot_be_changed(words: list[str], message: str, tmp
     assert message in capsys.readouterr().err and not (tmp_path / "data").exists()
 
 
-def test_missing_split_is_refused(raw: Path, tmp_path: Path, small_profile: dict[str, Any], capsys: Capture) -> None:
+def test_corpus_without_a_split_is_refused(
+    raw: Path, tmp_path: Path, small_profile: dict[str, Any], capsys: Capture
+) -> None:
     part = tmp_path / "part"
     part.mkdir()
     for path in raw.iterdir():

@@ -53,7 +53,7 @@ def test_devices_pipes_and_huge_files_are_refused(make: Callable[[Path], None], 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("content", [b"\0", b"\n", b"line\n"], ids=["one line", "empty lines", "lines"])
-def test_compressed_bomb_is_refused_with_little_memory(content: bytes, tmp_path: Path) -> None:
+def test_refusing_a_decompression_bomb_takes_little_memory(content: bytes, tmp_path: Path) -> None:
     """A file of 3 to 9 MB contains 3 GB of repeated text. A separate process reads it, and its memory is measured."""
     with gzip.open(tmp_path / "train.log.gz", "wb", compresslevel=1) as file:
         for _ in range(300):
@@ -195,7 +195,7 @@ def test_lock_and_partial_name_do_not_follow_links(tmp_path: Path) -> None:
     assert precious.read_text() == "mine" and (tmp_path / "results.json").read_text() == "new"
 
 
-def test_pipes_in_place_of_written_files_do_not_hang(tmp_path: Path) -> None:
+def test_writing_does_not_hang_on_pipes(tmp_path: Path) -> None:
     for name in ("card.md.partial", "train.log"):
         os.mkfifo(tmp_path / name)
     files.write_text(tmp_path / "card.md", "new")

@@ -90,7 +90,8 @@ def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype, backend
     half = torch.finfo(dtype).max / 2
     fits = {key: right.abs() <= half for key, right in exact.items()}
     in_range = all(bool(fits[key].all()) for key in ("dx", "dF"))
-    # A gate's logit sums huge numbers of both signs, so rounding may give any value. So may the norm of equal numbers.
+    # A gate's logit sums huge numbers of both signs, so rounding may give any value, as it may in the
+    # norm of equal numbers.
     is_compared = not spec(name).has_gate
     spread = x.isclose(x[:, :1]).all(-1).logical_not()
     tolerance = 24 * torch.finfo(dtype).eps

@@ -56,6 +56,6 @@ def test_a_stack_starts_as_a_pre_norm_stack():
     torch.testing.assert_close(frac(x), plain(x))
 
 
-def test_fractions_divide_the_width():
+def test_number_of_fractions_must_divide_the_width():
     with pytest.raises(ValueError, match=r"^hyper_streams=3: must divide the 8 channels$"):
         connections.build("frac", 8, hyper_streams=3)
