@@ -47,8 +47,8 @@ class Baselines:
 def baselines(raw: Path, source: str, target: str) -> Baselines:
     """Return the BLEU of copying the test source and of the nearest training sentence's translation.
 
-    Raises: ValueError naming a file that is missing, empty, not UTF-8, or differs in length from its counterpart,
-    or a line that is too long.
+    Raises: ValueError naming a file that is missing, empty or not UTF-8, or that differs in length from its
+    counterpart, or naming a line that is too long.
     """
     (train_source, train_target), (test_source, test_target) = (_read(raw, split, source, target) for split in SPLITS)
     copy = bleu(test_source, test_target)

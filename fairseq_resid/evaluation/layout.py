@@ -23,7 +23,10 @@ def markdown(headings: Sequence[str], rows: Rows, notes: Sequence[str], left: in
 
 
 def show(headings: Sequence[str], rows: Rows, notes: Sequence[str], left: int, console: Console) -> None:
-    """Print the table without truncating cells: wrapped to the width of a terminal, otherwise as wide as needed."""
+    """Print the table without truncating cells.
+
+    On a terminal, cells are wrapped to fit its width; elsewhere, the table is as wide as needed.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index < left else "right", overflow="fold")

@@ -81,7 +81,7 @@ class Translator:
 
     @property
     def most_bytes(self) -> int:
-        """Maximum length of a line in bytes, newline included."""
+        """The maximum length of a line in bytes, newline included."""
         return most_bytes(self.longest)
 
     def decode(self, encoded: Sequence[Tensor | None]) -> list[str]:
@@ -104,7 +104,7 @@ def lines_of(stream: IO[bytes], most: int) -> Iterator[bytes]:
 
 
 def encoded_batches(translator: Any, lines: Iterable[bytes], together: int) -> Iterator[list[Any]]:
-    """Yield the encoded lines in batches of `together`; a bad line raises after the lines before it are yielded."""
+    """Yield the encoded lines in batches of `together`; an invalid line raises ValueError after the lines before it."""
     encoded: list[Any] = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -23,7 +23,7 @@ class Publication:
     source: str
 
 
-# By name of the corpus. Each has a profile called "published".
+# The publications, by corpus name. The data of each can be prepared with `--profile published`.
 PUBLICATIONS = {
     "multi30k-en-de": Publication(
         subset="test",
