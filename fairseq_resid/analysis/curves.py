@@ -82,7 +82,7 @@ def read_curves(run: Run) -> Curves:
 
 
 def time_of(line: str) -> float | None:
-    """Return the timestamp of a log line in seconds, or None if there is none."""
+    """Return the timestamp of a log line in seconds, or None if it has none."""
     try:
         return datetime.fromisoformat(line[:19]).timestamp()
     except (ValueError, OverflowError):
@@ -115,7 +115,10 @@ def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def band(curves: Sequence[Curves], name: str, by: str) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Return x, mean, minimum and maximum of a quantity at the points that all runs have; hours are averaged."""
+    """Return the x values, mean, minimum and maximum of a quantity at the points that all runs share.
+
+    Hours are averaged over the runs.
+    """
     tables = [{at: (seconds, value) for at, seconds, value in each.points.get(name, ())} for each in curves]
     common = sorted(set.intersection(*map(set, tables)))
     x = [at if by == "updates" else sum(table[at][0] for table in tables) / len(tables) / 3600 for at in common]

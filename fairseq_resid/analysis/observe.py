@@ -19,7 +19,7 @@ from .results import BINS, Coefficient
 
 @dataclass
 class Moments:
-    """Sums of one quantity over positions, in fp64, so that they do not depend on the batches."""
+    """Sums of one quantity over positions, in fp64, so that they do not depend on the batch size."""
 
     count: float = 0.0
     total: float = 0.0

@@ -95,7 +95,7 @@ def coefficients(analysis: Analysis, path: Path) -> None:
 def histograms(analysis: Analysis, path: Path) -> None:
     """Draw the distribution of a coefficient over [0, 1] at each site.
 
-    Darker values are more frequent, and each row sums to 1.
+    Darker means more frequent, and each row sums to 1.
     """
     shown = [name for name in names(analysis) if any(s.coefficients[name].histogram for s in having(analysis, name))]
     shown = shown[:MOST_LINES]
@@ -120,7 +120,7 @@ def having(analysis: Analysis, name: str) -> list[Site]:
 
 
 def norms(analysis: Analysis, path: Path) -> None:
-    """Draw the norms of shortcut, branch and output, and the branch's share of the output."""
+    """Draw the norms of the shortcut, the branch and the output, and the branch's share of the output."""
     parts = stacks(analysis)
     quantities: list[tuple[str, Callable[[Site], float | None]]] = [
         ("|shortcut|", lambda site: site.shortcut),

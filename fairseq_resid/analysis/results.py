@@ -21,7 +21,7 @@ BINS = 50  # bins of a histogram over [0, 1]
 
 @dataclass(frozen=True)
 class Coefficient:
-    """Statistics of one coefficient at a site, over all non-padding positions, and over channels if it is per channel.
+    """Statistics of a coefficient at one site, over all non-padding positions and, if it varies by channel, channels.
 
     start: its mean in the initial model, on the same examples
     histogram: counts in BINS equal parts of [0, 1]; below, above: counts outside; empty for a position-independent
@@ -110,8 +110,8 @@ class Analysis:
         return self.made_from == made_from and self.subset == subset and asked and was_ablated == ablated
 
     def off(self) -> list[str]:
-        """Return the sites whose branch is switched off: removing it changes the NLL by less than NOTHING, or, without
-        ablation, its share of the output is below OFF.
+        """Return the sites whose branch is switched off: removing it increases the NLL by less than NOTHING, or,
+        without ablation, its share of the output is below OFF.
         """
         return [
             name

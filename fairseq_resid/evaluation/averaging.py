@@ -9,7 +9,7 @@ Tying:    tensors that share memory in the files (the output projection and the 
 
 The rest of the result (cfg, task state, meters) is copied from the newest file, so fairseq-generate loads it like any
 other checkpoint. The optimizer state is dropped. `averaged_from` records the file name, SHA-256 and number of updates
-of each input. The newest file is the one with the most updates or, if several have as many, the last one named.
+of each input. The newest file is the one with the most updates; if several tie, it is the last one named.
 
 Files are memory-mapped and read one at a time, so memory holds only the sum and one model.
 """

@@ -3,8 +3,8 @@
     fairseq-resid baselines --raw DIR --source en --target vi [--json FILE]
 
 reads DIR/{train,test}.{en,vi} and scores two translations of the test set: (a) a copy of the source and (b) the
-translation of the nearest training source. Nearest means the highest normalised word-level Levenshtein similarity; ties
-go to the first sentence in the training set.
+translation of the nearest training source. The nearest source has the highest normalised word-level Levenshtein
+similarity; ties go to the first sentence in the training set.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ OWN_FLAGS = ("--seed", "--save-dir", "--log-file", "--user-dir")
 def read_candidate(path: Path, model: str, subset: str, data: Path | None = None) -> Candidate:
     """Read the results of fairseq-resid evaluate from a run folder; `model` is ignored by tasks without averages.
 
-    Raises: ValueError or FileNotFoundError naming the file that is missing or damaged, or does not match the results.
+    Raises: ValueError or FileNotFoundError naming the file that is missing or damaged, or that does not match the
+    results.
     """
     run = Run(path)
     results = run.read_results(subset)

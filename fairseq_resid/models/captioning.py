@@ -111,6 +111,6 @@ class ResidualCaptioningModel(ResidualTransformerModel):
         return RegionEncoder(cfg, embed_tokens)
 
     def random_source(self, task: Any, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return random regions of SENTENCES images, non-negative as after a ReLU, and the regions per image."""
+        """Return random regions of SENTENCES images, non-negative as after a ReLU, and their number per image."""
         regions = torch.rand(SENTENCES, REGIONS, task.width + BOX, generator=generator)
         return regions, torch.full((SENTENCES,), REGIONS)

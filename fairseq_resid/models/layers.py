@@ -1,7 +1,7 @@
 """fairseq's encoder and decoder layers with one residual connection per sublayer site.
 
-Attention, feed-forward network, quantisation noise and the names in state dicts are fairseq's. Only the residual
-connection around each sublayer is ours:
+The attention modules, feed-forward networks, quantisation noise and names in state dicts are fairseq's. Only the
+residual connection around each sublayer is ours:
 
     state ──┬────────────────────────────────► site ──► state        state = site(state, f(site.branch_input(state)))
             └─► site.branch_input ─► f ─────────┘

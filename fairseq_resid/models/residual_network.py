@@ -1,6 +1,6 @@
 """Residual networks for images: pre-activation ResNets, the other orders of He 2016b, and ResNet in ResNet.
 
-A block is a branch of convolutions and a site that joins it to the shortcut. There are five orders of a block's parts:
+A block is a branch of convolutions and a site that joins it to the shortcut. Its parts come in one of five orders:
 
     full_preact       BN ReLU conv, BN ReLU conv; join
     relu_preact       ReLU conv BN, ReLU conv BN; join

@@ -84,7 +84,7 @@ def settle(args: argparse.Namespace, default: str, norms: Collection[str]) -> co
         raise UserError(f"--norm {norm}: choose one of {', '.join(norms)}")
     if norm != "layer" and backend == "triton":
         raise UserError(f"--residual-backend triton: no kernel supports --norm {norm}; use auto or eager")
-    # This is checked only in training: a namespace with _name comes from a checkpoint, which any machine can decode.
+    # This is checked only in training: a namespace with _name comes from a checkpoint, which can be used anywhere.
     if backend == "triton" and not hasattr(args, "_name") and (reason := absence(getattr(args, "cpu", False))):
         raise UserError(f"--residual-backend triton: {reason}; use --residual-backend auto")
     args.residual, args.norm, args.residual_backend = residual, norm, backend
@@ -103,7 +103,7 @@ class Structured:
     cfg: the model's config
     """
 
-    if TYPE_CHECKING:  # TorchScript reads the annotations of a class
+    if TYPE_CHECKING:  # hidden from TorchScript, which reads the annotations of a class
         cfg: Any
     coefficient_log: CoefficientLog | None = None
 

@@ -34,7 +34,7 @@ def identity_on_first_half(weight: Tensor) -> Tensor:
 class TwoStreamConv2d(nn.Conv2d):
     """A convolution with W + I. Shapes: (N, in, H, W) -> (N, out, H', W')."""
 
-    if TYPE_CHECKING:  # TorchScript reads the annotations of a class
+    if TYPE_CHECKING:  # hidden from TorchScript, which reads the annotations of a class
         identity: Tensor
 
     def __init__(self, *sizes: Any, **settings: Any) -> None:
@@ -48,7 +48,7 @@ class TwoStreamConv2d(nn.Conv2d):
 class TwoStreamLinear(nn.Linear):
     """A linear map with W + I. Shapes: (..., in) -> (..., out)."""
 
-    if TYPE_CHECKING:  # TorchScript reads the annotations of a class
+    if TYPE_CHECKING:  # hidden from TorchScript, which reads the annotations of a class
         identity: Tensor
 
     def __init__(self, *sizes: Any, **settings: Any) -> None:

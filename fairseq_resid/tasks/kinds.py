@@ -1,4 +1,4 @@
-"""The list of tasks, and lookup by the name of a fairseq task, by its results, or by a measure."""
+"""The list of tasks, and functions that find a task by its fairseq name, results, examples or measures."""
 
 from __future__ import annotations
 

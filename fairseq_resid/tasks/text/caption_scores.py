@@ -65,7 +65,7 @@ def read_scores(path: Path) -> list[CaptionScore]:
 
 
 def signature(references: Sequence[Sequence[str]]) -> str:
-    """Return the signature of all scores."""
+    """Return the signature that all scores share."""
     counts = sorted({len(each) for each in references})
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
     return f"nrefs:{number}|tok:ptb|case:lc|pycocoevalcap:{metadata.version('pycocoevalcap')}"
