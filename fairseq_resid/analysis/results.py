@@ -21,7 +21,7 @@ BINS = 50  # bins of a histogram over [0, 1]
 
 @dataclass(frozen=True)
 class Coefficient:
-    """Statistics of a coefficient at one site, over all non-padding positions and, if it varies by channel, channels.
+    """Statistics of a coefficient at one site, over non-padding positions and, if it varies by channel, over channels.
 
     start: its mean in the initial model, on the same examples
     histogram: counts in BINS equal parts of [0, 1]; below, above: counts outside; empty for a position-independent

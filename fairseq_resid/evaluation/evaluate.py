@@ -1,4 +1,4 @@
-"""Score a run: average checkpoints, score every subset of the data, write RUN/results.json and RUN/card.md.
+"""Score a run: average checkpoints, score every subset of the data, and write RUN/results.json and RUN/card.md.
 
 The task (tasks/) decides which models are scored and how. For translation, these are the average and the last
 checkpoint, scored by BLEU and NLL; for captions, the same models, scored by CIDEr and others; for images, the last

@@ -1,4 +1,4 @@
-"""Score an export: BLEU of its engine's translations next to the BLEU of its run."""
+"""Score an export: the BLEU of its engine's translations next to that of its run."""
 
 from __future__ import annotations
 

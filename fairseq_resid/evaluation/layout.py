@@ -15,7 +15,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def markdown(headings: Sequence[str], rows: Rows, notes: Sequence[str], left: int) -> str:
-    """Return the table as Markdown; the first `left` columns are left-aligned text, the others are numbers."""
+    """Return the table as Markdown; the first `left` columns are left-aligned text, and the others are numbers."""
     rule = ["---"] * left + ["---:"] * (len(headings) - left)
     written = [[as_markdown(cell, in_table=True) for cell in cells] for cells in rows]
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in (headings, rule, *written))

@@ -1,4 +1,4 @@
-"""fairseq's encoder and decoder layers with one residual connection per sublayer site.
+"""fairseq's encoder and decoder layers with one residual connection per sublayer.
 
 The attention modules, feed-forward networks, quantisation noise and names in state dicts are fairseq's. Only the
 residual connection around each sublayer is ours:

@@ -33,9 +33,9 @@ class CaptionDataset(FairseqDataset):
             [np.array([*map(words.index, text.split()), words.eos()], np.int64) for text in texts]
             for texts in data.captions(split).texts
         ]
-        self.captions = encoded  # of each image
+        self.captions = encoded  # by image
         counts = [1 if by_image else len(each) for each in encoded]
-        self.images = np.repeat(np.arange(len(encoded)), counts)  # of each example
+        self.images = np.repeat(np.arange(len(encoded)), counts)  # the image of each example
         self.targets = [each for texts in encoded for each in (texts[:1] if by_image else texts)]
         self.src_sizes = np.diff(self.regions.ends, prepend=0)[self.images]
         self.tgt_sizes = np.array([len(each) for each in self.targets])

@@ -48,7 +48,7 @@ ANALYSED_TOGETHER = 100  # in analysis, which needs more memory per image
 
 @dataclass(frozen=True)
 class AnswersNote:
-    """decode/SUBSET.last.json: everything that the predictions next to it were computed from."""
+    """decode/SUBSET.last.json: the inputs of the predictions next to it."""
 
     checkpoint: FileState
     data: str

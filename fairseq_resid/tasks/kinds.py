@@ -12,7 +12,7 @@ from .classifying import IMAGE_CLASSIFICATION
 from .protocol import Task
 from .translating import TRANSLATION
 
-# The first is the default for unknown fairseq tasks, the last for results without scores.
+# The first is the default for unknown fairseq tasks, and the last for results without scores.
 TASKS: tuple[Task[Any], ...] = (TRANSLATION, CAPTIONING, IMAGE_CLASSIFICATION)
 
 

@@ -93,7 +93,7 @@ class ScoringJob(Generic[D]):
 class Candidate:
     """An evaluated run to be compared with others.
 
-    model: the model that produced score and outputs; outputs: the data that the task's tests need
+    model: the model that produced the score and the outputs; outputs: the data that the task's tests need
     setting: the training command without the options that differ between seeds
     """
 
@@ -113,7 +113,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Texts:
-    """Examples for a comparison: sources, their references, and the outputs of every candidate by its name.
+    """Examples for a comparison: sources, their references, and the outputs of every candidate, by candidate name.
 
     pictures: (examples, height, width, 3) bytes, a small picture of every source
     """
