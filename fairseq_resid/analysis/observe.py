@@ -152,7 +152,7 @@ def observe(model: nn.Module, batches: Iterable[Batch]) -> tuple[Observer, float
 def settle_statistics(model: nn.Module, batches: Iterable[Batch]) -> None:
     """Set the running statistics of the batch norms of a new model to their means over these batches.
 
-    Before the first update, the mean is 0 and the variance is 1, so in eval mode the norms would have no effect.
+    Before the first update, the means are 0 and the variances 1, so the norms would have no effect in eval mode.
     """
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if not norms:

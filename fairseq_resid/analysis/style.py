@@ -38,7 +38,7 @@ SETTINGS: dict[Any, Any] = {
 
 
 def plain(name: str) -> str:
-    """Return a user-supplied name as a plot label, cut if it is long.
+    """Return a user-supplied name as a plot label, truncated if it is long.
 
     Without escaping, matplotlib would read text between two $ as a formula and omit names that start with _ from the
     legend.
