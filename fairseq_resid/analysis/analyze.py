@@ -18,7 +18,7 @@ from ..runs.run import FileState, Run
 from . import plots
 from .results import Analysis, read_analysis
 
-MOST_READ = 1_000_000  # examples, and padded positions in a batch
+MOST_READ = 1_000_000  # maximum number of examples, and of padded positions in a batch
 
 
 def analysis_file(run: Run) -> Path:

@@ -62,7 +62,7 @@ def encode(loaded: Loaded, text: str) -> Tensor:
 
 
 def of_data(loaded: Loaded, subset: str, number: int) -> Tensor:
-    """Return a sentence of the data by its number, starting at 1.
+    """Return sentence `number` of a subset; numbers start at 1.
 
     Raises: ValueError if the subset or the sentence does not exist.
     """
@@ -142,7 +142,7 @@ def shown(tokens: Sequence[str]) -> list[str]:
 
 @frame.command("attention", "Plot the attention of a model while it translates a sentence: per layer, and averaged.")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Command line of `fairseq-resid attention`."""
+    """Run `fairseq-resid attention`."""
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run folder")
     chosen = parser.add_mutually_exclusive_group()

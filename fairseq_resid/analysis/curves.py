@@ -1,4 +1,4 @@
-"""Plot the learning curves of several runs, from their train.log.
+"""Plot the learning curves of several runs from their train.log files.
 
     fairseq-resid curves RUN... [--out curves.svg] [--by hours]
 
@@ -48,9 +48,9 @@ class Curves:
 def read_curves(run: Run) -> Curves:
     """Read a run's train.log, skipping truncated lines.
 
-    If training was restarted from an older checkpoint, the new records replace the old ones of the same updates and
-    later. Time is taken from the timestamps of the lines, without pauses between sessions, because fairseq's own timers
-    restart at 0 when a run is resumed in the middle of an epoch.
+    If training was restarted from an older checkpoint, the new records replace the old ones from that update
+    onwards. Time is taken from the timestamps of the lines, without pauses between sessions, because fairseq's own
+    timers restart at 0 when a run is resumed in the middle of an epoch.
     Raises: ValueError if the log has no training records.
     """
     found: dict[str, dict[int, tuple[float, float]]] = {key: {} for keys, _, _ in QUANTITIES.values() for key in keys}
@@ -72,7 +72,7 @@ def read_curves(run: Run) -> Curves:
                 rows[updates] = (passed, value)
     points = {}
     for name, (keys, _, factor) in QUANTITIES.items():
-        # Prefer the records of log intervals; records of epochs are means over the epoch.
+        # Prefer the records of log intervals; those of epochs are means over a whole epoch.
         rows = next((found[key] for key in keys if found[key]), {})
         if rows:
             points[name] = [(at, seconds, factor * value) for at, (seconds, value) in sorted(rows.items())]
@@ -82,7 +82,7 @@ def read_curves(run: Run) -> Curves:
 
 
 def time_of(line: str) -> float | None:
-    """Return the timestamp of a log line in seconds, or None if there is none."""
+    """Return the timestamp of a log line in seconds, or None if it has none."""
     try:
         return datetime.fromisoformat(line[:19]).timestamp()
     except (ValueError, OverflowError):
@@ -90,7 +90,7 @@ def time_of(line: str) -> float | None:
 
 
 def number(value: Any) -> float | None:
-    """Return a logged value, or None if it is not finite or too large to plot."""
+    """Return a logged value; None if it is not a finite number, or if it is too large to plot."""
     try:
         found = float(value)
     except (TypeError, ValueError):
@@ -115,7 +115,10 @@ def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def band(curves: Sequence[Curves], name: str, by: str) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Return x, mean, minimum and maximum of a quantity at the points that all runs have; hours are averaged."""
+    """Return the x values, mean, minimum and maximum of a quantity at the points that all runs share.
+
+    Hours are averaged over the runs.
+    """
     tables = [{at: (seconds, value) for at, seconds, value in each.points.get(name, ())} for each in curves]
     common = sorted(set.intersection(*map(set, tables)))
     x = [at if by == "updates" else sum(table[at][0] for table in tables) / len(tables) / 3600 for at in common]
@@ -152,7 +155,7 @@ def draw_curves(by_group: dict[str, list[Curves]], path: Path, by: str = "update
 
 @frame.command("curves", "Plot the learning curves of several runs from their logs, with a band over seeds.")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    """Command line of `fairseq-resid curves`."""
+    """Run `fairseq-resid curves`."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
     add("--out", type=Path, default=Path("curves.svg"), metavar="FILE", help="svg, png or pdf (default curves.svg)")

@@ -26,7 +26,7 @@ ONE = torch.Size((1, 1))  # a single position of one sentence
 def learned(loaded: Loaded, notes: list[str]) -> dict[str, dict[str, list[tuple[int, float]]]]:
     """Return the position-independent coefficients at each numbered checkpoint, in the format of Analysis.learning.
 
-    Checkpoints that cannot be read or belong to another model are skipped, with a note.
+    Checkpoints that cannot be read, or that belong to another model, are skipped, with a note.
     """
     found: dict[str, dict[str, list[tuple[int, float]]]] = {}
     model, run = loaded.initial(), loaded.run

@@ -24,7 +24,7 @@ OWN_MODEL = "transformer_resid"
 def adapt(file: Path, state: dict[str, Any]) -> None:
     """Change the config of a stock transformer to that of our model with post_ln or pre_ln.
 
-    Raises: UserError naming an architecture that is neither stock transformer nor ours.
+    Raises: UserError naming an architecture that is neither stock `transformer` nor one of ours.
     """
     config = state["cfg"]["model"]
     name = str(setting(config, "_name") or setting(config, "arch"))
@@ -32,7 +32,7 @@ def adapt(file: Path, state: dict[str, Any]) -> None:
         config = config if isinstance(config, Namespace) else Namespace(**config)
         before = config.encoder_normalize_before and config.decoder_normalize_before
         config._name, config.arch, config.residual = OWN_MODEL, OWN_MODEL, "pre_ln" if before else "post_ln"
-        # A plain Namespace, because omegaconf does not accept other objects.
+        # This is a plain Namespace, because an omegaconf config does not accept Namespaces as values.
         state["cfg"] = Namespace(**{section: state["cfg"][section] for section in state["cfg"]} | {"model": config})
     elif ARCH_MODEL_NAME_REGISTRY.get(name, name) not in OWN_MODELS:
         raise UserError(f"{file}: architecture {name}: must be transformer or one of {', '.join(OWN_MODELS)}")

@@ -19,7 +19,7 @@ from .results import BINS, Coefficient
 
 @dataclass
 class Moments:
-    """Sums of one quantity over positions, in fp64, so that they do not depend on the batches."""
+    """Sums of one quantity over positions, in fp64, so that they do not depend on the batch size."""
 
     count: float = 0.0
     total: float = 0.0
@@ -133,7 +133,7 @@ class Observer:
 
 
 def channels_of(end: Any, state: Tensor) -> Tensor:
-    """Return the C channels of a state; a wide state is reduced as at the end of the stack, before its norm."""
+    """Return the C channels of a state; a wide state is reduced as at the end of the stack, before the norm there."""
     leave = getattr(end, "leave", None)
     return state if leave is None else leave(state)  # type: ignore[no-any-return]
 
@@ -152,7 +152,7 @@ def observe(model: nn.Module, batches: Iterable[Batch]) -> tuple[Observer, float
 def settle_statistics(model: nn.Module, batches: Iterable[Batch]) -> None:
     """Set the running statistics of the batch norms of a new model to their means over these batches.
 
-    Before the first update, the mean is 0 and the variance is 1, so in eval mode the norms would have no effect.
+    Before the first update, the means are 0 and the variances 1, so the norms would have no effect in eval mode.
     """
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if not norms:

@@ -36,7 +36,7 @@ def number_of(kind: str) -> int:
 
 
 def legend(axes: Any) -> None:
-    """Put one legend of all lines below the panels."""
+    """Put one legend for all lines below the panels."""
     found: dict[str, Any] = {}
     for axis in axes.flat:
         handles, labels = axis.get_legend_handles_labels()
@@ -68,7 +68,10 @@ def names(analysis: Analysis) -> list[str]:
 
 
 def coefficients(analysis: Analysis, path: Path) -> None:
-    """Draw the mean and spread of every coefficient over the layers; dashed: initial model (SAS paper, figure 3)."""
+    """Draw the mean and spread of every coefficient over the layers, as in the SAS paper, figure 3.
+
+    Dashed lines show the initial model.
+    """
     shown, parts = names(analysis)[:MOST_LINES], stacks(analysis)
     with figure(path, len(shown), len(parts), sharex="col", sharey="row") as axes:
         for row, name in zip(axes, shown, strict=True):
@@ -90,7 +93,10 @@ def coefficients(analysis: Analysis, path: Path) -> None:
 
 
 def histograms(analysis: Analysis, path: Path) -> None:
-    """Draw the distribution of a coefficient over [0, 1] at each site: darker is more frequent, rows sum to 1."""
+    """Draw the distribution of a coefficient over [0, 1] at each site.
+
+    Darker means more frequent, and each row sums to 1.
+    """
     shown = [name for name in names(analysis) if any(s.coefficients[name].histogram for s in having(analysis, name))]
     shown = shown[:MOST_LINES]
     rows = list(analysis.sites)
@@ -114,7 +120,7 @@ def having(analysis: Analysis, name: str) -> list[Site]:
 
 
 def norms(analysis: Analysis, path: Path) -> None:
-    """Draw the norms of shortcut, branch and output, and the branch's share of the output."""
+    """Draw the norms of the shortcut, the branch and the output, and the branch's share of the output."""
     parts = stacks(analysis)
     quantities: list[tuple[str, Callable[[Site], float | None]]] = [
         ("|shortcut|", lambda site: site.shortcut),
@@ -134,7 +140,10 @@ def norms(analysis: Analysis, path: Path) -> None:
 
 
 def gradients(analysis: Analysis, path: Path) -> None:
-    """Draw the gradient norm at each site's output; dashed: initial model (SAS paper, figure 4; rSkip, figure 3)."""
+    """Draw the gradient norm at each site's output, as in the SAS paper, figure 4, and the rSkip paper, figure 3.
+
+    Dashed lines show the initial model.
+    """
     parts = stacks(analysis)
     with figure(path, 1, len(parts), sharey=True) as axes:
         for axis, (stack, sites) in zip(axes[0], parts.items(), strict=True):

@@ -21,7 +21,7 @@ BINS = 50  # bins of a histogram over [0, 1]
 
 @dataclass(frozen=True)
 class Coefficient:
-    """Statistics of one coefficient at a site, over all non-padding positions, and over channels if it is per channel.
+    """Statistics of a coefficient at one site, over non-padding positions and, if it varies by channel, over channels.
 
     start: its mean in the initial model, on the same examples
     histogram: counts in BINS equal parts of [0, 1]; below, above: counts outside; empty for a position-independent
@@ -41,13 +41,13 @@ class Coefficient:
 
 @dataclass(frozen=True)
 class Site:
-    """One sublayer site.
+    """The measurements at one sublayer site.
 
     shortcut, branch, output: mean Euclidean norm over positions; a state of several streams or values is first reduced
                               as at the end of the stack
     share: the branch's share of the output: mean of |y - y without F| / |y|
-    nll_without: NLL of the whole model with this site's F set to 0, nats per target token
-    gradient: |d(summed NLL of a sentence)/dy|, mean over sentences; start_gradient: the same for the initial model
+    nll_without: NLL of the whole model with this site's F set to 0, in the unit of Analysis.nll
+    gradient: |d(summed NLL of an example)/dy|, mean over examples; start_gradient: the same for the initial model
     """
 
     stack: str
@@ -68,10 +68,10 @@ class Analysis:
     """The analysis of one model on one subset of the data.
 
     example: "sentence", "image" or "captioned image", the unit of `sentences`
-    is_training_data: whether the model was trained on them
+    is_training_data: whether the model was trained on this subset
     nll: nats per target token including EOS, unsmoothed and teacher-forced, or per image
     tokens: number of tokens or images
-    checkpoint: the name of the checkpoint file; made_from: its state
+    checkpoint: the name of the checkpoint file; made_from: its fingerprint
     learning: position-independent coefficients, by site and name: (updates, mean) of each checkpoint
     format: FORMAT of the version that wrote the file
     """
@@ -84,7 +84,7 @@ class Analysis:
     data: str
     subset: str
     sentences: int
-    is_whole: bool  # whether all sentences of the subset that fit the model were used
+    is_whole: bool  # whether all examples of the subset that fit the model were used
     tokens: int
     nll: float
     start_nll: float | None
@@ -104,14 +104,14 @@ class Analysis:
         return f"nats per {unit} on {self.sentences:,} {self.example}s of {self.subset}{trained}"
 
     def is_of(self, made_from: FileState, subset: str, sentences: int, ablated: bool) -> bool:
-        """Return whether this is the analysis of that checkpoint with these settings."""
+        """Return whether this is the analysis of the given checkpoint with the given settings."""
         was_ablated = all(site.nll_without is not None for site in self.sites.values())
         asked = self.sentences == sentences or (self.sentences < sentences and self.is_whole)
         return self.made_from == made_from and self.subset == subset and asked and was_ablated == ablated
 
     def off(self) -> list[str]:
-        """Return the sites whose branch is switched off: removing it changes the NLL by less than NOTHING, or, without
-        ablation, its share of the output is below OFF.
+        """Return the sites whose branch is switched off: removing it increases the NLL by less than NOTHING, or,
+        without ablation, its share of the output is below OFF.
         """
         return [
             name
@@ -198,6 +198,6 @@ def faults_of(where: str, coefficient: Coefficient) -> Iterator[str]:
 
 
 def beyond(where: str, value: float | None) -> Iterator[str]:
-    """Yield a line if a value is not finite or too large to draw."""
+    """Yield a line if a value is infinite, NaN or too large to draw."""
     if value is not None and not (math.isfinite(value) and abs(value) <= MOST):
         yield f"{where}: {value:g}: must be a number from {-MOST:g} to {MOST:g}"

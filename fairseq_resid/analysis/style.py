@@ -38,9 +38,10 @@ SETTINGS: dict[Any, Any] = {
 
 
 def plain(name: str) -> str:
-    """Return a user-supplied name as a plot label, cut if it is long.
+    """Return a user-supplied name as a plot label, truncated if it is long.
 
-    Without escaping, matplotlib would read a pair of $ as a formula and omit names that start with _ from the legend.
+    Without escaping, matplotlib would read text between two $ as a formula and omit names that start with _ from the
+    legend.
     """
     shown = printable(name)
     shown = shown if len(shown) <= MOST_LABEL else f"{shown[: MOST_LABEL - 1]}…"
@@ -65,7 +66,7 @@ def fix_layout(drawn: Any) -> None:
 def figure(
     path: Path, rows: int = 1, columns: int = 1, size: tuple[float, float] = (7.0, 2.6), **more: Any
 ) -> Iterator[Any]:
-    """Yield the axes, (rows, columns), of a figure that is written to `path` (svg, png, pdf) at the end, atomically.
+    """Yield the (rows, columns) axes of a figure, which is then written to `path` (svg, png or pdf) atomically.
 
     size: width and height of one row, in inches
     """

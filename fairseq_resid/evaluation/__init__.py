@@ -1,1 +1,1 @@
-"""Evaluation of a trained run: averaging checkpoints, decoding, BLEU."""
+"""Evaluation of trained runs: averaged checkpoints, translations, scores, comparisons, tables and cards."""

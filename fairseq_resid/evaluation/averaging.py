@@ -9,7 +9,7 @@ Tying:    tensors that share memory in the files (the output projection and the 
 
 The rest of the result (cfg, task state, meters) is copied from the newest file, so fairseq-generate loads it like any
 other checkpoint. The optimizer state is dropped. `averaged_from` records the file name, SHA-256 and number of updates
-of each input. The newest file is the one with the most updates; in a tie, the one named last.
+of each input. The newest file is the one with the most updates; if several tie, it is the last one named.
 
 Files are memory-mapped and read one at a time, so memory holds only the sum and one model.
 """
@@ -143,7 +143,8 @@ def _add(model: dict[str, torch.Tensor], names: Sequence[str], sums: dict[str, t
 def average(paths: Sequence[Path], output: Path) -> None:
     """Average the checkpoints `paths` and write the result to `output`, replacing it only when complete.
 
-    Prints a warning if they span more than half of the training: the oldest models are then much worse than the newest.
+    Print a warning if they span more than half of the training run, because the oldest models are then much worse than
+    the newest.
 
     Raises: ValueError naming the file that cannot be read, or two files whose keys, shapes, dtypes or tying differ;
     OSError if `output` cannot be written.
@@ -202,7 +203,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
     "checkpoint_last.pt are ignored. The result has no optimizer state.",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Command line of `fairseq-resid average`."""
+    """Run `fairseq-resid average`."""
     add = parser.add_argument
     add("--inputs", nargs="+", type=Path, required=True, metavar="DIR|FILE", help="a run folder, or checkpoint files")
     add("--last", type=int, metavar="N", help="average the last N numbered checkpoints of the folder (default 10)")

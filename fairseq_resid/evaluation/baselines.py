@@ -3,8 +3,8 @@
     fairseq-resid baselines --raw DIR --source en --target vi [--json FILE]
 
 reads DIR/{train,test}.{en,vi} and scores two translations of the test set: (a) a copy of the source and (b) the
-translation of the nearest training source. Nearest means the highest normalised word-level Levenshtein similarity; ties
-go to the first sentence in the training set.
+translation of the nearest training source. The nearest source has the highest normalised word-level Levenshtein
+similarity; ties go to the first sentence in the training set.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Baselines:
 def baselines(raw: Path, source: str, target: str) -> Baselines:
     """Return the BLEU of copying the test source and of the nearest training sentence's translation.
 
-    Raises: ValueError naming a file that is missing, empty, not UTF-8, or differs in length from its counterpart,
-    or a line that is too long.
+    Raises: ValueError naming a file that is missing, empty or not UTF-8, or that differs in length from its
+    counterpart, or naming a line that is too long.
     """
     (train_source, train_target), (test_source, test_target) = (_read(raw, split, source, target) for split in SPLITS)
     copy = bleu(test_source, test_target)

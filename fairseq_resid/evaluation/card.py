@@ -1,5 +1,5 @@
-"""The card of a run, to be published with its checkpoints: a page that shows the data, command, hardware, scores with
-their signatures, and log.
+"""The card of a run, to be published with its checkpoints: a page that shows the data, the command, the
+hardware, all scores with their signatures, and the path of the log.
 
 fairseq-resid card RUN...
 """

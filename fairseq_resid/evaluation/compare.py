@@ -4,9 +4,8 @@
 
 Every run is tested against the first one, on the outputs of fairseq-resid evaluate. p is the probability of a
 difference at least this large between two equally good systems. Translations are tested by paired bootstrap (1,000
-resamples) and approximate randomisation (10,000 trials), captions by paired bootstrap over images, image models by
-McNemar's test. Runs whose commands differ
-only by --seed are grouped, with mean ± standard deviation.
+resamples) and approximate randomisation (10,000 trials), captions by paired bootstrap over images, and image models by
+McNemar's test. Runs whose commands differ only by --seed are grouped, with mean ± standard deviation.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ OWN_FLAGS = ("--seed", "--save-dir", "--log-file", "--user-dir")
 def read_candidate(path: Path, model: str, subset: str, data: Path | None = None) -> Candidate:
     """Read the results of fairseq-resid evaluate from a run folder; `model` is ignored by tasks without averages.
 
-    Raises: ValueError or FileNotFoundError naming the file that is missing, damaged, or does not match the results.
+    Raises: ValueError or FileNotFoundError naming the file that is missing or damaged, or that does not match the
+    results.
     """
     run = Run(path)
     results = run.read_results(subset)

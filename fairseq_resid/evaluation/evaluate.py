@@ -1,6 +1,6 @@
-"""Score a run: average checkpoints, score every subset of the data, write RUN/results.json and RUN/card.md.
+"""Score a run: average checkpoints, score every subset of the data, and write RUN/results.json and RUN/card.md.
 
-The task (tasks/) decides which models are scored and how. For translation, these are the average and the single last
+The task (tasks/) decides which models are scored and how. For translation, these are the average and the last
 checkpoint, scored by BLEU and NLL; for captions, the same models, scored by CIDEr and others; for images, the last
 checkpoint, scored by its error. Finished outputs that were made from the same files with the same settings are reused.
 """
@@ -93,7 +93,7 @@ def evaluate(job: ScoringJob[Any]) -> Results:
     again="resumes",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Command line of scripts/evaluate.sh."""
+    """Run `fairseq-resid evaluate`."""
     add = parser.add_argument
     add(
         "runs",

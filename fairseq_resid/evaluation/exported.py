@@ -1,4 +1,4 @@
-"""Score an export: BLEU of its engine's translations next to the BLEU of its run."""
+"""Score an export: the BLEU of its engine's translations next to that of its run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
 
 
 def search_of(record: Record, given: argparse.Namespace) -> Search:
-    """Return the search settings of an export, changed by the options on the command line."""
+    """Return the search settings of an export, overridden by the options on the command line."""
     names = {"beam": "beam", "lenpen": "length_penalty", "max_len_a": "max_len_a", "max_len_b": "max_len_b"}
     changed = {name: getattr(given, flag) for flag, name in names.items() if getattr(given, flag) is not None}
     return replace(record.search, nbest=1, **changed)

@@ -19,12 +19,12 @@ from . import averaging
 
 # Buffers, not parameters, that fairseq and torch store in the state dict.
 BUFFER = re.compile(r"(^|\.)(version|_float_tensor|running_mean|running_var|num_batches_tracked)$")
-# Saved but never trained.
+# Tensors that are saved but never trained.
 DEAD_COPY = re.compile(rf"\.layers\.\d+\.({'|'.join(BETTER_TRANSFORMER_COPIES)})$")
 
 
 def count_parameters(model: dict[str, Any]) -> int:
-    """Return the number of parameters in a state dict. Shared ones count once, buffers and dead copies not at all."""
+    """Return the number of parameters in a state dict. Shared ones count once; buffers and dead copies do not count."""
     return sum(
         tensor.numel()
         for tensor in {

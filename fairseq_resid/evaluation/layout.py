@@ -15,7 +15,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def markdown(headings: Sequence[str], rows: Rows, notes: Sequence[str], left: int) -> str:
-    """Return the table as Markdown; the first `left` columns are left-aligned text, the others are numbers."""
+    """Return the table as Markdown; the first `left` columns are left-aligned text, and the others are numbers."""
     rule = ["---"] * left + ["---:"] * (len(headings) - left)
     written = [[as_markdown(cell, in_table=True) for cell in cells] for cells in rows]
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in (headings, rule, *written))
@@ -23,7 +23,10 @@ def markdown(headings: Sequence[str], rows: Rows, notes: Sequence[str], left: in
 
 
 def show(headings: Sequence[str], rows: Rows, notes: Sequence[str], left: int, console: Console) -> None:
-    """Print the table without truncating cells: wrapped to the width of a terminal, otherwise as wide as needed."""
+    """Print the table without truncating cells.
+
+    On a terminal, cells are wrapped to fit its width; elsewhere, the table is as wide as needed.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index < left else "right", overflow="fold")

@@ -4,7 +4,8 @@ The features of a photograph are the input of the model's classifier. They are w
 bottom-up features, with the captions in Karpathy's format. `prepare-captions` reads these files like those of COCO.
 
 Training mosaics use photographs of the split `valid`, on which the model was not trained. Validation mosaics use a
-tenth of the split `test`, test mosaics the rest. Neither the model nor the training mosaics use these photographs.
+tenth of the split `test`, and test mosaics use the rest. Neither the model nor the training mosaics use these
+photographs.
 """
 
 from __future__ import annotations

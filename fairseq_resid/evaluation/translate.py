@@ -2,13 +2,13 @@
 
     fairseq-resid translate RUN < text > translations
 
-RUN is a run folder, or an exported run (`fairseq-resid export`), whose engine then translates.
+RUN is a run folder or an exported run (`fairseq-resid export`). An exported run translates with its own engine.
 In Python:  Translator("checkpoints/RUN").translate(["A sentence.", "Another one."])
 
 If a line cannot be translated, the lines before it are written and the error names the line.
 
 DATA/corpus.json determines how text is converted for the model and back (data/text/forms.py). Decoding uses the
-settings of `fairseq-resid evaluate`: beam 4 and length penalty 0.6, unless the run's recipe sets others.
+settings of `fairseq-resid evaluate`: a beam of 4 and a length penalty of 0.6, unless the run's recipe sets others.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class Translator:
 
     @property
     def most_bytes(self) -> int:
-        """Maximum length of a line in bytes, newline included."""
+        """The maximum length of a line in bytes, newline included."""
         return most_bytes(self.longest)
 
     def decode(self, encoded: Sequence[Tensor | None]) -> list[str]:
-        """Return the translation of every encoded line, "" for None."""
+        """Return the translation of every encoded line, and "" for None."""
         translations = [""] * len(encoded)
         filled = {index: subwords for index, subwords in enumerate(encoded) if subwords is not None}
         if filled:
@@ -104,7 +104,10 @@ def lines_of(stream: IO[bytes], most: int) -> Iterator[bytes]:
 
 
 def encoded_batches(translator: Any, lines: Iterable[bytes], together: int) -> Iterator[list[Any]]:
-    """Yield the encoded lines in batches of `together`; a bad line raises after the lines before it are yielded."""
+    """Yield the encoded lines in batches of `together`.
+
+    Raises: ValueError for an invalid line, after yielding the lines before it.
+    """
     encoded: list[Any] = []
     for number, line in enumerate(lines, start=1):
         try:

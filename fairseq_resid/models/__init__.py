@@ -1,7 +1,8 @@
-"""The models that fairseq loads with --user-dir fairseq_resid. Importing it patches fairseq and registers them.
+"""The models that fairseq loads with --user-dir fairseq_resid.
 
-Both versions of fairseq import every file of this folder; Python code that uses our models must import this package. No
-file here may have the name of a registered model, because fairseq would read that model's arguments from it.
+Importing this package patches fairseq and registers the models. Both versions of fairseq import every file in this
+folder; Python code that uses our models must import this package. No file here may have the name of a registered model,
+because fairseq would read that model's arguments from the file.
 """
 
 from importlib import import_module

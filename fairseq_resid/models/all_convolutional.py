@@ -30,10 +30,10 @@ LEAST = 9  # minimum height and width of an image
 
 @register_model("all_convolutional")
 class AllConvolutionalNetwork(ImageClassifier):
-    """ALL-CNN-C: each convolution is followed by BN and ReLU, the last one by the mean over positions.
+    """ALL-CNN-C: every convolution except the last is followed by BN and ReLU, and the last by the mean over positions.
 
-    --two-streams replaces W with W + I in all convolutions except the first and last: Targ 2016, table 4. There is no
-    residual site.
+    --two-streams replaces W with W + I in all convolutions except the first and the last: Targ 2016, table 4. The
+    network has no residual sites.
     """
 
     @classmethod
@@ -44,7 +44,10 @@ class AllConvolutionalNetwork(ImageClassifier):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> ImageClassifier:
-        """Like ImageClassifier.build_model; also raises UserError for images that are too small for the layers."""
+        """Return a new model, as ImageClassifier.build_model does.
+
+        Raises: its errors, and UserError for images that are too small for the layers.
+        """
         known = getattr(task, "known", None)
         if known is not None and min(known.shape[1:]) < LEAST:
             raise UserError(
@@ -61,7 +64,7 @@ class AllConvolutionalNetwork(ImageClassifier):
         parts: list[nn.Module] = [nn.Dropout(INPUT_DROPOUT)]
         read = channels
         for number, (made, kernel, stride, padding, dropped) in enumerate(LAYERS):
-            # The image is not split into streams.
+            # The first layer reads the image, which is not split into streams.
             kind = TwoStreamConv2d if cfg.two_streams and number else nn.Conv2d
             parts += [kind(read, made, kernel, stride, padding, bias=False), nn.BatchNorm2d(made), nn.ReLU()]
             parts += [nn.Dropout(dropped)] if dropped else []
@@ -77,6 +80,6 @@ class AllConvolutionalNetwork(ImageClassifier):
 
 @register_model_architecture("all_convolutional", "all_cnn_c")
 def all_cnn_c(args: argparse.Namespace) -> None:
-    """ALL-CNN-C with BN, as in Targ 2016."""
+    """Resolve the options of ALL-CNN-C with BN, as in Targ 2016."""
     require_namespace(args)
     AllConvolutionalNetwork.settle(args)

@@ -15,8 +15,8 @@ from . import captioning  # noqa: F401  (registers the model)
 from .structures import require_namespace
 from .translation import resolve_residual
 
-# Vaswani 2017, table 3, rows "base" and "big". SAS paper section 4.1 and rSkip paper section 4.1.2 also use them for
-# IWSLT'15 EN-VI, instead of fairseq's smaller preset for IWSLT.
+# Vaswani 2017, table 3, rows "base" and "big". The SAS paper (section 4.1) and the rSkip paper (section 4.1.2) also use
+# these sizes for IWSLT'15 EN-VI, instead of fairseq's smaller preset for IWSLT.
 BASE = {"embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8, "layers": 6, "dropout": 0.1}
 BIG = {"embed_dim": 1024, "ffn_embed_dim": 4096, "attention_heads": 16, "layers": 6, "dropout": 0.3}
 
@@ -29,7 +29,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "_wmt_en_de_big": BIG,
     "_wmt_en_fr": BASE,
     "_wmt_en_fr_big": {**BIG, "dropout": 0.1},  # Vaswani 2017, section 6.1: 0.1 instead of 0.3 for EN-FR
-    # For tests and experiments: trains in seconds on a CPU.
+    # For tests and experiments: this size trains in seconds on a CPU.
     "_tiny": {"embed_dim": 64, "ffn_embed_dim": 128, "attention_heads": 4, "layers": 2, "dropout": 0.1},
 }
 
@@ -63,8 +63,8 @@ def preset(arch: str, model: str, residual: str | None, size: dict[str, Any]) ->
                 if not hasattr(args, stack + name):
                     setattr(args, stack + name, value)
         base_architecture(args)
-        # Check the flags before the data is loaded, on a copy: fairseq calls this again when it builds the model, after
-        # fairseq.options.get_args has set the values that its caller passed.
+        # Check the flags before the data is loaded. The check uses a copy, because fairseq calls this function again
+        # when it builds the model, after fairseq.options.get_args has set the values that its caller passed.
         resolve_residual(copy.copy(args))
 
     return fill

@@ -15,15 +15,16 @@ from .translation import ResidualTransformerEncoder, ResidualTransformerModel
 
 BOX = 4  # last values of a region: left, top, right, bottom, as fractions of the image
 PADDING = 1  # fairseq's padding id, by which its encoder recognises padding
-REGIONS = 24  # of an image in the first pass
+REGIONS = 24  # per image in the first pass
 
 
 class RegionProjection(nn.Module):
-    """Projects regions to C channels; takes the place of the source embedding.
+    """Projects regions to C channels; replaces the source embedding.
 
     Formula:  x = f W_f + g W_g + b; f: features, g: left, top, right, bottom and area of the box
     Shapes:   (B, S, width + 4) -> (B, S, C)
-    Source:   the SAS paper does not describe its input layer. The weights start Xavier-uniform and the bias at 0.
+    Source:   the SAS paper does not describe its input layer. The initial weights are Xavier-uniform; the initial
+              bias is 0.
     """
 
     def __init__(self, width: int, dim: int) -> None:
@@ -43,7 +44,7 @@ class RegionProjection(nn.Module):
 
 
 class RegionEncoder(ResidualTransformerEncoder):
-    """The encoder of the translation model, for regions in any order: without positions and without a scale."""
+    """The encoder of the translation model, for regions in any order: it has no positions and no embedding scale."""
 
     def __init__(self, cfg, projection: RegionProjection) -> None:  # type: ignore[no-untyped-def]
         super().__init__(cfg, None, projection)
@@ -84,7 +85,7 @@ class ResidualCaptioningModel(ResidualTransformerModel):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> ResidualCaptioningModel:
-        """Return a new model; the width of the regions is that of the task's data folder.
+        """Return a new model for regions as wide as those in the task's data folder.
 
         Raises: UserError for contradictory options, or a task without regions.
         """
@@ -110,6 +111,6 @@ class ResidualCaptioningModel(ResidualTransformerModel):
         return RegionEncoder(cfg, embed_tokens)
 
     def random_source(self, task: Any, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return images of random regions, with features like those after a ReLU."""
+        """Return random regions of SENTENCES images, non-negative as after a ReLU, and their number per image."""
         regions = torch.rand(SENTENCES, REGIONS, task.width + BOX, generator=generator)
         return regions, torch.full((SENTENCES,), REGIONS)

@@ -77,10 +77,10 @@ def build_site(cfg: Any, place: Place, residual: str | None = None) -> connectio
 
 
 def he_normal(module: nn.Module) -> None:
-    """Sample a layer's weights as in He 2015 (MSR): from N(0, 2 / (k² out)) for a convolution, N(0, 2 / in) if linear.
+    """Sample a layer's weights as in He 2015 (MSR).
 
-    A linear layer uses the number of its inputs, because the number of its outputs depends only on the number of
-    classes.
+    Formula:  N(0, 2 / (k² out)) for a convolution, N(0, 2 / in) for a linear layer
+    A linear layer uses the number of its inputs, because the last layer has only as many outputs as there are classes.
     """
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -163,7 +163,7 @@ def register_architectures(
     defaults: Mapping[str, Any],
     architectures: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Register the named architectures of an image model: its defaults, overridden by the values of each."""
+    """Register the named architectures of an image model; the values of each override the model's defaults."""
 
     def preset(own: Mapping[str, Any]) -> Callable[[argparse.Namespace], None]:
         def architecture(args: argparse.Namespace) -> None:

@@ -21,7 +21,7 @@ class CoefficientLog:
         self.hooks: list[Any] = []
 
     def before(self, update: int) -> None:
-        """Add hooks for the update after number `update` if fairseq logs it; remove the hooks of the previous one."""
+        """Add hooks for update `update` + 1 if fairseq logs it, and remove those of the previous update."""
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()

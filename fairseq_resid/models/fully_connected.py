@@ -95,7 +95,7 @@ class FullyConnectedNetwork(ImageClassifier):
     def __init__(self, cfg: Any, inputs: int, classes: int) -> None:
         super().__init__(cfg, inputs, classes)
         width, count = cfg.hidden_width, cfg.hidden_blocks
-        # The image is not split into streams.
+        # The first layer reads the image, which is not split into streams.
         self.stem = nn.Sequential(nn.Linear(inputs, width, bias=False), nn.BatchNorm1d(width), nn.ReLU())
         self.blocks = nn.Sequential(
             *(
@@ -122,7 +122,7 @@ DEFAULTS: dict[str, Any] = {
     "two_streams": False,
     "no_shortcut": False,
 }
-# As in Targ 2016's convolutional networks (residual_network.TARG).
+# The combinations are those of Targ 2016's convolutional networks (residual_network.TARG).
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "rir_plain_fc": {"no_shortcut": True},
     "rir_resnet_fc": {},

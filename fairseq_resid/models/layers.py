@@ -1,7 +1,7 @@
-"""fairseq's encoder and decoder layers with one residual connection per sublayer site.
+"""fairseq's encoder and decoder layers with one residual connection per sublayer.
 
-The sublayers (attention, feed-forward, quantisation noise, names in state dicts) are fairseq's; only the residual
-connection around each of them is ours:
+The attention modules, feed-forward networks, quantisation noise and names in state dicts are fairseq's. Only the
+residual connection around each sublayer is ours:
 
     state ──┬────────────────────────────────► site ──► state        state = site(state, f(site.branch_input(state)))
             └─► site.branch_input ─► f ─────────┘
@@ -25,17 +25,17 @@ from ..connections import Place
 from ..fairseq_patches import BETTER_TRANSFORMER_COPIES
 from .structures import options_of
 
-# Initial values of nn.Linear, as in stock fairseq, or those of tensor2tensor.
+# default: the initial values of nn.Linear, as in stock fairseq; xavier: those of tensor2tensor.
 FFN_INITS = ("default", "xavier")
 
 
 class ResidualEncoderLayer(TransformerEncoderLayerBase):
     """fairseq's encoder layer with the sites `self_attn_residual` and `ffn_residual`.
 
-    It disables the BetterTransformer path of 0.12.2, which skips a layer's own forward in eval mode.
+    It disables the BetterTransformer path of fairseq 0.12.2, which skips a layer's own forward in eval mode.
     """
 
-    # 0.12.2 overrides this to fill its BetterTransformer copies from the state dict; this layer has none.
+    # fairseq 0.12.2 overrides this to fill its BetterTransformer copies from the state dict; this layer has none.
     _load_from_state_dict = nn.Module._load_from_state_dict
 
     def __init__(self, cfg, places: Sequence[Place], return_fc: bool = False) -> None:  # type: ignore[no-untyped-def]
@@ -186,7 +186,7 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
         return x, attn, None
 
     def saved_state(self, state: list[Tensor]) -> dict[str, Tensor | None]:
-        """Return the buffer of an attention from its keys, values and optional padding mask."""
+        """Return an attention module's buffer, made from its keys, values and optional padding mask."""
         saved: dict[str, Tensor | None] = {"prev_key": state[0], "prev_value": state[1]}
         if len(state) >= 3:
             saved["prev_key_padding_mask"] = state[2]
@@ -197,16 +197,16 @@ class SiteDropout(FairseqDropout):
     """fairseq's dropout with a method that returns its current probability."""
 
     def probability(self) -> float:
-        """Return the current probability; --retain-dropout keeps dropout on in inference."""
+        """Return the current probability; --retain-dropout keeps dropout on during inference."""
         return float(self.p) if self.training or self.apply_during_inference else 0.0
 
 
 def build_site(cfg, place: Place, layer_name: str) -> connections.ResidualConnection:  # type: ignore[no-untyped-def]
-    """Return the connection for a site; --retain-dropout-modules selects its dropouts by `layer_name`."""
+    """Return the connection for a site; --retain-dropout-modules selects its dropout modules by `layer_name`."""
     dropout = SiteDropout(cfg.dropout, module_name=layer_name)
     site = connections.build(cfg.residual, place, dropout, backend=cfg.residual_backend, **options_of(cfg))
     for name, module in site.named_children():
-        if type(module) is nn.Dropout:  # the dropout of the structure: --retain-dropout only affects FairseqDropout
+        if type(module) is nn.Dropout:  # the structure's own dropout; --retain-dropout only affects FairseqDropout
             setattr(site, name, SiteDropout(module.p, module_name=layer_name))
     return site
 
@@ -220,7 +220,7 @@ def build_sites(cfg, places: Sequence[Place], layer_name: str) -> list[connectio
 
 
 def init_branches(layer: Any, ffn_init: str) -> None:
-    """Reinitialise the sublayers of a layer as --ffn-init and its structure require."""
+    """Reinitialise the sublayers of a layer as --ffn-init and the layer's structure require."""
     if ffn_init == "xavier":
         for linear in (layer.fc1, layer.fc2):
             nn.init.xavier_uniform_(linear.weight)

@@ -24,7 +24,7 @@ def token_nll(model: Any, net_input: Mapping[str, Any], target: Tensor, padding:
 def sentence_nll(
     model: Any, net_input: Mapping[str, Any], target: Tensor, padding: int
 ) -> tuple[list[float], list[int]]:
-    """Return the summed NLL of each sentence in nats, and its number of target tokens."""
+    """Return the summed NLL of each sentence in nats, and the number of target tokens in each."""
     with torch.no_grad():
         nll = token_nll(model, net_input, target, padding).double().sum(dim=1)
     return nll.tolist(), target.ne(padding).sum(dim=1).tolist()

@@ -17,7 +17,10 @@ SEED = 1
 
 
 def sentences(dictionary: Dictionary, length: int, generator: torch.Generator) -> Tensor:
-    """Return (SENTENCES, length) tokens sampled by their counts in dict.txt; every sentence ends with EOS."""
+    """Return (SENTENCES, length) tokens.
+
+    They are sampled in proportion to their counts in dict.txt, and every sentence ends with EOS.
+    """
     counts = torch.tensor(dictionary.count, dtype=torch.float64)
     counts[: dictionary.nspecial] = 0
     if not counts.any():  # only special symbols, or no counts
@@ -31,9 +34,9 @@ def sentences(dictionary: Dictionary, length: int, generator: torch.Generator) -
 def profile(model: Any, profiler: Profiler, task: Any) -> None:
     """Run a new model once, in training mode with all layers, while `profiler` sets the initial values of each stack.
 
-    The input is the model's `random_source`, and random sentences with the word frequencies of the training text. It is
-    the same in every process, so all processes get the same initial values without communication. The random state used
-    for training does not change.
+    The input consists of the model's `random_source` and of random target sentences with the word frequencies of the
+    training text. It is the same in every process, so all processes get the same initial values without communication.
+    The random state used for training does not change.
     """
     generator = torch.Generator().manual_seed(SEED)
     source = model.random_source(task, generator)

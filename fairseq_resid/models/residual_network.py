@@ -1,6 +1,6 @@
-"""Residual networks for images: pre-activation ResNets, He 2016b's other orders, and ResNet in ResNet.
+"""Residual networks for images: pre-activation ResNets, the other orders of He 2016b, and ResNet in ResNet.
 
-A block is a branch of convolutions and a site that joins it to the shortcut. Its parts have one of five orders:
+A block is a branch of convolutions and a site that joins it to the shortcut. Its parts come in one of five orders:
 
     full_preact       BN ReLU conv, BN ReLU conv; join
     relu_preact       ReLU conv BN, ReLU conv BN; join
@@ -36,8 +36,8 @@ from .two_streams import TwoStreamConv2d
 ORDERS = ("full_preact", "relu_preact", "original", "bn_after_add", "relu_before_add")
 MOST_BLOCKS, MOST_CHANNELS, MOST_LAYERS = 1000, 65_536, 100  # per stage; MOST_LAYERS: per block
 EXPANSION = 4  # factor by which a bottleneck's last convolution widens
-# In the backward pass of a strided 1x1 convolution of 2 to 6 input channels in channels-last memory, oneDNN's AVX2
-# kernels (3.12, in torch 2.13) write past their buffers. A test in tests/images/test_image_models.py will fail
+# In the backward pass of a strided 1x1 convolution with 2 to 6 input channels in channels-last memory, the AVX2 kernels
+# of oneDNN 3.12 (in torch 2.13) write past their buffers. A test in tests/images/test_image_models.py will fail
 # once a newer oneDNN has fixed this.
 SAFE_CHANNELS = 8
 
@@ -71,7 +71,7 @@ def arranged(convolutions: list[nn.Conv2d], order: str, has_first: bool) -> nn.S
 
 
 class NarrowProjection(nn.Conv2d):
-    """A strided 1x1 convolution, computed as a 1x1 convolution of every STEP-th position: see SAFE_CHANNELS.
+    """A strided 1x1 convolution, computed as a 1x1 convolution of every `step`-th position: see SAFE_CHANNELS.
 
     Shapes: (N, in, H, W) -> (N, out, ceil(H / step), ceil(W / step))
     """
@@ -89,9 +89,10 @@ class Block(nn.Module):
 
     Formula:  y = after(site(p(x), branch(x))), p the identity, or a convolution where the shape changes
     Shapes:   (N, in, H, W) -> (N, out, H / stride, W / stride)
-    Where the shape changes, and in the first block of the network, a pre-activation comes before shortcut and branch. A
-    structure that normalises the input of the branch (pre_ln) has the wrong width where the shape changes; these blocks
-    use x + F. Without shortcuts (`rir_cnn`, `resnet_init`), a block consists of its branch alone.
+    Where the shape changes, and in the first block of the network, the pre-activation comes before both the shortcut
+    and the branch. Where the shape changes, the norm of a structure that normalises the branch's input (pre_ln) would
+    have the wrong width, so these blocks use x + F. Without shortcuts (`rir_cnn`, `resnet_init`), a block consists of
+    its branch alone.
     """
 
     def __init__(self, cfg: Any, place: Place, inputs: int, stride: int, is_first: bool) -> None:

@@ -84,7 +84,7 @@ def settle(args: argparse.Namespace, default: str, norms: Collection[str]) -> co
         raise UserError(f"--norm {norm}: choose one of {', '.join(norms)}")
     if norm != "layer" and backend == "triton":
         raise UserError(f"--residual-backend triton: no kernel supports --norm {norm}; use auto or eager")
-    # Only when training: a namespace with _name comes from a checkpoint, which can be decoded anywhere.
+    # This is checked only in training: a namespace with _name comes from a checkpoint, which can be used anywhere.
     if backend == "triton" and not hasattr(args, "_name") and (reason := absence(getattr(args, "cpu", False))):
         raise UserError(f"--residual-backend triton: {reason}; use --residual-backend auto")
     args.residual, args.norm, args.residual_backend = residual, norm, backend
@@ -93,20 +93,23 @@ def settle(args: argparse.Namespace, default: str, norms: Collection[str]) -> co
 
 
 def options_of(cfg: Any) -> dict[str, Any]:
-    """Return the options of the structure from a config."""
+    """Return the options of the structure in a config."""
     return {name: getattr(cfg, name) for name in connections.options(cfg.residual)}
 
 
 class Structured:
-    """Mixin for a fairseq model with a residual structure; precedes fairseq's class in the bases. `cfg`: its config."""
+    """Mixin for a fairseq model with a residual structure; it must precede fairseq's class among the bases.
 
-    if TYPE_CHECKING:  # TorchScript reads the annotations of a class
+    cfg: the model's config
+    """
+
+    if TYPE_CHECKING:  # hidden from TorchScript, which reads the annotations of a class
         cfg: Any
     coefficient_log: CoefficientLog | None = None
 
     @classmethod
     def hub_models(cls) -> dict[str, Any]:
-        """Return an empty dict: we publish no pretrained models, and fairseq's do not fit."""
+        """Return an empty dict: we publish no pretrained models, and fairseq's do not fit ours."""
         return {}
 
     def log_coefficients(self, args: argparse.Namespace) -> None:
@@ -121,13 +124,16 @@ class Structured:
             self.coefficient_log.before(num_updates)
 
     def load_state_dict(self, state_dict: Any, *given: Any, **named: Any) -> Any:
-        """Load a checkpoint of this model, or for translation also of stock `transformer` with the same parameters.
+        """Load a checkpoint of this model.
 
-        Raises: UserError naming the tensors that are missing or unexpected, or have a different shape or kind of dtype.
+        Translation models also accept a checkpoint of stock `transformer` with the same parameters.
+
+        Raises: UserError naming the tensors that are missing or unexpected, or that have a different shape or kind of
+        dtype.
         """
         for name, own in self.state_dict().items():  # type: ignore[attr-defined]
             theirs = state_dict.get(name, own)
-            # torch would round, or drop imaginary parts.
+            # torch would convert the values silently: it would round them or drop their imaginary parts.
             if theirs.is_floating_point() != own.is_floating_point():
                 raise UserError(f"the checkpoint does not fit {self.named()}: {name} has dtype {theirs.dtype}")
         try:
@@ -143,7 +149,7 @@ class Structured:
         return f"--residual {residual}" if residual else f"--arch {self.cfg.arch}"
 
     def divergence_advice(self) -> str:
-        """Return the advice in the error message of a run that diverged (fairseq_patches.name_divergence)."""
+        """Return the advice for the error message of a run that diverged (fairseq_patches.name_divergence)."""
         residual = getattr(self.cfg, "residual", None)
         if getattr(self.cfg, "residual_norm", None) == "none":
             remedy = "--residual-norm layer"

@@ -30,11 +30,11 @@ from .profiling import LENGTH, profile, sentences
 from .structures import Structured, add_flags, options_of, require_namespace, settle
 
 # Scalings of fairseq's own decoder layer (modules/transformer_layer.py). They belong to another residual structure
-# (NormFormer), and would be silently ignored here.
+# (NormFormer) and would be silently ignored here.
 FOREIGN_SCALINGS = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
 
-# Versions before 0.3.3 built a small site of each of these structures when they resolved options, before the model.
-# They are still built, so that a seed gives the same initial values as before.
+# Versions before 0.3.3 built a small site of each of these structures when they resolved the options, before they built
+# the model. These sites are still built, so that a seed gives the same initial values as before.
 DRAWN_AHEAD = ("highway", "linear_shortcut", "sas", "shortcut_gate")
 
 MOST_LAYERS = 10_000  # per stack; fairseq has no limit
@@ -88,7 +88,7 @@ def resolve_residual(args: argparse.Namespace) -> None:
         raise UserError(f"{shown} with --residual {residual}: only pre_ln supports it, with both flags")
     if getattr(args, "no_decoder_final_norm", False) and residual != "pre_ln":
         raise UserError(f"--no-decoder-final-norm with --residual {residual}: only for pre_ln; use --final-norm")
-    # The depth of the trained model, because --encoder-layers-to-keep makes fairseq overwrite the number of layers.
+    # Record the depth of the trained model: --encoder-layers-to-keep makes fairseq overwrite the number of layers.
     is_pruned = getattr(args, "encoder_layers_to_keep", None) or getattr(args, "decoder_layers_to_keep", None)
     if not is_pruned or getattr(args, "residual_depths", None) is None:
         args.residual_depths = [args.encoder_layers, args.decoder_layers]
@@ -132,7 +132,7 @@ def wrap(layer, cfg):  # type: ignore[no-untyped-def]
 def rename_stock_keys(state_dict: dict[str, Any], name: str) -> None:
     """Rename, in place, the keys of a stock checkpoint for the encoder or decoder called `name`.
 
-    The layer norms become the first norm of their site; the BetterTransformer copies of 0.12.2 are removed.
+    Each layer norm becomes the first norm of its site. The BetterTransformer copies of fairseq 0.12.2 are removed.
     """
     layer = re.compile(rf"{re.escape(name)}\.layers\.\d+\.(\w+)(\.\w+)?")
     for key in list(state_dict):
@@ -145,12 +145,12 @@ def rename_stock_keys(state_dict: dict[str, Any], name: str) -> None:
 
 
 def norm_of(cfg):  # type: ignore[no-untyped-def]
-    """Return the function that makes the norms; checkpoints from before --norm have LayerNorm."""
+    """Return the function that makes the norms; checkpoints older than --norm use LayerNorm."""
     return connections.NORMS[getattr(cfg, "norm", None) or "layer"]
 
 
 def depths_of(cfg, stack: str) -> dict[str, int]:  # type: ignore[no-untyped-def]
-    """Return the number of layers of each stack of the trained model: of one stack if there is no cross-attention."""
+    """Return the number of layers in each stack of the trained model, or in `stack` alone without cross-attention."""
     depths = dict(zip(("encoder", "decoder"), cfg.residual_depths, strict=True))
     return {stack: depths[stack]} if cfg.no_cross_attention else depths
 
@@ -158,7 +158,7 @@ def depths_of(cfg, stack: str) -> dict[str, int]:  # type: ignore[no-untyped-def
 def layer_places(cfg, stack: str, kinds: Sequence[str], built: int) -> list[Place]:  # type: ignore[no-untyped-def]
     """Return the places of the sites in the next layer of a stack, of which `built` layers have been built.
 
-    The layers of a pruned model (--encoder-layers-to-keep) keep the places that they were trained in.
+    The layers of a pruned model (--encoder-layers-to-keep) keep the places in which they were trained.
     """
     part = getattr(cfg, stack)
     kept = part.layers_to_keep
@@ -185,7 +185,7 @@ def stack_end(cfg, stack: str, sites: int) -> connections.ResidualStream | None:
 
 
 class ResidualTransformerEncoder(TransformerEncoderBase):
-    """fairseq's encoder, built from ResidualEncoderLayers. With return_all_hiddens it returns the raw states."""
+    """fairseq's encoder, built from ResidualEncoderLayers. With return_all_hiddens, it returns the raw states."""
 
     KINDS = ("self_attn", "ffn")
 
@@ -237,7 +237,7 @@ class ResidualTransformerModel(Structured, TransformerModel):
 
     @classmethod
     def add_args(cls, parser) -> None:  # type: ignore[no-untyped-def]
-        """Add fairseq's Transformer flags, --residual, and the flag of every option of any residual structure."""
+        """Add fairseq's Transformer flags, --residual, and a flag for every option of the residual structures."""
         gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
         add_flags(parser, "post_ln", connections.NORMS)
         parser.add_argument(
@@ -256,7 +256,7 @@ class ResidualTransformerModel(Structured, TransformerModel):
     def build_model(cls, args, task):  # type: ignore[no-untyped-def]
         """Return a new model from a parsed command line or from the config of a checkpoint.
 
-        As in stock fairseq, defaults are written to `args`, and so are the results of resolve_residual.
+        Defaults are written to `args`, as in stock fairseq, and so are the results of resolve_residual.
 
         Raises: UserError for contradictory options, or if `args` is not a Namespace.
         """
@@ -275,7 +275,7 @@ class ResidualTransformerModel(Structured, TransformerModel):
                 raise UserError(str(error)) from None
             raise
         profiler = connections.profiler(args.residual, connections.resolve(args.residual, options_of(args)))
-        # Recorded in the config, so that the model of a checkpoint, which has trained values, is not profiled again.
+        # The config records this, so that the model of a checkpoint, which has trained values, is not profiled again.
         if profiler is not None and not getattr(args, "residual_profiled", False):
             profile(model, profiler, task)
             args.residual_profiled = True
@@ -291,7 +291,7 @@ class ResidualTransformerModel(Structured, TransformerModel):
         return ResidualTransformerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def random_source(self, task: Any, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return random source sentences and their lengths, for the first pass of a new model (profiling.py)."""
+        """Return random source sentences and their lengths, for the first pass through a new model (profiling.py)."""
         words = sentences(task.source_dictionary, min(LENGTH, self.encoder.max_positions()), generator)
         return words, torch.full(words.shape[:1], words.size(1))
 

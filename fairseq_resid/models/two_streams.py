@@ -5,8 +5,8 @@ the identity on r, computes the four maps between the streams and the shortcut o
 
     r' = W_rr r + W_tr t + r;   t' = W_rt r + W_tt t            Source: Targ 2016, eq. 1 and 2, appendix 6.1
 
-W is learned and stored, so that weight decay pulls W' towards I and not 0. (The second line of the paper's eq. 1 prints
-W_tr; its eq. 2 has W_tt.)
+W is learned and stored, so that weight decay pulls W' towards I instead of 0. (The second line of the paper's eq. 1
+prints W_tr; its eq. 2 has W_tt.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def identity_on_first_half(weight: Tensor) -> Tensor:
 class TwoStreamConv2d(nn.Conv2d):
     """A convolution with W + I. Shapes: (N, in, H, W) -> (N, out, H', W')."""
 
-    if TYPE_CHECKING:  # TorchScript reads the annotations of a class
+    if TYPE_CHECKING:  # hidden from TorchScript, which reads the annotations of a class
         identity: Tensor
 
     def __init__(self, *sizes: Any, **settings: Any) -> None:
@@ -48,7 +48,7 @@ class TwoStreamConv2d(nn.Conv2d):
 class TwoStreamLinear(nn.Linear):
     """A linear map with W + I. Shapes: (..., in) -> (..., out)."""
 
-    if TYPE_CHECKING:  # TorchScript reads the annotations of a class
+    if TYPE_CHECKING:  # hidden from TorchScript, which reads the annotations of a class
         identity: Tensor
 
     def __init__(self, *sizes: Any, **settings: Any) -> None:

@@ -1,7 +1,7 @@
-"""The tasks: one object for each (kinds.py), and the fairseq task and criterion that --user-dir loads.
+"""The tasks: one object for each (kinds.py), and the fairseq tasks and criteria that --user-dir loads.
 
-fairseq imports every file of this folder itself, before those of models/; in-process callers use `register`. A file
-here must not have the name of a registered task.
+fairseq itself imports every file in this folder before those in models/; in-process callers use `register`. No file
+here may have the name of a registered task.
 """
 
 from importlib import import_module

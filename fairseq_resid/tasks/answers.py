@@ -71,7 +71,10 @@ def interval(answers: Sequence[Answer]) -> tuple[float, float]:
 
 
 def over_runs(errors: Sequence[float]) -> str:
-    """Return mean, standard deviation, median and the 95% interval of the mean over runs (Student's t), on one line."""
+    """Return the mean, standard deviation and median of the runs, and the 95% interval of the mean, on one line.
+
+    The interval is based on Student's t.
+    """
     from scipy.stats import t
 
     mean, middle = statistics.fmean(errors), statistics.median(errors)

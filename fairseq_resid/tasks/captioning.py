@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 UNIT = "nats per caption word with EOS, unsmoothed, teacher-forced"
 AVERAGED = "averaged"
-BESIDE = "BLEU-4"  # in tables, beside CIDEr
+BESIDE = "BLEU-4"  # the score that tables show next to CIDEr
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _cider_parts(run: Run, subset: str) -> list[list[float]]:
 
 
 def _nll_parts(run: Run, subset: str) -> list[list[float]]:
-    """Return NLL and number of words by image, because the captions of an image are not independent."""
+    """Return the NLL and the number of words by image, because the captions of an image are not independent."""
     scores, file = caption_scores.read_scores(scores_file(run, subset, AVERAGED)), f"decode/{subset}.{AVERAGED}.nll"
     sentences = likelihood.read_nll(run.file(file))
     if sum(one.references for one in scores) != len(sentences):
@@ -97,7 +97,7 @@ class Captioning(Task[CaptionData]):
     shown = (BESIDE, "METEOR", "ROUGE-L")
     floor = (CIDER, 10.0)
     curve = "valid NLL"
-    kept_files = ("*.averaged.cider",)  # and *.nll, as for translation
+    kept_files = ("*.averaged.cider",)  # a study also keeps *.nll, which Translation lists
 
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> CaptionData:
         data = CaptionData(path, caption_folder.check(path))
@@ -220,9 +220,9 @@ class Captioning(Task[CaptionData]):
     def score_together(
         self, jobs: Sequence[ScoringJob[CaptionData]], model: str, tests: Mapping[str, Sequence[str]]
     ) -> dict[str, Scored]:
-        """Return CIDEr and NLL of the concatenation, and the other scores if there is only one test set.
+        """Return the CIDEr and the NLL of the concatenation, and the other scores if there is only one test set.
 
-        The document frequencies of CIDEr are those of each test set.
+        CIDEr uses the document frequencies of each test set separately.
         """
         cider: list[float] = []
         sentences: list[likelihood.Sentence] = []

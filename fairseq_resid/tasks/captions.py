@@ -17,13 +17,13 @@ from ..data.text.binarised import check_dictionaries
 from ..fairseq_patches import UserError
 
 SELF_CRITICAL = "self_critical"  # a criterion that needs all captions of an image
-MOST_POSITIONS = 1024  # regions of an image and words of a caption, unless the model sets others
+MOST_POSITIONS = 1024  # regions of an image or words of a caption, unless the model sets other limits
 
 
 class CaptionDataset(FairseqDataset):
-    """Pairs of an image and a caption, or with `by_image` images with all of their captions.
+    """Pairs of an image and a caption. With `by_image`, an example is an image with all of its captions.
 
-    Like fairseq's text, batches have images with similar numbers of regions and captions of similar lengths.
+    As with text in fairseq, the examples of a batch have similar numbers of regions and captions of similar lengths.
     """
 
     def __init__(self, data: CaptionData, split: str, words: Dictionary, by_image: bool, shuffles: bool) -> None:
@@ -33,9 +33,9 @@ class CaptionDataset(FairseqDataset):
             [np.array([*map(words.index, text.split()), words.eos()], np.int64) for text in texts]
             for texts in data.captions(split).texts
         ]
-        self.captions = encoded  # of each image
+        self.captions = encoded  # by image
         counts = [1 if by_image else len(each) for each in encoded]
-        self.images = np.repeat(np.arange(len(encoded)), counts)  # of each example
+        self.images = np.repeat(np.arange(len(encoded)), counts)  # the image of each example
         self.targets = [each for texts in encoded for each in (texts[:1] if by_image else texts)]
         self.src_sizes = np.diff(self.regions.ends, prepend=0)[self.images]
         self.tgt_sizes = np.array([len(each) for each in self.targets])
@@ -49,7 +49,7 @@ class CaptionDataset(FairseqDataset):
     def collater(self, samples: list[int]) -> dict[str, Any]:
         """Return a batch: regions (B, S, width + 4) as `src_tokens`, and captions that end with EOS as `target`.
 
-        With by_image, `references` has the captions of every image as lists of ids.
+        With by_image, `references` contains the captions of every image as lists of ids.
         """
         if not samples:
             return {}

@@ -1,6 +1,6 @@
 """Image classification: the error and the NLL of the last checkpoint.
 
-Checkpoints are not averaged, because averaged batch-norm statistics do not belong to the averaged weights.
+Checkpoints are not averaged, because averaged batch-norm statistics do not match the averaged weights.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ANALYSED_TOGETHER = 100  # in analysis, which needs more memory per image
 
 @dataclass(frozen=True)
 class AnswersNote:
-    """decode/SUBSET.last.json: everything that the predictions next to it were computed from."""
+    """decode/SUBSET.last.json: the inputs of the predictions next to it."""
 
     checkpoint: FileState
     data: str
@@ -57,7 +57,7 @@ class AnswersNote:
 
 @dataclass(frozen=True)
 class ImageBatch(Batch):
-    """Images. target: (N,), their classes."""
+    """A batch of images. target: (N,), their classes."""
 
     net_input: dict[str, Any]
     target: Tensor
@@ -138,7 +138,7 @@ def remembered_answers(job: ScoringJob[ImageData]) -> list[Answer]:
 
 
 def scored(given: Sequence[Answer], digits: int) -> dict[str, Scored]:
-    """Return error and NLL with their signatures."""
+    """Return the error and the NLL, with their signatures."""
     scores = {ERROR: answers.error(given), NLL: answers.nll(given)}
     return {name: Scored(round(value, digits), SIGNATURES[name]) for name, value in scores.items()}
 

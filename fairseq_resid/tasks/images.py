@@ -1,4 +1,4 @@
-"""The task image_classification: images of a data folder, in batches determined by seed and epoch."""
+"""The task image_classification: images of a data folder, in batches determined by the seed and the epoch."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ ORDER = 1 << 64
 class ImageDataset(FairseqDataset):
     """The images of one or more splits, "train" or "train+valid".
 
-    In training, the order, crops and flips of an epoch depend only on seed and epoch. They are the same for any number
-    of workers and devices, and after resuming.
+    In training, the order, crops and flips of an epoch depend only on the seed and the epoch's number. They are the
+    same for any number of workers and devices, and after resuming.
     """
 
-    # Makes fairseq request new batches in every epoch.
+    # This makes fairseq request new batches in every epoch.
     can_reuse_epoch_itr_across_epochs = False
 
     def __init__(
@@ -179,7 +179,7 @@ class ImageClassificationTask(LegacyFairseqTask):  # type: ignore[misc]
         return iterator
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
-        """Free the previous epoch: fairseq keeps iterators and, in 0.12.2, worker processes."""
+        """Free the previous epoch's iterators, which fairseq keeps, and its worker processes, which 0.12.2 keeps."""
         gc.collect()
 
     def max_positions(self) -> None:

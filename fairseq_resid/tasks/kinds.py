@@ -1,4 +1,4 @@
-"""The list of tasks, and lookup by the name of a fairseq task, by its results, or by a measure."""
+"""The list of tasks, and functions that find a task by its fairseq name, results, examples or measures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .classifying import IMAGE_CLASSIFICATION
 from .protocol import Task
 from .translating import TRANSLATION
 
-# The first is the default for unknown fairseq tasks, the last for results without scores.
+# The first is the default for unknown fairseq tasks, and the last for results without scores.
 TASKS: tuple[Task[Any], ...] = (TRANSLATION, CAPTIONING, IMAGE_CLASSIFICATION)
 
 
@@ -21,7 +21,7 @@ def _first(fits: Callable[[Task[Any]], bool], default: Task[Any]) -> Task[Any]:
 
 
 def of_name(name: str | None) -> Task[Any]:
-    """Return the task for a name of fairseq's --task."""
+    """Return the task for a value of fairseq's --task."""
     return _first(lambda task: task.folder.task == name, TASKS[0])
 
 
@@ -41,7 +41,7 @@ def of_example(example: str) -> Task[Any]:
 
 
 def of_measure(measure: str) -> Task[Any]:
-    """Return the task of a study that compares this measure; for NLL the default is translation."""
+    """Return the task of a study that compares this measure; for NLL, which every task has, that is translation."""
     return _first(lambda task: measure in task.measures, TASKS[0])
 
 

@@ -43,7 +43,7 @@ class Loaded:
     def initial(self) -> Any:
         """Return the model before its first update, rebuilt with the run's seed, in eval mode."""
         config = Namespace(**vars(self.cfg.model)) if isinstance(self.cfg.model, Namespace) else self.cfg.model
-        config.residual_profiled = False  # so that the first forward pass profiles again
+        config.residual_profiled = False  # so that build_model profiles the model again
         with naming(str(self.checkpoint)), torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.cfg.common.seed)
             model = self.task.build_model(config)
@@ -57,7 +57,7 @@ def load(
     cpu: bool = False,
     adapt: Callable[[dict[str, Any]], None] | None = None,
 ) -> Loaded:
-    """Load a checkpoint of a run with a data folder, on a GPU if there is one.
+    """Load a checkpoint of a run with a data folder, onto a GPU if there is one and `cpu` is false.
 
     adapt: modifies the checkpoint's state before the model is built
     Raises: ValueError or OSError naming the missing or mismatched file.

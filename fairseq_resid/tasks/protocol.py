@@ -1,7 +1,8 @@
 """The interface that evaluation, comparison, tables, analysis, studies and reports use for every task.
 
-Each task is one object, listed in kinds.py: translating.py, captioning.py, classifying.py. A new task needs such an
-object, a fairseq task if fairseq has none, and a command that prepares its data folders (data/folders.py).
+Each task is one object, defined in translating.py, captioning.py or classifying.py and listed in kinds.py. A new task
+needs such an object, a fairseq task if fairseq has none, and a command that prepares its data folders
+(data/folders.py).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ TableRows = list[tuple[str, ...]]
 
 
 class Data(Protocol):
-    """An opened data folder, with the facts recorded in results.json."""
+    """An opened data folder, with the properties that results.json records."""
 
     @property
     def path(self) -> Path: ...
@@ -92,7 +93,7 @@ class ScoringJob(Generic[D]):
 class Candidate:
     """An evaluated run to be compared with others.
 
-    model: the model that produced score and outputs; outputs: the data that the task's tests need
+    model: the model that produced the score and the outputs; outputs: the data that the task's tests need
     setting: the training command without the options that differ between seeds
     """
 
@@ -112,7 +113,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Texts:
-    """Examples for a comparison: sources, their references, and the outputs of every candidate by its name.
+    """Examples for a comparison: sources, their references, and the outputs of every candidate, by candidate name.
 
     pictures: (examples, height, width, 3) bytes, a small picture of every source
     """
@@ -125,7 +126,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Measure:
-    """A score of a model on a test set, as tested by a study.
+    """A measure that a study can test: how the score of a model on a test set is computed and shown.
 
     parts: returns an (examples, k) table for a run and a test set, to be summed over examples
     score: computes the score from the k sums; digits: decimals shown; is_less_better: whether lower is better
@@ -170,10 +171,11 @@ class Batch(ABC):
 
 
 class Task(ABC, Generic[D]):
-    """A task.
+    """The properties and operations of one task.
 
     folder: the kind of its data folders
-    example: name of one example; prediction: name of one prediction, the unit of the NLL; output: name of one text
+    example: name of one example; prediction: name of one prediction, the unit of the NLL
+    output: name of one output text
     has_averages: whether averages of checkpoints are scored; otherwise only the last checkpoint is
     best: the model whose scores a study compares
     shows_spread: whether evaluating several runs also prints their spread over seeds
@@ -182,7 +184,7 @@ class Task(ABC, Generic[D]):
 
     table_headings: scores and speed in a table of runs; headings: columns of a comparison
     measures: the measures of a study, by name; shown: additional scores in its table
-    floor: a measure and a threshold; an arm with a lower mean did not train, so significance tests would be meaningless
+    floor: a measure and a threshold; an arm with a lower mean counts as untrained and is not tested for significance
     curve: the quantity of analysis/curves.py that a study plots by epoch
     kept_files: patterns of the files in RUN/decode that a study keeps
     """
@@ -256,7 +258,7 @@ class Task(ABC, Generic[D]):
     def read_outputs(self, run: Run, subset: str, results: Results, model: str, data: Path | None) -> tuple[float, Any]:
         """Return the score of a model, and its outputs on a subset for a comparison.
 
-        Raises: ValueError or OSError naming the file that is missing, damaged, or does not match the results.
+        Raises: ValueError or OSError naming the file that is missing or damaged, or that does not match the results.
         """
 
     @abstractmethod
@@ -327,7 +329,7 @@ def article(noun: str) -> str:
 
 
 def is_kept(file: Path, note: Path, mine: Any, made: str) -> bool:
-    """Return whether a file can be reused: it exists, and its note equals `mine`. If so, print that it is reused."""
+    """Return whether a file exists and its note equals `mine`; if so, print that the file is reused."""
     kept = file.is_file() and records.remembered(note, type(mine)) == mine
     if kept:
         say(f"{file}: made from {made}, reused")

@@ -22,10 +22,11 @@ MOST_SAMPLES = 100  # per image
 
 @torch.no_grad()
 def write_captions(model: Any, net_input: dict[str, Any], words: Any, longest: int, samples: int | None) -> Tensor:
-    """Return captions of at most `longest` words for every image, in eval mode: (B · samples, T), EOS, then padding.
+    """Return captions of at most `longest` words for every image: (B · samples, T), with EOS and then padding.
 
-    samples: number of captions that are sampled for each image, one after the other; None: the greedy caption
-    Neither <unk> nor fairseq's other symbols are written.
+    The model is in eval mode while it writes them. It never writes <unk> or fairseq's other special symbols,
+    except EOS.
+    samples: number of captions sampled for each image, which are adjacent rows; None: the greedy caption
     """
     was_training = model.training
     model.eval()
@@ -55,7 +56,7 @@ class SelfCriticalCriterion(FairseqCriterion):  # type: ignore[misc]
     Source:   Rennie et al. 2017, with the baseline of Luo 2020 instead of the greedy caption.
               The reward is CIDEr-D with the document frequencies of the training captions. EOS counts as a word, so
               that incomplete captions have a lower reward.
-    Logged:   cider, 100 times the mean reward of the samples, or in validation of the greedy captions;
+    Logged:   cider, 100 times the mean reward of the samples, or of the greedy captions in validation;
               in validation, loss and nll_loss are the NLL of the first caption of every image
     """
 

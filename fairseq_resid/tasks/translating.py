@@ -1,4 +1,4 @@
-"""Translation: BLEU against the raw references and their NLL, for averaged checkpoints and the last one."""
+"""Translation: BLEU against the raw references and their NLL, for the averaged checkpoints and the last one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TOLERANCE = 0.001  # results.json has four decimals
 
 @dataclass(frozen=True)
 class DecodingNote:
-    """The inputs of the hypotheses or the NLL next to it: decode/SUBSET.MODEL.json or SUBSET.MODEL.nll.json."""
+    """decode/SUBSET.MODEL.json or SUBSET.MODEL.nll.json: the inputs of the hypotheses or of the NLL next to it."""
 
     checkpoints: list[FileState]
     data: str
@@ -73,7 +73,7 @@ def decoding_settings(job: ScoringJob[Any]) -> dict[str, str | None]:
 
 
 def translate(job: ScoringJob[Any], model: ScoredModel, lock: int | None = None) -> list[str]:
-    """Return the hypotheses of one model, reusing RUN/decode if inputs and settings have not changed.
+    """Return the hypotheses of one model, reusing RUN/decode if the inputs and settings have not changed.
 
     Raises: DecodingError if fairseq-generate fails or skips a sentence.
     """

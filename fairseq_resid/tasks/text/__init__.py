@@ -1,1 +1,1 @@
-"""Translation: decoding with fairseq-generate, BLEU with significance tests, NLL of the references."""
+"""Translation and captioning: decoding with fairseq-generate, scores with significance tests, NLL of the references."""

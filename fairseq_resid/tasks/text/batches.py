@@ -16,11 +16,11 @@ from ..protocol import FREQUENCIES, POSITIONS, Batch
 
 @dataclass(frozen=True)
 class TextBatch(Batch):
-    """Pairs of a sentence or an image, and a sentence.
+    """Pairs with a sentence or an image as source and a sentence as target.
 
     target: (B, T); masks: by stack, (T, B), true where there is no padding; places: by stack, (T, B), the position in
     the sentence, from 0; frequencies: by stack, (T, B), the frequency class of the input token; padding: the padding id
-    Stacks that read regions of images have no places and frequencies.
+    Stacks that read regions of images have no places or frequencies.
     """
 
     net_input: dict[str, Any]
@@ -54,7 +54,7 @@ class TextBatch(Batch):
 
 
 def frequency_classes(dictionary: Any) -> Tensor:
-    """Return the frequency class of every token, from its rank in the dictionary (sorted by frequency)."""
+    """Return the frequency class of every token, from its rank in the dictionary, which is sorted by frequency."""
     ranks = torch.arange(len(dictionary)) - dictionary.nspecial + 1
     bounds = torch.tensor([round(10 ** (step / 2)) for step in range(2, 1 + FREQUENCIES)])
     classes = torch.bucketize(ranks, bounds)
@@ -63,7 +63,7 @@ def frequency_classes(dictionary: Any) -> Tensor:
 
 
 def batches(loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
-    """Yield the chosen sentences, longest first, in batches with at most `max_tokens` padded positions per side."""
+    """Yield the chosen pairs, longest first, in batches with at most `max_tokens` padded positions per side."""
     dataset = loaded.task.dataset(subset)
     found = {"encoder": loaded.task.source_dictionary, "decoder": loaded.task.target_dictionary}
     dictionaries = {stack: each for stack, each in found.items() if each is not None}

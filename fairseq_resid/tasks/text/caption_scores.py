@@ -1,7 +1,8 @@
-"""Scores of captions by pycocoevalcap, the tools of the COCO caption challenge, and CIDEr by image.
+"""Caption scores from pycocoevalcap, the tools of the COCO caption challenge, with the CIDEr of each image.
 
 Captions and references are tokenised by the Penn Treebank tokeniser of these tools, which needs Java. METEOR needs Java
-too. SPICE needs language models, which pycocoevalcap would download; it is only computed if they are installed.
+too. SPICE needs language models, which pycocoevalcap would download; it is only computed if these models are already
+installed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ RESAMPLES, SEED = 1000, 12345
 
 @dataclass(frozen=True)
 class CaptionScore:
-    """The score of the caption of an image, and the number of its references. cider: 100 times CIDEr-D."""
+    """The score of an image's caption, and the number of references. cider: 100 times CIDEr-D."""
 
     image: str
     cider: float
@@ -36,7 +37,7 @@ class CaptionScore:
 
 @dataclass(frozen=True)
 class Scores:
-    """Corpus scores by name, CIDEr by image, and the reason for every score that was not computed. All times 100."""
+    """Corpus scores by name and CIDEr by image, all times 100, and the reason for every score that was not computed."""
 
     values: dict[str, float]
     cider: list[float]
@@ -64,7 +65,7 @@ def read_scores(path: Path) -> list[CaptionScore]:
 
 
 def signature(references: Sequence[Sequence[str]]) -> str:
-    """Return the signature of all scores."""
+    """Return the signature that all scores share."""
     counts = sorted({len(each) for each in references})
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
     return f"nrefs:{number}|tok:ptb|case:lc|pycocoevalcap:{metadata.version('pycocoevalcap')}"
@@ -91,7 +92,7 @@ def tokenise(lines: Sequence[str]) -> list[str]:
     (jar,) = sorted((folder() / "tokenizer").glob("stanford-corenlp-*.jar"))[:1]
     from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS
 
-    # Not PTBTokenizer of pycocoevalcap, which writes a file into the folder of the package.
+    # We do not use pycocoevalcap's PTBTokenizer, because it writes a file into the folder of the package.
     command = ["java", "-Dfile.encoding=UTF-8", "-cp", str(jar), "edu.stanford.nlp.process.PTBTokenizer"]
     text = "".join(f"{' '.join(line.split())}\n" for line in lines)
     done = subprocess.run([*command, "-preserveLines", "-lowerCase"], input=text.encode(), capture_output=True)
@@ -103,9 +104,10 @@ def tokenise(lines: Sequence[str]) -> list[str]:
 
 
 def score(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
-    """Return all scores of one caption per image.
+    """Score one caption per image by all measures.
 
-    Raises: MissingPackage; ChildProcessError; ValueError if the numbers of captions and images differ.
+    Raises: MissingPackage if pycocoevalcap or Java is missing; ChildProcessError if the tokeniser fails; ValueError if
+    there are no images, or if the numbers of captions and images differ.
     """
     if len(captions) != len(references) or not references:
         raise ValueError(f"{len(captions)} captions for {len(references)} images")
@@ -148,7 +150,7 @@ def score(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Score
 
 @dataclass(frozen=True)
 class Paired:
-    """Two models compared on the same images: difference of their CIDEr, its 95% interval and p by the bootstrap."""
+    """Two models compared on the same images: the difference in CIDEr, its 95% interval, and p from the bootstrap."""
 
     difference: float
     low: float
@@ -157,11 +159,11 @@ class Paired:
 
 
 def paired(mine: Sequence[float], baseline: Sequence[float]) -> Paired:
-    """Compare CIDEr by image by the paired bootstrap over images.
+    """Compare the CIDEr of two models, given by image, with the paired bootstrap over images.
 
     CIDEr is a mean over images. The document frequencies are those of the whole test set in every resample.
-    p is computed as in sacrebleu: how often a resampled difference is at least as far from the observed one as that is
-    from 0.
+    p is computed as in sacrebleu: how often a resampled difference is at least as far from the observed one as the
+    observed one is from 0.
     """
     apart = np.asarray(mine, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     observed = float(apart.mean())
@@ -175,6 +177,6 @@ def paired(mine: Sequence[float], baseline: Sequence[float]) -> Paired:
 
 
 def interval(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% interval of a mean over images by the bootstrap."""
+    """Return the 95% bootstrap interval of a mean over images."""
     found = paired(scores, [0.0] * len(scores))
     return found.low, found.high

@@ -1,4 +1,4 @@
-"""Decoding with stock fairseq-generate, as a command that is printed and can be repeated by the user."""
+"""Decoding with stock fairseq-generate, as a command that is printed so that the user can repeat it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def generate_command(
     settings: Mapping[str, str] = DECODING,
     task: Sequence[str] = ("--task", "translation"),
 ) -> list[str]:
-    """Return the fairseq-generate command that decodes DATA's `subset` with a checkpoint; task: its flags."""
-    folder = f"./{data}" if str(data).startswith("-") else str(data)  # otherwise read as an option
+    """Return the fairseq-generate command that decodes DATA's `subset` with a checkpoint; task: flags of the task."""
+    folder = f"./{data}" if str(data).startswith("-") else str(data)  # otherwise it would be read as an option
     argv = [children.program("fairseq-generate"), folder, "--user-dir", children.user_dir()]
     argv += [*task, "--path", str(checkpoint)]
     argv += ["--gen-subset", subset]

@@ -1,7 +1,8 @@
 """NLL of the reference translations under a model, sentence by sentence, without decoding.
 
-The unit is nats per subword of the reference, including the end-of-sentence mark, without label smoothing,
-teacher-forced. NLL depends on the subwords, so only models trained on the same data folder can be compared.
+NLL is measured in nats per subword of the reference, including the end-of-sentence mark. It is computed with teacher
+forcing and without label smoothing. NLL depends on the subwords, so only models trained on the same data folder can be
+compared.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def mean(sentences: Sequence[Sentence]) -> float:
 
 
 def write_nll(path: Path, sentences: Sequence[Sentence]) -> None:
-    """Write one line per sentence: NLL, a tab, tokens."""
+    """Write one line per sentence: NLL and number of tokens, separated by a tab."""
     write_text(path, "".join(f"{one.nll:.4f}\t{one.tokens}\n" for one in sentences))
 
 

@@ -23,7 +23,7 @@ class Publication:
     source: str
 
 
-# By name of the corpus. Each has a profile called "published".
+# The publications, by corpus name. The data of each can be prepared with `--profile published`.
 PUBLICATIONS = {
     "multi30k-en-de": Publication(
         subset="test",
@@ -37,7 +37,7 @@ PUBLICATIONS = {
 
 
 def differences(job: ScoringJob[Corpus]) -> list[str]:
-    """Return why the scores of a run cannot be compared with published ones, one phrase each; empty if they can."""
+    """Return the reasons why the scores of a run cannot be compared with published ones; empty if they can be."""
     corpus = job.data
     known = PUBLICATIONS.get(corpus.name)
     if known is None or corpus.profile != "published":

@@ -9,8 +9,8 @@ from typing import Any
 
 from ...data.text.forms import TOKENISED, TextForm, check_tokenizer
 
-# "rich-text format" becomes "rich ##AT##-##AT## text format": the usual scoring in EN-DE papers since Luong et al.
-# 2015, also in tensor2tensor's get_ende_bleu.sh.
+# "rich-text format" becomes "rich ##AT##-##AT## text format". EN-DE papers since Luong et al. 2015 usually score
+# this way, and so does tensor2tensor's get_ende_bleu.sh.
 COMPOUND = re.compile(r"(\S)-(\S)")
 
 
@@ -31,7 +31,7 @@ def bleu(
 ) -> Score:
     """Score hypotheses against one reference each; `tokenize` and `smooth` are names from sacrebleu.
 
-    Raises: ValueError if the counts differ, there are no sentences, or the tokeniser is not one of forms.TOKENIZERS.
+    Raises: ValueError if the counts differ, if there are no sentences, or if the tokeniser is not in forms.TOKENIZERS.
     """
     from sacrebleu.metrics.bleu import BLEU
 
@@ -45,7 +45,7 @@ def bleu(
 
 
 def statistics(hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> list[list[int]]:
-    """Return the BLEU statistics per sentence: both lengths, then matched n-grams and all n-grams for n = 1 to 4."""
+    """Return the BLEU counts of each sentence: both lengths, then matched n-grams and all n-grams for n = 1 to 4."""
     from sacrebleu.metrics.bleu import BLEU
 
     metric = BLEU(tokenize=tokenize, force=tokenize == "none")
@@ -61,7 +61,7 @@ def bleu_of(summed: Any) -> float:
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Score hypotheses with chrF2 (character n-grams up to 6), with the defaults of sacrebleu."""
+    """Score hypotheses with chrF2 (character n-grams up to 6), using the defaults of sacrebleu."""
     from sacrebleu.metrics.chrf import CHRF
 
     metric = CHRF()

@@ -21,7 +21,10 @@ class Translations:
 
 
 def conditions(results: Results, model: str, score: str = "BLEU") -> dict[str, object]:
-    """Return the facts that must be equal for two results to be comparable, by readable name; score: whose signature"""
+    """Return the conditions that must be equal for two results to be comparable, by readable name.
+
+    score: the name of the score whose signature is one of them
+    """
     facts: dict[str, object] = {
         "corpus": results.corpus,
         "test set": results.subset,
@@ -75,7 +78,7 @@ def significance(candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]
             difference = f"{bootstrap.score - tested['bs'][0].score:+.2f}"
             tests = (difference, f"{bootstrap.p_value:.4f}", f"{randomisation.p_value:.4f}")
             if candidate.outputs.hypotheses == baseline.hypotheses:
-                # sacrebleu would report 1 of 1,001, because no resample differs by more than 0.
+                # sacrebleu would report a p of 1/1,001, because no resample differs by more than 0.
                 tests = (difference, "1.0000", "1.0000")
         interval = f"{bootstrap.mean:.2f} ± {bootstrap.ci:.2f}"
         architecture = str(candidate.results.architecture)
