@@ -24,7 +24,7 @@ from .phrasebook import command as phrasebook
 from .preparation import prepare_data
 from .text_steps import TextOptions
 
-# The preparation of other toolkits, as far as these settings can express it. The README lists the differences.
+# The preparation of other toolkits, as far as these settings can express it. docs/data.md lists the differences.
 PROFILES: dict[str, dict[str, Any]] = {
     "tensor2tensor": {
         "form": "plain",
@@ -66,7 +66,7 @@ fairseq-resid prepare phrasebook ...  writes the built-in English to Vietnamese 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of `fairseq-resid prepare`."""
+    """Run `fairseq-resid prepare`."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in COMMANDS:
         return COMMANDS[argv[0]](argv[1:])
