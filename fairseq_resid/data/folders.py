@@ -20,7 +20,7 @@ class FolderKind(ABC):
     content: the type of data, which is also the name of the subpackage with its manifests; command: the command that
     prepares it
     record: a file that only this kind of folder contains; task: the fairseq task that reads it
-    unit: what training counts as tokens; logged: suffix of a metric that is only logged when training on this kind
+    unit: what training counts as tokens; logged: suffix of a metric that only training on such data logs
     has_running_statistics: its models use batch normalisation, so 16-bit training needs --amp
     """
 

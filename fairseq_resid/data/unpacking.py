@@ -224,7 +224,7 @@ def _zipped(file: IO[bytes], room: Room, progress: Progress) -> Iterator[Member]
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 yield Member(item.filename, refused=NOT_A_FILE)
             elif item.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                # `zipfile` decompresses data of other methods in blocks of any size.
+                # With other methods, `zipfile` may decompress a block of any size at once.
                 yield Member(item.filename, refused=f"has an unsupported compression method ({item.compress_type})")
             elif item.filename.endswith("/"):
                 yield Member(item.filename, is_folder=True)
@@ -266,7 +266,7 @@ class _Tar:
             raise tarfile.ReadError("empty file")
         while (header := self._header()) is not None:
             is_link = header.issym() or header.islnk()
-            # As in tarfile, links and folders have no content, whatever their size.
+            # As in tarfile, links and folders have no content, whatever size their header states.
             self._enter(0 if is_link or header.isdir() else header.size)
             if is_link and _links_out(header):
                 yield Member(header.name, refused=LEADS_OUT)

@@ -19,8 +19,7 @@ from torch import Tensor
 from .. import connections
 from ..connections import CannotFold, Fold
 
-# The linear maps of a sublayer that read x (INPUTS), that read the encoder's output (OTHERS), and the one that produces
-# the branch output (OUTPUT).
+# The linear maps of a sublayer: INPUTS read x, OTHERS read the encoder's output, and OUTPUT produces the branch output.
 INPUTS = {"self_attn": ("q_proj", "k_proj", "v_proj"), "encoder_attn": ("q_proj",), "ffn": ("fc1",)}
 OTHERS = {"self_attn": (), "encoder_attn": ("k_proj", "v_proj"), "ffn": ()}
 OUTPUT = {"self_attn": "out_proj", "encoder_attn": "out_proj", "ffn": "fc2"}

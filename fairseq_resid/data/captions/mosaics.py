@@ -142,7 +142,7 @@ def as_json(mosaic: Mosaic, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def as_line(mosaic: Mosaic, features: Mapping[int, np.ndarray], size: tuple[int, int]) -> str:
-    """Return the line of a mosaic in a TSV file of bottom-up features. features: by the index of each photograph."""
+    """Return the line of a mosaic in a TSV file of bottom-up features. features: those of the photographs, by index."""
     boxes = np.array([mosaic.box(cell, size) for cell in mosaic.cells], "<f4")
     vectors = np.stack([features[index] for index in mosaic.cells.values()]).astype("<f4")
     code = (base64.b64encode(part.tobytes()).decode() for part in (boxes, vectors))

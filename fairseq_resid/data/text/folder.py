@@ -107,7 +107,8 @@ PostProcess = Literal["sentencepiece", "subword_nmt", "@@ ", "@@", "wordpiece", 
 class Restore:
     """How to convert decoded text to plain text: fairseq's --post-process, and the subword model in the data folder.
 
-    Only values that fairseq knows are allowed, because --user-dir=X would become an option of fairseq-generate.
+    Only values that fairseq knows are allowed, because one such as --user-dir=X would become an option of
+    fairseq-generate.
     """
 
     post_process: PostProcess | None

@@ -68,8 +68,8 @@ def _load_sentencepiece(model: Path) -> Any:
 def _load_subword_nmt(model: Path) -> Any:
     from subword_nmt.apply_bpe import BPE
 
-    # subword-nmt itself would print an invalid line to stderr and exit. If the first line of the file had an unknown
-    # version, it would only fail at the first word.
+    # subword-nmt itself would print an invalid line to stderr and exit. With an unknown version in the first line of
+    # the file, subword-nmt would not fail until the first word.
     lines = read_lines(model)
     while lines and not lines[-1]:
         lines.pop()
