@@ -1,7 +1,7 @@
-"""Extract texts from archives and markup as plain files with one sentence per line; other files stay unchanged.
+"""Extract texts from archives and markup to plain files with one sentence per line.
 
-An archive with a member outside its folder is refused, and links are never followed. The unpacked size is limited; see
-unpacking.py. Only the requested texts are written, under names that we choose.
+An archive is refused if the path of a member leads out of its folder. Links are never followed, and the unpacked size
+is limited; see unpacking.py. Only the requested texts are written, under names that we choose.
 
 Formats by name: .tgz .tar.gz .tar.xz .tar .zip (archives), .gz (one compressed text), .sgm .xml (segments of a WMT or
 IWSLT test set), train.tags.* (IWSLT training text with <tag> lines). Any other text is copied unchanged.
@@ -33,13 +33,14 @@ from .unpacking import (
     shortened,
 )
 
-MARKUP_BYTES = 1 << 26  # largest marked-up test set, because it is read into memory
+MARKUP_BYTES = 1 << 26  # limit on the size of a marked-up test set, which is read into memory
 SHOWN_MEMBERS = 8  # listed in the message about a missing member
 # White space used to lay out markup. A no-break space is part of the sentence.
 LAYOUT = re.compile(r"[ \t\r\n\f\v]+")
 # Lines of IWSLT training files that are not sentences: an element such as <url>...</url> that fills the line.
 TAG_LINE = re.compile(rb"\s*<(\w+)( [^>]*)?>.*</\1>\s*")
-# A web page: any number of these, and then a tag. A single expression for both would take exponential time.
+# A web page begins with any number of these, followed by a tag. A single expression for both would take exponential
+# time.
 BEFORE_HTML = re.compile(rb"\s+|<\?xml[^>]*>|<!--.*?-->", re.DOTALL | re.IGNORECASE)
 HTML = re.compile(rb"<(!doctype\s+)?html\b", re.IGNORECASE)
 
@@ -116,7 +117,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 @contextmanager
 def _reading(archive: Path) -> Iterator[tuple[Iterator[Member], Room]]:
-    """Open an archive and yield an iterator over its members, and the limit on its unpacked size.
+    """Open an archive and yield an iterator over its members and the limit on its unpacked size.
 
     Raises: Damaged naming the archive, possibly on exit; see `members`.
     """
@@ -133,7 +134,7 @@ def _reading(archive: Path) -> Iterator[tuple[Iterator[Member], Room]]:
 
 
 def is_web_page(beginning: bytes) -> bool:
-    """Return whether a file begins like HTML: some servers send a web page instead of the file."""
+    """Return whether a file begins with HTML, because some servers send a web page instead of the file."""
     place = 0
     while before := BEFORE_HTML.match(beginning, place):
         place = before.end()
@@ -141,7 +142,7 @@ def is_web_page(beginning: bytes) -> bool:
 
 
 def instead(name: str, beginning: bytes) -> str | None:
-    """Describe the actual content of a file, judging by its first bytes; None if they match the format in its name."""
+    """Describe the actual content of a file from its first bytes; return None if it matches the format in its name."""
     if not beginning:
         return "an empty file"
     if is_web_page(beginning):
@@ -159,7 +160,7 @@ def instead(name: str, beginning: bytes) -> str | None:
 
 
 def write_text(stream: IO[bytes], name: str, output: Path, room: Room, limit: int | None = None) -> None:
-    """Write a text, decompressed and without markup, according to the format in its name.
+    """Decompress a text and remove its markup, as the format in its name requires, and write the result.
 
     Raises: ValueError naming the text if its format is invalid; decompression errors.
     """
@@ -193,7 +194,7 @@ def _blocks(stream: IO[bytes], name: str, room: Room, limit: int | None) -> Iter
 def segments(markup: bytes, name: str) -> list[str]:
     """Return the text of every <seg> of an SGM or XML test set, with runs of ASCII white space collapsed.
 
-    Unlike sacrebleu, it keeps no-break spaces and replaces `&amp;` and the other XML entities, because they are markup.
+    Unlike sacrebleu, we keep no-break spaces, and replace `&amp;` and the other XML entities because they are markup.
     Raises: ValueError naming the file if it is not UTF-8 or contains no segments.
     """
     try:
@@ -207,7 +208,7 @@ def segments(markup: bytes, name: str) -> list[str]:
 
 
 def _segments(markup: bytes, name: str) -> Iterator[bytes]:
-    """Yield the content of every <seg>. A regular expression would search to the end for every unclosed one."""
+    """Yield the content of every <seg>. A regular expression would search to the end for every unclosed <seg>."""
     lower = markup.lower()
     place = 0
     while (start := lower.find(b"<seg", place)) >= 0:
@@ -229,7 +230,9 @@ def undo_entities(text: str) -> str:
 
 
 def convert(path: Path, name: str, output: Path, limit: int | None = None) -> None:
-    """Like `write_text`, for a file on disk. OUTPUT appears when it is complete; with `limit`, the rest is not checked.
+    """Do the same as `write_text` for a file on disk. OUTPUT appears when it is complete.
+
+    With `limit`, the rest of the file is not checked.
 
     Raises: Damaged naming the file; ValueError.
     """

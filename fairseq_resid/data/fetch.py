@@ -1,6 +1,7 @@
-"""Downloads that can be interrupted at any point. They are resumed, retried and verified before they are renamed.
+"""Download files. An interrupted download is resumed, and a failed one is retried; complete files are verified.
 
-FOLDER/NAME is a complete, verified file and FOLDER/NAME.json its fingerprint; FOLDER/NAME.partial is unfinished.
+FOLDER/NAME is a complete, verified file and FOLDER/NAME.json is its fingerprint; FOLDER/NAME.partial is an unfinished
+download.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ ATTEMPTS = 4  # per URL
 PAUSE = 2.0  # seconds before the second attempt; doubled before each further attempt
 SILENCE = 60  # seconds without data before a connection counts as lost
 PATIENCE = 5  # seconds to wait for the response to an optional request
-# Not retried: the file does not exist or is not accessible. (416: although no range was requested.)
+# These statuses are not retried, because the file does not exist or is not accessible. 416 is only final if no range
+# was requested.
 FINAL = {400, 401, 403, 404, 405, 406, 410, 416, 451}
 BEGINNING = 512  # bytes needed to recognise the format of a file
 ENDED = "the connection ended after {:,} of {:,} bytes"
 RANGE = re.compile(r"bytes (\d{1,18})-\d+/(\d{1,18}|\*)")  # a Content-Range
 
 
-# Written by hand in the manifest of a corpus, so an unknown field is an error.
+# Manifests, which contain these entries, are written by hand, so an unknown field is an error.
 class RemoteFile(Struct, frozen=True, forbid_unknown_fields=True):
     """A file to download: its name, its URLs in order of preference, and its known size and checksums."""
 
@@ -79,7 +81,7 @@ def fetch(
 ) -> Fingerprint:
     """Download FOLDER/NAME unless it exists; return its fingerprint.
 
-    With a mirror the only URL is MIRROR/NAME. A file that differs from the manifest is refused; with `allow_other` it
+    With a mirror, the only URL is MIRROR/NAME. A file that differs from the manifest is refused; with `allow_other` it
     is accepted and the difference is printed.
     Raises: FetchError with the error of each URL; OSError if the disk is full.
     """
@@ -144,7 +146,7 @@ def _record(target: Path) -> Path:
 
 
 def _known(target: Path) -> Fingerprint | None:
-    """Return NAME.json if it describes the file on disk."""
+    """Return the fingerprint in NAME.json, or None if it does not describe the file on disk."""
     known = records.remembered(_record(target), Fingerprint)
     if known is None or not target.is_file():
         return None
@@ -164,7 +166,7 @@ def describe(path: Path) -> Fingerprint:
 
 
 def problem(file: RemoteFile, found: Fingerprint) -> str | None:
-    """Describe how a file differs from the manifest; None if it does not."""
+    """Describe how a file differs from the manifest; return None if it does not."""
     for kind in ("bytes", "sha256", "md5"):
         expected, actual = getattr(file, kind), getattr(found, kind)
         if expected is not None and actual != expected:
@@ -218,7 +220,7 @@ def _from(url: str, file: RemoteFile, target: Path, allow_other: bool, sleep: Ca
 def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> None:
     """Download the rest of PARTIAL, up to the length that the server reports.
 
-    PARTIAL is not changed until the size and the first bytes of the response match the expected file.
+    PARTIAL is not changed until the size and the first bytes of the response have been checked.
     Raises: _Lost; _Refused if the response is a different file; OSError if writing fails.
     """
     expected = None if allow_other else file.bytes

@@ -20,7 +20,7 @@ class FolderKind(ABC):
     content: the type of data, which is also the name of the subpackage with its manifests; command: the command that
     prepares it
     record: a file that only this kind of folder contains; task: the fairseq task that reads it
-    unit: what training counts as tokens; logged: suffix of a metric that only its training logs
+    unit: what training counts as tokens; logged: suffix of a metric that only training on such data logs
     has_running_statistics: its models use batch normalisation, so 16-bit training needs --amp
     """
 
@@ -46,7 +46,7 @@ class FolderKind(ABC):
 
     @abstractmethod
     def missing_split(self, data: Path, names: Sequence[str]) -> str | None:
-        """Describe the first missing split; None if there is none, or if the folder does not exist yet."""
+        """Describe the first missing split; return None if none is missing or the folder does not exist yet."""
 
     def fingerprint(self, data: Path) -> str:
         """Return a hash that identifies the content of a data folder."""

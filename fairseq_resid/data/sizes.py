@@ -9,7 +9,7 @@ from ..files import sha256
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Check the names of files in a record, which may come from somebody else.
+    """Check the file names in a record, because the record may come from somebody else.
 
     Raises: ValueError naming the first file outside the data folder.
     """

@@ -1,7 +1,7 @@
-"""Read archives and compressed files from other people: every step takes linear time, and the output is bounded.
+"""Read untrusted archives and compressed files in linear time, and limit the size of the output.
 
-Python's `tarfile` is only used to decode single headers. It reads extended headers of any size into memory, and some
-hostile ones in quadratic time. Sparse members and links are never unpacked.
+Python's `tarfile` is only used to decode individual headers. Otherwise it would read extended headers of any size into
+memory, and some hostile ones in quadratic time. Sparse members and links are never unpacked.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from typing import IO, Any
 from ..cli.progress import Progress, amount
 
 BLOCK = 1 << 20
-READ = 1 << 16  # bytes read at once from compressed input, which is copied once per compressed stream in it
+READ = 1 << 16  # bytes of compressed input read at once; copied again after each compressed stream that ends in them
 MEMBERS = 2_000_000  # maximum number of members per archive
-# An archive or .gz may unpack to this many times its size, or to this many bytes if that is more. Text typically
-# expands about 4 times.
+# An archive or .gz may unpack to this many times its size, or to UNPACKED_BYTES if that is more. Text typically
+# expands to about 4 times its compressed size.
 UNPACKED_FACTOR = 100
 UNPACKED_BYTES = 1 << 30
-# Counted per member, header, folder and compressed stream in addition to its content: hundreds of thousands of empty
-# ones would fill a disk or take minutes to read.
+# This size is counted for every member, header, folder and compressed stream in addition to its content, because
+# hundreds of thousands of empty ones would fill a disk or take minutes to read.
 FILE_BYTES = 8192
 NAME_BYTES, NAME_PARTS, PART_BYTES = 1024, 32, 255  # limits on a member's name: bytes, parts, bytes per part
 HEADER_BYTES, PAX_RECORDS = 1 << 16, 100  # limits on an extended header in a tar: a long name, extended attributes
 DIRECTORY_BYTES = 1 << 26  # limit on a zip's list of members, which is kept in memory
-XZ_MEMORY = 1 << 28  # `xz -9` needs a quarter of it
+XZ_MEMORY = 1 << 28  # limit on the memory for decompressing xz; `xz -9` needs a quarter of it
 LEADS_OUT = "leads outside the archive's folder; it is not used"
 NOT_A_FILE = "is not a regular file"
 UNIX = 3  # in a zip: the system whose file types are recorded
@@ -54,7 +54,7 @@ DECOMPRESSORS: dict[bytes, Callable[[], Any]] = {
 
 @dataclass(frozen=True)
 class Member:
-    """A member of an archive: its name, and the function that opens it; None if it is not a regular file.
+    """A member of an archive: its name, and the function that opens it (None if it is not a regular file).
 
     refused: the reason why this member makes the whole archive unusable
     """
@@ -71,11 +71,11 @@ class Damaged(ValueError):
 
 @contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """Convert errors caused by damaged compression or archives to Damaged. Disk errors are raised unchanged."""
+    """Convert errors caused by damaged archives or compressed data to Damaged. Disk errors are raised unchanged."""
     try:
         yield
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
-        # Disk errors have an errno. EINVAL: a damaged zip points to an offset before the beginning of the file.
+        # Disk errors have an errno other than EINVAL, which means that a damaged zip points before the file's start.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise Damaged(f"{path}: damaged or truncated ({error})") from None
@@ -93,7 +93,7 @@ class Room:
         self.taken = 0
 
     def take(self, size: int = FILE_BYTES) -> None:
-        """Count bytes that were unpacked. The default is charged for each file, folder, header or compressed stream.
+        """Count bytes that were unpacked. The default size is charged for a file, folder, header or compressed stream.
 
         Raises: ValueError naming the packed file if the total exceeds the limit.
         """
@@ -106,7 +106,7 @@ class Room:
 
 
 class _Reader(io.RawIOBase):
-    """A stream made of `produce(size)`, which returns up to `size` bytes, and none at the end."""
+    """A stream of the bytes from `produce(size)`, which returns up to `size` bytes per call, and none at the end."""
 
     def __init__(self, produce: Callable[[int], bytes]) -> None:
         self.produce = produce
@@ -121,9 +121,9 @@ class _Reader(io.RawIOBase):
 
 
 def decompressed(file: IO[bytes], room: Room, magic: bytes = GZIP) -> io.BufferedReader:
-    """Return the decompressed content of a stream: one or more compressed streams, possibly padded with zeros.
+    """Return the decompressed content of a file with one or more compressed streams, possibly padded with zeros.
 
-    Reading raises: EOFError if it is truncated; the decompressor's error; see `Room.take`.
+    Reading raises: EOFError if the file is truncated; the errors of the decompressor and of `Room.take`.
     """
     return io.BufferedReader(_Reader(_Decompression(file, room, DECOMPRESSORS[magic]).produce), BLOCK)
 
@@ -142,7 +142,7 @@ class _Decompression:
                 if not self.rest:
                     raise EOFError("the compressed data ends early")
             block: bytes = self.decompressor.decompress(self.rest, size)
-            # zlib returns the input that it did not use; the others keep it.
+            # zlib returns the input that it did not use; the other decompressors keep it.
             self.rest = getattr(self.decompressor, "unconsumed_tail", b"")
             self.is_full = len(block) == size
             if block:
@@ -224,7 +224,7 @@ def _zipped(file: IO[bytes], room: Room, progress: Progress) -> Iterator[Member]
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 yield Member(item.filename, refused=NOT_A_FILE)
             elif item.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                # `zipfile` decompresses data of other methods in blocks of any size.
+                # With other methods, `zipfile` may decompress a block of any size at once.
                 yield Member(item.filename, refused=f"has an unsupported compression method ({item.compress_type})")
             elif item.filename.endswith("/"):
                 yield Member(item.filename, is_folder=True)
@@ -266,7 +266,7 @@ class _Tar:
             raise tarfile.ReadError("empty file")
         while (header := self._header()) is not None:
             is_link = header.issym() or header.islnk()
-            # As in tarfile, links and folders have no content, whatever their size.
+            # As in tarfile, links and folders have no content, whatever size their header states.
             self._enter(0 if is_link or header.isdir() else header.size)
             if is_link and _links_out(header):
                 yield Member(header.name, refused=LEADS_OUT)
@@ -277,7 +277,7 @@ class _Tar:
             self._skip()
 
     def _header(self) -> tarfile.TarInfo | None:
-        """Return the header of the next member, with the extended headers before it applied; None at the end.
+        """Return the header of the next member, updated with the extended headers that precede it; None at the end.
 
         Global extended headers are ignored, because no tool writes names or sizes there.
         """

@@ -1,7 +1,7 @@
 """CTranslate2: write a model in its stock Transformer format, and translate with it.
 
-The engine's search differs from fairseq's in three ways, and `Model` compensates for them: it counts </s> in the length
-only if it returns it, a batch has a single maximum length, and it can generate <pad>.
+The engine's search differs from fairseq's in three ways: it counts </s> in the length only if </s> is returned, a batch
+has a single maximum length, and <pad> can be generated. `Model` compensates for all three.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WEIGHTS, CONFIG = "model.bin", "config.json"
 VOCABULARIES = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")
 FILES = {WEIGHTS: MEMORY, **dict.fromkeys((CONFIG, *VOCABULARIES), records.MOST_JSON)}
 FOREIGN = ("shared_vocabulary.txt", "source_vocabulary.txt", "target_vocabulary.txt", "vmap.txt")
-# config.json. The engine has further fields, which change its computation.
+# The content of config.json. The engine supports further fields, which would change its computation.
 SETTINGS = {
     "bos_token": BOS,
     "eos_token": EOS,
@@ -205,8 +205,8 @@ class Model:
         """Return the best translations of each source.
 
         A hypothesis that reaches the maximum length gets a final </s>, as in fairseq. With a prefix, every hypothesis
-        is scored again, because the engine's score omits the prefix. Other scores differ from fairseq's by the
-        probability of </s> at the first position: neither allows </s> there, but only fairseq includes it in the sum.
+        is scored again, because the engine's score omits the prefix. Other scores differ from fairseq's,
+        because only fairseq includes </s> in the softmax at the first position, although neither allows it there.
         Raises: ValueError naming the source that is too long for the model.
         """
         check_lengths(sources, self.longest[0], "source")

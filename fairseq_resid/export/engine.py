@@ -65,7 +65,7 @@ class Search:
 
     @property
     def together(self) -> int:
-        """The number of sentences in a batch: fewer than `batch_size` for a wide beam, to limit the use of memory."""
+        """The number of sentences in a batch: fewer than `batch_size` for a wide beam, to limit memory use."""
         return max(1, min(self.batch_size, MOST_HYPOTHESES // self.beam))
 
     def longest(self, source: int) -> int:
@@ -194,7 +194,7 @@ def is_export(folder: Path) -> bool:
 def read(folder: Path) -> Record:
     """Read the export.json of a folder, and check the files that its engine opens.
 
-    Raises: OSError if it does not exist; ValueError naming the file and the problem.
+    Raises: OSError if export.json does not exist; ValueError naming the file and the problem.
     """
     from .. import records
 

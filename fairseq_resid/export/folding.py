@@ -19,9 +19,9 @@ from torch import Tensor
 from .. import connections
 from ..connections import CannotFold, Fold
 
-# The linear maps of a sublayer: the ones that read x, and the one that produces the branch output.
+# The linear maps of a sublayer: INPUTS read x, OTHERS read the encoder's output, and OUTPUT produces the branch output.
 INPUTS = {"self_attn": ("q_proj", "k_proj", "v_proj"), "encoder_attn": ("q_proj",), "ffn": ("fc1",)}
-OTHERS = {"self_attn": (), "encoder_attn": ("k_proj", "v_proj"), "ffn": ()}  # these read the encoder's output
+OTHERS = {"self_attn": (), "encoder_attn": ("k_proj", "v_proj"), "ffn": ()}
 OUTPUT = {"self_attn": "out_proj", "encoder_attn": "out_proj", "ffn": "fc2"}
 STOCK_NORMS = {
     "self_attn": "self_attn_layer_norm",
@@ -98,7 +98,7 @@ class Folded:
 def fold(model: Any) -> Folded:
     """Return a fairseq TransformerModel in eval mode, ours or fairseq's own, as folded arrays in fp32 on the CPU.
 
-    The model is not changed, and no array shares its memory.
+    The model is not changed, and the arrays share no memory with it.
     Raises: CannotFold naming the structure or the setting that cannot be expressed, and the reason.
     """
     check_settings(model)
@@ -200,7 +200,7 @@ def check_end(stack: Any) -> None:
 
 
 def double(value: Tensor | float, width: int) -> Tensor:
-    """Return a weight of a fold as (C,) in fp64 on the CPU."""
+    """Return a weight of a fold as a vector (C,) in fp64 on the CPU."""
     found = torch.as_tensor(value).detach().to("cpu", torch.float64)
     return found.expand(width)
 

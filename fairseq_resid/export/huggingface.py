@@ -4,11 +4,12 @@
     post_norm   FSMTForConditionalGeneration       the position tables, including learned and scaled ones
     pre_norm    M2M100ForConditionalGeneration     nothing: its positions are fairseq's sinusoids
 
-Both number positions as fairseq does, and neither needs remote code. Neither normalises the embedding, and only the
-second has a final norm in each stack.
+Both classes number positions as fairseq does, and neither needs remote code. Neither normalises the embedding, and only
+the second has a final norm in each stack.
 
-Like fairseq, their beam search divides by the same power of the length, including </s>, and with `early_stopping` it
-ends at the same step. `Rules` adds the rest: the maximum length, the first token, <pad>, and prefixes.
+Their beam search divides scores by the same power of the length (including </s>) as fairseq's, and with
+`early_stopping` it ends at the same step. `Rules` adds the rest: the maximum length, the first token, <pad>, and
+prefixes.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 VOCABULARY, TARGET_VOCABULARY = "vocab.json", "target_vocab.json"
 SPECIAL = {BOS: 0, PAD: 1, EOS: 2, UNK: 3}
 FILES = {WEIGHTS: MEMORY, **dict.fromkeys((CONFIG, VOCABULARY, TARGET_VOCABULARY), records.MOST_JSON)}
-# Files that would make the library's from_pretrained load something other than FILES.
+# Files that would make from_pretrained of transformers load something other than FILES.
 FOREIGN = ("adapter_config.json", "model.safetensors.index.json")
 WITHOUT_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-# The range of the fields of config.json whose names contain the word.
+# The allowed range of every field of config.json whose name contains the key.
 LIMITS = {"layers": (0, 1000), "position": (1, 1 << 20), "vocab": (4, 1 << 24)}
 VOCABULARY_SIZES = ("src_vocab_size", "tgt_vocab_size", "vocab_size")
 # Settings of each class that differ from its defaults.
@@ -105,8 +106,8 @@ def write(
 def library() -> Any:
     """Import and return transformers.
 
-    It imports torchaudio if that is installed. fairseq requires torchaudio, but its usual build cannot be loaded with
-    a CPU build of torch. Nothing here uses it.
+    transformers imports torchaudio if it is installed. fairseq requires torchaudio, but its usual build cannot be
+    loaded with a CPU build of torch. We do not need torchaudio, so we hide it if it cannot be loaded.
     """
     if find_spec("torchaudio") is not None:
         try:
@@ -277,8 +278,8 @@ def norm(name: str, made: Any) -> dict[str, Any]:
 def complete(folder: Path, record: Record) -> None:
     """Write the files that depend on the run: generation_config.json and the tokenizer files.
 
-    With sentencepiece, the tokenizer is MarianTokenizer: it runs the library with our model and looks each subword up
-    in vocab.json. For other subwords it is PreTrainedTokenizerFast, which expects text that is already segmented.
+    With sentencepiece, the tokenizer is MarianTokenizer: it runs sentencepiece with our model and looks each subword
+    up in vocab.json. For other subwords it is PreTrainedTokenizerFast, which expects text that is already segmented.
     """
     library().GenerationConfig(
         num_beams=record.search.beam,
@@ -450,7 +451,7 @@ def read_config(folder: Path, longest: tuple[int, int]) -> Config:
 
 
 def read_weights(folder: Path, config: Config, made: Any) -> dict[str, Any]:
-    """Return the weights by name, after checking that their names and shapes match the model and they have one type.
+    """Return the weights by name, after checking that names and shapes match the model and all types are the same.
 
     made: the library's configuration
     Raises: OSError if the file does not exist; ValueError naming the file and the problem.

@@ -5,7 +5,7 @@
     number of bytes (u32), content
     number of aliases (u32); for each: alias, name of a variable (strings)
 
-A string consists of its length including a final NUL (u16) and its bytes. All numbers are little-endian.
+A string is stored as its length (u16, including a final NUL) and its bytes. All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -114,12 +114,12 @@ def read(file: Path) -> dict[str, Variable]:
 
 
 def number(stream: BinaryIO, form: str) -> Any:
-    """Return a number."""
+    """Read and return a number."""
     return struct.unpack(form, stream.read(struct.calcsize(form)))[0]
 
 
 def word(stream: BinaryIO) -> str:
-    """Return a string, which may only contain the characters of names."""
+    """Read and return a string, which may only contain the characters of names."""
     raw = stream.read(bounded(number(stream, "<H"), 1, MOST_NAME))
     if not re.fullmatch(rb"[A-Za-z0-9_/]+\0", raw):
         raise ValueError(f"name {raw[:40]!r}")
@@ -172,7 +172,7 @@ def layers(found: dict[str, Variable], stack: str) -> Iterator[str]:
 
 
 def take_layer(left: dict[str, Variable], layer: str, width: int, source: int | None, is_twice: bool) -> None:
-    """Remove the variables of a layer.
+    """Check and remove the variables of a layer.
 
     source: the width of the encoder for a layer of the decoder, or None; is_twice: whether a sublayer has two norms
     """
@@ -188,20 +188,20 @@ def take_layer(left: dict[str, Variable], layer: str, width: int, source: int | 
 
 
 def take_norm(left: dict[str, Variable], name: str, width: int) -> None:
-    """Remove the variables of a LayerNorm."""
+    """Check and remove the variables of a LayerNorm."""
     for part in ("gamma", "beta"):
         take(left, f"{name}/{part}", (width,))
 
 
 def take_linear(left: dict[str, Variable], name: str, rows: int, columns: int) -> None:
-    """Remove the variables of a linear map."""
+    """Check and remove the variables of a linear map."""
     take_matrix(left, name, rows, columns)
     if f"{name}/bias" in left:
         take(left, f"{name}/bias", (rows,))
 
 
 def take_matrix(left: dict[str, Variable], name: str, rows: int, columns: int) -> None:
-    """Remove a matrix, and its scales if its values are integers."""
+    """Check and remove a matrix, and its scales if its values are integers."""
     found = take(left, f"{name}/weight", (rows, columns), (*FLOATS, INT8, INT16))
     if found.type in (INT8, INT16):
         take(left, f"{name}/weight_scale", (rows,) if found.type == INT8 else (), (FLOAT,))
@@ -216,7 +216,7 @@ def matrix_of(found: dict[str, Variable], name: str) -> tuple[int, int]:
 
 
 def take(left: dict[str, Variable], name: str, shape: tuple[int, ...], types: tuple[int, ...] = FLOATS) -> Variable:
-    """Remove a variable. Raises: ValueError naming it if it is missing or has a different shape or type."""
+    """Check and remove a variable. Raises: ValueError naming it if it is missing or its shape or type is wrong."""
     variable = left.pop(name, None)
     if variable is None or variable.shape != shape or variable.type not in types:
         has = "missing" if variable is None else f"type {variable.type} and shape {variable.shape}"

@@ -1,8 +1,8 @@
-"""Read and check an ONNX file before ONNX Runtime opens it: the operators, types and sizes of a graph from `onnx`.
+"""Read and check an ONNX file before ONNX Runtime opens it: the operators, types and sizes of the graph.
 
 The file is a Protocol Buffers message. It is read here without the package onnx, which ONNX Runtime does not require
-either. A field or an operator that exports do not use is refused. So a graph contains no loops, branches, functions or
-operators of other libraries, and FILE.data is the only other file that it reads.
+either. A field or an operator that exports do not use is refused. An accepted graph therefore contains no loops,
+branches, functions or operators of other libraries, and FILE.data is the only other file that it reads.
 
 Field numbers: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 """
@@ -103,7 +103,7 @@ class Message:
         return [bytes(value).decode("utf-8") for value in self.fields.get(number, [])]
 
     def text(self, number: int) -> str:
-        """Return the text in a field, "" if there is none."""
+        """Return the text in a field, or "" if there is none."""
         return "".join(self.texts(number))
 
     def numbers(self, number: int) -> list[int]:
@@ -119,11 +119,11 @@ class Message:
         return found
 
     def number(self, field: int) -> int:
-        """Return the integer in a field, 0 if there is none."""
+        """Return the integer in a field, or 0 if there is none."""
         return sum(self.numbers(field))
 
     def size(self, number: int) -> int:
-        """Return the bytes in a field."""
+        """Return the number of bytes in a field."""
         return sum(len(value) if isinstance(value, memoryview) else 1 for value in self.fields.get(number, []))
 
 
@@ -182,7 +182,7 @@ def check_model(content: memoryview, file: Path) -> None:
 def check_names(graph: Message) -> dict[str, int]:
     """Check that every value has one name and one type, and return the known types.
 
-    Raises: ValueError naming a value.
+    Raises: ValueError naming the first value that is produced twice or has two types.
     """
     made = [value.text(1) for value in graph.messages(11)] + [tensor.text(8) for tensor in graph.messages(5)]
     made += [output for node in graph.messages(1) for output in node.texts(2) if output]

@@ -1,7 +1,7 @@
 """The encoder and one step of the decoder as modules that torch.onnx exports, for any residual structure.
 
 The control flow of fairseq's own modules depends on the data: they apply a mask only if a batch has padding, and extend
-tables of positions. The modules here run the same layers without branches: they always apply the mask and compute
+their position tables. The modules here run the same layers without branches: they always apply the mask and compute
 positions by a cumulative sum.
 
 Shapes: B rows, S source tokens, T target tokens so far, L layers of the decoder, H heads, D channels per head.
@@ -74,7 +74,7 @@ def check(model: Any) -> None:
 
 
 def position_table(stack: Any) -> Tensor | None:
-    """Return the embeddings of all positions (P, C), sinusoidal or learned; None for a model without."""
+    """Return the embeddings of all positions (P, C), sinusoidal or learned; None if there are none."""
     positions = stack.embed_positions
     if positions is None:
         return None
@@ -99,7 +99,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def feed_forward(layer: Any, x: Tensor) -> Tensor:
-    """Return the feed-forward sublayer of a layer; with fairseq's --scale-fc, its norm too."""
+    """Return the output of the feed-forward sublayer of a layer, including the norm of fairseq's --scale-fc."""
     hidden = layer.activation_fn(layer.fc1(x))
     norm = getattr(layer, "ffn_layernorm", None)
     return layer.fc2(hidden if norm is None else norm(hidden))  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""ONNX Runtime: translate with the graphs that `onnx` writes, using fairseq's beam search in NumPy.
+"""ONNX Runtime: translate with the graphs that onnx.py writes, using fairseq's beam search in NumPy.
 
 This module requires onnxruntime and NumPy, but neither torch nor fairseq.
 """
@@ -107,7 +107,7 @@ class Model:
     def translate(
         self, sources: Sequence[Sequence[str]], search: Search, prefixes: Sequence[Sequence[str]] | None = None
     ) -> list[list[Hypothesis]]:
-        """Return the best translations of every source, as fairseq-generate finds them.
+        """Return the best translations of each source, as fairseq-generate finds them.
 
         Raises: ValueError naming the source that is too long for the model, or the prefix that contains </s> or <pad>.
         """
@@ -129,8 +129,8 @@ class Model:
     ) -> list[list[Hypothesis]]:
         """Return all hypotheses for a batch of sources, best first, as fairseq's SequenceGenerator does step by step.
 
-        most: maximum number of subwords. Every step keeps twice as many candidates as the beam is wide. Only candidates
-        in the first half can end a hypothesis, and a sentence with `beam` finished hypotheses leaves the batch.
+        most: maximum number of subwords. Every step keeps 2 * beam candidates. Only candidates in the first
+        half can end a hypothesis, and a sentence with `beam` finished hypotheses leaves the batch.
         Candidates with equal scores are ordered by hypothesis, then by word.
         """
         target, count = self.target, len(self.target.words)
@@ -171,7 +171,8 @@ class Model:
             if not left or step == most:
                 break
 
-            # The best candidates that have not ended. If there are too few, ended ones fill the beam and are ignored.
+            # Keep the best candidates that have not ended. If there are too few, ended ones fill the beam and are
+            # ignored.
             is_end[:, :beam] |= ignored
             order = is_end[left] * (2 * beam) + np.arange(best.shape[1])
             going = np.argsort(order, axis=1, kind="stable")[:, :beam]
@@ -217,7 +218,7 @@ class Model:
         return self.run(ENCODER, self.encoder, [tokens], [(rows, width), memory, memory])
 
     def shape(self, rows: int, words: int) -> tuple[int, ...]:
-        """Return the shape of the keys and values of the decoder's attention to this many words."""
+        """Return the shape of the keys and values of the decoder's attention for this many words."""
         layers, _, heads, _, channels = self.empty.shape
         return layers, rows, heads, words, channels
 

@@ -128,7 +128,7 @@ def read_pairs(loaded: Any, subset: str, longest: tuple[int, int]) -> tuple[list
 
 
 def batches(pairs: Sequence[Pair]) -> Iterator[list[int]]:
-    """Yield the numbers of the pairs, sorted by source length, in batches of the same size as the engine's."""
+    """Yield the indices of the pairs, sorted by source length, in batches of the same size as the engine's."""
     order = sorted(range(len(pairs)), key=lambda number: len(pairs[number].source))
     for start in range(0, len(order), TOGETHER):
         yield order[start : start + TOGETHER]

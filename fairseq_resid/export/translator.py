@@ -56,12 +56,12 @@ class Translator:
 
     @property
     def longest(self) -> int:
-        """Maximum number of subwords in a line, including </s>."""
+        """The maximum number of subwords in a line, including </s>."""
         return self.record.longest[0]
 
     @property
     def most_bytes(self) -> int:
-        """Maximum length of a line in bytes, including the newline."""
+        """The maximum length of a line in bytes, including the newline."""
         return most_bytes(self.longest)
 
     def translate(self, lines: Iterable[str]) -> list[str]:

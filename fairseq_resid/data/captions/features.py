@@ -35,7 +35,7 @@ Found = tuple[np.ndarray, np.ndarray | None]  # features (n, width), boxes (n, 4
 
 
 class FeatureSource(ABC):
-    """The features of many images; read: SHA-256 of the names and sizes of its files, by name."""
+    """A source of image features. read: SHA-256 of the names and sizes of its files, by name."""
 
     def __init__(self, path: Path, files: Sequence[Path]) -> None:
         self.path = path
@@ -47,10 +47,10 @@ class FeatureSource(ABC):
 
     @abstractmethod
     def find(self, image: str) -> Found:
-        """Return the regions of an image. Raises: ValueError with the problem, without the name of the image."""
+        """Return the regions of an image. Raises: ValueError with the problem, but not the name of the image."""
 
     def regions(self, image: str, width: int | None) -> Found:
-        """Return the regions of an image with `width` features each: float16, and boxes in float32 or None.
+        """Return the regions of an image: their features (n, `width`) in float16, and boxes in float32 or None.
 
         Raises: ValueError naming the source, the image and the problem.
         """
@@ -157,7 +157,7 @@ class NpzFeatures(FeatureSource):
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """Return an array of numbers from an npz file, whose header and size may be wrong."""
+    """Return an array of numbers from an npz file, after checking its header and size."""
     if archive.NameToInfo[name].file_size > MOST_ARRAY:
         raise ValueError(f"{name}: more than {MOST_ARRAY:,} bytes")
     with archive.open(name) as member:

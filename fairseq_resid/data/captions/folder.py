@@ -42,7 +42,7 @@ class CaptionRecord:
     """DATA/captions.json.
 
     counts, captions, regions: numbers of images, captions and regions by split
-    width: features of a region; words: size of the dictionary
+    width: number of features per region; words: size of the dictionary
     has_boxes: whether the boxes are known; otherwise all are 0
     thumbnail: height and width of the pictures, if there are any
     read: SHA-256 of the input by name: of a file, or of the names and sizes of the files with features
@@ -114,7 +114,7 @@ class CaptionData:
         return self.record.asked
 
     def inputs(self, subset: str) -> list[Path]:
-        """Return the files that decoding and scoring `subset` depends on."""
+        """Return the files that decoding and scoring `subset` depend on."""
         names = [f"{subset}.captions.tsv", f"{subset}.features", f"{subset}.boxes", f"ref/{subset}.tsv", DICTIONARY]
         return [inside(self.path, name) for name in names]
 
@@ -161,7 +161,9 @@ def read(data: Path) -> CaptionRecord:
 
 
 def check(data: Path, verify: bool = False) -> CaptionRecord:
-    """Compare the sizes of the files in a data folder with captions.json, and with `verify` also their checksums.
+    """Compare the file sizes in a data folder with those in captions.json.
+
+    verify: compare checksums too
 
     Raises: ValueError naming every file that is missing or damaged; the errors of `read`.
     """
@@ -192,7 +194,7 @@ def read_captions(data: Path, name: str, images: int | None) -> Captions:
 def mapped(data: Path, split: str, part: str, shape: Sequence[int]) -> np.ndarray:
     """Return the numbers of a file as a memory map: they are read from disk when they are used.
 
-    Raises: ValueError naming the file if it is missing or does not have the size of this shape.
+    Raises: ValueError naming the file if it is missing or its size does not match the shape.
     """
     file, dtype = data / f"{split}.{part}", np.dtype(PARTS[part])
     if not file.is_file():

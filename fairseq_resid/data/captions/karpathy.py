@@ -16,7 +16,7 @@ from .folder import MOST_CAPTIONS, MOST_WORDS, SPLITS, Captions
 
 MOST_JSON = 1 << 29  # bytes; dataset_coco.json has 144 MB
 SPLIT_NAMES = {"train": "train", "restval": "train", "val": "valid", "test": "test"}
-LEAST = 5  # times that a word of the dictionary occurs in the training captions (SAS paper, section 4.3)
+LEAST = 5  # minimum count of a dictionary word in the training captions (SAS paper, section 4.3)
 SPECIAL = {"<s>", "<pad>", "</s>", "<unk>"}  # fairseq's symbols
 UNPRINTABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -38,7 +38,7 @@ class Image(Struct):
 
 
 class Dataset(Struct):
-    """The file."""
+    """The content of the file."""
 
     images: list[Image]
     dataset: str = ""
@@ -46,7 +46,7 @@ class Dataset(Struct):
 
 @dataclass(frozen=True)
 class CaptionCorpus:
-    """All captions. words, references: by split, the words that a model is trained on, and the original captions."""
+    """All captions by split. words: those that a model is trained on; references: the original ones."""
 
     dataset: str
     words: Mapping[str, Captions]
@@ -65,7 +65,8 @@ class CaptionCorpus:
 def read_corpus(path: Path) -> CaptionCorpus:
     """Read a file of captions.
 
-    Raises: ValueError naming the file, and the image without id, captions or words, or with an unknown split; OSError.
+    Raises: ValueError naming the file, and the image that lacks an id, captions or words, or has an unknown split;
+    OSError.
     """
     try:
         found = msgspec.json.decode(read_bytes(path, MOST_JSON), type=Dataset)

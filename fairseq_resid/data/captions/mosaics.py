@@ -40,7 +40,7 @@ class Mosaic:
         return left, top, left + width, top + height
 
     def draw(self, photographs: np.ndarray) -> np.ndarray:
-        """Return the mosaic of photographs (n, 3, H, W) as bytes (2H, 3W, 3), on black."""
+        """Return the mosaic of photographs (n, 3, H, W) as bytes (2H, 3W, 3), on a black background."""
         size = photographs.shape[2:]
         picture = np.zeros((ROWS * size[0], COLUMNS * size[1], 3), np.uint8)
         for cell, index in self.cells.items():
@@ -50,7 +50,7 @@ class Mosaic:
 
 
 def plan(split: str, count: int, first: int, labels: np.ndarray, chosen: np.ndarray, seed: int) -> list[Mosaic]:
-    """Return `count` mosaics of photographs, which depend on the arguments only.
+    """Return `count` mosaics of photographs. The result depends only on the arguments.
 
     first: number of the first mosaic; labels: (n,), the class of every photograph
     chosen: (m,), the indices of the photographs that may be used
@@ -69,7 +69,7 @@ def plan(split: str, count: int, first: int, labels: np.ndarray, chosen: np.ndar
 
 
 def some(count: int, noun: str) -> str:
-    """Return a number of objects in words, such as "a cat" or "two cats"."""
+    """Return a number and a noun in words, such as "a cat" or "two cats"."""
     if count > 1:
         plural = PLURALS.get(noun, f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s")
         return f"{NUMBERS[count]} {plural}"
@@ -113,7 +113,7 @@ def captions(mosaic: Mosaic, nouns: Mapping[int, str], seed: int) -> list[str]:
 
 
 def planned(data: Path, counts: Sequence[int], seed: int) -> dict[str, list[tuple[Mosaic, list[str]]]]:
-    """Return the mosaics of photographs of the splits `valid` and `test`, by this split, with their captions."""
+    """Return the mosaics and their captions, by the split of their photographs: `valid` or `test`."""
     record = images.read(data)
     names = [name.replace("_", " ").lower() for name in record.classes]
     found: dict[str, list[tuple[Mosaic, list[str]]]] = {"valid": [], "test": []}
@@ -132,7 +132,7 @@ def planned(data: Path, counts: Sequence[int], seed: int) -> dict[str, list[tupl
 
 
 def as_json(mosaic: Mosaic, texts: Sequence[str]) -> dict[str, Any]:
-    """Return a mosaic as an image of Karpathy's JSON format."""
+    """Return a mosaic as an image in Karpathy's JSON format."""
     split = {"valid": "val"}.get(mosaic.split, mosaic.split)
     return {
         "imgid": mosaic.number,
@@ -142,7 +142,7 @@ def as_json(mosaic: Mosaic, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def as_line(mosaic: Mosaic, features: Mapping[int, np.ndarray], size: tuple[int, int]) -> str:
-    """Return the line of a mosaic in a TSV file of bottom-up features; features: by the index of a photograph."""
+    """Return the line of a mosaic in a TSV file of bottom-up features. features: those of the photographs, by index."""
     boxes = np.array([mosaic.box(cell, size) for cell in mosaic.cells], "<f4")
     vectors = np.stack([features[index] for index in mosaic.cells.values()]).astype("<f4")
     code = (base64.b64encode(part.tobytes()).decode() for part in (boxes, vectors))

@@ -29,9 +29,9 @@ from .karpathy import CaptionCorpus, read_corpus
 
 @dataclass(frozen=True)
 class CaptionManifest:
-    """A caption corpus. Fields that are not set are not known in advance.
+    """A caption corpus. A field is not set if its value is not known in advance.
 
-    dataset: the name in its JSON file; counts: number of images by split; width: features of a region
+    dataset: the name in its JSON file; counts: number of images by split; width: number of features per region
     words: size of the dictionary in the paper
     """
 
@@ -68,7 +68,7 @@ class CaptionOptions:
 
 @command("prepare-captions", "Make a data folder of image captions.", again="resumes")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Command line of `fairseq-resid prepare-captions`."""
+    """Run `fairseq-resid prepare-captions`."""
     add = parser.add_argument
     add("name", choices=MANIFESTS, help="the corpus; custom: your own captions")
     add("--captions", type=Path, required=True, metavar="JSON", help="captions and splits, as in dataset_coco.json")
@@ -204,7 +204,7 @@ def _write_captions(file: Path, captions: Captions) -> None:
 def _write_regions(data: Path, split: str, images: Sequence[str], source: FeatureSource, width: int) -> int:
     """Append the regions of all images that are not written yet; return the number of regions of the split.
 
-    Raises: ValueError naming the image whose regions are damaged or have another number of features.
+    Raises: ValueError naming the image whose regions are damaged or have a different number of features.
     """
     row = {"features": 2 * width, "boxes": 16}  # bytes of a region
     with ExitStack() as stack:

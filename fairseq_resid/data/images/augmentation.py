@@ -43,7 +43,7 @@ def normalise(pixels: np.ndarray, mean: Sequence[float], deviation: Sequence[flo
 def shift(images: np.ndarray, numbers: np.ndarray, draws: Draws, padding: int) -> np.ndarray:
     """Pad normalised images with 0 on all sides, then crop each to its original size and mirror it, as drawn.
 
-    After normalisation 0 is the mean of a channel, so the padding is not black. This follows He 2016b's code.
+    After normalisation, 0 is the mean of a channel, so the padding is not black. This follows He 2016b's code.
     Shapes:   images (N, C, H, W); numbers: (N,), the indices of these images in the data
     """
     height, width = images.shape[-2:]

@@ -21,9 +21,9 @@ from ...cli.workers import ordered
 from ...files import read_bytes
 from .manifest import PARTS
 
-# Single-image formats whose decoders run no other program. The format is detected from the content, not the file name.
+# Image formats whose decoders run no other program. The format is detected from the content, not the file name.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-# Pillow modes with 8 bits or 1 bit per channel. Converting from more bits would clip bright pixels.
+# Pillow modes with 8 bits or 1 bit per channel. Converting from more than 8 bits would clip bright pixels.
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 CHUNK_IMAGES = 250
 CHUNK_BYTES = 1 << 23

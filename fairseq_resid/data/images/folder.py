@@ -55,7 +55,7 @@ class ImageRecord:
 
     def __post_init__(self) -> None:
         check_names([*self.sizes, *self.checksums])
-        # The size of the first and of the last layer.
+        # The shape and the number of classes determine the sizes of a model's first and last layers.
         if min(self.shape) < 1 or math.prod(self.shape) > MOST_VALUES:
             raise ValueError(f"shape: {list(self.shape)}: must be positive, with a product of at most {MOST_VALUES:,}")
         if not 1 <= len(self.classes) <= MOST_CLASSES:
@@ -66,7 +66,7 @@ class ImageRecord:
 
 
 def dtype(shape: tuple[int, int, int]) -> np.dtype[Any]:
-    """Return the type of one image on disk."""
+    """Return the NumPy type of one image on disk, including its label."""
     return np.dtype([("label", "<u2"), ("pixels", "u1", shape)])
 
 
@@ -111,7 +111,9 @@ def read(data: Path) -> ImageRecord:
 
 
 def check(data: Path, verify: bool = False) -> ImageRecord:
-    """Compare the sizes of the files in a data folder with images.json, and with `verify` also their checksums.
+    """Compare the file sizes in a data folder with those in images.json.
+
+    verify: compare checksums too
 
     Raises: ValueError naming every file that is missing or damaged; the errors of `read`.
     """
@@ -130,7 +132,7 @@ def open_split(data: Path, split: str, known: ImageRecord) -> np.memmap[Any, Any
     if not file.is_file():
         raise ValueError(f"{file}: no such file; {data} has {', '.join(known.counts)}")
     try:
-        # Not np.load, which also reads other kinds of files.
+        # np.load would also read other kinds of files.
         images: np.memmap[Any, Any] = np.lib.format.open_memmap(file, mode="r")
     except Exception as error:  # NumPy parses the header as Python, which can raise any error
         raise ValueError(f"{file}: damaged: {' '.join(str(error).split())}") from None

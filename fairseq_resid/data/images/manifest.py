@@ -14,9 +14,9 @@ MANIFESTS = Path(__file__).with_name("manifests")
 PARTS = ("train", "test")  # of every corpus; `valid` is taken from the images of `train`
 
 
-# Written by hand, so an unknown field is an error.
+# Manifests are written by hand, so an unknown field is an error.
 class ImageManifest(Struct, frozen=True, forbid_unknown_fields=True):
-    """An image corpus. Fields that are not set are not known in advance and are taken from the images.
+    """An image corpus. If a field is not set, its value is taken from the images.
 
     classes: class names in the order of the labels; shape: channels, height, width; counts: images per part
     valid: number of `train` images that become `valid`; None: a tenth of them

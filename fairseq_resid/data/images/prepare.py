@@ -1,7 +1,8 @@
 """Make a data folder of images from a release or from image files by class: fairseq-resid prepare-images NAME ...
 
 folder.py describes the data folder. Images from a release keep its order; images from a folder are sorted by class and
-then by file name. `valid` consists of the last training images of a release, or the last of every class of a folder.
+then by file name. `valid` consists of the last training images of a release, or of the last ones in
+every class of a folder.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class ImageOptions:
 
 @command("prepare-images", "Make a data folder of images.", again="starts again and resumes a download")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Command line of `fairseq-resid prepare-images`."""
+    """Run `fairseq-resid prepare-images`."""
     add = parser.add_argument
     add("name", choices=manifests.names(), help="the corpus; custom: your own folder of images by class")
     add(
@@ -212,7 +213,7 @@ def hold_out(labels: np.ndarray, count: int, by_class: bool, classes: Sequence[s
     if not by_class:
         return np.arange(len(labels)) >= len(labels) - count
     counts = np.bincount(labels, minlength=len(classes))
-    # Differences of rounded cumulative shares, so that they add up to `count`.
+    # We take the differences of rounded cumulative shares, so that they add up to `count`.
     held = np.diff(np.cumsum(counts) * count // len(labels), prepend=0)
     if len(lost := np.flatnonzero((counts > 0) & (held >= counts))):
         raise ValueError(f"--valid {count}: would take all {counts[lost[0]]:,} training images of {classes[lost[0]]}")

@@ -69,7 +69,7 @@ def preprocess(
 
 @contextmanager
 def _watched(data: Path, size: int) -> Iterator[None]:
-    """Show the progress of fairseq-preprocess, which reports none itself, by the size of its output files."""
+    """Show the progress of fairseq-preprocess from the size of its output files, because it reports none itself."""
     ended = Event()
 
     def watch() -> None:

@@ -39,7 +39,7 @@ AGAIN = "prepare the data folder again"
 def check_regular(data: Path) -> None:
     """Check that no file that fairseq may open is a pipe or a device, which it would read forever.
 
-    fairseq prefers SPLIT.SRC-TGT.LANG, raw text, to binarised text.
+    fairseq prefers raw text (SPLIT.SRC-TGT.LANG) to binarised text.
     Raises: ValueError naming the file.
     """
     for pattern in ("dict.*", "*.bin", "*.idx", "*.*-*"):
@@ -77,7 +77,7 @@ def _check_dictionary(file: Path) -> int:
 
 
 def _fields(line: str) -> tuple[str | None, bool]:
-    """Return the word of a line, None if the line is not valid, and whether it may repeat an earlier word."""
+    """Return the word of a line (None if the line is invalid), and whether it may repeat an earlier word."""
     word, space, count = line.rstrip().rpartition(" ")
     if is_flagged := count == OVERWRITE:
         word, space, count = word.rpartition(" ")
@@ -134,7 +134,7 @@ def require_subset(data: Path, subset: str, source: str, target: str) -> None:
 
 
 def _check_index(file: Path, least: int) -> Index | None:
-    """Check an .idx file and return its facts; None if its format is an older one.
+    """Check an .idx file and return its `Index`; return None for an older format.
 
     least: number of tokens that every sentence must have
     """
@@ -171,7 +171,7 @@ def _check_index(file: Path, least: int) -> Index | None:
 
 
 def _sentences(descriptor: int, count: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield the lengths and byte offsets of sentences in blocks, with the index of the first."""
+    """Yield the sentences in blocks: the index of the first sentence, and the lengths and byte offsets of all."""
     for first in range(0, count, SENTENCES):
         size = min(SENTENCES, count - first)
         lengths = os.pread(descriptor, 4 * size, HEADER.size + 4 * first)

@@ -1,6 +1,6 @@
 """The best possible score: text segmented into subwords and restored, compared with the original reference.
 
-No training can recover what this round trip loses. Every changed line is counted under its first cause:
+Training cannot recover anything that this round trip loses. Every changed line is counted under its first cause:
 
     unknown      a subword is not in the vocabulary of the sentencepiece model or the training text
     normalizer   sentencepiece's normaliser changed the line before segmentation (nmt_nfkc: NFKC and spaces)

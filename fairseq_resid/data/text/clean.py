@@ -2,7 +2,7 @@
 
     raw text             not_utf8               a side is not UTF-8
                          too_long               a side is longer than 10,000 characters
-                         control_characters     a side contains one (category Cc) other than a tab and the line end
+                         control_characters     a side contains a character of category Cc other than tab or line end
                          source_equals_target   both sides are equal, apart from surrounding spaces
     tokenised text       empty                  a side is empty
     all pairs            repeated               the pair occurred before (--deduplicate)
@@ -11,8 +11,8 @@
                          ratio                  one side has more than 1.5 times as many as the other (--max-ratio)
 
 Length and ratio are counted in subwords, as in fairseq's preparation scripts, which use Moses' clean-corpus-n.perl.
-Counted in words, the ratio would drop 28% of IWSLT'15 EN-VI, because written Vietnamese separates syllables. Repeated
-pairs are kept unless --deduplicate is given.
+Counted in words, the ratio would drop 28% of IWSLT'15 EN-VI, because Vietnamese puts a space between syllables.
+Repeated pairs are kept unless --deduplicate is given.
 Validation and test text is never dropped. Without cleaning, nothing is dropped.
 """
 
@@ -65,8 +65,8 @@ def raw_reason(source: str, target: str) -> str | None:
     """Return the reason to drop a pair of raw lines, or None."""
     if CONTROL.search(source) or CONTROL.search(target):
         return "control_characters"
-    # Compared as raw text, because normalisation and tokenisation differ between languages. Empty sides have their own
-    # reason.
+    # The sides are compared as raw text, because normalisation and tokenisation differ between languages. Empty sides
+    # have their own reason.
     return "source_equals_target" if source.strip() and source.strip() == target.strip() else None
 
 

@@ -23,7 +23,7 @@ from .text_steps import TextOptions
 
 @command("prepare custom", "Make a data folder from your own raw parallel text.", again="resumes")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Command line of `fairseq-resid prepare custom`."""
+    """Run `fairseq-resid prepare custom`."""
     parser.add_argument("--name", required=True, help="name of the corpus in corpus.json")
     for split in SPLITS[:2]:
         parser.add_argument(f"--{split}", required=True, type=Path, metavar="PREFIX", help=f"raw {split} text")

@@ -15,8 +15,8 @@ from ..extract import is_archive
 from . import sources
 from .manifest import TextManifest
 
-# Peak disk use as a multiple of the raw text: the tokenised text and its subwords, or the subwords and fairseq's binary
-# files, which exist twice while fairseq joins the files of its workers.
+# Peak disk use as a multiple of the raw text. At the peak, the disk contains the tokenised text and its subwords, or
+# the subwords and two copies of the binary files while fairseq joins the files of its workers.
 WORK_FACTOR = 2.6
 WORK_BYTES = 50_000_000  # needed for a corpus of any size
 UNPACKED = 4  # upper bound for the expansion of an archive or .gz

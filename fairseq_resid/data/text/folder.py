@@ -20,7 +20,7 @@ WRITER = "fairseq-resid prepare"
 
 
 class PairCounts(msgspec.Struct, frozen=True):
-    """Number of pairs read, kept, and dropped for each reason."""
+    """The number of pairs read, kept, and dropped for each reason."""
 
     read: int = msgspec.field(name="in")
     kept: int = msgspec.field(name="out")
@@ -63,7 +63,7 @@ class LostLine:
 class RoundTrip:
     """The reference text segmented into subwords and restored: the score of a perfect model.
 
-    exact, of: number of unchanged lines, and of all lines; lost: changed lines by cause
+    exact, of: the numbers of unchanged lines and of all lines; lost: changed lines by cause
     """
 
     exact: int
@@ -107,7 +107,8 @@ PostProcess = Literal["sentencepiece", "subword_nmt", "@@ ", "@@", "wordpiece", 
 class Restore:
     """How to convert decoded text to plain text: fairseq's --post-process, and the subword model in the data folder.
 
-    Only values that fairseq knows: another one, such as --user-dir=X, would become an option of fairseq-generate.
+    Only values that fairseq knows are allowed, because one such as --user-dir=X would become an option of
+    fairseq-generate.
     """
 
     post_process: PostProcess | None

@@ -23,7 +23,7 @@ from typing import Any
 
 FORMS = ("plain", "moses", "escaped", "lowercased")
 TOKENISED = ("escaped", "lowercased")  # scored on their own tokens
-# Of sacrebleu's tokenisers, those that neither download a model nor need another package.
+# The tokenisers of sacrebleu that need neither a downloaded model nor another package.
 TOKENIZERS = ("13a", "none", "zh", "intl", "char")
 NORMALIZE = ("none", "source", "both")  # sides with punctuation normalisation
 WHITE_SPACE = re.compile(r"[^\S ]")
@@ -88,7 +88,7 @@ def _plain_normalizer(language: str) -> Any:
 def _normalizer(language: str) -> Any:
     from sacremoses import MosesPunctNormalizer
 
-    # Also removes soft hyphens, zero-width marks and similar characters.
+    # This also removes soft hyphens, zero-width marks and similar characters.
     return MosesPunctNormalizer(language, post_remove_control_chars=True)
 
 
@@ -110,7 +110,7 @@ def unescape(line: str) -> str:
 class TextForm:
     """The conversion of one language's text to the model and back.
 
-    normalize: Moses punctuation normalisation; split_hyphens: well-known becomes well @-@ known, reversed by `restore`
+    normalize: Moses punctuation normalisation; split_hyphens: well-known becomes well @-@ known; `restore` reverses it
     Raises: ValueError for an unknown form, or for an option that the form does not support.
     """
 
@@ -176,7 +176,7 @@ class TextForm:
         return self.to_model(line) if self.form == "lowercased" else line
 
     def plain(self, line: str) -> str:
-        """Convert a line from the form that is scored to plain text without tokenisation and escapes."""
+        """Convert a line from the form that is scored to plain text without tokenisation or escapes."""
         if self.form in TOKENISED:
             return _detokenizer(self.language).detokenize(unescape(line).split(), unescape=False)
         return line

@@ -1,7 +1,8 @@
 """Read and check the manifest of a text corpus: manifests/NAME.yaml.
 
-A manifest lists the texts of train, valid and test with their expected line counts, their files (mostly archives) with
-URLs and checksums, and how to convert text for the model. manifests/wmt14-en-de.yaml explains every field.
+A manifest lists the texts of train, valid and test with their expected line counts, and their files (mostly archives)
+with URLs and checksums. It also says how to convert text for the model. manifests/wmt14-en-de.yaml explains every
+field.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FURTHER = re.compile(r"test[1-9]\d*")
 MANIFESTS = Path(__file__).with_name("manifests")
 
 
-# Written by hand, so an unknown field is an error.
+# Manifests are written by hand, so an unknown field is an error.
 class Part(Struct, frozen=True, forbid_unknown_fields=True):
     """One parallel text: for each language its places, FILE or FILE/MEMBER, in order of preference."""
 
@@ -65,7 +66,7 @@ class TextManifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def further_tests(self) -> list[str]:
-        """The further test sets, by number; there are gaps if some are skipped."""
+        """The further test sets in the order of their numbers, which have gaps if some are skipped."""
         return sorted(self.parts.keys() - {*SPLITS}, key=number_of_test)
 
     @property

@@ -9,8 +9,8 @@ The data folder that all other commands read:
     DATA/ref/SPLIT.{SRC,TGT}          the unchanged validation and test texts: the references for BLEU
     DATA/corpus.json                  sources, checksums, counts, versions, how to restore text
 
-DATA appears when it is complete; until then everything is in DATA.partial. Its content does not depend on the time, the
-path or the number of workers.
+DATA appears when it is complete; until then everything is in DATA.partial. The content of DATA does not depend on the
+time, the path or the number of workers.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ from .phrasebook import command as phrasebook
 from .preparation import prepare_data
 from .text_steps import TextOptions
 
-# The preparation of other toolkits, as far as these settings can express it. The README lists the differences.
+# These profiles follow the preparation of other toolkits as closely as our settings allow. docs/data.md lists the
+# differences.
 PROFILES: dict[str, dict[str, Any]] = {
     "tensor2tensor": {
         "form": "plain",
@@ -43,7 +44,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "vocab_size": 40_000,
     },
 }
-# The text of one publication, identical in every token. These settings cannot be changed by flags.
+# These settings reproduce the text of one publication, identical in every token. Flags cannot change them.
 PUBLISHED: dict[str, dict[str, Any]] = {
     # Wu et al. 2021, "Good for Misconceived Reasons", text-only Transformer.
     "multi30k-en-de": {
@@ -66,7 +67,7 @@ fairseq-resid prepare phrasebook ...  writes the built-in English to Vietnamese 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of `fairseq-resid prepare`."""
+    """Run `fairseq-resid prepare`."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in COMMANDS:
         return COMMANDS[argv[0]](argv[1:])

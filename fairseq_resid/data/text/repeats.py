@@ -18,7 +18,7 @@ from ...files import open_any_size
 from .folder import Overlap, PairCounts
 
 Sides = tuple[Path, Path]
-# Pairs per update of the progress bar.
+# Number of pairs per update of the progress bar.
 TOGETHER = 10_000
 
 
@@ -56,7 +56,7 @@ def overlap(train: Sides, evaluation: Mapping[str, Sides], total: int | None) ->
 
 
 def deduplicate(train: Sides, evaluation: Iterable[Sides], outputs: Sides, total: int | None) -> PairCounts:
-    """Write the training pairs without repeated pairs (`repeated`) and validation or test pairs (`in_evaluation`).
+    """Write the training pairs that are neither `repeated` nor validation or test pairs (`in_evaluation`).
 
     Pairs are compared by 64-bit hashes: 36M pairs take 0.3 GB, and in 1 of 28,000 corpora of this size a pair is
     dropped by mistake.

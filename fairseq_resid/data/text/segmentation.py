@@ -1,6 +1,6 @@
 """Segment text into subwords and join them again, with the model in a data folder.
 
-The kinds of models have the names of fairseq's --post-process:
+The kinds of models are named like the values of fairseq's --post-process:
 
     sentencepiece   spm.model, a sentencepiece BPE: "▁" marks the beginning of a word
     subword_nmt     bpe.codes, the merges of subword-nmt: "@@" marks a subword that does not end its word
@@ -68,7 +68,8 @@ def _load_sentencepiece(model: Path) -> Any:
 def _load_subword_nmt(model: Path) -> Any:
     from subword_nmt.apply_bpe import BPE
 
-    # subword-nmt would print an invalid line to stderr and exit, and with another version fail at the first word.
+    # subword-nmt itself would print an invalid line to stderr and exit. With an unknown version in the first line of
+    # the file, subword-nmt would not fail until the first word.
     lines = read_lines(model)
     while lines and not lines[-1]:
         lines.pop()

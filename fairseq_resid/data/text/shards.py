@@ -32,7 +32,7 @@ from ...files import open_any_size, replacing
 from ...foreign import say
 
 SHARD_LINES = 10_000
-# Longer than any line that clean.decode accepts, even with a space after every character.
+# This is longer than any line that clean.decode accepts, even with a space after every character.
 LINE_BYTES = 1 << 18
 BLOCK = 1 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -56,7 +56,7 @@ class Shard:
             yield from islice(zip(lines(source), lines(target), strict=False), SHARD_LINES)
 
 
-# Returns the pairs of lines to write for a shard, and updates the Counter; "in" counts the pairs read.
+# A Function returns the pairs of lines to write for a shard, and updates the Counter; "in" counts the pairs read.
 Function = Callable[[Shard, Counter[str]], Iterable[tuple[str, str]]]
 
 
@@ -84,7 +84,7 @@ def lines(file: IO[bytes]) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Number of lines of a file, its SHA-256, and the byte offset of each shard."""
+    """The number of lines of a file, its SHA-256, and the byte offset of each shard."""
 
     lines: int
     sha256: str
@@ -189,7 +189,7 @@ def _finished(folder: Path, parts: Sequence[Path], outputs: Sides) -> dict[Path,
 
 
 def _join(parts: Sequence[Path], written: dict[Path, Written], outputs: Sides) -> None:
-    """Append the files of all shards to the outputs, deleting each: the text never occupies disk space twice."""
+    """Append the files of all shards to the outputs, and delete each: the text never needs twice the space."""
     for side, output in enumerate(outputs):
         end = 0
         with output.open("ab") as file:

@@ -27,7 +27,7 @@ from ..fetch import SILENCE, FetchError, Fingerprint, RemoteFile, address, fetch
 from .fingerprints import Fingerprints
 from .manifest import Part, TextManifest
 
-SNIFFED, SNIFFED_BYTES = 2000, 1 << 16  # lines, and bytes of each, to find out whether a text is tokenised
+SNIFFED, SNIFFED_BYTES = 2000, 1 << 16  # lines, and bytes of each, that decide whether a text is tokenised
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Text:
 
     @property
     def difference(self) -> str | None:
-        """Describe how `file` differs from the expected one; None if it does not, or if nothing is known about it."""
+        """How `file` differs from the expected one; None if it does not, or if nothing is known about it."""
         return problem(self.expected, self.known) if self.expected else None
 
     @property
@@ -102,7 +102,7 @@ class TextSourceOptions:
             sizes |= {name: size for name, size in zip(missing, answers, strict=True) if size is not None}
         used: dict[Path, int | None] = {}
         for alternatives in files:
-            # Same choice as in `find`: downloaded files, else the first that the mirror has, else the first.
+            # Choose as `find` does: downloaded files, else the first that the mirror has, else the first.
             best = min(alternatives, key=lambda both: (not here.keys() >= {*both}, not sizes.keys() >= {*both}))
             for file in map(manifest.file, best):
                 used[self.downloads / file.name] = sizes.get(file.name, file.bytes or file.about)
@@ -189,7 +189,7 @@ def _member(place: str) -> str | None:
 
 
 def _candidates(place: str) -> list[tuple[str, str | None]]:
-    """Return the possible (file, member) of a place on the user's disk: in the archive, or extracted."""
+    """Return all (file, member) pairs where a place may be found on the user's disk: in its archive, or extracted."""
     member = _member(place)
     if member is None:
         plain: list[tuple[str, str | None]] = [(place, None)]
@@ -239,7 +239,7 @@ def _from_sacrebleu(
     socket.setdefaulttimeout(SILENCE)
     try:
         dataset: Any = DATASETS[test_set]
-        # It prints messages, and exits the process on errors.
+        # sacrebleu prints messages, and exits the process on errors.
         with contextlib.redirect_stdout(None):
             dataset.maybe_download()
         file = Path(dataset._rawdir) / dataset._get_tarball_filename(dataset.data[0])
@@ -299,7 +299,7 @@ def form_of(path: Path, name: str) -> str:
 
 
 def one_form(forms: dict[str, str]) -> str:
-    """Return the common form of all texts; `forms` is the form of each text by label.
+    """Return the common form of all texts; `forms` maps the label of each text to its form.
 
     Raises: ValueError naming one text of each form if they differ.
     """

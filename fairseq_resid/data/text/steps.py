@@ -1,4 +1,4 @@
-"""Resumable steps: each can be killed at any point and runs once, in a folder whose name depends on all of its input.
+"""Resumable steps. Each can be killed at any point, and runs once in a folder whose name is derived from all its input.
 
 WORK/NAME-KEY/ is a finished step with its result in record.json. WORK/NAME-KEY.partial/ is an unfinished one, renamed
 when it is complete. KEY is a hash of the settings of the step and of all steps before it, so a step never reads a
@@ -22,7 +22,7 @@ from ...files import partial_of
 from ...foreign import say
 
 T = TypeVar("T")
-# Part of every key. Increase it when a step produces a different result from the same input.
+# This is part of every key. Increase it when a step produces a different result from the same input.
 FORMAT = 3
 RECORD = "record.json"
 
@@ -89,7 +89,7 @@ class Steps:
     def run(self, name: str, kind: type[T], make: Callable[[Path], T]) -> FinishedStep[T]:
         """Run the next step unless it is finished. `make(folder)` may find files from an interrupted run in the folder.
 
-        kind: the type of its result
+        kind: the type of the step's result
         Raises: the errors of `make`; the step then counts as unfinished.
         """
         number, step = next(found for found in enumerate(self.steps) if found[1].name == name)

@@ -73,7 +73,7 @@ def learn(
     used = -(-pairs // max(1, -(-pairs // SAMPLED)))
     if quiet.is_verbose():
         say(f"  {kind}: {' '.join(f'{key}={value}' for key, value in settings.items())}")
-    # In a separate process: the library runs for minutes during which Python would not handle Ctrl-C.
+    # Learn in a separate process, because Python would not handle Ctrl-C in the minutes that the library takes.
     receiver, sender = context().Pipe(duplex=False)
     process = context().Process(target=_learn, args=(sender, LEARNERS[kind], files, pairs, settings))
     received: int | bytes = 0
@@ -174,7 +174,7 @@ def _segmenter(kind: str, model: Path) -> Segmenter:
 
 @dataclass(frozen=True)
 class Encode:
-    """Encode one shard."""
+    """Encodes one shard."""
 
     kind: str
     model: Path
@@ -203,7 +203,7 @@ def encode(
     limits: clean.Limits | None,
     workers: int,
 ) -> tuple[PairCounts, tuple[int, int]]:
-    """Write a parallel text as subwords separated by spaces; drop pairs that exceed the limits, if there are any.
+    """Write a parallel text as subwords separated by spaces; drop pairs that exceed `limits` if it is set.
 
     Returns: the pairs kept and dropped, and the number of subwords written for each side.
     """

@@ -114,7 +114,7 @@ class Extracted:
 
 @dataclass(frozen=True)
 class Kept:
-    """Number of pairs of each split that a step kept and dropped."""
+    """The number of pairs of each split that a step kept and dropped."""
 
     pairs: dict[str, PairCounts]
 
@@ -134,7 +134,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Encoded(Kept):
-    """Adds the number of subwords per split and language, and the results of the checks on the encoded text."""
+    """The counts of pairs, the number of subwords per split and language, and the results of checks on the text."""
 
     tokens: dict[str, dict[str, int]]
     round_trip: dict[str, RoundTrip]
@@ -203,7 +203,7 @@ def extract(job: Job, folder: Path) -> Extracted:
             path = paths[text.label]
             measured = shards.measure(path, progress)
             form = sources.form_of(path, text.name) if job.manifest.form == "escaped" else None
-            # Only the name, because the folder is renamed when the step is done.
+            # Store only the name, because the folder is renamed when the step is done.
             name = path.name if path.parent == folder else None
             found[text.label] = ExtractedText(measured.lines, measured.sha256, name, form)
     pairs: dict[str, dict[str, int]] = {split: {} for split in job.manifest.splits}
@@ -304,7 +304,7 @@ def encode(
 ) -> Encoded:
     """Segment all text into subwords, score a perfect model, and find evaluation text that is in the training text.
 
-    form: of the target side
+    form: the form of the target side
     """
     kind = job.manifest.subwords
     counts, tokens = {}, {}
@@ -361,7 +361,7 @@ def judge(job: Job, text: sources.Text, extracted: ExtractedText) -> tuple[str, 
     limit, expected = job.options.limit, text.part.lines
     if expected is not None and limit is not None:
         expected = min(expected, limit)
-    # The manifest's checksums are of the complete texts in Stanford's form.
+    # The checksums in the manifest are those of the complete texts in Stanford's form.
     digest = text.known.sha256 if text.is_ready else None if limit else extracted.sha256
     known = text.part.sha256.get(text.language) if extracted.form == "stanford" and digest else None
     differences = [f"{text.file.name}: {text.difference}"] if text.difference else []
@@ -375,7 +375,7 @@ def judge(job: Job, text: sources.Text, extracted: ExtractedText) -> tuple[str, 
 
 
 def differences(job: Job, extracted: Extracted) -> list[str]:
-    """Return the differences of the texts from the manifest."""
+    """Return how the texts differ from the manifest."""
     found = (judge(job, text, extracted.texts[text.label])[1] for text in job.texts)
     return list(dict.fromkeys(difference for some in found for difference in some))
 
@@ -391,7 +391,7 @@ def corpus_record(
 ) -> CorpusRecord:
     """Return the part of corpus.json that is known before the text is binarised.
 
-    form: of the target side; model: file name of the subword model
+    form: the form of the target side; model: file name of the subword model
     """
     manifest, limit = job.manifest, job.options.limit
     dropped = {split: dict(counts.dropped) for split, counts in tokenised.pairs.items()}

@@ -1,4 +1,4 @@
-"""From raw text to the text for subword segmentation. Unusable training pairs are dropped or raise an error."""
+"""Convert raw text to the text for subword segmentation. Unusable training pairs are dropped or cause an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROBLEMS = {
 
 @dataclass(frozen=True)
 class Tokenise:
-    """Tokenise one shard."""
+    """Tokenises one shard."""
 
     forms: tuple[TextForm, TextForm]
     cleaned: bool
@@ -36,7 +36,8 @@ class Tokenise:
             pair = (decoded[0][0], decoded[1][0])
             reason = reason or (clean.raw_reason(*pair) if self.cleaned else None)
             if not reason:
-                # sentencepiece treats the remaining control characters as spaces. A line must stay one line.
+                # sentencepiece treats the remaining control characters as spaces. Line feeds are
+                # replaced below, because a line must remain a single line.
                 pair = (self.forms[0].to_model(pair[0]), self.forms[1].to_model(pair[1]))
                 reason = clean.text_reason(*pair) if self.cleaned else None
             counts[reason or "out"] += 1

@@ -14,7 +14,7 @@ from . import grammar
 
 @command("prepare phrasebook", "Write the English to Vietnamese phrasebook: DIR/{train,valid,test}.{en,vi}.")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Command line of `fairseq-resid prepare phrasebook`."""
+    """Run `fairseq-resid prepare phrasebook`."""
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder")
     parser.add_argument("--seed", type=int, default=1, help="seed of the random selection (default: %(default)s)")
     parser.add_argument("--train", type=int, default=8000, help="training pairs (default: %(default)s)")

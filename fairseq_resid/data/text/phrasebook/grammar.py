@@ -2,9 +2,10 @@
 
     fairseq-resid prepare phrasebook --out DIR [--seed 1] [--train 8000] [--valid 500] [--test 500]
 
-writes DIR/{train,valid,test}.{en,vi}. In every template, each combination of fillers for certain slots (a noun and its
-adjective, a verb and its place ...) belongs to training, validation or test, independently of the seed. A combination
-in the test set therefore never occurs in this template in a training sentence, whatever fills the other slots.
+The command writes DIR/{train,valid,test}.{en,vi}. In every template, each combination of fillers for certain slots (a
+noun and its adjective, a verb and its place ...) belongs to training, validation or test, independently of the seed.
+Therefore, a combination in the test set never occurs in a training sentence of this template, whatever fills the other
+slots.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def _below(generator: random.Random, bound: int) -> int:
 
 
 def _permutation(size: int, generator: random.Random) -> Iterator[int]:
-    """Yield 0 ... size - 1 in random order, using memory in proportion to the numbers drawn."""
+    """Yield 0 ... size - 1 in random order, using memory in proportion to how many of them are drawn."""
     moved: dict[int, int] = {}
     for last in range(size - 1, -1, -1):
         index = _below(generator, last + 1)
@@ -119,7 +120,7 @@ def _permutation(size: int, generator: random.Random) -> Iterator[int]:
 
 
 def draw(seed: int = 1, train: int = 8000, valid: int = 500, test: int = 500) -> dict[str, list[Example]]:
-    """Return the examples of each split, drawn from the templates in turn until they run out.
+    """Return the examples of each split, drawn from the templates in turn, without those that have run out.
 
     Test and validation examples do not depend on the number of training pairs.
 

@@ -35,7 +35,7 @@ def vietnamese_number(number: int) -> str:
 
 
 def _vietnamese_below_1000(number: int, after_thousands: bool = False) -> str:
-    """Return up to three digits in words; after thousands the hundreds are spoken even if they are zero."""
+    """Return up to three digits in words; after thousands, the hundreds are spoken even if they are zero."""
     hundreds, rest = divmod(number, 100)
     tens, unit = divmod(rest, 10)
     words = []

@@ -56,7 +56,7 @@ class Template(NamedTuple):
     def render(self, fillers: Mapping[str, Filler]) -> tuple[str, str]:
         """Return the English and the Vietnamese sentence for these fillers, given by slot."""
         english = self.english.format_map(fillers)
-        # "an" before a vowel sound
+        # Use "an" before a vowel sound.
         english = re.sub(r"\ba (?=(?!useful)[aeiou]|honest)", "an ", english)
         return _capitalised(english), _capitalised(self.vietnamese.format_map(fillers))
 
