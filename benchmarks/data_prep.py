@@ -9,7 +9,7 @@ Python, torch and fairseq only once, so our startup time is measured separately 
 
 `--memory-lines N` repeats the text up to N lines per side and prints the peak memory of the process tree at N / 100 and
 at N lines. The other tools are tar, sacremoses and subword-nmt (pip install subword-nmt). Moses' Perl scripts are not
-included, because no Debian package has them.
+included, because no Debian package contains them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pathlib import Path
 from fairseq_resid.cli import machine
 
 ROOT = Path(__file__).resolve().parent.parent
-# Size of WMT'14 EN-FR before cleaning, which leaves 36M pairs; estimated, from its manifest.
+# Estimated size of WMT'14 EN-FR before cleaning, which leaves 36M pairs; from its manifest.
 BYTES_36M = 13_500_000_000
 
 TOKENISE = """

@@ -1,4 +1,4 @@
-"""Run everything that a first machine with a GPU should measure, in parts of at most ten minutes.
+"""Run everything that should be measured on the first machine with a GPU, in parts of at most ten minutes.
 
     python benchmarks/first_gpu.py [--data DIR] [--minutes 10]
 
@@ -43,7 +43,7 @@ METRICS = ",".join(
 
 @dataclass(frozen=True)
 class Step:
-    """A command, and how many minutes it may take at most.
+    """A command, and the maximum number of minutes that it may take.
 
     stops: interrupt it by SIGTERM after its next checkpoint in this folder; it passes if it then exits with 143
     """
@@ -114,12 +114,12 @@ def training_runs(out: Path, data: Path, rehearse: bool) -> Iterator[Step]:
 
 
 def checkpoints(folder: Path) -> float:
-    """Return when the newest checkpoint in a folder was written."""
+    """Return the time at which the newest checkpoint in a folder was written; 0 if there is none."""
     return max((path.stat().st_mtime for path in folder.glob("checkpoint*.pt")), default=0.0)
 
 
 def run(step: Step, out: Path, minutes: float) -> dict[str, Any]:
-    """Run a step for some minutes at most; return its outcome."""
+    """Run a step for at most this number of minutes; return its outcome."""
     start, begun = time.monotonic(), time.time()
     log = out / f"{step.name}.log"
     expected = 128 + signal.SIGTERM if step.stops else 0

@@ -199,7 +199,7 @@ def settings(results: Results) -> list[str]:
 
 
 def table(rows: list[dict[str, Any]], results: Results) -> str:
-    """Return as Markdown the goals, the speed of all models, the commands and the machines."""
+    """Return the goals, the speed of all models, the commands and the machines as Markdown."""
     head = ["| what | goal | measured | |", "|---|---|---|---|"]
     body = [f"| {row['what']} | {row['goal']} | {row['measured']} | {row['verdict']} |" for row in rows]
     commands = [
@@ -230,7 +230,7 @@ def read(folder: Path) -> Results:
 def measure(args: argparse.Namespace, machine: str, folder: Path) -> list[str]:
     """Run every benchmark; each writes its results and, if matplotlib is installed, its plot to the folder.
 
-    Return the commands that failed. They do not stop the others, and their results of former runs are removed.
+    Return the commands that failed. They do not stop the others, and their results from earlier runs are removed.
     """
     commands = dict(RUNS["quick" if args.quick else machine])
     if args.data:

@@ -80,9 +80,9 @@ def synchronise(device: str) -> None:
 
 
 def saved_bytes(forward: Callable[[], object], known: Iterable[torch.Tensor]) -> int:
-    """Return the bytes that autograd saves in a forward pass. Each storage counts once and completely.
+    """Return the bytes that autograd saves in a forward pass. Each storage is counted once, in full.
 
-    known: tensors whose storages do not count
+    known: tensors whose storages are not counted
     """
     addresses = {tensor.untyped_storage().data_ptr() for tensor in known}
     sizes: dict[int, int] = {}
@@ -122,7 +122,7 @@ def take_turns(calls: Mapping[Any, Callable[[], object]], rounds: int, seconds_o
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Return median, quartiles and extremes."""
+    """Return the median, quartiles and extremes."""
     points = {"median": 50, "q1": 25, "q3": 75, "min": 0, "max": 100}
     return {name: float(f"{np.percentile(values, point):.4g}") for name, point in points.items()}
 
@@ -142,7 +142,7 @@ def shown(found: dict[str, float]) -> str:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Return the hardware, the software and the current load of the machine."""
+    """Return the hardware, software and current load of the machine."""
     packages = ("torch", "triton", "fairseq", "fairseq-fixed", "liger-kernel", "flash-attn", "apex")
     return {
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,

@@ -4,11 +4,12 @@ installed.
     python benchmarks/ops.py [--json FILE] [--plot FILE]
 
 A site consists of the dropout, sums and norms of rskip_ln with λ = 1, 2, 3, wskip_ln or res_post_norm, or of all of sas
-including its gates. On a GPU this measures the median GPU time at 4k, 16k, 32k and 131k rows (positions), C = 512 and
-1024, in bf16 and fp16; the bandwidth of a copy, and the share of it that every site except sas reaches if the forward
-pass moves 3u and the backward pass 5u, or 3u for res_post_norm (u is one C-vector per row); the host's time per call;
-and peak memory. On a CPU it measures median wall-clock time at small sizes. On both, it measures the memory saved for
-the backward pass. Implementations take turns, and ratios are computed within a round.
+including its gates. On a GPU, the script measures the median GPU time at 4k, 16k, 32k and 131k rows (positions), C =
+512 and 1024, in bf16 and fp16; the host's time per call; and peak memory. It also measures the bandwidth of a copy, and
+computes the share of it that every site except sas reaches. For this, the forward pass counts as moving 3u and the
+backward pass 5u (3u for res_post_norm), where u is one C-vector per row. On a CPU, the script measures the median
+wall-clock time at small sizes. On both, it measures the memory saved for the backward pass. Implementations take turns,
+and ratios are computed within a round.
 """
 
 from __future__ import annotations
@@ -201,8 +202,8 @@ class Run:
 def gpu_clock(call: Call) -> float:
     """Return the seconds of a call on the GPU: the median of many, each with a cold L2 cache.
 
-    Like triton.testing.do_bench, but the GPU waits until the host has launched the whole call. With few rows the host
-    is slower than the kernels; its time is measured separately.
+    This works like triton.testing.do_bench, but the GPU waits until the host has launched the whole call. With few
+    rows, the host is slower than the kernels; its time is measured separately.
     """
     cache = torch.empty(CACHE_BYTES, dtype=torch.int8, device="cuda")
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -4,7 +4,7 @@
 
 Without --run, the model is untrained, the sources are random, and translations have a fixed length, so that all engines
 do the same work. With --run, the averaged model of a run translates the beginning of its validation set. Every engine
-has its own process, and the engines take turns. The script prints the median of tokens/s over all rounds, the speed
+has its own process, and the engines take turns. The script prints the median tokens/s over all rounds, the speed
 relative to fairseq in the same round with [quartiles], and the peak memory of each process.
 """
 

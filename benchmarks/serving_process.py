@@ -2,8 +2,8 @@
 
     python benchmarks/serving_process.py VARIANT FOLDER THREADS SENTENCES
 
-It loads a model and writes an empty line. Then it reads settings as lines of JSON, and answers each with seconds,
-tokens and the largest memory of the process in bytes.
+It loads a model and writes an empty line. Then it reads settings as lines of JSON, and answers each with the
+seconds, the number of tokens, and the peak memory of the process in bytes.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     def steps(trainer: Trainer) -> Any:
         def run() -> None:
             for batch in batches:
-                # When out of memory or after an overflow, fairseq skips the step, which would look fast.
+                # If memory runs out or a gradient overflows, fairseq skips the step, which would then look fast.
                 if trainer.train_step([batch], raise_oom=True) is None:
                     raise SystemExit(f"training.py: error: --precision {args.precision}: a gradient overflowed")
 

@@ -118,7 +118,7 @@ def configuration(args: argparse.Namespace, structure: str) -> Any:
 def watched(args: argparse.Namespace, structure: str) -> Iterator[None]:
     """Check which backend computes the sites of a structure.
 
-    Raises: SystemExit if the kernels are forced and another one does; in decoding, a site falls back without an error
+    Raises: SystemExit if the kernels are forced but another backend is used; in decoding, a site falls back silently
     """
     used: set[bool] = set()
 
@@ -148,7 +148,7 @@ def random_dataset(dictionary: Dictionary, pairs: int) -> LanguagePairDataset:
 
 
 def load(args: argparse.Namespace) -> tuple[TranslationTask, LanguagePairDataset]:
-    """Return fairseq's task and training set, from --data or random."""
+    """Return fairseq's task and the training set, which is that of --data or random."""
     config = configuration(args, STOCK).task
     if args.data:
         task = TranslationTask.setup_task(config)
@@ -184,7 +184,7 @@ def layer_norm(model: Any) -> str:
 
 
 def described(args: argparse.Namespace) -> dict[str, str]:
-    """Return the setting of a benchmark."""
+    """Return the size, precision, data and clock of a benchmark, for its title and results."""
     data = args.data.resolve().name if args.data else "random"
     return {"size": args.size, "precision": args.precision, "data": data, "clock": f"{args.clock} clock"}
 

@@ -2,8 +2,8 @@
 
     .venv/bin/python constraints/write_hashes.py
 
-writes constraints/hashes/PINS-PLATFORM.txt with every pin except torch and its companions, whose build depends on the
-index. The file only lists packages for this Python and this platform. `pip install --require-hashes --no-deps -r`
+This writes constraints/hashes/PINS-PLATFORM.txt with every pin except torch and its companions, whose build depends on
+the index. The file lists packages only for this Python and this platform. `pip install --require-hashes --no-deps -r`
 refuses any other package.
 """
 

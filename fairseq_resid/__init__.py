@@ -16,8 +16,8 @@ __all__ = ["__version__"]
 class _Path(list[str]):
     """Package path whose membership test registers the models: fairseq evaluates `user_dir in package.__path__`.
 
-    fairseq imports USER_DIR/models/*.py only if the package has not been imported yet. Otherwise it runs this test
-    (fairseq.utils.import_user_module), logs one line, and would not know any of our architectures.
+    fairseq imports USER_DIR/models/*.py only if the package has not been imported yet. Otherwise it only evaluates
+    this test (fairseq.utils.import_user_module) and logs one line, so our architectures would be unknown.
     """
 
     def __contains__(self, folder: object) -> bool:

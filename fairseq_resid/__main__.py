@@ -42,7 +42,7 @@ INSTALL = (
 
 
 def usage() -> str:
-    """Return the help."""
+    """Return the help text."""
     about = {name: what for name, (_, what) in COMMANDS.items()}
     about[USER_DIR] = 'print the folder for fairseq: fairseq-train --user-dir "$(fairseq-resid user-dir)" ...'
     lines = [f"  {name:16} {what}" for name, what in about.items()]
@@ -58,13 +58,13 @@ def usage() -> str:
 
 
 def is_missing(name: str, package: str) -> int:
-    """Report that a command needs a missing package and how to install it; returns the exit code."""
+    """Report that a command needs a missing package and how to install it; return the exit code."""
     print(f"fairseq-resid {name}: error: {package} is not installed; {INSTALL}", file=sys.stderr)
     return 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code: 2 if the command does not exist, 3 if a package is missing."""
+    """Run a command and return its exit code: 2 if the command does not exist, 3 if a package is missing."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         try:

@@ -23,9 +23,9 @@ T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 
 
-# Limits on files of a run, study or data folder, which may come from someone else. The largest real ones are logs of a
-# few MB. Memory is bounded too: a list of all lines has at most MOST_LINES entries. A training run logs a line per 100
-# updates, so the longest log has about 10,000.
+# Limits on the files of a run, study or data folder, which may come from others. The largest real ones are logs of a
+# few MB. Memory is bounded too: a list of all lines has at most MOST_LINES entries. A training run logs one line per
+# 100 updates, so the longest log has about 10,000.
 MOST_BYTES, MOST_LINES, MOST_LINE_BYTES = 256 << 20, 10_000_000, 4 << 20
 MOST_LOG_BYTES, MOST_LOG_LINES = 64 << 20, 200_000
 MOST_NUMBER, MOST_COUNT = (
@@ -75,7 +75,7 @@ def open_regular(path: Path, most: int = MOST_BYTES) -> BinaryIO:
 
 
 def open_any_size(path: Path) -> BinaryIO:
-    """Like `open_regular`, but without a size limit: for a corpus, an archive, or a growing log."""
+    """Open a regular file like `open_regular`, but without a size limit: a corpus, an archive, or a growing log."""
     return open_regular(path, ANY_SIZE)
 
 
@@ -230,8 +230,8 @@ def partial_of(path: Path) -> Path:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary name for writing a file or folder. It is renamed to `path` at the end, or removed on an error.
 
-    Readers see the old file or the new one, never a part of it. An existing link or pipe of the temporary name, which
-    would redirect the output, is removed.
+    Readers see either the old file or the new one, never a partial one. An existing link or pipe with the temporary
+    name, which would redirect the output, is removed.
     Raises: ValueError if `path` is a device or a pipe: for root, /dev/null itself would be replaced.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
@@ -262,7 +262,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def locked(path: Path, busy: str, wait: bool = False) -> Iterator[int]:
-    """Lock the file `path` for this process; yields its descriptor, which a child process may inherit.
+    """Lock the file `path` for this process and yield its descriptor, which a child process may inherit.
 
     busy: message if another process holds the lock; with `wait`, it is printed and this process waits for the lock
     Raises: ValueError with `busy` if another process holds it and `wait` is not set.
@@ -284,7 +284,7 @@ def locked(path: Path, busy: str, wait: bool = False) -> Iterator[int]:
 
 
 def zip_damage(path: Path) -> str | None:
-    """Return the problem of a damaged zip file, such as a checkpoint record with a wrong checksum; None if intact.
+    """Describe the damage to a zip file, such as a record with a wrong checksum; return None if the file is intact.
 
     Raises: OSError.
     """

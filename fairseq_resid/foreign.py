@@ -17,10 +17,10 @@ Error = TypeVar("Error", bound=BaseException)
 # Control characters except tabs, line and paragraph separators, text direction overrides, and lone surrogates, which
 # include Python's representation of file name bytes that are not UTF-8.
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-# Markdown syntax: brackets only where they make a link, underscores only outside words.
+# Markdown syntax: brackets only where they form a link, underscores only outside words.
 MARKUP = re.compile(r"[\\`*~$]|\](?=[(\[:])|(?<!\w)_|_(?!\w)")
-# At the start of a line: the text before the mark of a heading, list, check box, block quote, rule or table, which is
-# the number in a numbered list. A code fence and *** are MARKUP.
+# At the start of a line, the text before the mark of a heading, list, check box, block quote, rule or table. It is the
+# number in a numbered list, and empty otherwise. Code fences and *** match MARKUP.
 BLOCK = re.compile(r"^(?:(?=[#=>|:]|[-+](?!-?[\w.])|\[[ xX]\])|\d{1,9}(?=[.)](?:\s|$)))")
 # Characters that can start a tag or an entity.
 HTML = re.compile(r"<(?=[\w/!?])|&(?=#?\w+;)")
@@ -35,7 +35,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def printable(text: object) -> str:
-    """Return a text on one line, with \\x1b in place of an escape character and the like.
+    """Return a text on one line with its control characters escaped; the escape character, for example, becomes \\x1b.
 
     >>> printable("red: \\x1b[31m")
     'red: \\\\x1b[31m'
@@ -44,7 +44,7 @@ def printable(text: object) -> str:
 
 
 def say(*lines: object, file: TextIO | None = None) -> None:
-    """Print lines that may contain foreign names or words, escaped by `printable`, and flush; file: default stdout."""
+    """Print lines that may contain foreign names or words, escaped by `printable`, and flush; file: stdout if None."""
     print(*map(printable, lines), sep="\n", file=file, flush=True)
 
 
@@ -64,7 +64,7 @@ def further_lines(error: BaseException) -> list[str]:
 
 
 def markdown(text: object, in_table: bool = False) -> str:
-    """Escape a text for Markdown, on one line; HTML in it is shown as text.
+    """Escape text for Markdown, on one line; HTML is shown literally.
 
     in_table: for a table cell; any other text may be at the start of a line, where leading blanks would make it code.
     """

@@ -45,8 +45,9 @@ def read(path: Path, kind: type[T], writer: str = "") -> T:
 class _Loader(yaml.SafeLoader):
     """Reads the types of YAML 1.2's core schema: null, booleans, integers, floats, strings, lists and dicts.
 
-    YAML 1.1, PyYAML's own, also has dates, and integers in base 60, whose conversion takes quadratic time. A few nested
-    aliases expand to more values than fit into memory. A tag would choose another type.
+    PyYAML itself reads YAML 1.1, which also has dates, and integers in base 60, whose conversion takes quadratic time.
+    Aliases and tags are refused: a few nested aliases can expand to more values than fit into memory, and a tag would
+    select another type.
     """
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
@@ -69,7 +70,7 @@ class _Loader(yaml.SafeLoader):
             self.depth -= 1
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return a dict. PyYAML would silently take the last of several equal keys."""
+        """Return a dict, after checking that no key is repeated: PyYAML would silently use the last value."""
         known: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in known:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the replacement of a script of version 0.6. The old script names are links to this file.
+# Prints the replacement for a script that existed in version 0.6. The old script names are links to this file.
 set -euo pipefail
 
 name=$(basename -- "$0" .sh)

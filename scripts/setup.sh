@@ -33,7 +33,7 @@ die() { # die CODE LINE...
     exit "$1"
 }
 
-# Prints the version of a usable Python. Otherwise prints the reason and fails.
+# Prints the version of PYTHON if it is usable. Otherwise prints the reason and fails.
 probe() { # probe PYTHON
     local answer
     answer=$("$1" -I -c '
@@ -211,8 +211,8 @@ installed=$("$venv/bin/python" -I -c 'from importlib.metadata import version; pr
 if [[ $torch != torch ]]; then printf '%s\n' "$installed" >>"$venv/constraints.txt"; fi
 text="[3/4] $(pin "$fairseq"), compiled the first time (up to 3 minutes)"
 if [[ $fairseq == fairseq ]]; then
-    # Its source lacks a file that setup.py only compiles if torch is installed, so pip builds it in isolation.
-    # Unlike -c, PIP_CONSTRAINT applies there too: the binary must match our numpy.
+    # The source of fairseq 0.12.2 lacks a file that its setup.py compiles only if torch is installed. We build it in
+    # isolation, where there is no torch. Unlike -c, PIP_CONSTRAINT applies there too: the binary must match our numpy.
     step "$text" env "PIP_CONSTRAINT=$venv/constraints.txt" "${install[@]}" fairseq
 else
     # A build in isolation would download torch a second time.

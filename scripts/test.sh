@@ -44,12 +44,13 @@ done
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv=${FAIRSEQ_RESID_VENV:-$root/.venv}
 [[ $venv == /* ]] || venv=$PWD/$venv
-# An absolute path, for setup.sh and for all commands that the tests start.
+# Export an absolute path, for setup.sh and for all commands that the tests start.
 export FAIRSEQ_RESID_VENV=$venv
 
 "$root/scripts/setup.sh" --with-tests
 
-# Install them into a separate folder without their dependencies: see constraints/references.txt.
+# Install the reference implementations into a separate folder without their dependencies: see
+# constraints/references.txt.
 if [[ -n $references ]] && ! cmp -s "$root/constraints/references.txt" "$venv/references/list.txt"; then
     rm -rf "$venv/references"
     "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps --target "$venv/references" \
@@ -73,7 +74,8 @@ stage() { # stage NAME COMMAND...
     fi
 }
 
-# All shell files that git tracks or would track; without git, all outside hidden folders.
+# Lists all shell files that git tracks or would track; without git, those outside hidden folders, data-bin and
+# checkpoints.
 # shellcheck disable=SC2329  # called through stage
 shell_files() {
     if git -C "$root" rev-parse --is-inside-work-tree >/dev/null 2>&1; then

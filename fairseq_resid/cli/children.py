@@ -136,8 +136,8 @@ def run(
             if number != signal.SIGINT:
                 process.send_signal(number)
             else:
-                # If the terminal sent Ctrl-C to the command too, it has ended by now. Send SIGTERM, because a command
-                # that a script started in the background ignores SIGINT.
+                # If the terminal sent Ctrl-C to the command too, it will have ended by then. Otherwise send SIGTERM,
+                # because a command that a script started in the background ignores SIGINT.
                 timer = threading.Timer(INTERRUPT_AFTER, process.terminate)
                 timer.daemon = True
                 timer.start()

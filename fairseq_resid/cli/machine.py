@@ -44,7 +44,7 @@ def python() -> str:
 
 
 def commit() -> str | None:
-    """Return the commit of the source tree of this code; None outside a git checkout."""
+    """Return the commit of the source tree that contains this code; None outside a git checkout."""
     git = ["git", "-C", str(PACKAGE)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()

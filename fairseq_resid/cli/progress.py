@@ -76,7 +76,7 @@ class Progress:
         return f"{amount(self.done, self.unit)}{of}{unit}, {amount(rate, self.unit)}{unit}/s{left}"
 
     def advance(self, count: int, text: str | None = None) -> None:
-        """Add `count` to the finished amount. If `text` is given, show it instead of count, rate and time left."""
+        """Add `count` to the finished amount. If `text` is given, show it instead of the count, rate and time left."""
         self.done += count
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=self.done, text=self._text() if text is None else text)

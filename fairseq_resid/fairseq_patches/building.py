@@ -17,12 +17,12 @@ from .errors import UserError
 
 logger = logging.getLogger(__name__)
 
-# The weights of the checkpoint whose model is being built; None while none is being loaded.
+# The weights of the checkpoint whose model is being built; None while no checkpoint is being loaded.
 _weights: ContextVar[dict[str, Any] | None] = ContextVar("weights", default=None)
 
 # fairseq allocates tied weights separately before it ties them, and upgrade_state_dict may add parameters.
 TIMES, MORE_PARAMETERS = 2, 100
-# Allowance for tensors that are not saved, such as tables of positions: 200 MB in fp32.
+# Allowance for tensors that are not saved, such as positional embedding tables: 200 MB in fp32.
 MORE_NUMBERS = 50_000_000
 
 
@@ -91,7 +91,7 @@ def _silently() -> Iterator[None]:
 
 
 def _held(model: torch.nn.Module) -> int:
-    """Count the elements of all tensors in a model; 0.12.2 keeps tables of positions as plain attributes."""
+    """Count the elements of all tensors in a model; fairseq 0.12.2 keeps positional embeddings as plain attributes."""
     held = [vars(part) | part._parameters | part._buffers for part in model.modules()]
     return sum(value.numel() for part in held for value in part.values() if isinstance(value, torch.Tensor))
 
@@ -118,7 +118,7 @@ def bound_models() -> None:
         except UserError:
             raise
         except Exception as error:
-            # A third-party model that cannot be built on the meta device is only limited by its parameters.
+            # If a third-party model cannot be built on the meta device, only its parameters are limited.
             logger.debug("not built on the meta device: %s", error)
         with bound.holds():
             return original(cfg, *args, **kwargs)

@@ -38,7 +38,7 @@ def refuse_code_in_flags() -> None:
     """Refuse flags whose values fairseq would run as code, in a recipe, a study or on the command line.
 
     fairseq calls eval on some values while it parses the command line, and on others when it builds an optimizer or a
-    model. Literals pass. A value that is not a Python expression is a usage error instead of a SyntaxError.
+    model. Literals are allowed. A value that is not a Python expression is a usage error instead of a SyntaxError.
     """
     from fairseq import options, utils
     from fairseq.dataclass import utils as dataclass_utils

@@ -15,7 +15,7 @@ def keep_last_batch() -> None:
 
     It drops a batch whose size is not a multiple of --required-batch-size-multiple (default 8), in training, validation
     and generation: 203 sentences give 200 hypotheses. Batches are consecutive slices of the indices, so only the tail
-    can be missing. fairseq 0.12.2 drops nothing, and this changes nothing there.
+    can be missing. fairseq 0.12.2 drops nothing, and this patch changes nothing there.
     """
     from fairseq.data import data_utils
 

@@ -129,7 +129,7 @@ def _settings(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a setting is safe to pass to eval: a number, a string with a literal, or containers of these.
+    """Return whether a setting is safe to pass to eval: a number, a string with a literal, or a container of these.
 
     eval also runs bytes and byte arrays as code, and weights-only loading allows both types.
     """
@@ -154,7 +154,7 @@ def refuse_code(state: Any, path: str) -> None:
         raise UserError(f"{path}: not a fairseq checkpoint")
     for key, kind in (("cfg", dict), ("args", argparse.Namespace)):
         if not isinstance(state.get(key), (kind, type(None))):
-            # fairseq passes it to OmegaConf.create, which parses a string as YAML and would bypass the check below.
+            # fairseq passes the config to OmegaConf.create, which parses a string as YAML, bypassing the check below.
             raise UserError(f"{path}: its {key} is a {type(state[key]).__name__}; a {kind.__name__} is required")
         for number, (name, value) in enumerate(_settings(state.get(key))):
             if number == MOST_SETTINGS:
@@ -213,7 +213,7 @@ def _load(file: Any, *_: Any, **__: Any) -> Any:
     """
     path = str(getattr(file, "name", file))
     try:
-        # Not mapped, because a resumed training run overwrites the file.
+        # The file is not memory-mapped, because a resumed training run overwrites it.
         with open(path, "rb") as again:
             state = reader.read(again, path)
     except (ValueError, OSError) as error:
@@ -227,7 +227,7 @@ def _load(file: Any, *_: Any, **__: Any) -> Any:
 
 @contextlib.contextmanager
 def naming(*files: str) -> Iterator[None]:
-    """Turn any error with checkpoint files into a one-line UserError that names them."""
+    """Turn any error in the block into a one-line UserError that names the checkpoint files."""
     for file in files:
         require_file(file)
     try:
@@ -236,7 +236,7 @@ def naming(*files: str) -> Iterator[None]:
         said = " ".join(str(error).split())
         if isinstance(error, UserError) and said.startswith(tuple(f"{file}: " for file in files)):
             raise
-        # A mismatch between model and checkpoint lists every parameter, so the line is truncated.
+        # The message about a mismatch between model and checkpoint lists every parameter, so it is truncated.
         said = said[:20_000] if isinstance(error, UserError) else f"{type(error).__name__}: {said[:500]}"
         raise UserError(f"{', '.join(files)}: cannot be loaded: {said}") from error
 
@@ -254,7 +254,7 @@ def load_weights_only() -> None:
 
     torch < 2.6 (required by fairseq 0.12.2) unpickles arbitrary objects. train, generate, validate, interactive and hub
     all load in fairseq/checkpoint_utils.py. The other modules in LOADERS call torch.load for files that a config names,
-    and a checkpoint brings its own config.
+    and a checkpoint contains its own config.
     """
     from fairseq import checkpoint_utils
 

@@ -22,8 +22,7 @@ def close_better_transformer_path() -> None:
     """Disable the BetterTransformer path of stock encoder layers in fairseq 0.12.2.
 
     The layers use it in eval mode after loading, and it crashes on left-padded batches with the torch versions that
-    0.12.2
-    supports: the stock baseline could be trained but not decoded. fairseq-fixed has no such path.
+    0.12.2 supports: the stock baseline could be trained but not used for decoding. fairseq-fixed has no such path.
     """
     from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 

@@ -36,7 +36,7 @@ def _facts(cfg: Any) -> dict[str, str]:
 
 
 def _meet(facts: dict[str, str], backend: str, init_method: str, world_size: int, rank: int) -> None:
-    """Like init_process_group, but compare the facts of all processes first and time out after PATIENCE seconds.
+    """Initialise the process group, but first compare the facts of all processes; time out after PATIENCE seconds.
 
     Raises: UserError if the processes differ or cannot connect.
     """
@@ -44,7 +44,7 @@ def _meet(facts: dict[str, str], backend: str, init_method: str, world_size: int
     try:
         patience = timedelta(seconds=PATIENCE)
         store, *_ = next(torch.distributed.rendezvous(init_method, rank, world_size, timeout=patience))
-        # If a process dies, torchrun restarts all of them with the same store.
+        # If a process dies, torchrun restarts all of them with the same store, so every attempt has its own keys.
         store = torch.distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         store.set(f"facts{rank}", json.dumps(facts))
         all_facts = [json.loads(store.get(f"facts{number}")) for number in range(world_size)]

@@ -92,7 +92,7 @@ def are_sizes(value: Any) -> bool:
 
 
 def rebuild_tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Tensor:
-    """Return a view of a storage that contains every element."""
+    """Return a tensor on a storage, after checking that the storage contains all of its elements."""
     require(type(storage) is Storage, "a tensor without a storage")
     require(are_sizes((offset,)) and are_sizes(shape) and are_sizes(stride), "invalid tensor shape")
     require(len(shape) == len(stride) <= 32, f"a tensor with {len(shape)} dimensions and {len(stride)} strides")
@@ -424,8 +424,7 @@ def parts(value: Any) -> Iterator[Any]:
 def checked(state: Any, program: Program) -> Any:
     """Check that a program's result consists of data and is finite to traverse, and return it.
 
-    A list that contains another list twice, which contains another list twice, ... is small in a file, but traversing
-    it takes exponential time.
+    Nested lists that each contain the next one twice are small in a file, but traversing them takes exponential time.
     """
     left = 2 * program.reads  # twice the number of values if nothing is shared
     layers = [iter([state])]

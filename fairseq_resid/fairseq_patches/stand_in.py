@@ -1,4 +1,4 @@
-"""A proxy for a module that replaces some of its functions, for use in single files of fairseq."""
+"""A proxy for a module that replaces some of its functions, for use in individual files of fairseq."""
 
 from __future__ import annotations
 

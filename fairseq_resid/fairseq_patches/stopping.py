@@ -33,7 +33,7 @@ def _receive(number: int, _: Any) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-# Raised by DataLoader when a worker has died, before sending a batch or while a tensor was read from its memory.
+# Errors of DataLoader if a worker has died before sending a batch, or while a tensor was being read from its memory.
 WORKER_LOST = (RuntimeError, ConnectionError, EOFError)
 
 
@@ -130,12 +130,12 @@ def save_when_stopped() -> None:
 
     @functools.wraps(train)
     def train_until_stopped(cfg, trainer, *args, **kwargs):  # type: ignore[no-untyped-def]
-        # fairseq checks its limits after an update: resuming a finished run would add one.
+        # fairseq checks its limits only after an update, so resuming a finished run would add one.
         if trainer.get_num_updates() >= (cfg.optimization.max_update or math.inf):
             return [None], True
         if 0 < cfg.checkpoint.patience <= getattr(program.should_stop_early, "num_runs", 0):
             return [None], True
-        # Before data loading workers are forked: they inherit the handler and survive a Ctrl-C.
+        # Install the handler before data loading workers are forked: they inherit it and survive a Ctrl-C.
         with _handling(_receive):
             try:
                 return train(cfg, trainer, *args, **kwargs)

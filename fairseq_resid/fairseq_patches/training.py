@@ -20,7 +20,7 @@ def say_what_runs() -> None:
     """Log which implementations of LayerNorm and the optimizer are used.
 
     fairseq uses NVIDIA apex if it is installed and a GPU is present, but logs this only for Adam. Two measurements
-    or training runs may therefore differ by the packages that happen to be installed.
+    or training runs may therefore differ merely because of the packages that happen to be installed.
     """
     from fairseq.trainer import Trainer
 
@@ -94,7 +94,7 @@ def unscale_once() -> None:
 
     AMPOptimizer.clip_grad_norm unscales the gradients of torch's optimizer. Its step then passes fairseq's wrapper to
     the scaler, which treats it as another optimizer and unscales again: gradients are divided by the loss scale twice.
-    Adam is invariant to this, but SGD's steps are 128 times too short, and shorter whenever the scale grows.
+    Adam is invariant to this, but SGD's steps are 128 times too short, and even shorter when the scale grows.
     """
     from fairseq.optim.amp_optimizer import AMPOptimizer
 

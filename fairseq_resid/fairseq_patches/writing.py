@@ -31,7 +31,7 @@ def _bytes_of(value: Any) -> int:
 def _writing(path: str, size: int) -> Iterator[None]:
     """Report a failed write with the file's name and size, and remove the partial file PATH.tmp.
 
-    An existing link or pipe of the name PATH.tmp, which would redirect the output, is removed.
+    An existing link or pipe named PATH.tmp, which would redirect the output, is removed.
     """
     remove_redirection(Path(f"{path}.tmp"))
     try:
@@ -51,9 +51,9 @@ def _writing(path: str, size: int) -> Iterator[None]:
 def keep_last_optimizer_state() -> None:
     """Keep the optimizer state in checkpoint_last.pt under --no-save-optimizer-state, so that training can resume.
 
-    fairseq removes it there too: a resumed run would reset Adam and the number of updates. We write the complete
-    state first and then remove it from the other files. If the process is killed in between, one of them is larger than
-    necessary.
+    fairseq removes it there too: a resumed run would reset Adam and the number of updates. We first write all files
+    with the optimizer state, and then remove it from all except checkpoint_last.pt. If the process is killed in
+    between, some files are larger than necessary.
     """
     from fairseq import checkpoint_utils
 

@@ -25,7 +25,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Sample:
-    """An example: its number from 1, source, references, the words and chrF of each system's text, and its picture.
+    """An example: its number (from 1), source, references, the words and chrF of each system's text, and its picture.
 
     picture: a PNG file in base 64; "" if there is none
     """
@@ -38,7 +38,7 @@ class Sample:
 
 
 def marked(line: str, reference: str) -> list[Word]:
-    """Return the words of a text; words that a shortest edit from the reference changes are marked."""
+    """Return the words of a text; those outside the passages that it shares with the reference are marked."""
     words, other = line.split(), reference.split()
     kept: set[int] = set()
     for block in SequenceMatcher(None, other, words, autojunk=False).get_matching_blocks():

@@ -1,6 +1,6 @@
 """Claims of the two papers about their structures, each with the corresponding numbers of an analysed model.
 
-The numbers describe one model. It is up to the reader whether they support the claim.
+The numbers describe one model. Readers must judge for themselves whether the numbers support the claim.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Entry:
 FIELD = re.compile(r"^ *(Formula|Source|Start|State):\s+(.*?)(?=\n *\w+:\s{2}|\n\n|\Z)", re.MULTILINE | re.DOTALL)
 
 
-# An index or an exponent: a single character, or a group in braces or parentheses.
+# An index or an exponent: a word or a dot, or a group in braces or parentheses.
 SCRIPT = re.compile(r"([_^])(?:\{([^{}]*)\}|\(([^()]*)\)|([^\W_]+'*|[.]))")
 TAGS = {"_": Markup("<sub>{}</sub>"), "^": Markup("<sup>{}</sup>")}
 

@@ -171,7 +171,7 @@ def scores(
 
 
 def read_analyses(runs: Sequence[Run], notes: list[str]) -> dict[Path, Analysis]:
-    """Return the analysis of every run that has one, by its folder."""
+    """Return the analysis of every run that has one, by run folder."""
     found = {}
     for run in runs:
         try:

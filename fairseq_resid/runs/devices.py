@@ -65,7 +65,7 @@ def rank(environ: Mapping[str, str], given: TrainingCommand, local_gpus: int) ->
 
     The rank comes from fairseq's own flags, from torchrun's variables, or from the variables of a Slurm step (`srun`; a
     batch script by itself is not a step). The variables of torchrun and Slurm are converted to fairseq's flags: fairseq
-    reads the environment too, but on a CPU it would start unconnected training runs in one folder.
+    reads the environment too, but on a CPU it would start several unconnected training runs in the same folder.
 
     Raises: ValueError if a launcher's variables are incomplete or contradictory.
     """
@@ -95,7 +95,7 @@ def rank(environ: Mapping[str, str], given: TrainingCommand, local_gpus: int) ->
     if size == 1:
         return None
     more = {"MASTER_ADDR": first_host(environ), "MASTER_PORT": str(port(environ))} if names[0] != "RANK" else {}
-    # Some launchers make only one GPU visible to each process, with number 0.
+    # Some launchers make only one GPU visible to each process, as number 0.
     device = local % local_gpus if local_gpus else 0
     argv = ["--distributed-init-method", "env://", "--distributed-rank", str(number), "--distributed-no-spawn"]
     return Rank(number, size, (*argv, "--device-id", str(device)), more)

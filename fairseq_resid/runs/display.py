@@ -70,7 +70,7 @@ class Display:
             self.facts["left"] = f"{clock(max(0.0, 1 - done) * (now - self.since[1]) / (done - self.since[0]))} left"
 
     def _share(self, record: dict[str, Any], updates: int) -> float | None:
-        """Return the fraction of training completed, from 0 to 1, by the limit that will be reached first."""
+        """Return the fraction of training completed, from 0 to 1, relative to the limit that will be reached first."""
         shares = [updates / self.max_update] if self.max_update else []
         if self.max_epoch and "update" in record:  # fairseq's name for the number of completed epochs, with a fraction
             shares.append(float(record["update"]) / self.max_epoch)

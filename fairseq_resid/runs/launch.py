@@ -46,11 +46,11 @@ ALLOCATOR = {
 # Environment variables that run.json records.
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", *ALLOCATOR)
 PACKAGES = ("torch", "fairseq", "fairseq-fixed", "apex", "triton", "numpy", "sacrebleu", "sentencepiece")
-# Set by this command itself.
+# Flags that this command sets itself.
 RESERVED_FLAGS = ("--save-dir", "--log-file", "--log-format", "--user-dir")
-# How the processes communicate. They do not affect the trained model.
+# Flags for communication between processes. They do not affect the trained model.
 BACKEND_FLAGS = ("--distributed-backend", "--ddp-backend")
-# The rank of a process and the rendezvous. They do not affect the trained model.
+# Flags for the rank of a process and the rendezvous. They do not affect the trained model.
 PROCESS_FLAGS = (
     "--distributed-init-method",
     "--distributed-rank",
@@ -59,7 +59,7 @@ PROCESS_FLAGS = (
     "--device-id",
 )
 STOPPING = "\nStopping after this update and saving a checkpoint. Press Ctrl-C again to stop now.\n"
-# Folders and time limits. They do not affect the trained model.
+# Flags for folders and time limits. They do not affect the trained model.
 PLACE_FLAGS = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
 
 
@@ -197,7 +197,7 @@ def place_data(argv: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[Tr
 
     Raises: ValueError unless there is exactly one data folder; see also `check_own_flags` and `check_flags`.
     """
-    # First of all: fairseq's parser imports the folder of --user-dir, which would run its code.
+    # This check must come first: fairseq's parser imports the folder of --user-dir, which runs the code in it.
     check_own_flags(TrainingCommand.parse([*argv, *extra]))
     recipes = list(takewhile(lambda word: not FLAG.match(word), argv))
     rest, mine = (list(map(Argument, part)) for part in (argv[len(recipes) :], extra))
@@ -242,9 +242,9 @@ def is_whole(file: Path) -> bool:
 def repair_last_checkpoint(run: Run, command: TrainingCommand) -> None:
     """Replace a missing or damaged checkpoint_last.pt with the newest intact numbered checkpoint.
 
-    fairseq resumes only from this file. Without it, training starts again, and fairseq then deletes the new checkpoints
-    instead of the old ones, whose numbers are higher. A crash of the machine, or fairseq without the plugin, can leave
-    a truncated file.
+    fairseq resumes only from this file. Without it, training starts from scratch, and fairseq then deletes the new
+    checkpoints instead of the old ones, whose numbers are higher. A crash of the machine, or fairseq without the
+    plugin, can leave a truncated file.
 
     Raises: ValueError if there are checkpoints but none is intact, or the intact ones have no optimizer state.
     """
@@ -389,7 +389,7 @@ def request(
     words = TrainingCommand.parse([*recipe_argv, *extra])
     check_architecture(arch, words)
     check_task(arch, words)
-    # Before fairseq reads the flags: it warns that --bf16 needs a TPU.
+    # This must run before fairseq reads the flags, because fairseq would warn that --bf16 needs a TPU.
     plan.own_precision(words)
     base, own = place_data(recipe_argv, arch, extra)
     run = Run(folder or Path("checkpoints") / f"{Path(name).stem}-{arch}")
@@ -461,7 +461,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[
     allow_abbrev=False,
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Command line of scripts/train.sh."""
+    """Run `fairseq-resid train`."""
     args, extra = parse(parser, argv)
     requested = request(args.recipe, args.arch, extra, args.run, args.effective_batch, args.precision)
     is_first = requested.rank is None or requested.rank.rank == 0

@@ -4,9 +4,9 @@ A recipe's --distributed-world-size, --max-tokens and --update-freq define its e
 
     effective batch = processes × max-tokens × update-freq, in padded positions
 
-fairseq's --max-tokens limits the number of sentences × the longest side of a batch. With --batch-size instead, examples
-are counted: sentence pairs or images. On a different number of devices, update-freq is adapted to keep the effective
-batch. If that is not enough, max-tokens is adapted too.
+fairseq's --max-tokens limits the number of sentences in a batch × the length of its longest sentence, source or target.
+With --batch-size instead, examples are counted: sentence pairs or images. On a different number of devices, update-freq
+is adapted to keep the effective batch. If that is not enough, max-tokens is adapted too.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def split_batch(effective: int, world_size: int, most: int, update_freq: int | N
 
 
 def own_precision(given: TrainingCommand) -> list[str]:
-    """Return the precision flags of fairseq that are given.
+    """Return fairseq's precision flags that the command contains.
 
     Raises: ValueError if they contradict each other.
     """
@@ -154,7 +154,7 @@ def choose_precision(asked: str, given: TrainingCommand, gpus: Sequence[Gpu]) ->
 
     bf16 requires compute capability 8.0 (Ampere), the first with bf16 tensor cores, and is preferred because it needs
     no loss scale; fairseq does not support it for sharded models. fp16 requires 7.0 (Volta). Older GPUs and CPUs use
-    fp32. Images use amp instead of bf16 and fp16: it keeps the weights and the running statistics of batch
+    fp32. Image models use amp instead of bf16 and fp16: it keeps the weights and the running statistics of batch
     normalisation in fp32.
     """
     own = own_precision(given)

@@ -108,7 +108,7 @@ class TrainingSummary:
 
 @dataclass(frozen=True)
 class ByModel:
-    """A score of the two models of a run: the average of its last checkpoints, and the last checkpoint."""
+    """The scores of the two models of a run: the average of its last checkpoints, and the last checkpoint."""
 
     averaged: float
     last: float
@@ -271,8 +271,8 @@ class Run:
     def log_records(self) -> Iterator[dict[str, Any]]:
         """Yield each JSON record of train.log once, in order.
 
-        Before version 0.3.3, fairseq itself wrote the file (--log-file) and repeated the records of a process's k-th
-        epoch k times. Values are rounded and stored as strings, except epoch and update.
+        Before version 0.3.3, fairseq itself wrote the file (--log-file), with k copies of each record of a process's
+        k-th epoch. Values are rounded and stored as strings, except epoch and update.
         """
         previous = ""
         for line in self.log_lines():
@@ -352,7 +352,7 @@ def log_record(line: str) -> dict[str, Any] | None:
         record: dict[str, Any] = json.loads(match[1])
         numbers = {name: float(value) for name, value in record.items()}
         counts = {name: int(value) for name, value in record.items() if name == "epoch" or name.endswith("num_updates")}
-    # The configuration, which fairseq prints as a Python dict, or a damaged line.
+    # This is the configuration, which fairseq prints as a Python dict, or a damaged line.
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     return record if all(math.isfinite(numbers[name]) for name in (*counts, *({"update"} & record.keys()))) else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 PROGRAM = "fairseq-train"
 MOST_CHARACTERS, MOST_WORDS = 1 << 17, 10_000  # of a command line in a file
 MOST_INTEGER = 10**18 - 1
-MOST_SEED = 2**32 - 1  # NumPy's largest
+MOST_SEED = 2**32 - 1  # largest seed that NumPy accepts
 FLAG = re.compile(r"--?[A-Za-z]")
 # Flags with two names in fairseq.
 SYNONYMS = {"--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
@@ -113,7 +113,7 @@ class TrainingCommand:
         return TrainingCommand(other.data or self.data, (*self.flags, *other.flags))
 
     def changes(self, now: TrainingCommand) -> list[str]:
-        """Return the differences from another command, a phrase for each flag.
+        """Return the changes from this command to `now`, a phrase for each flag.
 
         >>> TrainingCommand.parse(["--lr", "1"]).changes(TrainingCommand.parse(["--lr", "2", "--bf16"]))
         ['--lr was 1, now 2', '--bf16 was not given, now given']

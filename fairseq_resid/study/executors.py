@@ -19,7 +19,7 @@ class StartedRun(Protocol):
     """A run that has been started."""
 
     def code(self) -> int | None:
-        """Return its exit code, or None while it is running."""
+        """Return the exit code of the run, or None while it is running."""
 
 
 class Executor(Protocol):
@@ -46,8 +46,9 @@ class Process:
 
 @dataclass
 class LocalExecutor:
-    """Runs on this machine: `slots` at a time, each with `threads` threads on its own cores, or on all cores if None.
+    """Executes runs on this machine, `slots` at a time.
 
+    threads: threads of each run, on its own cores; None: every run may use all cores
     logs: folder for the output of each run, NAME.out
     gpus: CUDA_VISIBLE_DEVICES for each slot in turn; empty: every run sees the same GPUs as this process
     """
@@ -114,7 +115,7 @@ KILLED_WITHIN = 600  # seconds from SIGTERM to SIGKILL, at most: Slurm's KillWai
 
 
 class Command:
-    """The command that submitit runs. If it is preempted, it is queued again and resumes."""
+    """The command that submitit runs. If its job is preempted, it is queued again and resumes the run."""
 
     def __init__(self, argv: Sequence[str], output: Path) -> None:
         self.argv = list(argv)
@@ -169,7 +170,9 @@ class Submitted:
 
 
 class SubmititExecutor:
-    """Runs through submitit: on Slurm, or its executors `local` and `debug`. All runs that are ready form a job array.
+    """Executes runs through submitit, either on Slurm or with submitit's `local` and `debug` executors.
+
+    All runs that are ready form one job array.
 
     logs: folder for the output of each run, NAME.out, and for submitit's own files
     parameters: passed to submitit's AutoExecutor.update_parameters, such as timeout_min, gpus_per_node, slurm_partition

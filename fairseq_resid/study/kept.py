@@ -129,7 +129,7 @@ def scoring_terms(study: Study, run: Planned) -> dict[str, Any]:
 def read_notes(folder: Path, study: str) -> dict[str, Note]:
     """Return the notes of all kept runs of a study, by run name.
 
-    Raises: ValueError naming the folder that belongs to another study or another data folder, or the damaged file.
+    Raises: ValueError naming the folder of another study's run or of a run scored on other data, or the damaged file.
     """
     found: dict[str, Note] = {}
     for path in matching(folder, "*/study.json"):
@@ -189,7 +189,7 @@ def check_scores(study: Study, notes: Mapping[str, Note], folder: Path) -> None:
 def load_notes(study: Study, file: Path, folder: Path) -> dict[str, Note]:
     """Return the notes of the kept runs of a study file.
 
-    Raises: see `read_notes`; ValueError naming the run whose flags or scoring differ from the current study file.
+    Raises: see `read_notes`; ValueError naming the run whose flags or scoring differ from those in the study file.
     """
     notes = read_notes(folder, file.stem)
     check_scores(study, notes, folder)

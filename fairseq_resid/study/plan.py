@@ -83,7 +83,7 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
 
     recipe: a recipe's name or file; data: a data folder to use instead of the recipe's
     flags: flags of all runs; arms, settings: their flags, by name; baseline: the arm that the others are compared with
-    measure: fixed before the runs: NLL or BLEU for translation, CIDEr for captions, error for images
+    measure: NLL or BLEU for translation, CIDEr for captions, error for images; to be fixed before the runs
     tests: the test sets, scored together; or test sets by measure
     epochs: first and last epoch of an additional average, scored for every run that trains long enough
     average: number of last checkpoints to average, for translation; analyze: number of seeds per arm to analyse
@@ -350,7 +350,7 @@ def check_average(command: TrainingCommand, count: int) -> None:
 
 
 def check_tests(command: TrainingCommand, tests: Sequence[str], is_tuning: bool = False) -> None:
-    """Raise ValueError if a run uses its own evaluation data, or its data folder exists but lacks a test set."""
+    """Raise ValueError if a run trains on its evaluation data, or its data folder exists but lacks a split."""
     trained = command.value("--train-subset", "train")
     judged = (*tests, "valid") if is_tuning else tests
     if wrong := [subset for subset in judged if share_splits(subset, trained)]:

@@ -15,7 +15,7 @@ from .plan import Planned, Study
 from .results import Row, StudyResults, across, values_chosen
 from .statistics import Effect
 
-# Inches. At the width of a phone, letters are still 10 pixels high.
+# In inches: at the width of a phone, letters are still 10 pixels high.
 WIDTH = 4.8
 LEGEND = "dot and line: difference and 95% interval\nsmall dots: seeds, their number in brackets"
 CAPTIONS = {
@@ -33,7 +33,10 @@ def value_of(at: str) -> str:
 
 
 def look(study: Study, arm: str) -> dict[str, Any]:
-    """Return the colour and marker of an arm: unique, and the same in every plot. Additional markers are hollow."""
+    """Return the colour and marker of an arm: unique, and the same in every plot.
+
+    When all colours have been used, they are repeated with hollow markers.
+    """
     turn, colour = divmod(list(study.arms).index(arm), len(COLOURS))
     mark = MARKS[(colour + turn) % len(MARKS)]
     return {"color": COLOURS[colour], "marker": mark, "markerfacecolor": "white" if turn else COLOURS[colour]}

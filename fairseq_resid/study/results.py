@@ -65,7 +65,7 @@ class Row:
     by_seed: the measure for each seed; curve: (epoch, validation), the mean over seeds
     against: comparison with the baseline in the same setting, at its own best or the same fixed value
     gap: the curve minus the baseline's
-    holm: p corrected over the `family` arms that are compared in the same setting at the same value
+    holm: Holm-corrected p, over the `family` arms that are compared in the same setting at the same value
     """
 
     setting: str
@@ -195,7 +195,7 @@ class KeptRuns:
 
 
 def validation(run: Run, quantity: str) -> dict[int, float]:
-    """Return the last validation of every epoch of a training run; quantity: as in `curves`."""
+    """Return the last validation result of every epoch of a training run; quantity: as in `curves`."""
     keys, _, factor = curves.QUANTITIES[quantity]
     found: dict[int, float] = {}
     for record in run.log_records():
@@ -343,7 +343,7 @@ def _row(kept: KeptRuns, cell: Cell) -> Row | None:
 
 
 def _against(kept: KeptRuns, row: Row, rows: Sequence[Row]) -> Row:
-    """Return the row with its comparison with the baseline, over all seeds of both."""
+    """Return the row after adding its comparison with the baseline, over all seeds of both."""
     base = baselines(kept.study, rows, row.at).get(row.setting)
     if base is None or row.arm == kept.study.baseline:
         return row
@@ -356,7 +356,7 @@ def _against(kept: KeptRuns, row: Row, rows: Sequence[Row]) -> Row:
 
 
 def baselines(study: Study, rows: Sequence[Row], at: str | None = None) -> dict[str, Row]:
-    """Return, by setting, the baseline's row that rows at a value are compared with; without `at`, any of its rows."""
+    """Return, for each setting, the baseline's row that rows at `at` are compared with; if None, any of its rows."""
     label = "own" if at == "baseline" else at
     mine = [row for row in rows if row.arm == study.baseline and row.at != "baseline"]
     return {row.setting: row for row in mine if label in (None, row.at)}
@@ -395,7 +395,7 @@ def _corrected(rows: Sequence[Row], study: Study) -> list[Row]:
 
 
 def _interactions(kept: KeptRuns, rows: Sequence[Row]) -> list[Interaction]:
-    """Return the interactions of every arm: the difference of its effect for every pair of settings."""
+    """Return the interactions of every arm: the difference between its effects in every pair of settings."""
     study, found = kept.study, []
     for arm, at in product(study.arms, values_chosen(study)):
         base = baselines(study, rows, at)

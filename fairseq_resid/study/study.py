@@ -2,7 +2,7 @@
 
     fairseq-resid study STUDY.yaml [--jobs N] [--hours H]
 
-The runs are executed once each, in the order of the study's plan. The files needed for the results are kept in
+Each run is executed once, in the order of the study's plan. The files needed for the results are kept in
 STUDY/RUN next to the study file; unfinished runs are in --work. After an interrupt, the same command resumes the study.
 --pack packs the kept runs of a complete study into one archive.
 """
@@ -37,7 +37,7 @@ from .work import StudyFolders
 
 POLL = 1.0  # seconds between checks on the running processes
 MOST = 10_000  # limit for --jobs, --threads and --gpus
-SHARED = 60.0  # seconds until files written by another machine become visible in a shared folder
+SHARED = 60.0  # seconds within which files of another machine become visible in a shared folder
 
 
 @dataclass
@@ -73,7 +73,7 @@ class State:
         return None
 
     def left(self, slots: int) -> str:
-        """Describe the missing runs and the estimated time."""
+        """Describe the missing runs and their estimated duration."""
         missing = self.missing()
         known = [seconds for run in missing if (seconds := self.seconds(run)) is not None]
         more = self.undetermined()

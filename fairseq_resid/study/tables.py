@@ -201,7 +201,7 @@ def notes(results: StudyResults) -> list[str]:
         number_of = len(results.without_data)
         has = "1 run has" if number_of == 1 else f"{number_of} runs have"
         lines.append(f"{has} no data fingerprint, so their data was not checked: {', '.join(results.without_data)}.")
-    # The name of a run starts with setting and arm.
+    # The name of a run starts with its setting and arm.
     missing = Counter(" ".join(name.split(".")[:2]) for name in results.missing)
     listed = ", ".join(f"{count} of {what}" for what, count in missing.items()) or "none"
     more = f", and {results.unnamed} that depend on tuning" if results.unnamed else ""
