@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,11 @@ from fairseq_resid.tasks.self_critical import SelfCriticalCriterion, write_capti
 from fairseq_resid.tasks.text.cider import Cider
 from support import models
 from support.captions import FLAGS, train, weights
+from support.ports import free_port
 
 pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[2]
 tasks.register()
 
 
@@ -133,3 +139,19 @@ def test_reward_rises_and_training_resumes_bitwise(data: Path, trained: list[Pat
     (halves / "run.json").write_text(json.dumps({**record, "finished": False}))
     assert train(recipe, halves, *flags, "--max-update", "32", arch="captioning_sas") == 0
     assert all(torch.equal(weights(halves)[name], value) for name, value in weights(whole).items())
+
+
+@pytest.mark.both
+def test_two_processes_train_one_model(data: Path, trained: list[Path], tmp_path: Path) -> None:
+    changed = FLAGS.replace("label_smoothed_cross_entropy --label-smoothing 0.1", "self_critical --sampled-length 10")
+    recipe, run = tmp_path / "pets.txt", tmp_path / "two"
+    recipe.write_text(f"{data}\n{changed.replace('60', '4')}\n")
+    script = [str(ROOT / "scripts" / "train.sh"), str(recipe), "--arch", "captioning_sas", "--run", str(run)]
+    script += ["--finetune-from-model", str(trained[1] / "checkpoint_last.pt")]
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "--no-python"]
+    command = [*torchrun, "--master-port", str(free_port()), "--", *script]
+    environment = {**os.environ, "FAIRSEQ_RESID_VENV": sys.prefix}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((run / "run.json").read_text())
+    assert record["finished"] and record["plan"]["processes"] == 2 and Run(run).training_summary().num_updates == 4
