@@ -83,7 +83,7 @@ class Table:
             raise ValueError(f"{len(columns)} columns: a row must have 3 or 4, separated by tabs")
         for column in columns:
             if not column or column != " ".join(column.split()):
-                raise ValueError(f"column {column!r}: empty or has superfluous spaces")
+                raise ValueError(f"column {column!r}: empty or has extra spaces")
         slot, english, vietnamese, *rest = columns
         if not re.fullmatch("[a-z_]+", slot):
             raise ValueError(f"slot {slot!r}: invalid name; only lower-case letters and _ are allowed")
