@@ -99,4 +99,6 @@ def train(recipe: Path, run: Path, *flags: str, arch: str = "captioning_resid") 
 def weights(run: Path) -> dict[str, Any]:
     import torch
 
-    return dict(torch.load(run / "checkpoint_last.pt", weights_only=False)["model"])
+    found = torch.load(run / "checkpoint_last.pt", weights_only=False)["model"]
+    # Stock fairseq never sets the buffer _float_tensor.
+    return {name: value for name, value in found.items() if not name.endswith("_float_tensor")}
