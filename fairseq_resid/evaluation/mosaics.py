@@ -88,7 +88,13 @@ def make(data: Path, run: Run, out: Path, counts: Sequence[int], seed: int, cpu:
         "images": folders.IMAGES.fingerprint(data), "mosaics": list(counts), "seed": seed,
         "network": [network.file, network.size, network.mtime_ns],
     }  # fmt: skip
-    if records.remembered(raw / "settings.json", dict) != settings:
+    known = records.remembered(raw / "settings.json", dict)
+    if known != settings:
+        if known is not None and out.exists():
+            raise ValueError(
+                f"{out}: exists, but was not made from these files with these settings; remove it or choose "
+                "another --out"
+            )
         if raw.exists() and not (raw / "settings.json").is_file():
             raise ValueError(f"{raw}: was not created by this command; remove it or choose another --out")
         size = (record.shape[1], record.shape[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,12 @@ def test_corpus_has_features_of_the_network_and_pictures(
     assert "already contains these captions" in capsys.readouterr().out
     assert main(["prepare-mosaics", *flags, "--seed", "2"]) == 2
     assert "was not made from these files" in capsys.readouterr().err
+    other = tmp_path / "other"
+    shutil.copytree(network, other)
+    (other / "checkpoint_last.pt").touch()  # trained again
+    assert main(["prepare-mosaics", *flags, "--network", str(other)]) == 2
+    assert "was not made from these files" in capsys.readouterr().err
+    assert main(["prepare-mosaics", *flags]) == 0  # the refused commands changed nothing
 
 
 def test_no_photograph_is_used_in_two_splits(images: Path) -> None:

@@ -34,13 +34,36 @@ FIELDS = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 Found = tuple[np.ndarray, np.ndarray | None]  # features (n, width), boxes (n, 4) as fractions of the image
 
 
-class FeatureSource(ABC):
-    """A source of image features. read: SHA-256 of the names and sizes of its files, by name."""
+def feature_files(path: Path) -> list[Path]:
+    """Return the files of region features: a file, or the TSV or npz files of a folder.
 
-    def __init__(self, path: Path, files: Sequence[Path]) -> None:
+    Raises: ValueError if there are none.
+    """
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise ValueError(f"{path}: no such file or folder with features")
+    files = sorted(file for file in path.iterdir() if ".tsv" in file.name) or sorted(path.glob("*.npz"))
+    if not files:
+        raise ValueError(f"{path}: contains no features; must contain .tsv files, or ID.npz for each image")
+    return files
+
+
+def state_of(path: Path) -> str:
+    """Return the SHA-256 of the names, sizes and modification times of region features, which may have many GB.
+
+    Raises: ValueError if there are none.
+    """
+    states = [(file.name, file.stat()) for file in feature_files(path)]
+    lines = "".join(f"{name}\t{state.st_size}\t{state.st_mtime_ns}\n" for name, state in states)
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class FeatureSource(ABC):
+    """A source of image features."""
+
+    def __init__(self, path: Path) -> None:
         self.path = path
-        names = "".join(f"{file.name}\t{file.stat().st_size}\n" for file in files)
-        self.read = {path.resolve().name: hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()}
 
     @abstractmethod
     def __contains__(self, image: str) -> bool: ...
@@ -92,7 +115,7 @@ class TsvFeatures(FeatureSource):
     """Features in TSV files. If an image has several lines, the last one counts, as in the released files."""
 
     def __init__(self, path: Path, files: Sequence[Path]) -> None:
-        super().__init__(path, files)
+        super().__init__(path)
         self.files, self.lines = list(files), dict[str, tuple[int, int, int]]()
         with Progress(f"index {path}", sum(file.stat().st_size for file in files), "B") as progress:
             for number, file in enumerate(files):
@@ -181,7 +204,7 @@ class Hdf5Features(FeatureSource):
     """Features in an HDF5 file. Links to other files are not followed."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, [path])
+        super().__init__(path)
         try:
             import h5py
         except ModuleNotFoundError:
@@ -224,14 +247,9 @@ def open_features(path: Path) -> FeatureSource:
 
     Raises: ValueError naming the path if its format is unknown, or the damaged file; OSError.
     """
-    if path.is_file():
-        with open_any_size(path) as file:
-            is_hdf5 = file.read(8) == b"\x89HDF\r\n\x1a\n"
-        return Hdf5Features(path) if is_hdf5 else TsvFeatures(path, [path])
-    if not path.is_dir():
-        raise ValueError(f"{path}: no such file or folder with features")
-    if files := sorted(file for file in path.iterdir() if ".tsv" in file.name):
-        return TsvFeatures(path, files)
-    if files := sorted(path.glob("*.npz")):
-        return NpzFeatures(path, files)
-    raise ValueError(f"{path}: contains no features; must contain .tsv files, or ID.npz for each image")
+    files = feature_files(path)
+    if path.is_dir():
+        return TsvFeatures(path, files) if ".tsv" in files[0].name else NpzFeatures(path)
+    with open_any_size(path) as file:
+        is_hdf5 = file.read(8) == b"\x89HDF\r\n\x1a\n"
+    return Hdf5Features(path) if is_hdf5 else TsvFeatures(path, files)

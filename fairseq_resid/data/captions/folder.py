@@ -45,7 +45,7 @@ class CaptionRecord:
     width: number of features per region; words: size of the dictionary
     has_boxes: whether the boxes are known; otherwise all are 0
     thumbnail: height and width of the pictures, if there are any
-    read: SHA-256 of the input by name: of a file, or of the names and sizes of the files with features
+    read: SHA-256 of the input by name: of the captions, and of the names, sizes and times of the files with features
     differences: differences from the corpus of this name; unverified: input without a known checksum
     asked: the settings that the folder was made with
     sizes, checksums: bytes and SHA-256 of every other file of the folder

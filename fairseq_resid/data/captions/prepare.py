@@ -22,7 +22,7 @@ from ...cli.progress import Progress
 from ...files import locked, open_to_append, partial_of, read_bytes, sha256, write_text
 from ...foreign import say
 from . import folder as caption_folder
-from .features import FeatureSource, open_features
+from .features import FeatureSource, open_features, state_of
 from .folder import DICTIONARY, PARTS, RECORD, SPLITS, CaptionRecord, Captions
 from .karpathy import CaptionCorpus, read_corpus
 
@@ -109,7 +109,7 @@ def prepare(manifest: CaptionManifest, options: CaptionOptions) -> bool:
             if out.exists() or not (work / "data").exists():  # otherwise the next call resumes
                 shutil.rmtree(work)
     record = records.remembered(out / RECORD, CaptionRecord)
-    if record is None or record.asked != asked(manifest, options):
+    if record is None or record.asked != asked(manifest, options) or record.read != read_of(options):
         raise ValueError(f"{out}: exists, but was not made from these files; remove it or choose another folder")
     caption_folder.check(out, options.verify)
     for difference in record.differences:
@@ -121,6 +121,12 @@ def prepare(manifest: CaptionManifest, options: CaptionOptions) -> bool:
 def asked(manifest: CaptionManifest, options: CaptionOptions) -> dict[str, Any]:
     """Return the settings that a folder is made with."""
     return {"name": manifest.name, "captions": sha256(options.captions), "features": options.features.resolve().name}
+
+
+def read_of(options: CaptionOptions) -> dict[str, str]:
+    """Return the checksums of the input, by name."""
+    captions, features = options.captions, options.features
+    return {captions.name: sha256(captions), features.resolve().name: state_of(features)}
 
 
 def differences(manifest: CaptionManifest, corpus: CaptionCorpus) -> list[str]:
@@ -150,7 +156,7 @@ def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Non
         if missing := [image for image in corpus.words[split].ids if image not in source]:
             more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
             raise ValueError(f"{options.features}: no features for {split} image {', '.join(missing[:SHOWN])}{more}")
-    data, settings = work / "data", {**asked(manifest, options), "read": source.read}
+    data, settings = work / "data", {**asked(manifest, options), "read": read_of(options)}
     if records.remembered(work / "settings.json", dict) != settings:
         shutil.rmtree(data, ignore_errors=True)
         records.write(work / "settings.json", settings)
@@ -182,7 +188,7 @@ def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Non
         words=len(words),
         has_boxes=has_boxes,
         thumbnail=size,
-        read={options.captions.name: settings["captions"], **source.read},
+        read=settings["read"],
         differences=wrong,
         unverified=[] if manifest is CUSTOM else ["captions and features (no known checksums)"],
         asked=asked(manifest, options),
