@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -125,24 +124,18 @@ def score(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Score
     rouge, _ = Rouge().compute_score(expected, hypotheses)
     cider, by_image = Cider().compute_score(expected, hypotheses)
     values = {CIDER: cider, **{f"BLEU-{size}": value for size, value in enumerate(bleu, start=1)}, "ROUGE-L": rouge}
-    absent: dict[str, str] = {}
+    programs, absent = {"METEOR": Meteor}, dict[str, str]()
+    if any((installed / "spice" / "lib").glob("stanford-corenlp-*-models.jar")):
+        from pycocoevalcap.spice.spice import Spice  # downloads the language models otherwise
 
-    def add(name: str, make: Callable[[], Any], missing: str = "") -> None:
+        programs["SPICE"] = Spice
+    else:
+        absent["SPICE"] = "its language models are not installed"
+    for name, program in programs.items():
         try:
-            if missing:
-                raise ValueError(missing)
-            values[name] = make().compute_score(expected, hypotheses)[0]
+            values[name] = program().compute_score(expected, hypotheses)[0]
         except (ValueError, OSError, subprocess.SubprocessError) as error:
-            absent[name] = f"{error}" if missing else f"its program failed ({type(error).__name__})"
-
-    def spice() -> Any:
-        from pycocoevalcap.spice.spice import Spice
-
-        return Spice()
-
-    has_models = any((installed / "spice" / "lib").glob("stanford-corenlp-*-models.jar"))
-    add("METEOR", Meteor)
-    add("SPICE", spice, "" if has_models else "its language models are not installed")
+            absent[name] = f"its program failed ({type(error).__name__})"
     return Scores(
         {name: 100 * float(value) for name, value in values.items()}, [100 * float(one) for one in by_image], absent
     )
