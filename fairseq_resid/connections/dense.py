@@ -81,7 +81,7 @@ register(
         DenseStream,
         final_norm=True,
         needs_every_layer=for_all_options,
-        formula="`pre_ln`, with a learned mean of all layers so far after each layer",
+        formula="`pre_ln`; each layer ends with a learned mean of all layers so far",
         source="Pagliardini 2024",
         family="Depth",
         use_when="Pre-norm models whose layers should see all earlier layers, at the cost of very few parameters.",
