@@ -125,4 +125,3 @@ def test_killed_subword_learning_is_an_error(
         == "fairseq-resid prepare custom: error: the process that learned the subwords died (out of memory?)"
     )
     build(tmp_path, 300)
-    assert "resuming" not in capsys.readouterr().err
