@@ -32,6 +32,11 @@ class FolderKind(ABC):
     logged: str | None = None
     has_running_statistics = False
 
+    def maker(self, name: str) -> str | None:
+        """Return the command that prepares a corpus; None if the package does not know it."""
+        is_known = (Path(__file__).parent / self.content / "manifests" / f"{name}.yaml").is_file()
+        return f"fairseq-resid {self.command} {name}" if is_known else None
+
     @abstractmethod
     def check(self, data: Path, hint: str = "") -> None:
         """Check before training that a data folder is complete.
@@ -109,6 +114,10 @@ class CaptionFolderKind(RecordedFolderKind):
 
     content, command, task, unit = "captions", "prepare-captions", captions.TASK, TextFolderKind.unit
     module, record = captions, captions.RECORD
+
+    def maker(self, name: str) -> str | None:
+        commands = {"coco-captions": f"{self.command} {name}", "mosaic-captions": "prepare-mosaics"}
+        return f"fairseq-resid {commands[name]}" if name in commands else None
 
 
 TEXT, IMAGES, CAPTIONS = TextFolderKind(), ImageFolderKind(), CaptionFolderKind()

@@ -218,8 +218,8 @@ def check_data(command: TrainingCommand) -> None:
     """
     kind = folders.of_task(command.value("--task", folders.TEXT.task))
     for folder in map(Path, filter(None, command.data.split(":"))):  # fairseq accepts shards of a training set as A:B
-        is_known = (machine.PACKAGE / "data" / kind.content / "manifests" / f"{folder.name}.yaml").is_file()
-        hint = f"; fairseq-resid {kind.command} {folder.name} makes it" if is_known else ""
+        maker = kind.maker(folder.name)
+        hint = f"; {maker} makes it" if maker else ""
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such data folder{hint}")
         kind.check(folder, hint)

@@ -73,12 +73,21 @@ def test_invalid_fairseq_flags_are_refused_before_training(
     assert not calls(fake_train) and not Path("run").exists()
 
 
-def test_missing_data_error_names_the_prepare_command(fake_train: Path, capsys: Capture) -> None:
-    assert launch.main(["wmt14-en-de", "--arch", "transformer"]) == 2
-    assert (
-        "data-bin/wmt14-en-de: no such data folder; fairseq-resid prepare wmt14-en-de makes it"
-        in capsys.readouterr().err
-    )
+@pytest.mark.parametrize(
+    ("recipe", "architecture", "maker"),
+    [
+        ("wmt14-en-de", "transformer", "prepare wmt14-en-de"),
+        ("cifar100", "preact_resnet20", "prepare-images cifar100"),
+        ("coco-captions", "captioning_resid", "prepare-captions coco-captions"),
+        ("mosaic-captions", "captioning_resid", "prepare-mosaics"),
+    ],
+)
+def test_missing_data_error_names_the_prepare_command(
+    recipe: str, architecture: str, maker: str, fake_train: Path, capsys: Capture
+) -> None:
+    assert launch.main([recipe, "--arch", architecture]) == 2
+    error = f"data-bin/{recipe}: no such data folder; fairseq-resid {maker} makes it"
+    assert error in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ from fairseq_resid import records
 from fairseq_resid.__main__ import main
 from fairseq_resid.analysis import results as analysis_results
 from fairseq_resid.analysis import style
+from fairseq_resid.data.captions import features, karpathy
+from fairseq_resid.data.captions import folder as caption_folder
 from fairseq_resid.data.images import folder as image_folder
 from fairseq_resid.data.images import manifest as image_manifest
 from fairseq_resid.data.text import folder as text_folder
@@ -36,9 +38,11 @@ from fairseq_resid.foreign import CONTROL
 from fairseq_resid.runs import recipe
 from fairseq_resid.runs.run import FileState, Results, Run, RunRecord, Scored
 from fairseq_resid.study import archive, kept, plan
-from fairseq_resid.tasks import answers, classifying
+from fairseq_resid.tasks import answers, captioning, classifying
+from fairseq_resid.tasks.text import caption_scores, likelihood
+from fairseq_resid.tasks.text.caption_scores import CIDER, CaptionScore
 from fairseq_resid.tasks.translating import DecodingNote
-from support import strange_values, studies
+from support import captions, strange_values, studies
 from support.scored_runs import data_folder, evaluated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,6 +115,31 @@ def text_data(folder: Path) -> None:
     text_folder.read(folder / "data").forms()
 
 
+def caption_data(folder: Path) -> None:
+    """Read a data folder of captions as training and the report do."""
+    from fairseq.data import Dictionary
+
+    from fairseq_resid.tasks.captions import CaptionDataset
+
+    data = caption_folder.CaptionData(folder / "pets-bin", caption_folder.check(folder / "pets-bin"))
+    words = Dictionary.load(str(data.path / caption_folder.DICTIONARY))
+    for split in data.record.counts:
+        dataset = CaptionDataset(data, split, words, by_image=False, shuffles=split == "train")
+        if len(dataset):
+            dataset.collater([0, len(dataset) - 1])
+        data.references(split)
+        data.thumbnails(split)
+
+
+def region_features(folder: Path) -> None:
+    """Read the features of all images as preparation does."""
+    source = features.open_features(folder / "features.tsv")
+    width = None
+    for image in (str(each["cocoid"]) for each in captions.images()):
+        if image in source:
+            width = source.regions(image, width)[0].shape[1]
+
+
 def log(folder: Path) -> None:
     """Read train.log as evaluation and resumed training do."""
     from fairseq_resid.runs.display import Display
@@ -139,6 +168,7 @@ def note(name: str) -> Callable[[Path], Any]:
 KNOWN = "analyze b --sentences 9999"  # reads the analysis instead of the checkpoint
 TEXT_RUN = "report a b --out page.html", "report b a --out page.html"
 IMAGE_RUN = "report x y --out page.html", "report y x --out page.html"
+CAPTION_RUN = "report p q --out page.html", "report q p --out page.html"
 OF_TRIAL = "study trial.yaml --plan", "study trial.yaml --results", "report a b --study trial.yaml --out page.html"
 OF_FARM = "study farm.yaml --plan", "study farm.yaml --results", "report x y --study farm.yaml --out page.html"
 T, F = "trial/flat.sas.0.004.seed1", "farm/recipe.recursive.seed2"
@@ -185,6 +215,23 @@ FILES = {
     ),
     "y/decode/test.last.images": StrangeFile(strange_values.as_fields, (*IMAGE_RUN, "compare x y")),
     "farm-bin/images.json": StrangeFile(strange_values.as_json, ("study farm.yaml --plan",), (image_data,)),
+    "q/run.json": StrangeFile(
+        strange_values.as_json,
+        (*CAPTION_RUN, "card q", "compare p q", "table p q", "curves p q --out curves.svg"),
+        (read(RunRecord, "q/run.json"),), is_noted=True,
+    ),
+    "q/results.json": StrangeFile(
+        strange_values.as_json, (*CAPTION_RUN, "card q", "compare p q", "table p q --markdown"),
+        (read(Results, "q/results.json"),), is_noted=True,
+    ),
+    "q/decode/test.averaged.cider": StrangeFile(strange_values.as_fields, (*CAPTION_RUN, "compare p q")),
+    "pets-bin/captions.json": StrangeFile(strange_values.as_json, CAPTION_RUN, (caption_data,)),
+    "pets-bin/train.captions.tsv": StrangeFile(strange_values.as_fields, readers=(caption_data,)),
+    "pets-bin/ref/test.tsv": StrangeFile(strange_values.as_fields, CAPTION_RUN, (caption_data,)),
+    "dataset_coco.json": StrangeFile(
+        strange_values.as_json, readers=(lambda folder: karpathy.read_corpus(folder / "dataset_coco.json"),)
+    ),
+    "features.tsv": StrangeFile(strange_values.as_fields, readers=(region_features,)),
     "trial.yaml": StrangeFile(strange_values.as_yaml, OF_TRIAL, (study("trial.yaml"),), is_noted=True),
     f"{T}/study.json": StrangeFile(strange_values.as_json, OF_TRIAL, (note(f"{T}/study.json"),), is_noted=True),
     f"{T}/run.json": StrangeFile(strange_values.as_json, OF_TRIAL[1:]),
@@ -264,6 +311,29 @@ def write_image_data(folder: Path) -> None:
     records.write(folder / image_folder.RECORD, record)
 
 
+def caption_results(run: Path, data: Path, seed: int) -> None:
+    """Write the files that evaluation writes to the run folder of a captioning model."""
+    choose = random.Random(seed)
+    references = caption_folder.CaptionData(data, caption_folder.read(data)).references("test")
+    scores = [
+        CaptionScore(image, choose.uniform(0, 300), len(texts))
+        for image, texts in zip(references.ids, references.texts, strict=True)
+    ]
+    (run / "decode").mkdir(parents=True)
+    caption_scores.write_scores(captioning.scores_file(Run(run), "test", captioning.AVERAGED), scores)
+    (run / "decode" / "test.averaged.hyp").write_text("".join(f"{texts[0]}\n" for texts in references.texts))
+    words = [likelihood.Sentence(choose.uniform(1, 9), 5) for texts in references.texts for _ in texts]
+    likelihood.write_nll(run / "decode" / "test.averaged.nll", words)
+    mean = sum(one.cider for one in scores) / len(scores)
+    scored = {CIDER: {"score": round(mean, 4), "signature": "nrefs:2"}, "NLL": {"score": 1.2, "signature": "nats"}}
+    records.write(run / "results.json", {
+        "architecture": "captioning_resid", "parameters": 100, "corpus": "custom", "subset": "test", "data": str(data),
+        "training": {"num_updates": 9, "train_seconds": 3.0, "tokens_per_second": 30.0},
+        "sentences": len(scores), "signature": "nrefs:2", "averaged_checkpoints": ["a", "b"],
+        "scores": {"averaged": scored, "last": scored},
+    })  # fmt: skip
+
+
 def short_analysis(file: Path) -> dict[str, Any]:
     """Return an analysis with three of its sites."""
     found: dict[str, Any] = json.loads(file.read_bytes())
@@ -305,6 +375,16 @@ def build(folder: Path) -> None:
     write_image_data(folder / "farm-bin")
     for seed, name in enumerate("xy"):
         image_results(folder / name, folder / "farm-bin", seed)
+        records.write(folder / name / "run.json", {**record, "command": ["fairseq-train", "d", "--seed", str(seed)]})
+        (folder / name / "train.log").write_text(log_lines(3))
+
+    known_images = captions.images()
+    dataset = captions.write_json(folder / "dataset_coco.json", known_images)
+    table = captions.write_tsv(folder / "features.tsv", [image["cocoid"] for image in known_images])
+    if captions.main(folder / "pets-bin", dataset, table):
+        raise RuntimeError("the captions could not be prepared")
+    for seed, name in enumerate("pq"):
+        caption_results(folder / name, folder / "pets-bin", seed)
         records.write(folder / name / "run.json", {**record, "command": ["fairseq-train", "d", "--seed", str(seed)]})
         (folder / name / "train.log").write_text(log_lines(3))
 
@@ -391,7 +471,7 @@ def command_outcome(words: str) -> tuple[str, bool]:
 
 def lost_of_report(words: str, code: int) -> str:
     """Return a message if the page lacks parts that do not depend on the strange file, otherwise ""."""
-    healthy = [run for run in ("a", "x") if f" {run} " in f" {words} "]
+    healthy = [run for run in ("a", "x", "p") if f" {run} " in f" {words} "]
     if not healthy:
         return ""
     if code != 0:
