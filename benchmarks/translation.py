@@ -35,6 +35,7 @@ STRUCTURES = {
     **{f"rskip_ln-{number}": f"--arch transformer_rskip_ln --skip-lambda {number}" for number in (1, 2, 3)},
     **{f"sas-{gate}": f"--arch transformer_sas --sas-gate {gate}" for gate in ("single", "transform")},
     "sas-free": "--arch transformer_sas --sas-gamma free",
+    "mhc-permutation": "--arch transformer_resid --residual mhc --hyper-mixing permutation",
 }
 # Default of --structures.
 COMPARED = [STOCK, "post_ln", "rskip_ln-1", "rskip_ln-2", "rskip_ln-3", "sas"]

@@ -75,6 +75,7 @@ register(
         source="Menghani 2025",
         family="Scaling",
         use_when="Pre-norm models, at the cost of a few parameters. "
-        "`--laurel-form rw` and `--laurel-form lr` use only one of the two parts.",
+        "`--laurel-form rw` and `--laurel-form lr` use only one of the two parts. "
+        "The initial weights halve the shortcut at every site, so deep stacks need `lr`.",
     ),
 )
