@@ -1,11 +1,11 @@
-"""Residual connections as torch modules for any model, with or without fairseq. Each --residual name is one structure.
+"""Residual connections as torch modules for any model, with or without fairseq. Each --residual name selects one.
 
 >>> from fairseq_resid import connections
 >>> site = connections.build("sas", 512, dropout=0.1)
 >>> y = site(x, sublayer(site.branch_input(x)))
 
-Every file in this folder is imported, so that its call to `register` takes effect. docs/adding-a-structure.md shows
-how to add one, here or in another package.
+Every module in this folder is imported, so that its calls to `register` take effect. docs/adding-a-structure.md shows
+how to add a structure, here or in another package.
 """
 
 import importlib

@@ -102,8 +102,8 @@ class AttentionResidual(ResidualConnection):
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
         values = state.size(-1) // self.dim
         if self.position > 0 and values != self.position:
-            expected = f"expected {self.position}: was a sublayer skipped?"
-            raise RuntimeError(f"attn_residual: {values} values in the state, {expected}")
+            needed = f"must have {self.position} at this site; do not skip or repeat a sublayer"
+            raise RuntimeError(f"attn_residual: state with {values} values: {needed}")
         is_first = (values - 1) % self.block_size == 0
         return append(state, f if is_first else state[..., -self.dim :] + f, self.width)
 

@@ -19,7 +19,7 @@ MOST_VALUE = 4.0  # the factor of v's sigmoid in the authors' code
 
 
 class DeepDelta(PreLayerNorm):
-    """Replaces the component of the shortcut in the direction of the branch with a predicted value.
+    """Moves the component of the shortcut in the direction of the branch towards a predicted value.
 
     Formula:  y = x + β (v - k·x) k;  k = F / √(F·F + ε²), ε = 1e-5, F = dropout(f(LN(x)));  β = 2 σ(w_β · LN(x) + b_β);
               v = 4 σ(w_v · x + b_v); the stack ends with a norm

@@ -28,7 +28,8 @@ def deep_norm_scales(place: Place) -> tuple[float, float]:
 
 
 class DeepNorm(ResidualConnection):
-    """Normalises the sum of shortcut and branch. With depth, α grows and the branch's initial weights shrink.
+    """Normalises the sum of a scaled shortcut and the branch. In deeper stacks, the scale α is larger and the branch's
+    initial weights are smaller.
 
     Formula:  y = LN(α x + F) at every site, including cross-attention; no norm at the end of a stack
     Scales:   α = 0.81 (N⁴M)^(1/16) and β = 0.87 (N⁴M)^(-1/16) in the encoder of a model with N encoder and M decoder

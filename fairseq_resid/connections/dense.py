@@ -47,8 +47,8 @@ class DenseFormer(PreLayerNorm):
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
         values = state.size(-1) // self.dim
         if values != self.position:
-            expected = f"expected {self.position}: was a sublayer skipped?"
-            raise RuntimeError(f"dense_former: {values} values in the state, {expected}")
+            needed = f"must have {self.position} at this site; do not skip or repeat a sublayer"
+            raise RuntimeError(f"dense_former: state with {values} values: {needed}")
         state = append(state, state[..., -self.dim :] + f, self.width)
         weights = self.layer_weights
         if weights is not None:

@@ -1,4 +1,4 @@
-"""Folds sites into the layers of common inference engines, which support only post-norm and pre-norm layers.
+"""Folds sites into the layers of common inference engines, which support only the arrangements of norms in GRAPHS.
 
 A structure's own file declares how: `folds`, in the structure's registration, is a function from a site to a Fold.
 """
@@ -38,9 +38,9 @@ class Fold:
         if self.graph not in GRAPHS:
             raise ValueError(f"graph {self.graph!r}: must be one of {', '.join(GRAPHS)}")
         if len(self.norms) != NORMS[self.graph]:
-            raise ValueError(f"{self.graph}: {len(self.norms)} norms: must be {NORMS[self.graph]}")
+            raise ValueError(f"graph {self.graph} with {len(self.norms)} norms: must have {NORMS[self.graph]}")
         if self.graph != "post_norm" and not (isinstance(self.shortcut, float) and self.shortcut == 1):
-            raise ValueError(f"{self.graph}: only the shortcut of post_norm can have a weight")
+            raise ValueError(f"graph {self.graph} with a shortcut weight: only post_norm can have one")
 
 
 def affine(norm: Any, scale: float = 1.0) -> tuple[Tensor, Tensor]:

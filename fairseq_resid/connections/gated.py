@@ -29,7 +29,9 @@ class HighwayOptions(GateOptions):
     """Options of highway."""
 
     gate_input: str = option(
-        "shortcut", "input of the gate: x (a vector gate), or x and F (a scalar gate)", choices=("shortcut", "both")
+        "shortcut",
+        "input of the gate. shortcut: a vector gate, computed from x; both: a scalar gate, computed from x and F",
+        choices=("shortcut", "both"),
     )
     gate_layers: int = option(1, "number of layers of the gate; 2 needs --gate-input both", least=1, most=2, example=1)
 

@@ -290,7 +290,8 @@ register(
         formula="n streams, mixed by doubly stochastic matrices",
         source="Xie 2025",
         family="Several streams",
-        use_when="Several streams, mixed without amplification. Decoding is slower than with any other structure.",
+        use_when="Several streams, mixed without amplification. "
+        "Of the structures measured, it is the slowest in decoding.",
     ),
 )
 register(
@@ -315,6 +316,6 @@ register(
         formula="A_r x + BF, F from f(LN(A_m x)), on m fractions of x and F",
         source="Zhu 2025",
         family="Several streams",
-        use_when="Learned connections as in `hyper`, with the memory use of a plain Transformer.",
+        use_when="Learned connections as in `hyper`, in a state no wider than that of a plain Transformer.",
     ),
 )

@@ -51,5 +51,7 @@ class Place:
         Raises: ValueError if `depths` is empty.
         """
         if not self.depths:
-            raise ValueError("the structure depends on the model's depth: pass build() a Place with depths")
+            raise ValueError(
+                "Place without depths: the structure depends on the model's depth; pass build() a Place with depths"
+            )
         return self.depths.get(stack, 0)

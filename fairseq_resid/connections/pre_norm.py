@@ -1,4 +1,4 @@
-"""Variants of the pre-norm Transformer: an unchanged shortcut, with norms or scales around the branch."""
+"""Variants of the pre-norm Transformer: other norms or scales around the branch, or post-norm in the first layers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class MixedOptions(Options):
     """Options of mix_ln."""
 
     post_share: float = option(
-        0.25, "share of the layers, counted from the first, that are post-LN", above=0, most=1, example=0.5
+        0.25, "share of the layers, counted from the first, that use post-norm", above=0, most=1, example=0.5
     )
 
 

@@ -70,7 +70,7 @@ def register(name: str, structure: Structure, *aliases: str) -> None:
     """
     for key in (name, *aliases):
         if key in _STRUCTURES or key in _ALIASES:
-            raise ValueError(f"residual {key!r} is registered twice")
+            raise ValueError(f"residual {key!r}: already registered; a name can be registered only once")
     _STRUCTURES[name] = structure
     _ALIASES.update(dict.fromkeys(aliases, name))
 
@@ -127,7 +127,7 @@ def all_options() -> dict[str, dict[str, Option]]:
 def resolve(name: str, given: dict[str, Any]) -> Options:
     """Return the options of a structure: the given values, and defaults for the others; None means not set.
 
-    Raises: InvalidOption for an option that the structure does not have, or an invalid value.
+    Raises: InvalidOption for an unknown name, an option that the structure does not have, or an invalid value.
     """
     known = options(name)
     chosen = {option: value for option, value in given.items() if value is not None}
@@ -141,13 +141,14 @@ def resolve(name: str, given: dict[str, Any]) -> Options:
 def resolve_final_norm(name: str, given: str | None) -> bool:
     """Return whether the stacks of a structure end with a norm: the given choice or, if None, that of its source.
 
-    Raises: InvalidOption for an unknown value, or if the structure's stream contains a norm.
+    Raises: InvalidOption for an unknown name or value, or if the structure's stream contains a norm.
     """
     default = structure(name).final_norm
     if given is None:
         return bool(default)
     if default is None:
-        raise InvalidOption("final_norm", given, f"the residual {canonical(name)} ends a stack with its own norm")
+        allowed = f"the residual {canonical(name)} ends a stack with its own norm; omit this option"
+        raise InvalidOption("final_norm", given, allowed)
     if given not in FINAL_NORMS:
         raise InvalidOption("final_norm", given, f"choose one of {', '.join(FINAL_NORMS)}")
     return given == "layer"
@@ -156,7 +157,7 @@ def resolve_final_norm(name: str, given: str | None) -> bool:
 def check_backend(name: str, chosen: Options, backend: str) -> None:
     """Check that a structure with these options supports a --residual-backend.
 
-    Raises: InvalidOption for an unknown backend, or for triton without a kernel.
+    Raises: InvalidOption for an unknown name or backend, or for triton without a kernel.
     """
     if backend not in BACKENDS:
         raise InvalidOption("backend", backend, f"choose one of {', '.join(BACKENDS)}")
@@ -198,9 +199,10 @@ def build(
     >>> site = build("rskip_ln", 512, dropout=0.1, skip_lambda=3)
     >>> y = site(x, sublayer(site.branch_input(x)))
 
-    Args:   place: its place in the model, or the number of channels if the structure depends on nothing else
+    Args:   place: the connection's place in the model, or the number of channels if nothing else is needed
             dropout: of the sublayer's output, a module or a probability
-            backend: auto: fused kernels where supported; eager: no kernels; triton: kernels, or an error in training
+            backend: auto: fused kernels where supported; eager: no kernels; triton: kernels, or an error in training.
+            If the norm of the place is not a LayerNorm, no kernels are used
     Raises: InvalidOption for an unknown name, an option that the structure does not have, or an invalid value,
             including `dropout`; ValueError if the structure needs a Place.
     """

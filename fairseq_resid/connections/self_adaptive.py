@@ -93,7 +93,7 @@ class SelfAdaptiveScaling(ResidualConnection):
               γ = (1 - α)(1 - β) (coupled, eq. 4) or σ(S_γ) (free, eq. 3)
     Source:   SAS paper, eq. 2 to 4. The special cases of its table 2 hold as identities of eq. 4.
     The gates see F after dropout. `sas_alpha_bias` and `sas_beta_bias` are the initial values of the last bias of each
-    gate (b_ff; b_f of the single-layer gate, b of the transform gate); that of the γ gate, with `free`, starts at 0.
+    gate (b_ff; b_f of the single-layer gate, b of the transform gate). With `free`, the bias of the γ gate starts at 0.
     """
 
     def __init__(self, place: Place, options: ScalingOptions, *rest: Any) -> None:

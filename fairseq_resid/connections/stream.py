@@ -16,7 +16,7 @@ class ResidualStream(nn.Module):
 
     Formula:  x, or LN(x) with a final norm (--final-norm layer), affine, eps 1e-5, or another norm if the place has one
     Shapes:   (..., n·C) -> (..., C); also accepts (..., C), for a stack whose layers were all dropped
-    Args:     place: of the stack, with kind "stream"; options: of the structure; final_norm: whether it has a norm
+    Args:     place: of the stack, with kind "stream"; options: of the structure; final_norm: end with a norm
     A LayerNorm's parameters are called `weight` and `bias`, as in the `layer_norm` of a stack in fairseq's checkpoints.
     Any other norm is the submodule `norm`.
     """
@@ -41,7 +41,7 @@ class ResidualStream(nn.Module):
             self.norm = self.place.norm(self.place.dim)
 
     def leave(self, state: Tensor) -> Tensor:
-        """Return the C channels that the final norm sees, computed from the state."""
+        """Return C channels computed from the state: the output of the stack, before its final norm if it has one."""
         return state
 
     def normalise(self, x: Tensor) -> Tensor:

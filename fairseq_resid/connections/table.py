@@ -1,4 +1,4 @@
-"""The README's table of structures, made from the registry."""
+"""The README's table of structures, generated from the registry."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def split_page(page: str) -> tuple[str, str, str]:
 
 
 def write(file: Path, names: list[str]) -> None:
-    """Write the table of these structures between the markers of a page, and their number into the text before it.
+    """Write the table of these structures between the markers of a page, and update their number in the text before it.
 
     Raises: ValueError unless the page contains each marker once; OSError.
     """

@@ -1,4 +1,4 @@
-"""Shortcuts with a learned weight per channel: wSkip+LN, and Admin, whose initial weights depend on the depth."""
+"""Shortcuts with a learned weight per channel: wSkip+LN, and Admin, whose initial weights come from a first pass."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class AdminOptions(Options):
 
 
 class Admin(WeightedSkipLayerNorm):
-    """Weights the shortcut by the standard deviation accumulated before the site: all branches contribute equally.
+    """Starts the shortcut's weight at the standard deviation accumulated so far, so that all branches count equally.
 
     Formula:  y = LN(ω ⊙ x + F), ω in R^C learned
     Source:   Liu 2020, Understanding the Difficulty of Training Transformers, section 4.3, and its code
@@ -134,9 +134,10 @@ register(
         has_kernel=for_all_options,
         is_profiled=AdminOptions.is_profiled,
         folds=fold,
-        formula="LN(w ⊙ x + F), w learned, initialised from the depth of the stack",
+        formula="LN(w ⊙ x + F), w learned, initialised from one forward pass",
         source="Liu 2020 (Admin)",
         family="Scaling",
-        use_when="Deep post-norm models. A new model first runs one forward pass to set initial values.",
+        use_when="Deep post-norm models. A new model first runs one forward pass to set initial values, unless "
+        "`--admin-start closed` is given.",
     ),
 )

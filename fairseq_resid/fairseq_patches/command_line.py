@@ -35,7 +35,7 @@ def allow_bf16() -> None:
 
 
 def refuse_code_in_flags() -> None:
-    """Refuse flags whose values fairseq would run as code, in a recipe, a study or on the command line.
+    """Refuse flags whose values fairseq would run as code, in recipes, in studies and on the command line.
 
     fairseq calls eval on some values while it parses the command line, and on others when it builds an optimizer or a
     model. Literals are allowed. A value that is not a Python expression is a usage error instead of a SyntaxError.

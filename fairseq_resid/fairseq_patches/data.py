@@ -85,8 +85,8 @@ def keep_place_on_other_devices() -> None:
             share = done * there[0] / there[1]
             place = round(share * here[1] / here[0])
             logger.info(
-                f"epoch {state['epoch']} resumes after batch {place} of {len(self)} on this process; "
-                f"it was stopped after batch {done} on {there[0]} processes, {share:.1%} of the epoch"
+                f"epoch {state['epoch']} resumes after batch {place} of {len(self)} on this process; it was stopped "
+                f"after batch {done} ({share:.1%} of the epoch; processes: {there[0]} then, {here[0]} now)"
             )
             at = (state["epoch"], place) if place < len(self) else (state["epoch"] + 1, 0)
             state = {**state, "epoch": at[0], "iterations_in_epoch": at[1]}

@@ -155,7 +155,7 @@ def refuse_code(state: Any, path: str) -> None:
     for key, kind in (("cfg", dict), ("args", argparse.Namespace)):
         if not isinstance(state.get(key), (kind, type(None))):
             # fairseq passes the config to OmegaConf.create, which parses a string as YAML, bypassing the check below.
-            raise UserError(f"{path}: its {key} is a {type(state[key]).__name__}; a {kind.__name__} is required")
+            raise UserError(f"{path}: its {key} is a {type(state[key]).__name__}; must be a {kind.__name__}")
         for number, (name, value) in enumerate(_settings(state.get(key))):
             if number == MOST_SETTINGS:
                 raise UserError(f"{path}: its {key} has more than {MOST_SETTINGS:,} settings")
@@ -171,7 +171,7 @@ def refuse_code(state: Any, path: str) -> None:
     if isinstance(state.get("model"), dict):
         for name, value in state["model"].items():
             if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-                raise UserError(f"{path}: its model has {reader.shown(name)}, which is not a tensor")
+                raise UserError(f"{path}: its model has {reader.shown(name)}, which is not a named tensor")
     history = state.get("optimizer_history") or []
     if not isinstance(history, list) or not all(isinstance(part, dict) for part in history):
         raise UserError(f"{path}: its optimizer_history is not a list of dicts")
@@ -200,7 +200,7 @@ def forget_files(state: dict[str, Any], path: str) -> None:
         for name in PROGRAMS:
             if settings.get(name) is not None:
                 logger.warning(
-                    "%s: its config has %s=%s, which is ignored: pass it when you load the model",
+                    "%s: its config has %s=%s, which is ignored; pass it when you load the model",
                     path, name, reader.shown(settings[name]),
                 )  # fmt: skip
                 settings[name] = None

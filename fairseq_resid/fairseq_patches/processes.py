@@ -21,7 +21,7 @@ OWN_SETTINGS = {"data", "device_id", "distributed_rank", "log_file", "num_worker
 
 
 def _facts(cfg: Any) -> dict[str, str]:
-    """Return the facts that must be equal in all processes: the settings, and the size of every data file."""
+    """Return the facts that must be equal in all processes: settings except OWN_SETTINGS, and sizes of data files."""
     facts = {
         f"--{name.replace('_', '-')}": repr(value)
         for section in cfg.values()
@@ -62,12 +62,12 @@ def _meet(facts: dict[str, str], backend: str, init_method: str, world_size: int
         names = sorted({*theirs, *all_facts[0]})
         pairs = [(name, theirs.get(name), all_facts[0].get(name)) for name in names]
         if wrong := [f"{name} is {there}, but {first} on rank 0" for name, there, first in pairs if there != first]:
-            raise UserError(f"rank {number}: settings or data differ from rank 0: {'; '.join(wrong[:5])}")
+            raise UserError(f"rank {number}: settings or data differ from those of rank 0: {'; '.join(wrong[:5])}")
     torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
 
 
 def compare_processes() -> None:
-    """Stop training if the processes have different settings or data, or cannot connect.
+    """Stop training if the processes have different settings or data files of different sizes, or cannot connect.
 
     fairseq would train with whatever data, seed and settings each process has, and would wait half an hour for a
     missing process.

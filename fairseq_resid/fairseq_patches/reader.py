@@ -101,7 +101,9 @@ def rebuild_tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) 
     for size, step in zip(shape, stride, strict=True):
         count, last = count * size, last + (size - 1) * step
     if count and not (count <= held and last < held):
-        raise Refused(f"a tensor of shape {shown(shape)} has {shown(count)} elements, but its storage only {held:,}")
+        raise Refused(
+            f"a tensor of shape {shown(shape)} has {shown(count)} elements, but its storage has only {held:,}"
+        )
     return torch.empty(0, dtype=storage.dtype).set_(storage.data, offset, shape, stride)
 
 

@@ -92,9 +92,9 @@ def remember_patience() -> None:
 def save_when_stopped() -> None:
     """After SIGINT, SIGTERM or SIGHUP, finish the current update, save a checkpoint and exit with 128 + signal.
 
-    fairseq-train would exit at once and lose all updates since its last checkpoint. Several processes may receive the
-    signal at different times, or only one of them, so it is added to the numbers that they sum after every update. If
-    fairseq starts one process per GPU itself, the parent process forwards the signal to them.
+    fairseq-train would exit at once and lose all updates since its last checkpoint. With several processes, the signal
+    may reach them at different times, or only one of them, so it is added to the numbers that they sum after every
+    update. If fairseq starts one process per GPU itself, the parent process forwards the signal to them.
     """
     import fairseq_cli.train as program
     from fairseq import checkpoint_utils

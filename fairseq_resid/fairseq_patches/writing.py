@@ -43,8 +43,8 @@ def _writing(path: str, size: int) -> Iterator[None]:
         said = getattr(error, "strerror", None) or (str(error).strip().splitlines() or [type(error).__name__])[0]
         reason = os.strerror(errno.ENOSPC) if free < size else said
         raise UserError(
-            f"{path}: cannot be written: {reason}; it needs {size / 1e6:.1f} MB, but {free / 1e6:.1f} MB are free. "
-            "Earlier checkpoints are intact"
+            f"{path}: cannot be written: {reason} ({size / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free); "
+            "earlier checkpoints are intact"
         ) from error
 
 

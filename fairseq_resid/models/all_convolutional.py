@@ -51,7 +51,8 @@ class AllConvolutionalNetwork(ImageClassifier):
         known = getattr(task, "known", None)
         if known is not None and min(known.shape[1:]) < LEAST:
             raise UserError(
-                f"--arch all_cnn_c: images of {known.shape[1:]} are too small; must be at least {LEAST}x{LEAST}"
+                f"--arch all_cnn_c: images of {'x'.join(map(str, known.shape[1:]))} are too small; "
+                f"must be at least {LEAST}x{LEAST}"
             )
         return super().build_model(args, task)
 

@@ -53,7 +53,7 @@ def preset(arch: str, model: str, residual: str | None, size: dict[str, Any]) ->
             given = getattr(args, "residual", None)
             if given not in (None, residual):
                 raise UserError(
-                    f"--residual {given}: --arch {arch} always uses {residual}; use --arch {model} to choose"
+                    f"--residual {given}: --arch {arch} always uses {residual}; use --arch {model} to choose another"
                 )
             args.residual = residual
         for name, value in size.items():

@@ -1,4 +1,4 @@
-"""The captioning model: an encoder over image regions without positions, and the decoder of the translation model."""
+"""The captioning model: an encoder of image regions in any order, and the decoder of the translation model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RegionProjection(nn.Module):
 
 
 class RegionEncoder(ResidualTransformerEncoder):
-    """The encoder of the translation model, for regions in any order: it has no positions and no embedding scale."""
+    """The encoder of the translation model, for regions in any order, without positional embeddings and scaling."""
 
     def __init__(self, cfg, projection: RegionProjection) -> None:  # type: ignore[no-untyped-def]
         super().__init__(cfg, None, projection)

@@ -1,7 +1,7 @@
 """fairseq's encoder and decoder layers with one residual connection per sublayer.
 
-The attention modules, feed-forward networks, quantisation noise and names in state dicts are fairseq's. Only the
-residual connection around each sublayer is ours:
+The attention modules, the feed-forward networks, their names in state dicts and quantisation noise are fairseq's. Only
+the residual connection around each sublayer is ours, and replaces dropout and layer norm:
 
     state ──┬────────────────────────────────► site ──► state        state = site(state, f(site.branch_input(state)))
             └─► site.branch_input ─► f ─────────┘
@@ -53,7 +53,7 @@ class ResidualEncoderLayer(TransformerEncoderLayerBase):
         encoder_padding_mask: Tensor | None,
         attn_mask: Tensor | None = None,
     ):
-        """Return the layer's state (T, B, n·C).
+        """Return the state (T, B, n·C) and, with return_fc, the output of the feed-forward network.
 
         Args:
             x: (T, B, C) or a state

@@ -1,4 +1,4 @@
-"""The negative log-likelihood (NLL) of reference translations under a model."""
+"""The negative log-likelihood (NLL) of translations or captions under a model."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from .two_streams import TwoStreamConv2d
 
 ORDERS = ("full_preact", "relu_preact", "original", "bn_after_add", "relu_before_add")
 MOST_BLOCKS, MOST_CHANNELS, MOST_LAYERS = 1000, 65_536, 100  # per stage; MOST_LAYERS: per block
-EXPANSION = 4  # factor by which a bottleneck's last convolution widens
+EXPANSION = 4  # factor by which a bottleneck's last convolution increases the number of channels
 # In the backward pass of a strided 1x1 convolution with 2 to 6 input channels in channels-last memory, the AVX2 kernels
 # of oneDNN 3.12 (in torch 2.13) write past their buffers. A test in tests/images/test_image_models.py will fail
 # once a newer oneDNN has fixed this.
@@ -169,7 +169,7 @@ class ResidualNetwork(ImageClassifier):
         fill(args, DEFAULTS)
         refuse_structure_without_sites(args)
         if args.bottleneck and layers not in (None, DEFAULTS["block_layers"]):
-            raise UserError(f"--block-layers {layers}: a bottleneck always has three convolutions")
+            raise UserError(f"--block-layers {layers}: a bottleneck always has three convolutions; omit the flag")
         super().settle(args)
         numbers = {}
         for name in ("stage_blocks", "stage_channels"):
@@ -183,10 +183,13 @@ class ResidualNetwork(ImageClassifier):
                 raise UserError(f"--{name.replace('_', '-')} {value}: must be integers from 1 to {most}, such as 9,9,9")
         if len(numbers["stage_blocks"]) != len(numbers["stage_channels"]):
             raise UserError(
-                f"--stage-blocks {args.stage_blocks} and --stage-channels {args.stage_channels}: different lengths"
+                f"--stage-blocks {args.stage_blocks} and --stage-channels {args.stage_channels}: different numbers of "
+                "stages; must be equal"
             )
         if args.bottleneck and any(width % EXPANSION for width in numbers["stage_channels"]):
-            raise UserError(f"--stage-channels {args.stage_channels}: bottlenecks need multiples of {EXPANSION}")
+            raise UserError(
+                f"--stage-channels {args.stage_channels}: must be multiples of {EXPANSION} with bottlenecks"
+            )
         if not 1 <= args.block_layers <= MOST_LAYERS:
             raise UserError(f"--block-layers {args.block_layers}: must be an integer from 1 to {MOST_LAYERS}")
 

@@ -25,13 +25,13 @@ def require_namespace(args: object) -> None:
     """Raise UserError unless `args` is an argparse.Namespace, which every model with --arch expects."""
     if not isinstance(args, argparse.Namespace):
         raise UserError(
-            f"the models of fairseq_resid need an argparse.Namespace, not {type(args).__name__}: "
+            f"model config of type {type(args).__name__}: must be an argparse.Namespace; "
             "use fairseq.options.get_args(DATA, arch=...)"
         )
 
 
 def add_flags(parser: Any, default: str, norms: Collection[str]) -> None:
-    """Add --residual with a default, --norm, backend and logging flags, and a flag for every option of a structure."""
+    """Add --residual, --norm, --residual-backend, --log-coefficients, and a flag for every option of the structures."""
     formulas = "; ".join(f"{name}: {connections.structure(name).formula}" for name in connections.names())
     parser.add_argument(
         "--residual",
@@ -109,7 +109,7 @@ class Structured:
 
     @classmethod
     def hub_models(cls) -> dict[str, Any]:
-        """Return an empty dict: we publish no pretrained models, and fairseq's do not fit ours."""
+        """Return an empty dict: we publish no pretrained models, and those of fairseq have its own architectures."""
         return {}
 
     def log_coefficients(self, args: argparse.Namespace) -> None:

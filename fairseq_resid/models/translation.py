@@ -65,7 +65,7 @@ def resolve_residual(args: argparse.Namespace) -> None:
     """
     for name in FOREIGN_SCALINGS:
         if getattr(args, name, None):
-            raise UserError(f"--{name.replace('_', '-')}: fairseq's scaling cannot be combined with --residual")
+            raise UserError(f"--{name.replace('_', '-')}: not supported by residual structures; omit the flag")
     for name in ("encoder_layers", "decoder_layers"):
         if getattr(args, name, 0) > MOST_LAYERS:
             raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at most {MOST_LAYERS}")
@@ -85,16 +85,21 @@ def resolve_residual(args: argparse.Namespace) -> None:
         connections.build(residual, 1, **options.values())
     if any(flags.values()) and not (residual == "pre_ln" and all(flags.values())):
         shown = " ".join(f"--{name.replace('_', '-')}" for name, on in flags.items() if on)
-        raise UserError(f"{shown} with --residual {residual}: only pre_ln supports it, with both flags")
+        raise UserError(
+            f"{shown} with --residual {residual}: not supported; use only --residual pre_ln, which sets both"
+        )
     if getattr(args, "no_decoder_final_norm", False) and residual != "pre_ln":
-        raise UserError(f"--no-decoder-final-norm with --residual {residual}: only for pre_ln; use --final-norm")
+        raise UserError(
+            f"--no-decoder-final-norm with --residual {residual}: only pre_ln supports it; use --final-norm"
+        )
     # Record the depth of the trained model: --encoder-layers-to-keep makes fairseq overwrite the number of layers.
     is_pruned = getattr(args, "encoder_layers_to_keep", None) or getattr(args, "decoder_layers_to_keep", None)
     if not is_pruned or getattr(args, "residual_depths", None) is None:
         args.residual_depths = [args.encoder_layers, args.decoder_layers]
     if getattr(args, "base_layers", 0) and connections.has_wide_state(residual):
         raise UserError(
-            f"--base-layers {args.base_layers} with --residual {residual}: its state is wider than fairseq's"
+            f"--base-layers {args.base_layers} with --residual {residual}: the state of {residual} is wider than C "
+            "channels; use --base-layers 0"
         )
     if connections.needs_every_layer(residual, options):
         dropping = ("encoder_layerdrop", "decoder_layerdrop", "encoder_layers_to_keep", "decoder_layers_to_keep")
@@ -114,7 +119,7 @@ def resolve_residual(args: argparse.Namespace) -> None:
     if ffn_init not in FFN_INITS:
         raise UserError(f"--ffn-init {ffn_init}: choose one of {', '.join(FFN_INITS)}")
     if ffn_init != "default" and connections.draws_branches(residual):
-        raise UserError(f"--ffn-init {ffn_init}: the residual {residual} has its own initial values")
+        raise UserError(f"--ffn-init {ffn_init}: the residual {residual} has its own initial values; use default")
     args.ffn_init = ffn_init
     if connections.structure(residual).final_norm is not None:
         args.final_norm = "layer" if final_norm else "none"

@@ -1,4 +1,4 @@
-"""The formulas of the residual structures as functions on tensors, with torch as the only dependency.
+"""The formulas that structures share or compute with kernels, as functions on tensors; only torch is required.
 
 gates.py, recursive.py and sas.py contain the eager reference; fused.py computes the same functions with one Triton
 kernel per pass (kernels.py); dispatch.py selects one of the two. sinkhorn.py is pure torch.

@@ -39,7 +39,7 @@ def _misfit(kind: self_check.Kind) -> str:
     device, channels = kind.device, kind.channels
     for dtype in (kind.x_dtype, kind.f_dtype):
         if dtype not in DTYPES:
-            return f"{str(dtype).removeprefix('torch.')} is not one of fp32, fp16, bf16"
+            return f"dtype {str(dtype).removeprefix('torch.')}: must be float32, float16 or bfloat16"
     if not FEWEST_CHANNELS <= channels <= MOST_CHANNELS:
         return f"C = {channels}: must be from {FEWEST_CHANNELS} to {MOST_CHANNELS}"
     if device.type == "cpu" and _INTERPRETED:
@@ -47,7 +47,7 @@ def _misfit(kind: self_check.Kind) -> str:
     if device.type != "cuda":
         return f"the kernels need a GPU, but the tensors are on {device.type}"
     if _INTERPRETED:
-        return "TRITON_INTERPRET=1 interprets the kernels"
+        return "TRITON_INTERPRET=1: the interpreter is used only for tensors on the CPU"
     capability = torch.cuda.get_device_capability(device)
     for dtype in (kind.x_dtype, kind.f_dtype):
         if capability < DTYPES[dtype]:
@@ -59,7 +59,7 @@ def _misfit(kind: self_check.Kind) -> str:
 def _obstacle(x: Tensor, f: Tensor, kernel: tuple[str, int]) -> str:
     """Return why the kernels do not support this call; an empty string if they do."""
     if type(x) not in PLAIN or type(f) not in PLAIN:
-        return f"the tensors are of the class {(type(x) if type(f) in PLAIN else type(f)).__name__}"
+        return f"tensors of class {(type(x) if type(f) in PLAIN else type(f)).__name__} are not supported"
     if x.shape != f.shape or x.device != f.device:
         return "shortcut and branch differ in shape or device"
     if x.numel() > MOST_ROWS * x.size(-1):
@@ -99,8 +99,8 @@ def use_kernels(backend: str, training: bool, x: Tensor, f: Tensor, kernel: tupl
     `auto` uses the kernels wherever they are supported on a GPU; `eager` never uses them. `triton` uses them wherever
     they are supported; elsewhere it raises an error in training and falls back to eager in inference, so that a model
     trained on a GPU can be decoded anywhere. A site that PyTorch traces (torch.compile, torch.jit, torch.func,
-    forward-mode AD, CUDA graphs) runs eagerly. `kernel` is a
-    kernel's name in self_check.Kind and its number of norms. The kernels are checked before their first use with it.
+    forward-mode AD, CUDA graphs) runs eagerly, with every backend. `kernel` is the name of a kernel (self_check.Kind)
+    and its number of norms. Each kind of use is checked once, before the first use.
 
     Raises:   ValueError naming the reason if `triton` is not supported in training.
     """

@@ -36,7 +36,7 @@ BACKWARD_STAGES = 1
 INTERPRETED_PROGRAMS = 2
 
 NO_SECOND_DERIVATIVE = (
-    "the fused residual kernels have no second derivative (create_graph=True): use --residual-backend eager"
+    "create_graph=True: the fused residual kernels have no second derivative; use --residual-backend eager"
 )
 
 

@@ -72,10 +72,14 @@ def _cider_parts(run: Run, subset: str) -> list[list[float]]:
 
 def _nll_parts(run: Run, subset: str) -> list[list[float]]:
     """Return the NLL and the number of words by image, because the captions of an image are not independent."""
-    scores, file = caption_scores.read_scores(scores_file(run, subset, AVERAGED)), f"decode/{subset}.{AVERAGED}.nll"
-    sentences = likelihood.read_nll(run.file(file))
-    if sum(one.references for one in scores) != len(sentences):
-        raise ValueError(f"{run.file(file)}: {len(sentences):,} captions, but there are other numbers of references")
+    file, beside = run.file(f"decode/{subset}.{AVERAGED}.nll"), scores_file(run, subset, AVERAGED)
+    scores, sentences = caption_scores.read_scores(beside), likelihood.read_nll(file)
+    count = sum(one.references for one in scores)
+    if count != len(sentences):
+        raise ValueError(
+            f"{file}: {len(sentences):,} captions, but {count:,} references in {beside}; "
+            f"run {EVALUATE} {run.path} again"
+        )
     rest = iter(sentences)
     found = [[next(rest) for _ in range(one.references)] for one in scores]
     return [[sum(one.nll for one in each), float(sum(one.tokens for one in each))] for each in found]
@@ -143,7 +147,7 @@ class Captioning(Task[CaptionData]):
         return results, [*lines, f"{signature}; NLL in {UNIT}"]
 
     def not_as_published(self, job: ScoringJob[CaptionData]) -> list[str]:
-        return ["the paper does not state how its captioning models were trained and decoded"]
+        return ["the SAS paper does not state how its captioning models were trained and decoded"]
 
     def has_made(self, results: Results) -> bool:
         return CIDER in results.scores.get(AVERAGED, {})

@@ -103,7 +103,7 @@ class ImageCaptioningTask(LegacyFairseqTask):  # type: ignore[misc]
         parser.add_argument(
             "--by-image",
             action="store_true",
-            help="one example per image instead of one per caption: for fairseq-generate; self_critical sets it",
+            help="use one example per image instead of one per caption, for fairseq-generate; implied by self_critical",
         )
 
     @classmethod

@@ -192,7 +192,7 @@ class ImageClassification(Task[ImageData]):
         return replace(results, sentences=len(given), scores={LAST: scored(given, 4)}), [line]
 
     def not_as_published(self, job: ScoringJob[ImageData]) -> list[str]:
-        return ["no scores are published for image models"]
+        return ["no published score of an image model is known to this version"]
 
     def has_made(self, results: Results) -> bool:
         return ERROR in results.scores.get(LAST, {})

@@ -104,7 +104,7 @@ class ImageDataset(FairseqDataset):
     ) -> list[np.ndarray]:
         """Return batches of exactly --batch-size images; the last one may be smaller."""
         if max_sentences is None or max_tokens is not None:
-            raise UserError("--max-tokens: not supported for images; use --batch-size, in images")
+            raise UserError("--max-tokens: not supported for images; set the number of images with --batch-size")
         return [indices[start : start + max_sentences] for start in range(0, len(indices), max_sentences)]
 
     def num_tokens(self, index: int) -> int:
@@ -118,7 +118,7 @@ class ImageDataset(FairseqDataset):
 def end_loading() -> None:
     """Wait for the threads that have read their last batch and are shutting down their worker processes.
 
-    If the interpreter exits before that, such a thread aborts it with "terminate called without an active exception".
+    If the interpreter exits before they end, they abort it with "terminate called without an active exception".
     """
     for thread in threading.enumerate():
         # The thread increments `count` only after it has delivered the batch.
@@ -149,7 +149,7 @@ class ImageClassificationTask(LegacyFairseqTask):  # type: ignore[misc]
         except (ValueError, OSError) as error:
             raise UserError(str(error)) from None
         if not 0 <= args.crop_padding <= min(known.shape[1:]):
-            raise UserError(f"--crop-padding {args.crop_padding}: must be 0 to {min(known.shape[1:])}")
+            raise UserError(f"--crop-padding {args.crop_padding}: must be an integer from 0 to {min(known.shape[1:])}")
         return cls(args, known)
 
     def __init__(self, args: Any, known: ImageRecord) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NLL = "NLL"  # a score of every task
 LAST = "last"  # a model that every task scores
 POSITIONS = 64  # positions with separate values; later positions count as the last one
-FREQUENCIES = 8  # classes of tokens by their rank in dict.txt: the 1st to 10th, 11th to 30th, 31st to 100th, ...
+FREQUENCIES = 8  # classes of tokens by their rank in dict.txt: the 1st to 10th, 11th to 32nd, 33rd to 100th, ...
 
 TableRows = list[tuple[str, ...]]
 

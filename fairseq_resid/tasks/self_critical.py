@@ -22,10 +22,10 @@ MOST_SAMPLES = 100  # per image
 
 @torch.no_grad()
 def write_captions(model: Any, net_input: dict[str, Any], words: Any, longest: int, samples: int | None) -> Tensor:
-    """Return captions of at most `longest` words for every image: (B · samples, T), with EOS and then padding.
+    """Return captions of at most `longest` tokens for every image: (B · samples, T).
 
-    The model is in eval mode while it writes them. It never writes <unk> or fairseq's other special symbols,
-    except EOS.
+    A caption ends with EOS, followed by padding, unless it is cut off at `longest` tokens. The model is in eval mode
+    while it writes the captions. It never writes <unk> or fairseq's other special symbols, except EOS.
     samples: number of captions sampled for each image, which are adjacent rows; None: the greedy caption
     """
     was_training = model.training
@@ -57,7 +57,7 @@ class SelfCriticalCriterion(FairseqCriterion):  # type: ignore[misc]
               The reward is CIDEr-D with the document frequencies of the training captions. EOS counts as a word, so
               that incomplete captions have a lower reward.
     Logged:   cider, 100 times the mean reward of the samples, or of the greedy captions in validation;
-              in validation, loss and nll_loss are the NLL of the first caption of every image
+              in validation, loss and nll_loss are the NLL of the first caption of every image, in bits
     """
 
     @staticmethod
@@ -71,9 +71,9 @@ class SelfCriticalCriterion(FairseqCriterion):  # type: ignore[misc]
         if not isinstance(task, ImageCaptioningTask):
             raise UserError(f"--criterion {SELF_CRITICAL}: needs --task image_captioning")
         if not 2 <= sampled_captions <= MOST_SAMPLES:
-            raise UserError(f"--sampled-captions {sampled_captions}: must be 2 to {MOST_SAMPLES}")
+            raise UserError(f"--sampled-captions {sampled_captions}: must be an integer from 2 to {MOST_SAMPLES}")
         if not 1 <= sampled_length <= MOST_WORDS:
-            raise UserError(f"--sampled-length {sampled_length}: must be 1 to {MOST_WORDS:,}")
+            raise UserError(f"--sampled-length {sampled_length}: must be an integer from 1 to {MOST_WORDS:,}")
         self.samples, self.longest = sampled_captions, sampled_length
         self.cider: Cider | None = None
 

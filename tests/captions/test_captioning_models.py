@@ -114,7 +114,11 @@ def test_first_pass_of_admin_reads_regions() -> None:
     [
         (models.TASK, {}, "a captioning model needs --task image_captioning"),
         (TASK, {"share_all_embeddings": True}, "--share-all-embeddings: images have no words"),
-        (TASK, {"residual": "sas", "encoder_normalize_before": True}, "only pre_ln supports it"),
+        (
+            TASK,
+            {"residual": "sas", "encoder_normalize_before": True},
+            "--encoder-normalize-before with --residual sas: not supported",
+        ),
     ],
 )
 def test_contradictory_flags_are_refused(task: Any, given: dict[str, Any], message: str) -> None:

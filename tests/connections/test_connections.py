@@ -396,7 +396,7 @@ def test_invalid_dropout_probability_is_refused(value):
 
 
 def test_registering_a_name_twice_is_refused():
-    with pytest.raises(ValueError, match=r"exclusive_gate.*twice"):
+    with pytest.raises(ValueError, match="residual 'exclusive_gate': already registered"):
         connections.register("exclusive_gate", connections.structure("post_ln"))
 
 

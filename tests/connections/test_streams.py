@@ -64,7 +64,9 @@ def test_growing_state_is_allocated_once(name: str, options: dict[str, int]) -> 
     made.sites[0](wide[..., :C], x)
     assert torch.equal(wide, kept)
     if name == "dense_former" or options:
-        with pytest.raises(RuntimeError, match=r"values in the state, expected \d+: was a sublayer skipped"):
+        with pytest.raises(
+            RuntimeError, match=r"state with \d+ values: must have \d+ at this site; do not skip or repeat"
+        ):
             made.sites[2](x, x)
 
 

@@ -110,9 +110,9 @@ def test_data_is_found_from_another_folder(data: Path, capsys: Capture, monkeypa
     "changes, said",
     [
         ({"corpus": "huge"}, "corpus differs (tiny and huge)"),
-        ({"sentences": 7}, "sentences differs (120 and 7)"),
+        ({"sentences": 7}, "number of examples differs (120 and 7)"),
         ({"decoding": {"beam": "5"}}, "decoding differs ({"),
-        ({"averaged_checkpoints": ["a"]}, "averaged checkpoints differs (2 and 1)"),
+        ({"averaged_checkpoints": ["a"]}, "number of averaged checkpoints differs (2 and 1)"),
         ({"subset": "valid"}, "test set differs (test and valid)"),
     ],
 )
@@ -151,7 +151,7 @@ def test_hypotheses_that_do_not_match_results_are_refused(data: Path, capsys: Ca
     assert str(hypotheses) in error and f"run fairseq-resid evaluate {two} again" in error
     write(hypotheses, ["short"])
     assert compare.main([str(one), str(two)]) == 2
-    assert "1 hypotheses for 120 references" in capsys.readouterr().err
+    assert "1 hypotheses for 120 references: must be equal" in capsys.readouterr().err
     hypotheses.unlink()
     assert compare.main([str(one), str(two)]) == 2
     assert "no such file" in capsys.readouterr().err

@@ -283,7 +283,7 @@ def test_network_runs_under_torchscript(arch: str, residual: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"stage_blocks": "3,3"}, "--stage-blocks 3,3 and --stage-channels 16,32,64: different lengths"),
+        ({"stage_blocks": "3,3"}, "--stage-blocks 3,3 and --stage-channels 16,32,64: different numbers of stages"),
         ({"stage_blocks": "3,x,3"}, "--stage-blocks 3,x,3: must be integers from 1 to 1000"),
         ({"stage_blocks": "3,1000000000,3"}, "--stage-blocks 3,1000000000,3: must be integers from 1 to 1000"),
         ({"stage_channels": "0,1,2"}, "--stage-channels 0,1,2: must be integers from 1 to 65536"),
@@ -311,7 +311,11 @@ def test_bad_network_shapes_are_refused(flags: dict[str, Any], message: str) -> 
         ("rir_fc", {"hidden_width": 0}, "--hidden-width 0: must be an integer from 1 to 65536"),
         ("rir_fc", {"hidden_blocks": 10**9}, "--hidden-blocks 1000000000: must be an integer from 1 to 1000"),
         ("preact_resnet164", {"block_layers": 5}, "--block-layers 5: a bottleneck always has three convolutions"),
-        ("preact_resnet164", {"stage_channels": "2,4,8"}, "--stage-channels 2,4,8: bottlenecks need multiples of 4"),
+        (
+            "preact_resnet164",
+            {"stage_channels": "2,4,8"},
+            "--stage-channels 2,4,8: must be multiples of 4 with bottlenecks",
+        ),
     ],
 )
 def test_unsupported_flags_of_an_architecture_are_refused(arch: str, flags: dict[str, Any], message: str) -> None:

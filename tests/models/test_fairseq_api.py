@@ -138,10 +138,10 @@ def test_settings_written_back_equal_those_of_stock(given: dict[str, Any], corpu
 )
 def test_settings_must_be_a_namespace(args: Any, corpus: Path) -> None:
     task = tasks.setup_task(options.get_args(str(corpus)))
-    with pytest.raises(UserError, match=rf"need an argparse\.Namespace, not {type(args).__name__}"):
+    with pytest.raises(UserError, match=rf"of type {type(args).__name__}: must be an argparse\.Namespace"):
         ResidualTransformerModel.build_model(args, task)
     config = OmegaConf.create({"arch": "transformer_sas_tiny"})
-    with pytest.raises(UserError, match=r"need an argparse\.Namespace, not DictConfig"):
+    with pytest.raises(UserError, match=r"of type DictConfig: must be an argparse\.Namespace"):
         task.build_model(config)
     assert dict(config) == {"arch": "transformer_sas_tiny"}
 

@@ -65,7 +65,7 @@ def test_triton_backend_is_logged_once(forgetful: None, caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     ("dtype", "c", "reason"),
     [
-        (torch.float64, 64, "float64 is not one of fp32, fp16, bf16"),
+        (torch.float64, 64, "dtype float64: must be float32, float16 or bfloat16"),
         (torch.float32, 63, "C = 63: must be from 64 to 8192"),
         (torch.float32, 8193, "C = 8193: must be from 64 to 8192"),
     ],

@@ -41,12 +41,12 @@ def test_failed_write_leaves_no_half_written_checkpoint(tmp_path: Path, monkeypa
     monkeypatch.setattr(time, "sleep", lambda _: None)  # fairseq-fixed waits before it tries again, 0.12.2 does not
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfile", full)
-        with pytest.raises(compat.UserError, match=r"checkpoint_last.pt: cannot be written: No space .* MB are free"):
+        with pytest.raises(compat.UserError, match=r"checkpoint_last.pt: cannot be written: No space .* MB free"):
             PathManager.copy(str(new), str(old), overwrite=True)
     assert torch.load(old, weights_only=True) == {"old": 1}
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", lambda _, file: full("", file.name))
-        with pytest.raises(compat.UserError, match=r"checkpoint_last.pt: cannot be written: .*; it needs 4.0 MB, but"):
+        with pytest.raises(compat.UserError, match=r"checkpoint_last.pt: cannot be written: .* \(4.0 MB needed, "):
             checkpoint_utils.torch_persistent_save({"model": {"w": torch.zeros(10**6)}}, str(old))
     assert torch.load(old, weights_only=True) == {"old": 1}
     assert sorted(file.name for file in tmp_path.iterdir()) == ["checkpoint1.pt", "checkpoint_last.pt"]
@@ -198,7 +198,7 @@ def test_full_disk_is_reported_and_training_resumes(
     output = process.communicate(timeout=300)[0]
     assert process.returncode == 1, output[-2000:]
     said = [line for line in output.splitlines() if "cannot be written" in line]
-    assert said and "No space left on device; it needs" in said[-1] and str(run) in said[-1], output[-2000:]
+    assert said and "No space left on device (" in said[-1] and str(run) in said[-1], output[-2000:]
     assert all_are_whole(run) and list(run.glob("checkpoint_*.pt")) and not list(run.glob("*.tmp"))
     small_disk(20 * size)
     finish(launched(recipe, run))

@@ -71,7 +71,7 @@ def test_processes_with_equal_settings_connect(meeting: Any) -> None:
 
 def test_differing_processes_are_reported(meeting: Any, fault: Fault) -> None:
     for facts, said in (
-        ({"--seed": "2"}, "rank 1: settings or data differ from rank 0: --seed is 2, but 1 on rank 0"),
+        ({"--seed": "2"}, "rank 1: settings or data differ from those of rank 0: --seed is 2, but 1 on rank 0"),
         ({"--seed": "1", "data file dict.en.txt": "7 bytes"}, "data file dict.en.txt is 7 bytes, but None on rank 0"),
         ({}, "--seed is None, but 1 on rank 0"),
     ):
@@ -125,6 +125,7 @@ def test_processes_with_different_seeds_refuse_to_train(recipe: Path, tmp_path: 
     both = [begin([*command, "--seed", str(5 + rank)]) for rank, (command, _) in enumerate(commands)]
     outputs = [process.communicate(timeout=120)[0] for process in both]
     assert [process.returncode for process in both] == [1, 1]
-    assert all("rank 1: settings or data differ from rank 0: --seed is 6, but 5 on rank 0" in text for text in outputs)
+    said = "rank 1: settings or data differ from those of rank 0: --seed is 6, but 5 on rank 0"
+    assert all(said in text for text in outputs)
     assert not list((tmp_path / "run").glob("*.pt"))
     fault("two launches of one run with two seeds", 1, "both end before the first update and name the seeds")

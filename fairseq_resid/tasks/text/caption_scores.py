@@ -1,7 +1,7 @@
 """Caption scores from pycocoevalcap, the tools of the COCO caption challenge, with the CIDEr of each image.
 
 Captions and references are tokenised by the Penn Treebank tokeniser of these tools, which needs Java. METEOR needs Java
-too. SPICE needs language models, which pycocoevalcap would download; it is only computed if these models are already
+too. SPICE needs language models, which pycocoevalcap would download; it is computed only if these models are already
 installed.
 """
 
@@ -103,13 +103,13 @@ def tokenise(lines: Sequence[str]) -> list[str]:
 
 
 def score(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
-    """Score one caption per image by all measures.
+    """Score one caption per image with every measure that can be computed here.
 
     Raises: MissingPackage if pycocoevalcap or Java is missing; ChildProcessError if the tokeniser fails; ValueError if
     there are no images, or if the numbers of captions and images differ.
     """
     if len(captions) != len(references) or not references:
-        raise ValueError(f"{len(captions)} captions for {len(references)} images")
+        raise ValueError(f"{len(captions)} captions for {len(references)} images: must be equal and at least 1")
     installed = folder()
     tokens = tokenise([*captions, *(text for texts in references for text in texts)])
     hypotheses = {image: [caption] for image, caption in enumerate(tokens[: len(captions)])}

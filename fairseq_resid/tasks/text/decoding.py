@@ -16,7 +16,7 @@ from ...runs.settings import DECODING
 
 
 class DecodingError(ChildProcessError):
-    """fairseq-generate failed, or did not translate every sentence."""
+    """fairseq-generate failed, or did not produce exactly one hypothesis for every sentence."""
 
 
 def search_settings(settings: Mapping[str, str]) -> dict[str, int | float]:
@@ -52,7 +52,7 @@ def generate_command(
 def decode(argv: list[str], log: Path, lock: int | None = None, sentences: int | None = None) -> None:
     """Run a fairseq-generate command with its output in `log`, and show progress.
 
-    sentences: the number of sentences to translate
+    sentences: the number of sentences to decode
     Raises: DecodingError with the exit code, the log file and its last lines if the command fails.
     """
     children.show(argv, f" > {shlex.quote(str(log))}")

@@ -1,7 +1,7 @@
-"""NLL of the reference translations under a model, sentence by sentence, without decoding.
+"""NLL of the reference translations or captions under a model, sentence by sentence, without decoding.
 
-NLL is measured in nats per subword of the reference, including the end-of-sentence mark. It is computed with teacher
-forcing and without label smoothing. NLL depends on the subwords, so only models trained on the same data folder can be
+NLL is measured in nats per token of the reference, including the end-of-sentence mark. It is computed with teacher
+forcing and without label smoothing. NLL depends on the tokens, so only models trained on the same data folder can be
 compared.
 """
 
@@ -48,7 +48,7 @@ def read_nll(path: Path) -> list[Sentence]:
         nll, tokens = fields
         return Sentence(bounded(float(nll), -MOST_NUMBER, MOST_NUMBER), bounded(int(tokens), 1, MOST_COUNT))
 
-    return read_rows(path, sentence, "NLL, a tab and tokens")
+    return read_rows(path, sentence, "NLL and number of tokens")
 
 
 def measure_nll(job: ScoringJob[Any], checkpoint: Path) -> list[Sentence]:

@@ -36,7 +36,7 @@ def bleu(
     from sacrebleu.metrics.bleu import BLEU
 
     if len(hypotheses) != len(references) or not references:
-        raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
+        raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references: must be equal and at least 1")
     check_tokenizer(tokenize)
     # force: the text is tokenised on purpose, so sacrebleu must not warn about it.
     metric = BLEU(tokenize=tokenize, lowercase=lowercase, smooth_method=smooth, force=tokenize == "none")
@@ -84,7 +84,7 @@ def side_by_side(hypotheses: Sequence[str], references: Sequence[str], form: Tex
     tokenised, compounds split   the same with hyphenated words split, for German only
     chrF                         on the detokenised text
 
-    Lower-cased text only has "detokenised, lower case" and chrF.
+    For lower-cased text, there are only "detokenised, lower case" and chrF.
     """
     sides = list(hypotheses), list(references)
     plain = _each(form.plain, sides)

@@ -28,11 +28,12 @@ def conditions(results: Results, model: str, score: str = "BLEU") -> dict[str, o
     facts: dict[str, object] = {
         "corpus": results.corpus,
         "test set": results.subset,
-        "sentences": results.sentences,
+        "number of examples": results.sentences,
         score: results.signature,
         "decoding": results.decoding,
     }
-    return {**facts, "averaged checkpoints": len(results.averaged_checkpoints)} if model == "averaged" else facts
+    count = len(results.averaged_checkpoints)
+    return {**facts, "number of averaged checkpoints": count} if model == "averaged" else facts
 
 
 def check_conditions(first: Candidate, other: Candidate, score: str = "BLEU") -> None:
