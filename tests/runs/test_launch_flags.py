@@ -76,7 +76,7 @@ def test_invalid_fairseq_flags_are_refused_before_training(
 def test_missing_data_error_names_the_prepare_command(fake_train: Path, capsys: Capture) -> None:
     assert launch.main(["wmt14-en-de", "--arch", "transformer"]) == 2
     assert (
-        "data-bin/wmt14-en-de: no such data folder; fairseq-resid prepare wmt14-en-de makes it"
+        "data-bin/wmt14-en-de: no such data folder; to make it, run fairseq-resid prepare wmt14-en-de"
         in capsys.readouterr().err
     )
 
