@@ -201,7 +201,7 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
         shape, is_fortran, dtype = read_header(content)
         values = content.read()
         if dtype.kind not in "fiu" or math.prod(shape) * dtype.itemsize != len(values):
-            raise ValueError(f"type {dtype} and shape {shape} with {len(values):,} bytes: must be numbers of that shape")
+            raise ValueError(f"type {dtype} and shape {shape} with {len(values):,} bytes: must be a matching array")
     except Exception as error:  # NumPy parses the header as Python, which can raise any error
         raise ValueError(f"{name}: damaged: {' '.join(str(error).split())[:200]}") from None
     array = np.frombuffer(values, dtype).reshape(shape, order="F" if is_fortran else "C")
