@@ -156,7 +156,7 @@ class TsvFeatures(FeatureSource):
         if not 1 <= count <= MOST_REGIONS or len(boxes) != 16 * count or not features or len(features) % (4 * count):
             raise ValueError(
                 f"{where}: {count} regions with {len(boxes):,} bytes of boxes and {len(features):,} of features: must "
-                f"be 1 to {MOST_REGIONS:,} regions, 16 bytes per box, and as many features for each; is the file "
+                f"be 1 to {MOST_REGIONS:,} regions with 16 bytes of boxes each and equally many features; is the file "
                 "complete?"
             )
         return (
@@ -201,7 +201,9 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
         shape, is_fortran, dtype = read_header(content)
         values = content.read()
         if dtype.kind not in "fiu" or math.prod(shape) * dtype.itemsize != len(values):
-            raise ValueError(f"type {dtype} and shape {shape} with {len(values):,} bytes: must be a matching array")
+            raise ValueError(
+                f"type {dtype} and shape {shape} with {len(values):,} bytes: must be numbers, one per element"
+            )
     except Exception as error:  # NumPy parses the header as Python, which can raise any error
         raise ValueError(f"{name}: damaged: {' '.join(str(error).split())[:200]}") from None
     array = np.frombuffer(values, dtype).reshape(shape, order="F" if is_fortran else "C")
