@@ -52,7 +52,7 @@ def readme() -> str:
 setup(
     name="fairseq_resid",
     version=version(),
-    description="Learnable residual structures for Transformer translation models: a fairseq plugin",
+    description="Residual structures for Transformers: a fairseq plugin for translation, captioning and images",
     long_description=readme(),
     long_description_content_type="text/markdown",
     author="fairseq_resid contributors",

@@ -1,7 +1,8 @@
-"""Learnable and recursive residual structures for Transformer translation models, as a fairseq plugin.
+"""Residual structures for Transformers: a fairseq plugin for translation, captioning and image classification.
 
 Importing the package changes nothing and loads nothing. `fairseq_resid.connections` and `fairseq_resid.ops` need only
-torch. fairseq loads `fairseq_resid.models` from --user-dir, which connects them to fairseq and registers the models.
+torch. With --user-dir, fairseq imports `fairseq_resid.tasks` and `fairseq_resid.models`, which patch fairseq and
+register our tasks, criteria and models.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ __all__ = ["__version__"]
 
 
 class _Path(list[str]):
-    """Package path whose membership test registers the models: fairseq evaluates `user_dir in package.__path__`.
+    """Package path whose membership test registers our models and tasks: fairseq evaluates `user_dir in __path__`.
 
-    fairseq imports USER_DIR/models/*.py only if the package has not been imported yet. Otherwise it only evaluates
-    this test (fairseq.utils.import_user_module) and logs one line, so our architectures would be unknown.
+    fairseq imports USER_DIR/tasks/*.py and USER_DIR/models/*.py only if the package has not been imported yet.
+    Otherwise it only evaluates this test (fairseq.utils.import_user_module) and logs one line, so our tasks and
+    architectures would be unknown.
     """
 
     def __contains__(self, folder: object) -> bool:

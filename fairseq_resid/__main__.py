@@ -50,7 +50,7 @@ def usage() -> str:
         [
             "usage: fairseq-resid COMMAND ...    (options of a command: fairseq-resid COMMAND --help)",
             "",
-            f"fairseq_resid {__version__}: residual structures for Transformer translation models, on fairseq.",
+            f"fairseq_resid {__version__}: residual structures for Transformers, on fairseq.",
             "",
             *lines,
         ]

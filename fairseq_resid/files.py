@@ -23,15 +23,13 @@ T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 
 
-# Limits on the files of a run, study or data folder, which may come from others. The largest real ones are logs of a
-# few MB. Memory is bounded too: a list of all lines has at most MOST_LINES entries. A training run logs one line per
-# 100 updates, so the longest log has about 10,000.
+# Limits on the files of a run, study or data folder, which may come from others. The training captions of COCO have
+# tens of MB; other real files have a few. Memory is bounded too: a list of all lines has at most MOST_LINES entries. A
+# training run logs one line per 100 updates, so the longest log has about 10,000.
 MOST_BYTES, MOST_LINES, MOST_LINE_BYTES = 256 << 20, 10_000_000, 4 << 20
 MOST_LOG_BYTES, MOST_LOG_LINES = 64 << 20, 200_000
-MOST_NUMBER, MOST_COUNT = (
-    1e38,
-    1e12,
-)  # maximum of a measured value (fp32 range), and of a count, such as tokens per line
+# Maximum of a measured value (fp32 range), and of a count, such as tokens per line.
+MOST_NUMBER, MOST_COUNT = 1e38, 1e12
 ANY_SIZE = 1 << 63
 LAST_BYTES = 64 << 10
 
@@ -42,7 +40,7 @@ def inside(root: Path, name: str | Path) -> Path:
     ROOT may be a symbolic link. A link below it must not lead out of it: its target could contain private text, and
     files written there would be hard to find. Checkpoints, binarised data and dictionaries, whose content is never
     shown as text, need no such check and may be links.
-    Raises: ValueError naming the path, and where it leads.
+    Raises: ValueError naming the path and its target.
     """
     path, real = root / name, os.path.realpath(root)
     for one in (path, _packed_of(path)):
@@ -89,7 +87,7 @@ def open_to_append(path: Path) -> BinaryIO:
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise ValueError(f"{path}: a symbolic link, which writing does not follow; remove it") from None
+            raise ValueError(f"{path}: is a symbolic link, which would redirect the output; remove it") from None
         raise
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "ab")
@@ -215,7 +213,9 @@ def read_pairs(source: Path, target: Path) -> tuple[list[str], list[str]]:
     """
     sides = read_lines(source), read_lines(target)
     if len(sides[0]) != len(sides[1]):
-        raise ValueError(f"{source} has {len(sides[0])} lines, {target} has {len(sides[1])}: must be equal")
+        raise ValueError(
+            f"{source} has {len(sides[0])} lines, but {target} has {len(sides[1])}; both must have the same number"
+        )
     if not sides[0]:
         raise ValueError(f"{source}: empty")
     return sides

@@ -19,8 +19,8 @@ Error = TypeVar("Error", bound=BaseException)
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # Markdown syntax: brackets only where they form a link, underscores only outside words.
 MARKUP = re.compile(r"[\\`*~$]|\](?=[(\[:])|(?<!\w)_|_(?!\w)")
-# At the start of a line, the text before the mark of a heading, list, check box, block quote, rule or table. It is the
-# number in a numbered list, and empty otherwise. Code fences and *** match MARKUP.
+# Matches at the start of a line, before the mark of a heading, list, check box, block quote, rule or table. The match
+# is the number of a numbered list; otherwise it is empty. Code fences and *** match MARKUP.
 BLOCK = re.compile(r"^(?:(?=[#=>|:]|[-+](?!-?[\w.])|\[[ xX]\])|\d{1,9}(?=[.)](?:\s|$)))")
 # Characters that can start a tag or an entity.
 HTML = re.compile(r"<(?=[\w/!?])|&(?=#?\w+;)")

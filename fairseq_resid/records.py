@@ -26,8 +26,8 @@ def read(path: Path, kind: type[T], writer: str = "") -> T:
     """Read a .json or .yaml file into a value of the type `kind`.
 
     writer: the command that writes such files, for error messages
-    Raises: FileNotFoundError naming the file and the writer; ValueError naming the file, and the missing
-    or mistyped field; OSError.
+    Raises: FileNotFoundError naming the file and the writer; ValueError naming the file and the missing or mistyped
+    field; OSError.
     """
     try:
         content = read_bytes(path, MOST_YAML if path.suffix == ".yaml" else MOST_JSON)
@@ -82,8 +82,10 @@ class _Loader(yaml.SafeLoader):
     def number(self, node: yaml.ScalarNode) -> int | float:
         """Return a number; unlike PyYAML, never read it in base 60."""
         text: str = node.value.lower()
-        if len(text) > MOST_DIGITS:  # it could not be printed either
-            raise ValueError(f"line {node.start_mark.line + 1}: a number of more than {MOST_DIGITS} characters")
+        if len(text) > MOST_DIGITS:  # converting a long number takes quadratic time
+            raise ValueError(
+                f"line {node.start_mark.line + 1}: a number of {len(text):,} characters; at most {MOST_DIGITS} are read"
+            )
         if text.lstrip("+-").startswith("."):
             return float(text.replace(".inf", "inf").replace(".nan", "nan"))
         return float(text) if node.tag == FLOAT else int(text, 0 if text[:2] in ("0x", "0o") else 10)
@@ -134,7 +136,7 @@ def text(value: Any, indent: int | None = 2) -> str:
 def write(path: Path, value: Any) -> None:
     """Write a dataclass or JSON value to a JSON file, atomically.
 
-    Raises: ValueError naming the file, and the name in it that is not UTF-8.
+    Raises: ValueError naming the file, and the text in it that is not UTF-8.
     """
     try:
         write_text(path, text(value))

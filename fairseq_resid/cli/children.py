@@ -26,7 +26,8 @@ INTERRUPT_AFTER = 3.0
 
 
 def program(name: str) -> str:
-    """Return a fairseq command: its bare name if PATH resolves to this interpreter's copy, otherwise its path.
+    """Return a fairseq command: the path of the copy next to this interpreter if PATH finds another copy or none,
+    otherwise the bare name.
 
     Raises: ValueError if fairseq is not installed.
     """
@@ -57,7 +58,7 @@ def last_lines(log: Path) -> list[str]:
 
 @contextmanager
 def followed(log: Path, take: Callable[[str], None]) -> Iterator[None]:
-    """Call `take` with every line appended to `log` during the block, and with "" after POLL seconds without any.
+    """Call `take` with every line appended to `log` during the block, and with "" every POLL seconds if there is none.
 
     With --verbose, the lines are printed too.
     Raises: whatever `take` raises, at the end of the block.
@@ -121,7 +122,7 @@ def run(
     stopped it. The command never outlives this call. It inherits the file descriptor `lock`, so that a folder stays
     locked while any process works in it.
 
-    Raises: SystemExit with 128 + signal if a signal was received, after the command has ended.
+    Raises: SystemExit with 128 + signal after the command has ended, if a signal was received.
     """
     received: list[int] = []
     # fairseq prints sentences in the encoding of the locale, and we read them as UTF-8.

@@ -27,7 +27,7 @@ LOGGERS = {
     "fairseq_resid.ops.dispatch": logging.INFO,  # the backend, which is in the training log anyway
     "root": logging.INFO,
 }
-# Regular expressions that match the beginning of a warning.
+# Regular expressions for warnings, matched from the first character.
 WARNINGS = (
     r"[\s\S]*version_base",  # fairseq calls hydra as in version 1.0
     r"[\s\S]*'config' is validated",

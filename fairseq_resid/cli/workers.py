@@ -26,7 +26,8 @@ def context() -> ForkContext | SpawnContext:
 def ordered(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Generator[Result, None, None]:
     """Yield `function(item)` for every item, in order. At most 2·workers + 1 items are in progress.
 
-    If there are several workers, they are forked when the first result is requested. No thread should run at that time.
+    Several workers are started when the first result is requested. No other thread should run at that time, because
+    they are forked on Linux.
     Raises: whatever `function` raises; ChildProcessError if a worker dies.
     """
     if workers <= 1:

@@ -1,7 +1,8 @@
 """Extract texts from archives and markup to plain files with one sentence per line.
 
 An archive is refused if the path of a member leads out of its folder. Links are never followed, and the unpacked size
-is limited; see unpacking.py. Only the requested texts are written, under names that we choose.
+is limited; see unpacking.py. `extract` writes only the requested texts, under names that we choose; `unpack` writes all
+files of an image archive under their own names.
 
 Formats by name: .tgz .tar.gz .tar.xz .tar .zip (archives), .gz (one compressed text), .sgm .xml (segments of a WMT or
 IWSLT test set), train.tags.* (IWSLT training text with <tag> lines). Any other text is copied unchanged.
@@ -134,7 +135,7 @@ def _reading(archive: Path) -> Iterator[tuple[Iterator[Member], Room]]:
 
 
 def is_web_page(beginning: bytes) -> bool:
-    """Return whether a file begins with HTML, because some servers send a web page instead of the file."""
+    """Return whether a file begins with HTML: some servers send a web page instead of the file."""
     place = 0
     while before := BEFORE_HTML.match(beginning, place):
         place = before.end()
@@ -230,10 +231,9 @@ def undo_entities(text: str) -> str:
 
 
 def convert(path: Path, name: str, output: Path, limit: int | None = None) -> None:
-    """Do the same as `write_text` for a file on disk. OUTPUT appears when it is complete.
+    """Convert a file on disk as `write_text` does. OUTPUT appears when it is complete.
 
     With `limit`, the rest of the file is not checked.
-
     Raises: Damaged naming the file; ValueError.
     """
     with damage_named(path), open_any_size(path) as stream, replacing(output) as unfinished:

@@ -81,8 +81,8 @@ def fetch(
 ) -> Fingerprint:
     """Download FOLDER/NAME unless it exists; return its fingerprint.
 
-    With a mirror, the only URL is MIRROR/NAME. A file that differs from the manifest is refused; with `allow_other` it
-    is accepted and the difference is printed.
+    With a mirror, the only URL is MIRROR/NAME. A download that differs from the manifest is refused; with `allow_other`
+    it is accepted and the difference is printed.
     Raises: FetchError with the error of each URL; OSError if the disk is full.
     """
     target = folder / file.name
@@ -251,7 +251,7 @@ def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> No
                     output.write(block)
                 progress.advance(len(block))
                 if expected is not None and output.tell() > expected:
-                    raise _Refused(f"the server sent more than the expected {expected} bytes")
+                    raise _Refused(f"the server sent more than the expected {expected:,} bytes")
                 block = _read(answer)
             if end is not None and output.tell() < end:
                 raise _Lost(ENDED.format(output.tell(), end))

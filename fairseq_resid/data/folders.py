@@ -17,8 +17,7 @@ from .text import folder as text
 class FolderKind(ABC):
     """A kind of data folder.
 
-    content: the type of data, which is also the name of the subpackage with its manifests; command: the command that
-    prepares it
+    content: the type of data, which is also the name of its subpackage; command: the command that prepares it
     record: a file that only this kind of folder contains; task: the fairseq task that reads it
     unit: what training counts as tokens; logged: suffix of a metric that only training on such data logs
     has_running_statistics: its models use batch normalisation, so 16-bit training needs --amp
@@ -99,7 +98,7 @@ class RecordedFolderKind(FolderKind):
     def missing_split(self, data: Path, names: Sequence[str]) -> str | None:
         counts = self.module.read(data).counts
         missing = next((name for name in names if name not in counts), None)
-        return f"{missing}: {data} has {', '.join(counts)}" if missing else None
+        return f"{missing}: no such split; {data} has {', '.join(counts)}" if missing else None
 
 
 class ImageFolderKind(RecordedFolderKind):

@@ -15,7 +15,7 @@ def check_names(names: Iterable[str]) -> None:
     """
     for name in names:
         if not name or "\0" in name or name.startswith("/") or ".." in PurePosixPath(name).parts:
-            raise ValueError(f"{name!r}: not a file of the data folder; a relative path without .. is allowed")
+            raise ValueError(f"{name!r}: not a file of the data folder; must be a relative path without ..")
 
 
 def check_sizes(data: Path, record: str, sizes: Mapping[str, int], checksums: Mapping[str, str]) -> None:

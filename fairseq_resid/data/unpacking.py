@@ -26,7 +26,7 @@ from typing import IO, Any
 from ..cli.progress import Progress, amount
 
 BLOCK = 1 << 20
-READ = 1 << 16  # bytes of compressed input read at once; copied again after each compressed stream that ends in them
+READ = 1 << 16  # bytes of compressed input read at once; after each compressed stream, the rest of them is copied
 MEMBERS = 2_000_000  # maximum number of members per archive
 # An archive or .gz may unpack to this many times its size, or to UNPACKED_BYTES if that is more. Text typically
 # expands to about 4 times its compressed size.
@@ -39,7 +39,7 @@ NAME_BYTES, NAME_PARTS, PART_BYTES = 1024, 32, 255  # limits on a member's name:
 HEADER_BYTES, PAX_RECORDS = 1 << 16, 100  # limits on an extended header in a tar: a long name, extended attributes
 DIRECTORY_BYTES = 1 << 26  # limit on a zip's list of members, which is kept in memory
 XZ_MEMORY = 1 << 28  # limit on the memory for decompressing xz; `xz -9` needs a quarter of it
-LEADS_OUT = "leads outside the archive's folder; it is not used"
+LEADS_OUT = "leads outside the archive's folder; the archive is refused"
 NOT_A_FILE = "is not a regular file"
 UNIX = 3  # in a zip: the system whose file types are recorded
 

@@ -67,7 +67,7 @@ def rank(environ: Mapping[str, str], given: TrainingCommand, local_gpus: int) ->
     batch script by itself is not a step). The variables of torchrun and Slurm are converted to fairseq's flags: fairseq
     reads the environment too, but on a CPU it would start several unconnected training runs in the same folder.
 
-    Raises: ValueError if a launcher's variables are incomplete or contradictory.
+    Raises: ValueError naming the flags or variables that are missing, not numbers, or contradictory; see `first_host`.
     """
     if "--distributed-init-method" in given:
         number = given.integer("--distributed-rank", 0, least=0) or 0
@@ -89,9 +89,9 @@ def rank(environ: Mapping[str, str], given: TrainingCommand, local_gpus: int) ->
     try:
         number, size, local = (int(environ.get(name, "0")) for name in names)
     except ValueError:
-        raise ValueError(f"the launcher's variables must be numbers: {variables}") from None
+        raise ValueError(f"{variables}: set by the launcher; must be whole numbers") from None
     if not 0 <= number < size:
-        raise ValueError(f"the launcher's variables contradict each other: {variables}")
+        raise ValueError(f"{variables}: set by the launcher; {names[0]} must be at least 0 and below {names[1]}")
     if size == 1:
         return None
     more = {"MASTER_ADDR": first_host(environ), "MASTER_PORT": str(port(environ))} if names[0] != "RANK" else {}

@@ -1,12 +1,11 @@
-"""Run stock fairseq-train in a run folder. Running the same command again resumes it, or does nothing if it has
-finished.
+"""Run stock fairseq-train in a run folder. The same command, run again, resumes training if it has not finished.
 
 RUN/run.json contains the full command, the plan, the seed, and whether training has finished, and for every session
-the commit, versions and hardware. A different command is refused, because a run that is resumed with changed settings
-would represent neither the old settings nor the new ones.
+the commit, versions and hardware. A command with different settings is refused, because the resumed run would represent
+neither the old settings nor the new ones.
 
-Under torchrun or srun, every process runs this module. Each process determines its rank (devices.rank), all of them
-run the same checks, and only rank 0 writes files.
+Under torchrun or srun, every process runs this module. Each process determines its rank (devices.rank), and all of them
+run the same checks. Only rank 0 writes files, except that every other process writes its own log, train.rankN.log.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ PROCESS_FLAGS = (
     "--device-id",
 )
 STOPPING = "\nStopping after this update and saving a checkpoint. Press Ctrl-C again to stop now.\n"
-# Flags for folders and time limits. They do not affect the trained model.
+# Flags for folders and the time limit. They do not affect the trained model.
 PLACE_FLAGS = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
 
 
@@ -96,7 +95,7 @@ def check_architecture(arch: str, given: TrainingCommand) -> None:
 def check_task(arch: str, given: TrainingCommand) -> None:
     """Check that an architecture and the task of a recipe are for the same kind of data: text, images or captions.
 
-    Raises: ValueError naming both.
+    Raises: ValueError naming the architecture and the task.
     """
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
@@ -105,7 +104,10 @@ def check_task(arch: str, given: TrainingCommand) -> None:
     task = given.value("--task", folders.TEXT.task)
     kind = folders.of_task(TASKS.get(ARCH_MODEL_NAME_REGISTRY[arch], folders.TEXT.task))
     if kind is not folders.of_task(task):
-        raise ValueError(f"--arch {arch}: a model of {kind.content}, but the recipe's task is {task}")
+        raise ValueError(
+            f"--arch {arch}: a model for {kind.content}, but the recipe's task is {task}; choose one for "
+            f"{folders.of_task(task).content}"
+        )
 
 
 def check_own_flags(given: TrainingCommand) -> None:
@@ -152,7 +154,7 @@ def allocating(environ: Mapping[str, str]) -> dict[str, str]:
 def build_command(
     recipe: TrainingCommand, arch: str, run: Run, extra: TrainingCommand, planned: Sequence[str]
 ) -> TrainingCommand:
-    """Return the command of a recipe. The user's flags come last and take precedence."""
+    """Return the training command of a recipe. The user's flags come last and take precedence."""
     own = ["--user-dir", children.user_dir(), "--arch", arch, *planned, "--save-dir", str(run.path)]
     own += ["--log-format", "json"]
     start = recipe.without(plan.PLANNED_FLAGS).and_then(TrainingCommand.parse(own))
@@ -214,12 +216,12 @@ def place_data(argv: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[Tr
 def check_data(command: TrainingCommand) -> None:
     """Check that the data folder of a command exists and is complete.
 
-    Raises: ValueError naming it, the missing files, and the command that prepares it.
+    Raises: ValueError naming the folder, the missing files, and the command that prepares a known corpus.
     """
     kind = folders.of_task(command.value("--task", folders.TEXT.task))
     for folder in map(Path, filter(None, command.data.split(":"))):  # fairseq accepts shards of a training set as A:B
         maker = kind.maker(folder.name)
-        hint = f"; {maker} makes it" if maker else ""
+        hint = f"; to make it, run {maker}" if maker else ""
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such data folder{hint}")
         kind.check(folder, hint)
@@ -289,7 +291,7 @@ def is_finished(command: TrainingCommand, run: Run) -> bool:
 
 
 def reached_end(command: TrainingCommand, run: Run) -> bool:
-    """Return whether a training run ended because of --max-update or --max-epoch, not --stop-time-hours."""
+    """Return whether training is complete; with --stop-time-hours, only if it reached --max-update or --max-epoch."""
     if "--stop-time-hours" not in command:
         return True
     done = run.training_summary()
@@ -303,7 +305,8 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
     """Train or resume; return False if the run has already finished.
 
     record: the new run.json, which contains only this session
-    Raises: ValueError if another command started the run; ChildProcessError if fairseq-train fails.
+    Raises: ValueError if the run was started with different settings; ChildProcessError if fairseq-train fails;
+    SystemExit if a signal ends it.
     """
     is_first = rank is None or rank.rank == 0
     with run.lock() if is_first else nullcontext() as lock:
@@ -347,7 +350,7 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
 
 @dataclass(frozen=True)
 class Request:
-    """A requested training run, checked as far as is possible without reading its data."""
+    """A requested training run, checked as far as possible without reading its data."""
 
     run: Run
     plan: plan.Plan
@@ -379,10 +382,10 @@ def request(
     effective_batch: int | None = None,
     precision: str = "auto",
 ) -> Request:
-    """Return a training run: a recipe, an architecture and further flags of fairseq-train.
+    """Check a requested training run and plan it: a recipe, an architecture and additional flags of fairseq-train.
 
     folder: the run folder (default: checkpoints/RECIPE-ARCH)
-    Raises: ValueError naming the wrong recipe, architecture, flag or run folder.
+    Raises: ValueError naming the invalid recipe, architecture, flag or run folder.
     """
     recipe_argv = recipe.read(name)
     # Only fairseq's parser, in place_data, knows whether a word after a flag is the data folder.
@@ -428,7 +431,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[
     add = parser.add_argument
     add(
         "recipe",
-        help="name of a recipe, or a file of fairseq-train flags; DATA replaces the recipe's data folder",
+        help="name of a recipe, or a file of fairseq-train flags; a data folder given as well replaces the recipe's",
     )
     add("--arch", required=True, help="transformer, transformer_sas, transformer_rskip_ln, transformer_resid, ...")
     add("--run", type=Path, help="run folder (default: checkpoints/RECIPE-ARCH)")
@@ -442,7 +445,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[
         "--precision",
         choices=("auto", *plan.PRECISIONS),
         default="auto",
-        help="default auto: bf16 or fp16 on GPUs with hardware support, otherwise fp32",
+        help="default auto: bf16 or fp16 (images: amp) on GPUs with hardware support, otherwise fp32",
     )
     add("--dry-run", action="store_true", help="print the plan and the command without training")
     options, extra = parser.parse_known_args(argv)
@@ -453,7 +456,8 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[
 
 @frame.command(
     "train",
-    "Train a recipe with stock fairseq-train, on all visible GPUs or on the CPU. Run the same command again to resume.",
+    "Train with a recipe and stock fairseq-train, on all visible GPUs or on the CPU. Run the same command again to "
+    "resume.",
     again="resumes",
     epilog=f"recipes: {', '.join(recipe.available())}. All other flags are passed to fairseq-train. On several "
     "machines, start one process per device with torchrun (torchrun ... --no-python -- scripts/train.sh RECIPE ...) "

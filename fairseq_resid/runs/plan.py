@@ -5,8 +5,9 @@ A recipe's --distributed-world-size, --max-tokens and --update-freq define its e
     effective batch = processes × max-tokens × update-freq, in padded positions
 
 fairseq's --max-tokens limits the number of sentences in a batch × the length of its longest sentence, source or target.
-With --batch-size instead, examples are counted: sentence pairs or images. On a different number of devices, update-freq
-is adapted to keep the effective batch. If that is not enough, max-tokens is adapted too.
+With --batch-size instead, examples are counted: sentence pairs, images, or pairs of an image and a caption. On a
+different number of devices, update-freq is adapted to keep the effective batch. If that is not enough, max-tokens or
+batch-size is adapted too.
 """
 
 from __future__ import annotations
@@ -108,8 +109,8 @@ class Plan:
 def split_batch(effective: int, world_size: int, most: int, update_freq: int | None, limit: str) -> tuple[int, int]:
     """Return the batch size of one process, at most `most`, and the update-freq that keep the effective batch.
 
-    If update-freq is not given, the value that comes closest is chosen.
-    Raises: ValueError if the effective batch would change by more than 1%.
+    If update-freq is not given, the value that comes closest to the effective batch is chosen.
+    Raises: ValueError if the effective batch would change by more than 1%, or requires too large an update-freq.
     """
 
     def filled(steps: int) -> int:
@@ -121,8 +122,8 @@ def split_batch(effective: int, world_size: int, most: int, update_freq: int | N
     enough = math.ceil(effective / (world_size * most))
     if update_freq is None and enough > MOST_STEPS:
         raise ValueError(
-            f"effective batch: {effective:,}: requires --update-freq {enough:,} with {world_size} processes × {limit} "
-            f"{most:,}; at most {MOST_STEPS:,}"
+            f"effective batch {effective:,}: requires --update-freq {enough:,} with {world_size} processes × {limit} "
+            f"{most:,}; at most --update-freq {MOST_STEPS:,} is allowed"
         )
     least = max(1, math.ceil(effective * (1 - TOLERANCE) / (world_size * most)))
     steps = update_freq or min(range(least, enough + 1), key=off)
@@ -133,7 +134,8 @@ def split_batch(effective: int, world_size: int, most: int, update_freq: int | N
         raise ValueError(
             f"effective batch: {world_size} processes × {limit} {size:,} × update-freq {steps} = {got:,} "
             f"{UNITS[limit]} instead of {effective:,} ({limit} at most {most:,}{given}): "
-            f"{abs(got - effective) / effective:.1%} off; at most 1% is allowed, or give --effective-batch {got}"
+            f"{abs(got - effective) / effective:.1%} off; at most 1% is allowed; to accept it, give --effective-batch "
+            f"{got}"
         )
     return size, steps
 
@@ -152,10 +154,12 @@ def own_precision(given: TrainingCommand) -> list[str]:
 def choose_precision(asked: str, given: TrainingCommand, gpus: Sequence[Gpu]) -> tuple[str, str, list[str]]:
     """Return the precision, the reason, and fairseq's flags for it.
 
-    bf16 requires compute capability 8.0 (Ampere), the first with bf16 tensor cores, and is preferred because it needs
-    no loss scale; fairseq does not support it for sharded models. fp16 requires 7.0 (Volta). Older GPUs and CPUs use
-    fp32. Image models use amp instead of bf16 and fp16: it keeps the weights and the running statistics of batch
-    normalisation in fp32.
+    From compute capability 8.0 (Ampere), the first with bf16 tensor cores, "auto" chooses bf16, because it needs no
+    loss scale, except for sharded models, for which fairseq does not support it. Otherwise "auto" chooses fp16 from 7.0
+    (Volta), and fp32 on older GPUs and CPUs. For image models it chooses amp instead of bf16 and fp16, because amp
+    keeps the weights and the running statistics of batch normalisation in fp32.
+
+    Raises: ValueError naming the flags that contradict each other.
     """
     own = own_precision(given)
     if own and asked != "auto":
@@ -202,13 +206,15 @@ def plan_training(
     if rank:
         world_size = rank.world_size
         if byhand not in (None, world_size):
-            raise ValueError(f"--distributed-world-size {byhand}: the launcher started {world_size} processes")
+            raise ValueError(
+                f"--distributed-world-size {byhand}: the launcher started {world_size} processes; omit this flag"
+            )
     else:
         world_size = byhand or max(1, len(gpus))
         if world_size > max(1, len(gpus)):
             raise ValueError(
-                f"--distributed-world-size {byhand}: {len(gpus)} GPUs are visible; start processes on several machines "
-                "or on the CPU with torchrun or srun"
+                f"--distributed-world-size {byhand}: more than the number of visible GPUs ({len(gpus)}); on several "
+                "machines or on the CPU, start the processes with torchrun or srun"
             )
     size, steps = split_batch(
         effective,

@@ -55,7 +55,7 @@ def _sections(name: str) -> tuple[list[str], list[str]]:
         text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text).replace("\\\n", " ")
         training, *others = re.split(r"(?m)^\[evaluate\]\s*$", text)
         if len(others) > 1:
-            raise ValueError("the line [evaluate] appears twice")
+            raise ValueError("the line [evaluate] appears more than once")
         return split(training), split("".join(others))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

@@ -5,11 +5,11 @@ RUN/checkpoint_best.pt, checkpoint_last.pt copies written by fairseq
 RUN/run.json                               command, plan, versions, commit, hardware, and whether training has finished
 RUN/train.log, train.rankN.log             output of fairseq-train --log-format json, of rank 0 and rank N
 RUN/averaged.pt, averaged.json             average of the last numbered checkpoints, and its inputs
-RUN/epochsFIRST-LAST.pt, ....json          average of the checkpoints of these epochs, if --epochs was given
+RUN/epochsFIRST-LAST.{pt,json}             average of the checkpoints of these epochs, if --epochs was given
 RUN/decode/SUBSET.{averaged,last,...}.{log,hyp,json}
                                            output of fairseq-generate, its hypotheses, and their inputs
 RUN/results.json                           scores on the test set (results.SUBSET.json for other subsets)
-RUN/card.md                                summary of all of this on one page
+RUN/card.md                                the model card, a summary on one page
 """
 
 from __future__ import annotations
@@ -237,8 +237,7 @@ class Run:
 
     @contextmanager
     def lock(self) -> Iterator[int]:
-        """Lock the folder for one training or evaluation process; yield the file descriptor of the lock, for child
-        processes.
+        """Lock the folder for one training or evaluation process; yield the lock's file descriptor for child processes.
 
         Raises: ValueError if another process has locked it.
         """

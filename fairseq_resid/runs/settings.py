@@ -62,7 +62,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="limit translations to A times the source length in subwords plus --max-len-b "
         f"(default {DECODING['max-len-a']})",
     )
-    add("--max-len-b", type=integer(0, MOST_COUNT), metavar="B", help=f"(default {DECODING['max-len-b']})")
+    add("--max-len-b", type=integer(0, MOST_COUNT), metavar="B", help=f"see above (default {DECODING['max-len-b']})")
 
 
 def _number(text: str) -> float:

@@ -40,12 +40,12 @@ def find_data(run: Run, state: dict[str, Any]) -> Path:
 
     A relative path is first tried from the current folder, then from the folder in which training was started, that is,
     the folder from which the checkpoint's --save-dir leads to this run.
-    Raises: ValueError if the data folder no longer exists.
+    Raises: ValueError if the checkpoint does not name a data folder, or the folder no longer exists.
     """
     cfg = state.get("cfg") or {}
     recorded = setting(cfg.get("task"), "data") or setting(state.get("args"), "data")
     if not recorded:
-        raise ValueError(f"{run.path}: the checkpoints do not name a data folder; give it with --data")
+        raise ValueError(f"{run.path}: the checkpoint does not name a data folder; give it with --data")
     data = Path(str(recorded).split(":")[0])  # fairseq accepts shards of a training set as A:B
     save_dir = Path(str(setting(cfg.get("checkpoint"), "save_dir")))
     here = run.path.resolve()
@@ -55,4 +55,4 @@ def find_data(run: Run, state: dict[str, Any]) -> Path:
     for candidate in candidates:
         if candidate.is_dir():
             return candidate
-    raise ValueError(f"{run.path}: trained on {data}: no such data folder; give it with --data")
+    raise ValueError(f"{run.path}: trained on {data}: no such data folder; give its new path with --data")

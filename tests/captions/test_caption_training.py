@@ -111,7 +111,7 @@ def test_stock_generate_describes_each_image_once(data: Path, trained: list[Path
 @pytest.mark.parametrize(
     ("arch", "flags", "message"),
     [
-        ("transformer_sas", (), "--arch transformer_sas: a model of text, but the recipe's task is image_captioning"),
+        ("transformer_sas", (), "--arch transformer_sas: a model for text, but the recipe's task is image_captioning"),
         ("captioning_sas", ("--residual", "post_ln"), "use --arch captioning_resid to choose"),
         ("captioning_resid", ("--share-all-embeddings",), "--share-all-embeddings: images have no words"),
     ],
@@ -129,7 +129,7 @@ def test_captions_are_refused_by_other_tasks(data: Path, trained: list[Path], tm
     assert main(["train", "multi30k-en-de-small", str(data), "--arch", "transformer_sas", *run]) == 2
     assert "contains captions, but the recipe's task requires text" in capsys.readouterr().err
     assert main(["train", "multi30k-en-de", "--arch", "captioning_sas", *run]) == 2
-    assert "a model of captions, but the recipe's task is translation" in capsys.readouterr().err
+    assert "a model for captions, but the recipe's task is translation; choose one for text" in capsys.readouterr().err
     for command in (["attention"], ["translate"], ["export", "--to", "onnx", "--out", str(tmp_path / "out")]):
         assert main([command[0], str(trained[0]), *command[1:]]) == 2, command
         said = capsys.readouterr().err

@@ -135,7 +135,7 @@ def test_coco_counts_and_dataset_are_checked(official: Official, tmp_path: Path,
     found = error_of(capsys, tmp_path / "made", *official, name="coco-captions")
     assert "16 train images, not 113,287; 4 valid images, not 5,000" in found and "--allow-other-data" in found
     flickr = write_json(tmp_path / "flickr.json", images(), "flickr8k")
-    assert "a JSON of the dataset 'flickr8k', not 'coco'" in error_of(
+    assert "dataset 'flickr8k', not 'coco'" in error_of(
         capsys, tmp_path / "made", flickr, official[1], name="coco-captions"
     )
     assert main(tmp_path / "made", *official, "--allow-other-data", name="coco-captions") == 0
@@ -155,11 +155,11 @@ BAD_CAPTIONS: dict[str, tuple[Any, str]] = {
     "no captions": (changed(sentences=[]), "image 100: has no captions"),
     "only empty captions": (changed(sentences=[{"tokens": [" "], "raw": "."}]), "image 100: has no captions"),
     "twice": (changed(cocoid=101), "image 101: appears twice"),
-    "unknown split": (changed(split="dev"), "image 100: split 'dev': must be train, restval, val, test"),
+    "unknown split": (changed(split="dev"), "image 100: split 'dev': must be one of train, restval, val, test"),
     "no id": (changed(cocoid=None, imgid=None), "image 1: cocoid or imgid None"),
     "negative id": (changed(cocoid=-1), "image 1: cocoid or imgid -1"),
     "NUL": (changed(sentences=[{"tokens": ["a\0b"], "raw": "a"}]), "image 100: a caption contains a NUL"),
-    "long": (changed(sentences=[{"tokens": ["a"] * 1001}]), "image 100: at most 1,000 captions of 1,000 words"),
+    "long": (changed(sentences=[{"tokens": ["a"] * 1001}]), "image 100: too many or too long captions; at most 1,000"),
     "no test": ([image for image in images() if image["split"] != "test"], "has no test images"),
     "tokens of another type": (changed(sentences=[{"tokens": "a cat"}]), "not in the format of dataset_coco.json"),
 }
@@ -185,19 +185,19 @@ feat, box = regions(100)
 LINE = line(100, feat, box)
 BAD_LINES: dict[str, tuple[str, str]] = {
     "cut": (LINE[: LINE.rindex("\t") + 42], "image 100: features.tsv:26: "),
-    "cut before the features": (LINE[:30], "image 100: features.tsv:26: 5 fields instead of 6; is the file complete?"),
-    "wrong width": (line(100, feat[:, :-1], box), "image 101: 8 features per region; must be 7"),
+    "cut before the features": (LINE[:30], "image 100: features.tsv:26: 5 fields: must be image_id, image_w, "),
+    "wrong width": (line(100, feat[:, :-1], box), "image 101: 8 features per region: must be 7"),
     "box outside": (
         line(100, feat, box, (90, 480)),
-        "image 100: box 1 (0, 20, 100, 480) is not inside the image of 90x480 pixels",
+        "image 100: box 1 (0, 20, 100, 480): must be left, top, right, bottom within 90x480",
     ),
-    "box reversed": (line(100, feat, box[:, [2, 1, 0, 3]]), "image 100: box 1 (100, 20, 0, 480) is not inside"),
-    "NaN": (line(100, feat * np.nan, box), "image 100: a feature is not a number from -65,504 to 65,504"),
-    "too large for float16": (line(100, feat + 1e6, box), "image 100: a feature is not a number"),
+    "box reversed": (line(100, feat, box[:, [2, 1, 0, 3]]), "image 100: box 1 (100, 20, 0, 480): must be left, top"),
+    "NaN": (line(100, feat * np.nan, box), "image 100: a feature is out of range or NaN; must be -65,504 to 65,504"),
+    "too large for float16": (line(100, feat + 1e6, box), "image 100: a feature is out of range or NaN"),
     "no regions": (LINE.replace("\t2\t", "\t0\t"), "image 100: features.tsv:26: 0 regions"),
     "too many regions": (LINE.replace("\t2\t", "\t9999999999\t"), "image 100: features.tsv:26: 9999999999 regions"),
-    "not base64": (LINE[:-9] + "********\n", "image 100: features.tsv:26: expected image_id"),
-    "no id": ("cat\t1\n", "features.tsv:26: b'cat\\t1\\n': must start with the id of an image"),
+    "not base64": (LINE[:-9] + "********\n", "image 100: features.tsv:26: image_w, image_h and"),
+    "no id": ("cat\t1\n", "features.tsv:26: b'cat\\t1\\n': must start with a numeric image_id"),
 }
 
 
@@ -213,8 +213,8 @@ def test_bad_tsv_lines_are_refused_by_image(official: Official, tmp_path: Path, 
 def test_missing_features_are_listed_by_image(official: Official, tmp_path: Path, capsys: Capture) -> None:
     tsv = write_tsv(tmp_path / "features.tsv", NUMBERS[7:])
     found = error_of(capsys, tmp_path / "made", official[0], tsv)
-    assert "no features for train image 100, 101, 102, 103, 104 and 2 more" in found
-    assert "no such file or folder with features" in error_of(capsys, tmp_path / "made", official[0], tmp_path / "no")
+    assert "no features for train images: 100, 101, 102, 103, 104 and 2 more" in found
+    assert "no: no such file or folder" in error_of(capsys, tmp_path / "made", official[0], tmp_path / "no")
     os.mkfifo(tmp_path / "pipe.tsv")
     (tmp_path / "pipes").mkdir()
     os.rename(tmp_path / "pipe.tsv", tmp_path / "pipes" / "a.tsv")
@@ -239,10 +239,10 @@ def bad_npz(path: Path, case: str) -> str:
         return "feat.npy: damaged: type object"
     if case == "no feat":
         np.savez(path, x=feat)
-        return "has no array called feat"
+        return "has no array `feat`"
     if case == "box without size":
         np.savez(path, feat=feat, bbox=regions(100)[1])
-        return "has bbox, but image_w or image_h is missing"
+        return "has `bbox`, but `image_w` or `image_h` is missing"
     if case == "huge shape":
         header = {"descr": "<f4", "fortran_order": False, "shape": (1 << 40, 2048)}
         with zipfile.ZipFile(path, "w") as archive, archive.open("feat.npy", "w") as file:
@@ -250,7 +250,7 @@ def bad_npz(path: Path, case: str) -> str:
         return "feat.npy: damaged: type float32 and shape"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:  # a bomb
         archive.writestr("feat.npy", b"\0" * (features.MOST_ARRAY + 1))
-    return "feat.npy: more than 67,108,864 bytes"
+    return "feat.npy: 67,108,865 bytes; at most 67,108,864 are read"
 
 
 @pytest.mark.parametrize("case", ["not a zip", "pickle", "no feat", "box without size", "huge shape", "bomb"])
@@ -280,8 +280,8 @@ def test_bad_hdf5_files_are_refused(official: Official, tmp_path: Path, case: st
             file["100_features"] = "cat"
     if case == "damaged":
         path.write_bytes(path.read_bytes()[:200])
-    message = {"damaged": "all.h5: damaged", "missing": "no features for train image 100", "text": "values of type"}
-    expected = message.get(case, "image 100: 100_features: links to other files are not followed")
+    message = {"damaged": "all.h5: damaged", "missing": "no features for train images: 100", "text": "values of type"}
+    expected = message.get(case, "image 100: 100_features: must be a dataset stored in this file")
     assert expected in error_of(capsys, tmp_path / "made", official[0], path)
 
 
@@ -311,10 +311,10 @@ def test_files_that_do_not_match_the_record_are_refused(data: Path, tmp_path: Pa
     with pytest.raises(ValueError, match=r"valid.regions: must have 9 regions, 1 to 1,000 for each image"):
         folder.open_regions(pets, "valid", known)
     (pets / "test.features").write_bytes(b"1")
-    with pytest.raises(ValueError, match=r"test.features: 1 bytes, but captions.json needs"):
+    with pytest.raises(ValueError, match=r"test.features: 1 bytes, but captions.json requires"):
         folder.open_regions(pets, "test", known)
     (pets / "test.captions.tsv").write_text("120\t\n")
-    with pytest.raises(ValueError, match=r"test.captions.tsv:1: .*: expected an image and its captions"):
+    with pytest.raises(ValueError, match=r"test.captions.tsv:1: .*: expected an image id and 1 to"):
         folder.CaptionData(pets, known).captions("test")
     with pytest.raises(ValueError, match="nosuch: no such subset"):
         folder.open_regions(pets, "nosuch", known)

@@ -51,7 +51,8 @@ def test_unseen_characters_are_refused_but_samples_only_warn(
     file.write_text(file.read_text().replace("a", "ж"), encoding="utf-8")
     assert build(raw, tmp_path / "own") == 2
     assert (
-        "contain characters that are missing in the text that the subwords were learned from" in capsys.readouterr().err
+        "contain characters that are missing from the text that the subwords were learned from"
+        in capsys.readouterr().err
     )
     host, main = released
     left, right = mirror.sides(mirror.pairs(20, ("en", "de"), 8))

@@ -46,7 +46,7 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "negative length": (".idx", overwrite(LENGTHS, b"\xff" * 4), "damaged: sentence 1 has -1 tokens"),
     "sentence without tokens": (".idx", overwrite(LENGTHS, bytes(4)), "damaged: sentence 1 has 0 tokens"),
     "pointer outside": (".idx", overwrite(POINTERS + 8 * 202, b"\xff" * 7 + b"\x7f"), "damaged: sentence 203 has"),
-    "wrong pointer": (".idx", overwrite(POINTERS + 8, bytes(8)), "damaged: .* tokens at byte 0, which does not"),
+    "wrong pointer": (".idx", overwrite(POINTERS + 8, bytes(8)), "damaged: .* tokens at byte 0: must have at"),
     "binary cut off": (".bin", lambda whole: whole[:100], "damaged: 100 bytes, but test.en-xx.xx.idx needs"),
     "empty binary": (".bin", lambda _: b"", "damaged: 0 bytes"),
     "unknown token": (".bin", overwrite(40, b"\xff\xff"), "token id 65535: must be 0 to [0-9]+, because dict"),
@@ -177,16 +177,16 @@ def test_giant_index_is_checked_in_blocks(data: Path, monkeypatch: pytest.Monkey
     file = data / f"{NAME}.idx"
     place = POINTERS + 8 * 100
     file.write_bytes(overwrite(place, struct.pack("<q", 1))(file.read_bytes()))
-    with pytest.raises(ValueError, match=r"damaged: sentence 101 has .* tokens at byte 1,"):
+    with pytest.raises(ValueError, match=r"damaged: sentence 101 has .* tokens at byte 1: must"):
         check_texts(data)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a b\nabc\n", ":2: 'abc': expected"), ("a b c\n", ":1: 'a b c': expected"), ("", ": contains no merges"),
-        ("#version: 0.2\n", ": contains no merges"), ("#version: 3\na b\n", ":1: '#version: 3': expected"),
-        ("#version: x\na b\n", ":1: '#version: x'"), ("#version: 0.2\n\na b\n", ":2: '': expected two"),
+        ("a b\nabc\n", ":2: 'abc': must be"), ("a b c\n", ":1: 'a b c': must be"), ("", ": contains no merges"),
+        ("#version: 0.2\n", ": contains no merges"), ("#version: 3\na b\n", ":1: '#version: 3': must be"),
+        ("#version: x\na b\n", ":1: '#version: x'"), ("#version: 0.2\n\na b\n", ":2: '': must be two"),
         ("a b\n#version: 0.2 x\n", ":2: '#version: 0.2 x'"),
     ],
 )  # fmt: skip

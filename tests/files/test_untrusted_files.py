@@ -134,7 +134,7 @@ HOSTILE_YAML = {
         "a: " + "1:" * 100_000 + "1",
         "line 1: 200,001 characters in one value; at most 10,000 are read",
     ),
-    "a number of 41 digits": ("a:\n- " + "9" * 41, "line 2: a number of more than 40 characters"),
+    "a number of 41 digits": ("a:\n- " + "9" * 41, "line 2: a number of 41 characters; at most 40 are read"),
     "a deep list": ("a: " + "[" * 200_000, "line 1: nested too deeply; at most 32 levels are read"),
     "deep lists on one line": ("- " * 100_000, "line 1: nested too deeply"),
     "a date that does not exist": ("a: 2024-99-99", "2024-99-99"),

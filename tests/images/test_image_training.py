@@ -120,9 +120,9 @@ def test_fully_connected_network_is_trained_evaluated_and_analysed(data: Path, t
 def test_mixing_text_and_images_is_refused(recipe: Path, runs: list[Path], tmp_path: Path, capsys: Capture) -> None:
     run = ["--run", str(tmp_path / "run")]
     assert main(["train", str(recipe), "--arch", "transformer_sas", *run]) == 2
-    assert "--arch transformer_sas: a model of text, but the recipe's task is image_cl" in capsys.readouterr().err
+    assert "--arch transformer_sas: a model for text, but the recipe's task is image_cl" in capsys.readouterr().err
     assert main(["train", "multi30k-en-de", "--arch", "rir", *run]) == 2
-    assert "--arch rir: a model of images, but the recipe's task is translation" in capsys.readouterr().err
+    assert "--arch rir: a model for images, but the recipe's task is translation" in capsys.readouterr().err
     assert main(["attention", str(runs[0]), "--cpu"]) == 2
     assert "a model of images has no attention to a source sentence" in capsys.readouterr().err
     assert main(["analyze", str(runs[0]), "--subset", "nosuch", "--cpu"]) == 2

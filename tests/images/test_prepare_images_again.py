@@ -34,18 +34,18 @@ def test_different_settings_are_refused(by_classes: Path, made: Path, tmp_path: 
         return error_of(capsys, name, out, *flags)
 
     other = f"{out}: contains different images ("
-    assert said("custom", "--raw", by_classes) == f"{other}valid is 3, not None); choose another folder"
+    assert said("custom", "--raw", by_classes) == f"{other}valid is 3, not None); choose another --out"
     cifar = ["--mirror", "http://nowhere"]
     assert said("cifar10", *cifar) == (
-        f"{other}name is custom, not cifar10, valid is 3, not 5000); choose another folder"
+        f"{other}name is custom, not cifar10, valid is 3, not 5000); choose another --out"
     )
     raw = tmp_path / "raw"
     shutil.copytree(by_classes, raw)
     (raw / "train" / "cat" / "0000.png").rename(raw / "train" / "cat" / "0009.png")
-    assert said("custom", "--raw", raw, "--valid", 3) == f"{other}not made from raw); choose another folder"
+    assert said("custom", "--raw", raw, "--valid", 3) == f"{other}not made from raw); choose another --out"
     (out / "images.json").write_text("{}")
     expected = (
-        f"{out}: exists, but contains no images.json that this version can read; remove it or choose another folder"
+        f"{out}: exists, but contains no images.json that this version can read; remove it or choose another --out"
     )
     assert said("custom", "--raw", by_classes, "--valid", 3) == expected
 
@@ -78,7 +78,7 @@ def test_interrupted_preparation_gives_same_result_when_repeated(
     with monkeypatch.context() as patch:
         patch.setattr(f"fairseq_resid.data.images.prepare.{stop}", interrupt)
         assert main("custom", out, *flags) == 130
-    assert capsys.readouterr().err.endswith("interrupted; the same command starts again and resumes a download\n")
+    assert capsys.readouterr().err.endswith("interrupted; the same command starts over, but resumes the download\n")
     assert list(tmp_path.iterdir()) == []
     # A killed process leaves its temporary files.
     for name in ("data/train.npy", "data/more", "raw/train/cat/0000.png", ".lock"):

@@ -152,8 +152,8 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda raw: (raw / "train/dog/more").mkdir(),
         "train/dog/more: not a file; the folder of a class may contain",
     ),
-    "outside link": (link("/etc/hostname"), "train/dog/0009.png: links outside the folder are not followed"),
-    "outside class": (link("../..", "train/fox"), "train/fox: links outside the folder are not followed"),
+    "outside link": (link("/etc/hostname"), "train/dog/0009.png: links out of the folder are not followed"),
+    "outside class": (link("../..", "train/fox"), "train/fox: links out of the folder are not followed"),
     "broken link": (link("nothing"), "train/dog/0009.png: not a file"),
     "one value": (
         lambda raw: [Image.new("RGB", (32, 32)).save(file) for file in (raw / "train").rglob("*.png")],

@@ -86,7 +86,7 @@ def test_missing_data_error_names_the_prepare_command(
     recipe: str, architecture: str, maker: str, fake_train: Path, capsys: Capture
 ) -> None:
     assert launch.main([recipe, "--arch", architecture]) == 2
-    error = f"data-bin/{recipe}: no such data folder; fairseq-resid {maker} makes it"
+    error = f"data-bin/{recipe}: no such data folder; to make it, run fairseq-resid {maker}"
     assert error in capsys.readouterr().err
 
 

@@ -103,8 +103,8 @@ def test_plan_gives_exact_batch_or_refuses(effective: int, world: int, most: int
         ("--update-freq 0", 1, "--update-freq 0: must be one whole number, 1 or more"),
         ("--max-tokens many", 1, "--max-tokens many: must be one whole number, 1 or more"),
         ("--max-tokens", 1, "--max-tokens : must be one whole number, 1 or more"),
-        ("--distributed-world-size 2", 0, "--distributed-world-size 2: 0 GPUs are visible"),
-        ("--distributed-world-size 4", 2, "--distributed-world-size 4: 2 GPUs are visible"),
+        ("--distributed-world-size 2", 0, "--distributed-world-size 2: more than the number of visible GPUs (0)"),
+        ("--distributed-world-size 4", 2, "--distributed-world-size 4: more than the number of visible GPUs (2)"),
     ],
 )
 def test_impossible_plan_is_refused(extra: str, gpus: int, said: str) -> None:
@@ -113,7 +113,7 @@ def test_impossible_plan_is_refused(extra: str, gpus: int, said: str) -> None:
 
 
 def test_changed_effective_batch_must_be_explicit() -> None:
-    with pytest.raises(ValueError, match="or give --effective-batch 4096"):
+    with pytest.raises(ValueError, match="to accept it, give --effective-batch 4096"):
         plan.plan_training(BASE, command("--update-freq 1"), [A100], None)
     meant = plan.plan_training(BASE, command(""), [A100], None, effective=4096, precision="fp32")
     assert words(meant) == "--distributed-world-size 1 --max-tokens 4096"
@@ -122,7 +122,8 @@ def test_changed_effective_batch_must_be_explicit() -> None:
 
 
 def test_huge_effective_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"effective batch: 1,0.*: requires --update-freq 2\d\d,.*; at most 1,000,000"):
+    said = r"effective batch 1,0.*: requires --update-freq 2\d\d,.*; at most --update-freq 1,000,000 is allowed"
+    with pytest.raises(ValueError, match=said):
         plan.plan_training(BASE, command(""), [A100], None, effective=10**15)
 
 
@@ -244,9 +245,9 @@ def test_torchrun_processes_are_recognised() -> None:
     assert seen_alone and seen_alone.flags[-1] == "0"
     assert devices.rank({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, TrainingCommand(), 2) is None
     for name, value, said in (
-        ("RANK", "x", "must be numbers: RANK=x"),
-        ("RANK", "4", "contradict each other: RANK=4, WORLD_SIZE=4"),
-        ("WORLD_SIZE", "0", "contradict each other: RANK=3, WORLD_SIZE=0"),
+        ("RANK", "x", "RANK=x, WORLD_SIZE=4, .*must be whole numbers"),
+        ("RANK", "4", "RANK=4, WORLD_SIZE=4, .*RANK must be at least 0 and below WORLD_SIZE"),
+        ("WORLD_SIZE", "0", "RANK=3, WORLD_SIZE=0, .*RANK must be at least 0 and below WORLD_SIZE"),
     ):
         with pytest.raises(ValueError, match=said):
             devices.rank({**TORCHRUN, name: value}, TrainingCommand(), 2)

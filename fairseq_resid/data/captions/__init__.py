@@ -1,1 +1,1 @@
-"""Captions: from a list of captions and region features of the images to a data folder, and from there to a model."""
+"""Captions: prepare a data folder from captions and region features, read it, and make mosaics with captions."""

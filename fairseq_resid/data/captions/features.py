@@ -4,7 +4,9 @@ TSV     image_id, image_w, image_h, num_boxes, boxes, features; the last two are
         (num_boxes, width); a file, or a folder of such files
 npz     a folder with a file for each image, ID.npz, with `feat` (n, width), and optionally `bbox` (n, 4), `image_w` and
         `image_h`
-HDF5    a file with ID_features (n, width) for each image, and optionally ID_boxes (n, 4), as fractions of the image
+HDF5    a file with ID_features (n, width) for each image, and optionally ID_boxes (n, 4)
+
+Boxes are left, top, right, bottom: in pixels in TSV and npz files, as fractions of the image in HDF5 files.
 """
 
 from __future__ import annotations
@@ -42,15 +44,15 @@ def feature_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise ValueError(f"{path}: no such file or folder with features")
+        raise ValueError(f"{path}: no such file or folder")
     files = sorted(file for file in path.iterdir() if ".tsv" in file.name) or sorted(path.glob("*.npz"))
     if not files:
-        raise ValueError(f"{path}: contains no features; must contain .tsv files, or ID.npz for each image")
+        raise ValueError(f"{path}: contains no region features; must contain .tsv files, or ID.npz for each image")
     return files
 
 
 def state_of(path: Path) -> str:
-    """Return the SHA-256 of the names, sizes and modification times of region features, which may have many GB.
+    """Return the SHA-256 of the names, sizes and modification times of the feature files, which may have many GB.
 
     Raises: ValueError if there are none.
     """
@@ -80,39 +82,41 @@ class FeatureSource(ABC):
         try:
             features, boxes = self.find(image)
             if features.ndim != 2 or not 1 <= len(features) <= MOST_REGIONS or not 1 <= features.shape[1] <= MOST_WIDTH:
-                raise ValueError(f"features of shape {features.shape}; 1 to {MOST_REGIONS:,} regions are allowed")
+                raise ValueError(
+                    f"features of shape {features.shape}: must be (regions, width), with 1 to {MOST_REGIONS:,} regions "
+                    f"and a width of 1 to {MOST_WIDTH:,}"
+                )
             if width not in (None, features.shape[1]):
-                raise ValueError(f"{features.shape[1]:,} features per region; must be {width:,}")
+                raise ValueError(f"{features.shape[1]:,} features per region: must be {width:,}")
             if not np.abs(features).max() <= LARGEST:  # also true for NaN
-                raise ValueError(f"a feature is not a number from -{LARGEST:,.0f} to {LARGEST:,.0f}")
+                raise ValueError(f"a feature is out of range or NaN; must be -{LARGEST:,.0f} to {LARGEST:,.0f}")
             if boxes is not None and boxes.shape != (len(features), 4):
-                raise ValueError(f"boxes of shape {boxes.shape} for {len(features)} regions")
+                raise ValueError(f"boxes of shape {boxes.shape}: must be {(len(features), 4)}")
         except ValueError as error:
             raise ValueError(f"{self.path}: image {image}: {error}") from None
         return features.astype(np.float16), None if boxes is None else boxes.astype(np.float32)
 
 
 def fractions(boxes: np.ndarray, width: float, height: float, edge: float = EDGE) -> np.ndarray:
-    """Return boxes in pixels (left, top, right, bottom) as fractions of an image of this size.
+    """Return boxes (left, top, right, bottom) as fractions of an image of this size.
 
     edge: how far a box may extend beyond the image
-
-    Raises: ValueError naming the first box that is not inside the image.
+    Raises: ValueError naming the first box that is reversed or not inside the image, or an impossible size.
     """
     if not (0 < width < 1e6 and 0 < height < 1e6):
-        raise ValueError(f"an image of {width:g}x{height:g} pixels")
+        raise ValueError(f"an image of {width:g}x{height:g} pixels: each side must be above 0 and below 1,000,000")
     scale = np.array([width, height, width, height])
     inside = (boxes >= -edge) & (boxes <= scale + edge)
     ordered = boxes[:, :2] <= boxes[:, 2:]
     wrong = np.flatnonzero(~(inside.all(axis=1) & ordered.all(axis=1)))
     if len(wrong):
         box = ", ".join(f"{value:g}" for value in boxes[wrong[0]])
-        raise ValueError(f"box {wrong[0] + 1} ({box}) is not inside the image of {width:g}x{height:g} pixels")
+        raise ValueError(f"box {wrong[0] + 1} ({box}): must be left, top, right, bottom within {width:g}x{height:g}")
     return np.clip(boxes / scale, 0, 1)
 
 
 class TsvFeatures(FeatureSource):
-    """Features in TSV files. If an image has several lines, the last one counts, as in the released files."""
+    """Features in TSV files. If an image has several lines, as some do in the released files, the last one counts."""
 
     def __init__(self, path: Path, files: Sequence[Path]) -> None:
         super().__init__(path)
@@ -126,7 +130,7 @@ class TsvFeatures(FeatureSource):
                         if image.isdigit():
                             self.lines[str(int(image[:20]))] = (number, offset, place)
                         elif place > 1 or image != b"image_id":
-                            raise ValueError(f"{file}:{place}: {line[:20]!r}: must start with the id of an image")
+                            raise ValueError(f"{file}:{place}: {line[:20]!r}: must start with a numeric image_id")
                         offset += len(line)
                         progress.advance(len(line))
         self.opened = [open_any_size(file) for file in self.files]
@@ -140,16 +144,20 @@ class TsvFeatures(FeatureSource):
         fields = self.opened[number].readline(MOST_LINE_BYTES).rstrip(b"\r\n").split(b"\t")
         where = f"{self.files[number].name}:{place}"
         if len(fields) != len(FIELDS):
-            raise ValueError(f"{where}: {len(fields)} fields instead of {len(FIELDS)}; is the file complete?")
+            raise ValueError(f"{where}: {len(fields)} fields: must be {', '.join(FIELDS)}; is the file complete?")
         try:
             width, height, count = float(fields[1]), float(fields[2]), int(fields[3])
             boxes, features = (base64.b64decode(field, validate=True) for field in fields[4:])
         except (ValueError, binascii.Error):
-            raise ValueError(f"{where}: expected {', '.join(FIELDS)}; is the file complete?") from None
+            raise ValueError(
+                f"{where}: image_w, image_h and num_boxes must be numbers, and boxes and features base64; is the file "
+                "complete?"
+            ) from None
         if not 1 <= count <= MOST_REGIONS or len(boxes) != 16 * count or not features or len(features) % (4 * count):
             raise ValueError(
-                f"{where}: {count} regions with {len(boxes):,} bytes of boxes and {len(features):,} of features; "
-                "is the file complete?"
+                f"{where}: {count} regions with {len(boxes):,} bytes of boxes and {len(features):,} of features: must "
+                f"be 1 to {MOST_REGIONS:,} regions with 16 bytes of boxes each and equally many features; is the file "
+                "complete?"
             )
         return (
             np.frombuffer(features, "<f4").reshape(count, -1),
@@ -171,29 +179,31 @@ class NpzFeatures(FeatureSource):
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError) as error:
             raise ValueError(f"damaged: {' '.join(str(error).split())}") from None
         if "feat" not in found:
-            raise ValueError("has no array called feat")
+            raise ValueError("has no array `feat`")
         if "bbox" not in found or found["bbox"].ndim != 2 or found["bbox"].shape[1] != 4:
             return found["feat"], found.get("bbox")
         if not all(name in found and found[name].size == 1 for name in wanted[2:]):
-            raise ValueError("has bbox, but image_w or image_h is missing")
+            raise ValueError("has `bbox`, but `image_w` or `image_h` is missing or not one number")
         return found["feat"], fractions(found["bbox"], *(float(found[name].item()) for name in wanted[2:]))
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     """Return an array of numbers from an npz file, after checking its header and size."""
     if archive.NameToInfo[name].file_size > MOST_ARRAY:
-        raise ValueError(f"{name}: more than {MOST_ARRAY:,} bytes")
+        raise ValueError(f"{name}: {archive.NameToInfo[name].file_size:,} bytes; at most {MOST_ARRAY:,} are read")
     with archive.open(name) as member:
         content = io.BytesIO(member.read(MOST_ARRAY))
     try:
         version = np.lib.format.read_magic(content)
         if version > (2, 0):
-            raise ValueError(f"version {version}")
+            raise ValueError(f"npy format {version[0]}.{version[1]}; 1.0 and 2.0 are read")
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, is_fortran, dtype = read_header(content)
         values = content.read()
         if dtype.kind not in "fiu" or math.prod(shape) * dtype.itemsize != len(values):
-            raise ValueError(f"type {dtype} and shape {shape} with {len(values):,} bytes")
+            raise ValueError(
+                f"type {dtype} and shape {shape} with {len(values):,} bytes: must be numbers, one per element"
+            )
     except Exception as error:  # NumPy parses the header as Python, which can raise any error
         raise ValueError(f"{name}: damaged: {' '.join(str(error).split())[:200]}") from None
     array = np.frombuffer(values, dtype).reshape(shape, order="F" if is_fortran else "C")
@@ -201,7 +211,7 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 
 
 class Hdf5Features(FeatureSource):
-    """Features in an HDF5 file. Links to other files are not followed."""
+    """Features in an HDF5 file. Links and datasets stored in other files are not read."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -235,17 +245,20 @@ class Hdf5Features(FeatureSource):
         if isinstance(link, self.h5py.HardLink):
             dataset = self.opened[name]
         if not isinstance(dataset, self.h5py.Dataset) or dataset.is_virtual or dataset.external:
-            raise ValueError(f"{name}: links to other files are not followed")
+            raise ValueError(f"{name}: must be a dataset stored in this file; links are not followed")
         if dataset.dtype.kind not in "fiu" or not 0 < dataset.size * dataset.dtype.itemsize <= MOST_ARRAY:
-            raise ValueError(f"{name}: {dataset.size:,} values of type {dataset.dtype}")
+            raise ValueError(
+                f"{name}: {dataset.size:,} values of type {dataset.dtype}: must be numbers, in at most {MOST_ARRAY:,} "
+                "bytes"
+            )
         values: np.ndarray = dataset[()]
         return values
 
 
 def open_features(path: Path) -> FeatureSource:
-    """Open features by their format.
+    """Open region features in any of the three formats.
 
-    Raises: ValueError naming the path if its format is unknown, or the damaged file; OSError.
+    Raises: ValueError naming the file that is missing, damaged or in another format; MissingPackage; OSError.
     """
     files = feature_files(path)
     if path.is_dir():

@@ -8,7 +8,7 @@ DATA/SPLIT.features        features of all regions, image after image: (regions,
 DATA/SPLIT.boxes           their boxes as fractions of the image, left, top, right, bottom: (regions, 4), float32
 DATA/SPLIT.thumbnails      optional: a small picture of every image, (images, height, width, 3) bytes
 
-All numbers are little-endian, without headers; captions.json has their shapes.
+The last four are little-endian numbers without headers; their shapes follow from captions.json.
 """
 
 from __future__ import annotations
@@ -119,14 +119,14 @@ class CaptionData:
         return [inside(self.path, name) for name in names]
 
     def captions(self, subset: str) -> Captions:
-        """Return the captions that a model is trained on."""
+        """Return the captions of a subset in the form that a model is trained on."""
         return read_captions(self.path, f"{subset}.captions.tsv", self.record.counts.get(subset))
 
     def reference(self, subset: str) -> Path:
         return inside(self.path, f"ref/{subset}.tsv")
 
     def references(self, subset: str) -> Captions:
-        """Return the original captions."""
+        """Return the original captions of a subset, the references for scoring."""
         return read_captions(self.path, f"ref/{subset}.tsv", self.record.counts.get(subset))
 
     def thumbnails(self, subset: str) -> np.ndarray | None:
@@ -185,9 +185,9 @@ def read_captions(data: Path, name: str, images: int | None) -> Captions:
         return fields
 
     file = inside(data, name)
-    rows = read_rows(file, row, f"an image and its captions of 1 to {MOST_WORDS:,} words")
+    rows = read_rows(file, row, f"an image id and 1 to {MOST_CAPTIONS:,} captions of 1 to {MOST_WORDS:,} words")
     if len(rows) != images:
-        raise ValueError(f"{file}: {len(rows):,} images, but {RECORD} has {images or 'none'}; prepare the folder again")
+        raise ValueError(f"{file}: {len(rows):,} images, but {RECORD} has {images or 0:,}; prepare the folder again")
     return Captions([fields[0] for fields in rows], [fields[1:] for fields in rows])
 
 
@@ -198,11 +198,11 @@ def mapped(data: Path, split: str, part: str, shape: Sequence[int]) -> np.ndarra
     """
     file, dtype = data / f"{split}.{part}", np.dtype(PARTS[part])
     if not file.is_file():
-        raise ValueError(f"{file}: no such file; a subset of {data} is required")
+        raise ValueError(f"{file}: no such file; prepare the folder again")
     with open_any_size(file) as opened:
         size, expected = os.fstat(opened.fileno()).st_size, int(np.prod(shape)) * dtype.itemsize
         if size != expected or not size:
-            raise ValueError(f"{file}: {size:,} bytes, but {RECORD} needs {expected:,}; prepare the folder again")
+            raise ValueError(f"{file}: {size:,} bytes, but {RECORD} requires {expected:,}; prepare the folder again")
         return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), dtype).reshape(shape)
 
 

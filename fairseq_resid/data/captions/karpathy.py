@@ -85,13 +85,13 @@ def read_corpus(path: Path) -> CaptionCorpus:
         if number in known:
             wrong = "appears twice"
         elif split is None:
-            wrong = f"split {image.split[:40]!r}: must be {', '.join(SPLIT_NAMES)}"
+            wrong = f"split {image.split[:40]!r}: must be one of {', '.join(SPLIT_NAMES)}"
         elif not kept:
             wrong = "has no captions"
         elif len(kept) > MOST_CAPTIONS or max(len(text.split()) for pair in kept for text in pair) > MOST_WORDS:
-            wrong = f"at most {MOST_CAPTIONS:,} captions of {MOST_WORDS:,} words are allowed"
+            wrong = f"too many or too long captions; at most {MOST_CAPTIONS:,} of {MOST_WORDS:,} words are allowed"
         elif any(UNPRINTABLE.search(text) for pair in kept for text in pair):
-            wrong = "a caption contains a NUL or half of a surrogate pair"
+            wrong = "a caption contains a NUL or a lone surrogate"
         if wrong or split is None:
             raise ValueError(f"{path}: image {number}: {wrong}")
         known.add(number)
@@ -99,5 +99,5 @@ def read_corpus(path: Path) -> CaptionCorpus:
             captions.ids.append(str(number))
             captions.texts.append([pair[side] for pair in kept])
     if empty := [split for split in SPLITS if not words[split].ids]:
-        raise ValueError(f"{path}: has no {empty[0]} images; it needs images in {', '.join(SPLIT_NAMES)}")
+        raise ValueError(f"{path}: has no {empty[0]} images; train (or restval), val and test must each have some")
     return CaptionCorpus(found.dataset, words, references)

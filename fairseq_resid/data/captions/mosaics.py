@@ -1,7 +1,8 @@
 """Mosaics of photographs with captions from a small grammar, whose statements are true by construction.
 
-A mosaic has 1 to 6 photographs of at most 3 classes on a grid of 2 x 3 cells. Its five captions combine a statement
-about number, class and position ("two cats above a truck", "a ship between a frog and a dog") with five beginnings.
+A mosaic has 1 to 6 photographs of at most 3 classes on a grid of 2 x 3 cells. Each of its five captions combines one of
+five beginnings with a statement about number, class and position, such as "two cats above a truck" or "a ship between
+a frog and a dog".
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ HELD_OUT = 10  # every tenth test photograph is used for validation
 
 @dataclass(frozen=True)
 class Mosaic:
-    """Photographs on a grid: the split, and in each used cell (0 to 5, by row) the index of a photograph."""
+    """Photographs on a grid: the mosaic's number and split, and the photograph's index for each used cell.
+
+    The cells are numbered from 0 to 5, row by row.
+    """
 
     number: int
     split: str

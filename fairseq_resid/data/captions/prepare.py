@@ -1,6 +1,6 @@
 """Make a data folder of captions from a JSON file and region features: fairseq-resid prepare-captions NAME ...
 
-folder.py describes the data folder. An interrupted preparation resumes after the last image that was written.
+folder.py describes the data folder. An interrupted preparation keeps the region features that it has written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...foreign import say
 from . import folder as caption_folder
 from .features import FeatureSource, open_features, state_of
 from .folder import DICTIONARY, PARTS, RECORD, SPLITS, CaptionRecord, Captions
-from .karpathy import CaptionCorpus, read_corpus
+from .karpathy import LEAST, CaptionCorpus, read_corpus
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class CaptionManifest:
 COCO = CaptionManifest("coco-captions", "coco", {"train": 113_287, "valid": 5_000, "test": 5_000}, 2048, 9_567)
 CUSTOM = CaptionManifest("custom")  # the user's own captions
 MANIFESTS = {manifest.name: manifest for manifest in (COCO, CUSTOM)}
-TOGETHER = 100  # images written between two points from which a preparation can resume
+TOGETHER = 100  # images per write; a preparation resumes after the last complete write
 WORK = (".lock", "data", "settings.json")  # in the folder of an unfinished preparation
 SHOWN = 5  # ids in an error message
 
@@ -110,7 +110,7 @@ def prepare(manifest: CaptionManifest, options: CaptionOptions) -> bool:
                 shutil.rmtree(work)
     record = records.remembered(out / RECORD, CaptionRecord)
     if record is None or record.asked != asked(manifest, options) or record.read != read_of(options):
-        raise ValueError(f"{out}: exists, but was not made from these files; remove it or choose another folder")
+        raise ValueError(f"{out}: exists, but was not made from these files; remove it or choose another --out")
     caption_folder.check(out, options.verify)
     for difference in record.differences:
         say(f"not as published: {difference}")
@@ -133,7 +133,7 @@ def differences(manifest: CaptionManifest, corpus: CaptionCorpus) -> list[str]:
     """Return how the images of a corpus differ from its manifest."""
     found = []
     if manifest.dataset and corpus.dataset != manifest.dataset:
-        found.append(f"a JSON of the dataset {corpus.dataset[:40]!r}, not {manifest.dataset!r}")
+        found.append(f"dataset {corpus.dataset[:40]!r}, not {manifest.dataset!r}")
     for split, count in manifest.counts.items():
         if len(corpus.words[split].ids) != count:
             found.append(f"{len(corpus.words[split].ids):,} {split} images, not {count:,}")
@@ -148,14 +148,14 @@ def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Non
         raise ValueError(f"{options.captions}: {'; '.join(wrong)} (use --allow-other-data to accept this)")
     words = corpus.dictionary()
     if not words:
-        raise ValueError(f"{options.captions}: no word occurs often enough in the training captions")
+        raise ValueError(f"{options.captions}: no word occurs at least {LEAST} times in the training captions")
     if manifest.words not in (None, len(words)):
         wrong.append(f"{len(words):,} words, not {manifest.words:,}")
     source = open_features(options.features)
     for split in SPLITS:
         if missing := [image for image in corpus.words[split].ids if image not in source]:
             more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
-            raise ValueError(f"{options.features}: no features for {split} image {', '.join(missing[:SHOWN])}{more}")
+            raise ValueError(f"{options.features}: no features for {split} images: {', '.join(missing[:SHOWN])}{more}")
     data, settings = work / "data", {**asked(manifest, options), "read": read_of(options)}
     if records.remembered(work / "settings.json", dict) != settings:
         shutil.rmtree(data, ignore_errors=True)
@@ -208,7 +208,7 @@ def _write_captions(file: Path, captions: Captions) -> None:
 
 
 def _write_regions(data: Path, split: str, images: Sequence[str], source: FeatureSource, width: int) -> int:
-    """Append the regions of all images that are not written yet; return the number of regions of the split.
+    """Append the regions of all images that have not been written yet; return the number of regions of the split.
 
     Raises: ValueError naming the image whose regions are damaged or have a different number of features.
     """

@@ -1,1 +1,1 @@
-"""Images: from the binary release or image files to a data folder, and from there to a model."""
+"""Images: prepare a data folder from a binary release or image files, read it, and augment the images."""

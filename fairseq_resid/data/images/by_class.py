@@ -93,7 +93,8 @@ def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
         for entry in folders.values():
             if not entry.is_dir():
                 raise ValueError(
-                    f"{name}/{part}/{entry.name}: not a folder; {name}/{part} may only contain one folder per class"
+                    f"{name}/{part}/{entry.name}: not a folder; {name}/{part} must contain one folder per class and "
+                    "nothing else"
                 )
         classes = classes or tuple(folders)
         if unknown := [folder for folder in folders if folder not in classes]:
@@ -139,7 +140,7 @@ def _entries(folder: Path, name: str, inside: Path) -> list[os.DirEntry[str]]:
         entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:
         if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(inside):
-            raise ValueError(f"{name}/{entry.name}: links outside the folder are not followed")
+            raise ValueError(f"{name}/{entry.name}: links out of the folder are not followed; replace it with a copy")
     return entries
 
 

@@ -34,7 +34,7 @@ class ImageRecord:
     source: "release" for images from the binary archive, "folder" for image files by class
     read: SHA-256 of the input by name: of an archive, or of the names and sizes of the files in a folder
     differences: differences from the corpus of this name; unverified: files that were not verified by a checksum
-    asked: the settings that the folder was made with; tools: versions of the libraries that decoded the images
+    asked: the settings that the folder was made with; tools: versions of the libraries that decode image files
     sizes, checksums: bytes and SHA-256 of every other file of the folder
     """
 

@@ -1,8 +1,8 @@
 """Make a data folder of images from a release or from image files by class: fairseq-resid prepare-images NAME ...
 
 folder.py describes the data folder. Images from a release keep its order; images from a folder are sorted by class and
-then by file name. `valid` consists of the last training images of a release, or of the last ones in
-every class of a folder.
+then by file name. `valid` consists of the last training images of a release, or the last ones in every class of a
+folder.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .sources import Images, ImageSourceOptions, Source
 class ImageOptions:
     """Options of the preparation that are not in the manifest.
 
-    valid: number of training images that become the split `valid`; None: the number in the manifest
+    valid: number of training images that become the split `valid`; None: the number in the manifest, or else a tenth
     verify: compare checksums of a finished data folder, not only file sizes
     """
 
@@ -50,7 +50,7 @@ class ImageOptions:
     verify: bool = False
 
 
-@command("prepare-images", "Make a data folder of images.", again="starts again and resumes a download")
+@command("prepare-images", "Make a data folder of images.", again="starts over, but resumes the download")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Run `fairseq-resid prepare-images`."""
     add = parser.add_argument
@@ -86,7 +86,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     args = parser.parse_args(argv)
     for flag, value in (("--workers", args.workers), ("--valid", args.valid)):
         if value is not None and value < 1:
-            parser.error(f"{flag} {value}: must be 1 or more" + ("; training validates on them" * (flag == "--valid")))
+            parser.error(f"{flag} {value}: must be 1 or more")
     if args.out is not None and not args.out.name:
         parser.error(f"--out {args.out}: must be a new folder")
     if args.raw and args.mirror:
@@ -134,14 +134,14 @@ def _check_same(out: Path, settings: dict[str, Any], source: Source | None) -> I
     record = records.remembered(out / RECORD, ImageRecord)
     if record is None:
         raise ValueError(
-            f"{out}: exists, but contains no {RECORD} that this version can read; remove it or choose another folder"
+            f"{out}: exists, but contains no {RECORD} that this version can read; remove it or choose another --out"
         )
     if differing := [key for key in settings if record.asked.get(key) != settings[key]]:
         changes = ", ".join(f"{key} is {record.asked.get(key)}, not {settings[key]}" for key in differing)
-        raise ValueError(f"{out}: contains different images ({changes}); choose another folder")
+        raise ValueError(f"{out}: contains different images ({changes}); choose another --out")
     if source is not None and set(source.read.values()) != set(record.read.values()):
         raise ValueError(
-            f"{out}: contains different images (not made from {', '.join(source.read)}); choose another folder"
+            f"{out}: contains different images (not made from {', '.join(source.read)}); choose another --out"
         )
     return record
 
@@ -149,7 +149,10 @@ def _check_same(out: Path, settings: dict[str, Any], source: Source | None) -> I
 def _make(
     manifest: ImageManifest, options: ImageOptions, source: Source | None, settings: dict[str, Any], work: Path
 ) -> None:
-    """Write the data folder and rename it when it is complete. WORK is removed in any case."""
+    """Write the data folder and rename it when it is complete. WORK is removed, even after an error.
+
+    Raises: ValueError for bad input, or if WORK contains files of others; WORK is then kept.
+    """
     data, raw = work / "data", work / "raw"
     if strangers := [path.name for path in work.iterdir() if path.name not in (".lock", data.name, raw.name)]:
         raise ValueError(
@@ -164,7 +167,7 @@ def _make(
         counts = {part: len(images.parts[part].labels) for part in images.parts}
         _, height, width = images.shape
         total = " and ".join(f"{count:,} {part}" for part, count in counts.items())
-        say(f"{', '.join(source.read)}: {total} images of {len(images.classes)} classes, {width}x{height}")
+        say(f"{', '.join(source.read)}: {total} images of {len(images.classes):,} classes, {width}x{height}")
         wrong = [
             f"{part} has {counts[part]:,} images; expected {expected:,}"
             for part, expected in manifest.counts.items()
@@ -213,7 +216,7 @@ def hold_out(labels: np.ndarray, count: int, by_class: bool, classes: Sequence[s
     if not by_class:
         return np.arange(len(labels)) >= len(labels) - count
     counts = np.bincount(labels, minlength=len(classes))
-    # We take the differences of rounded cumulative shares, so that they add up to `count`.
+    # The differences between cumulative shares, rounded down, add up to exactly `count`.
     held = np.diff(np.cumsum(counts) * count // len(labels), prepend=0)
     if len(lost := np.flatnonzero((counts > 0) & (held >= counts))):
         raise ValueError(f"--valid {count}: would take all {counts[lost[0]]:,} training images of {classes[lost[0]]}")
@@ -258,7 +261,7 @@ def _write(images: Images, held: np.ndarray, data: Path) -> tuple[list[float], l
 def moments(histogram: np.ndarray) -> tuple[list[float], list[float]]:
     """Return the mean and standard deviation of each channel for pixels from 0 to 1.
 
-    All sums are exact integers; only the last division rounds.
+    All sums are exact integers; only the square root and the divisions round.
     Shapes:   (C, 256), how often each of the values 0 to 255 occurs
     Raises: ValueError if a channel is constant, because normalising would divide by 0.
     """

@@ -6,7 +6,7 @@
 
 Without this check, a damaged file makes fairseq fail with a traceback, or in the middle of a training run. The formats
 are those of fairseq/data/dictionary.py and of MMapIndexedDataset in fairseq/data/indexed_dataset.py. The older formats
-of binarised text (lazy, cached, huffman) are not checked. Files are read in blocks, so memory is bounded.
+of binarised text (lazy, cached, huffman) are not checked. Texts are read in blocks, so memory is bounded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ AGAIN = "prepare the data folder again"
 
 
 def check_regular(data: Path) -> None:
-    """Check that no file that fairseq may open is a pipe or a device, which it would read forever.
+    """Check that no file that fairseq may open is a pipe or a device, on which it would never finish reading.
 
     fairseq prefers raw text (SPLIT.SRC-TGT.LANG) to binarised text.
     Raises: ValueError naming the file.
@@ -164,7 +164,7 @@ def _check_index(file: Path, least: int) -> Index | None:
                 number = int(wrong.argmax())
                 raise ValueError(
                     f"{file}: damaged: sentence {first + number + 1:,} has {lengths[number]:,} tokens at byte "
-                    f"{offsets[number]:,}, which does not follow the sentence before it; {AGAIN}"
+                    f"{offsets[number]:,}: must have at least {least}, right after the sentence before it; {AGAIN}"
                 )
             tokens = int(ends[-1])
     return Index(kind, sentences, tokens)

@@ -2,7 +2,7 @@
 
 Training cannot recover anything that this round trip loses. Every changed line is counted under its first cause:
 
-    unknown      a subword is not in the vocabulary of the sentencepiece model or the training text
+    unknown      a subword is not in the vocabulary of the sentencepiece model or, with subword-nmt, the training text
     normalizer   sentencepiece's normaliser changed the line before segmentation (nmt_nfkc: NFKC and spaces)
     form         normalisation, tokenisation or escapes cannot be undone exactly (fairseq_resid/data/text/forms.py)
 """
@@ -103,7 +103,7 @@ def judge(name: str, trips: Mapping[str, RoundTrip], normalizer: str, sampled: b
 def why(trip: RoundTrip, normalizer: str) -> str:
     """Return the causes with their remedies, most frequent first, and the first line that changes."""
     remedies = {
-        "unknown": "contain characters that are missing in the text that the subwords were learned from",
+        "unknown": "contain characters that are missing from the text that the subwords were learned from",
         "normalizer": "contain ▁ (U+2581), which sentencepiece treats as a space, or repeated spaces, which it merges"
         if normalizer == "identity"
         else f"are changed by sentencepiece's normaliser {normalizer}: convert the text to Unicode NFC, "

@@ -12,8 +12,8 @@
 
 Length and ratio are counted in subwords, as in fairseq's preparation scripts, which use Moses' clean-corpus-n.perl.
 Counted in words, the ratio would drop 28% of IWSLT'15 EN-VI, because Vietnamese puts a space between syllables.
-Repeated pairs are kept unless --deduplicate is given.
-Validation and test text is never dropped. Without cleaning, nothing is dropped.
+Validation and test text is never dropped. Only --deduplicate drops repeated pairs, with or without --clean. Without
+--clean, a side that is not UTF-8, is too long or contains a NUL is an error, and all other pairs are kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import re
 from dataclasses import dataclass
 
 MAX_CHARACTERS = 10_000
-# A line with more bytes is too long in any case, so reading stops here.
+# A line with more bytes is too long in any case, and is not decoded.
 MAX_BYTES = 4 * MAX_CHARACTERS
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
@@ -71,5 +71,5 @@ def raw_reason(source: str, target: str) -> str | None:
 
 
 def text_reason(source: str, target: str) -> str | None:
-    """Return the reason to drop a pair of lines in the form that sentencepiece receives, or None."""
+    """Return the reason to drop a pair of lines in the form that is segmented into subwords, or None."""
     return None if source.strip() and target.strip() else "empty"

@@ -3,7 +3,7 @@
     fairseq-resid prepare custom --name NAME --source SRC --target TGT --vocab-size N
         --train PREFIX --valid PREFIX --test PREFIX... --out DATA
 
-PREFIX.SRC and PREFIX.TGT are the two sides. The text is passed to sentencepiece without tokenisation.
+PREFIX.SRC and PREFIX.TGT are the two sides. They are segmented by sentencepiece without tokenisation.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         metavar="PREFIX",
         help="raw test text; several are allowed",
     )
-    parser.add_argument("--source", required=True, metavar="LANG")
-    parser.add_argument("--target", required=True, metavar="LANG")
+    parser.add_argument("--source", required=True, metavar="LANG", help="source language, the suffix of its files")
+    parser.add_argument("--target", required=True, metavar="LANG", help="target language, the suffix of its files")
     parser.add_argument("--vocab-size", required=True, type=int, help="number of subwords of the joint BPE")
-    parser.add_argument("--out", required=True, type=Path, metavar="DATA")
+    parser.add_argument("--out", required=True, type=Path, metavar="DATA", help="output folder")
     flags.add(parser)
     args = parser.parse_args(argv)
     flags.check_positive(parser, args, "workers", "vocab_size", "max_pieces")

@@ -1,4 +1,4 @@
-"""Check that there is enough free disk space, before a preparation does anything else."""
+"""Check that there is enough free disk space, before a preparation writes or downloads anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .manifest import TextManifest
 # the subwords and two copies of the binary files while fairseq joins the files of its workers.
 WORK_FACTOR = 2.6
 WORK_BYTES = 50_000_000  # needed for a corpus of any size
-UNPACKED = 4  # upper bound for the expansion of an archive or .gz
+UNPACKED = 4  # estimated ratio of the unpacked size to that of an archive or .gz
 
 
 def check(

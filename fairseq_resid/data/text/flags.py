@@ -1,4 +1,4 @@
-"""Flags shared by all preparation commands."""
+"""Flags shared by `fairseq-resid prepare NAME` and `fairseq-resid prepare custom`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add(
         "--clean",
         action=argparse.BooleanOptionalAction,
-        help="drop training pairs that are empty, too long, ..., or keep them",
+        help="drop unusable training pairs, such as empty or very long ones; --no-clean keeps them",
     )
     add(
         "--max-pieces",

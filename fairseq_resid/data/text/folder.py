@@ -36,7 +36,7 @@ class SourceText:
     """One side of one raw text.
 
     file, member: the file, and the member if the file is an archive
-    origin: the URL of the released text; None unless a checksum verifies that this is the released text
+    origin: the URL of the released text, or its name in sacrebleu; None unless a checksum verifies it
     status: "released", "unverified" or "other"; None in folders made before 0.3.2
     """
 
@@ -179,7 +179,7 @@ class CorpusRecord:
 def read(data: Path) -> CorpusRecord:
     """Read DATA/corpus.json.
 
-    Raises: OSError if it does not exist, ValueError naming the file and the problem.
+    Raises: OSError if it does not exist; ValueError naming the file and the problem.
     """
     return records.read(inside(data, CORPUS), CorpusRecord, WRITER)
 
@@ -205,7 +205,7 @@ class Corpus:
     def read(cls, path: Path) -> Corpus:
         """Read DATA/corpus.json.
 
-        Raises: OSError if it does not exist, ValueError naming the file and the problem.
+        Raises: OSError if it does not exist; ValueError naming the folder or file and the problem.
         """
         if not path.is_dir():
             raise ValueError(f"{path}: no such data folder; pass it with --data")

@@ -123,7 +123,7 @@ class TextForm:
         if self.form not in FORMS:
             raise ValueError(f"form {self.form!r}: must be one of {', '.join(FORMS)}")
         if self.normalize and self.form != "moses":
-            raise ValueError(f"form {self.form!r} cannot be normalised; only 'moses' can")
+            raise ValueError(f"form {self.form!r}: cannot be normalised; only form 'moses' can")
         if self.split_hyphens and self.form != "moses":
             raise ValueError(f"form {self.form!r}: hyphens can only be split in form 'moses'")
 

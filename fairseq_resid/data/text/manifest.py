@@ -1,8 +1,8 @@
 """Read and check the manifest of a text corpus: manifests/NAME.yaml.
 
 A manifest lists the texts of train, valid and test with their expected line counts, and their files (mostly archives)
-with URLs and checksums. It also says how to convert text for the model. manifests/wmt14-en-de.yaml explains every
-field.
+with URLs and checksums. It also says how to convert text for the model. manifests/wmt14-en-de.yaml is a commented
+example.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TextManifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The parts of the data folder, in order."""
+        """The splits of the data folder, in order."""
         return (*SPLITS, *self.further_tests)
 
     @property

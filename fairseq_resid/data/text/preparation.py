@@ -2,10 +2,10 @@
 
     download -> extract -> tokenise and clean -> learn a joint BPE -> encode and clean -> fairseq-preprocess -> DATA
 
-The data folder that all other commands read:
+The data folder that the other commands read:
 
     DATA/dict.SRC.txt, dict.TGT.txt   the joined dictionary, next to fairseq's binary files
-    DATA/spm.model, DATA/bpe.codes    the subword model, of sentencepiece or subword-nmt
+    DATA/spm.model or DATA/bpe.codes  the subword model, of sentencepiece or subword-nmt
     DATA/ref/SPLIT.{SRC,TGT}          the unchanged validation and test texts: the references for BLEU
     DATA/corpus.json                  sources, checksums, counts, versions, how to restore text
 
@@ -32,7 +32,7 @@ from .folder import CorpusRecord
 from .manifest import TextManifest
 from .text_steps import Job, TextOptions
 
-# These manifest fields, --limit and the skipped test sets determine the content of a data folder.
+# The raw texts, these manifest fields, --limit and the skipped test sets determine the content of a data folder.
 SETTINGS = (
     "name",
     "source",
@@ -56,7 +56,7 @@ LIMITS = ("max_pieces", "max_ratio")
 
 @dataclass(frozen=True)
 class Unfinished:
-    """text.json in the working folder: the text that the unfinished work belongs to."""
+    """text.json in the working folder: the corpus and the --limit that the unfinished work belongs to."""
 
     name: str
     limit: int | None
@@ -139,7 +139,7 @@ def _show_result(out: Path, show: bool) -> None:
         sides = " and ".join(f"{count:,} {language}" for language, count in record.tokens[split].items())
         phrases = [f"{split}: {lines.kept:,} of {lines.read:,} pairs, {sides} subwords"]
         if trip := record.round_trip.get(split):
-            best = "" if trip.exact == trip.of else f" (a perfect model's BLEU {trip.bleu:.2f} {trip.signature})"
+            best = "" if trip.exact == trip.of else f" (best possible BLEU: {trip.bleu:.2f}, {trip.signature})"
             phrases.append(f"{trip.exact:,} of {trip.of:,} {record.target} lines survive the subword round trip{best}")
         if overlap := record.overlap.get(split):
             counts = [f"{len(getattr(overlap, kind)):,} {kind}s" for kind in ("source", "target", "pair")]
@@ -197,9 +197,9 @@ def _check_same(out: Path, settings: dict[str, Any], texts: list[sources.Text]) 
     sums = {label: text.file_sha256 for label, text in record.texts.items()} if record else {}
     if record is None or not record.asked or None in sums.values():
         raise ValueError(
-            f"{out}: exists, but contains no corpus.json that this version can read; remove it or choose another folder"
+            f"{out}: exists, but contains no corpus.json that this version can read; remove it or choose another --out"
         )
-    # A setting that did not exist in an earlier version had the effect of today's default.
+    # An earlier version without a setting behaved like today's default.
     found = {**{item.name: item.default for item in fields(TextManifest) if item.name in SETTINGS}, **record.asked}
     if "form" not in record.asked:
         is_plain = record.text.form == "plain"
@@ -208,8 +208,8 @@ def _check_same(out: Path, settings: dict[str, Any], texts: list[sources.Text]) 
         found |= dict.fromkeys(LIMITS)
     if differing := [key for key in settings if found.get(key) != settings[key]]:
         changes = ", ".join(f"{key} is {shown(found.get(key))}, not {shown(settings[key])}" for key in differing)
-        raise ValueError(f"{out}: contains a different corpus ({changes}); choose another folder")
+        raise ValueError(f"{out}: contains a different corpus ({changes}); choose another --out")
     for text in texts:
         if text.known.sha256 != sums.get(text.label):
-            raise ValueError(f"{out}: contains a different corpus (not made from {text.file}); choose another folder")
+            raise ValueError(f"{out}: contains a different corpus (not made from {text.file}); choose another --out")
     return record

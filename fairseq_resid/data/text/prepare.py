@@ -44,7 +44,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "vocab_size": 40_000,
     },
 }
-# These settings reproduce the text of one publication, identical in every token. Flags cannot change them.
+# These settings reproduce the text of one publication, token for token. Flags cannot change them.
 PUBLISHED: dict[str, dict[str, Any]] = {
     # Wu et al. 2021, "Good for Misconceived Reasons", text-only Transformer.
     "multi30k-en-de": {
@@ -92,7 +92,7 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
         metavar="DIR",
         help="folder with texts or archives on disk; may be repeated",
     )
-    add("--mirror", metavar="URL", help="download every archive from URL/NAME (file:// is allowed)")
+    add("--mirror", metavar="URL", help="download every file from URL/NAME (file:// is allowed)")
     add("--out", type=Path, metavar="DATA", help="output folder (default: data-bin/NAME)")
     add(
         "--downloads",

@@ -36,7 +36,7 @@ class Segmenter:
         try:
             self._model: Any = _load_sentencepiece(model) if kind == "sentencepiece" else _load_subword_nmt(model)
         except (RuntimeError, SystemExit, UnicodeDecodeError) as error:
-            raise ValueError(f"{model}: not a subword model of the kind {kind}: {error}") from None
+            raise ValueError(f"{model}: not a {kind} model: {error}") from None
 
     def encode(self, lines: Sequence[str]) -> list[list[str]]:
         """Return the subwords of every line."""
@@ -75,10 +75,10 @@ def _load_subword_nmt(model: Path) -> Any:
         lines.pop()
     has_version = bool(lines) and lines[0].startswith("#version:")
     if has_version and not VERSION.fullmatch(lines[0]):
-        raise ValueError(f"{model}:1: {lines[0][:40]!r}: expected '#version: 0.2' or 0.1")
+        raise ValueError(f"{model}:1: {lines[0][:40]!r}: must be '#version: 0.1' or '#version: 0.2'")
     if len(lines) == has_version:
-        raise ValueError(f"{model}: contains no merges of subwords")
+        raise ValueError(f"{model}: contains no merges; must have one merge of two subwords per line")
     for number, line in enumerate(lines[has_version:], start=1 + has_version):
         if len(line.strip("\r ").split(" ")) != 2:
-            raise ValueError(f"{model}:{number}: {line[:40]!r}: expected two subwords separated by a space")
+            raise ValueError(f"{model}:{number}: {line[:40]!r}: must be two subwords separated by a space")
     return BPE(io.StringIO("".join(f"{line}\n" for line in lines)))

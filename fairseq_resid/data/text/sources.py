@@ -1,6 +1,6 @@
 """Find the raw texts of a corpus: in the user's folders, through sacrebleu, or by download.
 
-IWSLT'15 EN-VI exists in three forms, which are recognised by their content:
+IWSLT'15 EN-VI exists in three forms, which are recognised by file name (xml) or content (stanford, plain):
 
     stanford   tokenised, with Moses' escapes
     plain      not tokenised

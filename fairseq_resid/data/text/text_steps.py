@@ -222,11 +222,11 @@ def _check_evaluation_text(path: Path) -> None:
     with open_any_size(path) as file:
         if file.read(3) == shards.BYTE_ORDER_MARK:
             raise ValueError(
-                f"{path}: begins with a byte-order mark; validation and test text is never changed; remove the mark"
+                f"{path}: begins with a byte-order mark, which is not removed from validation and test text; remove it"
             )
     lines = read_lines(path)
     if not lines:
-        raise ValueError(f"{path}: file is empty")
+        raise ValueError(f"{path}: empty")
     for number, line in enumerate(lines, start=1):
         if len(line) > clean.MAX_CHARACTERS:
             raise ValueError(f"{path}:{number}: {tokenise.PROBLEMS['too_long']}")

@@ -1,4 +1,4 @@
-"""Convert raw text to the text for subword segmentation. Unusable training pairs are dropped or cause an error."""
+"""Convert raw text to the text for subword segmentation. Unusable pairs are errors; --clean drops training pairs."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Tokenise:
             pair = (decoded[0][0], decoded[1][0])
             reason = reason or (clean.raw_reason(*pair) if self.cleaned else None)
             if not reason:
-                # sentencepiece treats the remaining control characters as spaces. Line feeds are
-                # replaced below, because a line must remain a single line.
+                # sentencepiece treats the remaining control characters as spaces. Line feeds are replaced below,
+                # because a line must remain a single line.
                 pair = (self.forms[0].to_model(pair[0]), self.forms[1].to_model(pair[1]))
                 reason = clean.text_reason(*pair) if self.cleaned else None
             counts[reason or "out"] += 1

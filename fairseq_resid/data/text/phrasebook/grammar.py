@@ -84,9 +84,8 @@ def _deal(template: str, combinations: Sequence[tuple[Filler, ...]]) -> dict[str
     """Return the combinations of each split; those with the smallest digests are held out."""
 
     def words(combination: tuple[Filler, ...]) -> tuple[str, ...]:
-        return tuple(
-            sorted(filler.english for filler in combination)
-        )  # swapping two words does not make a new combination
+        # Sorted, because swapping two words does not make a new combination.
+        return tuple(sorted(filler.english for filler in combination))
 
     def digest(english: tuple[str, ...]) -> bytes:
         return hashlib.sha256("\t".join([template, *english]).encode()).digest()

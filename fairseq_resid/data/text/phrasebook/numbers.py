@@ -58,4 +58,4 @@ def _vietnamese_below_1000(number: int, after_thousands: bool = False) -> str:
 
 def _check(number: int) -> None:
     if not 0 <= number <= 999_999:
-        raise ValueError(f"{number}: cannot be spelled; must be from 0 to 999999")
+        raise ValueError(f"{number}: cannot be spelled; must be 0 to 999,999")
