@@ -108,7 +108,7 @@ def read(file: Path) -> dict[str, Variable]:
         for _ in range(bounded(number(stream, "<I"), 0, MOST_NAMES)):
             alias, name = word(stream), word(stream)
             if {alias, f"{alias}_scale"} & found.keys():
-                raise ValueError(f"{alias}: given twice; must be unique")
+                raise ValueError(f"{alias}: {alias} or {alias}_scale is given twice; must be unique")
             if name not in found:
                 raise ValueError(f"{alias}: an alias of {name}, which does not exist; must be an alias of a variable")
             found[alias] = found[name]
