@@ -180,7 +180,7 @@ def _check(study: Study) -> None:
     for measure in study.task.measures:
         tests = study.tests_of(measure)
         if not tests or len(set(tests)) < len(tests):
-            raise ValueError(f"tests: {', '.join(tests) or 'none'}: must be one or more different test sets")
+            raise ValueError(f"tests: {', '.join(tests) or 'no test set'}: must be one or more different test sets")
     if study.epochs is not None and not 1 <= study.epochs[0] <= study.epochs[1] <= MOST_EPOCHS:
         raise ValueError(
             f"epochs: {study.epochs[0]}, {study.epochs[1]}: must be two epochs in order, up to {MOST_EPOCHS}, such as "
