@@ -191,7 +191,9 @@ def speed(args: argparse.Namespace, folder: Path) -> dict[str, object]:
             for name, command in commands.items():
                 is_ours = name == "ours" and " -c " in command
                 elapsed = run(command, folder)[0] - (startup if is_ours else 0)
-                seconds[name].append(max(elapsed, 0.001))  # on a tiny text, the measured startup may be longer
+                seconds[name].append(
+                    max(elapsed, 0.001)
+                )  # on a tiny text, the startup time may exceed that of the step
         for name, found in seconds.items():
             best = min(found)
             row = {
@@ -205,7 +207,7 @@ def speed(args: argparse.Namespace, folder: Path) -> dict[str, object]:
             figures = f"{row['pairs_per_second']:9,} {row['spread']:7.0%} {row['megabytes_per_second']:6}"
             print(f"{step:42} {name:12} {figures} {row['speed_of_ours']:6} {row['hours_for_en_fr']:12}", flush=True)
     print(f"\nour startup time, subtracted: {startup:.1f} s. ratio: seconds of this tool / our seconds.")
-    print("EN-FR hours: extrapolated by bytes; there, the subwords are learned from a sample of only 1,000,000 pairs.")
+    print("EN-FR hours: extrapolated by bytes, although its subwords are learned from only 1,000,000 pairs.")
     return {"pairs": pairs, "bytes": size, "startup_seconds": round(startup, 1), "steps": results}
 
 

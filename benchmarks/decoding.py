@@ -4,7 +4,7 @@
 
 fairseq's own SequenceGenerator decodes with untrained models. The output length is fixed, so every structure does the
 same number of steps on the same sentences. Structures take turns, as in training.py. The speed in a round is the stock
-model's time divided by the structure's; the script prints the median over all rounds and [the quartiles].
+model's time divided by the structure's; the script prints the median over all rounds and, in brackets, the quartiles.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Test which structures can train deep models: train each briefly on a real corpus, at several learning rates.
+"""Test with which structures deep models train: train each briefly on a real corpus, at several learning rates.
 
     python benchmarks/depth.py DATA [--layers 18 18] [--updates 200] [--lr 2e-3 5e-3] [--json FILE]
 
 Each run is one `fairseq-train` command: C = 64, FFN 256, 4 heads, batches of 1,024 padded positions, dropout 0.1, label
-smoothing 0.1, Adam (0.9, 0.98), no clipping, warmup over half of the updates, seed 1. A structure trains if its loss
-stays finite and its validation NLL is below a bound that is fixed in advance: the NLL of a unigram model of the target
-subwords in the training text, minus half a nat. Results that are already in --json are reused.
+smoothing 0.1, Adam (0.9, 0.98), no clipping, warmup over half of the updates, seed 1. A model trains if the run does
+not diverge and the validation NLL is finite and below a bound that is fixed in advance: the NLL of a unigram model of
+the target subwords in the training text, minus half a nat. Results that are already in --json are reused.
 """
 
 from __future__ import annotations

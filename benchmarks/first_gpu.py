@@ -3,9 +3,10 @@
     python benchmarks/first_gpu.py [--data DIR] [--minutes 10]
 
 Run the command again until nothing is left: it skips the steps that have run, and with --retry only those that passed.
-A failing step does not stop the others. Each step writes its log and its results to --out at once. The kernels are
-forced everywhere: a step fails if eager PyTorch runs in their place. --data is a binarised text corpus for the training
-steps, for example data-bin/multi30k-en-de. The table of all steps and goals is first_gpu.md in the same folder.
+A failing step does not stop the others. Each step writes its log to --out while it runs, and its results when they are
+known. Training and decoding are forced to use the kernels: a step fails if eager PyTorch runs in their place. --data is
+a binarised text corpus for the training runs, for example data-bin/multi30k-en-de; without it, they are omitted. The
+table of all steps and goals is written to first_gpu.md in --out.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ METRICS = ",".join(
 class Step:
     """A command, and the maximum number of minutes that it may take.
 
-    stops: interrupt it by SIGTERM after its next checkpoint in this folder; it passes if it then exits with 143
+    stops: interrupt it with SIGTERM after its next checkpoint in this folder; it passes if it then exits with code 143
     """
 
     name: str
@@ -145,7 +146,7 @@ def run(step: Step, out: Path, minutes: float) -> dict[str, Any]:
 
 
 def report(out: Path, chosen: list[Step], done: dict[str, Any]) -> None:
-    """Write the outcome of all steps, and the goals if anything was measured."""
+    """Write the outcomes of all steps and, if anything was measured, whether the goals are met."""
     rows = [
         f"| {step.name} | {found.get('outcome', 'not run')} | {found.get('seconds', '')} |"
         for step in chosen
@@ -159,11 +160,21 @@ def report(out: Path, chosen: list[Step], done: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="a binarised text corpus, for the training steps")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", default=FOLDER / "results" / "gpu")
-    parser.add_argument("--minutes", type=positive, default=10, metavar="N", help="of this part (default: %(default)s)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="a binarised text corpus, for the training runs")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        default=FOLDER / "results" / "gpu",
+        help="folder for logs and results (default: benchmarks/results/gpu)",
+    )
+    parser.add_argument(
+        "--minutes", type=positive, default=10, metavar="N", help="stop after N minutes (default: %(default)s)"
+    )
     parser.add_argument("--retry", action="store_true", help="run failed steps again")
-    parser.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU, to test the script; needs --out")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="use tiny sizes on a CPU to test the script; also choose another --out"
+    )
     args = parser.parse_args()
     check_data(parser, args)
     out = args.out.absolute()
@@ -171,7 +182,7 @@ def main() -> None:
     record = out / "steps.json"
     done: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {}
     chosen = list(steps(out, args.data.absolute() if args.data else None, args.rehearse))
-    end = time.monotonic() + 60 * args.minutes - 15  # to write the table
+    end = time.monotonic() + 60 * args.minutes - 15  # 15 seconds remain for writing the table
     has_run = False
     for step in chosen:
         outcome = done.get(step.name, {}).get("outcome")

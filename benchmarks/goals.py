@@ -6,9 +6,9 @@
 
 Runs ops.py, training.py and decoding.py in sequence, at sizes suitable for the machine, with random sentences and with
 the corpus of --data. Results and plots are written to --out (default: benchmarks/results/gpu or cpu). Then all results
-in this folder are judged, and the table is printed as Markdown and written to goals.json. A goal is judged by its worst
-median over shapes and dtypes, or over sizes and data; [a, b] are the quartiles over the rounds. A goal without a
-measurement never passes.
+in that folder are judged. The table is printed as Markdown, and the goals in it are written to goals.json. A goal is
+judged by its worst median over shapes and dtypes, or over sizes and data; [a, b] are the quartiles over the rounds. A
+goal without a measurement never passes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Results = dict[str, dict[str, Any]]  # contents of the benchmarks' JSON files, b
 RUNS = {
     "gpu": {
         "ops": "ops.py --rounds 5",
-        # Force the kernels: a fallback to eager would be measured as theirs.
+        # Force the kernels: otherwise, the speed of a fallback to eager would be reported as theirs.
         "training-base": "training.py --size base --residual-backend triton",
         "training-big": "training.py --size big --residual-backend triton",
         "decoding-base": "decoding.py --size base --residual-backend triton",
@@ -60,7 +60,7 @@ RUNS = {
 
 @dataclass(frozen=True)
 class Goal:
-    """A measurement and its limit: at least `limit`, or at most if `most` is set."""
+    """A measurement and its limit: it must be at least `limit`, or at most `limit` if `most` is set."""
 
     what: str
     limit: float
@@ -98,7 +98,7 @@ def kind(results: Results) -> str:
 
 
 def op_rows(results: Results, kind: str) -> Iterator[Any]:
-    """Yield the rows of one kind that all runs of ops.py measured."""
+    """Yield the rows of one kind ("saved", "host" or "timings") from every run of ops.py."""
     for result in results.values():
         yield from result.get(kind, [])
 
@@ -228,7 +228,7 @@ def read(folder: Path) -> Results:
 
 
 def measure(args: argparse.Namespace, machine: str, folder: Path) -> list[str]:
-    """Run every benchmark; each writes its results and, if matplotlib is installed, its plot to the folder.
+    """Run the chosen benchmarks; each writes its results and, if matplotlib is installed, its plot to the folder.
 
     Return the commands that failed. They do not stop the others, and their results from earlier runs are removed.
     """
@@ -258,7 +258,9 @@ def measure(args: argparse.Namespace, machine: str, folder: Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, metavar="DIR", help="a binarised data folder, for training and decoding")
-    parser.add_argument("--out", type=Path, metavar="FOLDER")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="folder for results (default: benchmarks/results/gpu or cpu)"
+    )
     parser.add_argument("--judge", type=Path, metavar="FOLDER", help="measure nothing; judge the results in FOLDER")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="run only these benchmarks: ops, training-base, ...")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="use processor time on a busy CPU")
@@ -268,7 +270,7 @@ def main() -> None:
     if args.quick and not args.out:
         parser.error("--quick: requires --out FOLDER, so that its results are not mixed with real ones")
     machine = "gpu" if torch.cuda.is_available() else "cpu"
-    # A relative path, because the table contains the commands.
+    # A relative path, because the results contain the command.
     folder = args.judge or args.out or Path(os.path.relpath(FOLDER / "results" / machine))
     failed = [] if args.judge else measure(args, machine, folder)
     results = find(folder) if failed else read(folder)

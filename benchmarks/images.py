@@ -2,11 +2,11 @@
 
     python benchmarks/images.py [--data data-bin/cifar10] [--layers 20] [--structures xskip rskip_ln sas] [--json FILE]
 
-The plain network is a pre-activation ResNet in the style of torchvision: nn.Conv2d, nn.BatchNorm2d, x + F. A step is
-forward, cross-entropy, backward and SGD with momentum. All networks take turns in one process. The speed in a round is
-the plain network's time divided by the structure's. `plain, contiguous` uses torch's default memory format; all others
-use channels_last. `data` is the time to read, crop, mirror and normalise the images of a batch in this process, as a
-fraction of the plain network's step.
+The plain network is a pre-activation ResNet in the style of torchvision: nn.Conv2d, nn.BatchNorm2d, x + F. A step
+consists of the forward pass, cross-entropy, the backward pass and SGD with momentum. All networks take turns in one
+process. The speed in a round is the plain network's time divided by the structure's. `plain, contiguous` uses torch's
+default memory format; all others use channels_last. The script also prints the time to read, crop, mirror and normalise
+the images of a batch in this process, as a fraction of the plain network's step.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PlainBlock(nn.Module):
 
 
 class PlainNetwork(nn.Module):
-    """The same function as preact_resnetN with x + F."""
+    """A network that computes the same function as preact_resnetN with x + F."""
 
     def __init__(self, blocks: int, classes: int) -> None:
         super().__init__()

@@ -192,7 +192,7 @@ class Run:
         return measure.saved_bytes(self.forward, [self.given.x, *self.site.parameters()]) / self.given.unit
 
     def peak(self) -> float:
-        """Return the peak memory of a forward and backward pass beyond the memory allocated before, in u."""
+        """Return the peak memory of a forward and backward pass, beyond the memory allocated before them, in u."""
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         self.both()
@@ -343,13 +343,13 @@ def main() -> None:
             share = f"{row['copy_share']['median']:.0%}" if "copy_share" in row else ""
             figures = f"{row['milliseconds']['median']:8.3f}  {shown(row['speed_to'][EAGER]):20} {share}"
             print(head, figures.rstrip(), flush=True)
-        write(args, found)  # at once, so that later shapes cannot lose it
+        write(args, found)  # after each shape, so that an error at a later shape does not lose the results
     if args.plot:
         plot_ratios(args.plot, panels(found["timings"]), "forward + backward, speed, eager = 1")
 
 
 def panels(timings: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return a panel per site with a bar per implementation: its medians over all shapes and dtypes."""
+    """Return a panel per site with a bar per implementation: the spread of its medians over all shapes and dtypes."""
     speeds: dict[str, dict[str, list[float]]] = {}
     for row in timings:
         if row["pass"] == BOTH:

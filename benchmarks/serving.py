@@ -3,9 +3,10 @@
     python benchmarks/serving.py [--size base | --run RUN] [--threads 1 2] [--batch-sizes 1 32] [--json FILE]
 
 Without --run, the model is untrained, the sources are random, and translations have a fixed length, so that all engines
-do the same work. With --run, the averaged model of a run translates the beginning of its validation set. Every engine
-has its own process, and the engines take turns. The script prints the median tokens/s over all rounds, the speed
-relative to fairseq in the same round with [quartiles], and the peak memory of each process.
+do the same work. With --run, a run's averaged model (or its last checkpoint, if there is no average) translates the
+beginning of its validation set. Every engine has its own process, and the engines take turns. The script prints the
+median tokens/s over all rounds; the median speed relative to fairseq in the same round, with the quartiles in brackets;
+and the peak memory of each process.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def untrained(args: argparse.Namespace) -> tuple[Any, Any, list[list[str]], Sear
 
 
 def trained(args: argparse.Namespace) -> tuple[Any, Any, list[list[str]], Search]:
-    """Return the averaged model of a run, its task, the first sources of its validation set, and the search."""
+    """Return the averaged or else the last model of a run, its task, the first validation sources, and the search."""
     from fairseq_resid.fairseq_patches import load_checkpoint
     from fairseq_resid.runs.run import Run
     from fairseq_resid.runs.trained_on import find_data
@@ -95,7 +96,7 @@ def export(model: Any, task: Any, variant: str, folder: Path) -> None:
 def time_variants(
     args: argparse.Namespace, folders: dict[str, Path], threads: int, sources: list[list[str]], search: Search
 ) -> list[dict[str, Any]]:
-    """Time all variants with a number of threads and every batch size; return a row for each."""
+    """Time all variants with `threads` threads and every batch size; return a row for each."""
     processes = {}
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
         json.dump(sources, file)
@@ -161,7 +162,7 @@ def main() -> None:
     add("--batch-sizes", nargs="+", type=positive, default=[1, 32], metavar="N", help="default: 1 32")
     add(
         "--sentences", type=positive, default=64, metavar="N",
-        help="a quarter of them with batches of one sentence (default: %(default)s)",
+        help="number of sentences; batches of one sentence use a quarter of them (default: %(default)s)",
     )  # fmt: skip
     add(
         "--length",

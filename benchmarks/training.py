@@ -2,9 +2,10 @@
 
     python benchmarks/training.py [--size base] [--data DIR] [--json FILE] [--plot FILE]
 
-A step is one train_step of fairseq's Trainer: forward, label-smoothed loss, backward, Adam. All structures do the same
-steps on the same batches and take turns (A B C, C B A, ...) in one process. The speed in a round is the stock model's
-time divided by the structure's; the script prints the median over all rounds and [the quartiles].
+A step is one train_step of fairseq's Trainer: forward pass, label-smoothed loss, backward pass and Adam. All structures
+do the same steps on the same batches and take turns (A B C, C B A, ...) in one process. The speed in a round is the
+stock model's time divided by the structure's; the script prints the median over all rounds and, in brackets, the
+quartiles.
 """
 
 from __future__ import annotations

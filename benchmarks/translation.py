@@ -1,4 +1,4 @@
-"""Models and batches for the training and decoding benchmarks, built by fairseq from its command line."""
+"""Models and batches for the training, decoding and serving benchmarks, built by fairseq from its command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fairseq_resid.ops import BACKENDS
 
 STOCK = "transformer"
 
-# Structures that can be compared, and their flags: every --residual name, rskip_ln-3 for λ = 3, sas with each gate.
+# Structures that can be compared, and their flags: every --residual name, rskip_ln-3 for λ = 3, and variants of sas.
 STRUCTURES = {
     STOCK: "--arch transformer",
     **{name: f"--arch transformer_resid --residual {name}" for name in connections.names()},
@@ -119,7 +119,7 @@ def configuration(args: argparse.Namespace, structure: str) -> Any:
 def watched(args: argparse.Namespace, structure: str) -> Iterator[None]:
     """Check which backend computes the sites of a structure.
 
-    Raises: SystemExit if the kernels are forced but another backend is used; in decoding, a site falls back silently
+    Raises: SystemExit if the kernels are forced but another backend is used. In decoding, a site falls back silently.
     """
     used: set[bool] = set()
 
@@ -149,7 +149,7 @@ def random_dataset(dictionary: Dictionary, pairs: int) -> LanguagePairDataset:
 
 
 def load(args: argparse.Namespace) -> tuple[TranslationTask, LanguagePairDataset]:
-    """Return fairseq's task and the training set, which is that of --data or random."""
+    """Return fairseq's task and a training set: that of --data, or random pairs without --data."""
     config = configuration(args, STOCK).task
     if args.data:
         task = TranslationTask.setup_task(config)

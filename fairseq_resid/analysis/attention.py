@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 class Map:
     """Attention of one translated sentence.
 
-    source, target: tokens, including EOS; layers: for each layer (target, source), mean over heads, rows sum to 1
+    source, target: tokens, including EOS
+    layers: the attention of each layer, (target, source): the mean over heads; each row sums to 1
     """
 
     source: list[str]
@@ -47,14 +48,14 @@ class Map:
 def encode(loaded: Loaded, text: str) -> Tensor:
     """Return the token ids of a raw sentence.
 
-    Raises: ValueError if the data folder has no subword model, or if the text is empty.
+    Raises: ValueError if the text is empty or the data folder has no subword model; OSError if it has no corpus.json.
     """
     if not text.strip():
         raise ValueError("--text: empty; must be a sentence")
     try:
         source = TextConverter.of_data(loaded.data)
     except ValueError as error:
-        raise ValueError(f"{error}; choose a sentence of the data with --sentence") from None
+        raise ValueError(f"--text: {error}; use --sentence N for a sentence of the data") from None
     tokens: Tensor | None = source.encode(text, loaded.task.source_dictionary)
     if tokens is None:
         raise ValueError("--text: empty after cleaning; must be a sentence")
@@ -62,7 +63,7 @@ def encode(loaded: Loaded, text: str) -> Tensor:
 
 
 def of_data(loaded: Loaded, subset: str, number: int) -> Tensor:
-    """Return sentence `number` of a subset; numbers start at 1.
+    """Return the source tokens of sentence `number` of a subset; numbers start at 1.
 
     Raises: ValueError if the subset or the sentence does not exist.
     """
@@ -88,7 +89,9 @@ def attention(loaded: Loaded, source: Tensor) -> Map:
     if not layers:
         raise ValueError(f"{loaded.checkpoint}: the model has no encoder attention")
     if len(source) > model.max_positions()[0]:
-        raise ValueError(f"{len(source):,} subwords; the model accepts at most {model.max_positions()[0]:,}")
+        raise ValueError(
+            f"a sentence of {len(source):,} subwords; the model accepts at most {model.max_positions()[0]:,}"
+        )
     source = source.to(loaded.device)
     inputs = {"src_tokens": source.unsqueeze(0), "src_lengths": torch.tensor([len(source)], device=loaded.device)}
     generator = task.build_generator([model], Namespace(**search_settings(settings.of(loaded.run).decoding)))
@@ -140,15 +143,17 @@ def shown(tokens: Sequence[str]) -> list[str]:
     return [plain(token.replace("▁", "_")) for token in tokens]
 
 
-@frame.command("attention", "Plot the attention of a model while it translates a sentence: per layer, and averaged.")
+@frame.command(
+    "attention", "Plot the attention of a model while it translates a sentence: of each layer, and the mean."
+)
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Run `fairseq-resid attention`."""
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run folder")
     chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument("--sentence", type=int, default=1, metavar="N", help="sentence N of the data (default 1)")
+    chosen.add_argument("--sentence", type=int, default=1, metavar="N", help="sentence N of the subset (default 1)")
     chosen.add_argument("--text", help="a raw sentence")
-    add("--out", type=Path, metavar="FILE", help="svg, png or pdf (default RUN/analysis/attention.svg)")
+    add("--out", type=Path, metavar="FILE", help="svg, png or pdf file (default RUN/analysis/attention.svg)")
     add("--data", type=Path, help="data folder (default: the data that the run was trained on)")
     add("--subset", default="valid", metavar="NAME", help="subset of the data (default valid)")
     add("--checkpoint", metavar="FILE", help="a checkpoint in RUN (default: averaged.pt, or else checkpoint_last.pt)")

@@ -110,14 +110,14 @@ def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
     labels = {}
     for alike in found.values():
         label = alike[0].name if names[alike[0].name] == 1 else str(alike[0].path)
-        labels[label if len(alike) == 1 else f"{label} and {len(alike) - 1} more seeds"] = alike
+        labels[label if len(alike) == 1 else f"{label} ({len(alike)} seeds)"] = alike
     return labels
 
 
 def band(curves: Sequence[Curves], name: str, by: str) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Return the x values, mean, minimum and maximum of a quantity at the points that all runs share.
+    """Return the x values, mean, minimum and maximum of a quantity at the updates that all runs have logged.
 
-    Hours are averaged over the runs.
+    With by="hours", the x values are means over the runs.
     """
     tables = [{at: (seconds, value) for at, seconds, value in each.points.get(name, ())} for each in curves]
     common = sorted(set.intersection(*map(set, tables)))
@@ -158,7 +158,9 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Run `fairseq-resid curves`."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
-    add("--out", type=Path, default=Path("curves.svg"), metavar="FILE", help="svg, png or pdf (default curves.svg)")
+    add(
+        "--out", type=Path, default=Path("curves.svg"), metavar="FILE", help="svg, png or pdf file (default curves.svg)"
+    )
     add("--by", choices=("updates", "hours"), default="updates", help="unit of the x axis (default updates)")
     options = parser.parse_intermixed_args(argv)
     if options.out.suffix not in (".svg", ".png", ".pdf"):

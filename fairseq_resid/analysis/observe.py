@@ -19,7 +19,7 @@ from .results import BINS, Coefficient
 
 @dataclass
 class Moments:
-    """Sums of one quantity over positions, in fp64, so that they do not depend on the batch size."""
+    """Sums of one quantity over positions, in fp64, so that they hardly depend on the batch size."""
 
     count: float = 0.0
     total: float = 0.0
@@ -41,7 +41,7 @@ class Moments:
         self.histogram += torch.bincount(part.long(), minlength=BINS + 2)
 
     def add_by(self, what: str, values: Tensor, classes: Tensor, number: int) -> None:
-        """Add one value for each position to the class of that position."""
+        """Add one value per position to the sum for the class of that position."""
         sums, counts = self.by.setdefault(what, (torch.zeros(number).double(), torch.zeros(number).double()))
         classes = classes.cpu().clamp(max=number - 1)
         sums += torch.bincount(classes, weights=values.detach().double().cpu(), minlength=number)

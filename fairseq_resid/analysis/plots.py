@@ -68,9 +68,9 @@ def names(analysis: Analysis) -> list[str]:
 
 
 def coefficients(analysis: Analysis, path: Path) -> None:
-    """Draw the mean and spread of every coefficient over the layers, as in the SAS paper, figure 3.
+    """Draw the mean and spread of each coefficient over the layers, as in the SAS paper, figure 3.
 
-    Dashed lines show the initial model.
+    At most MOST_LINES coefficients are drawn. Dashed lines show the initial model.
     """
     shown, parts = names(analysis)[:MOST_LINES], stacks(analysis)
     with figure(path, len(shown), len(parts), sharex="col", sharey="row") as axes:
@@ -93,9 +93,9 @@ def coefficients(analysis: Analysis, path: Path) -> None:
 
 
 def histograms(analysis: Analysis, path: Path) -> None:
-    """Draw the distribution of a coefficient over [0, 1] at each site.
+    """Draw the distribution of each coefficient over [0, 1] at each site.
 
-    Darker means more frequent, and each row sums to 1.
+    Darker means more frequent. Each row shows the shares of the values in [0, 1], which sum to 1.
     """
     shown = [name for name in names(analysis) if any(s.coefficients[name].histogram for s in having(analysis, name))]
     shown = shown[:MOST_LINES]

@@ -13,8 +13,8 @@ from ..runs.run import FileState
 from ..tasks import kinds
 from ..tasks.protocol import FREQUENCIES, POSITIONS
 
-FORMAT = 1  # format version of analysis.json; incremented when older versions would misread the file
-MOST = 1e38  # maximum of any value, about the range of fp32
+FORMAT = 1  # format version of analysis.json; incremented when older versions of this package would misread the file
+MOST = 1e38  # maximum absolute value of a number, about the range of fp32
 MOST_SITES, MOST_STACKS, MOST_LAYERS, MOST_UPDATES = 100_000, 32, 10_000, 10**12
 BINS = 50  # bins of a histogram over [0, 1]
 
@@ -140,7 +140,7 @@ def read_analysis(path: Path, writer: str = "fairseq-resid analyze") -> Analysis
     known = records.read(path, Header, writer).format
     if known > FORMAT:
         raise ValueError(
-            f"{path}: format {known}: written by a later version of fairseq_resid; this one reads {FORMAT}"
+            f"{path}: format {known}: written by a later version of fairseq_resid; this version reads format {FORMAT}"
         )
     analysis = records.read(path, Analysis, writer)
     if wrong := next(faults(analysis), None):

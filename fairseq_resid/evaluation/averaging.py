@@ -4,8 +4,8 @@ Formula:  w = (w_1 + ... + w_n) / n, for each floating-point tensor
 Dtype:    summed in fp32 (fp64 stays fp64) and cast back to the tensor's dtype. Integer and boolean tensors are copied
           from the newest file: they are counters or flags, whose mean is meaningless (fairseq's script divides
           the sum of integers by n, rounding down).
-Tying:    tensors that share memory in the files (the output projection and the embedding) are averaged once and share
-          memory in the result.
+Tying:    tensors that share memory in the files (such as the output projection and the embedding) are averaged once and
+          share memory in the result.
 
 The rest of the result (cfg, task state, meters) is copied from the newest file, so fairseq-generate loads it like any
 other checkpoint. The optimizer state is dropped. `averaged_from` records the file name, SHA-256 and number of updates
@@ -41,8 +41,8 @@ Layout = dict[str, tuple[torch.Size, torch.dtype, str]]
 def last_checkpoints(folder: Path, last: int, by: Numbering | None = None) -> list[Path]:
     """Return the last `last` numbered checkpoints of a run folder, oldest first.
 
-    Raises: ValueError if the folder does not exist or has too few checkpoints, or if it has both epoch- and
-    update-numbered checkpoints and `by` is not given.
+    Raises: ValueError if the folder does not exist or has too few checkpoints, if `last` is less than 1, or if the
+    folder has both epoch- and update-numbered checkpoints and `by` is not given.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
@@ -59,7 +59,8 @@ def last_checkpoints(folder: Path, last: int, by: Numbering | None = None) -> li
     if len(numbered) < last:
         names = ", ".join(file.name for file in numbered) or "none"
         sort = f"{kind}-numbered" if kind else "numbered"
-        raise ValueError(f"{folder}: --last {last}, but it contains only {len(numbered)} {sort} checkpoints: {names}")
+        noun = "checkpoint" if len(numbered) == 1 else "checkpoints"
+        raise ValueError(f"{folder}: --last {last}, but it contains only {len(numbered)} {sort} {noun}: {names}")
     return numbered[-last:]
 
 
@@ -141,13 +142,13 @@ def _add(model: dict[str, torch.Tensor], names: Sequence[str], sums: dict[str, t
 
 
 def average(paths: Sequence[Path], output: Path) -> None:
-    """Average the checkpoints `paths` and write the result to `output`, replacing it only when complete.
+    """Average the checkpoints `paths` and write the result to `output`.
 
-    Print a warning if they span more than half of the training run, because the oldest models are then much worse than
-    the newest.
+    An existing file is replaced only when the new one is complete. A warning is printed if the checkpoints span more
+    than half of the training up to the newest of them, because the oldest models are then much worse than the newest.
 
-    Raises: ValueError naming the file that cannot be read, or two files whose keys, shapes, dtypes or tying differ;
-    OSError if `output` cannot be written.
+    Raises: ValueError naming the file that is damaged or contains NaN or infinite weights, or two files whose keys,
+    shapes, dtypes or tying differ; OSError if a file cannot be read or `output` cannot be written.
     """
     layouts: dict[Path, Layout] = {}
     inputs = []
@@ -192,7 +193,8 @@ def average(paths: Sequence[Path], output: Path) -> None:
     if updates and (span := max(updates) - min(updates)) > max(updates) / 2:
         say(
             f"{output}: warning: averages checkpoints from update {min(updates):,} to {max(updates):,}, "
-            f"{span / max(updates):.0%} of the training; to average fewer, use --last N",
+            f"{span / max(updates):.0%} of the training: the oldest are much worse than the newest; average fewer, for "
+            "example with --last N",
             file=sys.stderr,
         )
 
@@ -214,9 +216,9 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     if len(inputs) == 1 and inputs[0].is_dir():
         inputs = last_checkpoints(inputs[0], 10 if options.last is None else options.last, options.by)
     elif folder := next((path for path in inputs if path.is_dir()), None):
-        raise ValueError(f"--inputs {folder}: is a folder; give one folder or several files")
+        raise ValueError(f"--inputs {folder}: a folder among several inputs; give a single folder, or only files")
     elif options.last is not None or options.by is not None:
-        raise ValueError("--last and --by: only allowed if --inputs is a folder; given files are all averaged")
+        raise ValueError("--last and --by: only allowed if --inputs is a folder; otherwise all files are averaged")
     if options.output.is_dir():
         raise ValueError(f"--output {options.output}: is a folder; must be a file")
     average(inputs, options.output)

@@ -1,9 +1,9 @@
-"""BLEU of two trivial baselines: copying the source, and the nearest training sentence.
+"""BLEU of two trivial baselines: a copy of the source, and the translation of the nearest training sentence.
 
     fairseq-resid baselines --raw DIR --source en --target vi [--json FILE]
 
 reads DIR/{train,test}.{en,vi} and scores two translations of the test set: (a) a copy of the source and (b) the
-translation of the nearest training source. The nearest source has the highest normalised word-level Levenshtein
+target side of the nearest training source. The nearest source has the highest normalised word-level Levenshtein
 similarity; ties go to the first sentence in the training set.
 """
 
@@ -61,7 +61,7 @@ def _read(raw: Path, split: str, source: str, target: str) -> tuple[list[str], l
     texts = read_pairs(*sides)
     for path, lines in zip(sides, texts, strict=True):
         for number, line in enumerate(lines, start=1):
-            if len(line) > MAX_CHARACTERS:  # the time of a comparison grows with the product of both lengths
+            if len(line) > MAX_CHARACTERS:  # the time for a comparison grows with the product of both lengths
                 raise ValueError(f"{path}:{number}: {len(line):,} characters; must be at most {MAX_CHARACTERS:,}")
     return texts
 
@@ -71,7 +71,7 @@ def nearest(queries: Sequence[str], choices: Sequence[str]) -> list[int]:
 
     Sentences are compared in blocks, so memory use does not grow with queries × choices.
     """
-    numbers: dict[str, int] = {}  # use integers, because rapidfuzz compares items by their hashes
+    numbers: dict[str, int] = {}  # integers, because rapidfuzz compares words by hashes, which may collide
 
     def words(sentence: str) -> list[int]:
         return [numbers.setdefault(word, len(numbers)) for word in sentence.split()]

@@ -33,7 +33,7 @@ def card_of(run: Run) -> str:
 
 
 def facts(run: Run, record: RunRecord | None, results: Results) -> list[str]:
-    """Return the lines about architecture, data, training and hardware, as a Markdown list."""
+    """Return a heading and a Markdown list with the facts about architecture, data, training and hardware."""
     training, plan = results.training, record.plan if record else {}
     sessions = record.sessions if record else []
     seconds, speed, unit = training.train_seconds, training.tokens_per_second, markdown(training.unit)

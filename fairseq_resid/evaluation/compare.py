@@ -5,7 +5,8 @@
 Every run is tested against the first one, on the outputs of fairseq-resid evaluate. p is the probability of a
 difference at least this large between two equally good systems. Translations are tested by paired bootstrap (1,000
 resamples) and approximate randomisation (10,000 trials), captions by paired bootstrap over images, and image models by
-McNemar's test. Runs whose commands differ only by --seed are grouped, with mean ± standard deviation.
+McNemar's test. Runs whose commands differ only by seed and by the names of folders are grouped; their mean ± standard
+deviation is printed.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def seeds(candidates: Sequence[Candidate]) -> list[str]:
     for group in groups.values():
         names = ", ".join(each.name for each in group)
         if len({each.seed for each in group}) < len(group):
-            lines.append(f"{names}: same settings, but at least two with the same seed; no spread over seeds")
+            lines.append(f"{names}: same settings, but at least two have the same seed; no spread over seeds is shown")
         elif len(group) > 1:
             task = group[0].task
             spread = task.spread([each.score for each in group])
@@ -98,8 +99,9 @@ def one_task(by_path: Mapping[Path, Results], what: str) -> Task[Any]:
 
 @frame.command(
     "compare",
-    "Test every run against the first by paired bootstrap and approximate randomisation (sacrebleu), on the outputs of "
-    f"{EVALUATE}. Runs that differ only by seed are grouped, with mean ± standard deviation.",
+    f"Test every run against the first, on the outputs of {EVALUATE}: translations by paired bootstrap and approximate "
+    "randomisation (sacrebleu), captions by paired bootstrap, and image models by McNemar's test. Runs that differ "
+    "only by seed are grouped, with mean ± standard deviation.",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Run `fairseq-resid compare`."""

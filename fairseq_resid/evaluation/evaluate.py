@@ -1,8 +1,9 @@
 """Score a run: average checkpoints, score every subset of the data, and write RUN/results.json and RUN/card.md.
 
-The task (tasks/) decides which models are scored and how. For translation, these are the average and the last
-checkpoint, scored by BLEU and NLL; for captions, the same models, scored by CIDEr and others; for images, the last
-checkpoint, scored by its error. Finished outputs that were made from the same files with the same settings are reused.
+The task (tasks/) decides which models are scored and how. Translation and captioning score the averages and the last
+checkpoint: translation by BLEU and NLL, captioning by CIDEr, the other scores of the COCO tools and NLL. Image
+classification scores the last checkpoint by its error and NLL. Finished outputs that were made from the same files with
+the same settings are reused.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def make_average(output: Path, made_from: list[Path]) -> None:
 
 
 def evaluate(job: ScoringJob[Any]) -> Results:
-    """Score one run, after averaging if its task has averages, and write its results."""
+    """Score one run on one subset, after averaging if its task has averages, and write the results."""
     run, data = job.run, job.data
     # A run that was not trained by fairseq-resid has no run.json.
     record = records.remembered(run.record, RunRecord)
@@ -89,7 +90,7 @@ def evaluate(job: ScoringJob[Any]) -> Results:
     "Average the last checkpoints of each run, decode the validation and test sets with fairseq-generate, using the "
     "average and the last checkpoint, score the translations with sacrebleu against the raw references, measure the "
     "NLL of the references, and write results.json and the card of the run. Captions are scored with pycocoevalcap. "
-    "For an image model, report the error of the last checkpoint and its interval over runs.",
+    "For image models, report the error of the last checkpoint, and its spread over runs that differ only by seed.",
     again="resumes",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:

@@ -34,7 +34,10 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
     sources = source_subwords(corpus, subset, record)
     references = corpus.references(subset)
     if len(sources) != len(references):
-        raise ValueError(f"{corpus.reference(subset)}: {len(references)} lines for {len(sources)} binarised sentences")
+        raise ValueError(
+            f"{corpus.reference(subset)}: {len(references):,} lines: must be {len(sources):,}, one for each binarised "
+            "sentence"
+        )
     search = search_of(record, given)
     hypotheses = []
     with Progress(f"decode {subset} with {record.engine}", len(sources), "sentences") as progress:
@@ -76,7 +79,7 @@ def source_subwords(corpus: Corpus, subset: str, record: Record) -> list[list[st
 
 
 def of_run(record: Record, subset: str, signature: str) -> str:
-    """Describe the score of the exported checkpoint in its run."""
+    """Return a phrase with the score that the exported checkpoint has in its run, or how to compute it."""
     run = Run(Path(record.run))
     model = {"averaged.pt": "averaged", "checkpoint_last.pt": "last"}.get(record.checkpoint)
     try:

@@ -17,7 +17,7 @@ from ..tasks import kinds
 from ..tasks.protocol import ScoringJob
 from . import averaging
 
-# Buffers, not parameters, that fairseq and torch store in the state dict.
+# Buffers that fairseq and torch store in the state dict; they are not parameters.
 BUFFER = re.compile(r"(^|\.)(version|_float_tensor|running_mean|running_var|num_batches_tracked)$")
 # Tensors that are saved but never trained.
 DEAD_COPY = re.compile(rf"\.layers\.\d+\.({'|'.join(BETTER_TRANSFORMER_COPIES)})$")
@@ -35,7 +35,7 @@ def count_parameters(model: dict[str, Any]) -> int:
     )
 
 
-# Architectures whose name already contains the structure.
+# Architectures whose names already contain the structure.
 STRUCTURED_ARCHITECTURES = ("transformer_sas", "transformer_rskip_ln", "captioning_sas", "captioning_rskip_ln")
 
 
@@ -77,9 +77,9 @@ def find_job(path: Path, data: Path | None, settings: Settings, subset: str, cpu
 
 
 def averages_of(path: Path, settings: Settings) -> dict[str, list[Path]]:
-    """Return every average to score, by name, with its checkpoints.
+    """Return the checkpoints of every average to score, by the name of the average.
 
-    Raises: ValueError naming the missing checkpoint.
+    Raises: see `averaging.last_checkpoints` and, if `settings` requires all epochs, `averaging.epoch_checkpoints`.
     """
     averages = {"averaged": averaging.last_checkpoints(path, settings.last, settings.by)}
     if settings.epochs:
@@ -89,5 +89,5 @@ def averages_of(path: Path, settings: Settings) -> dict[str, list[Path]]:
         except ValueError:
             if settings.are_epochs_required:
                 raise
-            say(f"{path}: training ended before epoch {last}; skipping the average of epochs {first} to {last}")
+            say(f"{path}: some checkpoints of epochs {first} to {last} do not exist; skipping their average")
     return averages

@@ -1,11 +1,12 @@
 """Make a caption corpus from photographs and an image model: fairseq-resid prepare-mosaics --images DATA --network RUN
 
 The features of a photograph are the input of the model's classifier. They are written to OUT.raw in the format of
-bottom-up features, with the captions in Karpathy's format. `prepare-captions` reads these files like those of COCO.
+bottom-up features, with the captions in Karpathy's format. The data folder OUT is then prepared from these files, as
+`prepare-captions` does with those of COCO.
 
 Training mosaics use photographs of the split `valid`, on which the model was not trained. Validation mosaics use a
-tenth of the split `test`, and test mosaics use the rest. Neither the model nor the training mosaics use these
-photographs.
+tenth of the split `test`, and test mosaics use the rest of it. Neither the model nor the training mosaics use
+photographs of `test`.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def check_network(run: Run, data: Path) -> None:
         raise ValueError(f"{run.path}: was trained on {trained}, which differs from --images {data}")
     for split in ("valid", "test"):
         if is_trained_on(state.get("cfg"), split):
-            raise ValueError(f"{run.path}: was trained on the split {split}; mosaics need photographs it has not seen")
+            raise ValueError(
+                f"{run.path}: was trained on the split {split}; mosaics need photographs that it has not seen"
+            )
 
 
 def make(data: Path, run: Run, out: Path, counts: Sequence[int], seed: int, cpu: bool) -> None:
@@ -127,18 +130,26 @@ def make(data: Path, run: Run, out: Path, counts: Sequence[int], seed: int, cpu:
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Run `fairseq-resid prepare-mosaics`."""
     add = parser.add_argument
-    add("--images", type=Path, required=True, metavar="DATA", help="data folder of images, by prepare-images")
-    add("--network", type=Path, required=True, metavar="RUN", help="an image run that was trained on its split train")
-    add("--out", type=Path, default=Path("data-bin/mosaic-captions"), metavar="DATA", help="(default: %(default)s)")
+    add("--images", type=Path, required=True, metavar="DATA", help="data folder of images, made by prepare-images")
+    add(
+        "--network", type=Path, required=True, metavar="RUN", help="image run that was trained on the split train alone"
+    )
+    add(
+        "--out",
+        type=Path,
+        default=Path("data-bin/mosaic-captions"),
+        metavar="DATA",
+        help="data folder of captions to create (default: %(default)s)",
+    )
     add(
         "--mosaics",
         type=frame.integer(1, MOST_MOSAICS),
         nargs=3,
         default=[10_000, 500, 1_000],
         metavar=("TRAIN", "VALID", "TEST"),
-        help="number of mosaics (default: 10000 500 1000)",
+        help="number of mosaics in each split (default: 10000 500 1000)",
     )
-    add("--seed", type=frame.integer(0, MOST_SEED), default=1, metavar="N", help="(default: 1)")
+    add("--seed", type=frame.integer(0, MOST_SEED), default=1, metavar="N", help="seed of the mosaics (default: 1)")
     add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     args = parser.parse_args(argv)
     if not args.out.name:

@@ -44,7 +44,7 @@ def row(path: Path, results: Results) -> tuple[str, ...]:
 
 
 def notes(runs: dict[Path, Results], baselines: Baselines | None) -> list[str]:
-    """Return the lines below the table: the signatures (a single one if all runs share it) and the baselines."""
+    """Return the lines below the table: the data and signature (once if all runs share them), and the baselines."""
     about = {
         Run(path).name: (f"{it.corpus} {it.subset}", kinds.of_results(it).signature(it)) for path, it in runs.items()
     }
@@ -72,7 +72,7 @@ def show(runs: dict[Path, Results], baselines: Baselines | None, console: Consol
     "Print a table of evaluated runs. Runs without scores are named on stderr; the exit code is 2 if none has scores.",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    """Print the table; return 1 if a score is missing or below --at-least."""
+    """Print the table; return 1 if --at-least is given and a score is missing or lower."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder that fairseq-resid evaluate has scored")
     add("--baselines", type=Path, metavar="FILE", help="file written by `fairseq-resid baselines --json`")

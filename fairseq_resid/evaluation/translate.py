@@ -5,7 +5,7 @@
 RUN is a run folder or an exported run (`fairseq-resid export`). An exported run translates with its own engine.
 In Python:  Translator("checkpoints/RUN").translate(["A sentence.", "Another one."])
 
-If a line cannot be translated, the lines before it are written and the error names the line.
+If a line cannot be translated, the translations of the lines before it are written, and the error names the line.
 
 DATA/corpus.json determines how text is converted for the model and back (data/text/forms.py). Decoding uses the
 settings of `fairseq-resid evaluate`: a beam of 4 and a length penalty of 0.6, unless the run's recipe sets others.

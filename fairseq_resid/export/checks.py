@@ -1,7 +1,7 @@
 """Checks of an export folder, which may come from a stranger, before and while an engine uses it.
 
-The files of an engine are declared in engine.ENGINES. Each reader of a binary format checks the content of its file
-before the engine's library opens it: `ctranslate2`, `onnx_file` and `huggingface`.
+The loader of each engine declares its files (FILES, see engine.Kind). `model_file`, `onnx_file` and `huggingface` check
+the content of the binary files before the engine's library loads them.
 """
 
 from __future__ import annotations

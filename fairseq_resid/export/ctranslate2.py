@@ -33,7 +33,7 @@ WEIGHTS, CONFIG = "model.bin", "config.json"
 VOCABULARIES = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")
 FILES = {WEIGHTS: MEMORY, **dict.fromkeys((CONFIG, *VOCABULARIES), records.MOST_JSON)}
 FOREIGN = ("shared_vocabulary.txt", "source_vocabulary.txt", "target_vocabulary.txt", "vmap.txt")
-# The content of config.json. The engine supports further fields, which would change its computation.
+# The content of config.json. The engine also supports other fields, which would change its computation.
 SETTINGS = {
     "bos_token": BOS,
     "eos_token": EOS,

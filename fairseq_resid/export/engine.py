@@ -32,7 +32,7 @@ class Search:
     """Beam search with the settings of fairseq-generate.
 
     A translation has at most max_len_a · (source length including </s>) + max_len_b subwords.
-    Raises: ValueError for a value that is not a number or is too large to compute with.
+    Raises: ValueError for a value that is NaN or out of range.
     """
 
     beam: int = 4

@@ -54,7 +54,7 @@ This requires fairseq_resid with its extra `{engine}`. `export.json` describes t
 
 
 def text_of(data: Path) -> Text:
-    """Return how the text of a data folder is converted. Without corpus.json, there is no conversion.
+    """Return how the text of a data folder is converted. Without corpus.json, the text is not converted.
 
     Raises: ValueError naming corpus.json if it is damaged.
     """
@@ -201,5 +201,5 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         return 1
     for line in proof.lines(options.to):
         say(line)
-    say(f"{options.out}: exported; fairseq-resid translate {options.out} < text")
+    say(f"{options.out}: exported; translate with fairseq-resid translate {options.out} < text")
     return 0

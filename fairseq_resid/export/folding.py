@@ -243,7 +243,7 @@ def fold_stack(stack: Any) -> Stack:
         width = folded.embedding.size(1)
         shortcut, branch = double(site.shortcut, width), double(site.branch, width)
         if not bool((shortcut != 0).all() and shortcut.isfinite().all()):
-            raise CannotFold(f"shortcut weight 0: the branch cannot be divided by it; {INSTEAD}")
+            raise CannotFold(f"shortcut weight 0 or not finite: no weight can be divided by it; {INSTEAD}")
         for name in INPUTS[sublayer.kind]:
             linear = sublayer.linears[name]
             linear.weight = scaled(linear.weight, 1 / shortcut)

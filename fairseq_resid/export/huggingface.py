@@ -67,7 +67,7 @@ TIED = {
     "lm_head.weight",
     "model.decoder.output_projection.weight",
 }
-FORBIDDEN = -1e9  # but </s> gets -inf: any finite log p could end a hypothesis
+FORBIDDEN = -1e9  # except for </s>, which gets -inf, because with any finite log p it could end a hypothesis
 
 
 def write(
@@ -354,7 +354,7 @@ def write_word_level(folder: Path, words: Path, longest: int, post_process: str 
 
 
 README = """
-Or with transformers alone, because its own classes can load the model (`pip install transformers torch{package}`):
+The model also works with transformers alone, whose own classes can load it (`pip install transformers torch{package}`):
 
 ```python
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -416,7 +416,10 @@ class Config:
                 except ValueError as error:
                     raise ValueError(f"{name} {error}") from None
         if self.d_model * self.max_position_embeddings > MOST_TABLE:
-            raise ValueError(f"{self.max_position_embeddings:,} positions of width {self.d_model:,}: too many")
+            raise ValueError(
+                f"{self.max_position_embeddings:,} positions of width {self.d_model:,}: their product must be at most "
+                f"{MOST_TABLE:,}"
+            )
         if self.d_model % self.encoder_attention_heads or self.d_model % self.decoder_attention_heads:
             raise ValueError(f"d_model {self.d_model}: must be divisible by the numbers of heads")
 
@@ -495,7 +498,7 @@ def read_vocabulary(file: Path, size: int, is_exact: bool) -> dict[str, int]:
 
 
 class Rules:
-    """The tokens that fairseq allows at each step of a search, as a logits processor for transformers.
+    """A logits processor for transformers that allows only the tokens that fairseq allows at each step of a search.
 
     Shapes: ids (batch · beams, step + 1), starting with </s>; scores (batch · beams, V): log p, or logits without beams
     """

@@ -1,4 +1,4 @@
-"""Read and check the headers of model.bin, the weights of a CTranslate2 model, which the engine does not check itself.
+"""Read and check the headers of model.bin, the weights of a CTranslate2 model, because the engine checks little itself.
 
     version of the format (u32), kind of model (string), version of the kind (u32)
     number of variables (u32); for each: name (string), number of dimensions (u8), sizes (u32 each), type (u8),
@@ -96,15 +96,21 @@ def read(file: Path) -> dict[str, Variable]:
             shape = tuple(number(stream, "<I") for _ in range(bounded(number(stream, "<B"), 0, 2)))
             type_ = bounded(number(stream, "<B"), 0, len(BYTES) - 1)
             length, end = number(stream, "<I"), math.prod(shape) * BYTES[type_]
-            if length != end or length == 0 or name in found:
-                raise ValueError(f"{name}: repeated, or {length:,} bytes for shape {shape}")
+            if name in found:
+                raise ValueError(f"{name}: given twice; must be unique")
+            if length != end or length == 0:
+                raise ValueError(
+                    f"{name}: {length:,} bytes: must be {end:,} for shape {shape}, which must not be empty"
+                )
             if shape:
                 stream.seek(length, os.SEEK_CUR)
             found[name] = Variable(shape, type_, None if shape else number(stream, FORMS[type_]))
         for _ in range(bounded(number(stream, "<I"), 0, MOST_NAMES)):
             alias, name = word(stream), word(stream)
-            if {alias, f"{alias}_scale"} & found.keys() or name not in found:
-                raise ValueError(f"{alias}: repeated, or an alias of no variable")
+            if {alias, f"{alias}_scale"} & found.keys():
+                raise ValueError(f"{alias}: {alias} or {alias}_scale is given twice; must be unique")
+            if name not in found:
+                raise ValueError(f"{alias}: an alias of {name}, which does not exist; must be an alias of a variable")
             found[alias] = found[name]
             if f"{name}_scale" in found:  # the engine does the same
                 found[f"{alias}_scale"] = found[f"{name}_scale"]
@@ -122,7 +128,7 @@ def word(stream: BinaryIO) -> str:
     """Read and return a string, which may only contain the characters of names."""
     raw = stream.read(bounded(number(stream, "<H"), 1, MOST_NAME))
     if not re.fullmatch(rb"[A-Za-z0-9_/]+\0", raw):
-        raise ValueError(f"name {raw[:40]!r}")
+        raise ValueError(f"name {raw[:40]!r}: must consist of ASCII letters, digits, _ and /, and end with NUL")
     return raw[:-1].decode()
 
 
@@ -157,9 +163,9 @@ def check_variables(found: dict[str, Variable]) -> tuple[Sizes, Sizes]:
         raise ValueError(f"{min(left)}: not a variable of such a model")
     arrays = {name: each.type for name, each in found.items() if each.shape and not name.endswith("/weight_scale")}
     if len({type_ for name, type_ in arrays.items() if name.endswith("/weight")}) > 1:
-        raise ValueError("types of the weights differ")
+        raise ValueError("weights of different types: all must have the same type")
     if len({type_ for type_ in arrays.values() if type_ in FLOATS}) > 1:
-        raise ValueError("types of floating-point numbers differ")
+        raise ValueError("floating-point arrays of different types: all must have the same type")
     return sizes[0], sizes[1]
 
 

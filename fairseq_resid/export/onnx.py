@@ -49,7 +49,7 @@ def write(
     batch, source, target = Dim("batch"), Dim("source"), Dim("target")
     encoder, decoder = Encoder(model).eval(), DecoderStep(model).eval()
     device = next(model.parameters()).device
-    # torch.export turns sizes 0 and 1 into constants and treats equal sizes as one.
+    # torch.export turns sizes 0 and 1 into constants, and treats equal sizes as the same dimension.
     tokens = torch.full((2, 5), source_dictionary.eos(), device=device)
     with torch.no_grad():
         memory = encoder(tokens)

@@ -162,7 +162,7 @@ def check_model(content: memoryview, file: Path) -> None:
             raise ValueError(f"operators {named}: must be ONNX's own, version {OPSETS[0]} to {OPSETS[1]}")
     graphs = model.messages(7)
     if len(graphs) != 1 or len(model.messages(8)) != 1:
-        raise ValueError("has no graph")
+        raise ValueError("must have one graph and one version of the operators")
     graph = graphs[0]
     types = check_names(graph)
     for tensor in graph.messages(5):
@@ -180,9 +180,9 @@ def check_model(content: memoryview, file: Path) -> None:
 
 
 def check_names(graph: Message) -> dict[str, int]:
-    """Check that every value has one name and one type, and return the known types.
+    """Check that no value is produced twice or declared twice, and return the declared types.
 
-    Raises: ValueError naming the first value that is produced twice or has two types.
+    Raises: ValueError naming the first such value.
     """
     made = [value.text(1) for value in graph.messages(11)] + [tensor.text(8) for tensor in graph.messages(5)]
     made += [output for node in graph.messages(1) for output in node.texts(2) if output]
@@ -210,7 +210,7 @@ def check_tensor(tensor: Message, file: Path) -> None:
     if outside or tensor.number(14):
         data = file.with_name(f"{file.name}.data")
         if outside.pop("location", "") != data.name or not outside.keys() <= {"offset", "length", "checksum"}:
-            raise ValueError(f"constant {name}: is in a file other than {data.name}")
+            raise ValueError(f"constant {name}: stored in another file; must be stored in {data.name}")
         numbers = [outside.get("offset", "0"), outside.get("length", "")]
         if not all(text.isascii() and text.isdigit() and len(text) < 16 for text in numbers):
             raise ValueError(f"constant {name}: has no valid offset and length in {data.name}")
@@ -218,7 +218,7 @@ def check_tensor(tensor: Message, file: Path) -> None:
         is_whole = start + length <= data.stat().st_size and not any(stored) and 9 not in tensor.fields
     elif 9 in tensor.fields:
         is_whole, length = not any(stored), tensor.size(9)
-    else:  # at most one number per byte
+    else:  # each number takes at least one byte
         is_whole, length = count <= max(stored), count * width
     if not width or not is_whole or length != count * width:
         raise ValueError(f"constant {name}: {length:,} bytes for {count:,} numbers of type {tensor.number(2)}")

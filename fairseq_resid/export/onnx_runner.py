@@ -45,7 +45,7 @@ FILES = {
 }
 FOREIGN = ()
 MOST_WIDTH = 1 << 17
-SHORTEST = 1  # minimum subwords in a translation without a prefix: fairseq's --min-len
+SHORTEST = 1  # minimum number of subwords in a translation without a prefix: fairseq's --min-len
 TOGETHER = 32  # sentences per batch when scoring
 
 Floats = NDArray[np.float32]
@@ -171,8 +171,8 @@ class Model:
             if not left or step == most:
                 break
 
-            # Keep the best candidates that have not ended. If there are too few, ended ones fill the beam and are
-            # ignored.
+            # Keep the best candidates that have not ended. If there are too few, ended ones fill the beam, and are
+            # ignored from then on.
             is_end[:, :beam] |= ignored
             order = is_end[left] * (2 * beam) + np.arange(best.shape[1])
             going = np.argsort(order, axis=1, kind="stable")[:, :beam]
@@ -266,7 +266,7 @@ def limit_memory() -> None:
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )
     defaults = {"arena_extend_strategy": -1, "initial_chunk_size_bytes": -1, "max_dead_bytes_per_chunk": -1}
-    with suppress(Exception):  # the program that uses this package has registered its own
+    with suppress(Exception):  # the program that uses this package may have registered its own
         onnxruntime.create_and_register_allocator(place, onnxruntime.OrtArenaCfg({"max_mem": MEMORY // 2, **defaults}))
 
 

@@ -205,7 +205,8 @@ def prove(loaded: Any, engine: Engine, record: Record, corpus: Corpus | None = N
     """Compare the engine of an export with fairseq; print the translations that differ.
 
     loaded: the exported model, loaded by tasks.loading; corpus: its data folder, for the BLEU of a quantised export
-    Raises: NotEqual if an export in full precision gives different results; ValueError if there is no validation set.
+    Raises: NotEqual if an export in full precision gives different results, or if any log p is NaN; ValueError if there
+    is no validation set.
     """
     pairs, skipped = read_pairs(loaded, SUBSET, record.longest)
     source_dictionary, target_dictionary = loaded.task.source_dictionary, loaded.task.target_dictionary

@@ -437,7 +437,7 @@ def checked(state: Any, program: Program) -> Any:
             if not isinstance(value, (*LEAVES, Tensor, np.ndarray, np.generic)):
                 is_container = type(value) in (dict, OrderedDict, list, tuple, argparse.Namespace)
                 require(is_container, f"contains {shown(value)}, which weights-only loading does not allow")
-                require(len(layers) < DEPTH, f"containers nested more than {DEPTH} deep")
+                require(len(layers) < DEPTH, f"containers nested more than {DEPTH} levels deep")
                 layers.append(parts(value))
                 break
         else:

@@ -58,7 +58,8 @@ def png(pixels: np.ndarray) -> str:
 def samples(texts: Texts) -> list[Sample]:
     """Return the examples whose chrF differs most between systems, largest difference first; ties by position.
 
-    Words are marked by the reference that is most similar to the text by chrF.
+    For a single system, the examples with the lowest chrF are returned. Words are compared with the reference that is
+    most similar to the text by chrF.
     """
     from sacrebleu.metrics.chrf import CHRF
 

@@ -114,7 +114,7 @@ def ratio(analysis: Analysis) -> Finding:
 
 
 def ahead(analysis: Analysis, baseline: Analysis | None) -> Finding | None:
-    """Compare the model's NLL with the baseline's, if both were analysed on the same text."""
+    """Compare the model's NLL with the baseline's, if both were analysed on the same examples."""
     if baseline is None or baseline is analysis:
         return None
     if (analysis.data, analysis.subset, analysis.sentences) != (baseline.data, baseline.subset, baseline.sentences):

@@ -86,7 +86,7 @@ class LearnedPart:
 
 
 def without_control(value: Any) -> Any:
-    """Convert a value of the template to text, escaped by `printable`."""
+    """Return a value of the template; plain text is escaped by `printable`."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

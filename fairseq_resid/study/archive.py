@@ -45,7 +45,7 @@ def runs_folder(kept: Path) -> Path:
     digest = sha256(archive)
     named = records.read_if_there(inside(kept, "results.json"), dict) or {}
     if named.get("archive") not in (None, digest):
-        raise ValueError(f"{archive}: SHA-256 {digest}: {kept / 'results.json'} names {named['archive']}")
+        raise ValueError(f"{archive}: SHA-256 {digest}: must be {named['archive']}, as in {kept / 'results.json'}")
     cache = Path(os.environ.get("FAIRSEQ_RESID_CACHE") or Path.home() / ".cache" / "fairseq_resid") / "studies"
     folder = cache / f"{kept.name}-{digest[:16]}"
     if not folder.is_dir():
@@ -65,7 +65,7 @@ def runs_folder(kept: Path) -> Path:
 def pack(kept: Path) -> Path:
     """Pack a study's run folders into the archive, remove them and return its path. Equal content gives equal bytes.
 
-    FILE.gz is stored uncompressed, as FILE: similar files of several runs compress better together.
+    FILE.gz is stored uncompressed, as FILE, because similar files of several runs compress better together.
     Raises: OSError or ValueError naming the file that is unreadable or not regular, or the archive that cannot be
     unpacked. In that case the folders are kept.
     """
@@ -81,7 +81,7 @@ def pack(kept: Path) -> Path:
                     member = tarfile.TarInfo(plain.relative_to(kept).as_posix())
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
-        # While the folders still exist, refuse names and sizes that reading an archive would refuse.
+        # Before the folders are removed, refuse names and sizes that unpacking would refuse.
         with tempfile.TemporaryDirectory(dir=kept.parent) as unpacked:
             extract.unpack(partial, Path(unpacked))
     for folder in run_folders(kept):

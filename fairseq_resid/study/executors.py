@@ -23,7 +23,7 @@ class StartedRun(Protocol):
 
 
 class Executor(Protocol):
-    """Starts runs. room: number of runs that can still be started now; stop: end all started runs."""
+    """Starts runs. `room` returns the number of runs that can be started now, and `stop` ends all started runs."""
 
     def room(self) -> int: ...
 
@@ -50,7 +50,7 @@ class LocalExecutor:
 
     threads: threads of each run, on its own cores; None: every run may use all cores
     logs: folder for the output of each run, NAME.out
-    gpus: CUDA_VISIBLE_DEVICES for each slot in turn; empty: every run sees the same GPUs as this process
+    gpus: CUDA_VISIBLE_DEVICES of each slot, in order; empty: every run sees the same GPUs as this process
     """
 
     slots: int
@@ -148,9 +148,9 @@ class Command:
 
 
 def unannounced() -> None:
-    """Ignore the signals that Slurm sends to all processes of a job, in this process and its children.
+    """Ignore ANNOUNCED in this process and its children: Slurm sends these signals to all processes of a job.
 
-    Only submitit handles them.
+    Only submitit should handle them.
     """
     for number in ANNOUNCED:
         signal.signal(number, signal.SIG_IGN)

@@ -3,13 +3,14 @@
 KEPT/RUN/study.json                        setting, arm, value and seed of the run, its flags, outcome and scores
 KEPT/RUN/run.json, train.log.gz            training: command, machine, versions; all records of its log
 KEPT/RUN/results*.json                     evaluation results on each test set
-KEPT/RUN/decode/SUBSET.MODEL.nll.gz        NLL and tokens of every reference sentence
-KEPT/RUN/decode/SUBSET.averaged.hyp.gz     translations
+KEPT/RUN/decode/SUBSET.MODEL.nll.gz        NLL and number of tokens of every reference sentence
+KEPT/RUN/decode/SUBSET.averaged.hyp.gz     translations or captions
 KEPT/RUN/decode/SUBSET.averaged.bleu.gz    BLEU statistics of every sentence: lengths, n-grams matched, n-grams
 KEPT/RUN/decode/SUBSET.epochs*.{hyp,bleu}.gz
                                            the same for the average of fixed epochs, if the study has one
-KEPT/RUN/decode/SUBSET.last.images.gz      class, predicted class and NLL of every image
-KEPT/RUN/analysis/analysis.json            learned coefficients of the sites, if the run was analysed
+KEPT/RUN/decode/SUBSET.averaged.cider.gz   CIDEr and number of references of every captioned image
+KEPT/RUN/decode/SUBSET.last.images.gz      class, predicted class and NLL of every classified image
+KEPT/RUN/analysis/analysis.json            coefficients, norms and gradients of the sites, if the run was analysed
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def note_file(folder: Path) -> Path:
 
 
 def keep_run(run: Run, note: Note, folder: Path) -> None:
-    """Copy the kept files of a run into FOLDER, atomically."""
+    """Copy the kept files of a run into `folder`, atomically."""
     with replacing(folder) as partial:
         if partial.exists():  # from a run that was killed at this point
             shutil.rmtree(partial)
@@ -157,7 +158,7 @@ def read_notes(folder: Path, study: str) -> dict[str, Note]:
 
 
 def faults(note: Note) -> Iterator[str]:
-    """Yield a line for each invalid field of a note: the field, its value, the allowed values."""
+    """Yield a line for each invalid field of a note: the field, its value, and the allowed values."""
     numbers = {f"valid: {model}": value for model, value in note.valid.items()}
     numbers |= {
         f"scores: {model}: {measure}": scored.score

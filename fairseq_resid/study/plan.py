@@ -1,9 +1,10 @@
 """The plan of a study: which runs it needs and in which order, fixed before the first run. Reads and checks STUDY.yaml.
 
-A study compares arms (a structure with its options) in settings (such as a depth). Each arm has several seeds.
+A study compares arms (structures with their options) in settings (such as depths). Each arm has several seeds.
 Optionally, one flag is tuned first, in the same way for every arm in every setting: each value of a grid is tried in
-one shorter run, with a seed that is not used again, and the value with the lowest validation NLL of the averaged
-checkpoint is chosen. If the best value is at the edge of the tried range, the next value beyond it is tried too.
+one run, usually a shorter one, with a seed that only tuning uses. The value with the lowest validation NLL of the
+averaged checkpoint is chosen (for images, of the last checkpoint). If the best value is at the edge of the tried range,
+the next value beyond it is tried too, within the bounds of the tuning.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LENGTHS = ("--max-epoch", "--max-update")
 LOWER = 3  # number of values to try below the grid if all its values diverge
 MOST_SEEDS, MOST_RUNS = 1000, 10_000  # per comparison, per plan; every command lists all runs
 MOST_AVERAGED, MOST_EPOCHS = 10_000, 1_000_000
-LEAST_FACTOR, MOST_FACTOR = 1.01, 1000  # with a smaller factor, tuning would never end
+LEAST_FACTOR, MOST_FACTOR = 1.01, 1000  # with a factor closer to 1, tuning might never end
 MOST_PAIRS = 200  # pairs of setting and arm; fairseq's parser checks the flags of each, which takes a moment
 # fairseq flags that expect a file or a folder.
 FILE_FLAGS = {
@@ -42,8 +43,10 @@ ALLOWED = "letters, digits and _ + - ="  # in names of arms and settings, which 
 class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
     """How a flag is tuned.
 
-    seed: used by tuning runs only; length: their length as a fraction of a run; average: number of last checkpoints
-    factor: ratio between the next value beyond the edge and the value at the edge; least, most: bounds on the values
+    seed: used by tuning runs only; length: their length as a fraction of a run
+    average: number of last checkpoints to average
+    factor: ratio between the next value beyond the edge and the value at the edge (its inverse at the lower edge)
+    least, most: bounds on the values beyond the grid
     """
 
     flag: str
@@ -177,10 +180,11 @@ def _check(study: Study) -> None:
     for measure in study.task.measures:
         tests = study.tests_of(measure)
         if not tests or len(set(tests)) < len(tests):
-            raise ValueError(f"tests: {', '.join(tests) or 'no test set'}: each must be named once")
+            raise ValueError(f"tests: {', '.join(tests) or 'no test set'}: must be one or more different test sets")
     if study.epochs is not None and not 1 <= study.epochs[0] <= study.epochs[1] <= MOST_EPOCHS:
         raise ValueError(
-            f"epochs: {study.epochs[0]}, {study.epochs[1]}: must be two epochs up to {MOST_EPOCHS}, such as [41, 50]"
+            f"epochs: {study.epochs[0]}, {study.epochs[1]}: must be two epochs in order, up to {MOST_EPOCHS}, such as "
+            "[41, 50]"
         )
     tuning = study.tuning
     numbers: dict[str, tuple[float, float, float]] = {
@@ -326,11 +330,11 @@ def check_study(study: Study, path: Path) -> None:
 
 
 def check_paths(given: TrainingCommand) -> None:
-    """Raise ValueError for a flag of a study file or its recipe that names a file: a study only reads its data."""
+    """Raise ValueError for a flag of a study file or its recipe that names a file: a study reads only its data."""
     for flag, values in given.flags:
         for value in values:
             if flag in FILE_FLAGS or "/" in value or value.startswith("~"):
-                raise ValueError(f"{flag} {value}: names a file; a study reads its data folder only")
+                raise ValueError(f"{flag} {value}: names a file; a study reads only its data folder")
 
 
 def check_kind(command: TrainingCommand, measure: str) -> None:

@@ -62,7 +62,8 @@ def direction(results: StudyResults) -> str:
 def effects(results: StudyResults, path: Path) -> None:
     """Plot the difference of every arm and of each of its seeds from the baseline, with intervals.
 
-    Each setting has a panel with its own scale; the baseline's seeds come first.
+    Each setting, and each fixed value of the tuned flag in it, has a panel with its own scale, which shows the
+    baseline's seeds first.
     """
     panels: dict[str, list[Row]] = {}
     for row in compared(results):
@@ -125,10 +126,10 @@ def gap(study: Study, results: StudyResults, path: Path) -> bool:
 
 
 def by_setting(study: Study, results: StudyResults, path: Path) -> bool:
-    """Plot the difference of each arm by setting, at its own value and at the baseline's.
+    """Plot the difference of each arm by setting, at its own value, at the baseline's and at fixed values.
 
-    Settings in which an arm or the baseline did not train are omitted: the difference there is larger by an order of
-    magnitude, and was not tested.
+    Settings in which an arm or the baseline diverged or did not train are omitted: the difference there was not tested,
+    and may be larger by an order of magnitude.
     """
     series = [(arm, at, across(study, results.rows, arm, at)) for at in values_chosen(study) for arm in study.arms]
     tested = [
@@ -193,7 +194,10 @@ def tuning(study: Study, results: StudyResults, path: Path) -> None:
 
 
 def learning(study: Study, results: StudyResults, kept: Path, path: Path) -> bool:
-    """Plot the curves of every arm at its own value in the setting with the most runs; bands span the seeds."""
+    """Plot the curves of every arm in the setting with the most runs, except at the baseline's value.
+
+    Bands span the seeds.
+    """
     found: dict[str, list[curves.Curves]] = {}
     settings = [row.setting for row in results.rows if row.at != "baseline" for _ in row.seeds]
     if not settings:

@@ -45,9 +45,9 @@ class Mean:
 class Comparison:
     """The difference between two groups of runs, or between two such differences, over all finished seeds.
 
-    seeds: number in each group; effects: by measure, empty unless every group has a finished run
-    untested: reason for omitting intervals and p: a run diverged, so that the remaining seeds are a biased
-        sample, or a group did not train; "" if they were computed
+    seeds: number of finished seeds in each group; effects: by measure, empty unless every group has a finished run
+    untested: reason for omitting intervals and p: a run diverged, so that the remaining seeds are a biased sample, or
+        a group did not train; otherwise ""
     """
 
     seeds: list[int]
@@ -274,14 +274,14 @@ class Cell:
 
 
 def _cells(study: Study, known: Mapping[tuple[str, str], Choice]) -> list[Cell]:
-    """Return the compared cells by setting: first the arms at their own value, then at the baseline's."""
+    """Return the compared cells by setting: the arms at their own values, then at the baseline's and at fixed ones."""
     planned: dict[tuple[str, str, str], int] = {}
     for step in study.plan:
         for arm in step.arms if step.seeds else ():
             at = step.label if study.tuning else ""
             own, base = (known.get((step.setting, name)) for name in (arm, study.baseline))
             if at == "baseline" and own is not None and base is not None and own.best == base.best:
-                at = "own"  # the runs are the same as at its own value
+                at = "own"  # the runs are those at its own value
             key = (step.setting, at, arm)
             planned[key] = max(planned.get(key, 0), step.seeds)
     cells = []
@@ -300,7 +300,7 @@ def _cells(study: Study, known: Mapping[tuple[str, str], Choice]) -> list[Cell]:
 
 
 def values_chosen(study: Study) -> list[str]:
-    """Return the choices of the tuned value in order: own, baseline, fixed values; "" without tuning."""
+    """Return the choices of the tuned value in order: own, baseline, fixed values, and "" for no tuning."""
     fixed = sorted({step.fixed for step in study.plan if step.fixed is not None})
     return ["own", "baseline", *(f"{value:g}" for value in fixed), ""]
 
@@ -311,7 +311,7 @@ def fixed_value(at: str) -> float | None:
 
 
 def _row(kept: KeptRuns, cell: Cell) -> Row | None:
-    """Return the results of a cell; None if none of its runs has finished."""
+    """Return the results of a cell; None if none of its runs has finished or diverged."""
     task, measure = kept.study.task, kept.study.measure
     ended = kept.ended(cell)
     finished = [note for note in ended if note.outcome == "finished"]
@@ -356,16 +356,19 @@ def _against(kept: KeptRuns, row: Row, rows: Sequence[Row]) -> Row:
 
 
 def baselines(study: Study, rows: Sequence[Row], at: str | None = None) -> dict[str, Row]:
-    """Return, for each setting, the baseline's row that rows at `at` are compared with; if None, any of its rows."""
+    """Return, for each setting, the baseline's row that rows at `at` are compared with.
+
+    If `at` is None, it is any of the baseline's rows at its own or at a fixed value.
+    """
     label = "own" if at == "baseline" else at
     mine = [row for row in rows if row.arm == study.baseline and row.at != "baseline"]
     return {row.setting: row for row in mine if label in (None, row.at)}
 
 
 def compared_at(study: Study, rows: Sequence[Row], at: str) -> list[Row]:
-    """Return the rows that are compared with the baseline at one choice of the value: their own, or the baseline's.
+    """Return the rows that are compared with the baseline at one choice of the value, as in `values_chosen`.
 
-    If both values are equal, the row at its own value belongs to both.
+    If an arm's own value and the baseline's are equal, the row at its own value belongs to both choices.
     """
     base = baselines(study, rows, "own")
 
@@ -377,7 +380,7 @@ def compared_at(study: Study, rows: Sequence[Row], at: str) -> list[Row]:
 
 
 def across(study: Study, rows: Sequence[Row], arm: str, at: str) -> dict[str, Row]:
-    """Return, by setting, the row of an arm that is compared at its own value, or at the baseline's."""
+    """Return, by setting, the row of an arm that is compared with the baseline at one choice of the value."""
     return {row.setting: row for row in compared_at(study, rows, at) if row.arm == arm}
 
 
@@ -402,7 +405,7 @@ def _interactions(kept: KeptRuns, rows: Sequence[Row]) -> list[Interaction]:
         mine = across(study, rows, arm, at)
         for than, setting in combinations(mine, 2):
             if at not in {mine[setting].at, mine[than].at}:
-                continue  # equal to the one at its own value
+                continue  # the same as the interaction at its own value
             groups = [kept.ended(row) for row in (mine[setting], base[setting], mine[than], base[than])]
             found.append(Interaction(arm, at, setting, than, kept.compare(groups, [study.measure])))
     return found

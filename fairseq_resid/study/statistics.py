@@ -17,8 +17,9 @@ because the first two both contain the residual. V_sentences - V_residual estima
 clamped at 0. The interval and p both use t with Satterthwaite's degrees of freedom for V. If all sentences
 differ by the same amount, this is Welch's test over seeds. Searle, Casella & McCulloch 1992, "Variance Components".
 
-NLL, error and BLEU are functions of sums over sentences. Their values are jackknife pseudo-values, N·θ - (N - 1)·θ
-without the sentence: for a mean they are the sentences' own values, and for BLEU they linearise it.
+NLL, error, CIDEr and BLEU are functions of sums over N sentences (or images). The values of a measure θ are its
+jackknife pseudo-values, N·θ - (N - 1)·θ', where θ' is computed without the sentence. For a mean, these are the
+sentences' own values; for BLEU, they linearise it.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Effect:
     error: standard error over seeds and sentences; freedom: Satterthwaite's degrees of freedom
     low, high: 95% interval; p: two-sided, for no difference, from the same standard error
     visible: approximately the smallest true difference that the test detects with 80% power
-    All fields except the difference are None if an arm has a single seed.
+    All fields except the difference are None if an arm has a single seed, or if a difference is not tested.
     """
 
     difference: float

@@ -50,7 +50,7 @@ class State:
     failed: dict[str, str] = field(default_factory=dict)
 
     def nll(self) -> dict[Planned, float]:
-        """Return the validation NLL of every finished run; infinite if it diverged."""
+        """Return the validation NLL of every kept run; it is infinite for a run that diverged."""
         return {note.run: note.nll for note in self.notes.values()}
 
     def missing(self) -> list[Planned]:
@@ -84,7 +84,7 @@ class State:
         if len(known) < len(missing) or not known:
             return count
         total = sum(known) + more * sum(known) / len(known)
-        hours = f"about {total / 3600:.1f} core-hours, estimated from finished runs"
+        hours = f"about {total / 3600:.1f} hours of running time, estimated from finished runs"
         return f"{count}: {hours}; {clock(total / slots)} here"
 
 
@@ -153,7 +153,7 @@ def ended(state: State, name: str, code: int) -> None:
 
 
 def reason(place: StudyFolders, name: str, code: int) -> str:
-    """Return why a run failed: the last line of its output, and the path of its log."""
+    """Return why a run failed: the last error in its output, or else its last line, and the path of the output."""
     out = inside(place.work, f"logs/{name}.out")
     lines = last_lines(out, 1000) if out.is_file() else []
     errors = [line for line in lines if "error:" in line]
@@ -185,7 +185,7 @@ def find_run(state: State, name: str) -> Planned:
 
 
 def parameters(given: Sequence[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE of --cluster-option for submitit; values are read as YAML.
+    """Parse NAME=VALUE of --cluster-option for submitit; values are read as YAML, or as text if they are not YAML.
 
     Raises: ValueError naming an option without "=".
     """
@@ -290,7 +290,7 @@ def make_executor(options: argparse.Namespace, place: StudyFolders) -> tuple[Exe
     cores = machine.cores()
     visible = visible_gpus()
     gpus = group_gpus(visible, options.gpus) if options.gpus else []
-    # A run on a GPU has data loading processes, so do not pin it to one core.
+    # A run on a GPU also has processes that load data, so do not pin it to one core.
     threads = options.threads or (None if visible else 1)
     slots = options.jobs or len(gpus) or (1 if visible else max(1, cores // (threads or 1)))
     return LocalExecutor(slots, threads, inside(place.work, "logs"), gpus), slots
@@ -307,10 +307,15 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     """Parse and check the options of the command line."""
     add, count = parser.add_argument, frame.integer(1, MOST)
     add("study", type=Path, metavar="STUDY.yaml", help="the study file")
-    add("--work", type=Path, metavar="DIR", help="working folder of unfinished runs (default: checkpoints/study-NAME)")
-    add("--kept", type=Path, metavar="DIR", help="folder of results (default: the study file's path without .yaml)")
-    add("--jobs", type=count, metavar="N", help="runs at a time (default: one per --threads cores, or per --gpus)")
-    add("--threads", type=count, metavar="N", help="threads per run, each on its own core (default: 1; on GPUs: all)")
+    add("--work", type=Path, metavar="DIR", help="folder for unfinished runs (default: checkpoints/study-NAME)")
+    add("--kept", type=Path, metavar="DIR", help="folder for results (default: the study file's path without .yaml)")
+    add(
+        "--jobs",
+        type=count,
+        metavar="N",
+        help="number of parallel runs (default: one per --threads cores; with GPUs, one per group of --gpus)",
+    )
+    add("--threads", type=count, metavar="N", help="threads per run, on cores of its own (default: 1; with GPUs: all)")
     add("--gpus", type=count, metavar="N", help="GPUs per run; parallel runs get groups of N (default: all)")
     add("--hours", type=float, metavar="H", help="start no new runs after H hours")
     add("--retry", action="store_true", help="try failed runs again")
@@ -319,7 +324,11 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     add("--pack", action="store_true", help="pack the kept runs of a complete study into STUDY.tar.xz")
     add("--unpack", action="store_true", help="unpack the run folders of STUDY.tar.xz without running any")
     add("--results", action="store_true", help="write tables and plots of the finished runs without running any")
-    add("--cluster", choices=("slurm", "local", "debug"), help="run through submitit instead of on this machine")
+    add(
+        "--cluster",
+        choices=("slurm", "local", "debug"),
+        help="run through submitit: on Slurm, or here with its own executors",
+    )
     add(
         "--cluster-option",
         action="append",

@@ -18,7 +18,7 @@ from .plan import Study
 from .results import Comparison, StudyResults, build_results
 from .statistics import LEVEL, POWER, Effect
 
-EPOCHS = 12  # maximum number of columns of the gap by epoch
+EPOCHS = 12  # maximum number of epochs, one per column, in the table of gaps
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class StudyFolders:
 def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> None:
     """Train and evaluate a run, keep its results in place.kept, and remove its folder unless weights are kept too.
 
-    Raises: ValueError, ChildProcessError, OSError. A diverged run is kept with this outcome.
+    Raises: ValueError, ChildProcessError or OSError if a step fails. A diverged run is kept, with that outcome.
     """
     folder, target = Run(inside(place.work, run.name)), inside(place.kept, run.name)
     # The process of a killed study may still be running.
@@ -112,9 +112,10 @@ def analyze(run: Run) -> None:
 
 
 def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Note:
-    """Return the note with the scores of both models. The scores by sentence are written to the run folder.
+    """Return the note with the validation NLL and, unless the run is for tuning, the test scores of all models.
 
-    Raises: FloatingPointError if the weights are not finite.
+    The scores by sentence are written to the run folder.
+    Raises: FloatingPointError if a validation NLL is not finite.
     """
     tuning = study.tuning
     last = tuning.average if run.is_tuning and tuning else study.average

@@ -318,8 +318,8 @@ def test_learning_curves_of_seeds_form_a_band(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "train.log").write_text(record(10, 1, loss=3))
     grouped = curves.group_by_setting([Run(path) for path in [*paths, tmp_path / "other"]])
-    assert list(grouped) == ["s1 and 2 more seeds", "other"]
-    seeds = [curves.read_curves(run) for run in grouped["s1 and 2 more seeds"]]
+    assert list(grouped) == ["s1 (3 seeds)", "other"]
+    seeds = [curves.read_curves(run) for run in grouped["s1 (3 seeds)"]]
     x, mean, least, greatest = curves.band(seeds, "train loss", "updates")
     nat = math.log(2)
     assert x == [10, 20, 30]

@@ -142,7 +142,7 @@ def test_networks_that_know_the_photographs_are_refused(
     assert train(tmp_path / "farm.txt", run, *flags) == 0
     given = ["prepare-mosaics", "--images", str(images), "--out", str(tmp_path / "out"), "--cpu", "--network"]
     assert main([*given, str(run)]) == 2
-    assert "was trained on the split valid; mosaics need photographs it has not seen" in capsys.readouterr().err
+    assert "was trained on the split valid; mosaics need photographs that it has not seen" in capsys.readouterr().err
     given[2] = str(write_data(tmp_path / "other", train=50))
     assert main([*given, str(network)]) == 2
     assert "which differs from --images" in capsys.readouterr().err

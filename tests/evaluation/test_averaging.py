@@ -103,7 +103,7 @@ def test_averaging_most_of_a_run_warns(tmp_path: Path, capsys: pytest.CaptureFix
     averaging.average(files, tmp_path / "out.pt")  # updates 500 to 1,000
     assert capsys.readouterr().err == ""
     averaging.average([save(tmp_path / "checkpoint4.pt", 4), *files], tmp_path / "out.pt")
-    said = f"{tmp_path / 'out.pt'}: warning: averages checkpoints from update 400 to 1,000, 60% of the training; "
+    said = f"{tmp_path / 'out.pt'}: warning: averages checkpoints from update 400 to 1,000, 60% of the training: "
     assert capsys.readouterr().err.startswith(said)
 
 

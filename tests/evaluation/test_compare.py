@@ -89,7 +89,7 @@ def test_identical_runs_show_no_difference_and_no_seed_spread(data: Path, capsys
     assert compare.main([*map(str, runs), "--markdown"]) == 0
     output = capsys.readouterr().out
     assert rows(output)["copy"][3:] == ["+0.00", rows(output)["one"][4], "1.0000", "1.0000"]
-    assert "one, copy: same settings, but at least two with the same seed; no spread over seeds" in output
+    assert "one, copy: same settings, but at least two have the same seed; no spread over seeds" in output
 
 
 def test_data_is_found_from_another_folder(data: Path, capsys: Capture, monkeypatch: Any) -> None:

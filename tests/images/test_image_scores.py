@@ -52,7 +52,7 @@ def test_image_runs_appear_in_compare_and_table(runs: list[Path], tmp_path: Path
     record = json.loads((other / "run.json").read_text())
     (other / "run.json").write_text(json.dumps({**record, "command": [*record["command"], "--seed", "2"]}))
     assert main(["compare", str(runs[0]), str(twin)]) == 0
-    assert "at least two with the same seed; no spread over seeds" in capsys.readouterr().out
+    assert "at least two have the same seed; no spread over seeds" in capsys.readouterr().out
     assert main(["evaluate", str(runs[0]), str(other), "--cpu", "--subset", "test"]) == 0
     assert "preact_resnet20 --residual xskip test, 2 seeds (xskip, other): error mean" in capsys.readouterr().out
     (other / "results.json").unlink()

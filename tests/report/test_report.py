@@ -268,7 +268,7 @@ STRANGE = {
     "endless updates": (("learning",), {SITE: {"w": [[10**300, 1.0]]}}, "updates: must be 0 to 1000000000000"),
     "loss of 1e308": (("nll",), 1e308, "nll: 1e+308: must be a number from -1e+38 to 1e+38"),
     "wrong histogram": (("sites", SITE, "coefficients", "alpha", "histogram"), [1], "histogram: 1 bins: must be 50"),
-    "a later version": (("format",), 2, "format 2: written by a later version of fairseq_resid; this one reads 1"),
+    "a later version": (("format",), 2, "format 2: written by a later version of fairseq_resid; this version reads"),
     "another type": (("sites",), 3, "damaged, or not written by fairseq-resid analyze"),
 }
 

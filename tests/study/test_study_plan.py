@@ -58,7 +58,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("sas 0.002,", "sas nan,", "contrasts, 2: flat sas nan: nan: must be above 0 and finite"),
         ("most: 0.02", "most: .nan", "tuning: most: nan: must be a number"),
         ("tests: [test, test1]", "tests: []", "tests: no test set"),
-        ("tests: [test, test1]", "tests: [test, test]", "tests: test, test: each must be named once"),
+        ("tests: [test, test1]", "tests: [test, test]", "tests: test, test: must be one or more different"),
         ("average: 3", "average: 0", "tuning: average: 0: must be 1 to 10000"),
         (
             "setting: deep, arms: [base, sas]",
