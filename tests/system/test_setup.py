@@ -128,7 +128,7 @@ def test_pyenv_python_is_found_despite_a_dead_shim(tree, tmp_path):
     for named in ("3.11", "python3.11"):
         needs = {"PATH": f"{path}:/usr/bin:/bin", "FAIRSEQ_RESID_NEED_MB": "999999999"}
         output, _ = tree.setup("--python", named, code=3, **needs)
-        assert "999999999 MB needed" in output, "setup.sh found no Python"
+        assert "999999999 MB are needed" in output, "setup.sh found no Python"
 
 
 @pytest.mark.parametrize("how", ["variable", "option"])
