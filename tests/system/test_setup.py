@@ -250,7 +250,7 @@ def test_compiler_that_does_not_work_is_reported(tree, compiler, named):
 def test_unrelated_folder_is_left_alone(tree):
     tree.venv.mkdir()
     (tree.venv / "thesis.tex").write_text("years of work")
-    assert "is not a Python environment" in tree.make(code=3)[0]
+    assert ": not a Python environment, and not empty" in tree.make(code=3)[0]
     assert [path.name for path in tree.venv.iterdir()] == ["thesis.tex"]
 
 
