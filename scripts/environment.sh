@@ -1,5 +1,5 @@
-# Sourced by the other scripts: sets `root` to the project's folder and `python` to the environment's interpreter. Exits
-# with a one-line error if no environment exists.
+# Sourced by the other scripts: sets `root` to the project's folder and `python` to the interpreter of the environment or,
+# without one, to a python3 that has torch and fairseq. Exits with a one-line error if there is neither.
 # shellcheck shell=bash
 
 root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -11,7 +11,7 @@ if [[ ! -x "$python" ]]; then
     fi
     python=python3
     if ! "$python" -c 'import importlib.util as u, sys; sys.exit(not (u.find_spec("torch") and u.find_spec("fairseq")))'; then
-        printf 'no environment in %s, and torch or fairseq is not installed for python3; run scripts/setup.sh\n' "$root/.venv" >&2
+        printf '%s: no such environment, and python3 lacks torch or fairseq; run scripts/setup.sh\n' "$root/.venv" >&2
         exit 3
     fi
 fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Average the last checkpoints of each run, decode the validation and test sets with beam 4 and lenpen 0.6, and score with sacrebleu:
-#     scripts/evaluate.sh RUN [RUN...] [--data DATA] [--last 10] [--by epoch|update] [--subset NAME...] [--cpu]
+# Average the last checkpoints of each run, decode the validation and test sets, and score the results:
+#     scripts/evaluate.sh RUN [RUN...] [--data DATA] [--last 10] [--by epoch|update] [--subset NAME]... [--cpu]
 # Runs `fairseq-resid evaluate`. See --help for all options.
 set -euo pipefail
 

@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# Train and compare three small models, offline once installed: scripts/quickstart.sh [--verbose] [fairseq-train flags]
+# Train and compare three small models: scripts/quickstart.sh [--verbose] [fairseq-train flags]
 # Sets up the environment, generates an EN-VI phrasebook, trains `transformer`, `transformer_sas` and
-# `transformer_rskip_ln` at the same small size, averages checkpoints, decodes with beam 4 and length penalty 0.6, scores
-# and prints a table. It uses a GPU if there is one. Expected: BLEU above 80. Run it again to resume; finished steps are
-# reused. With flags, the runs get folders of their own, such as checkpoints/quickstart-max-update-500-transformer.
-# --verbose shows the complete output of fairseq. Ctrl-C stops everything that it started.
+# `transformer_rskip_ln` with the recipe `quickstart`, averages checkpoints, decodes with beam 4 and length penalty 0.6,
+# prints a table and writes a report. Needs no network once installed, and uses a GPU if there is one. BLEU should be
+# above 80. Run the script again to resume; finished steps are reused. Runs with flags have their own folders, such as
+# checkpoints/quickstart-max-update-500-transformer. --verbose also prints the output of fairseq. Ctrl-C stops the
+# script and everything that it started.
 set -euo pipefail
 
 if [[ "${1:-}" == -h || "${1:-}" == --help ]]; then
-    sed -n '2,8s/^# //p' "${BASH_SOURCE[0]}"
+    sed -n '2,9s/^# //p' "${BASH_SOURCE[0]}"
     exit 0
 fi
 runs=() flags=() at_least=(--at-least 80)
 for word in "$@"; do
     case $word in
         --run | --run=* | --arch | --arch=*)
-            printf '%s: not supported by quickstart.sh, which trains three architectures; use scripts/train.sh\n' "$word" >&2
+            printf '%s: not supported, because quickstart.sh chooses architectures and folders; use scripts/train.sh\n' "$word" >&2
             exit 2
             ;;
         --verbose) export FAIRSEQ_RESID_VERBOSE=1 ;;

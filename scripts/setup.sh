@@ -11,7 +11,7 @@ repair the environment; it exits immediately if there is nothing to do.
 
   --python PYTHON   a path, a command on PATH, or a version such as 3.12 (default: the newest of 3.13, 3.12,
                     3.11 and 3.10 on PATH or under pyenv). 3.11 and later use fairseq-fixed, 3.10 uses fairseq 0.12.2
-  --with-tests      also install the tools that scripts/test.sh needs
+  --with-tests      also install the tools for scripts/test.sh and scripts/docs.sh, and the engines for exports
 
 Environment variables:
   FAIRSEQ_RESID_VENV     folder of the environment          (default: .venv next to setup.py)
@@ -104,12 +104,12 @@ while (($#)); do
             exit
             ;;
         --python | --find-python)
-            (($# >= 2)) || die 2 "$1 needs a value: a path, a command on PATH, or a version such as 3.12"
+            (($# >= 2)) || die 2 "$1: no value; allowed: a path, a command on PATH, or a version such as 3.12"
             python=$2 from=$1
             shift
             ;;
         --with-tests) extra="test" ;;
-        *) die 2 "unknown option $1. Allowed: --python PYTHON, --with-tests, --help" ;;
+        *) die 2 "$1: unknown option; allowed: --python PYTHON, --with-tests, --help" ;;
     esac
     shift
 done
@@ -129,8 +129,8 @@ named=$python
 if [[ ${named#python} =~ ^3\.[0-9]+$ ]]; then
     choose "${named#python}"
 elif [[ -n $named ]]; then
-    command -v "$named" >/dev/null || die 3 "$from $named: no such Python. Allowed: Python 3.10, 3.11, 3.12 or 3.13"
-    version=$(probe "$named") || die 3 "$from $named: $version. Allowed: Python 3.10, 3.11, 3.12 or 3.13"
+    command -v "$named" >/dev/null || die 3 "$from $named: no such Python; allowed: Python 3.10, 3.11, 3.12 or 3.13"
+    version=$(probe "$named") || die 3 "$from $named: $version; allowed: Python 3.10, 3.11, 3.12 or 3.13"
 else
     choose 3.13 3.12 3.11 3.10 3 ""
 fi
@@ -169,17 +169,17 @@ fi
 
 # Check the requirements on this machine.
 if [[ ! -f $venv/pyvenv.cfg && -n $(ls -A "$venv" 2>/dev/null) ]]; then
-    die 3 "$venv: exists but is not a Python environment. Choose another folder: FAIRSEQ_RESID_VENV=FOLDER"
+    die 3 "$venv: not a Python environment, and not empty; choose another folder with FAIRSEQ_RESID_VENV=FOLDER"
 fi
 folder=$venv
 until [[ -d $folder ]]; do folder=$(dirname "$folder"); done
-[[ -w $folder ]] || die 3 "$folder: not writable. Choose another folder: FAIRSEQ_RESID_VENV=FOLDER"
+[[ -w $folder ]] || die 3 "$folder: not writable; choose another folder with FAIRSEQ_RESID_VENV=FOLDER"
 need=${FAIRSEQ_RESID_NEED_MB:-2500} free=$(df -Pm "$folder" | awk 'NR == 2 { print $4 }')
-[[ $need =~ ^[0-9]+$ ]] || die 2 "FAIRSEQ_RESID_NEED_MB=$need: not a whole number of MB"
+[[ $need =~ ^[0-9]+$ ]] || die 2 "FAIRSEQ_RESID_NEED_MB=$need: not a whole number; allowed: a number of MB, such as 2500"
 if [[ -z $whole ]]; then
-    ((free >= need)) || die 3 "$folder: only $free MB of free disk space, $need MB needed (9000 MB for a CUDA build of torch)"
+    ((free >= need)) || die 3 "$folder: only $free MB of free disk space; $need MB are needed (9000 MB for a CUDA build of torch)"
     if [[ $(uname) == Linux ]] && ! command -v nvidia-smi >/dev/null; then
-        printf 'setup: no NVIDIA GPU found. The CPU build of torch is smaller: see --help\n'
+        printf 'setup: no NVIDIA GPU found. The CPU build of torch is smaller; see --help\n'
     fi
 fi
 include=$("$python" -I -c 'import sysconfig; print(sysconfig.get_path("include"))')

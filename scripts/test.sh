@@ -8,17 +8,18 @@ usage: scripts/test.sh [--all] [--no-lint] [--references] [--] [PYTEST ARGUMENTS
 
 Creates or repairs the environment (scripts/setup.sh --with-tests), then runs ruff, mypy, import-linter,
 shellcheck and the core tests: mathematics, models, decoding, averaging, checkpoints. This takes about
-five minutes on two cores; --all takes half an hour. All checks run even if one fails. The exit code
-is that of the first failure.
+five minutes on two cores; --all takes half an hour. All checks run even if one fails. The exit code is
+that of the first check that failed.
 
-All other arguments are passed to pytest, which then selects from all tests:  scripts/test.sh --no-lint -k gate
+All other arguments are passed to pytest. With such arguments, it selects from all tests, not only from the core tests:
+`scripts/test.sh --no-lint -k gate` runs every test whose name contains "gate".
 
   --all          all tests: also training, data, images, studies, reports and whole commands
   --no-lint      pytest only
   --references   also install reference implementations of some structures (constraints/references.txt) and
                  compare ours with them; otherwise these tests are skipped
 
-Environment variables: see scripts/setup.sh --help.
+The environment variables are those of scripts/setup.sh; see its --help.
 EOF
 }
 

@@ -1,7 +1,7 @@
 """Convert docstrings, which are plain text, to reStructuredText for the API reference.
 
-Supported are `code`, lines that begin with >>>, blocks indented by four spaces, lists of `- ` and
-fields such as "Raises: ...", whose continuation is indented. Everything else is a paragraph.
+It supports `code`, lines that begin with >>>, blocks indented by four spaces, lists whose items begin with `- `, and
+fields such as "Raises: ...", whose continuation lines are indented. Everything else is a paragraph.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from fairseq_resid import connections
 
 WIDTH, HEIGHT = 420, 136
 SUM_HEIGHT = 34  # height of a part of the sum that reads both paths
-# Colours in light and dark mode. The drawing has its own background, in case page and system differ.
+# Colours in light and dark mode. The drawing has its own background, because the page may not follow the system's mode.
 COLOURS = {
     "page": ("#ffffff", "#0d1117"),
     "text": ("#1f2328", "#e6edf3"),
@@ -25,7 +25,7 @@ class Site:
     """The parts of a structure that its drawing shows.
 
     shortcut, branch: the factor or function on each path; before: the function on the input of the branch
-    sums: parts of the sum that read both paths; after: the norm of the sum; repeats: how often both are repeated
+    sums: parts of the sum that read both paths; after: the norm of the sum; repeats: label of a repeated sum and norm
     is_wide: the state has more than C channels; is_mixed: the branch is read off the state and written back to it
     """
 

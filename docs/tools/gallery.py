@@ -2,7 +2,8 @@
 
     python docs/tools/gallery.py
 
-Everything on the page comes from the registry, from the docstrings of the classes and from benchmarks/results/.
+Apart from its introduction, the page is generated from the registry, the docstrings of the classes, and
+benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ matrices of the site.
 Choose a structure with `--residual NAME` in fairseq, or with `connections.build("NAME", ...)`
 [in PyTorch](pytorch.md). An option is a flag in fairseq and a keyword argument in PyTorch, where `--skip-lambda`
 becomes `skip_lambda`. `--final-norm layer` ends both stacks with a norm, and `--final-norm none` without one. The
-default follows the structure's source. An option that a structure does not have is an error.
+default follows the structure's source. Passing an option that the structure does not have is an error.
 
 `--norm` replaces LN at every site and at the end of both stacks, for every structure. In PyTorch, set the `norm` of a
 place: `connections.build("pre_ln", Place(512, norm=NORMS["rms"]))`. The norm of the embeddings
@@ -58,7 +59,8 @@ CTranslate2 and Hugging Face support only LN.
 "Parameters" are those that a structure with its default options adds to a post-norm Transformer of 6 + 6 layers. Speed
 is relative to fairseq's own Transformer: 3 + 3 layers, C = 256, one CPU thread, medians of 6 rounds. "Trains at 18 + 18
 layers" says whether a narrow model (C = 64) starts to learn Multi30k EN-DE within 200 updates at a learning rate of
-2e-3 or 5e-3, with one seed. It does not say which structures are better. [Benchmarks](benchmarks.md) describes both
+2e-3 or 5e-3, with one seed. It does not say which structures are better. Structures added after these measurements are
+"not measured". [Benchmarks](benchmarks.md) describes both
 measurements.
 """
 

@@ -107,7 +107,7 @@ def test_help_names_every_variable(tree):
 def test_unknown_option_is_reported(tree):
     output, _ = tree.setup("--pyhton", "3.11", code=2)
     assert "--pyhton" in output and "--python PYTHON" in output
-    assert "needs a value" in tree.setup("--python", code=2)[0]
+    assert "--python: no value" in tree.setup("--python", code=2)[0]
 
 
 def test_setup_without_usable_python_lists_reasons(tree, tmp_path):
@@ -128,7 +128,7 @@ def test_pyenv_python_is_found_despite_a_dead_shim(tree, tmp_path):
     for named in ("3.11", "python3.11"):
         needs = {"PATH": f"{path}:/usr/bin:/bin", "FAIRSEQ_RESID_NEED_MB": "999999999"}
         output, _ = tree.setup("--python", named, code=3, **needs)
-        assert "999999999 MB needed" in output, "setup.sh found no Python"
+        assert "999999999 MB are needed" in output, "setup.sh found no Python"
 
 
 @pytest.mark.parametrize("how", ["variable", "option"])
@@ -144,7 +144,7 @@ def test_real_interpreter_is_accepted_and_an_old_one_refused(tree, tmp_path):
     assert Path(output.strip()).name == f"python{version}"
     old = program(tmp_path / "python3.9", 'echo "Python 3.9 is not supported" >&2; exit 1')
     output, _ = tree.setup("--python", str(old), code=3)
-    assert "Python 3.9 is not supported. Allowed: Python 3.10, 3.11, 3.12 or 3.13" in output
+    assert "Python 3.9 is not supported; allowed: Python 3.10, 3.11, 3.12 or 3.13" in output
 
 
 # ------------------------------------------------------------------------------------ installed packages
@@ -235,8 +235,8 @@ def test_broken_environment_is_rebuilt(made, tmp_path):
 
 def test_full_disk_is_refused_before_anything_is_written(tree):
     output, calls = tree.make(code=3, FAIRSEQ_RESID_NEED_MB="999999999")
-    assert "MB of free disk space, 999999999 MB needed" in output and not calls and not tree.venv.exists()
-    assert "not a whole number of MB" in tree.make(code=2, FAIRSEQ_RESID_NEED_MB="5 GB")[0]
+    assert "MB of free disk space; 999999999 MB are needed" in output and not calls and not tree.venv.exists()
+    assert "FAIRSEQ_RESID_NEED_MB=5 GB: not a whole number" in tree.make(code=2, FAIRSEQ_RESID_NEED_MB="5 GB")[0]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_compiler_that_does_not_work_is_reported(tree, compiler, named):
 def test_unrelated_folder_is_left_alone(tree):
     tree.venv.mkdir()
     (tree.venv / "thesis.tex").write_text("years of work")
-    assert "is not a Python environment" in tree.make(code=3)[0]
+    assert ": not a Python environment, and not empty" in tree.make(code=3)[0]
     assert [path.name for path in tree.venv.iterdir()] == ["thesis.tex"]
 
 
