@@ -329,7 +329,10 @@ def sas_checkpoint(train: Callable[..., Result], tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def stock_checkpoint(train: Callable[..., Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the checkpoint of a briefly trained small fairseq `transformer` with Adam's state. It is read-only."""
+    """Return the checkpoint of a briefly trained small stock `transformer` with Adam's state.
+
+    Tests must not write to it.
+    """
     folder = tmp_path_factory.mktemp("stock")
     train(folder, *STOCK, "--batch-size", 64, "--max-update", 50)
     return folder / "checkpoint_last.pt"

@@ -12,7 +12,7 @@ from support import captions
 
 @pytest.fixture(scope="session")
 def official(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A JSON file and a TSV file in the official formats. Read-only."""
+    """Return a JSON file and a TSV file in the official formats. Tests must not write to them."""
     folder = tmp_path_factory.mktemp("official")
     found = captions.images()
     tsv = captions.write_tsv(folder / "features.tsv", [image["cocoid"] for image in found])
@@ -21,7 +21,7 @@ def official(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def data(official: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data folder of `official`. Read-only."""
+    """Return the data folder made from `official`. Tests must not write to it."""
     out = tmp_path_factory.mktemp("made") / "pets"
     assert captions.main(out, *official) == 0
     return out
@@ -34,7 +34,7 @@ def recipe(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two trained runs. Read-only."""
+    """Return two trained runs. Tests must not change them, except by evaluating them."""
     folder = tmp_path_factory.mktemp("runs")
     made = [folder / "post_ln", folder / "sas"]
     assert captions.train(recipe, made[0], "--residual", "post_ln") == 0
@@ -44,7 +44,7 @@ def trained(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path
 
 @pytest.fixture(scope="session")
 def runs(trained: list[Path]) -> list[Path]:
-    """The trained runs, evaluated on `test`."""
+    """Return the trained runs after evaluating them on `test`."""
     pytest.importorskip("pycocoevalcap")
     if shutil.which("java") is None:
         pytest.skip("no Java")

@@ -58,7 +58,7 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("text", BLOCKS)
-def test_markdown_never_starts_a_block(text: str) -> None:
+def test_escaped_text_never_starts_a_markdown_block(text: str) -> None:
     assert re.match(r"\\|&lt;|\w+\\|code|\[a\\\]", markdown(text))
 
 

@@ -199,7 +199,7 @@ def test_console_command_lists_every_command() -> None:
 
 
 def test_command_has_one_spelling() -> None:
-    """`python -m fairseq_resid NAME` runs every command. Only one developer tool has a module of its own."""
+    """Commands run as `python -m fairseq_resid NAME`. The only other module that can be run is a developer tool."""
     package = Path(console.__file__).parent
     runnable = [
         path.relative_to(package).as_posix()

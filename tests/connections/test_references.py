@@ -63,7 +63,10 @@ def test_admin_equals_that_of_admin_torch() -> None:
 
 @pytest.fixture
 def torchscale(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """The modules of torchscale, with stand-ins for fairscale and timm, which these tests do not use."""
+    """Return a function that imports a module of torchscale, with stand-ins for fairscale and timm.
+
+    The tests use nothing that needs these two packages.
+    """
     for name, attributes in (("fairscale.nn", ("checkpoint_wrapper", "wrap")), ("timm.models.layers", ("drop_path",))):
         parts = name.split(".")
         for end in range(1, len(parts) + 1):

@@ -35,7 +35,7 @@ def tar(path: Path, members: list[tarfile.TarInfo], data: bytes = b"one\n") -> P
 
 
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.gz", "a.tar.xz", "a.zip"])
-def test_extracts_only_wanted_members(tmp_path: Path, name: str) -> None:
+def test_only_wanted_members_are_extracted(tmp_path: Path, name: str) -> None:
     mirror.archive(tmp_path / name, {"x/one.en": "1\n", "./x/two.en": b"2\r\n\n", "x/three.en": "3\n"})
     found = out_of(tmp_path / name, ["x/two.en", "x/one.en"], tmp_path / "out")
     assert found == {"x/one.en": b"1\n", "x/two.en": b"2\r\n\n"}

@@ -28,7 +28,7 @@ from support import hostile_lines
 
 
 def cases(count: int) -> pytest.MarkDecorator:
-    """Try `count` lines in long runs, and a fiftieth of them in normal runs."""
+    """Parametrize a test over `count`: this number of lines for long runs, a fiftieth of it for every run."""
     return pytest.mark.parametrize("count", [pytest.param(count // 50), pytest.param(count, marks=pytest.mark.long)])
 
 

@@ -31,7 +31,7 @@ def stopping(where: str, hosts: dict[str, Path], out: Path, **settings: Any) -> 
 
 
 def killed(where: str, hosts: dict[str, Path], out: Path) -> str:
-    """Run until a step is half done, then SIGKILL the whole process group; return the output."""
+    """Run until a step is half done, then kill the whole process group with SIGKILL; return the output."""
     process = stopping(where, hosts, out, start_new_session=True)
     assert process.stdout is not None
     seen = b""

@@ -26,7 +26,7 @@ SCRIPT = ROOT / "scripts" / "average_checkpoints.py"
 
 
 def state(seed: int, **other: Any) -> dict[str, Any]:
-    """Return a checkpoint like fairseq's, with every dtype, a tied embedding, optimizer state and numpy values."""
+    """Return a checkpoint like fairseq's, with several dtypes, a tied embedding, optimizer state and numpy values."""
     random = torch.Generator().manual_seed(seed)
     embedding = torch.randn(7, 4, generator=random)
     model = OrderedDict(
@@ -207,7 +207,7 @@ def test_mixed_checkpoint_kinds_require_the_by_flag(folder: Path) -> None:
         ("decoder.output_projection.weight", torch.zeros(7, 4), "output_projection.weight: shared with"),
     ],
 )
-def test_refuses_files_that_differ(
+def test_files_that_differ_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, value: torch.Tensor | None, message: str
 ) -> None:
     out = tmp_path / "out.pt"
@@ -227,7 +227,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "text", "empty", "no model", "code", "missing", "folder"])
-def test_refuses_damaged_files(files: list[Path], tmp_path: Path, capsys: Any, damage: str) -> None:
+def test_damaged_files_are_refused(files: list[Path], tmp_path: Path, capsys: Any, damage: str) -> None:
     bad, out = tmp_path / "bad.pt", tmp_path / "out.pt"
     out.write_text("old")
     content = files[0].read_bytes()
@@ -253,7 +253,7 @@ def test_refuses_damaged_files(files: list[Path], tmp_path: Path, capsys: Any, d
     assert out.read_text() == "old" and not list(tmp_path.glob("*.partial"))
 
 
-def test_refuses_options_that_do_not_apply(files: list[Path], tmp_path: Path, capsys: Any) -> None:
+def test_options_that_do_not_apply_are_refused(files: list[Path], tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out.pt"
     assert "--last" in run(capsys, "--inputs", *files, "--last", 2, "--output", out)[1]
     assert run(capsys, "--inputs", tmp_path / "none", "--output", out)[0] == 2

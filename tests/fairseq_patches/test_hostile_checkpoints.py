@@ -175,9 +175,9 @@ SAMPLE = ["code: os.system", "file: a named pipe", "weights: NaN"]
 
 
 def attack(place: Victim, pairs: Iterable[tuple[str, str]], planted: dict[str, Path]) -> tuple[int, float]:
-    """Run each pair of (command, file) with the file at every path that the command reads.
+    """Run each pair of (command, file) that is not in PASSES, with the file at every path that the command reads.
 
-    Returns: the number of pairs, and the largest growth in memory in MiB
+    Returns: the number of pairs that were run, and the largest growth in memory in MiB
     """
     wrong, most = [], 0.0
     tried = [pair for pair in pairs if pair not in PASSES]
@@ -277,7 +277,10 @@ def test_image_commands_refuse_all_hostile_checkpoints(
 
 
 def test_every_unpickling_call_in_fairseq_is_known() -> None:
-    """The exceptions are data sent between fairseq's own processes and a file that only fairseq writes."""
+    """LOADERS lists all modules of fairseq, except its examples, that call torch.load on files of others.
+
+    Two more modules call it, on data sent between fairseq's own processes and on a file that only fairseq writes.
+    """
     spec = find_spec("fairseq")
     assert spec is not None and spec.submodule_search_locations
     package = Path(spec.submodule_search_locations[0])

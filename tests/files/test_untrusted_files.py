@@ -54,7 +54,7 @@ def test_devices_pipes_and_huge_files_are_refused(make: Callable[[Path], None], 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("content", [b"\0", b"\n", b"line\n"], ids=["one line", "empty lines", "lines"])
 def test_refusing_a_decompression_bomb_takes_little_memory(content: bytes, tmp_path: Path) -> None:
-    """A file of 3 to 9 MB contains 3 GB of repeated text. A separate process reads it, and its memory is measured."""
+    """A small file contains 3 GB of repeated text. A separate process reads it, and its memory is measured."""
     with gzip.open(tmp_path / "train.log.gz", "wb", compresslevel=1) as file:
         for _ in range(300):
             file.write(content * (10_000_000 // len(content)))

@@ -131,7 +131,7 @@ def test_every_structure_trains(name: str, norm: str) -> None:
     assert not without
 
 
-# Runs forward and backward passes until an out-of-bounds write crashes the process.
+# This program runs forward and backward passes until an out-of-bounds write crashes it.
 STRIDED = """
 import sys
 import torch

@@ -110,7 +110,7 @@ def test_contradictions_in_python_are_refused(arch: str, given: dict[str, Any], 
     ids=str,
 )
 def test_settings_written_back_equal_those_of_stock(given: dict[str, Any], corpus: Path) -> None:
-    """An old command line contains few settings; building the model adds all others to it."""
+    """Building a model adds all missing settings to the namespace that it gets, such as that of an old checkpoint."""
     task = tasks.setup_task(options.get_args(str(corpus)))
     size = {"encoder_embed_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_layers": 1}
     theirs, ours = (argparse.Namespace(**{**size, "decoder_layers": 1, **given}) for _ in range(2))

@@ -41,7 +41,7 @@ def test_deep_model_with_large_lambda_starts_with_finite_values(name: str) -> No
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_deep_models_start_with_finite_values(dtype: str, fault: Fault) -> None:
-    """The weights of the models have the dtype itself; test_deep.py tests autocast."""
+    """The weights themselves have the dtype that is tested; test_deep.py tests autocast."""
     chosen = [*((name, options) for name in structures.NAMES if (options := spec(name).deep) is not None), *LAMBDAS]
     for name, options in chosen:
         assert is_finite(deep.start(name, 24, 24, False, FLOATS[dtype], **options)), (name, options)
@@ -56,7 +56,7 @@ LOPSIDED = [(24, 2), (2, 24), (1, 1), (0, 1), (1, 0), (0, 0)]
 
 
 def check_lopsided(name: str, encoder: int, decoder: int, folder: Path) -> None:
-    """A new model is finite, and a model loaded from its checkpoint gives the same results."""
+    """Check that a new model starts with finite values, and that a loaded copy of it gives the same results."""
     options = spec(name).deep or {}
     assert is_finite(deep.start(name, encoder, decoder, False, **options)), (name, encoder, decoder)
     model = deep.build(name, encoder, decoder, **options).eval()

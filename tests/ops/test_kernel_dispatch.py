@@ -199,7 +199,7 @@ def test_wrong_backends_are_refused() -> None:
 
 
 def test_package_works_without_triton() -> None:
-    """Without triton, everything can be imported, and the backend auto uses eager PyTorch."""
+    """Without triton, `connections` can be imported, and the backend auto uses eager PyTorch."""
     script = """
 import sys
 ABSENT = ("triton", "fairseq")  # the latter only because it takes seconds to import

@@ -219,7 +219,7 @@ def luminance(colour: str) -> float:
 
 
 def test_contrast_is_sufficient_in_light_and_dark_mode(page: Path) -> None:
-    """WCAG 2 AA requires a contrast of 4.5 for text, on every background."""
+    """WCAG 2 AA requires a contrast ratio of 4.5 for text, on every background."""
     schemes = re.findall(r":root \{([^}]*)\}", page.read_text())
     assert len(schemes) == 2
     for scheme in schemes:

@@ -23,8 +23,10 @@ def population_variance(x):
 
 
 def profiled_start(x, sites):
-    """Admin, Liu 2020; Transformer-Clinic `transformer_layer.py`, `adaptive-profiling`: LN(omega x + F), omega_1 = 1,
-    omega_(i+1)^2 = Var(omega_i x_i) + Var(F_i), and each omega is used immediately. Return the omegas and the output.
+    """Return the omegas that Admin's first pass finds, and its output.
+
+    LN(omega x + F), omega_1 = 1, omega_(i+1)^2 = Var(omega_i x_i) + Var(F_i), and each omega is used immediately.
+    Liu 2020; Transformer-Clinic `transformer_layer.py`, `adaptive-profiling`.
 
     Written from the source, independently of the package."""
     omegas = []

@@ -11,7 +11,7 @@ HAS_GATE = True
 
 
 def attend(values, query, gain):
-    """Attention over depth, arXiv 2603.15031: softmax over i of query . RMSNorm(v_i), times the bare v_i."""
+    """Attend over depth (arXiv 2603.15031): softmax over i of query . RMSNorm(v_i), times the bare v_i."""
     scores = torch.stack([(rms_norm(value, gain) * query).sum(dim=-1) for value in values])
     shares = torch.softmax(scores, dim=0)
     result = shares[0].unsqueeze(-1) * values[0]
@@ -21,8 +21,10 @@ def attend(values, query, gain):
 
 
 def attn_residual(x, sites, end, block_size=1):
-    """Attention residuals, Kimi Team 2026, arXiv 2603.15031: block_size 1 is the full form; with larger blocks,
-    `finished` contains b_0 (the embedding), b_1, ... and `running` the branches of the incomplete block.
+    """Compute a stack with attention residuals (Kimi Team 2026, arXiv 2603.15031). block_size 1 is the full form.
+
+    With larger blocks, `finished` contains b_0 (the embedding), b_1, ... and `running` the branches of the incomplete
+    block.
 
     Written from the source, independently of the package."""
     finished = [x]

@@ -14,8 +14,9 @@ def formula(x, f, p, options, place):
 
 
 def b2t(x, layers):
-    """B2T, Takase 2022; b2t_connection `transformer_layer.py`: post-LN, and the input of the layer is added again
-    before the layer's last norm. The stack has no final norm.
+    """Compute a stack with B2T: post-LN, and the input of a layer is added again before its last norm.
+
+    The stack has no final norm. Takase 2022; b2t_connection `transformer_layer.py`.
 
     Written from the source, independently of the package."""
     for layer in layers:

@@ -7,8 +7,10 @@ from support.stacks import C, Stack, branches, by_layer
 
 
 def dense_former(x, layers, weights, end):
-    """DenseFormer, Pagliardini 2024; `denseformer.py`, dilation 1, period 1: after each pre-LN layer, the weighted
-    sum of the embedding and of every layer's output before averaging; then the final norm.
+    """Compute a DenseFormer stack: after each pre-LN layer, take the weighted sum of the embedding and of every layer's
+    output before averaging; then apply the final norm.
+
+    Pagliardini 2024; `denseformer.py`, dilation 1, period 1.
 
     Written from the source, independently of the package."""
     outputs = [x]

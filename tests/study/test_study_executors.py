@@ -123,7 +123,7 @@ def test_runs_are_submitted_by_submitit(stub: Any, tmp_path: Path, kind: str, ca
 
 
 SLURM = {
-    # Assigns a job number and starts a background process that runs the tasks one after the other.
+    # This sbatch assigns a job number and starts a background process that runs the tasks one after the other.
     "sbatch": """#!{python}
 import os, subprocess, sys
 root = {folder!r}

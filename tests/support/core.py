@@ -1,6 +1,6 @@
 """The core tests, which `scripts/test.sh` runs by default: mathematics, models, decoding, averaging, checkpoints.
 
-These are whole test files without the tests that are marked `slow`.
+They are selected by test file. Tests that are marked `slow` are left out.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 FOLDERS = ("analysis", "cli", "connections", "evaluation", "fairseq_patches", "files", "models", "ops", "structures")
-# Test files from other folders. The first four detect faults in the models of captions and images.
+# Test files from other folders. The first four detect faults in the models of captions and images and in image scores.
 FILES = (
     "captions/test_captioning_models.py",
     "images/test_image_connections.py",

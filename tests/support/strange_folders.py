@@ -419,7 +419,7 @@ def build(folder: Path) -> None:
 
 
 class TookTooLong(BaseException):
-    """A command used more than SECONDS of processor time or hangs. No handler of Exception catches this error."""
+    """A command used more than SECONDS of processor time or hung. No handler of Exception catches this error."""
 
 
 @contextlib.contextmanager
@@ -554,7 +554,7 @@ def turns(folder: Path) -> list[tuple[str, int, int]]:
 
 
 def tried(folder: Path, seed: int, only: str = "") -> Case:
-    """Alter the field of a file whose turn it is, and run one of the commands or functions that read it.
+    """Alter the field whose turn it is, and run one of the commands or functions that read its file.
 
     The current folder must be `folder`. Its files are restored afterwards.
     """

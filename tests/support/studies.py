@@ -97,7 +97,7 @@ def all_kept(folder: Path, trial: plan.Study, best_of_deep_sas: float = 0.004) -
         found[run.name] = keep(folder, run, nll_of, trial)
 
 
-# Records its call and writes the given note.
+# This script records its call and writes the given note.
 STUB = """
 import sys, time
 from pathlib import Path
