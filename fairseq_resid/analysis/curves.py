@@ -2,7 +2,7 @@
 
     fairseq-resid curves RUN... [--out curves.svg] [--by hours]
 
-Runs that differ only by seed share one line: their mean, with a band from minimum to maximum.
+Runs that differ only in their seed share one line: their mean, with a band from minimum to maximum.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def number(value: Any) -> float | None:
 
 
 def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs by label, grouping those that differ only by --seed and --save-dir."""
+    """Return the runs by label, grouping those that differ only in --seed and --save-dir."""
     found: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         record = records.remembered(run.record, RunRecord)

@@ -133,7 +133,7 @@ class Observer:
 
 
 def channels_of(end: Any, state: Tensor) -> Tensor:
-    """Return the C channels of a state; a wide state is reduced as at the end of the stack, before the norm there."""
+    """Return the C channels of a state; a wide state is reduced as it is before the stack's final norm."""
     leave = getattr(end, "leave", None)
     return state if leave is None else leave(state)  # type: ignore[no-any-return]
 

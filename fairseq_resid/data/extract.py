@@ -63,8 +63,8 @@ def is_plain(name: str) -> bool:
 def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None) -> None:
     """Extract texts from an archive; `wanted` maps each member to its output file.
 
-    All outputs appear together after the archive has been read to the end and its checksums match: for gzip and xz the
-    checksum of the whole archive, for zip those of the wanted members. With `limit`, only that many lines of each text
+    All outputs appear together, once the archive has been read to the end and its checksums have matched: that of the
+    whole archive for gzip and xz, those of the wanted members for zip. With `limit`, only that many lines of each text
     are written and reading stops there, so the rest of the archive is not checked.
     Raises: Damaged naming the archive; ValueError naming the archive and member if one is missing or not allowed.
     """

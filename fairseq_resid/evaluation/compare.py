@@ -5,7 +5,7 @@
 Every run is tested against the first one, on the outputs of fairseq-resid evaluate. p is the probability of a
 difference at least this large between two equally good systems. Translations are tested by paired bootstrap (1,000
 resamples) and approximate randomisation (10,000 trials), captions by paired bootstrap over images, and image models by
-McNemar's test. Runs whose commands differ only by seed and by the names of folders are grouped; their mean ± standard
+McNemar's test. Runs whose commands differ only in the seed and the names of folders are grouped; their mean ± standard
 deviation is printed.
 """
 

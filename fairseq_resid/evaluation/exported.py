@@ -18,7 +18,7 @@ TOGETHER = 512  # sentences between progress reports
 
 
 def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespace) -> str:
-    """Translate a subset of the data with an export; return its BLEU with its signature, and the BLEU of the run.
+    """Translate a subset of the data with an export; return the export's BLEU with its signature, and the run's.
 
     data: the data folder, by default the run's; given: options of `fairseq-resid evaluate`
     Raises: ValueError or OSError naming the file or flag and the problem.

@@ -77,7 +77,7 @@ def find_job(path: Path, data: Path | None, settings: Settings, subset: str, cpu
 
 
 def averages_of(path: Path, settings: Settings) -> dict[str, list[Path]]:
-    """Return the checkpoints of every average to score, by the name of the average.
+    """Return the checkpoints that make up each average to be scored, by the name of the average.
 
     Raises: see `averaging.last_checkpoints` and, if `settings` requires all epochs, `averaging.epoch_checkpoints`.
     """

@@ -1,12 +1,12 @@
 """Make a caption corpus from photographs and an image model: fairseq-resid prepare-mosaics --images DATA --network RUN
 
-The features of a photograph are the input of the model's classifier. They are written to OUT.raw in the format of
+The features of a photograph are the input to the model's classifier. They are written to OUT.raw in the format of
 bottom-up features, with the captions in Karpathy's format. The data folder OUT is then prepared from these files, as
 `prepare-captions` does with those of COCO.
 
-Training mosaics use photographs of the split `valid`, on which the model was not trained. Validation mosaics use a
+Training mosaics use photographs from the split `valid`, on which the model was not trained. Validation mosaics use a
 tenth of the split `test`, and test mosaics use the rest of it. Neither the model nor the training mosaics use
-photographs of `test`.
+photographs from `test`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOGETHER = 500  # photographs per batch
 
 
 def features_of(run: Run, data: Path, split: str, chosen: Sequence[int], cpu: bool) -> dict[int, np.ndarray]:
-    """Return the input of a model's classifier for the chosen photographs of a split, by their index."""
+    """Return the input to a model's classifier for the chosen photographs from a split, by their index."""
     import torch
 
     from ..tasks.loading import load

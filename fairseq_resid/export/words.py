@@ -22,7 +22,7 @@ def symbols(dictionary: Any) -> list[str]:
 
 
 def check_vocabulary(file: Path, words: Collection[str]) -> None:
-    """Check the words of a vocabulary, because they are printed as parts of lines.
+    """Check that a vocabulary has the special symbols, no word twice, and no word that would break a printed line.
 
     Raises: ValueError naming the file.
     """

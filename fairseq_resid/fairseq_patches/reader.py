@@ -317,7 +317,7 @@ class Unpickler(_python):
 
 
 def view(memory: mmap.mmap, start: int, count: int) -> torch.UntypedStorage:
-    """Return bytes of a mapped file as a storage. Writing to it changes only memory, not the file."""
+    """Return `count` bytes of a mapped file as a storage. Writing to it changes only memory, not the file."""
     if not count:
         return torch.UntypedStorage(0)
     return torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=count).untyped_storage()
@@ -424,7 +424,7 @@ def parts(value: Any) -> Iterator[Any]:
 
 
 def checked(state: Any, program: Program) -> Any:
-    """Check that a program's result consists of data and is finite to traverse, and return it.
+    """Check that a program's result consists only of data and can be traversed quickly, and return it.
 
     Nested lists that each contain the next one twice are small in a file, but traversing them takes exponential time.
     """

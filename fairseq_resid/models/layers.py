@@ -1,7 +1,7 @@
 """fairseq's encoder and decoder layers with one residual connection per sublayer.
 
 The attention modules, the feed-forward networks, their names in state dicts and quantisation noise are fairseq's. Only
-the residual connection around each sublayer is ours, and replaces dropout and layer norm:
+the residual connection around each sublayer is ours; it replaces dropout and layer norm:
 
     state ──┬────────────────────────────────► site ──► state        state = site(state, f(site.branch_input(state)))
             └─► site.branch_input ─► f ─────────┘

@@ -1,7 +1,7 @@
 """Layers with a residual and a transient stream: ResNet Init, the building block of ResNet in ResNet.
 
 The first half of the input's channels is the stream r, and the second half is t. One linear map W' = W + I, where I is
-the identity on r, computes the four maps between the streams and the shortcut of r:
+the identity on r, computes all four maps between the streams, and the shortcut of r:
 
     r' = W_rr r + W_tr t + r;   t' = W_rt r + W_tt t            Source: Targ 2016, eq. 1 and 2, appendix 6.1
 

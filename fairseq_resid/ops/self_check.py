@@ -21,8 +21,8 @@ from .recursive import recursive_layer_norm
 from .sas import self_adaptive_scaling
 
 P, SEED, EPS = 0.25, 7, 1e-5
-# The maximum numbers of rows and elements. There are more rows than programs in a backward pass, which has no more
-# programs than a GPU runs at once.
+# The maximum numbers of rows and elements. A backward pass launches at most as many programs as a GPU runs at once.
+# There must be more rows than that.
 GPU_ROWS, GPU_ELEMENTS, INTERPRETED_ROWS = 4099, 1 << 22, 3
 # The largest error that passes, relative to the largest value of a result. Rounding to 16 bits gives an error of 0.01,
 # and a bug gives one of about 1.
@@ -32,7 +32,7 @@ Function = Callable[..., Tensor]
 
 
 class Kind(NamedTuple):
-    """A kind of use of the kernels: the kernel, its number of norms, and the device, dtypes and width of the tensors.
+    """One way to use the kernels: the kernel, its number of norms, and the device, dtypes and width of the tensors.
 
     kernel: chain; weighted_chain, whose λ is a vector; branch_norm: x + LN(F); or sas
     """

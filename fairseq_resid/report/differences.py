@@ -1,4 +1,4 @@
-"""Find the examples for which the texts of systems differ most, and mark the words that differ from the reference."""
+"""Find the examples for which the outputs of the systems differ most, and mark words that differ from the reference."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def marked(line: str, reference: str) -> list[Word]:
 
 
 def png(pixels: np.ndarray) -> str:
-    """Return pixels (height, width, 3) as a PNG file in base 64."""
+    """Return pixels (height, width, 3) as a Base64-encoded PNG file."""
     from PIL import Image
 
     file = io.BytesIO()

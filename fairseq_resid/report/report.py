@@ -114,7 +114,10 @@ def settings(runs: Sequence[Run], notes: list[str]) -> list[tuple[str, list[str]
 
 @contextmanager
 def fenced(notes: list[str], what: str) -> Iterator[None]:
-    """Turn any error in the block into a note, so that the page is still written; what: the part, run and file."""
+    """Turn any error in the block into a note, so that the page is still written.
+
+    what: the part of the page, the run and the file that the note names
+    """
     try:
         yield
     except Exception as error:
@@ -219,7 +222,7 @@ def draw_curves(runs: Sequence[Run], path: Path, notes: list[str]) -> list[Figur
 
 
 def study_part(file: Path, folder: Path) -> StudyPart:
-    """Return the section on a study's results so far; its plots are drawn into `folder`."""
+    """Return the section on a study's results so far; its plots are saved in `folder`."""
     study, name = plan.read_study(file), file.stem
     runs = archive.runs_folder(archive.kept_folder(file))
     found = results.build_results(study, kept.load_notes(study, file, runs), runs)

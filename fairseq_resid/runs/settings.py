@@ -1,4 +1,4 @@
-"""Settings for averaging and decoding a run: from the command line, the recipe, or the defaults, in this order.
+"""Settings for averaging and decoding a run: from the command line, the recipe, or the defaults, in that order.
 
 A recipe lists its settings below a line `[evaluate]`, as options of `fairseq-resid evaluate`; run.json records them.
 """

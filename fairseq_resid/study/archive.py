@@ -34,8 +34,8 @@ def run_folders(kept: Path) -> list[Path]:
 
 
 def runs_folder(kept: Path) -> Path:
-    """Return the folder that contains a study's kept runs: the study's own folder if it contains runs, otherwise the
-    cache.
+    """Return the folder that contains a study's kept runs: its own folder if it contains runs or has no archive,
+    otherwise the cache into which the archive is unpacked.
 
     Raises: ValueError naming the archive if it is damaged or its SHA-256 differs from results.json; OSError.
     """
@@ -63,7 +63,7 @@ def runs_folder(kept: Path) -> Path:
 
 
 def pack(kept: Path) -> Path:
-    """Pack a study's run folders into the archive, remove them and return its path. Equal content gives equal bytes.
+    """Pack a study's run folders into the archive, remove them and return its path. Equal runs give equal bytes.
 
     FILE.gz is stored uncompressed, as FILE, because similar files of several runs compress better together.
     Raises: OSError or ValueError naming the file that is unreadable or not regular, or the archive that cannot be

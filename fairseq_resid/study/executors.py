@@ -102,7 +102,7 @@ class LocalExecutor:
 def group_gpus(visible: Sequence[str], each: int) -> list[str]:
     """Return CUDA_VISIBLE_DEVICES for groups of `each` GPUs.
 
-    Raises: ValueError if they do not divide evenly.
+    Raises: ValueError if the GPUs do not divide evenly into such groups.
     """
     if not visible or len(visible) % each:
         raise ValueError(f"--gpus {each}: {len(visible)} visible GPUs do not divide into groups of {each}")

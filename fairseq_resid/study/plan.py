@@ -43,7 +43,7 @@ ALLOWED = "letters, digits and _ + - ="  # in names of arms and settings, which 
 class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
     """How a flag is tuned.
 
-    seed: used by tuning runs only; length: their length as a fraction of a run
+    seed: seed of all tuning runs; length: length of a tuning run as a fraction of a full run
     average: number of last checkpoints to average
     factor: ratio between the next value beyond the edge and the value at the edge (its inverse at the lower edge)
     least, most: bounds on the values beyond the grid
@@ -117,7 +117,7 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
         return kinds.of_measure(self.measure)
 
     def tests_of(self, measure: str) -> tuple[str, ...]:
-        """Return the test sets of a measure."""
+        """Return the test sets for a measure."""
         return self.tests[measure] if isinstance(self.tests, dict) else self.tests
 
     @property
@@ -128,7 +128,10 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of an arm in a setting at a value of the tuned flag; None: at its own best, or without tuning."""
+    """The runs of an arm in a setting at one value of the tuned flag.
+
+    value: None is the arm's own best value, or a study without tuning
+    """
 
     setting: str
     arm: str

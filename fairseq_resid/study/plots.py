@@ -62,7 +62,7 @@ def direction(results: StudyResults) -> str:
 def effects(results: StudyResults, path: Path) -> None:
     """Plot the difference of every arm and of each of its seeds from the baseline, with intervals.
 
-    Each setting, and each fixed value of the tuned flag in it, has a panel with its own scale, which shows the
+    Each setting, and each fixed value of the tuned flag in it, has its own panel and scale. Each panel shows the
     baseline's seeds first.
     """
     panels: dict[str, list[Row]] = {}

@@ -150,7 +150,7 @@ class KeptRuns:
         self.values = cache(self._values)
 
     def ended(self, group: Group | Cell | Row) -> list[Note]:
-        """Return the notes of all seeds of an arm, without its tuning runs."""
+        """Return the notes on all seeds of an arm, excluding its tuning runs."""
         wanted = (group.setting, group.arm, group.value)
         found = [
             note
@@ -358,7 +358,7 @@ def _against(kept: KeptRuns, row: Row, rows: Sequence[Row]) -> Row:
 def baselines(study: Study, rows: Sequence[Row], at: str | None = None) -> dict[str, Row]:
     """Return, for each setting, the baseline's row that rows at `at` are compared with.
 
-    If `at` is None, it is any of the baseline's rows at its own or at a fixed value.
+    If `at` is None, return any of the baseline's rows, at its own value or at a fixed one.
     """
     label = "own" if at == "baseline" else at
     mine = [row for row in rows if row.arm == study.baseline and row.at != "baseline"]
@@ -366,7 +366,7 @@ def baselines(study: Study, rows: Sequence[Row], at: str | None = None) -> dict[
 
 
 def compared_at(study: Study, rows: Sequence[Row], at: str) -> list[Row]:
-    """Return the rows that are compared with the baseline at one choice of the value, as in `values_chosen`.
+    """Return the rows that are compared with the baseline at one choice of the tuned value, see `values_chosen`.
 
     If an arm's own value and the baseline's are equal, the row at its own value belongs to both choices.
     """
@@ -385,7 +385,7 @@ def across(study: Study, rows: Sequence[Row], arm: str, at: str) -> dict[str, Ro
 
 
 def _corrected(rows: Sequence[Row], study: Study) -> list[Row]:
-    """Return the rows with Holm-corrected p for the measure, over all arms compared in a setting at one value."""
+    """Return the rows with Holm-corrected p-values for the measure, over all arms compared in a setting at a value."""
     made = list(rows)
     for setting, at in dict.fromkeys((row.setting, row.at) for row in rows):
         family = [row for row in compared_at(study, rows, at) if row.setting == setting]
@@ -405,7 +405,7 @@ def _interactions(kept: KeptRuns, rows: Sequence[Row]) -> list[Interaction]:
         mine = across(study, rows, arm, at)
         for than, setting in combinations(mine, 2):
             if at not in {mine[setting].at, mine[than].at}:
-                continue  # the same as the interaction at its own value
+                continue  # the same as the interaction at the arm's own value
             groups = [kept.ended(row) for row in (mine[setting], base[setting], mine[than], base[than])]
             found.append(Interaction(arm, at, setting, than, kept.compare(groups, [study.measure])))
     return found

@@ -5,7 +5,7 @@ independent seeds and scored on the same sentences, so a value has four parts:
 
     value[arm, seed, sentence] = mean[arm] + seed[arm, seed] + sentence[arm, sentence] + residual
 
-The variance of a difference of arm means, over new seeds and new sentences, is estimated without bias by
+This is an unbiased estimate of the variance of a difference of arm means over new seeds and new sentences:
 
     V = V_seeds + V_sentences - V_residual
 
@@ -13,9 +13,10 @@ The variance of a difference of arm means, over new seeds and new sentences, is 
     V_sentences  variance over sentences of the difference of the arms' means / sentences
     V_residual   sum over arms of the residual mean square / (seeds · sentences)
 
-because the first two both contain the residual. V_sentences - V_residual estimates the variance due to sentences and is
-clamped at 0. The interval and p both use t with Satterthwaite's degrees of freedom for V. If all sentences
-differ by the same amount, this is Welch's test over seeds. Searle, Casella & McCulloch 1992, "Variance Components".
+V_residual is subtracted because the first two terms both contain the residual. V_sentences - V_residual estimates the
+variance due to sentences and is clamped at 0. The interval and p both use t with Satterthwaite's degrees of freedom for
+V. If all sentences differ by the same amount, this is Welch's test over seeds. Searle, Casella & McCulloch 1992,
+"Variance Components".
 
 NLL, error, CIDEr and BLEU are functions of sums over N sentences (or images). The values of a measure θ are its
 jackknife pseudo-values, N·θ - (N - 1)·θ', where θ' is computed without the sentence. For a mean, these are the
@@ -37,7 +38,7 @@ Array = Any  # a NumPy array; NumPy's type hints add little
 
 
 def pseudo_values(parts: Array, score: Callable[[Array], float]) -> Array:
-    """Return the jackknife pseudo-values of a score, one per sentence, around the score itself.
+    """Return the jackknife pseudo-values of a score, one per sentence, centred on the score itself.
 
     parts: (sentences, k) terms that are summed over sentences; score: computes the measure from the k sums
     """
@@ -85,7 +86,7 @@ def effect(combination: Sequence[tuple[float, Array]]) -> Effect:
 
 
 def two_way_variance(combination: Sequence[tuple[float, Array]]) -> tuple[float, float]:
-    """Return the variance of a sum of sign · mean, and its degrees of freedom (Satterthwaite)."""
+    """Return the variance of a signed sum of means, and its degrees of freedom (Satterthwaite)."""
     sentences = combination[0][1].shape[1]
     seeds: list[tuple[float, float]] = []  # components with their degrees of freedom
     residual: list[tuple[float, float]] = []

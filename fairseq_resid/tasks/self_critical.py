@@ -1,4 +1,4 @@
-"""The criterion self_critical: train a captioning model on the CIDEr of captions that it samples."""
+"""The self_critical criterion: train a captioning model on the CIDEr of captions that it samples."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ def _write(images: Images, held: np.ndarray, data: Path) -> tuple[list[float], l
 
 
 def moments(histogram: np.ndarray) -> tuple[list[float], list[float]]:
-    """Return the mean and standard deviation of each channel for pixels from 0 to 1.
+    """Return the mean and standard deviation of each channel, with pixel values scaled to 0 to 1.
 
     All sums are exact integers; only the square root and the divisions round.
     Shapes:   (C, 256), how often each of the values 0 to 255 occurs

@@ -51,7 +51,7 @@ def preprocess(
         code = children.run(argv, file, lock, errors=file)
     if code:
         tail = last_lines(log, 5)
-        # On a full disk the log cannot contain the reason. This write then raises the OSError.
+        # On a full disk, the log cannot contain the reason. In that case, the write below raises the OSError.
         room = data.with_name(data.name + ".room")
         room.write_bytes(bytes(1 << 20))
         room.unlink()

@@ -73,7 +73,7 @@ def round_trip(
 
 
 def _normaliser(kind: str, model: Path) -> Callable[[str], str]:
-    """Return the normalisation before segmentation; subword-nmt has none."""
+    """Return the normalisation that is applied before segmentation; subword-nmt applies none."""
     if kind != "sentencepiece":
         return str
     import sentencepiece

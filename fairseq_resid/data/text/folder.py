@@ -61,7 +61,7 @@ class LostLine:
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """The reference text segmented into subwords and restored: the score of a perfect model.
+    """The result of segmenting the reference text into subwords and restoring it, which limits the score of any model.
 
     exact, of: the numbers of unchanged lines and of all lines; lost: changed lines by cause
     """

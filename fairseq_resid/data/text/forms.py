@@ -108,7 +108,7 @@ def unescape(line: str) -> str:
 
 @dataclass(frozen=True)
 class TextForm:
-    """The conversion of one language's text to the model and back.
+    """The conversion of one language's text to the form that the model uses, and back.
 
     normalize: Moses punctuation normalisation; split_hyphens: well-known becomes well @-@ known; `restore` reverses it
     Raises: ValueError for an unknown form, or for an option that the form does not support.
