@@ -92,7 +92,7 @@ def test_finished_folder_is_kept_and_another_corpus_refused(
     other = write_json(tmp_path / "other.json", images()[:-1])
     assert "was not made from these files" in error_of(capsys, out, other, official[1])
     same_size = tmp_path / official[1].name
-    same_size.write_text(official[1].read_text())  # may have other numbers
+    same_size.write_text(official[1].read_text())  # a file of this name and size may contain other numbers
     assert "was not made from these files" in error_of(capsys, out, official[0], same_size)
     with (out / "train.features").open("r+b") as file:
         file.write(b"\xff")

@@ -92,7 +92,7 @@ def moved(name: str, norm: Any) -> Any:
 
 @each
 def test_every_norm_of_a_structure_comes_from_its_place(name: str) -> None:
-    """A stack whose place makes another LayerNorm equals the default stack, so all norms are made by the place."""
+    """If the place makes another LayerNorm, the stack contains no nn.LayerNorm, and its output does not change."""
     default, other = moved(name, NORMS["layer"]), moved(name, Plain)
     assert not any(isinstance(module, nn.LayerNorm) for module in other.modules())
     state = {key.replace("end.norm.", "end."): value for key, value in other.state_dict().items()}

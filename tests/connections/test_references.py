@@ -1,6 +1,6 @@
 """Structures are compared with other implementations, which `scripts/test.sh --references` installs.
 
-Each implementation confirms a part:
+Each implementation confirms some of our formulas:
 
 - admin-torch confirms the closed-form initial value and the weighted sum of `admin`;
 - torchscale confirms α and the order of norms of DeepNorm, but not its initialisation;
@@ -134,7 +134,7 @@ def test_hyper_equals_that_of_hyper_connections(streams: int) -> None:
             ours.writing_scale.copy_(theirs.dynamic_beta_scale)
             ours.stream_norm.weight.copy_(theirs.norm.gamma + 1)
         branch = shaken(nn.Linear(C, C))
-        # theirs folds the streams into the batch dimension
+        # The reference folds the streams into the batch dimension.
         rows = state.unflatten(-1, (streams, C)).movedim(-2, 1).flatten(0, 1)
         seen, add = theirs(rows)
         rows = add(branch(ours.norm(seen)))
@@ -192,12 +192,12 @@ def test_residuals_equal_those_of_x_transformers(name: str, given: dict[str, Any
         with torch.no_grad():
             end.weight.copy_(gain(theirs.final_norm))  # type: ignore[union-attr]
         y = end(y)
-    tolerance = 1e-5 if name == "orthogonal" else 1e-7  # their update has no ε
+    tolerance = 1e-5 if name == "orthogonal" else 1e-7  # the update of the reference has no ε
     torch.testing.assert_close(y, theirs(x), rtol=tolerance, atol=tolerance)
 
 
 def test_gru_gate_equals_that_of_x_transformers() -> None:
-    """Theirs, a GRUCell, has r ⊙ (U_h x) in place of U_h (r ⊙ x), more biases, 1 - z for z, and no ReLU."""
+    """The reference, a GRUCell, has r ⊙ (U_h x) in place of U_h (r ⊙ x), more biases, 1 - z for z, and no ReLU."""
     theirs = shaken(reference("x_transformers.x_transformers").GRUGating(C))
     cell, ours = theirs.gru, connections.build("gru_gate", place(0, 4)).double()
     with torch.no_grad():

@@ -123,7 +123,7 @@ def test_pages_state_the_size_of_sas(page: str) -> None:
         ("Big", 1024, 16, "126M to Big (+{:.0%})"),
     ):
         stock = nn.Transformer(dim, heads, dim_feedforward=4 * dim, device="meta")
-        final_norms = 2 * 2 * dim  # which Vaswani 2017 does not have
+        final_norms = 2 * 2 * dim  # Vaswani 2017 has no final norms
         count = sum(parameter.numel() for parameter in stock.parameters()) - final_norms + 37_000 * dim
         added = table.added_parameters("sas", dim)
         assert f"{added / 1e6:.3g}M" in text and text.format(added / count) in said, size

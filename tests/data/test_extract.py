@@ -93,7 +93,7 @@ def test_truncated_archive_is_reported(tmp_path: Path, name: str, kept: float) -
     text = mirror.sides(mirror.pairs(3000, ("en", "de")))[0]
     mirror.archive(tmp_path / name, {"a.en": text})
     whole = (tmp_path / name).read_bytes()
-    # A tar file ends in zeros that may be missing.
+    # The zeros at the end of a tar file may be missing.
     size = len(whole) if name != "a.tar" else len(text.encode())
     (tmp_path / name).write_bytes(whole[: int(size * kept)])
     with pytest.raises(extract.Damaged, match=rf"{name}: damaged or truncated "):

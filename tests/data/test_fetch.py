@@ -126,7 +126,7 @@ def test_different_file_is_refused_without_allow_other_data(
     assert {path.name for path in tmp_path.iterdir()} == {".a.tgz.lock"}
     get(known(server, **changed), tmp_path, allow_other=True)
     only_whole(tmp_path)
-    # A file that was accepted once still needs allow_other.
+    # The file is now complete, but using it again still requires allow_other.
     with pytest.raises(FetchError, match=said):
         get(known(server, **changed), tmp_path)
 

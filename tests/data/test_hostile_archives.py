@@ -180,7 +180,7 @@ def test_member_with_overlong_name_is_refused(name: str, suffix: str, tmp_path: 
 
 
 def test_names_and_sizes_of_extended_headers_are_used(tmp_path: Path) -> None:
-    """Like tarfile, we support long names of both formats and a size that only the extended header contains."""
+    """Like tarfile, we support long pax and GNU names, and a size that only the extended header contains."""
     long, big = "d" * 120 + "/" + "é" * 60, b"text\n" * 200
     content = io.BytesIO()
     for format in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT):
@@ -343,7 +343,7 @@ def test_large_list_of_zip_members_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def test_overlapping_zip_members_count_toward_unpacked_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every member of the list refers to the same data."""
+    """Each member is smaller than the limit, but together they exceed it."""
     monkeypatch.setattr(unpacking, "UNPACKED_BYTES", 16 * MIB)
     zipped(tmp_path / "a.zip", [(item(f"x{number}"), bytes(4 * MIB)) for number in range(9)])
     assert "a.zip: unpacks to more than" in unpacked(tmp_path / "a.zip")

@@ -28,7 +28,7 @@ from support import hostile_lines
 
 
 def cases(count: int) -> pytest.MarkDecorator:
-    """Parametrize a test over `count`: this number of lines for long runs, a fiftieth of it for every run."""
+    """Parametrize a test over `count`: long runs test this number of lines, and every run tests a fiftieth of it."""
     return pytest.mark.parametrize("count", [pytest.param(count // 50), pytest.param(count, marks=pytest.mark.long)])
 
 
@@ -272,7 +272,7 @@ def translator(sas_checkpoint: Path, corpus: Path, tmp_path_factory: pytest.Temp
 def test_translations_keep_the_order_of_lines(
     count: int, translator: Translator, corpus: Path, fault: Callable[..., None], capsysbinary: Any, monkeypatch: Any
 ) -> None:
-    """Known sentences among hostile lines keep their translations; lines that are too long are named."""
+    """Known sentences among hostile lines keep their translations; lines that are too long are reported."""
     sentences = read_lines(corpus / "ref" / "test.en")[:20]
     known = translator.translate(sentences)
     lines, refused = [], 0

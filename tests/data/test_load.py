@@ -132,7 +132,7 @@ SMALLEST = {"layers": 1, "embed-dim": 16, "ffn-embed-dim": 16, "attention-heads"
 def test_translating_many_lines_uses_constant_memory(
     smallest: Path, corpus: Path, tmp_path: Path, fault: Callable[..., None]
 ) -> None:
-    """`translate` answers every line in order, and needs no more memory at the end than after 10,000 lines."""
+    """`translate` translates all lines in order, and needs no more memory at the end than after 10,000 lines."""
     choose = random.Random(6)
     sentences = ["", *read_lines(corpus / "ref" / "test.en")]
     lines = choose.choices(sentences, k=LINES)

@@ -78,7 +78,7 @@ def test_broken_manifest_is_reported(change: Callable[[str], str], said: str, tm
 def test_test_set_comes_from_sacrebleu_if_possible(
     hosts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The test runs sacrebleu's own code with a local host: successfully, with a damaged cache, without a network."""
+    """sacrebleu's own code runs with a local host, then with a damaged cache, and finally without a network."""
     import sacrebleu.dataset.base
     import sacrebleu.utils
 

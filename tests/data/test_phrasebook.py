@@ -75,7 +75,11 @@ def test_subjects_agree_with_their_verbs() -> None:
 
 
 def test_sentences_translate_one_to_one() -> None:
-    """Sentences come straight from the grammar: drawing skips a sentence's second translation and would hide it."""
+    """No sentence has two translations, in either direction.
+
+    The examples come straight from the grammar. A drawn corpus would hide a second translation, because it repeats no
+    sentence.
+    """
     translations: dict[str, set[str]] = defaultdict(set)
     sources: dict[str, set[str]] = defaultdict(set)
     for example in raw_examples():

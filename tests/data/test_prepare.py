@@ -39,7 +39,7 @@ def test_wmt14_data_folder_matches_its_sources(
     assert corpus["lines"]["train"]["dropped"]["ratio"] > 0
     assert corpus["lines"]["test"]["dropped"] == corpus["lines"]["valid"]["dropped"] == {}
     assert corpus["text"] == {"form": "moses", "normalize": "source", "split_hyphens": False}
-    # The reference is the text of the test set, and its source has the same order.
+    # The files in ref/ contain the text of the test set, in its order. The binarised target has the same order.
     left, right = mirror.sides(mirror.pairs(20, ("en", target), 8))
     assert (data / "ref" / "test.en").read_text() == left and (data / f"ref/test.{target}").read_text() == right
     model_text = [TextForm(target, "moses").to_model(line) for line in right.split("\n")[:-1]]
@@ -82,7 +82,7 @@ def test_result_does_not_depend_on_source_path_or_workers(
 
 
 def test_parts_are_not_joined_within_a_line(tmp_path: Path) -> None:
-    """EN-FR's validation set has two parts, and the last line of the first may have no line end."""
+    """EN-FR's validation set has two parts, and the last line of the first may lack a newline."""
     host = mirror.wmt14(tmp_path / "host", "fr")
     members: dict[str, str | bytes] = {}
     for year in (2012, 2013):

@@ -155,7 +155,7 @@ def test_small_mirror_or_folder_needs_little_disk_space(
     checked(name, tmp_path, host.as_uri())
     with web(host, ReportsSizes) as url:
         checked(name, tmp_path, url)
-        # The size of every file is requested once, including alternates, then only of those not downloaded yet.
+        # The check requests the size of every file once, including alternates, but not of files already downloaded.
         files = list(manifests.read(manifests.MANIFESTS / f"{name}.yaml").files)
         assert sorted(ReportsSizes.requested) == sorted(f"/{file}" for file in files)
         (tmp_path / "downloads").mkdir()

@@ -174,7 +174,7 @@ def test_damaged_step_and_its_inputs_run_again(tmp_path: Path) -> None:
 
 
 def test_step_killed_before_rename_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step's record already exists, but must not be listed as one of its files."""
+    """A record.json.partial that a kill left behind is not recorded as one of the step's files."""
 
     def rename(source: Path, target: Path) -> None:
         raise KeyboardInterrupt

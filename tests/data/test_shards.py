@@ -54,7 +54,7 @@ def test_number_of_workers_does_not_change_output(tmp_path: Path, monkeypatch: p
 
 
 def lossy(text: bytes) -> list[bytes]:
-    """Split by definition: only at LF, and a last empty line does not count."""
+    """Split a text as specified: only at LF, and an empty last line does not count."""
     lines = text.split(b"\n")
     return lines[:-1] if lines[-1] == b"" else lines
 

@@ -1,1 +1,1 @@
-"""Tests of averaging, decoding, scores."""
+"""Tests of averaging, decoding and scores."""

@@ -64,7 +64,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_profile(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Use the published profile with few enough merges for generated text and no facts about the real text."""
+    """Change the published profile for generated text: use fewer merges and remove the facts about the real text."""
     profile = {**prepare.PUBLISHED["multi30k-en-de"], "vocab_size": MERGES, "facts": {"dictionary": {}}}
     monkeypatch.setitem(prepare.PUBLISHED, "multi30k-en-de", profile)
     return profile

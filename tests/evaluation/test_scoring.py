@@ -29,7 +29,7 @@ def test_bleu_and_its_signature_equal_those_of_sacrebleu() -> None:
 
 
 def some_text(seed: int, hyphens: bool = False) -> tuple[list[str], list[str]]:
-    """Return similar hypotheses and references, not tokenised."""
+    """Return hypotheses and similar references, both untokenised."""
     choose = random.Random(seed)
     text = "the a house ship river king sees follows finds old small red very and with of on to in day"
     words = text.split()

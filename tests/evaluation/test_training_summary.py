@@ -25,7 +25,7 @@ FIRST = [  # one process; records of epoch 2 appear twice, because fairseq adds 
     ]
     * 2,
 ]
-RESUMED = [  # in the middle of epoch 2: its meters are in the checkpoint, so its record covers ten updates
+RESUMED = [  # in the middle of epoch 2: the checkpoint contains its meters, so the record covers all ten updates
     '{"epoch": 2, "valid_loss": "4.75", "valid_num_updates": "20"}',
     '{"epoch": 2, "train_loss": "5", "train_ups": "1", "train_wpb": "110", "train_num_updates": "20", '
     '"train_train_wall": "10", "train_wall": "0"}',
@@ -79,7 +79,7 @@ def test_training_summary_is_none_without_records(logged: Callable[[list[str]], 
 def test_training_summary_matches_a_real_run(here: Run) -> None:
     summary = here.training_summary()
     assert summary.num_updates == 12
-    # An epoch has 60 sentences, with two subwords per word and an EOS
+    # An epoch has 60 sentences, with two subwords per word and an EOS.
     targets = read_lines(Path("raw/train.fr"))
     epoch = sum(len(line.split()) + 1 for line in targets)
     steps = [json.loads(line) for line in here.train_log.read_text().splitlines() if '"train_wpb"' in line]

@@ -74,7 +74,7 @@ def test_translate_command_runs(run: Path, corpus: Path, expected: list[str]) ->
 def test_translate_uses_the_average_if_there_is_one(
     run: Path, corpus: Path, stock_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """The averaged file is a stock model, so the two can be distinguished; stock models can translate too."""
+    """The averaged file is a stock model, so the class of the loaded model reveals which file was used."""
     shutil.copy(run / "checkpoint_last.pt", tmp_path)
     shutil.copy(stock_checkpoint, tmp_path / "averaged.pt")
     averaged = Translator(tmp_path, corpus, cpu=True)

@@ -154,7 +154,10 @@ def test_translations_equal_those_of_fairseq(search: Search, seed: int, tmp_path
 
 
 def test_maximum_length_and_end_of_sentence_match_fairseq(tmp_path: Path) -> None:
-    """The model never ends a sentence by itself, so every score is known: fairseq appends </s> too."""
+    """The model never ends a sentence by itself.
+
+    At the maximum length, fairseq appends </s> and adds its log probability to the score.
+    """
     model = speaking()
     with torch.no_grad():
         model.decoder.output_projection.weight[EOS, 0] = -100

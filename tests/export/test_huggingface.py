@@ -172,7 +172,10 @@ def test_translations_and_scores_equal_those_of_fairseq(search: Search, seed: in
 
 
 def test_maximum_length_and_end_of_sentence_match_fairseq(tmp_path: Path) -> None:
-    """The model never ends a sentence by itself: fairseq appends </s> with its probability."""
+    """The model never ends a sentence by itself.
+
+    At the maximum length, fairseq appends </s> and adds its log probability to the score.
+    """
     model = speaking()
     with torch.no_grad():
         model.decoder.output_projection.weight[EOS, 0] = -100
@@ -351,7 +354,7 @@ def tokenizer(folder: Path, **options: Any) -> Any:
 
 
 def written(folder: Path, text: Text, model: Path | None, *dictionaries: Any) -> Path:
-    """Write an export of a small model for given dictionaries."""
+    """Write an export of a small model for the given dictionaries."""
     task = Tasks(1)
     task.source_dictionary, task.target_dictionary = dictionaries[0], dictionaries[-1]
     folder.mkdir()

@@ -54,7 +54,7 @@ def test_code_in_a_study_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", ["--plan", "--results", "--only flat.sas.0.004.seed1"])
 def test_study_and_its_recipe_import_no_code(words: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    """To check a kept run, its flags are parsed, and fairseq's parser would import the folder that --user-dir names."""
+    """Checking a kept run parses its flags, and fairseq's parser would import the folder that --user-dir names."""
     monkeypatch.chdir(tmp_path)
     ran, plugin = tmp_path / "ran", tmp_path / "plugin"
     plugin.mkdir()

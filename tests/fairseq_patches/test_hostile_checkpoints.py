@@ -192,7 +192,7 @@ def attack(place: Victim, pairs: Iterable[tuple[str, str]], planted: dict[str, P
                 (place.run / file).symlink_to(source)
             else:
                 shutil.copyfile(source, place.run / file)
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak of memory
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak memory
         before = hostile.memory("VmRSS")
         code, said = COMMANDS[command](place)
         grown = (hostile.memory("VmHWM") - before) / 1024
@@ -277,7 +277,7 @@ def test_image_commands_refuse_all_hostile_checkpoints(
 
 
 def test_every_unpickling_call_in_fairseq_is_known() -> None:
-    """LOADERS lists all modules of fairseq, except its examples, that call torch.load on files of others.
+    """LOADERS lists all modules of fairseq, except its examples, that call torch.load on untrusted files.
 
     Two more modules call it, on data sent between fairseq's own processes and on a file that only fairseq writes.
     """
@@ -354,7 +354,7 @@ def test_sharded_checkpoints_skip_the_size_check(sas_checkpoint: Path, corpus: P
 def test_files_and_user_dir_in_config_are_not_opened(
     sas_checkpoint: Path, place: Victim, marker: Path, generate: Command, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Weights replace initial embeddings; decoding options and a user-dir are only read from the command line."""
+    """Weights replace initial embeddings; decoding options and a user-dir are read only from the command line."""
     package, pipe, file = place.run.parent / "planted_package", place.run.parent / "pipe", place.last
     package.mkdir()
     (package / "__init__.py").write_text(f"open({str(marker)!r}, 'w').close()\n")

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that a script can import the package faults
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that this script can import the faults package
 
 from faults.fault import Fault
 

@@ -208,7 +208,7 @@ def test_pack_refuses_links_and_pipes(make: Callable[[Path], None], name: str, t
 
 
 def test_working_folder_is_not_written_through_links(tmp_path: Path) -> None:
-    """RUN and failed/ in the working folder and RUN in the kept folder are links in turn."""
+    """RUN in the working folder, RUN in the kept folder, and failed/ are replaced by links, one at a time."""
     outside = tmp_path / "outside"
     outside.mkdir()
     trial_file = studies.written(tmp_path, studies.SMALL)
