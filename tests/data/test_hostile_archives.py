@@ -342,7 +342,7 @@ def test_large_list_of_zip_members_is_refused(tmp_path: Path, monkeypatch: pytes
     assert "a list of members with 5," in unpacked(tmp_path / "a.zip")
 
 
-def test_overlapping_zip_members_count_toward_unpacked_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_zip_members_count_toward_unpacked_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each member is smaller than the limit, but together they exceed it."""
     monkeypatch.setattr(unpacking, "UNPACKED_BYTES", 16 * MIB)
     zipped(tmp_path / "a.zip", [(item(f"x{number}"), bytes(4 * MIB)) for number in range(9)])

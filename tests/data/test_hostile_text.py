@@ -300,7 +300,7 @@ def test_translations_keep_the_order_of_lines(
     fault(
         "lines of every kind translated",
         len(lines),
-        f"one translation per line, in order; {refused} lines that are too long named by number",
+        f"one translation per line, in order; {refused} lines that are too long reported by number",
     )
 
 
@@ -325,7 +325,7 @@ def test_untranslatable_line_is_reported_after_translating_earlier_lines(
     fault(
         "a line that is not UTF-8 after up to 8 valid ones",
         count,
-        "named by number after translating the lines before it",
+        "reported by number, after the lines before it were translated",
     )
 
 

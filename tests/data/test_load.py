@@ -165,7 +165,7 @@ def test_translating_many_lines_uses_constant_memory(
     before, last = resident[10_000], max(resident[count] for count in resident if count > LINES - 10_000)
     assert 0 < last < 1.1 * before, resident
     fault(
-        f"{LINES:,} lines through `translate`, {len(of)} different ones",
+        f"{LINES:,} lines, {len(of)} of them distinct, through `translate`",
         1,
         f"complete, in order; {before / 1e6:.0f} MB resident after 10,000 lines, {last / 1e6:.0f} MB at the end; "
         f"{LINES / seconds:.0f} lines/s",

@@ -122,7 +122,7 @@ def test_numbers_up_to_the_limit_stay_finite(backend: str, dtype: str, fault: Fa
         f"{dtype}, {backend}: rows of x and F whose weighted sum is {most}, or subnormal; {len(chosen)} structures",
         sum(tried),
         "finite; within 24 roundings of the fp64 result unless a gate reads it; "
-        f"gradients finite if fp64's fit in {dtype}",
+        f"gradients are finite if those in fp64 fit in {dtype}",
     )
 
 

@@ -174,7 +174,8 @@ def test_spawned_processes_receive_the_signal(
     assert process.wait(timeout=120) == 143, log.read_text()[-3000:]
     assert processes_of(process.pid) == [] and "stopped by SIGTERM after update" in log.read_text()
     assert compat.load_checkpoint(tmp_path / "run" / "checkpoint_last.pt")["model"]
-    fault("SIGTERM to the parent fairseq-train of two processes", 1, "both saved and stopped (143), no process left")
+    what = "SIGTERM to the fairseq-train process that started two training processes"
+    fault(what, 1, "both saved and stopped (143), no process left")
 
 
 @pytest.mark.long
