@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Download IWSLT'15 EN-VI and prepare a binarised data folder: data-prep/iwslt15-en-vi.sh [--raw DIR] [--help] ...
-# --raw accepts Stanford's tokenised release, plain text under the same names, or the official XML, and detects which one it is.
+# --raw accepts Stanford's tokenised release, plain text under the same names, or the official XML; it detects
+# the format.
 # Sources: fairseq_resid/data/text/manifests/iwslt15-en-vi.yaml. Run it again to resume.
 set -euo pipefail
 

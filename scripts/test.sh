@@ -50,7 +50,7 @@ export FAIRSEQ_RESID_VENV=$venv
 
 "$root/scripts/setup.sh" --with-tests
 
-# Install the reference implementations into a separate folder without their dependencies: see
+# Install the reference implementations into a separate folder without their dependencies; see
 # constraints/references.txt.
 if [[ -n $references ]] && ! cmp -s "$root/constraints/references.txt" "$venv/references/list.txt"; then
     rm -rf "$venv/references"

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# This is set before torch is imported, whatever the shell sets: the tests share their machine, and the order of a sum
-# must not depend on the number of threads. Workers and the commands that tests start inherit the variable.
+# This is set before torch is imported and overrides the shell's value, because the tests share their machine and the
+# order of a sum must not depend on the number of threads. Workers and the commands that tests start inherit the
+# variable.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 # Archives of studies are unpacked here instead of in the home folder.
@@ -124,7 +125,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests marked `long` unless -m names this mark, and with --core those marked `slow`.
+    """Deselect tests marked `long` unless -m names this mark, and with --core also tests marked `slow`.
 
     With --structure, deselect all tests that do not belong to these structures.
     The longest test runs first, so that other workers can run the rest meanwhile.
@@ -170,7 +171,7 @@ def write_corpus(folder: Path) -> dict[str, Path]:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Limit torch to one thread: the machine is shared, and sums must not depend on the number of threads."""
+    """Limit torch to one thread, because the machine is shared and sums must not depend on the number of threads."""
     import torch
 
     torch.set_num_threads(1)
@@ -277,7 +278,7 @@ def cli() -> Callable[..., Result]:
     """Run a fairseq command in this process: `cli("fairseq-generate", data, "--path", file) -> Result`.
 
     It adds --user-dir and --cpu, and uses no worker processes. Unless `check=False`, a command that exits with a code
-    other than 0 fails the test. Exceptions other than SystemExit are raised. `stdin` is the text that it reads.
+    other than 0 fails the test. Exceptions other than SystemExit are raised. `stdin` is the input of the command.
     """
 
     def run(command: str, *flags: object, stdin: str = "", check: bool = True) -> Result:

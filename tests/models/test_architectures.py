@@ -52,8 +52,8 @@ SUFFIXES = {
     "_wmt_en_fr_big": (1024, 4096, 16, 6, 0.1),
     "_tiny": (64, 128, 4, 2, 0.1),
 }
-# Numbers of parameters by width: those of stock models, and those that each family adds. Each dictionary has 54
-# entries, and no embeddings are shared.
+# Numbers of parameters by width: those of stock models, and those that each family adds. Both vocabularies have
+# 54 entries, and no embeddings are shared.
 STOCK = {64: 177_792, 512: 44_221_440, 1024: 176_523_264}
 ADDED = {
     "transformer_resid": {64: 0, 512: 0, 1024: 0},
@@ -367,7 +367,7 @@ def test_every_structure_accepts_a_final_norm(residual):
 
 
 def test_pruned_layers_keep_their_trained_depth():
-    """Pruned layers keep their places: --encoder-layers-to-keep must not change α or the layers' numbers."""
+    """Layers that remain after pruning keep their places, so --encoder-layers-to-keep does not change their α."""
     given = {"residual": "deep_norm", "encoder_layers": 4, "decoder_layers": 3}
     args = settings("transformer_resid_tiny", **given)
     whole = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)
@@ -379,7 +379,7 @@ def test_pruned_layers_keep_their_trained_depth():
             old = getattr(whole, stack).layers[number]
             assert layer.ffn_residual.place == old.ffn_residual.place
             assert layer.ffn_residual.alpha == old.ffn_residual.alpha
-    # When decoding prunes the model of a checkpoint, the config contains its depths.
+    # If the model of a checkpoint is pruned for decoding, the config contains the trained depths.
     again = copy.copy(args)
     again.encoder_layers_to_keep = "0"
     assert ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(again, TASK).cfg.residual_depths == [4, 3]

@@ -34,7 +34,7 @@ def test_norm_free_model_of_moderate_depth_starts_with_finite_values(residual: s
 
 
 def gradient_in_fp64(residual: str, layers: int, monkeypatch: pytest.MonkeyPatch, **options: object) -> float:
-    """Return the gradient norm of a new model, the same on every machine.
+    """Return the gradient norm of a new model, computed so that it is the same on every machine.
 
     In fp32, the norm depends on the CPU. These gradients amplify rounding errors, and the backward pass of torch's
     fused attention, which computes exp(score − logsumexp), gives infinity once rounding changes the large scores by

@@ -158,7 +158,7 @@ def test_stock_decodes_left_padded_batches():
 @pytest.mark.slow
 @each_variant
 def test_scripted_frozen_saved_model_equals_eager(name, options):
-    """Results are also equal for new sizes, though TorchScript optimises its second call for the sizes seen so far."""
+    """Results are also equal for new sizes, although TorchScript optimises its second call for sizes seen so far."""
     model = build(residual=name, **options, encoder_layers=1, decoder_layers=2)
     scripted = torch.jit.script(model)
     close(logits(scripted), logits(model))

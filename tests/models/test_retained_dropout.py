@@ -1,4 +1,4 @@
-"""Dropout in inference, as in fairseq: none, all, or in the modules that --retain-dropout-modules names."""
+"""Dropout during inference, as in fairseq: nowhere, everywhere, or in modules that --retain-dropout-modules names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Command = Callable[..., Any]
 
 
 def kept(model: torch.nn.Module) -> set[str]:
-    """Return the names of the dropouts that are active in inference, with fairseq's name for those of our sites."""
+    """Return the names of the dropouts that are active during inference, with fairseq's name for those of our sites."""
     names = (name for name, module in model.named_modules() if isinstance(module, FairseqDropout) and drops(module))
     return {re.sub(r"(self_attn|encoder_attn|ffn)_residual\.dropout$", "dropout_module", name) for name in names}
 
@@ -32,7 +32,7 @@ def drops(module: torch.nn.Module) -> bool:
 
 
 def prepared(args: argparse.Namespace, **generation: Any) -> Any:
-    """Return a model that is prepared for inference in the same way as by fairseq-generate."""
+    """Return a model, prepared for inference as fairseq-generate does it."""
     _, model = built(args)
     cfg = convert_namespace_to_omegaconf(args)
     for name, value in generation.items():
@@ -56,7 +56,7 @@ def test_dropout_runs_only_in_training(arch: str, corpus: Path) -> None:
     _, model = built(options.get_args(str(corpus), arch=arch, **DROPPING))
     everything = {name for name, module in model.named_modules() if isinstance(module, FairseqDropout)}
     model.train()
-    assert len(kept(model)) == len(everything) - 2 * 1 - 2 * 2  # the sites of a layer count as one
+    assert len(kept(model)) == len(everything) - 2 * 1 - 2 * 2  # the sites of a layer share one name
     model.eval()
     assert kept(model) == set()
 

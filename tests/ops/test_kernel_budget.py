@@ -1,4 +1,4 @@
-"""The usual compiled kernels keep their budget of registers, barriers, resident warps and memory traffic.
+"""The usual compiled kernels stay within their budget of registers, barriers, resident warps and memory traffic.
 
 No GPU is needed.
 """

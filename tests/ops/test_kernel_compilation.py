@@ -1,4 +1,4 @@
-"""All kernels compile for several generations of GPUs and keep their budget. No GPU is needed."""
+"""All kernels compile for several generations of GPUs and stay within their budget. No GPU is needed."""
 
 from __future__ import annotations
 

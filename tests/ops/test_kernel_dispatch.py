@@ -152,7 +152,7 @@ def test_kernels_that_spill_registers_are_not_used(
         for _ in range(2):
             site("rskip_ln", skip_lambda=4).eval()(x, f)
     assert caplog.messages == [said]
-    with pytest.raises(ValueError, match="spill registers"):  # chains of 4 and 2 norms; 4 are known to spill
+    with pytest.raises(ValueError, match="spill registers"):  # chains of 4 and 2 norms; that of 4 is known to spill
         site("rskip_ln", skip_lambda=6)(x, f)
     for name, options in (("rskip_ln", {"skip_lambda": 2}), ("sandwich_ln", {}), ("sas", {})):
         site(name, **options)(x, f)

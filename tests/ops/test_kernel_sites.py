@@ -132,7 +132,7 @@ def fairseq_dropout(p: float) -> Any:
 @pytest.mark.both
 @pytest.mark.parametrize("made", [nn.Dropout, fairseq_dropout])
 def test_standard_dropout_runs_inside_the_kernel(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dropout module is not called; the kernel zeroes half of the ones in F whenever the module would."""
+    """The dropout module is not called; the kernel zeroes half of the ones in F whenever the module would do so."""
     one = site("xskip_ln", p=made(0.5))
     monkeypatch.setattr(type(one.dropout), "forward", lambda *_: pytest.fail("called"))
     with torch.no_grad():

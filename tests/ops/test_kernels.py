@@ -103,7 +103,7 @@ def test_kernels_handle_the_widest_row() -> None:
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e6, 1e15], ids=str)
 def test_kernels_handle_extreme_values(magnitude: float) -> None:
-    """The norm divides by sqrt(variance + eps): tiny rows stay tiny, and huge rows are normalised without overflow."""
+    """The norm divides by sqrt(variance + eps), so tiny rows stay tiny. Huge rows are normalised without overflow."""
     x, f = (draw(2, 96, scale=magnitude, seed=seed) for seed in (1, 2))
     check("chain", x, f, chain_parameters(96, 2))
 
@@ -160,7 +160,7 @@ def test_kernels_accept_expanded_gradient(kind: str) -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.3])
 def test_dropout_mask_is_random_and_reproducible(p: float) -> None:
-    """The rate is correct for each of the 8 channels that share a call of philox, and the draws are independent."""
+    """The rate is correct for each of the 8 channels that share a philox call, and the draws are independent."""
     mask = ops.dropout_mask((16, 1024), p, 11, DEVICE)
     assert set(mask.unique().tolist()) == {0.0, 1.0}
     dropped = 1 - mask

@@ -79,7 +79,7 @@ def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype, backend
     site, end = site.eval(), end if end is None else end.to(dtype)
     is_whole = (
         backend == "triton" and dtype == torch.float16 and not spec(name).has_gate
-    )  # sums in fp32, and y is the output of a norm, or the sum of x and one
+    )  # the kernel sums in fp32, and y is the output of a norm, or x plus such an output
     most = LARGEST_SUM[dtype] / (1.0 if is_whole else weight_sum(site))
     x, f = edge_cases(most, dtype)
     assert backend == "eager" or use_kernels(backend, True, x, f)
@@ -90,8 +90,8 @@ def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype, backend
     half = torch.finfo(dtype).max / 2
     fits = {key: right.abs() <= half for key, right in exact.items()}
     in_range = all(bool(fits[key].all()) for key in ("dx", "dF"))
-    # A gate's logit sums huge numbers of both signs, so rounding may give any value, as it may in the
-    # norm of equal numbers.
+    # A gate's logit sums huge numbers of both signs, so rounding errors can change it completely. The same is true of
+    # the norm of equal numbers.
     is_compared = not spec(name).has_gate
     spread = x.isclose(x[:, :1]).all(-1).logical_not()
     tolerance = 24 * torch.finfo(dtype).eps
@@ -131,7 +131,7 @@ def test_numbers_up_to_the_limit_stay_finite(backend: str, dtype: str, fault: Fa
     [("post_ln", {}), ("xskip_ln", {"skip_lambda": 8, "branch_scale": 3}), ("b2t", {}), ("keel", {})],
 )
 def test_stated_limits_are_tight(name: str, options: dict[str, Any]) -> None:
-    """If x and F have the same sign and are 1% above the limit, their sum overflows fp16."""
+    """At the limit, the sum of x and an equal F is finite in fp16; 2% above the limit, it overflows."""
     site = stacks.make(name, options, dim=C, dtype=torch.float16, noise=0.0)
     for factor, is_finite in ((1.0, True), (1.02, False)):
         x = torch.full((1, C), factor * LARGEST_SUM[torch.float16] / weight_sum(site), dtype=torch.float16)

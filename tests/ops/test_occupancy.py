@@ -24,7 +24,7 @@ H100 = Limits(132, shared=228 << 10)
         (128, 2, 0, 8),
         (128, 8, 0, 2),
         (168, 8, 0, 1),
-        (255, 16, 0, 1),  # by its registers, the program does not fit; the driver decides
+        (255, 16, 0, 1),  # too many registers for one program, but the driver decides
         (32, 1, 0, 16),
         (32, 32, 0, 2),
         (32, 2, 100 << 10, 2),

@@ -75,7 +75,7 @@ def draw_options(choose: random.Random, name: str, is_fused: bool = False) -> di
 
 
 def draw_input(choose: random.Random, shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> Tensor:
-    """Return random numbers in a memory layout, of a magnitude that is also drawn."""
+    """Return random numbers of a random magnitude in the given memory layout."""
     generator = torch.Generator().manual_seed(choose.getrandbits(30))
     scale = choose.choice([0.01, 1.0, 1.0, 30.0])
 
@@ -242,9 +242,9 @@ def check_case(number: int, is_fused: bool) -> dict[str, float]:
     found = case.results(case.ours, case.dtype)
     exact = case.results(case.reference, torch.float64)
     limits = torch.finfo(case.dtype)
-    # LN of one or two numbers is about 0 or ±1, with a derivative near 0, so the measured derivative is mostly rounding
-    # error, up to the steepest slope of LN. On a CPU, torch adds to this error: it keeps statistics of 16-bit input
-    # in 16 bits.
+    # LN of one or two numbers is about 0 or ±1 and its derivative is near 0. The computed gradient is therefore mostly
+    # rounding error, amplified by at most the steepest slope of LN. On a CPU, torch increases this error, because it
+    # keeps the statistics of 16-bit input in 16 bits.
     is_flat = next(iter(case.sources.values())).size(-1) <= 2
     steepest, samples = (connections.norms.EPS**-0.5, 8) if is_flat else (1.0, SAMPLES)
     generator = torch.Generator().manual_seed(number)

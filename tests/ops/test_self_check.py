@@ -57,7 +57,7 @@ def test_self_check_rejects_a_wrong_kernel(
     monkeypatch.setattr(fused, "_kernels", lambda: SimpleNamespace(triton=right.triton, **kernels))
     for structure in structures:
         monkeypatch.setattr(fused, "_compiled", {})
-        if (kernel, result, structure) != ("chain_backward", 5, "branch_norm"):  # it writes no dx
+        if (kernel, result, structure) != ("chain_backward", 5, "branch_norm"):  # branch_norm writes no dx
             assert "the kernels are wrong on this device: relative error " in self_check.fault(kind(structure))
 
 

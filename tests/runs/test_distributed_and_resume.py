@@ -40,7 +40,7 @@ class Numbers(torch.utils.data.Dataset[int]):
 
 @pytest.mark.parametrize(("before", "after", "done"), [(2, 1, 5), (1, 2, 6), (4, 2, 3), (2, 4, 4), (3, 3, 2)])
 def test_changing_process_count_uses_every_batch_once_per_epoch(before: int, after: int, done: int) -> None:
-    """Together, the batches before and after the stop contain every example of 43 batches of two once."""
+    """Together, the batches before and after the stop contain every example of the 43 batches of two exactly once."""
     batches = [[2 * number, 2 * number + 1] for number in range(43)]
 
     def iterators(shards: int) -> list[Any]:
@@ -239,7 +239,7 @@ def cut_back(run: Path, to: int) -> None:
 def test_run_resumes_on_different_number_of_processes(
     recipe: Path, alone: tuple[Path, str], tmp_path: Path, fault: Callable[..., None]
 ) -> None:
-    """Two processes, then one, then two train parts of an epoch, with the losses of an uninterrupted run."""
+    """Two processes, then one, then two train parts of an epoch; the losses equal those of an uninterrupted run."""
     run = tmp_path / "run"
     wait(by_hand(launched(recipe, run), free_port()), os.environ["PATH"])
     cut_back(run, 4)

@@ -38,7 +38,7 @@ def test_failed_write_leaves_no_half_written_checkpoint(tmp_path: Path, monkeypa
     old, new = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint1.pt"
     torch.save({"old": 1}, old)
     torch.save({"new": torch.zeros(1000)}, new)
-    monkeypatch.setattr(time, "sleep", lambda _: None)  # fairseq-fixed waits before it tries again, 0.12.2 does not
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # fairseq-fixed waits before it tries again; 0.12.2 does not
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfile", full)
         with pytest.raises(compat.UserError, match=r"checkpoint_last.pt: cannot be written: No space .* MB free"):
@@ -104,7 +104,10 @@ def tree(folder: Path) -> dict[str, bytes]:
 def test_command_killed_at_random_moments_can_be_repeated(
     what: str, raw_text: dict[str, Path], corpus: Path, whole: Path, tmp_path: Path, fault: Fault
 ) -> None:
-    """A command that was killed up to five times, at moments spread over its running time, writes the usual files."""
+    """A command that was killed up to five times, at moments spread over its running time, can be run to completion.
+
+    It then writes the same files as a command that was not killed.
+    """
     program = [sys.executable, "-m", "fairseq_resid", what]
     texts = [word for split in ("train", "valid", "test") for word in (f"--{split}", str(raw_text[split]))]
 

@@ -163,7 +163,7 @@ def test_shipped_recipes_parse_and_keep_checkpoints_to_average(name: str, arch: 
     import fairseq_resid.models  # noqa: F401  (registers the architectures)
 
     words = recipe.read(name)
-    if name.endswith("v3") and arch == "transformer":  # stock has no --final-norm: our pre_ln is the baseline
+    if name.endswith("v3") and arch == "transformer":  # stock has no --final-norm, so our pre_ln is the baseline
         arch, words = "transformer_resid", [*words, "--residual", "pre_ln"]
     base = TrainingCommand.parse(words)
     planned = plan.plan_training(base, TrainingCommand(), [], None)

@@ -1,4 +1,4 @@
-"""admin: y = LN(ω ⊙ x + F), with ω initialised by a first pass or from the number of sublayers."""
+"""admin: y = LN(ω ⊙ x + F), with ω initialised from a first pass or from the number of sublayers."""
 
 import math
 

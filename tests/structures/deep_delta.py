@@ -29,7 +29,7 @@ def extra(c, options):
 
 
 def weight_sum(site):
-    largest = 2 + math.sqrt(site.dim)  # 1 and the largest entry of 2 (k·x) k, for numbers up to 1
+    largest = 2 + math.sqrt(site.dim)  # 1 plus the largest entry of 2 (k·x) k, for numbers up to 1
     # In the backward pass, the norm of a row of equal numbers multiplies the square of x by 1e7.
     return largest if site.gate_bias.dtype == torch.float16 else 1e4 * largest
 

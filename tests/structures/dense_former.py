@@ -7,8 +7,10 @@ from support.stacks import C, Stack, branches, by_layer
 
 
 def dense_former(x, layers, weights, end):
-    """Compute a DenseFormer stack: after each pre-LN layer, take the weighted sum of the embedding and of every layer's
-    output before averaging; then apply the final norm.
+    """Compute a DenseFormer stack.
+
+    After each pre-LN layer, the state becomes a weighted sum of the embedding and of the outputs of all layers so far,
+    as they were before averaging. The stack ends with a norm.
 
     Pagliardini 2024; `denseformer.py`, dilation 1, period 1.
 

@@ -52,7 +52,7 @@ def test_a_stack_starts_as_a_pre_norm_stack():
     plain = Stack("pre_ln", "decoder", {"encoder": 4, "decoder": 3}).double()
     plain.branches.load_state_dict(hyper.branches.state_dict())
     x = torch.randn(5, 2, C, dtype=torch.float64)
-    torch.testing.assert_close(hyper(x), plain(x), rtol=1e-4, atol=1e-4)  # the last norm uses the same eps for 4 x
+    torch.testing.assert_close(hyper(x), plain(x), rtol=1e-4, atol=1e-4)  # the same eps, but 16 times the variance
     for index, site in enumerate(hyper.sites):
         assert site.mixing[0].tolist() == [float(index % 4 == j) for j in range(4)]
         assert torch.equal(site.mixing[1:], torch.eye(4, dtype=torch.float64)) and (site.writing == 1).all()

@@ -97,7 +97,7 @@ def test_permutations_are_bounded():
 
 
 def test_normalised_streams_are_not_materialised():
-    """The product with φ is rescaled instead of the streams u, (..., nC), and one GEMM computes H_res and H_post."""
+    """The product with φ is rescaled instead of the (..., nC) streams u, and one GEMM computes H_res and H_post."""
     site = connections.build("mhc", 8, hyper_streams=4)
     state = torch.randn(50, 32, requires_grad=True)
     saved = []

@@ -1,4 +1,4 @@
-"""scaled_pre_ln: y = x + f(LN(x) / √l), where l is the number of the layer, from 1."""
+"""scaled_pre_ln: y = x + f(LN(x) / √l), where l is the number of the layer, counted from 1."""
 
 from support.formulas import norm
 

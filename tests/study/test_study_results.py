@@ -59,7 +59,7 @@ def test_complete_study_gives_all_results(file: Path, tmp_path: Path, capsys: Ca
         assert (folder / f"{plot}.svg").read_text().startswith("<?xml")
         assert f"]({plot}.svg)" in page
     effects = (folder / "effects.svg").read_text()
-    assert all(f"<!-- {title} -->" in effects for title in ("flat", "deep"))  # one panel for each
+    assert all(f"<!-- {title} -->" in effects for title in ("flat", "deep"))  # one panel for each setting
 
 
 def test_every_arm_has_its_own_plot_style(file: Path) -> None:
@@ -72,7 +72,7 @@ def test_every_arm_has_its_own_plot_style(file: Path) -> None:
 def test_interaction_is_also_shown_at_baseline_value(
     tmp_path: Path, best: float, lost_in_deep: float, capsys: Capture
 ) -> None:
-    """In `deep`, the best value of sas is either equal to the baseline's or different."""
+    """In `deep`, the best value of sas differs from the baseline's in the first case and equals it in the second."""
     file = written(tmp_path, TEXT + "  - {setting: deep, arms: [sas], seeds: 2, at: baseline}\n")
     all_kept(tmp_path / "trial", plan.read_study(file), best)
     assert study.main([str(file), "--results", "--work", str(tmp_path / "work")]) == 0
@@ -89,7 +89,7 @@ def test_interaction_is_also_shown_at_baseline_value(
 
 
 def test_holm_family_includes_arms_compared_at_baseline_value(file: Path) -> None:
-    """The best value of sas is the baseline's, so sas belongs to that family of two, although its row is `own`."""
+    """The best value of sas is the baseline's, so its `own` row also counts in the family at the baseline's value."""
 
     def row(arm: str, at: str, value: float, p: float | None) -> results.Row:
         against = results.Comparison([2, 2], {"NLL": statistics.Effect(-1.0, p=p)}) if p else None

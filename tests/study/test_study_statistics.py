@@ -99,7 +99,7 @@ def image_truth(spread: tuple[float, float]) -> float:
     ],
 )
 def test_intervals_have_nominal_coverage(draw: Any, seeds: tuple[int, int], spread: tuple[float, float]) -> None:
-    """Of all 95% intervals, each from new seeds and new sentences, 92.5% to 97.5% contain the true difference."""
+    """Of the 95% intervals, each from new seeds and new items, 92.5% to 97.5% contain the true difference."""
     generator = np.random.default_rng(1)
     truth = -0.3 if draw is text_like else image_truth(spread)
     held = 0
@@ -121,7 +121,7 @@ def test_smallest_detectable_effect_matches_known_values(count: int, visible: fl
 
 
 def test_smallest_detectable_effect_has_80_percent_power() -> None:
-    """At level 5%, 80% of studies detect an effect of this size."""
+    """At the 5% level, 80% of studies detect an effect of this size."""
     generator = np.random.default_rng(0)
     error = math.sqrt(2 / 5)
     effect = error * (stats.t.ppf(0.975, 8) + stats.t.ppf(0.8, 8))

@@ -19,7 +19,7 @@ SPLITS = {"train": 10, "restval": 6, "val": 4, "test": 6}
 
 
 def images(counts: dict[str, int] = SPLITS) -> list[dict[str, Any]]:
-    """Return the images of a JSON file. Image n shows the noun n modulo 4; each has two captions."""
+    """Return the images of a JSON file. Image n shows noun number n modulo 4 and has two captions."""
     found: list[dict[str, Any]] = []
     for split, count in counts.items():
         for _ in range(count):
@@ -41,7 +41,7 @@ def write_json(path: Path, found: list[dict[str, Any]], dataset: str = "coco") -
 
 
 def regions(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the features (n, WIDTH) and the boxes in pixels of an image of 640x480, which depend on its noun."""
+    """Return the features (n, WIDTH) of a 640x480 image and its boxes in pixels; both depend on its noun."""
     count = 1 + number % 3
     features = np.zeros((count, WIDTH), np.float32)
     features[:, (number - 100) % len(NOUNS)] = 1

@@ -1,6 +1,6 @@
 """Damage the files of an export at random, and translate with it: `python damaged_exports.py EXPORT TRIES SCRATCH`.
 
-It must run in a separate process, because a crash of an engine's library would end it. It prints the number,
+The script must run in a separate process, because a crash of an engine's library would end it. It prints the number,
 file and kind of damage of each case before trying it, and finally how many folders were refused and how many still
 translated. An unexpected error or a crash ends it with a nonzero exit code, and then the test fails.
 """

@@ -179,7 +179,7 @@ def bad(seed: int, count: int, without: tuple[str, ...] = ()) -> Iterator[bytes]
 
 
 def any_lines(seed: int, count: int, share: float = 0.2) -> Iterator[bytes]:
-    """Yield a mixture of valid and unusable lines; `share` of them are unusable."""
+    """Yield a mixture of valid and unusable lines; each is unusable with probability `share`."""
     choose = random.Random(seed)
     sorts = valid(seed, count), bad(seed, count)
     for _ in range(count):
@@ -215,7 +215,7 @@ def altered(choose: Choose, value: Any) -> Any:
 
 
 def damaged(choose: Choose, content: bytes) -> bytes:
-    """Return a file's content after bytes were changed, removed, inserted, repeated or cut off; or other content."""
+    """Return a file's content with bytes changed, removed, inserted, repeated or cut off, or other content."""
     found = bytearray(content)
     for _ in range(choose.choice([1, 1, 1, 2, 5, 30])):
         start = choose.randrange(len(found) + 1)

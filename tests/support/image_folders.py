@@ -56,7 +56,10 @@ def content(data: Path, without: str = "") -> dict[str, str]:
 
 
 def release(folder: Path, name: str = "cifar10", **changed: str | bytes | None) -> Path:
-    """Write a small release. `changed` replaces members by the suffixes of their names, with `_` for the dot."""
+    """Write a small release.
+
+    changed: new content of members, or None to omit them, by the ends of their names with `_` for each dot
+    """
     inside = mirror.cifar_members(name)
     for end, data in changed.items():
         (member,) = [member for member in inside if member.replace(".", "_").endswith(end)]

@@ -3,8 +3,8 @@
     TRITON_INTERPRET=0 python tests/support/kernel_budget.py [sm_90 ...] [--quick] [--update]
 
 The functions of `ops` run on a driver that launches nothing, so that constants, alignment hints and types are those of
-real launches. No kernel may spill registers or compute in fp64, each row must be read and written once, 16 bytes at a
-time where C allows it, and enough warps must fit on a multiprocessor. Registers, barriers in the loop over rows and
+real launches. No kernel may spill registers or compute in fp64. Each row must be read and written only once, 16 bytes
+at a time where C allows it. Enough warps must fit on a multiprocessor. Registers, barriers in the loop over rows and
 resident warps are compared with kernel_budget.txt, which --update writes. The table is printed if anything is wrong.
 """
 

@@ -52,7 +52,7 @@ def main() -> None:
     fake_driver.install("cuda", 80, record)
     occupancy.limits = lambda _: occupancy.Limits(processors=2)  # type: ignore[assignment]
     # If x and f do not start at a multiple of 16 bytes, other kernels run for both passes of all structures and for the
-    # forward pass of dropout. The backward passes of dropout and of sas get new tensors.
+    # forward pass of dropout. The backward pass of dropout gets a new, aligned tensor.
     for c, offset, known in ((64, 0, 9), (64, 1, 18), (96, 0, 27)):
         LAUNCHES.clear()
         run(c, offset)

@@ -166,7 +166,7 @@ def cifar(folder: Path, name: str, members: dict[str, str | bytes]) -> Path:
 
 
 def images(folder: Path, classes: tuple[str, ...], train: int = 5, test: int = 2) -> Path:
-    """Write made-up images as PNG files by class."""
+    """Write made-up images as PNG files in one folder for each class."""
     for part, count in (("train", train), ("test", test)):
         for number, label in enumerate(classes):
             (folder / part / label).mkdir(parents=True)

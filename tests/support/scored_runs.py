@@ -23,7 +23,7 @@ REFERENCES = sentences(0)
 
 
 def translate(quality: float, seed: int) -> list[str]:
-    """Return the references, with each word kept with probability `quality` and otherwise replaced."""
+    """Return the references, each word of which is kept with probability `quality` and otherwise replaced."""
     choose = random.Random(seed)
     return [
         " ".join(word if choose.random() < quality else choose.choice(WORDS) for word in line.split())

@@ -80,7 +80,7 @@ def stop_while_joining(name: str, count: int) -> None:
 
 
 def wait(*_: Any) -> Any:
-    """Wait, in place of the work of a worker or of the process that learns the subwords."""
+    """Wait instead of doing the work of a worker or of the process that learns the subwords."""
     os.write(1, f"WORKER {os.getpid()}\n".encode())  # a single write, so that the lines of two workers do not mix
     time.sleep(600)
 

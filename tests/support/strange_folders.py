@@ -470,7 +470,7 @@ def command_outcome(words: str) -> tuple[str, bool]:
 
 
 def lost_of_report(words: str, code: int) -> str:
-    """Return a message if the page lacks parts that do not depend on the strange file, otherwise ""."""
+    """Return a message if the report failed or lacks parts that do not depend on the strange file, otherwise ""."""
     healthy = [run for run in ("a", "x", "p") if f" {run} " in f" {words} "]
     if not healthy:
         return ""

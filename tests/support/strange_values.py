@@ -48,7 +48,7 @@ def fields(value: Any) -> dict[tuple[Any, ...], list[tuple[Any, ...]]]:
 
 
 def like(choose: Choose, value: Any) -> Any:
-    """Return a value of the same type as another, but of a different magnitude or kind."""
+    """Return a value that resembles another: usually of the same type, but with different content or size."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, (int, float)):
@@ -70,7 +70,7 @@ HOW = ("like", "other type", "like", "text", "number", "missing")  # ways to alt
 
 
 def altered(choose: Choose, value: Any, turn: int) -> Any:
-    """Return a copy of a JSON value in which the values of one field are strange, or a key is missing or added.
+    """Return a copy of a JSON value in which one value of one field is removed or replaced by a strange value.
 
     turn: consecutive turns alter one field after another, then all fields again in another way
     """

@@ -82,7 +82,7 @@ def keep(folder: Path, run: Planned, nll: float, trial: plan.Study, **changes: A
 
 
 def all_kept(folder: Path, trial: plan.Study, best_of_deep_sas: float = 0.004) -> dict[str, Note]:
-    """Write all planned runs. sas is better by 0.2 (0.5 in `deep`). Its best value is 0.004, that of base is 0.002."""
+    """Write all planned runs. sas is better by 0.2 (0.5 in `deep`). Its best value is 0.004; that of base is 0.002."""
     found: dict[str, Note] = {}
     while True:
         nll = {each.run: each.valid["averaged"] for each in found.values()}

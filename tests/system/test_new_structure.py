@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs" / "adding-a-structure.md").read_text(encoding="utf-8")
 FILES = re.findall(r"`([\w/]+/scaled_branch\.py)`.*?^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 COMMANDS = "".join(re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)).splitlines()
 CLASS, TEST_FILE = "fairseq_resid/connections/scaled_branch.py", "tests/structures/scaled_branch.py"
-# Tests that run for every structure, and so for the new one: one test of each kind.
+# Tests that run for every structure, including the new one: one test of each kind.
 MATRIX = """
     test_site_equals_its_formula test_site_passes_gradcheck test_output_dtype_equals_input_dtype
     test_scripted_module_equals_eager test_any_leading_shape_is_accepted test_whole_stack_equals_its_formula

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# A fake fairseq-resid that records its arguments. `train` waits for a process that it starts and forwards no signals.
+# A fake fairseq-resid that records its arguments. If the file `wait` exists, `train` starts a long-running process and
+# waits for it without forwarding signals.
 FAKE_COMMAND = """#!/bin/bash
 echo "$*" >>calls
 if [[ $1 == train && -f wait ]]; then sleep 600; fi

@@ -38,7 +38,7 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", "\n".join(PAGES.values()), flags=re
 SCRIPT = "".join(block for kind, block in BLOCKS if kind == "bash")
 COMMANDS = list(dict.fromkeys(re.sub(r"\\\n +", "", SCRIPT).splitlines()))  # a long command has several lines
 
-# 12 updates, because ten checkpoints are averaged and none is saved at the end of an epoch.
+# 12 updates, because ten checkpoints are averaged and fairseq saves no numbered checkpoint at the end of an epoch.
 SIZE = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32"
 SIZE += " --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64"
 SMALL = SIZE + " --max-update 12 --save-interval-updates 1 --disable-validation"
@@ -109,7 +109,7 @@ RUN_ELSEWHERE = (
 )
 
 
-# Only nine runs of a study and their tuning runs are kept: the statistics of all 122 runs take longer, and
+# Only nine runs of a study and their tuning runs are kept, because the statistics of all 122 runs take longer and
 # test_study_plan.py covers them.
 KEPT_RUNS = re.compile(r"6\+6\.(post_ln|rskip_ln|sas)\.0\.004\.(seed[123]|tuning)")
 

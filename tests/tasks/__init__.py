@@ -1,1 +1,1 @@
-"""Tests of kinds of task."""
+"""Tests of the kinds of tasks."""
