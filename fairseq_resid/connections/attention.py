@@ -37,8 +37,8 @@ class DepthAttention(nn.Module):
     Formula:  h = Σ_i a_i v_i, a = softmax_i(w · RMSNorm(v_i)); w = 0 at the start, which gives the mean
     Shapes:   (..., n·C) -> (..., C)
     Dtype:    that of the state; norms and softmax in at least fp32
-    In a state of n values v_0 .. v_{n-1}, v_i with i > 0 is the sum of F over the block of sublayer i - 1, up to that
-    sublayer. The attention reads v_0, the last value of every complete block, and the last value of the state.
+    A state has n values v_0 .. v_{n-1}. For i > 0, v_i is the sum of F from the start of the block of sublayer i - 1 up to
+    that sublayer. The attention reads v_0, the last value of every complete block, and the last value of the state.
     """
 
     def __init__(self, dim: int, block_size: int) -> None:

@@ -23,12 +23,12 @@ _ALIASES: dict[str, str] = {}
 
 
 def for_no_options(_: Any) -> bool:
-    """Return False. Used for a property that a structure never has, whatever its options."""
+    """Return False. It is used for a property that a structure never has, whatever its options."""
     return False
 
 
 def for_all_options(_: Any) -> bool:
-    """Return True. Used for a property that a structure always has, whatever its options."""
+    """Return True. It is used for a property that a structure always has, whatever its options."""
     return True
 
 

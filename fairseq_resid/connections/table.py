@@ -102,7 +102,7 @@ def split_page(page: str) -> tuple[str, str, str]:
 
 
 def write(file: Path, names: list[str]) -> None:
-    """Write the table of these structures between a page's markers, and update their number in the text above it.
+    """Write the table of these structures between a page's markers, and update the number in the text above it.
 
     Raises: ValueError unless the page contains each marker once; OSError.
     """

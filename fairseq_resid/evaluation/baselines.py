@@ -67,7 +67,7 @@ def _read(raw: Path, split: str, source: str, target: str) -> tuple[list[str], l
 
 
 def nearest(queries: Sequence[str], choices: Sequence[str]) -> list[int]:
-    """Return, for each query, the index of the choice with the most similar words; ties go to the first.
+    """Return, for each query, the index of the choice whose words are most similar; ties go to the first.
 
     Sentences are compared in blocks, so memory use does not grow with queries × choices.
     """

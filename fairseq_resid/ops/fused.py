@@ -29,8 +29,8 @@ RANDOM_RANGE = 1 << 16
 FORWARD_LANES = 512
 BACKWARD_LANES = 256
 MAX_WARPS = 16
-# The number of rows that a backward program loads ahead, plus one: with 1 it loads none ahead, with 2 it loads the next
-# row through shared memory.
+# The number of rows that a backward program loads ahead, plus one. With 1, it loads none ahead; with 2, it loads the
+# next row through shared memory.
 BACKWARD_STAGES = 1
 # The number of programs that a backward kernel uses in Triton's interpreter.
 INTERPRETED_PROGRAMS = 2

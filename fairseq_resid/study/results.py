@@ -366,7 +366,7 @@ def baselines(study: Study, rows: Sequence[Row], at: str | None = None) -> dict[
 
 
 def compared_at(study: Study, rows: Sequence[Row], at: str) -> list[Row]:
-    """Return the rows that are compared with the baseline at one choice of the tuned value, see `values_chosen`.
+    """Return the rows that are compared with the baseline at one choice of the tuned value (see `values_chosen`).
 
     If an arm's own value and the baseline's are equal, the row at its own value belongs to both choices.
     """

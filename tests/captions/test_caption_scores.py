@@ -1,4 +1,4 @@
-"""Scores of captions: equal to pycocoevalcap's, comparison over images, and every command that reads them."""
+"""Scores of captions: they equal pycocoevalcap's, are compared over images, and are read by every command."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_deep_norm_equals_that_of_torchscale(torchscale: Callable[[str], Any], e
 
 @pytest.mark.parametrize("streams", [2, 4])
 def test_hyper_equals_that_of_hyper_connections(streams: int) -> None:
-    """The reference normalises the streams with RMS norms and leaves the norm before the branch to the branch."""
+    """The reference normalises the streams with RMS norms and does not apply the norm before the branch."""
     theirs_class = reference("hyper_connections").HyperConnections
     state = ours_state = torch.randn(3, 5, C, dtype=torch.float64).repeat(1, 1, streams)
     for index in range(3):

@@ -140,7 +140,7 @@ def test_no_sentence_occurs_twice(default: dict[str, list[Example]]) -> None:
 
 
 def test_combinations_are_held_out(default: dict[str, list[Example]]) -> None:
-    """This also holds across seeds, and for the words of a combination in any order."""
+    """Combinations are held out across seeds too, whatever the order of their words."""
     train = [*default["train"], *phrasebook.draw(seed=2, train=4000, valid=1, test=1)["train"]]
     held = {
         split: {(item.template, tuple(sorted(item.combination))) for item in examples}

@@ -80,7 +80,7 @@ def test_interrupted_preparation_gives_same_result_when_repeated(
         assert main("custom", out, *flags) == 130
     assert capsys.readouterr().err.endswith("interrupted; the same command starts over, but resumes the download\n")
     assert list(tmp_path.iterdir()) == []
-    # A killed process leaves its temporary files.
+    # A killed process leaves its temporary files behind.
     for name in ("data/train.npy", "data/more", "raw/train/cat/0000.png", ".lock"):
         (tmp_path / "animals.partial" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "animals.partial" / name).write_text("half of")

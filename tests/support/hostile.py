@@ -56,7 +56,7 @@ def write(folder: Path, healthy: Path, command: str) -> dict[str, Path]:
 
 
 def memory(key: str) -> int:
-    """Return a value in KiB from the status file of this process, such as VmRSS."""
+    """Return a value such as VmRSS, in KiB, from the status file of this process."""
     return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if key in line)
 
 

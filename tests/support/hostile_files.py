@@ -196,7 +196,7 @@ def config_with(of_text: dict[str, Any], of_images: dict[str, Any]) -> Callable[
     return change
 
 
-# Mismatches of config and weights, which are only noticed when the model is built: `change(healthy state)`.
+# Mismatches between config and weights, which are noticed only when the model is built: `change(healthy state)`.
 MISFITS: dict[str, Callable[[State], object]] = {
     "misfit: a weight is missing": one_weight(lambda model, name: model.pop(name)),
     "misfit: an extra weight": one_weight(lambda model, name: model.update({f"{name}.more": model[name]})),

@@ -194,7 +194,7 @@ def read() -> dict[str, list[str]]:
 
 
 def worse(found: Use, known: dict[str, list[str]]) -> list[str]:
-    """Return a description of how a kernel exceeds its line of the table."""
+    """Return a description of how a kernel exceeds the limits in its row of the table."""
     if not known:
         return []
     if found.key.strip() not in known:

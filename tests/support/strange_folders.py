@@ -497,7 +497,7 @@ def missing_note(first: Callable[[Path], Any], path: Path, folder: Path) -> str:
 
 
 def reader_outcome(function: Callable[[Path], Any], folder: Path) -> tuple[str, bool]:
-    """Return a message if a reader neither returns nor raises a one-line error, and whether it raised such an error."""
+    """Return a message, empty if a reader returns or raises a one-line error, and whether it raised such an error."""
     try:
         with limited(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             function(folder)

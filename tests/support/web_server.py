@@ -18,7 +18,7 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
-    """Serves CONTENT under any name. `script` lists how the server misbehaves in each request."""
+    """Serves CONTENT under any name. `script` lists how the server misbehaves on each request."""
 
     daemon_threads = True
 

@@ -54,7 +54,7 @@ def mirrored(target: str) -> str:
 
 # The texts of Multi30k that are replaced by small made-up texts.
 MULTI30K = ("val", "test_2016_flickr", "test_2017_flickr", "test_2017_mscoco", "test_2018_flickr")
-# Flags that are appended to commands to shorten them. All other commands run unchanged.
+# Flags that are appended to commands to make them run faster. All other commands run unchanged.
 SHORTENED = {
     "data-prep/iwslt15-en-vi.sh": mirrored("vi"),
     "data-prep/wmt14-en-de.sh": mirrored("de"),

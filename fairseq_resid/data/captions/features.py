@@ -196,7 +196,7 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     try:
         version = np.lib.format.read_magic(content)
         if version > (2, 0):
-            raise ValueError(f"npy format {version[0]}.{version[1]}; 1.0 and 2.0 are read")
+            raise ValueError(f"npy format {version[0]}.{version[1]}; only 1.0 and 2.0 are supported")
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, is_fortran, dtype = read_header(content)
         values = content.read()

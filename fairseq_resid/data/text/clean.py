@@ -71,5 +71,5 @@ def raw_reason(source: str, target: str) -> str | None:
 
 
 def text_reason(source: str, target: str) -> str | None:
-    """Return the reason to drop a pair of lines in the form that is segmented into subwords, or None."""
+    """Return the reason to drop a pair of lines that are ready for segmentation, or None."""
     return None if source.strip() and target.strip() else "empty"

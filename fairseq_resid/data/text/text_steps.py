@@ -218,7 +218,7 @@ def extract(job: Job, folder: Path) -> Extracted:
 
 
 def _check_evaluation_text(path: Path) -> None:
-    """Raise ValueError naming the file if a validation or test text is unusable: such text is never changed."""
+    """Raise ValueError naming the file if a validation or test text is unusable, because it is never changed."""
     with open_any_size(path) as file:
         if file.read(3) == shards.BYTE_ORDER_MARK:
             raise ValueError(
@@ -329,7 +329,7 @@ def encode(
 def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folder: Path) -> Binarised:
     """Run fairseq-preprocess and write corpus.json.
 
-    Raises: ValueError if even a perfect model would score badly, or if published counts differ.
+    Raises: ValueError if even a perfect model would score badly, or if the counts are not the published ones.
     """
     manifest, data = job.manifest, folder / "data"
     shutil.rmtree(data, ignore_errors=True)  # from a run that was killed
@@ -437,7 +437,7 @@ def _source(job: Job, text: sources.Text, extracted: ExtractedText) -> SourceTex
 
 
 def _facts(record: CorpusRecord, data: Path) -> dict[str, dict[str, int]]:
-    """Return counts that others can compare with their own copy of the prepared text.
+    """Return counts that others can compare with those of their own prepared text.
 
     training tokens: subwords and </s> per language; reference tokens: words of the target side of each test set, in the
     form that is scored; dictionary: number of types, including fairseq's four special symbols
