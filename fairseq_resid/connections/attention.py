@@ -37,7 +37,7 @@ class DepthAttention(nn.Module):
     Formula:  h = Σ_i a_i v_i, a = softmax_i(w · RMSNorm(v_i)); w = 0 at the start, which gives the mean
     Shapes:   (..., n·C) -> (..., C)
     Dtype:    that of the state; norms and softmax in at least fp32
-    A state has n values v_0 .. v_{n-1}. For i > 0, v_i is the sum of F from the start of the block of sublayer i - 1 up to
+    A state has n values v_0 .. v_{n-1}. For i > 0, v_i is the sum of F from the start of the block of sublayer i - 1 to
     that sublayer. The attention reads v_0, the last value of every complete block, and the last value of the state.
     """
 

@@ -140,7 +140,9 @@ def check_shapes(state: Tensor, f_out: Tensor, dim: int, least: int, most: int) 
     if len(f_shape) == 0 or f_shape[-1] != dim:
         raise ValueError(f"f_out {list(f_shape)}: must be (..., {dim}), as wide as the connection")
     if len(shape) != len(f_shape) or shape[:-1] != f_shape[:-1]:
-        raise ValueError(f"f_out {list(f_shape)}: must have the shape of the state {list(shape)}, except for the channels")
+        raise ValueError(
+            f"f_out {list(f_shape)}: must have the shape of the state {list(shape)}, except for the channels"
+        )
     width = shape[-1]
     if width < least or (most > 0 and width > most) or width % dim != 0:
         if most == dim:
