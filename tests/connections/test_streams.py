@@ -90,7 +90,7 @@ def test_stack_works_under_torchscript_and_autocast(name: str, options: dict[str
 
 @pytest.mark.parametrize("name", ["deep_norm", "keel", "layer_scale", "mix_ln", "b2t", "dense_former"])
 def test_structures_that_depend_on_depth_require_it(name: str) -> None:
-    with pytest.raises(ValueError, match="depends on the model's depth: pass build"):
+    with pytest.raises(ValueError, match="depends on the model's depth; pass build"):
         connections.build(name, C)
 
 

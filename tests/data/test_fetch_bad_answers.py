@@ -82,7 +82,7 @@ def test_wrong_size_is_refused_before_download(
 
 def test_oversized_response_without_length_is_refused(server: Server, tmp_path: Path) -> None:
     server.script = ["no length, too much"]
-    with pytest.raises(FetchError, match="sent more than the expected 300000 bytes"):
+    with pytest.raises(FetchError, match="sent more than the expected 300,000 bytes"):
         get(known(server), tmp_path)
     assert len(server.requests) == 1
     get(known(server), tmp_path)

@@ -224,7 +224,7 @@ def test_recipe_sets_evaluation_options(tmp_path: Path) -> None:
     assert recipe.read(str(file)) == ["data", "--lr", "1"]
     assert recipe.evaluation(str(file)) == ["--beam", "5", "--lenpen", "1", "--epochs", "3-4"]
     file.write_text("data\n[evaluate]\n[evaluate]\n")
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError, match="appears more than once"):
         recipe.read(str(file))
 
 

@@ -187,9 +187,9 @@ def test_lock_and_partial_name_do_not_follow_links(tmp_path: Path) -> None:
     precious.write_text("mine")
     for name in (".lock", "results.json.partial", "train.log"):
         (tmp_path / name).symlink_to(precious)
-    with pytest.raises(ValueError, match=r"\.lock: a symbolic link"), files.locked(tmp_path / ".lock", "busy"):
+    with pytest.raises(ValueError, match=r"\.lock: is a symbolic link"), files.locked(tmp_path / ".lock", "busy"):
         pass
-    with pytest.raises(ValueError, match=r"train\.log: a symbolic link"):
+    with pytest.raises(ValueError, match=r"train\.log: is a symbolic link"):
         files.open_to_append(tmp_path / "train.log")
     files.write_text(tmp_path / "results.json", "new")
     assert precious.read_text() == "mine" and (tmp_path / "results.json").read_text() == "new"
