@@ -45,13 +45,13 @@ class ResidualConnection(nn.Module):
         described: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        # TorchScript cannot read these three attributes, so subclasses copy the numbers that their formula needs.
+        # TorchScript cannot read these three attributes, so subclasses copy the values that their formulas need.
         self.place, self.options, self.described = place, options, dict(described or {})
         self.dropout = dropout if isinstance(dropout, nn.Module) else nn.Dropout(probability(dropout))
         self.backend = backend
         self.dim = place.dim
         self.kernel = ("chain", 1)  # the kernel that combine_fused calls (self_check.Kind), and its number of norms
-        # Bounds on the number of channels of a state, which are multiples of C; a maximum of 0 means no limit. A
+        # Bounds on the number of channels of a state. Both are multiples of C, and a maximum of 0 means no limit. A
         # structure with a wide state may set both bounds; `build` sets the maximum of all other structures to C.
         self.least_width, self.most_width = place.dim, 0
 

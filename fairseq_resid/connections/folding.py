@@ -1,6 +1,6 @@
 """Folds sites into the layers of common inference engines, which support only the arrangements of norms in GRAPHS.
 
-A structure's own file declares how: `folds`, in the structure's registration, is a function from a site to a Fold.
+A structure declares how to fold its sites when it is registered: its `folds` is a function from a site to a Fold.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from torch import Tensor
 class _Append(torch.autograd.Function):
     """Writes a value after a state, in the buffer that the state is a view of, and returns the wider view.
 
-    The state itself, which a backward pass may need, does not change: the value is written to the memory after it.
+    The state itself, which a backward pass may need, does not change, because the value is written to the memory after
+    it.
     """
 
     @staticmethod
@@ -32,7 +33,7 @@ class _Append(torch.autograd.Function):
 
 
 def has_room(state: Tensor, after: int, width: int) -> bool:
-    """Return whether a state fills the start of each row of a buffer from `moved` with room for `after` channels."""
+    """Return whether a state is the start of each row of a buffer from `moved` whose rows hold `after` channels."""
     lies_in_rows = state.stride(-1) == 1 and state.stride(-2) == width and state.storage_offset() % width == 0
     is_first = after == 2 * state.size(-1)  # the caller owns the input buffer: never append to it
     return lies_in_rows and after <= width and not is_first
@@ -47,8 +48,8 @@ def moved(state: Tensor, width: int) -> Tensor:
 def append(state: Tensor, value: Tensor, width: int) -> Tensor:
     """Return a state (..., n·C) followed by a value (..., C), in the state's dtype.
 
-    width: the number of channels at the end of the stack. Append to a state only once: the value is written to the
-    memory after it.
+    width: the number of channels at the end of the stack. Append to a state only once, because the value is written to
+    the memory after it.
     """
     value = value.to(state.dtype)
     if not torch.jit.is_scripting():  # noqa: SIM102  (TorchScript only drops a bare is_scripting branch)

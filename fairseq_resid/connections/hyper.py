@@ -1,4 +1,4 @@
-"""Streams that are mixed at every site: hyper-connections, Frac-Connections, and mHC, which preserves the sum."""
+"""Streams that are mixed at every site: hyper-connections, Frac-Connections, and mHC, which preserves their sum."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def mixed(weights: Tensor, writing: Tensor, streams: Tensor, f: Tensor) -> Tenso
 
     f: the branch as (..., 1, C), or as (..., n, C/n) with one part for each stream
     """
-    # Not unsqueeze(-1): TorchScript's shape propagation inserts that dimension one position too early.
+    # Not unsqueeze(-1), because TorchScript's shape propagation inserts that dimension one position too early.
     writing, f = writing.to(streams.dtype).unsqueeze(writing.dim()), f.to(streams.dtype)
     return torch.addcmul(mix(weights, streams), writing, f).flatten(-2)
 

@@ -84,10 +84,10 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
 
 
 def divisor(norm: nn.Module, x: Tensor) -> Tensor | None:
-    """Return the divisor of a norm, which it applies before its gain; None if the norm does not divide.
+    """Return the divisor that a norm applies before its gain; None if the norm does not divide.
 
-    It has one value for each position of x. `--norm batch`, the BatchNorm of image models, divides by its running
-    standard deviation instead, which has one value for each channel.
+    The divisor has one value for each position of x. `--norm batch`, the BatchNorm of image models, divides by its
+    running standard deviation instead, which has one value for each channel.
     """
     if isinstance(norm, ScaleNorm):
         return norm.length(x)

@@ -1,4 +1,4 @@
-"""The option --residual-norm of structures whose papers use no norm."""
+"""The --residual-norm option of structures whose papers use no norm."""
 
 from __future__ import annotations
 

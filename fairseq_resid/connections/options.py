@@ -46,7 +46,7 @@ def flag(option: str) -> str:
 class Option:
     """One option: its name, type, default, help and allowed values.
 
-    choices: the allowed values of a string; above, least, most: bounds of a number, `above` exclusive. Every integer
+    choices: the allowed values of a string; above, least, most: bounds on a number; `above` is exclusive. Every integer
              needs a `most`, because a structure may build that many modules; a float without one only needs to be
              finite in fp32.
     example: a non-default value, used in tests that train a model

@@ -48,7 +48,7 @@ def added_parameters(name: str, dim: int, layers: int = LAYERS) -> int:
 def polynomial(name: str) -> str:
     """Return `added_parameters` as a polynomial in C, such as 120C² + 120C + 60.
 
-    If it is not a polynomial of degree 2 or less, return its value at C = 512.
+    If the number is not a polynomial of degree 2 or less, return its value at C = 512.
     """
     low, middle, high = (Fraction(added_parameters(name, dim)) for dim in (2, 4, 8))
     square = ((high - low) / 6 - (middle - low) / 2) / 4

@@ -38,10 +38,10 @@ MARKUP_BYTES = 1 << 26  # limit on the size of a marked-up test set, which is re
 SHOWN_MEMBERS = 8  # listed in the message about a missing member
 # White space used to lay out markup. A no-break space is part of the sentence.
 LAYOUT = re.compile(r"[ \t\r\n\f\v]+")
-# Lines of IWSLT training files that are not sentences: an element such as <url>...</url> that fills the line.
+# Matches a line of an IWSLT training file that is not a sentence but a single element, such as <url>...</url>.
 TAG_LINE = re.compile(rb"\s*<(\w+)( [^>]*)?>.*</\1>\s*")
-# A web page begins with any number of these, followed by a tag. A single expression for both would take exponential
-# time.
+# A web page begins with any number of matches of BEFORE_HTML, followed by a match of HTML. A single expression for both
+# would take exponential time.
 BEFORE_HTML = re.compile(rb"\s+|<\?xml[^>]*>|<!--.*?-->", re.DOTALL | re.IGNORECASE)
 HTML = re.compile(rb"<(!doctype\s+)?html\b", re.IGNORECASE)
 

@@ -29,7 +29,7 @@ from ..foreign import say, with_lines
 from .extract import Damaged, instead
 
 BLOCK = 1 << 20
-ATTEMPTS = 4  # per URL
+ATTEMPTS = 4  # attempts per URL
 PAUSE = 2.0  # seconds before the second attempt; doubled before each further attempt
 SILENCE = 60  # seconds without data before a connection counts as lost
 PATIENCE = 5  # seconds to wait for the response to an optional request
@@ -38,7 +38,7 @@ PATIENCE = 5  # seconds to wait for the response to an optional request
 FINAL = {400, 401, 403, 404, 405, 406, 410, 416, 451}
 BEGINNING = 512  # bytes needed to recognise the format of a file
 ENDED = "the connection ended after {:,} of {:,} bytes"
-RANGE = re.compile(r"bytes (\d{1,18})-\d+/(\d{1,18}|\*)")  # a Content-Range
+RANGE = re.compile(r"bytes (\d{1,18})-\d+/(\d{1,18}|\*)")  # the value of a Content-Range header
 
 
 # Manifests, which contain these entries, are written by hand, so an unknown field is an error.
@@ -91,7 +91,7 @@ def fetch(
         if known is not None and (allow_other or not problem(file, known)):
             return known
         if known is None and target.is_file() and (file.sha256 or file.md5):
-            found = describe(target)  # copied there by the user, or NAME.json was lost
+            found = describe(target)  # the user copied it there, or NAME.json was lost
             if not problem(file, found):
                 records.write(_record(target), found)
                 return found
@@ -243,7 +243,7 @@ def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> No
         with partial.open("r+b") as output, Progress(file.name, total, "B", start) as progress:
             output.seek(start)
             while block:
-                # Keep bytes that are already correct: a lost connection must not shorten the file.
+                # Keep bytes that are already correct, because a lost connection must not shorten the file.
                 place = output.tell()
                 if output.read(len(block)) != block:
                     output.seek(place)

@@ -32,7 +32,7 @@ class FolderKind(ABC):
     has_running_statistics = False
 
     def maker(self, name: str) -> str | None:
-        """Return the command that prepares a corpus; None if the package does not know it."""
+        """Return the command that prepares a corpus; None if the package does not know the corpus."""
         is_known = (Path(__file__).parent / self.content / "manifests" / f"{name}.yaml").is_file()
         return f"fairseq-resid {self.command} {name}" if is_known else None
 

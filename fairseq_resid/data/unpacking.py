@@ -26,7 +26,7 @@ from typing import IO, Any
 from ..cli.progress import Progress, amount
 
 BLOCK = 1 << 20
-READ = 1 << 16  # bytes of compressed input read at once; after each compressed stream, the rest of them is copied
+READ = 1 << 16  # bytes of compressed input per read; the unused ones are copied after each compressed stream
 MEMBERS = 2_000_000  # maximum number of members per archive
 # An archive or .gz may unpack to this many times its size, or to UNPACKED_BYTES if that is more. Text typically
 # expands to about 4 times its compressed size.
@@ -75,7 +75,7 @@ def damage_named(path: Path) -> Iterator[None]:
     try:
         yield
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
-        # Disk errors have an errno other than EINVAL, which means that a damaged zip points before the file's start.
+        # EINVAL means that a damaged zip points to a position before the file's start. Disk errors have another errno.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise Damaged(f"{path}: damaged or truncated ({error})") from None

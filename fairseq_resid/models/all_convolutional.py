@@ -46,7 +46,7 @@ class AllConvolutionalNetwork(ImageClassifier):
     def build_model(cls, args: Any, task: Any) -> ImageClassifier:
         """Return a new model, as ImageClassifier.build_model does.
 
-        Raises: its errors, and UserError for images that are too small for the layers.
+        Raises: the errors of ImageClassifier.build_model, and UserError for images that are too small for the layers.
         """
         known = getattr(task, "known", None)
         if known is not None and min(known.shape[1:]) < LEAST:

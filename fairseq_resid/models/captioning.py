@@ -15,7 +15,7 @@ from .translation import ResidualTransformerEncoder, ResidualTransformerModel
 
 BOX = 4  # last values of a region: left, top, right, bottom, as fractions of the image
 PADDING = 1  # fairseq's padding id, by which its encoder recognises padding
-REGIONS = 24  # per image in the first pass
+REGIONS = 24  # regions per image in the first pass
 
 
 class RegionProjection(nn.Module):
@@ -44,7 +44,7 @@ class RegionProjection(nn.Module):
 
 
 class RegionEncoder(ResidualTransformerEncoder):
-    """The encoder of the translation model, for regions in any order, without positional embeddings and scaling."""
+    """The encoder of the translation model, for regions in any order, without positional embeddings or scaling."""
 
     def __init__(self, cfg, projection: RegionProjection) -> None:  # type: ignore[no-untyped-def]
         super().__init__(cfg, None, projection)

@@ -137,7 +137,7 @@ class ImageClassifier(Structured, BaseFairseqModel):  # type: ignore[misc]
 
     @staticmethod
     def inputs_of(shape: Sequence[int]) -> int:
-        """Return the number of inputs of the first layer for images of shape (C, H, W): the channels of a position."""
+        """Return the number of inputs to the first layer for images of shape (C, H, W). By default, it is C."""
         return shape[0]
 
     @classmethod

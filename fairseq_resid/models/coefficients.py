@@ -13,7 +13,7 @@ from ..connections import ResidualConnection, components, sites
 
 
 class CoefficientLog:
-    """Hooks into the sites of a model, only in the updates that fairseq logs."""
+    """Adds hooks to the sites of a model, but only for the updates that fairseq logs."""
 
     def __init__(self, model: nn.Module, interval: int) -> None:
         self.sites = sites(model)

@@ -34,7 +34,7 @@ from .classifier import (
 from .two_streams import TwoStreamConv2d
 
 ORDERS = ("full_preact", "relu_preact", "original", "bn_after_add", "relu_before_add")
-MOST_BLOCKS, MOST_CHANNELS, MOST_LAYERS = 1000, 65_536, 100  # per stage; MOST_LAYERS: per block
+MOST_BLOCKS, MOST_CHANNELS, MOST_LAYERS = 1000, 65_536, 100  # per stage; layers: per block
 EXPANSION = 4  # factor by which a bottleneck's last convolution increases the number of channels
 # In the backward pass of a strided 1x1 convolution with 2 to 6 input channels in channels-last memory, the AVX2 kernels
 # of oneDNN 3.12 (in torch 2.13) write past their buffers. A test in tests/images/test_image_models.py will fail

@@ -18,7 +18,7 @@ MEANINGS = {
     "scale": "ScaleNorm, one gain for all channels",
     "dyt": "tanh without statistics (DyT)",
     "derf": "erf without statistics (Derf)",
-}  # of --norm
+}  # the choices of --norm
 
 
 def require_namespace(args: object) -> None:
@@ -84,7 +84,8 @@ def settle(args: argparse.Namespace, default: str, norms: Collection[str]) -> co
         raise UserError(f"--norm {norm}: choose one of {', '.join(norms)}")
     if norm != "layer" and backend == "triton":
         raise UserError(f"--residual-backend triton: no kernel supports --norm {norm}; use auto or eager")
-    # This is checked only in training: a namespace with _name comes from a checkpoint, which can be used anywhere.
+    # This is checked only in training, because a namespace with _name comes from a checkpoint, which can be used
+    # anywhere.
     if backend == "triton" and not hasattr(args, "_name") and (reason := absence(getattr(args, "cpu", False))):
         raise UserError(f"--residual-backend triton: {reason}; use --residual-backend auto")
     args.residual, args.norm, args.residual_backend = residual, norm, backend
@@ -109,7 +110,7 @@ class Structured:
 
     @classmethod
     def hub_models(cls) -> dict[str, Any]:
-        """Return an empty dict: we publish no pretrained models, and those of fairseq have its own architectures."""
+        """Return an empty dict, because we publish no pretrained models and those of fairseq do not apply."""
         return {}
 
     def log_coefficients(self, args: argparse.Namespace) -> None:

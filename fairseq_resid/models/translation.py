@@ -37,7 +37,7 @@ FOREIGN_SCALINGS = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
 # the model. These sites are still built, so that a seed gives the same initial values as before.
 DRAWN_AHEAD = ("highway", "linear_shortcut", "sas", "shortcut_gate")
 
-MOST_LAYERS = 10_000  # per stack; fairseq has no limit
+MOST_LAYERS = 10_000  # layers per stack; fairseq has no limit
 
 # fairseq's names of the norms, and our names of the first norm of each site.
 STOCK_NORMS = {
@@ -92,7 +92,8 @@ def resolve_residual(args: argparse.Namespace) -> None:
         raise UserError(
             f"--no-decoder-final-norm with --residual {residual}: only pre_ln supports it; use --final-norm"
         )
-    # Record the depth of the trained model: --encoder-layers-to-keep makes fairseq overwrite the number of layers.
+    # Record the depth of the trained model, because --encoder-layers-to-keep makes fairseq overwrite the number of
+    # layers.
     is_pruned = getattr(args, "encoder_layers_to_keep", None) or getattr(args, "decoder_layers_to_keep", None)
     if not is_pruned or getattr(args, "residual_depths", None) is None:
         args.residual_depths = [args.encoder_layers, args.decoder_layers]
@@ -155,7 +156,7 @@ def norm_of(cfg):  # type: ignore[no-untyped-def]
 
 
 def depths_of(cfg, stack: str) -> dict[str, int]:  # type: ignore[no-untyped-def]
-    """Return the number of layers in each stack of the trained model, or in `stack` alone without cross-attention."""
+    """Return the number of layers of each stack of the trained model; of `stack` alone if it has no cross-attention."""
     depths = dict(zip(("encoder", "decoder"), cfg.residual_depths, strict=True))
     return {stack: depths[stack]} if cfg.no_cross_attention else depths
 

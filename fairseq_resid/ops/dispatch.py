@@ -100,7 +100,8 @@ def use_kernels(backend: str, training: bool, x: Tensor, f: Tensor, kernel: tupl
     they are supported; elsewhere it raises an error in training and falls back to eager in inference, so that a model
     trained on a GPU can be decoded anywhere. A site that PyTorch traces (torch.compile, torch.jit, torch.func,
     forward-mode AD, CUDA graphs) runs eagerly, with every backend. `kernel` is the name of a kernel (self_check.Kind)
-    and its number of norms. Each kind of use is checked once, before the first use.
+    and its number of norms. Each combination of kernel, device, dtypes and width is checked
+    once, before it is first used.
 
     Raises:   ValueError naming the reason if `triton` is not supported in training.
     """

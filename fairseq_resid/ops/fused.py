@@ -82,7 +82,7 @@ class _Compiled:
             self.compiled[programs, 1, 1](*arguments, *self.constants)
 
 
-_compiled: dict[tuple[Any, ...], _Compiled] = {}  # by kind of arguments
+_compiled: dict[tuple[Any, ...], _Compiled] = {}  # by kind (see _launch)
 _watch = threading.Lock()
 
 
@@ -140,7 +140,7 @@ def _launch(name: str, rows: int, *arguments: Any, sums: int = 0, **options: Any
 
 @functools.cache
 def _shape(channels: int, lanes: int) -> dict[str, int]:
-    """Return the launch options of a kernel for rows of `channels`, with `lanes` channels per warp."""
+    """Return the launch options of a kernel for rows of `channels` channels, with `lanes` channels per warp."""
     block = 1 << (channels - 1).bit_length()
     return {"C": channels, "BLOCK": block, "num_warps": min(max(block // lanes, 1), MAX_WARPS)}
 
@@ -417,7 +417,8 @@ def fused_self_adaptive_scaling(
     p: float = 0.0,
     seed: int | None = None,
 ) -> Tensor:
-    """Apply dropout, compute the gates' hidden layer with torch's GEMMs, and the rest with one kernel for each pass.
+    """Apply dropout, compute the gates' hidden layer with torch's GEMMs, and compute the rest with one kernel for each
+    pass.
 
     Formula:  F = D ⊙ f / (1 - p);  y = α x + β F + (1 - α)(1 - β) LN(x + F);
               (α, β) = σ(tanh([x;F] W + b) v + c), [x;F] W computed as x W_x + F W_F

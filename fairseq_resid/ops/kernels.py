@@ -6,8 +6,8 @@ lanes beyond C are zero and stay zero, because the weights loaded there are zero
 P-th row, where P is the number of programs. It keeps its part of the parameters' gradients in registers and uses no
 atomics, so that results do not depend on timing.
 
-Every version of Triton from 3.1 to 3.9 must compile these kernels, so each norm is a separate argument instead of an
-element of a tuple or list.
+Every version of Triton from 3.1 to 3.9 must compile these kernels, so the parameters of each norm are separate
+arguments instead of elements of a tuple or list.
 """
 
 # No `from __future__ import annotations`: Triton 3.1's interpreter does not recognise "tl.constexpr" as a string.

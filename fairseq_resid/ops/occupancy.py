@@ -42,8 +42,8 @@ class Limits:
     def programs(self, rows: int, at_once: int, sums: int) -> int:
         """Return how many programs should share the rows if each of them writes sums of this many bytes at the end.
 
-        All programs run at once, and each processes about the same number of rows. This number is as small as possible,
-        but additional programs must save more time than writing and reading their sums takes.
+        All programs run at once, and each processes about the same number of rows. There are as many
+        programs as possible, but each additional one must save more time than writing and reading its sums takes.
         """
         cheap = math.sqrt(rows * 2 * sums / (self.processors * ROW_LATENCY))
         rows_each = max(-(-rows // at_once), round(cheap), 1)

@@ -1,7 +1,7 @@
 """Compare the kernels with the eager formulas, on the device, in the dtypes and at the width of their first use.
 
-dispatch.py does this once for each kind of use, so that a driver, compiler or GPU that breaks the kernels costs speed
-instead of ruining a training run.
+dispatch.py does this once for each combination of kernel, device, dtypes and width, so that a driver, compiler or GPU
+that breaks the kernels costs speed instead of ruining a training run.
 """
 
 from __future__ import annotations

@@ -87,7 +87,10 @@ def over_runs(errors: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Paired:
-    """Two models compared on the same images. difference: of their errors, in percent; p: by the exact McNemar test."""
+    """Two models compared on the same images.
+
+    difference: between their errors, in percent; p: from the exact McNemar test
+    """
 
     difference: float
     low: float

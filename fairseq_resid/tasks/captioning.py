@@ -224,7 +224,7 @@ class Captioning(Task[CaptionData]):
     def score_together(
         self, jobs: Sequence[ScoringJob[CaptionData]], model: str, tests: Mapping[str, Sequence[str]]
     ) -> dict[str, Scored]:
-        """Return the CIDEr and the NLL of the concatenation, and the other scores if there is only one test set.
+        """Return the CIDEr and the NLL of all test sets together, and the other scores if there is only one test set.
 
         CIDEr uses the document frequencies of each test set separately.
         """

@@ -1,4 +1,4 @@
-"""The task image_captioning: images of a data folder as sequences of regions, and their captions."""
+"""The image_captioning task: images of a data folder as sequences of regions, and their captions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The criterion image_classification: cross-entropy, with accuracy and error in the log."""
+"""The image_classification criterion: cross-entropy, with accuracy and error in the log."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ ANALYSED_TOGETHER = 100  # in analysis, which needs more memory per image
 
 @dataclass(frozen=True)
 class AnswersNote:
-    """decode/SUBSET.last.json: the inputs of the predictions next to it."""
+    """decode/SUBSET.last.json: the inputs from which the predictions next to it were made."""
 
     checkpoint: FileState
     data: str

@@ -1,4 +1,4 @@
-"""The task image_classification: images of a data folder, in batches determined by the seed and the epoch."""
+"""The image_classification task: images of a data folder, in batches determined by the seed and the epoch."""
 
 from __future__ import annotations
 

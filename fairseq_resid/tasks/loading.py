@@ -57,7 +57,7 @@ def load(
     cpu: bool = False,
     adapt: Callable[[dict[str, Any]], None] | None = None,
 ) -> Loaded:
-    """Load a checkpoint of a run with a data folder, onto a GPU if there is one and `cpu` is false.
+    """Load a checkpoint of a run together with a data folder, onto a GPU if there is one and `cpu` is false.
 
     adapt: modifies the checkpoint's state before the model is built
     Raises: ValueError or OSError naming the missing or mismatched file.

@@ -279,11 +279,11 @@ class Task(ABC, Generic[D]):
         """Return a summary of the scores of several seeds."""
 
     def setting_name(self, candidate: Candidate) -> str:
-        """Return the name of a group of runs that differ only by seed."""
+        """Return the name of a group of runs that differ only in their seeds."""
         return candidate.results.architecture
 
     def texts(self, candidates: Sequence[Candidate]) -> Texts | None:
-        """Return the texts that candidates produced; None if the task does not produce text."""
+        """Return the texts that the candidates produced; None if the task does not produce text."""
         return None
 
     # ------------------------------------------------------------------------------------------------------- studies

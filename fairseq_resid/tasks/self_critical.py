@@ -26,7 +26,7 @@ def write_captions(model: Any, net_input: dict[str, Any], words: Any, longest: i
 
     A caption ends with EOS, followed by padding, unless it is cut off at `longest` tokens. The model is in eval mode
     while it writes the captions. It never writes <unk> or fairseq's other special symbols, except EOS.
-    samples: number of captions sampled for each image, which are adjacent rows; None: the greedy caption
+    samples: number of captions sampled for each image, whose rows are adjacent; None: the greedy caption
     """
     was_training = model.training
     model.eval()

@@ -44,7 +44,10 @@ TOLERANCE = 0.001  # results.json has four decimals
 
 @dataclass(frozen=True)
 class DecodingNote:
-    """decode/SUBSET.MODEL.json or SUBSET.MODEL.nll.json: the inputs of the hypotheses or of the NLL next to it."""
+    """decode/SUBSET.MODEL.json or SUBSET.MODEL.nll.json.
+
+    It contains the inputs from which the hypotheses or the NLL next to it were made.
+    """
 
     checkpoints: list[FileState]
     data: str
@@ -123,7 +126,7 @@ def check_same_dictionaries(run: Run, state: dict[str, Any], data: Path, embeddi
     """
     try:
         trained_on = find_data(run, state)
-    except ValueError:  # the folder no longer exists: only sizes can be compared
+    except ValueError:  # the folder no longer exists, so only sizes can be compared
         trained_on = data
     for name, embedding in embeddings.items():
         file, own = data / name, trained_on / name

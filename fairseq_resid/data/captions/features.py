@@ -29,8 +29,8 @@ from ...cli.progress import Progress
 from ...files import ANY_SIZE, MOST_LINE_BYTES, open_any_size, open_regular, reading
 from .folder import MOST_REGIONS, MOST_WIDTH
 
-MOST_ARRAY = 1 << 26  # bytes of an array in an npz file
-EDGE = 1.0  # pixels that a box may extend beyond the image
+MOST_ARRAY = 1 << 26  # maximum size of an array in an npz file, in bytes
+EDGE = 1.0  # number of pixels by which a box may extend beyond the image
 LARGEST = float(np.finfo(np.float16).max)
 FIELDS = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 Found = tuple[np.ndarray, np.ndarray | None]  # features (n, width), boxes (n, 4) as fractions of the image
@@ -52,8 +52,9 @@ def feature_files(path: Path) -> list[Path]:
 
 
 def state_of(path: Path) -> str:
-    """Return the SHA-256 of the names, sizes and modification times of the feature files, which may have many GB.
+    """Return the SHA-256 of the names, sizes and modification times of the feature files.
 
+    The content is not hashed, because the files may be many GB in size.
     Raises: ValueError if there are none.
     """
     states = [(file.name, file.stat()) for file in feature_files(path)]

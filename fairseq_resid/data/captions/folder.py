@@ -32,8 +32,8 @@ DICTIONARY = "dict.captions.txt"
 TASK = "image_captioning"  # the fairseq task that reads such a folder
 WRITER = "fairseq-resid prepare-captions"
 SPLITS = ("train", "valid", "test")
-MOST_REGIONS, MOST_WIDTH, MOST_PIXELS = 1000, 1 << 16, 1 << 22  # of an image; of a region; of a thumbnail
-MOST_WORDS, MOST_CAPTIONS = 1000, 1000  # of a caption; of an image
+MOST_REGIONS, MOST_WIDTH, MOST_PIXELS = 1000, 1 << 16, 1 << 22  # regions per image; their width; pixels per thumbnail
+MOST_WORDS, MOST_CAPTIONS = 1000, 1000  # words per caption; captions per image
 PARTS = {"features": "<f2", "boxes": "<f4", "regions": "<u2", "thumbnails": "u1"}  # types of the mapped files
 
 
@@ -45,7 +45,7 @@ class CaptionRecord:
     width: number of features per region; words: size of the dictionary
     has_boxes: whether the boxes are known; otherwise all are 0
     thumbnail: height and width of the pictures, if there are any
-    read: SHA-256 of the input by name: of the captions, and of the names, sizes and times of the files with features
+    read: SHA-256 of each input by name: the captions file, and the names, sizes and times of the feature files
     differences: differences from the corpus of this name; unverified: input without a known checksum
     asked: the settings that the folder was made with
     sizes, checksums: bytes and SHA-256 of every other file of the folder
@@ -192,7 +192,7 @@ def read_captions(data: Path, name: str, images: int | None) -> Captions:
 
 
 def mapped(data: Path, split: str, part: str, shape: Sequence[int]) -> np.ndarray:
-    """Return the numbers of a file as a memory map: they are read from disk when they are used.
+    """Return the numbers of a file as a memory map, so that they are only read from disk when they are used.
 
     Raises: ValueError naming the file if it is missing or its size does not match the shape.
     """

@@ -14,7 +14,7 @@ from msgspec import Struct
 from ...files import read_bytes
 from .folder import MOST_CAPTIONS, MOST_WORDS, SPLITS, Captions
 
-MOST_JSON = 1 << 29  # bytes; dataset_coco.json has 144 MB
+MOST_JSON = 1 << 29  # bytes; dataset_coco.json is 144 MB in size
 SPLIT_NAMES = {"train": "train", "restval": "train", "val": "valid", "test": "test"}
 LEAST = 5  # minimum count of a dictionary word in the training captions (SAS paper, section 4.3)
 SPECIAL = {"<s>", "<pad>", "</s>", "<unk>"}  # fairseq's symbols

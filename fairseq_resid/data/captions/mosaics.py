@@ -1,4 +1,4 @@
-"""Mosaics of photographs with captions from a small grammar, whose statements are true by construction.
+"""Mosaics of photographs, and captions from a small grammar, which are true of their mosaics by construction.
 
 A mosaic has 1 to 6 photographs of at most 3 classes on a grid of 2 x 3 cells. Each of its five captions combines one of
 five beginnings with a statement about number, class and position, such as "two cats above a truck" or "a ship between
@@ -28,7 +28,7 @@ HELD_OUT = 10  # every tenth test photograph is used for validation
 
 @dataclass(frozen=True)
 class Mosaic:
-    """Photographs on a grid: the mosaic's number and split, and the photograph's index for each used cell.
+    """Photographs on a grid: the mosaic's number and split, and the index of the photograph in each used cell.
 
     The cells are numbered from 0 to 5, row by row.
     """

@@ -47,8 +47,8 @@ COCO = CaptionManifest("coco-captions", "coco", {"train": 113_287, "valid": 5_00
 CUSTOM = CaptionManifest("custom")  # the user's own captions
 MANIFESTS = {manifest.name: manifest for manifest in (COCO, CUSTOM)}
 TOGETHER = 100  # images per write; a preparation resumes after the last complete write
-WORK = (".lock", "data", "settings.json")  # in the folder of an unfinished preparation
-SHOWN = 5  # ids in an error message
+WORK = (".lock", "data", "settings.json")  # the content of the folder of an unfinished preparation
+SHOWN = 5  # maximum number of ids in an error message
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def _write_regions(data: Path, split: str, images: Sequence[str], source: Featur
 
     Raises: ValueError naming the image whose regions are damaged or have a different number of features.
     """
-    row = {"features": 2 * width, "boxes": 16}  # bytes of a region
+    row = {"features": 2 * width, "boxes": 16}  # bytes per region
     with ExitStack() as stack:
         opened = {part: stack.enter_context(open_to_append(data / f"{split}.{part}")) for part in (*row, "regions")}
         sizes = {part: os.fstat(file.fileno()).st_size for part, file in opened.items()}

@@ -13,7 +13,7 @@ import numpy as np
 class Draws:
     """The random choices for every image in one epoch.
 
-    down, right: (N,), offset of the crop in the padded image, 0 to 2·padding; flip: (N,), whether to mirror it
+    down, right: (N,), offset of the crop in the padded image, 0 to 2·padding; flip: (N,), whether to mirror the image
     """
 
     down: np.ndarray

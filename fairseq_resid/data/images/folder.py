@@ -21,7 +21,7 @@ RECORD = "images.json"
 TASK = "image_classification"  # the fairseq task that reads such a folder
 WRITER = "fairseq-resid prepare-images"
 SPLITS = ("train", "valid", "test")
-MOST_VALUES = 1 << 22  # of an image, such as 3 x 1,182 x 1,182
+MOST_VALUES = 1 << 22  # values per image, such as 3 x 1,182 x 1,182
 MOST_CLASSES = 1 << 16  # labels are stored in 16 bits
 
 
@@ -32,7 +32,7 @@ class ImageRecord:
     classes: class names in the order of the labels; shape: channels, height, width; counts: images per split
     mean, deviation: per channel over the training split, for pixels from 0 to 1
     source: "release" for images from the binary archive, "folder" for image files by class
-    read: SHA-256 of the input by name: of an archive, or of the names and sizes of the files in a folder
+    read: SHA-256 of the input, by name: an archive, or the names and sizes of the files in a folder
     differences: differences from the corpus of this name; unverified: files that were not verified by a checksum
     asked: the settings that the folder was made with; tools: versions of the libraries that decode image files
     sizes, checksums: bytes and SHA-256 of every other file of the folder
@@ -123,7 +123,7 @@ def check(data: Path, verify: bool = False) -> ImageRecord:
 
 
 def open_split(data: Path, split: str, known: ImageRecord) -> np.memmap[Any, Any]:
-    """Return the images of a split as a memory map: they are read from disk when they are used.
+    """Return the images of a split as a memory map, so that they are only read from disk when they are used.
 
     Raises: ValueError naming the file if it is missing, does not have the type and length recorded in images.json, or
     contains a label without a class.

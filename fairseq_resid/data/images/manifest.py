@@ -11,7 +11,7 @@ from ... import records
 from ..fetch import RemoteFile
 
 MANIFESTS = Path(__file__).with_name("manifests")
-PARTS = ("train", "test")  # of every corpus; `valid` is taken from the images of `train`
+PARTS = ("train", "test")  # the parts of every corpus; `valid` is taken from the images of `train`
 
 
 # Manifests are written by hand, so an unknown field is an error.

@@ -39,7 +39,7 @@ from .sources import Images, ImageSourceOptions, Source
 class ImageOptions:
     """Options of the preparation that are not in the manifest.
 
-    valid: number of training images that become the split `valid`; None: the number in the manifest, or else a tenth
+    valid: number of training images that become the `valid` split; None: the number in the manifest, or else a tenth
     verify: compare checksums of a finished data folder, not only file sizes
     """
 
@@ -151,7 +151,7 @@ def _make(
 ) -> None:
     """Write the data folder and rename it when it is complete. WORK is removed, even after an error.
 
-    Raises: ValueError for bad input, or if WORK contains files of others; WORK is then kept.
+    Raises: ValueError for bad input, or if WORK contains files that are not ours; WORK is then kept.
     """
     data, raw = work / "data", work / "raw"
     if strangers := [path.name for path in work.iterdir() if path.name not in (".lock", data.name, raw.name)]:
@@ -206,7 +206,7 @@ def _make(
 
 
 def hold_out(labels: np.ndarray, count: int, by_class: bool, classes: Sequence[str]) -> np.ndarray:
-    """Return a mask (N,) of the `count` training images that become the split `valid`.
+    """Return a mask (N,) of the `count` training images that become the `valid` split.
 
     These are the last images, or with `by_class` the last of every class, in proportion to its size.
     Raises: ValueError if --valid is too large, naming a class that would have no training images left.
@@ -290,7 +290,7 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def _tools() -> dict[str, str]:
-    """Return the versions of the libraries that decode images: another libjpeg may round differently."""
+    """Return the versions of the libraries that decode images, because their rounding may differ."""
     return versions(["pillow"]) | {"libjpeg": features.version("libjpeg_turbo") or str(features.version("jpg"))}
 
 

@@ -57,7 +57,8 @@ def preprocess(
         room.unlink()
         raise with_lines(ChildProcessError(f"fairseq-preprocess failed with exit code {code}:"), tail)
     log.unlink()
-    # fairseq-preprocess numbers the test sets by position. Rename the last one first: the new name is then always free.
+    # fairseq-preprocess numbers the test sets by position. Rename the last one first, so that the new name is always
+    # free.
     for position, split in reversed([*enumerate(tests)]):
         numbered = f"test{position or ''}"
         if numbered != split:

@@ -1,12 +1,12 @@
 """Check the dictionaries and binarised texts of a data folder before fairseq opens them.
 
     DATA/dict.LANG.txt               a line for each word: WORD COUNT, or WORD COUNT #fairseq:overwrite
-    DATA/SPLIT.SRC-TGT.LANG.idx      header, number of tokens of every sentence (int32), its byte offset (int64)
+    DATA/SPLIT.SRC-TGT.LANG.idx      header, number of tokens (int32) and byte offset (int64) of every sentence
     DATA/SPLIT.SRC-TGT.LANG.bin      the token ids of all sentences, one after the other
 
-Without this check, a damaged file makes fairseq fail with a traceback, or in the middle of a training run. The formats
-are those of fairseq/data/dictionary.py and of MMapIndexedDataset in fairseq/data/indexed_dataset.py. The older formats
-of binarised text (lazy, cached, huffman) are not checked. Texts are read in blocks, so memory is bounded.
+Without this check, a damaged file would make fairseq fail with a traceback, possibly in the middle of a training run.
+The formats are those of fairseq/data/dictionary.py and of MMapIndexedDataset in fairseq/data/indexed_dataset.py. The
+older formats of binarised text (lazy, cached, huffman) are not checked. Texts are read in blocks, so memory is bounded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 from ...files import open_any_size, open_regular
 
-SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's symbols before those in the file
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's symbols, which precede those in the file
 OVERWRITE = "#fairseq:overwrite"
 MAGIC = b"MMIDIDX\x00\x00"
 OLDER_MAGICS = (b"TNTIDX\x00\x00", b"HUFFIDX\x00")
@@ -37,7 +37,7 @@ AGAIN = "prepare the data folder again"
 
 
 def check_regular(data: Path) -> None:
-    """Check that no file that fairseq may open is a pipe or a device, on which it would never finish reading.
+    """Check that no file that fairseq may open is a pipe or a device, which it might never finish reading.
 
     fairseq prefers raw text (SPLIT.SRC-TGT.LANG) to binarised text.
     Raises: ValueError naming the file.
@@ -59,7 +59,7 @@ def check_dictionaries(data: Path) -> dict[str, int]:
 def _check_dictionary(file: Path) -> int:
     words, number = set(SPECIAL), 0
     try:
-        # Lines end where fairseq ends them, which includes a lone carriage return.
+        # Split at the line ends that fairseq accepts, which include a lone carriage return.
         with open_regular(file) as raw, io.TextIOWrapper(raw, encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 word, flag = _fields(line)
@@ -171,7 +171,7 @@ def _check_index(file: Path, least: int) -> Index | None:
 
 
 def _sentences(descriptor: int, count: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield the sentences in blocks: the index of the first sentence, and the lengths and byte offsets of all."""
+    """Yield, for each block of sentences, the index of the first one, and the lengths and byte offsets of all."""
     for first in range(0, count, SENTENCES):
         size = min(SENTENCES, count - first)
         lengths = os.pread(descriptor, 4 * size, HEADER.size + 4 * first)

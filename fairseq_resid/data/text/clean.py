@@ -10,8 +10,9 @@
     subwords             length                 a side has fewer than 1 or more than 250 subwords (--max-pieces)
                          ratio                  one side has more than 1.5 times as many as the other (--max-ratio)
 
-Length and ratio are counted in subwords, as in fairseq's preparation scripts, which use Moses' clean-corpus-n.perl.
-Counted in words, the ratio would drop 28% of IWSLT'15 EN-VI, because Vietnamese puts a space between syllables.
+Lengths and ratios are based on numbers of subwords, as in fairseq's preparation scripts, which use Moses'
+clean-corpus-n.perl. A ratio of words would drop 28% of IWSLT'15 EN-VI, because Vietnamese puts a space between
+syllables.
 Validation and test text is never dropped. Only --deduplicate drops repeated pairs, with or without --clean. Without
 --clean, a side that is not UTF-8, is too long or contains a NUL is an error, and all other pairs are kept.
 """
@@ -45,7 +46,7 @@ class Limits:
 
 
 def decode(raw: bytes) -> tuple[str, str | None]:
-    """Return a raw line as text without its line end, and the reason why it is unusable, or None.
+    """Return a raw line as text without its line end, and the reason why it is unusable (None if it is usable).
 
     A carriage return before the line end is part of the line end.
     """

@@ -107,7 +107,7 @@ PostProcess = Literal["sentencepiece", "subword_nmt", "@@ ", "@@", "wordpiece", 
 class Restore:
     """How to convert decoded text to plain text: fairseq's --post-process, and the subword model in the data folder.
 
-    Only values that fairseq knows are allowed, because one such as --user-dir=X would become an option of
+    Only values that fairseq knows are allowed, because a value such as --user-dir=X would become an option of
     fairseq-generate.
     """
 
@@ -124,7 +124,7 @@ class CorpusRecord:
     unverified: texts that were not verified by a checksum; None in folders made before 0.3.2
     skipped: names of the test sets that were not on disk, by split
     lines, tokens: pairs per split; subwords per split and language
-    profile: the preparation that was reproduced; facts: counts to compare with that preparation
+    profile: the preparation that was reproduced; facts: counts to compare with those of that preparation
     sizes, checksums: bytes and SHA-256 of every other file in the folder
     """
 

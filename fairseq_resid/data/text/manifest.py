@@ -20,7 +20,7 @@ from ...foreign import printable
 from ..fetch import RemoteFile
 from .forms import TextForm
 
-SPLITS = ("train", "valid", "test")  # of every corpus; further test sets are test1, test2, ...
+SPLITS = ("train", "valid", "test")  # the splits of every corpus; further test sets are test1, test2, ...
 FURTHER = re.compile(r"test[1-9]\d*")
 MANIFESTS = Path(__file__).with_name("manifests")
 
@@ -45,7 +45,7 @@ class TextManifest(Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: int
     parts: Mapping[str, tuple[Part, ...]]
     form: str = "plain"
-    plain_form: str = "moses"  # the form if `form` is "escaped", but the text found is not tokenised
+    plain_form: str = "moses"  # the form to use if `form` is "escaped" but the text found is not tokenised
     normalize: str = "none"
     clean: bool = False
     max_pieces: int = 250

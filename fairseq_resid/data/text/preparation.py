@@ -199,7 +199,7 @@ def _check_same(out: Path, settings: dict[str, Any], texts: list[sources.Text]) 
         raise ValueError(
             f"{out}: exists, but contains no corpus.json that this version can read; remove it or choose another --out"
         )
-    # An earlier version without a setting behaved like today's default.
+    # An earlier version that lacked a setting behaved like today's default.
     found = {**{item.name: item.default for item in fields(TextManifest) if item.name in SETTINGS}, **record.asked}
     if "form" not in record.asked:
         is_plain = record.text.form == "plain"

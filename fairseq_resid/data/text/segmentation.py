@@ -17,7 +17,7 @@ from typing import Any
 from ...files import read_lines
 
 FILES = {"sentencepiece": "spm.model", "subword_nmt": "bpe.codes"}
-VERSION = re.compile(r"#version:\s+0\.[12](\.0+)*\s*")  # of bpe.codes
+VERSION = re.compile(r"#version:\s+0\.[12](\.0+)*\s*")  # the first line of bpe.codes
 
 
 class Segmenter:

@@ -171,7 +171,7 @@ def _write(function: Function, task: tuple[Shard, Path]) -> Written:
 
 
 def _finished(folder: Path, parts: Sequence[Path], outputs: Sides) -> dict[Path, Written]:
-    """Return the shards that an earlier run finished. If any of their files is damaged, remove all and return none.
+    """Return the shards that an earlier run finished. If any file is damaged, remove all shards and return none.
 
     A missing file has already been joined to the output. Joining starts with the first shard, after all are finished.
     """
@@ -189,7 +189,7 @@ def _finished(folder: Path, parts: Sequence[Path], outputs: Sides) -> dict[Path,
 
 
 def _join(parts: Sequence[Path], written: dict[Path, Written], outputs: Sides) -> None:
-    """Append the files of all shards to the outputs, and delete each: the text never needs twice the space."""
+    """Append the files of all shards to the outputs; delete each one, so that the text never needs twice the space."""
     for side, output in enumerate(outputs):
         end = 0
         with output.open("ab") as file:

@@ -59,7 +59,7 @@ class Text:
 
     @property
     def difference(self) -> str | None:
-        """How `file` differs from the expected one; None if it does not, or if nothing is known about it."""
+        """How `file` differs from the expected one; None if it does not, or if no file is expected."""
         return problem(self.expected, self.known) if self.expected else None
 
     @property
@@ -97,7 +97,7 @@ class TextSourceOptions:
         sizes = dict(here)
         if self.mirror:
             missing = [name for name in names if name not in here]
-            with ThreadPoolExecutor(len(names)) as pool:  # in parallel, so that a silent host costs one timeout
+            with ThreadPoolExecutor(len(names)) as pool:  # in parallel, so that a silent host costs only one timeout
                 answers = pool.map(size_at, [address(name, self.mirror) for name in missing])
             sizes |= {name: size for name, size in zip(missing, answers, strict=True) if size is not None}
         used: dict[Path, int | None] = {}
@@ -131,8 +131,8 @@ def find(manifest: TextManifest, options: TextSourceOptions) -> list[Text]:
 def absent_tests(manifest: TextManifest, options: TextSourceOptions) -> dict[str, str]:
     """Return the names, by split, of further test sets without any file in the --raw folders.
 
-    An incomplete test set is not included: `find` reports its missing files. Without --raw the result is empty, because
-    a host that does not respond must not change the corpus.
+    An incomplete test set is not included, because `find` reports its missing files. Without --raw the result is empty,
+    because a host that does not respond must not change the corpus.
     """
     if not options.raw:
         return {}
@@ -148,7 +148,7 @@ def absent_tests(manifest: TextManifest, options: TextSourceOptions) -> dict[str
 def _part(manifest: TextManifest, options: TextSourceOptions, split: str, part: Part) -> list[Text]:
     if options.raw:
         return _on_disk(manifest, options, split, part)
-    # Earlier downloads come first: a host that is temporarily down must not change the corpus.
+    # Earlier downloads come first, because a host that is temporarily down must not change the corpus.
     indices = range(len(part.places[manifest.source]))
     downloaded = [index for index in indices if _is_there(options, part, index)]
     if part.sacrebleu and not (options.mirror or downloaded):

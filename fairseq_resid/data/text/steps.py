@@ -1,4 +1,4 @@
-"""Resumable steps. Each can be killed at any point, and runs once in a folder whose name is derived from all its input.
+"""Resumable steps. Each can be killed at any point, and runs once in a folder whose name depends on all of its input.
 
 WORK/NAME-KEY/ is a finished step with its result in record.json. WORK/NAME-KEY.partial/ is an unfinished one, renamed
 when it is complete. KEY is a hash of the settings of the step and of all steps before it, so a step never reads a
@@ -105,7 +105,7 @@ class Steps:
         sizes = {
             str(file.relative_to(partial)): file.stat().st_size
             for file in sorted(partial.rglob("*"))
-            # A run that was killed before it renamed the folder leaves a record.
+            # A run that was killed before it renamed the folder leaves a record behind.
             if file.is_file() and not file.name.startswith(RECORD)
         }
         records.write(partial / RECORD, StepRecord(result, sizes))

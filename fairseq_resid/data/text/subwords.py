@@ -73,7 +73,7 @@ def learn(
     used = -(-pairs // max(1, -(-pairs // SAMPLED)))
     if quiet.is_verbose():
         say(f"  {kind}: {' '.join(f'{key}={value}' for key, value in settings.items())}")
-    # Learn in a separate process, because Python would not handle Ctrl-C in the minutes that the library takes.
+    # Learn in a separate process, because Python would not handle Ctrl-C during the minutes that the library takes.
     receiver, sender = context().Pipe(duplex=False)
     process = context().Process(target=_learn, args=(sender, LEARNERS[kind], files, pairs, settings))
     received: int | bytes = 0
@@ -151,7 +151,7 @@ LEARNERS: dict[str, Learner] = {"sentencepiece": _learn_sentencepiece, "subword_
 
 
 def _receive(receiver: Connection) -> int | bytes:
-    """Return the next message of `_learn`, or 0 if none arrives within POLL seconds.
+    """Return the next message from `_learn`, or 0 if none arrives within POLL seconds.
 
     Raises: the exception that `_learn` sent; ChildProcessError if the process died.
     """
@@ -205,7 +205,7 @@ def encode(
 ) -> tuple[PairCounts, tuple[int, int]]:
     """Write a parallel text as subwords separated by spaces; drop pairs that exceed `limits` if it is set.
 
-    Returns: the pairs kept and dropped, and the number of subwords written for each side.
+    Returns: the numbers of pairs kept and dropped, and the number of subwords written for each side.
     """
     counts = shards.transform(what, [files], outputs, Encode(kind, model, limits), workers)
     reasons = clean.SUBWORD_REASONS if limits else ()

@@ -218,7 +218,7 @@ def extract(job: Job, folder: Path) -> Extracted:
 
 
 def _check_evaluation_text(path: Path) -> None:
-    """Raise ValueError naming the file if a validation or test text is unusable, because it is never changed."""
+    """Raise ValueError naming the file if a validation or test text, which is never changed, is unusable."""
     with open_any_size(path) as file:
         if file.read(3) == shards.BYTE_ORDER_MARK:
             raise ValueError(
@@ -302,7 +302,7 @@ def learn(job: Job, training: FinishedStep[Kept], folder: Path) -> Learned:
 def encode(
     job: Job, form: TextForm, tokenised: FinishedStep[Kept], training: FinishedStep[Kept], model: Path, folder: Path
 ) -> Encoded:
-    """Segment all text into subwords, score a perfect model, and find evaluation text that is in the training text.
+    """Segment all text into subwords, compute the best possible score, and find evaluation text in the training text.
 
     form: the form of the target side
     """

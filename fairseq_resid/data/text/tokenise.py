@@ -1,4 +1,7 @@
-"""Convert raw text to the text for subword segmentation. Unusable pairs are errors; --clean drops training pairs."""
+"""Convert raw text to the form that is segmented into subwords.
+
+An unusable pair is an error, except in training text with --clean, which drops the pair.
+"""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class Paired:
 
 
 def paired(mine: Sequence[float], baseline: Sequence[float]) -> Paired:
-    """Compare two models by their CIDEr of every image, with a paired bootstrap over the images.
+    """Compare two models by the CIDEr of each image, with a paired bootstrap over the images.
 
     CIDEr is a mean over images. The document frequencies are those of the whole test set in every resample.
     p is computed as in sacrebleu: how often a resampled difference is at least as far from the observed one as the

@@ -31,7 +31,8 @@ def bleu(
 ) -> Score:
     """Score hypotheses against one reference each; `tokenize` and `smooth` are names from sacrebleu.
 
-    Raises: ValueError if the counts differ, if there are no sentences, or if the tokeniser is not in forms.TOKENIZERS.
+    Raises: ValueError if there are no sentences, if the number of hypotheses is not the number of references, or if the
+    tokeniser is not in forms.TOKENIZERS.
     """
     from sacrebleu.metrics.bleu import BLEU
 

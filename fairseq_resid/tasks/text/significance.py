@@ -23,7 +23,7 @@ class Translations:
 def conditions(results: Results, model: str, score: str = "BLEU") -> dict[str, object]:
     """Return the conditions that must be equal for two results to be comparable, by readable name.
 
-    score: the name of the score whose signature is one of them
+    score: the name of the score whose signature is one of the conditions
     """
     facts: dict[str, object] = {
         "corpus": results.corpus,

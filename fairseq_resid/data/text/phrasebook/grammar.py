@@ -119,7 +119,7 @@ def _permutation(size: int, generator: random.Random) -> Iterator[int]:
 
 
 def draw(seed: int = 1, train: int = 8000, valid: int = 500, test: int = 500) -> dict[str, list[Example]]:
-    """Return the examples of each split, drawn from the templates in turn, without those that have run out.
+    """Return the examples of each split, drawn from the templates in turn; a template that has run out is skipped.
 
     Test and validation examples do not depend on the number of training pairs.
 

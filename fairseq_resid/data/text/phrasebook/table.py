@@ -17,7 +17,7 @@ from ....files import read_lines
 from .numbers import english_number, vietnamese_number
 
 PATH = Path(__file__).with_name("phrasebook.tsv")
-AGREEMENT = {"present": "third", "be": "is", "was": "was", "do": "does", "have": "has"}  # with "he"
+AGREEMENT = {"present": "third", "be": "is", "was": "was", "do": "does", "have": "has"}  # verb forms after "he"
 REFERENCE = re.compile(r"{(\w+)(?::(\w+|{\w+:\w+}))?}")  # {place}, {place:vi}, {deal:{subject:present}}
 NUMBERS = re.compile(r"(\d{1,6})-(\d{1,6})(?: by ([1-9]\d*))?")
 
