@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 # This is set before torch is imported and overrides the shell's value, because the tests share their machine and the
-# order of a sum must not depend on the number of threads. Workers and the commands that tests start inherit the
+# order of summation must not depend on the number of threads. Workers and the commands that tests start inherit the
 # variable.
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -54,7 +54,7 @@ NOUNS = {"fox": "vulpo", "king": "rego", "river": "flumo", "ship": "navo", "wolf
 VERBS = {"sees": "vidas", "follows": "sekvas", "finds": "trovas", "loves": "amas", "fears": "timas"}
 
 
-# fairseq's own model in the size of our _tiny architectures.
+# fairseq's own model at the size of our _tiny architectures.
 STOCK = shlex.split("""
     --arch transformer --encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 64 --encoder-ffn-embed-dim 128
     --encoder-attention-heads 4 --decoder-attention-heads 4 --dropout 0.1
@@ -278,7 +278,7 @@ def cli() -> Callable[..., Result]:
     """Run a fairseq command in this process: `cli("fairseq-generate", data, "--path", file) -> Result`.
 
     It adds --user-dir and --cpu, and uses no worker processes. Unless `check=False`, a command that exits with a code
-    other than 0 fails the test. Exceptions other than SystemExit are raised. `stdin` is the input of the command.
+    other than 0 fails the test. Exceptions other than SystemExit are raised. `stdin` is the input to the command.
     """
 
     def run(command: str, *flags: object, stdin: str = "", check: bool = True) -> Result:

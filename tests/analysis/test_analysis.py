@@ -43,7 +43,7 @@ def text(loaded: Loaded, max_tokens: int = 4096, count: int = 20) -> list[Any]:
 
 
 def test_measurements_equal_those_of_single_sentences(sas: Loaded) -> None:
-    """Coefficient statistics, norms and the branch share at a site equal those of a separate forward pass."""
+    """Coefficient statistics, norms and the branch share at a site equal those of one forward pass per sentence."""
     observer, nll, tokens = observe(sas.model, text(sas))
     values: dict[str, list[Tensor]] = {"alpha": [], "gamma": []}
     shortcut, shares, losses = [], [], []

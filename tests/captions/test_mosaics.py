@@ -1,4 +1,4 @@
-"""Mosaics: true captions, disjoint photographs, features of an image model."""
+"""Mosaics: true captions, disjoint photographs, features from an image model."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_corpus_has_features_of_the_network_and_pictures(
     assert "was not made from these files" in capsys.readouterr().err
     other = tmp_path / "other"
     shutil.copytree(network, other)
-    (other / "checkpoint_last.pt").touch()  # trained again
+    (other / "checkpoint_last.pt").touch()  # as after further training
     assert main(["prepare-mosaics", *flags, "--network", str(other)]) == 2
     assert "was not made from these files" in capsys.readouterr().err
     assert main(["prepare-mosaics", *flags]) == 0  # the refused commands changed nothing

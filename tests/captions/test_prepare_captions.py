@@ -248,7 +248,7 @@ def bad_npz(path: Path, case: str) -> str:
         with zipfile.ZipFile(path, "w") as archive, archive.open("feat.npy", "w") as file:
             np.lib.format.write_array_header_1_0(file, header)  # type: ignore[arg-type]
         return "feat.npy: damaged: type float32 and shape"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:  # a bomb
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:  # a decompression bomb
         archive.writestr("feat.npy", b"\0" * (features.MOST_ARRAY + 1))
     return "feat.npy: 67,108,865 bytes; at most 67,108,864 are read"
 

@@ -409,7 +409,7 @@ def test_repr_shows_the_structure(name, options):
 
 
 def test_connections_work_without_fairseq():
-    """Without fairseq, hydra and omegaconf, connections and ops can be imported and used to train a plain model."""
+    """Without fairseq, hydra or omegaconf, connections and ops can be imported and used to train a plain model."""
     script = f"""
 import sys
 ABSENT = ("fairseq", "hydra", "omegaconf")

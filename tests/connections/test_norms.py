@@ -92,7 +92,7 @@ def moved(name: str, norm: Any) -> Any:
 
 @each
 def test_every_norm_of_a_structure_comes_from_its_place(name: str) -> None:
-    """If the place makes another LayerNorm, the stack contains no nn.LayerNorm, and its output does not change."""
+    """If the place makes a LayerNorm of another class, the stack has no nn.LayerNorm and gives the same output."""
     default, other = moved(name, NORMS["layer"]), moved(name, Plain)
     assert not any(isinstance(module, nn.LayerNorm) for module in other.modules())
     state = {key.replace("end.norm.", "end."): value for key, value in other.state_dict().items()}
@@ -121,7 +121,7 @@ def test_every_structure_trains_and_is_scriptable_with_every_norm(name: str, nor
 
 @pytest.mark.parametrize("norm", ["rms", "scale"])
 def test_ratio_of_rskip_ln_uses_the_divisor_of_the_norm(norm: str) -> None:
-    """The ratio is 1 + d/w, where d is the root mean square of x + F for `rms` and its length for `scale`."""
+    """The ratio is 1 + d/w, where d is the root mean square of x + F for `rms` and the length of x + F for `scale`."""
     torch.manual_seed(1)
     site = move(connections.build("rskip_ln", Place(C, norm=NORMS[norm])).double())
     x, f = inputs(3, C)

@@ -1,4 +1,4 @@
-"""Structures of other packages, registered by an entry point, a separate --user-dir or an import."""
+"""Structures from other packages, registered by an entry point, a separate --user-dir or an import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every structure has its test file, formula, source, examples, frozen names and row in the README."""
+"""Every structure has a test file, formula, source, examples, frozen names and a row in the README."""
 
 from __future__ import annotations
 

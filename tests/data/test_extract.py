@@ -287,7 +287,7 @@ def test_flipped_bit_is_harmless_or_detected(tmp_path: Path, name: str) -> None:
     whole = (tmp_path / name).read_bytes()
     expected = [text.encode() for text in TEXTS.values()]
     found = 0
-    # The last 8 bytes of a gzip are its checksum and length; the last 200 bytes of this zip are its directory.
+    # The last 8 bytes of a gzip file are its checksum and length; the last 200 bytes of this zip are its directory.
     for place in [*range(0, len(whole), 9), *range(len(whole) - 40, len(whole))]:
         raw = bytearray(whole)
         raw[place] ^= 1 << place % 8

@@ -192,7 +192,7 @@ def week(corpus: Path, tmp_path: Path) -> list[str]:
 
 
 class Watched:
-    """Watches a run folder during training: its largest size, and the memory and open files of the processes."""
+    """Watches a run folder during training; records its largest size and the processes' memory and open files."""
 
     def __init__(self, run: Path) -> None:
         self.run = run

@@ -222,7 +222,7 @@ def test_signal_ends_all_child_processes(
 
 @pytest.mark.both
 def test_damaged_step_results_are_made_again(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
-    """The training files of every step are truncated between two runs; their recorded sizes reveal it."""
+    """The training files of every step are truncated between two runs; their recorded sizes reveal this."""
     out = tmp_path / "data"
     flags = ["--mirror", hosts["de"].as_uri()]
     with pytest.MonkeyPatch.context() as patch:

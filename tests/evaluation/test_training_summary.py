@@ -25,7 +25,7 @@ FIRST = [  # one process; records of epoch 2 appear twice, because fairseq adds 
     ]
     * 2,
 ]
-RESUMED = [  # in the middle of epoch 2: the checkpoint contains its meters, so the record covers all ten updates
+RESUMED = [  # in mid-epoch 2: the checkpoint contains the epoch's meters, so the record covers all ten updates
     '{"epoch": 2, "valid_loss": "4.75", "valid_num_updates": "20"}',
     '{"epoch": 2, "train_loss": "5", "train_ups": "1", "train_wpb": "110", "train_num_updates": "20", '
     '"train_train_wall": "10", "train_wall": "0"}',

@@ -37,7 +37,7 @@ def translator(run: Path, corpus: Path) -> Translator:
 
 @pytest.fixture(scope="module")
 def expected(run: Path, corpus: Path, generate: Callable[..., Any]) -> list[str]:
-    """Return the translations of the test set by fairseq-generate, with the settings of scripts/evaluate.sh."""
+    """Return fairseq-generate's translations of the test set, with the settings of scripts/evaluate.sh."""
     flags = ["--max-len-b", 50, "--post-process", "sentencepiece"]
     found = generate(run / "checkpoint_last.pt", *flags).lines("D")
     return [found[number].split("\t", 1)[1] for number in range(len(found))]

@@ -84,7 +84,7 @@ def test_export_contains_everything_needed_to_translate(exported: Path, run: Pat
 
 @pytest.fixture(scope="module")
 def expected(run: Path, generate: Callable[..., Any]) -> list[str]:
-    """Return the translations of the test set by fairseq-generate, with the settings of scripts/evaluate.sh."""
+    """Return fairseq-generate's translations of the test set, with the settings of scripts/evaluate.sh."""
     found = generate(run / "checkpoint_last.pt", "--max-len-b", 50, "--post-process", "sentencepiece").lines("D")
     return [found[number].split("\t", 1)[1] for number in range(len(found))]
 

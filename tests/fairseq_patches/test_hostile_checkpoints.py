@@ -163,7 +163,7 @@ COMMANDS: dict[str, Callable[[Victim], Outcome]] = {
     "analyze": command_of("analyze", "RUN", "--data", "DATA", "--no-ablation", "--cpu"),
     "translate": command_of("translate", "RUN", "--data", "DATA", "--cpu"),
 }
-# Commands for image models, which have no decoding.
+# Commands for image models, which do not decode.
 OF_IMAGES = ("evaluate", "analyze", "average")
 TOO_LARGE = [name for name in hostile.MISFITS if name.startswith("misfit: config with")]
 # Averaging cannot detect a misfit that all files share. A training run takes its model from the command line.

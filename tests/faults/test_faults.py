@@ -36,7 +36,7 @@ def test_every_fault_names_test_files_that_exist() -> None:
 
 
 def test_core_tests_find_the_faults_of_the_core() -> None:
-    """The faults of the core are those of four packages and those of untrusted checkpoints."""
+    """The core's faults are those in four packages and those that concern untrusted checkpoints."""
     modules = ("connections", "ops", "models", "evaluation")
     chosen = [fault for fault in plant_faults.FAULTS if fault.file.split("/")[1] in modules]
     chosen += [fault for fault in plant_faults.FAULTS if fault.name.startswith("checkpoints: ")]

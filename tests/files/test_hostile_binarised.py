@@ -150,7 +150,7 @@ def test_every_format_that_fairseq_writes_is_accepted(form: str, data: Path) -> 
             for sentence in sentences:
                 made.add_item(sentence)
             made.finalize(f"{path}.idx")
-    # Alignments have no dictionary and may be empty; other tools use the endings .bin and .idx too.
+    # Alignments have no dictionary and may be empty; other tools use the extensions .bin and .idx too.
     made = MMapIndexedDatasetBuilder(str(data / "train.align.en-xx.bin"), dtype=np.int32)
     for alignment in (torch.tensor([70_000]), torch.tensor([], dtype=torch.int64)):
         made.add_item(alignment)

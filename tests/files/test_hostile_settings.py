@@ -1,4 +1,4 @@
-"""Settings in files from others that reach the command line of fairseq-generate, and files that it opens."""
+"""Untrusted settings that reach the command line of fairseq-generate, and files that it opens."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_mcnemar_and_intervals_match_known_values() -> None:
     mine = [scoring.Answer(0, int(10 <= number < 32), 0.0) for number in range(100)]
     found = scoring.paired(mine, baseline)
     assert found.difference == pytest.approx(-8)
-    # On 2 images only the first model is wrong, and on 10 only the second: p is two-sided for 12 fair coin flips.
+    # On 2 images only the first model is wrong, and on 10 only the second, so p is two-sided for 12 fair coin flips.
     assert found.p == pytest.approx(2 * sum(math.comb(12, k) for k in range(3)) / 2**12)
     assert found.low < -8 < found.high < 0
     low, high = scoring.interval(baseline)

@@ -101,7 +101,7 @@ def test_data_workers_end_with_their_epoch(data: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     counts = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("CHILDREN")]
-    # One worker serves training, one validation, and one may just be ending. A leak of one per epoch would give 7.
+    # One worker serves training, one validation, and one may be ending. If each epoch leaked one, there would be 7.
     assert len(counts) == 4 and max(counts) <= 4 and "AssertionError" not in done.stderr
 
 

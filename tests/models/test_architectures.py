@@ -404,7 +404,7 @@ def test_building_a_model_profiles_admin():
     closed = settings("transformer_resid_tiny", residual="admin", admin_start="closed")
     closed = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(closed, TASK)
     assert torch.equal(torch.rand(1), drawn)
-    assert omegas(made[0]) == omegas(made[1]) == pytest.approx(omegas(made[2]), rel=0.01)  # other dropout masks
+    assert omegas(made[0]) == omegas(made[1]) == pytest.approx(omegas(made[2]), rel=0.01)  # different dropout masks
     assert made[0].training and made[2].encoder.layers.p == 0.9
     first = [site.skip_weight[0].item() == 1 for site in sites(made[0]).values()]
     assert [first[0], first[4]] == [True, True] and sum(first) == 2  # one per stack
@@ -445,7 +445,7 @@ def test_reused_namespace_gets_current_depths():
 
 
 def test_order_of_parameters_is_frozen():
-    """Adam's state in a checkpoint depends on the order of parameters. Version 0.1 wrote the stored one."""
+    """Adam's state in a checkpoint depends on the order of parameters. Version 0.1 wrote the stored file."""
     stored = torch.load(Path(__file__).resolve().parents[1] / "stored" / "transformer_sas.pt", weights_only=False)[
         "model"
     ]

@@ -32,7 +32,7 @@ def drops(module: torch.nn.Module) -> bool:
 
 
 def prepared(args: argparse.Namespace, **generation: Any) -> Any:
-    """Return a model, prepared for inference as fairseq-generate does it."""
+    """Return a model that has been prepared for inference in the same way as by fairseq-generate."""
     _, model = built(args)
     cfg = convert_namespace_to_omegaconf(args)
     for name, value in generation.items():

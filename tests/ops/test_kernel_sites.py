@@ -67,7 +67,7 @@ def test_decoding_builds_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def whole(made: connections.ResidualConnection, x: Tensor, f: Tensor) -> Tensor:
-    """Return the output of a site plus the input of its branch, which together use all parameters."""
+    """Return the output of a site plus the input to its branch, which together use all parameters."""
     return made(x, f) + made.branch_input(x)
 
 

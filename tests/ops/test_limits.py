@@ -147,7 +147,7 @@ OPTIMIZERS = ["--fp16 --fp16-no-flatten-grads", "--memory-efficient-fp16"]
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """Record each training step: the loss scale before and after, whether it counts, and whether weights changed."""
+    """Record each step: the loss scale before and after, whether the step counts, and whether the weights changed."""
     from fairseq.trainer import Trainer
 
     import fairseq_resid.models  # noqa: F401  (the patches must be applied before those below)

@@ -135,7 +135,7 @@ def move_parameters(module: nn.Module, seed: int) -> None:
 
 
 class Both(nn.Module):
-    """The output of a site and the input of its branch."""
+    """The output of a site and the input to its branch."""
 
     def __init__(self, site: connections.ResidualConnection) -> None:
         super().__init__()

@@ -397,7 +397,7 @@ def test_differing_words_are_marked() -> None:
         {"x": ["a b c d", "e f g h", "i j k l"], "y": ["a b c d", "e f", "m n o p"]},
     )  # fmt: skip
     found = differences.samples(texts)
-    assert [each.number for each in found] == [3, 2]  # the same translation of 1
+    assert [each.number for each in found] == [3, 2]  # both models translate sentence 1 in the same way
     assert found[0].outputs[1][0] == "y" and all(word.is_marked for word in found[0].outputs[1][1])
 
 

@@ -11,7 +11,7 @@ HAS_GATE = True
 
 
 def attend(values, query, gain):
-    """Attend over depth (arXiv 2603.15031): softmax over i of query . RMSNorm(v_i), times the bare v_i."""
+    """Attend over depth (arXiv 2603.15031): softmax over i of query . RMSNorm(v_i), times the unnormalised v_i."""
     scores = torch.stack([(rms_norm(value, gain) * query).sum(dim=-1) for value in values])
     shares = torch.softmax(scores, dim=0)
     result = shares[0].unsqueeze(-1) * values[0]

@@ -1,4 +1,4 @@
-"""b2t: post-norm; the last norm of a layer also sees the input of the layer."""
+"""b2t: post-norm; the last norm of a layer also sees the input to the layer."""
 
 import torch
 from torch import nn
@@ -9,12 +9,12 @@ from support.stacks import branches, by_layer, places
 
 
 def formula(x, f, p, options, place):
-    """The site is the last and only one of its layer, so its state is the input of the layer."""
+    """The site is the last and only one of its layer, so its state is the input to the layer."""
     return norm(x + f + x, p)
 
 
 def b2t(x, layers):
-    """Compute a stack with B2T: post-LN, and the input of a layer is added again before its last norm.
+    """Compute a stack with B2T: post-LN, and the input to a layer is added again before its last norm.
 
     The stack has no final norm. Takase 2022; b2t_connection `transformer_layer.py`.
 

@@ -1,6 +1,6 @@
 """keel: y = LN_out(αx + f(LN_in(x))), where α is the number of sublayers.
 
-In the first layer α = 1, and its first site has no LN_out.
+In the first layer, α = 1 and the first site has no LN_out.
 """
 
 from support.formulas import norm

@@ -42,7 +42,7 @@ def test_parameters_start_as_documented():
 
 @pytest.mark.parametrize("lam", [2, 3, 4])
 def test_effective_ratio_equals_its_formula(lam):
-    """With constant statistics, the ratio of x to F in the input of the last norm is 1 + Σ_{i<λ} Π_{j≤i} σ_j/w_j.
+    """With constant statistics, the ratio of x to F in the input to the last norm is 1 + Σ_{i<λ} Π_{j≤i} σ_j/w_j.
 
     The test measures derivatives of s_λ = x + y_{λ-1} along directions that leave every mean and deviation unchanged.
     Along these, s_λ changes elementwise, by A ⊙ dx and by B ⊙ dF, and the ratio is A / B.

@@ -34,6 +34,6 @@ class EveryTestEnds:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # xdist's workers do not register it, because each of them only knows its own share of the tests.
+    # xdist's workers do not register the plugin, because each of them only knows its own share of the tests.
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(EveryTestEnds())

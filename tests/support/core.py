@@ -9,7 +9,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 FOLDERS = ("analysis", "cli", "connections", "evaluation", "fairseq_patches", "files", "models", "ops", "structures")
-# Test files from other folders. The first four detect faults in the models of captions and images and in image scores.
+# Test files from other folders. The first four detect faults in captioning and image models and in image scores.
 FILES = (
     "captions/test_captioning_models.py",
     "images/test_image_connections.py",

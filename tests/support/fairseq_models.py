@@ -25,7 +25,7 @@ def built(args: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def stock(corpus: Path) -> Any:
-    """Return fairseq's own model in the size of our _tiny architectures."""
+    """Return fairseq's own model at the size of our _tiny architectures."""
     parser = options.get_training_parser()
     return built(options.parse_args_and_arch(parser, [str(corpus), "--task", "translation", *STOCK]))[1]
 

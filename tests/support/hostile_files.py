@@ -24,7 +24,7 @@ State = dict[str, Any]
 
 
 def archive(file: Path, program: bytes, packed: int = zipfile.ZIP_STORED, record: bytes = bytes(16)) -> None:
-    """Write a zip archive like torch, with one storage of four numbers."""
+    """Write a zip archive as torch does, with one storage of four numbers."""
     with zipfile.ZipFile(file, "w", packed) as made:
         made.writestr("archive/data.pkl", program)
         made.writestr("archive/byteorder", sys.byteorder)

@@ -119,7 +119,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Use:
-    """The resources that a compiled kernel uses; `key` and the four numbers are a line of the table."""
+    """The resources that a compiled kernel uses; `key` and the four numbers form a row of the table."""
 
     key: str
     registers: int

@@ -1,5 +1,4 @@
-"""Launch every kernel twice on a driver that records its arguments, compare the arguments and print the number of
-kernels.
+"""Launch every kernel twice on a driver that records the arguments, compare them and print the number of kernels.
 
 The second launch bypasses Triton's own lookup of the compiled kernel (fused._launch); the driver must receive the same
 arguments. test_kernel_dispatch.py runs this in a separate process, in which Triton compiles instead of interpreting.

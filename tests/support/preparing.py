@@ -32,7 +32,7 @@ def record_of(data: Path) -> dict[str, Any]:
 
 
 def decoded(data: Path, split: str, language: str) -> list[str]:
-    """Return the text in a data folder's binary files, with subwords joined to words."""
+    """Return the text in a data folder's binary files, with subwords joined into words."""
     from fairseq.data import Dictionary, data_utils
 
     words = Dictionary.load(str(data / f"dict.{language}.txt"))

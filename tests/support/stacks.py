@@ -63,7 +63,7 @@ def reference(name: str, options: dict[str, Any], p: dict[str, Tensor], x: Tenso
 
 
 def seen(name: str, options: dict[str, Any], p: dict[str, Tensor], x: Tensor, at: Place = HERE) -> Any:
-    """Return the input of the branch, computed by the formula in the structure's test file."""
+    """Return the input to the branch, computed by the formula in the structure's test file."""
     return spec(name).branch_input(x, p, connections.resolve(name, options), at)
 
 

@@ -3,7 +3,7 @@
 The file of a structure implements its formula a second time. Everything except `formula` has a default:
 
     def formula(x, f, p, options, place):       # y; p: the site's parameters by name; f: the branch after dropout
-    def branch_input(x, p, options, place):     # the input of the branch (default: x)
+    def branch_input(x, p, options, place):     # the input to the branch (default: x)
     def stack(stack, x):                        # a whole stack (support/stacks.py), if the state is wider than C;
                                                 # `formula` is then optional
     EXAMPLES = [{}, ...]                        # options for checking the formula: each choice and each `example=`

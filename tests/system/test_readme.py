@@ -231,7 +231,8 @@ def test_pages_contain_commands_and_use_every_script() -> None:
     shown = " ".join(COMMANDS)
     scripts = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.py"), *ROOT.glob("data-prep/*.sh")]
     scripts = [path for path in scripts if not path.is_symlink()]
-    # These scripts are sourced or run by other scripts, or kept for users from before `fairseq-resid average` existed.
+    # These scripts are sourced or run by other scripts, or are kept for users whose own scripts predate
+    # `fairseq-resid average`.
     parts = {"environment.sh", "removed.sh", "average_checkpoints.py"}
     assert {path.name for path in scripts if path.name not in shown} == parts
 
