@@ -174,9 +174,9 @@ class FractionalConnection(HyperConnection):
 
     Formula:  h = A_mᵀ H;  H' = A_rᵀ H + B ⊙ F, F = dropout(f(LN(vec h))), H in R^{m×C/m}, F as m fractions, A_m and A_r
               in R^{m×m};  static or dynamic as in hyper, LN' over C/m of each fraction; the stack ends with a norm
-    Source:   Zhu 2025, Frac-Connections, arXiv 2503.14125, eq. 6 to 15 and algorithms 2 and 3. The package
-              hyper-connections differs: its B adds every fraction of the branch to every fraction of the state. The
-              paper tries m = 2 and 4
+    Source:   Zhu 2025, Frac-Connections, arXiv 2503.14125, eq. 6 to 15 and algorithms 2 and 3. The
+              hyper-connections package differs: its B adds every fraction of the branch to every fraction of the
+              state. The paper tries m = 2 and 4
     Start:    A_m = A_r = I, B = 1, W = 0, s = 0.01: a pre-norm stack
     """
 

@@ -1,8 +1,8 @@
 """Extract texts from archives and markup to plain files with one sentence per line.
 
-An archive is refused if the path of a member leads out of its folder. Links are never followed, and the unpacked size
-is limited; see unpacking.py. `extract` writes only the requested texts, under names that we choose; `unpack` writes all
-files of an image archive under their own names.
+An archive is refused if the path of a member leads outside the archive's folder. Links are never followed, and the
+unpacked size is limited; see unpacking.py. `extract` writes only the requested texts, under names that we choose;
+`unpack` writes all files of an image archive under their own names.
 
 Formats by name: .tgz .tar.gz .tar.xz .tar .zip (archives), .gz (one compressed text), .sgm .xml (segments of a WMT or
 IWSLT test set), train.tags.* (IWSLT training text with <tag> lines). Any other text is copied unchanged.

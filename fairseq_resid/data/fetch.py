@@ -48,7 +48,7 @@ class RemoteFile(Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
     urls: tuple[str, ...] = ()
     bytes: int | None = None
-    about: int | None = None  # approximate bytes if the exact size is unknown, for the check of free disk space
+    about: int | None = None  # approximate size in bytes if the exact size is unknown, for the check of free disk space
     sha256: str | None = None
     md5: str | None = None
 

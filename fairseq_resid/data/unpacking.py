@@ -75,7 +75,7 @@ def damage_named(path: Path) -> Iterator[None]:
     try:
         yield
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
-        # EINVAL means that a damaged zip points to a position before the file's start. Disk errors have another errno.
+        # EINVAL means that a damaged zip points to a position before the file's start. Disk errors have other numbers.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise Damaged(f"{path}: damaged or truncated ({error})") from None

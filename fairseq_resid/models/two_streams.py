@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 
 def identity_on_first_half(weight: Tensor) -> Tensor:
-    """Return I for a weight (out, in, ...): 1 at the centre tap, from the r half of the input to the r half of the
-    output.
+    """Return I for a weight (out, in, ...): 1 at the centre tap from each channel of r to itself, 0 elsewhere.
 
     If the streams become wider, all of the old r is kept, and the new channels of r' have no shortcut.
     """

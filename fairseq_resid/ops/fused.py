@@ -109,9 +109,9 @@ def _launch(name: str, rows: int, *arguments: Any, sums: int = 0, **options: Any
     With `sums`, fewer programs share the rows. Each writes that many sums in fp32 to a buffer, which is the kernel's
     first argument, and the function returns their total over all programs.
 
-    Compiled kernels are cached by kind of arguments, because Triton's own lookup takes most of the host's time. Triton
-    compiles a kernel once for each kind. The kind depends on the types of all arguments and on whether addresses are
-    multiples of 16, but not on the values of numbers (do_not_specialize).
+    Compiled kernels are cached by the kind of their arguments, because Triton's own lookup takes most of the host's
+    time. Triton compiles a kernel once for each kind. The kind depends on the types of all arguments and on whether
+    addresses are multiples of 16, but not on the values of numbers (do_not_specialize).
     """
     device = arguments[0].device
     if device.type == "cuda" and device.index != torch.cuda.current_device():

@@ -88,5 +88,5 @@ def _positions_last(values: Tensor) -> Tensor:
 
 
 def _positions_first(values: Tensor, shape: torch.Size) -> Tensor:
-    """Return (n, n, N) as a contiguous tensor of the given shape (..., n, n)."""
+    """Return a tensor (n, n, N) as a contiguous one of the given shape (..., n, n)."""
     return values.flatten(0, 1).t().contiguous().view(shape)

@@ -71,7 +71,7 @@ def _cider_parts(run: Run, subset: str) -> list[list[float]]:
 
 
 def _nll_parts(run: Run, subset: str) -> list[list[float]]:
-    """Return the NLL and the number of words by image, because the captions of an image are not independent."""
+    """Return the NLL and the number of words of every image, because the captions of an image are not independent."""
     file, beside = run.file(f"decode/{subset}.{AVERAGED}.nll"), scores_file(run, subset, AVERAGED)
     scores, sentences = caption_scores.read_scores(beside), likelihood.read_nll(file)
     count = sum(one.references for one in scores)
@@ -101,7 +101,7 @@ class Captioning(Task[CaptionData]):
     shown = (BESIDE, "METEOR", "ROUGE-L")
     floor = (CIDER, 10.0)
     curve = "valid NLL"
-    kept_files = ("*.averaged.cider",)  # a study also keeps *.nll, which Translation lists
+    kept_files = ("*.averaged.cider",)  # a study also keeps *.nll, because Translation lists it
 
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> CaptionData:
         data = CaptionData(path, caption_folder.check(path))

@@ -78,7 +78,7 @@ class SelfCriticalCriterion(FairseqCriterion):  # type: ignore[misc]
         self.cider: Cider | None = None
 
     def rewards(self, captions: Tensor, references: Sequence[Sequence[list[int]]], samples: int) -> Tensor:
-        """Return the CIDEr-D of captions, `samples` for each image."""
+        """Return the CIDEr-D of every caption; there are `samples` captions for each image."""
         if self.cider is None:
             split = getattr(self.task.args, "train_subset", "train")
             dataset = self.task.datasets.get(split) or self.task.read_split(split, by_image=True)

@@ -117,7 +117,7 @@ def check_engine(model: Any, engine: Any, words: int = len(DICT)) -> None:
 
 
 def check_modules(model: Any, words: int = len(DICT)) -> None:
-    """Compare the modules before export with the model."""
+    """Compare the modules, before they are exported, with the model."""
     with torch.no_grad():
         check_graphs(model, Encoder(model), DecoderStep(model), words)
 

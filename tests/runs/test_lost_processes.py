@@ -39,7 +39,7 @@ def test_killed_process_ends_the_other_process(rank: int, recipe: Path, tmp_path
 
 @pytest.fixture
 def meeting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[BaseException | None]]:
-    """Connect processes with these facts, each in a thread; return the exception of each, or None."""
+    """Connect processes that have these facts, each in its own thread; return the exception of each, or None."""
     monkeypatch.setattr(processes, "PATIENCE", 3)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)

@@ -30,7 +30,7 @@ def test_failed_run_is_reported_and_others_continue(stub: Any, tmp_path: Path, c
     said = capsys.readouterr()
     assert "flat.base.0.002.tuning: failed: fairseq-resid study: error: no space" in said.err
     assert "use --retry to try it again" in said.err and "flat.base.0.002.tuning.out" in said.err
-    # The arm base has no best value because one of its tuning runs failed, but the arm sas is complete.
+    # The base arm has no best value because one of its tuning runs failed, but the sas arm is complete.
     assert sorted(calls(tmp_path)) == sorted(
         [
             *(f"flat.{arm}.{lr}.tuning" for arm in ("base", "sas") for lr in (0.001, 0.002, 0.004)),

@@ -33,7 +33,7 @@ def quoted() -> list[str]:
 
 
 def texts() -> list[str]:
-    """Return all strings of the package except docstrings, with f-strings split into parts, and all scripts."""
+    """Return all scripts, and all strings of the package except docstrings, with f-strings split into parts."""
     found = [script.read_text(encoding="utf-8") for script in (ROOT / "scripts").glob("*.sh")]
     for source in (ROOT / "fairseq_resid").rglob("*.py"):
         nodes = list(ast.walk(ast.parse(source.read_text(encoding="utf-8"))))

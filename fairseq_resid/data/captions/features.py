@@ -6,7 +6,7 @@ npz     a folder with a file for each image, ID.npz, with `feat` (n, width), and
         `image_h`
 HDF5    a file with ID_features (n, width) for each image, and optionally ID_boxes (n, 4)
 
-Boxes are left, top, right, bottom: in pixels in TSV and npz files, as fractions of the image in HDF5 files.
+A box is (left, top, right, bottom), in pixels in TSV and npz files and as fractions of the image in HDF5 files.
 """
 
 from __future__ import annotations

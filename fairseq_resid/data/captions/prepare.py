@@ -53,7 +53,7 @@ SHOWN = 5  # maximum number of ids in an error message
 
 @dataclass(frozen=True)
 class CaptionOptions:
-    """Options of the preparation that are not in the manifest.
+    """Preparation options that are not in the manifest.
 
     thumbnail: returns the picture (height, width, 3) of an image of `valid` or `test`, by id
     """

@@ -1,6 +1,6 @@
 """Apply a function to parallel text, shard by shard, on all cores.
 
-A shard is SHARD_LINES consecutive lines of a text, independent of the number of workers. A worker writes the result for
+A shard is SHARD_LINES consecutive lines of a text, regardless of the number of workers. A worker writes the result for
 a shard to separate files, which only appear when they are complete. When all shards are done, their files are joined in
 order. A killed run loses the shards in progress; the next run processes the missing ones.
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 
-LONGEST, SIGMA = 4, 6.0  # longest n-gram; deviation of the length penalty
+LONGEST, SIGMA = 4, 6.0  # longest n-gram; standard deviation in the length penalty
 Words = Sequence[Hashable]
 Vectors = list[dict[tuple[Hashable, ...], float]]  # by length of the n-grams
 
