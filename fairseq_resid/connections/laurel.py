@@ -35,7 +35,7 @@ class Laurel(PreLayerNorm):
     Source:   Menghani 2025, LAuReL, arXiv 2411.07501, eq. 3 and 5; Gemma 3n's map reads LN(x), and has a norm after
               it. Not implemented: the version that also reads earlier layers
     Start:    A_ij = 1 / √(r C) where j mod r = i, else 0, and B = 0, as in the paper's language models. α = β = 0.5 is
-              our choice: the paper states softmax or sigmoid, but no initial values
+              our choice: the paper allows softmax or sigmoid, but states no initial values
     """
 
     def __init__(self, place: Place, options: LaurelOptions, *rest: Any) -> None:

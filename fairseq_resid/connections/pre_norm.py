@@ -81,7 +81,7 @@ class ResidualPostNorm(ResidualConnection):
 
 
 class ScaledPreLayerNorm(PreLayerNorm):
-    """Scales the branch input down, more in deeper layers.
+    """Scales the branch input down, more strongly in deeper layers.
 
     Formula:  y = x + f(LN(x) / √l), where l numbers the layers of a stack from 1; the norm that ends
               the stack is not scaled

@@ -12,7 +12,7 @@ from .place import Place
 
 
 class ResidualStream(nn.Module):
-    """Ends a stack whose output is its state, or LN of its state. A subclass ends a stack with a wider state.
+    """Ends a stack whose output is its state, or LN of its state. A stack whose state is wider ends with a subclass.
 
     Formula:  x, or LN(x) with a final norm (--final-norm layer), affine, eps 1e-5, or another norm if the place has one
     Shapes:   (..., n·C) -> (..., C); also accepts (..., C), for a stack whose layers were all dropped
