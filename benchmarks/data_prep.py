@@ -191,9 +191,8 @@ def speed(args: argparse.Namespace, folder: Path) -> dict[str, object]:
             for name, command in commands.items():
                 is_ours = name == "ours" and " -c " in command
                 elapsed = run(command, folder)[0] - (startup if is_ours else 0)
-                seconds[name].append(
-                    max(elapsed, 0.001)
-                )  # on a tiny text, the startup time may exceed that of the step
+                # On a tiny text, the startup time may exceed that of the step.
+                seconds[name].append(max(elapsed, 0.001))
         for name, found in seconds.items():
             best = min(found)
             row = {

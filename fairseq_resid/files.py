@@ -23,9 +23,9 @@ T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 
 
-# Limits on the files of a run, study or data folder, which may come from others. The training captions of COCO have
-# tens of MB; other real files have a few. Memory is bounded too: a list of all lines has at most MOST_LINES entries. A
-# training run logs one line per 100 updates, so the longest log has about 10,000.
+# Limits on the files of a run, study or data folder, which may come from others. The training captions of COCO are
+# estimated at tens of MB; other real files have a few. Memory is bounded too: a list of all lines has at most
+# MOST_LINES entries. A training run logs one line per 100 updates, so the longest log has about 10,000.
 MOST_BYTES, MOST_LINES, MOST_LINE_BYTES = 256 << 20, 10_000_000, 4 << 20
 MOST_LOG_BYTES, MOST_LOG_LINES = 64 << 20, 200_000
 # Maximum of a measured value (fp32 range), and of a count, such as tokens per line.

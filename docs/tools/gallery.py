@@ -59,8 +59,7 @@ CTranslate2 and Hugging Face support only LN.
 "Parameters" are those that a structure with its default options adds to a post-norm Transformer of 6 + 6 layers. Speed
 is relative to fairseq's own Transformer: 3 + 3 layers, C = 256, one CPU thread, medians of 6 rounds. "Trains at 18 + 18
 layers" says whether a narrow model (C = 64) starts to learn Multi30k EN-DE within 200 updates at a learning rate of
-2e-3 or 5e-3, with one seed. It does not say which structures are better. Structures added after these measurements are
-"not measured". [Benchmarks](benchmarks.md) describes both
+2e-3 or 5e-3, with one seed. It does not say which structures are better. [Benchmarks](benchmarks.md) describes both
 measurements.
 """
 

@@ -290,8 +290,7 @@ register(
         formula="n streams, mixed by doubly stochastic matrices",
         source="Xie 2025",
         family="Several streams",
-        use_when="Several streams, mixed without amplification. "
-        "Of the structures measured, it is the slowest in decoding.",
+        use_when="Several streams, mixed without amplification, at a considerable cost in speed.",
     ),
 )
 register(
