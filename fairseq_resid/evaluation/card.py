@@ -82,7 +82,7 @@ def prepared(settings: dict[str, Any]) -> str:
 def machine(hardware: Hardware) -> str:
     """Return a description of a machine on one line."""
     gpus = f"; {', '.join(hardware.gpus)}" if hardware.gpus else ""
-    return f"{hardware.cpu}, {hardware.cores} cores{gpus}"
+    return f"{hardware.cpu}, {hardware.cores} {'core' if hardware.cores == 1 else 'cores'}{gpus}"
 
 
 def scores(subsets: Sequence[Results]) -> list[str]:

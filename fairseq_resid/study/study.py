@@ -260,7 +260,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     elif state.notes:
         from .tables import write_results
 
-        say(f"{place.name}: computing the results of {len(state.notes)} runs")
+        say(f"{place.name}: computing results; finished runs: {len(state.notes)}")
         for path in write_results(state.study, state.notes, place.kept):
             say(path)
     hopeless = [

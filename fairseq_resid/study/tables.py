@@ -195,7 +195,7 @@ def notes(results: StudyResults) -> list[str]:
         f"{LEVEL:.0%} level.",
     ]
     if results.machines:
-        made = "; ".join(f"{what}: {number} runs" for what, number in results.machines.items())
+        made = "; ".join(f"{what}: {n} {'run' if n == 1 else 'runs'}" for what, n in results.machines.items())
         lines.append(f"Hours per run are wall-clock hours of training and evaluation. Machines: {made}.")
     if results.without_data:
         number_of = len(results.without_data)
